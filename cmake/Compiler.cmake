@@ -1,0 +1,15 @@
+# Flags that every target of this project shares.
+find_program(CCACHE ccache)
+if(CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+endif()
+find_program(MOLD mold)
+if(MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 12.1)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+set(TESSERAE_WARNINGS -Wall -Wextra -Wno-unused-parameter -Werror=return-type)
+if(TESSERAE_SANITIZE)
+  add_compile_options(-fsanitize=${TESSERAE_SANITIZE} -fno-omit-frame-pointer -g)
+  add_link_options(-fsanitize=${TESSERAE_SANITIZE})
+endif()
