@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tesserae/base/error.h"
+
+namespace tesserae::comm {
+
+/// Who asks for an operation: names in errors and logs. Set by the engine; empty strings are left out of texts.
+struct Label {
+  std::string_view unit;  ///< must outlive the operation
+  int64_t step = -1;
+};
+
+/// A collective operation failed. The text names operation (with its sequence number), group, rank, unit and step.
+/// After any CommError the group that threw it is unusable; the job ends or restarts from a checkpoint.
+class CommError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A rank of the job is gone: its process ended, or its connection broke. `ranks` are job ranks, those lost first in front.
+class PeerLost : public CommError {
+ public:
+  PeerLost(std::string_view function, const std::string& message, std::vector<int> lost)
+      : CommError(function, message), ranks(std::move(lost)) {}
+  std::vector<int> ranks;
+};
+
+/// The deadline passed. `silent` are the job ranks that have shown no sign of life for a while (stopped, swapped out),
+/// empty when all ranks are alive and one of them simply did not call the operation.
+class Timeout : public CommError {
+ public:
+  Timeout(std::string_view function, const std::string& message, std::vector<int> silent_ranks)
+      : CommError(function, message), silent(std::move(silent_ranks)) {}
+  std::vector<int> silent;
+};
+
+/// Ranks disagree on what they do (another operation, size, dtype or model). The text gives both sides.
+class Mismatch : public CommError {
+ public:
+  using CommError::CommError;
+};
+
+}  // namespace tesserae::comm

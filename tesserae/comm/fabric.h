@@ -1,0 +1,64 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tesserae/comm/group.h"
+#include "tesserae/comm/lane.h"
+#include "tesserae/mesh/world.h"
+
+namespace tesserae::comm {
+
+struct FabricOptions {
+  std::string backend = "auto";  ///< "gloo", "nccl", "null" or "auto" (nccl if the device is CUDA, else gloo)
+  c10::Device device = c10::kCPU;
+  std::chrono::milliseconds connect_deadline{60'000};
+  std::chrono::milliseconds deadline{300'000};
+};
+
+/// What a lane carries. Groups are made for one lane, so that lanes never wait for each other.
+enum class Traffic { gather, reduce, control };
+
+/// The live connections of this rank in a job: its groups, its lanes and the liveness channel.
+///
+/// One per job and process (or thread, with run_local); shared by all engines of the process. group() and lane() are
+/// called from the training thread. Destroying the fabric says goodbye, so that peers do not take this rank for lost.
+class Fabric {
+ public:
+  /// Meets the other ranks at `world.launch()`'s address, learns who shares a host, orders the ranks by host and starts
+  /// the liveness channel. Throws Timeout naming the ranks that did not come within connect_deadline.
+  static std::shared_ptr<Fabric> connect(const mesh::World& world, const FabricOptions& options = {});
+
+  /// A fabric for `world` that moves nothing: measures cost and schedules of any number of ranks; proves no numbers.
+  static std::shared_ptr<Fabric> null(const mesh::World& world, c10::Device device = c10::kCPU);
+
+  virtual ~Fabric() = default;
+
+  virtual const mesh::World& world() const = 0;
+  virtual c10::Device device() const = 0;
+  int rank() const { return world().rank(); }
+  int size() const { return world().size(); }
+
+  /// The group of these job ranks (in this order) on that lane; made at the first call, which all members make in the
+  /// same order of groups, and kept. A group of one is always there and its verbs do nothing.
+  virtual Group& group(const std::vector<int>& members, Traffic traffic) = 0;
+  /// All ranks in order, on the control lane: barriers, agreement, scalars. Used from the training thread directly.
+  Group& everyone();
+
+  virtual Lane& lane(Traffic traffic) = 0;
+
+  /// Sum over all groups.
+  virtual Counters counters() const = 0;
+};
+
+/// Runs `body` as `ranks` threads of this process, each with a fabric whose groups really move data through memory.
+/// Rethrows the first exception (by rank) after all threads ended; a rank that threw makes its peers throw PeerLost.
+void run_local(int ranks, const std::function<void(Fabric&)>& body,
+               std::chrono::milliseconds deadline = std::chrono::minutes(5));
+
+}  // namespace tesserae::comm

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tesserae/comm/counters.h"
+#include "tesserae/comm/error.h"
+
+namespace tesserae::comm {
+
+/// One side of a point-to-point message: contiguous `data` to or from member `peer`.
+struct Message {
+  int peer = 0;
+  at::Tensor data;
+};
+
+/// Some ranks of the job that run collectives together. Members are numbered by the piece that they own (the order of
+/// `members`), not by their rank in the job.
+///
+/// Tensors are contiguous, of one device, and belong to the caller, who keeps them alive and untouched until the call
+/// returns (or, where blocks_host() is false, until work queued later on the current stream). All members call the same
+/// verbs in the same order with the same sizes. One thread at a time: groups are used from the lane that they were made
+/// for (lane.h), which is also what makes a call asynchronous.
+/// Each verb throws PeerLost, Timeout (after `deadline`) or Mismatch; see error.h.
+class Group {
+ public:
+  virtual ~Group() = default;
+
+  int rank() const { return rank_; }  ///< this member's index
+  int size() const { return static_cast<int>(members_.size()); }
+  const std::vector<int>& members() const { return members_; }  ///< job ranks by member index
+  const std::string& name() const { return name_; }
+
+  /// True if verbs return only when the data have arrived (CPU transports); false if they order the data on the current
+  /// stream of the device (NCCL) or move nothing.
+  virtual bool blocks_host() const = 0;
+
+  /// In place: `buffer` is size() equal pieces; piece rank() is this member's contribution, the others are filled.
+  void all_gather(const at::Tensor& buffer, Label label = {});
+
+  /// In place: `buffer` is size() equal pieces; afterwards piece rank() holds the sum over all members of their piece
+  /// rank(). The other pieces are left undefined. The order of summation depends on nothing but size() and rank().
+  void reduce_scatter(const at::Tensor& buffer, Label label = {});
+
+  /// In place sum. All members end with the same bits.
+  void all_reduce(const at::Tensor& buffer, Label label = {});
+
+  void broadcast(const at::Tensor& buffer, int root, Label label = {});
+
+  /// Member i gets `input_counts[i]` consecutive elements of `input`; `output` is filled in the order of members.
+  void all_to_all(const at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_counts,
+                  const std::vector<int64_t>& input_counts, Label label = {});
+
+  /// Sends and receives all messages; messages between two members match in order. A member without messages need not call.
+  void exchange(const std::vector<Message>& sends, const std::vector<Message>& receives, Label label = {});
+
+  void barrier(Label label = {});
+
+  /// Calls and bytes that left this rank through this group.
+  const Counters& counters() const { return counters_; }
+
+ protected:
+  Group(std::string name, std::vector<int> members, int rank);
+
+  // The transports. Arguments are checked: contiguous, divisible, size() > 1.
+  virtual void do_all_gather(const at::Tensor& buffer) = 0;
+  virtual void do_reduce_scatter(const at::Tensor& buffer) = 0;
+  virtual void do_all_reduce(const at::Tensor& buffer) = 0;
+  virtual void do_broadcast(const at::Tensor& buffer, int root) = 0;
+  virtual void do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) = 0;
+  virtual void do_barrier() = 0;
+  /// Turns whatever the transport threw into PeerLost, Timeout or Mismatch. `what` describes the operation.
+  [[noreturn]] virtual void rethrow(const std::string& what, const std::exception& cause) = 0;
+
+ private:
+  std::string name_;
+  std::vector<int> members_;
+  int rank_;
+  Counters counters_;
+  uint64_t sequence_ = 0;
+};
+
+}  // namespace tesserae::comm

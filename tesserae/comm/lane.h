@@ -1,0 +1,59 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace tesserae::comm {
+
+/// The end of a task submitted to a lane. Cheap to copy; default-constructed: already done.
+class Ticket {
+ public:
+  Ticket() = default;
+  /// Makes the caller's next work come after the task: blocks the host (CPU lanes) or the current stream (device lanes).
+  /// Rethrows what the task threw, every time it is called.
+  void wait() const;
+  /// True if wait() would not block the host.
+  bool ready() const;
+
+  struct State;
+
+ private:
+  friend class Lane;
+  explicit Ticket(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::shared_ptr<State> state_;
+};
+
+/// Runs communication tasks in the order in which they were submitted, beside the thread that computes.
+///
+/// Three kinds, chosen by what the transport needs; callers see no difference:
+///  - threaded: transports that block the host (Gloo, local). One thread runs the tasks.
+///  - stream:   devices with streams. The task is queued at once on the lane's own stream, ordered after what is on the
+///              caller's current stream; events order the rest. The host never blocks.
+///  - immediate: the task runs inside submit() (null, single process).
+class Lane {
+ public:
+  enum class Kind { threaded, stream, immediate };
+
+  Lane(std::string name, Kind kind, c10::Device device);
+  ~Lane();  ///< finishes what was submitted
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  /// Thread-safe. After a task threw, later tasks are not run and their tickets rethrow the first error.
+  Ticket submit(std::function<void()> task);
+
+  /// Waits (on the host) for everything submitted so far, without throwing.
+  void drain();
+
+  Kind kind() const { return kind_; }
+
+ private:
+  struct Impl;
+  Kind kind_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tesserae::comm
