@@ -1,0 +1,60 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace tesserae::shard {
+
+using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+
+/// Activation checkpointing (Chen et al., 2016, arXiv:1604.06174): runs `compute` without keeping activations and runs it
+/// again in backward. Random numbers (CPU generator and that of the inputs' device) are replayed, so dropout is identical.
+/// `compute` must depend on nothing but its inputs, parameters and random numbers.
+std::vector<at::Tensor> recompute_in_backward(const TensorFunction& compute, const std::vector<at::Tensor>& inputs);
+
+namespace detail {
+
+template <class T>
+inline constexpr bool is_tensor = std::is_same_v<std::decay_t<T>, at::Tensor>;
+
+template <class Tuple, size_t... I>
+std::vector<at::Tensor> pack(const Tuple& arguments, std::index_sequence<I...>) {
+  std::vector<at::Tensor> tensors;
+  auto take = [&tensors](const auto& argument) {
+    if constexpr (is_tensor<decltype(argument)>) tensors.push_back(argument);
+  };
+  (take(std::get<I>(arguments)), ...);
+  return tensors;
+}
+
+template <class Tuple, size_t... I>
+void unpack(Tuple& arguments, const std::vector<at::Tensor>& tensors, std::index_sequence<I...>) {
+  size_t next = 0;
+  auto give = [&](auto& argument) {
+    if constexpr (is_tensor<decltype(argument)>) argument = tensors[next++];
+  };
+  (give(std::get<I>(arguments)), ...);
+}
+
+}  // namespace detail
+
+/// The same for a callable of any arguments that returns one tensor. Arguments that are no tensors are copied.
+template <class Compute, class... Args>
+at::Tensor recompute_in_backward(const Compute& compute, Args&&... args) {
+  using Indices = std::index_sequence_for<Args...>;
+  std::tuple<std::decay_t<Args>...> arguments(std::forward<Args>(args)...);
+  const std::vector<at::Tensor> inputs = detail::pack(arguments, Indices{});
+  const TensorFunction function = [compute, arguments](const std::vector<at::Tensor>& tensors) {
+    auto mine = arguments;
+    detail::unpack(mine, tensors, Indices{});
+    return std::vector<at::Tensor>{std::apply(compute, mine)};
+  };
+  return recompute_in_backward(function, inputs)[0];
+}
+
+}  // namespace tesserae::shard

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "tesserae/mesh/strategy.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace tesserae::shard {
+
+/// The dtypes of a run. Unset fields: `parameters` keep the dtype they have when the model is sharded; `reduce` follows
+/// `parameters`; `masters` keep the dtype that the parameters had.
+struct Precision {
+  std::optional<c10::ScalarType> parameters;  ///< what forward and backward compute in
+  std::optional<c10::ScalarType> reduce;      ///< what gradients are summed in
+  std::optional<c10::ScalarType> masters;     ///< what the optimizer updates
+  bool cast_inputs = true;                    ///< floating point inputs of each unit are cast to `parameters`
+
+  static Precision fp32() { return {}; }
+  /// Computes in bf16, sums gradients and keeps masters in fp32.
+  static Precision bf16() { return {at::kBFloat16, at::kFloat, at::kFloat}; }
+  /// Computes and sums in fp16, keeps masters in fp32; needs optim::LossScaler.
+  static Precision fp16() { return {at::kHalf, at::kHalf, at::kFloat}; }
+};
+
+/// What happens to gradients inside no_sync().
+enum class Accumulation {
+  local,    ///< whole gradients stay on the rank; nothing is sent until the boundary (FSDP's no_sync)
+  two_hop,  ///< gradients are reduced over G at each backward; the other hops wait for the boundary (MiCS)
+};
+
+struct Options {
+  mesh::Strategy strategy;  ///< default: NO_SHARD. See mesh::preset and mesh::from_hybrid_shard_degree.
+  Precision precision;
+  Accumulation accumulation = Accumulation::local;
+
+  /// At most so many units are gathered or being gathered at once because of prefetching (>= 1; 1: no prefetch).
+  int limit_all_gathers = 2;
+  /// At most so many units' gradients are being reduced at once (>= 1).
+  int limit_reductions = 2;
+
+  /// Parameters take rank 0's values, so that ranks may be built with different random numbers.
+  bool sync_module_states = false;
+
+  /// Fills the parameters of one unit's own modules; called unit by unit for parameters on the meta device, with the
+  /// unit's whole parameters in memory. The same call on every rank must give the same numbers (model/init.h does).
+  std::function<void(const std::string& name, at::Tensor& parameter)> initialize;
+};
+
+}  // namespace tesserae::shard

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tesserae::shard {
+
+/// The part of one parameter that lies in a shard.
+struct Slice {
+  std::string name;            ///< the parameter's name in the model
+  std::vector<int64_t> shape;  ///< the whole parameter's
+  int64_t begin = 0;           ///< first element in the shard
+  int64_t end = 0;             ///< one past the last element in the shard
+  int64_t offset = 0;          ///< which element of the (flattened) parameter `begin` is
+};
+
+/// What an optimizer sees of one flat buffer on this rank: its chunk of the master parameters and of the gradient.
+/// Owned by the engine; tensors keep their addresses until the next reshard. Elements outside every slice are padding:
+/// their gradient is zero and they may be updated freely.
+struct Shard {
+  int index = 0;              ///< position in Engine::shards(), the same on all ranks
+  at::Tensor master;          ///< [chunk], master dtype; may have no slice at all on some ranks
+  at::Tensor grad;            ///< [chunk], master dtype, averaged over all ranks; undefined: no gradient since zero_grad
+  std::vector<Slice> slices;  ///< ascending, without overlap
+};
+
+}  // namespace tesserae::shard

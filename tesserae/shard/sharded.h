@@ -1,0 +1,75 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tesserae/comm/fabric.h"
+#include "tesserae/shard/options.h"
+#include "tesserae/shard/shard.h"
+#include "tesserae/shard/statistics.h"
+
+namespace tesserae::shard {
+
+class Engine;
+
+/// While it lives, backward passes are not the last of an accumulation: see Options::accumulation. Not nested, not moved.
+class NoSync {
+ public:
+  explicit NoSync(Engine& engine);
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  Engine& engine_;
+};
+
+/// A model whose training state is sharded over the ranks of a job. Keeps the model alive; used from one thread.
+class Sharded {
+ public:
+  ~Sharded();
+  Sharded(Sharded&&) noexcept;
+
+  /// This rank's shards, for an optimizer. After updating shard i it calls publish(i).
+  std::vector<Shard>& shards();
+  /// Makes the new values of shard `index` the ones that the next forward sees. Returns at once; the refresh overlaps.
+  void publish(int index);
+  /// Forgets all gradients, also those accumulated inside no_sync.
+  void zero_grad();
+
+  NoSync no_sync();
+
+  /// Runs `visit` for each parameter of the model, whole, in the master's values but the compute dtype, one unit in memory
+  /// at a time. Collective. With `writeback`, what visit changed is kept.
+  void visit_parameters(const std::function<void(const std::string& name, at::Tensor parameter)>& visit,
+                        bool writeback = false);
+
+  /// Sum over all ranks of the job; a collective on the control lane.
+  double sum_over_ranks(double value);
+
+  comm::Fabric& fabric();
+  const Options& options() const;
+  int64_t parameter_count() const;  ///< of the whole model; tied parameters count once
+  Statistics statistics() const;
+  Engine& engine();
+
+ private:
+  friend Sharded shard_model(std::shared_ptr<torch::nn::Module>, std::shared_ptr<comm::Fabric>, Options);
+  explicit Sharded(std::unique_ptr<Engine> engine);
+  std::unique_ptr<Engine> engine_;
+};
+
+/// Shards `model` in place. The model's root and the submodules to be gathered together are Unit<...>; parameters outside
+/// inner units belong to the root. Every rank calls it with the same model; ranks whose models differ throw comm::Mismatch
+/// naming the parameter. Throws InvalidArgument for a root that is no Unit, a model without parameters, or impossible degrees.
+Sharded shard_model(std::shared_ptr<torch::nn::Module> model, std::shared_ptr<comm::Fabric> fabric, Options options = {});
+
+/// The same for a module holder such as Unit<Gpt>.
+template <class M>
+Sharded shard_model(const torch::nn::ModuleHolder<M>& model, std::shared_ptr<comm::Fabric> fabric, Options options = {}) {
+  return shard_model(std::shared_ptr<torch::nn::Module>(model.ptr()), std::move(fabric), std::move(options));
+}
+
+}  // namespace tesserae::shard

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "tesserae/shard/checkpoint.h"
+#include "tesserae/shard/tensors.h"
+
+namespace tesserae::shard {
+
+class Engine;
+
+/// The side of a unit that the engine knows: which unit of which engine a module is. A module that is a unit derives from
+/// this (Unit<M> arranges it); until the model is sharded, a unit is a plain module.
+class UnitBase {
+ public:
+  virtual ~UnitBase() = default;
+
+  /// Recomputes this unit's activations in backward instead of keeping them. May be switched between steps.
+  void checkpoint_activations(bool on = true) { checkpoint_ = on; }
+
+ protected:
+  // The four events of a unit, in the order of a step; see engine.h.
+  void before_forward();
+  void after_forward();
+  at::Tensor on_input(const at::Tensor& input);   // casts, and watches for the end of the unit's backward
+  void on_output(const at::Tensor& output);       // watches for the begin of the unit's backward
+
+  bool sharded() const { return engine_ != nullptr; }
+  bool checkpoint_ = false;
+
+ private:
+  friend class Engine;
+  Engine* engine_ = nullptr;
+  int unit_ = -1;
+};
+
+/// M with the engine's steps around its forward. Names of parameters and submodules are M's own.
+template <class M>
+class UnitImpl : public M, public UnitBase {
+ public:
+  using M::M;
+
+  template <class... Args>
+  auto forward(Args&&... args) {
+    auto compute = [this](auto&&... inputs) { return M::forward(std::forward<decltype(inputs)>(inputs)...); };
+    if (!sharded() && !checkpoint_) return compute(std::forward<Args>(args)...);
+
+    using Output = decltype(compute(std::forward<Args>(args)...));
+    if (sharded()) before_forward();
+    Output output = checkpoint_ && at::GradMode::is_enabled()
+                        ? recompute_in_backward(compute, watch(std::forward<Args>(args))...)
+                        : compute(watch(std::forward<Args>(args))...);
+    if (sharded()) {
+      after_forward();
+      for_each_tensor(output, [this](const at::Tensor& tensor) { on_output(tensor); });
+    }
+    return output;
+  }
+
+ private:
+  template <class T>
+  decltype(auto) watch(T&& argument) {
+    if constexpr (std::is_same_v<std::decay_t<T>, at::Tensor>) {
+      return sharded() ? on_input(argument) : at::Tensor(argument);
+    } else {
+      return std::forward<T>(argument);
+    }
+  }
+};
+
+template <class T, class = void>
+struct ModuleOf {
+  using type = T;
+};
+template <class T>
+struct ModuleOf<T, std::void_t<typename T::ContainedType>> {
+  using type = typename T::ContainedType;
+};
+
+/// A module whose parameters are gathered and freed together, as a libtorch module holder: Unit<BlockImpl> or Unit<Block>.
+///
+///   tesserae::Unit<Block> block(config);   // constructor arguments of BlockImpl
+///   auto y = block(x);                     // or block->forward(x): runs the engine's steps
+template <class T>
+class Unit : public torch::nn::ModuleHolder<UnitImpl<typename ModuleOf<T>::type>> {
+ public:
+  using torch::nn::ModuleHolder<UnitImpl<typename ModuleOf<T>::type>>::ModuleHolder;
+};
+
+}  // namespace tesserae::shard
