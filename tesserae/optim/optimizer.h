@@ -1,0 +1,88 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tesserae/optim/loss_scaler.h"
+#include "tesserae/optim/segments.h"
+#include "tesserae/optim/target.h"
+
+namespace tesserae::optim {
+
+struct StepOptions {
+  std::optional<double> lr;      ///< of this step only; unset: the optimizer's own
+  double clip_norm = 0;          ///< > 0: gradients are scaled to this global norm at most
+  LossScaler* scaler = nullptr;  ///< the loss was scaled by it
+  bool measure_norm = true;      ///< false saves the all-reduce, unless clip_norm or scaler need it
+};
+
+struct StepResult {
+  double norm = 0;       ///< global gradient norm, unscaled and before clipping; 0 if not measured
+  bool skipped = false;  ///< the norm was not finite: no parameter and no state was changed, on any rank
+};
+
+/// Updates this rank's shards. All ranks call step() together, from the training thread.
+///
+/// Shards without a gradient are left alone: their state does not decay and their step counter stands still. State is
+/// made when a shard has its first gradient, in the master's dtype and on its device; it may be moved out and in by
+/// visit_state.
+class Optimizer {
+ public:
+  Optimizer(Target target, double lr, DecayPolicy decays);
+  virtual ~Optimizer() = default;
+
+  /// One step: norm (one all-reduce), unscaling and clipping (fused into the update), update and publication shard by
+  /// shard, so that the refresh of one shard overlaps with the update of the next. Gradients stay; they may hold the
+  /// unscaled and clipped values afterwards.
+  StepResult step(const StepOptions& options = {});
+  void zero_grad() { target_.zero_grad(); }
+
+  double lr() const { return lr_; }
+  void set_lr(double lr) { lr_ = lr; }
+
+  /// Calls visit for each tensor of state that exists: of the shape of the shard's master, or a scalar (named "step").
+  /// `visit` may assign another tensor, for example after the shards were cut anew.
+  void visit_state(
+      const std::function<void(const shard::Shard& shard, std::string_view name, at::Tensor& tensor)>& visit);
+  /// Makes the initial state of every shard that has none, so that a loader can fill it.
+  void allocate_state();
+
+ protected:
+  /// Views of one shard's segments of one kind: the tensor lists that a fused kernel takes.
+  struct Views {
+    std::vector<at::Tensor> master, grad;
+    std::vector<std::vector<at::Tensor>> state;  ///< as in state_names()
+    std::vector<at::Tensor> step;                ///< the shard's counter, once for each view
+  };
+
+  /// Names of the flat tensors of state, each of the master's shape.
+  virtual const std::vector<std::string>& state_names() const = 0;
+  /// Updates `views` with gradients divided by `divisor` (a float scalar on the device; unset: 1). `decay`: weight
+  /// decay applies. The counter has already been raised to this step's number.
+  virtual void update(const Views& views, bool decay, double lr, const std::optional<at::Tensor>& divisor) = 0;
+
+ private:
+  struct State {
+    std::vector<at::Tensor> flat;
+    at::Tensor step;
+    // Views are made once and kept while master, gradient and state stay where they are.
+    Views views[2];  // [decay]
+    std::vector<std::pair<const void*, int64_t>> places;
+  };
+
+  void allocate(const shard::Shard& shard, State& state) const;
+  void refresh_views(const shard::Shard& shard, State& state) const;
+
+  Target target_;
+  double lr_;
+  DecayPolicy decays_;
+  std::vector<State> states_;
+};
+
+}  // namespace tesserae::optim

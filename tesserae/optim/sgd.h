@@ -1,0 +1,30 @@
+#pragma once
+
+#include "tesserae/optim/optimizer.h"
+
+namespace tesserae::optim {
+
+struct SgdOptions {
+  double lr = 0.1;
+  double momentum = 0;
+  bool nesterov = false;
+  double weight_decay = 0;  ///< added to the gradient, as torch.optim.SGD does
+  DecayPolicy decays = decays_if_matrix;
+};
+
+/// Stochastic gradient descent with momentum; the numbers of torch.optim.SGD without dampening, through torch's fused
+/// kernel. State: "momentum_buffer" if momentum is not 0, "step".
+class Sgd : public Optimizer {
+ public:
+  explicit Sgd(Target target, SgdOptions options = {});
+  explicit Sgd(shard::Sharded& sharded, SgdOptions options = {}) : Sgd(target_of(sharded), std::move(options)) {}
+
+ protected:
+  const std::vector<std::string>& state_names() const override;
+  void update(const Views& views, bool decay, double lr, const std::optional<at::Tensor>& divisor) override;
+
+ private:
+  SgdOptions options_;
+};
+
+}  // namespace tesserae::optim
