@@ -21,7 +21,8 @@ std::string to_string(const Degrees& degrees);
 /// Every valid triple for `ranks` ranks, in ascending order of (P, G, O). 10 for 4 ranks.
 std::vector<Degrees> all_degrees(int ranks);
 
-/// Who owns which piece of a flat buffer: the ownership rule of docs/design.md, and nothing else. Immutable, cheap to copy.
+/// Who owns which piece of a flat buffer: the ownership rule of docs/design.md, and nothing else. Immutable, cheap to
+/// copy.
 ///
 /// A flat buffer is cut in O equal chunks. For data-parallel rank r (mixed radix, innermost P):
 ///   p = r mod P;  g = (r mod G) / P;  o = (r mod O) / G;  chunk(r) = (p * G/P + g) * O/G + o.
@@ -41,6 +42,8 @@ class Layout {
   int gradient_piece(int rank) const;   ///< in [0, G)
   int chunk(int rank) const;            ///< in [0, O)
   int replica(int rank) const;          ///< in [0, N/O)
+  /// The rank that owns `chunk` in `replica`: the inverse of the two above.
+  int owner(int chunk, int replica) const;
 
   /// The P ranks that together hold all parameter pieces: all-gather of parameters.
   std::vector<int> parameter_group(int rank) const;

@@ -17,9 +17,9 @@ struct Strategy {
   bool operator==(const Strategy&) const = default;
 };
 
-/// The strategy of that name for `ranks` ranks. Names: NO_SHARD, ZERO_1, ZERO_2, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD,
-/// HYBRID_SHARD_ZERO2, ZERO_PP (ZeRO++ hpZ). `degree` is read by the last three only.
-/// Throws InvalidArgument for an unknown name (naming the nearest) and for a degree that does not divide `ranks`.
+/// The strategy of that name for `ranks` ranks. Names: NO_SHARD, ZERO_1, ZERO_2, SHARD_GRAD_OP, FULL_SHARD,
+/// HYBRID_SHARD, HYBRID_SHARD_ZERO2, ZERO_PP (ZeRO++ hpZ). `degree` is read by the last three only. Throws
+/// InvalidArgument for an unknown name (naming the nearest) and for a degree that does not divide `ranks`.
 Strategy preset(std::string_view name, int ranks, int degree = 0);
 
 /// SMP v2's dial: 1 is NO_SHARD, d >= 2 is HYBRID_SHARD of degree d (d == ranks: FULL_SHARD).

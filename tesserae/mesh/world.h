@@ -1,22 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
-namespace tesserae::mesh {
+#include "tesserae/mesh/launch.h"
 
-/// What the launcher told this process about the job.
-struct Launch {
-  std::string launcher;  ///< "torchrun", "slurm", "openmpi", "mpich" or "single"
-  int rank = 0;          ///< as the launcher numbers processes
-  int size = 1;
-  int local_rank = 0;
-  int local_size = 1;
-  std::string address = "127.0.0.1";  ///< rendezvous: the store is served by launcher rank 0
-  uint16_t port = 0;                  ///< 0: none was given (fine for one process)
-};
+namespace tesserae::mesh {
 
 /// The ranks of a job, ordered by host whatever the launcher did. Immutable; 8 bytes per rank of the job.
 ///
@@ -24,17 +14,18 @@ struct Launch {
 /// code means this order when it says rank.
 class World {
  public:
-  /// Reads torchrun's, Slurm's, Open MPI's or MPICH's variables, in this order of preference; none of them: one process.
-  /// `lookup` returns a variable or nullptr (std::getenv by default). Until the hosts are known by exchange
-  /// (`with_hosts`), ranks are taken to be placed on hosts in blocks of local_size.
-  /// Throws InvalidArgument naming the variables that contradict each other, are missing or are no numbers.
+  /// The job that the launcher describes in the environment (launch.h says how it is read; `lookup` returns a variable
+  /// or nullptr, std::getenv by default). Until the hosts are known by exchange (`with_hosts`), ranks are taken to be
+  /// placed on hosts in blocks of local_size. Throws InvalidArgument naming the variables that contradict each other,
+  /// are missing or are no numbers.
   static World from_environment();
-  static World from_environment(const std::function<const char*(const char*)>& lookup);
+  static World from_environment(const Lookup& lookup);
 
   /// `size` ranks on one host, this process being `rank`.
   static World single_host(int rank, int size);
 
   /// The same job, now that the host of each launcher rank is known: `host_of[launcher rank]`, any distinct labels.
+  /// Throws InvalidArgument unless there is one label for each rank.
   World with_hosts(const std::vector<std::string>& host_of) const;
 
   int rank() const { return rank_; }
