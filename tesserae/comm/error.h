@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tesserae/base/error.h"
@@ -21,7 +23,8 @@ class CommError : public Error {
   using Error::Error;
 };
 
-/// A rank of the job is gone: its process ended, or its connection broke. `ranks` are job ranks, those lost first in front.
+/// A rank of the job is gone: its process ended, or its connection broke. `ranks` are job ranks, those lost first in
+/// front.
 class PeerLost : public CommError {
  public:
   PeerLost(std::string_view function, const std::string& message, std::vector<int> lost)

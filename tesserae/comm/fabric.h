@@ -57,7 +57,8 @@ class Fabric {
 };
 
 /// Runs `body` as `ranks` threads of this process, each with a fabric whose groups really move data through memory.
-/// Rethrows the first exception (by rank) after all threads ended; a rank that threw makes its peers throw PeerLost.
+/// A rank that threw makes its peers throw PeerLost. After all threads ended, rethrows the first exception by rank, one
+/// that is no PeerLost before one that is.
 void run_local(int ranks, const std::function<void(Fabric&)>& body,
                std::chrono::milliseconds deadline = std::chrono::minutes(5));
 

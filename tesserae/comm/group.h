@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -55,7 +56,8 @@ class Group {
   void all_to_all(const at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_counts,
                   const std::vector<int64_t>& input_counts, Label label = {});
 
-  /// Sends and receives all messages; messages between two members match in order. A member without messages need not call.
+  /// Sends and receives all messages; messages between two members match in order. A member without messages need not
+  /// call.
   void exchange(const std::vector<Message>& sends, const std::vector<Message>& receives, Label label = {});
 
   void barrier(Label label = {});
@@ -77,11 +79,17 @@ class Group {
   [[noreturn]] virtual void rethrow(const std::string& what, const std::exception& cause) = 0;
 
  private:
+  template <class Body>
+  void run(std::string_view verb, Counters::Verb& counter, int64_t bytes, const Label& label, const Body& body);
+  void check_buffer(std::string_view verb, const at::Tensor& buffer, int64_t pieces) const;
+  std::string describe(std::string_view verb, const Label& label) const;
+
   std::string name_;
   std::vector<int> members_;
   int rank_;
   Counters counters_;
   uint64_t sequence_ = 0;
+  std::exception_ptr failure_;  // what the first failing verb threw; every later verb throws it again
 };
 
 }  // namespace tesserae::comm

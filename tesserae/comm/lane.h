@@ -12,8 +12,8 @@ namespace tesserae::comm {
 class Ticket {
  public:
   Ticket() = default;
-  /// Makes the caller's next work come after the task: blocks the host (CPU lanes) or the current stream (device lanes).
-  /// Rethrows what the task threw, every time it is called.
+  /// Makes the caller's next work come after the task: blocks the host (CPU lanes) or the current stream (device
+  /// lanes). Rethrows what the task threw, every time it is called.
   void wait() const;
   /// True if wait() would not block the host.
   bool ready() const;
@@ -52,6 +52,9 @@ class Lane {
 
  private:
   struct Impl;
+  struct Immediate;
+  struct Threaded;
+  struct Streamed;
   Kind kind_;
   std::unique_ptr<Impl> impl_;
 };

@@ -1,0 +1,139 @@
+#include "tesserae/comm/group.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <numeric>
+
+namespace tesserae::comm {
+
+Group::Group(std::string name, std::vector<int> members, int rank)
+    : name_(std::move(name)), members_(std::move(members)), rank_(rank) {}
+
+std::string Group::describe(std::string_view verb, const Label& label) const {
+  std::string text = cat(verb, " #", sequence_, " of group ", name_, " on rank ", members_[rank_]);
+  if (!label.unit.empty()) text += cat(", unit ", label.unit);
+  if (label.step >= 0) text += cat(", step ", label.step);
+  return text;
+}
+
+void Group::check_buffer(std::string_view verb, const at::Tensor& buffer, int64_t pieces) const {
+  if (!buffer.defined() || !buffer.is_contiguous()) {
+    throw InvalidArgument(verb, cat("group ", name_, ": the buffer must be a contiguous tensor"));
+  }
+  if (buffer.numel() % pieces != 0) {
+    throw InvalidArgument(verb,
+                          cat("group ", name_, ": ", buffer.numel(), " elements are not ", pieces, " equal pieces"));
+  }
+}
+
+// Runs one verb of the transport: counts it, keeps it out of autograd, and makes its failure a CommError that stays.
+template <class Body>
+void Group::run(std::string_view verb, Counters::Verb& counter, int64_t bytes, const Label& label, const Body& body) {
+  if (failure_) std::rethrow_exception(failure_);
+  ++sequence_;
+  ++counter.calls;
+  counter.bytes += static_cast<uint64_t>(bytes);
+  try {
+    // Below autograd and its version counters: gathered parameters are filled behind autograd's back on purpose.
+    at::AutoDispatchBelowADInplaceOrView guard;
+    body();
+  } catch (const std::exception& cause) {
+    try {
+      rethrow(describe(verb, label), cause);
+    } catch (...) {
+      failure_ = std::current_exception();
+      throw;
+    }
+  }
+}
+
+void Group::all_gather(const at::Tensor& buffer, Label label) {
+  if (size() == 1) return;
+  check_buffer("all_gather", buffer, size());
+  const int64_t bytes = static_cast<int64_t>(buffer.nbytes()) / size() * (size() - 1);
+  run("all_gather", counters_.all_gather, bytes, label, [&] { do_all_gather(buffer); });
+}
+
+void Group::reduce_scatter(const at::Tensor& buffer, Label label) {
+  if (size() == 1) return;
+  check_buffer("reduce_scatter", buffer, size());
+  const int64_t bytes = static_cast<int64_t>(buffer.nbytes()) / size() * (size() - 1);
+  run("reduce_scatter", counters_.reduce_scatter, bytes, label, [&] { do_reduce_scatter(buffer); });
+}
+
+void Group::all_reduce(const at::Tensor& buffer, Label label) {
+  if (size() == 1) return;
+  check_buffer("all_reduce", buffer, 1);
+  // What a bandwidth-optimal all-reduce sends; small buffers may take fewer, larger steps.
+  const int64_t bytes = 2 * static_cast<int64_t>(buffer.nbytes()) * (size() - 1) / size();
+  run("all_reduce", counters_.all_reduce, bytes, label, [&] { do_all_reduce(buffer); });
+}
+
+void Group::broadcast(const at::Tensor& buffer, int root, Label label) {
+  if (root < 0 || root >= size()) {
+    throw InvalidArgument("broadcast", cat("group ", name_, ": root ", root, " is no member index below ", size()));
+  }
+  if (size() == 1) return;
+  check_buffer("broadcast", buffer, 1);
+  const int64_t bytes = rank_ == root ? static_cast<int64_t>(buffer.nbytes()) * (size() - 1) : 0;
+  run("broadcast", counters_.broadcast, bytes, label, [&] { do_broadcast(buffer, root); });
+}
+
+void Group::all_to_all(const at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_counts,
+                       const std::vector<int64_t>& input_counts, Label label) {
+  const auto check = [&](const char* which, const at::Tensor& tensor, const std::vector<int64_t>& counts) {
+    check_buffer("all_to_all", tensor, 1);
+    const int64_t sum = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    if (counts.size() != members_.size() || sum != tensor.numel()) {
+      throw InvalidArgument("all_to_all", cat("group ", name_, ": ", counts.size(), " ", which, " counts for ", size(),
+                                              " members sum to ", sum, " of ", tensor.numel(), " elements"));
+    }
+  };
+  check("output", output, output_counts);
+  check("input", input, input_counts);
+  const at::Tensor from = input.view(-1), to = output.view(-1);
+  std::vector<Message> sends, receives;
+  for (int64_t member = 0, at_input = 0, at_output = 0; member < size(); ++member) {
+    if (input_counts[member] > 0) {
+      sends.push_back({static_cast<int>(member), from.narrow(0, at_input, input_counts[member])});
+    }
+    if (output_counts[member] > 0) {
+      receives.push_back({static_cast<int>(member), to.narrow(0, at_output, output_counts[member])});
+    }
+    at_input += input_counts[member];
+    at_output += output_counts[member];
+  }
+  exchange(sends, receives, label);
+}
+
+void Group::exchange(const std::vector<Message>& sends, const std::vector<Message>& receives, Label label) {
+  std::vector<Message> out, in, self_out, self_in;  // messages to oneself are copies, never transport
+  int64_t bytes = 0;
+  for (const auto* list : {&sends, &receives}) {
+    for (const auto& message : *list) {
+      if (message.peer < 0 || message.peer >= size()) {
+        throw InvalidArgument("exchange",
+                              cat("group ", name_, ": peer ", message.peer, " is no member index below ", size()));
+      }
+      check_buffer("exchange", message.data, 1);
+      const bool self = message.peer == rank_, sent = list == &sends;
+      (self ? (sent ? self_out : self_in) : (sent ? out : in)).push_back(message);
+      if (!self && sent) bytes += static_cast<int64_t>(message.data.nbytes());
+    }
+  }
+  if (self_out.size() != self_in.size()) {
+    throw InvalidArgument("exchange", cat("group ", name_, ": member ", rank_, " sends itself ", self_out.size(),
+                                          " messages and receives ", self_in.size()));
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  for (size_t i = 0; i < self_in.size(); ++i) self_in[i].data.copy_(self_out[i].data);
+  if (out.empty() && in.empty()) return;
+  run("exchange", counters_.exchange, bytes, label, [&] { do_exchange(out, in); });
+}
+
+void Group::barrier(Label label) {
+  if (size() == 1) return;
+  run("barrier", counters_.barrier, 0, label, [&] { do_barrier(); });
+}
+
+}  // namespace tesserae::comm

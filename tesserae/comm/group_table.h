@@ -1,0 +1,41 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tesserae/comm/fabric.h"
+
+namespace tesserae::comm {
+
+/// The groups and lanes of one fabric: each made at its first use and kept until the fabric ends.
+class GroupTable {
+ public:
+  using Make = std::function<std::unique_ptr<Group>(std::string name, const std::vector<int>& members, int rank)>;
+
+  /// `rank`: this process's job rank; `size`: ranks in the job.
+  GroupTable(int rank, int size, Lane::Kind kind, c10::Device device)
+      : rank_(rank), size_(size), kind_(kind), device_(device) {}
+
+  /// Throws InvalidArgument if `members` are not distinct ranks of the job or this rank is not among them.
+  Group& group(const std::vector<int>& members, Traffic traffic, const Make& make);
+  Lane& lane(Traffic traffic);
+  Counters counters() const;
+  /// Ends the lanes (finishing what was submitted), then the groups.
+  void clear();
+
+ private:
+  int rank_;
+  int size_;
+  Lane::Kind kind_;
+  c10::Device device_;
+  mutable std::mutex mutex_;  // counters() may be asked from another thread, for a progress line
+  std::map<std::pair<Traffic, std::vector<int>>, std::unique_ptr<Group>> groups_;
+  std::unique_ptr<Lane> lanes_[3];
+};
+
+std::string_view traffic_name(Traffic traffic);
+
+}  // namespace tesserae::comm

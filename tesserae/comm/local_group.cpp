@@ -1,0 +1,176 @@
+#include "tesserae/comm/local_group.h"
+
+#include <algorithm>
+
+#include "tesserae/comm/sum.h"
+
+namespace tesserae::comm {
+
+namespace {
+
+// Carry the kind of failure from the transport to rethrow(), which knows the operation's description.
+struct Absent : std::runtime_error {
+  explicit Absent(std::vector<int> ranks) : std::runtime_error("absent"), ranks(std::move(ranks)) {}
+  std::vector<int> ranks;
+};
+struct Late : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+struct Disagreement : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+std::string contents(const at::Tensor& tensor) {
+  return tensor.defined() ? cat(tensor.numel(), " x ", tensor.scalar_type()) : "no data";
+}
+
+std::string contents(int job_rank, const LocalRoom::Offer& offer) {
+  return cat("rank ", job_rank, ": ", offer.verb, " of ", contents(offer.buffer), ", root ", offer.root);
+}
+
+bool agree(const LocalRoom::Offer& a, const LocalRoom::Offer& b) {
+  if (a.verb != b.verb || a.root != b.root || a.buffer.defined() != b.buffer.defined()) return false;
+  return !a.buffer.defined() ||
+         (a.buffer.numel() == b.buffer.numel() && a.buffer.scalar_type() == b.buffer.scalar_type());
+}
+
+std::string join(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  return text;
+}
+
+at::Tensor piece(const at::Tensor& buffer, size_t index, size_t pieces) {
+  const int64_t length = buffer.numel() / static_cast<int64_t>(pieces);
+  return buffer.view(-1).narrow(0, static_cast<int64_t>(index) * length, length);
+}
+
+}  // namespace
+
+LocalGroup::LocalGroup(std::string name, std::shared_ptr<LocalRoom> room, int rank, std::chrono::milliseconds deadline)
+    : Group(std::move(name), room->members, rank), room_(std::move(room)), deadline_(deadline) {}
+
+// A member that is gone can not come any more; one that left after it did its part is not missed.
+template <class Condition>
+void LocalGroup::wait(std::unique_lock<std::mutex>& lock, const Condition& condition) {
+  const bool met = room_->changed.wait_for(lock, deadline_, [&] { return condition() || !room_->gone.empty(); });
+  if (condition()) return;
+  if (met) throw Absent(room_->gone);
+  throw Late(cat("the deadline of ", deadline_.count(), " ms passed"));
+}
+
+template <class Move>
+void LocalGroup::meet(LocalRoom::Offer offer, const Move& move) {
+  auto& room = *room_;
+  std::unique_lock lock(room.mutex);
+  if (!room.disagreement.empty()) throw Disagreement(room.disagreement);
+  room.offers[rank()] = std::move(offer);
+  if (++room.arrived < room.offers.size()) {
+    const uint64_t round = room.round;
+    wait(lock, [&] { return room.round != round; });
+    if (!room.disagreement.empty()) throw Disagreement(room.disagreement);
+    return;
+  }
+  const auto& offers = room.offers;
+  const auto other = std::find_if(offers.begin(), offers.end(), [&](const auto& o) { return !agree(o, offers[0]); });
+  if (other == offers.end()) {
+    move(offers);
+  } else {
+    const auto index = other - offers.begin();
+    room.disagreement = cat(contents(members()[0], offers[0]), "; ", contents(members()[index], *other));
+  }
+  for (auto& done : room.offers) done = {};
+  room.arrived = 0;
+  ++room.round;
+  room.changed.notify_all();
+  if (!room.disagreement.empty()) throw Disagreement(room.disagreement);
+}
+
+void LocalGroup::do_all_gather(const at::Tensor& buffer) {
+  meet({"all_gather", 0, buffer}, [](const std::vector<LocalRoom::Offer>& offers) {
+    for (const auto& to : offers) {
+      for (size_t i = 0; i < offers.size(); ++i) {
+        const auto source = piece(offers[i].buffer, i, offers.size());
+        if (&to != &offers[i]) piece(to.buffer, i, offers.size()).copy_(source);
+      }
+    }
+  });
+}
+
+void LocalGroup::do_reduce_scatter(const at::Tensor& buffer) {
+  meet({"reduce_scatter", 0, buffer}, [](const std::vector<LocalRoom::Offer>& offers) {
+    // Nobody's piece p but p's own is written, so the pieces can be summed one after the other.
+    for (size_t p = 0; p < offers.size(); ++p) {
+      at::Tensor sum = piece(offers[0].buffer, p, offers.size()).clone();
+      for (size_t i = 1; i < offers.size(); ++i) add_into(sum, piece(offers[i].buffer, p, offers.size()));
+      piece(offers[p].buffer, p, offers.size()).copy_(sum);
+    }
+  });
+}
+
+void LocalGroup::do_all_reduce(const at::Tensor& buffer) {
+  meet({"all_reduce", 0, buffer}, [](const std::vector<LocalRoom::Offer>& offers) {
+    const at::Tensor& sum = offers[0].buffer;
+    for (size_t i = 1; i < offers.size(); ++i) add_into(sum, offers[i].buffer);
+    for (size_t i = 1; i < offers.size(); ++i) offers[i].buffer.copy_(sum);
+  });
+}
+
+void LocalGroup::do_broadcast(const at::Tensor& buffer, int root) {
+  meet({"broadcast", root, buffer}, [root](const std::vector<LocalRoom::Offer>& offers) {
+    for (const auto& to : offers) {
+      if (&to != &offers[root]) to.buffer.copy_(offers[root].buffer);
+    }
+  });
+}
+
+void LocalGroup::do_barrier() {
+  meet({"barrier", 0, {}}, [](const std::vector<LocalRoom::Offer>&) {});
+}
+
+void LocalGroup::do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) {
+  auto& room = *room_;
+  std::vector<LocalRoom::Parcel> parcels;
+  for (const auto& message : sends) parcels.push_back({message.data, false, {}});
+  std::unique_lock lock(room.mutex);
+  for (size_t i = 0; i < sends.size(); ++i) room.mail[{rank(), sends[i].peer}].push_back(&parcels[i]);
+  room.changed.notify_all();
+  try {
+    for (const auto& message : receives) {
+      auto& box = room.mail[{message.peer, rank()}];
+      wait(lock, [&] { return !box.empty(); });
+      auto& parcel = *box.front();
+      box.pop_front();
+      if (parcel.data.numel() != message.data.numel() || parcel.data.scalar_type() != message.data.scalar_type()) {
+        parcel.refusal = cat("rank ", members()[message.peer], " sends ", contents(parcel.data), "; rank ",
+                             members()[rank()], " receives ", contents(message.data));
+      } else {
+        message.data.copy_(parcel.data);
+      }
+      parcel.taken = true;
+      room.changed.notify_all();
+      if (!parcel.refusal.empty()) throw Disagreement(parcel.refusal);
+    }
+    wait(lock, [&] { return std::all_of(parcels.begin(), parcels.end(), [](const auto& p) { return p.taken; }); });
+  } catch (...) {
+    // The parcels end with this call: nobody may find them any more.
+    for (const auto& message : sends) room.mail[{rank(), message.peer}].clear();
+    throw;
+  }
+  for (const auto& parcel : parcels) {
+    if (!parcel.refusal.empty()) throw Disagreement(parcel.refusal);
+  }
+}
+
+void LocalGroup::rethrow(const std::string& what, const std::exception& cause) {
+  if (const auto* absent = dynamic_cast<const Absent*>(&cause)) {
+    throw PeerLost("Group", cat(what, ": rank ", join(absent->ranks), " ended before it took part"), absent->ranks);
+  }
+  if (dynamic_cast<const Late*>(&cause)) throw Timeout("Group", cat(what, ": ", cause.what()), {});
+  if (dynamic_cast<const Disagreement*>(&cause)) {
+    throw Mismatch("Group", cat(what, ": the ranks disagree: ", cause.what()));
+  }
+  throw CommError("Group", cat(what, ": ", cause.what()));
+}
+
+}  // namespace tesserae::comm
