@@ -22,7 +22,7 @@ while kill -0 "$child" 2>/dev/null; do
     printf '%-10s %s %d s\n' "$name" "$(progress)" "$SECONDS"
     next_line=$((SECONDS + 30))
   fi
-  sleep 0.2
+  if [ "$SECONDS" -lt 2 ]; then sleep 0.1; else sleep 1; fi
 done
 status=0
 wait "$child" || status=$?

@@ -147,14 +147,15 @@ if [ "$use_venv" = yes ]; then
   if ! .venv/bin/python -c '' 2>/dev/null; then
     tools/phase.sh venv build/setup/venv.log "$python" -m venv --clear .venv
   fi
-  tools/phase.sh python build/setup/pip.log .venv/bin/python -m pip install -r requirements.txt
+  # Most of torch's 2,000 modules are never imported: compiling them all would take half a minute.
+  tools/phase.sh python build/setup/pip.log .venv/bin/python -m pip install --no-compile -r requirements.txt
   python=.venv/bin/python
 fi
 "$python" -c 'import sys; print(sys.executable)' >build/setup/python
 
 # The format check wants one exact major version: releases that do not package it get it from PyPI.
 if ! has_format && [ ! -x build/setup/clang-format/bin/clang-format ]; then
-  tools/phase.sh format build/setup/format.log "$(cat build/setup/python)" -m pip install -q --target build/setup/clang-format \
-    'clang-format==14.0.6' || echo "setup: no clang-format 14; only the format check needs it"
+  "$(cat build/setup/python)" -m pip install -q --target build/setup/clang-format 'clang-format==14.0.6' \
+    &>build/setup/format.log || echo "setup: no clang-format 14; only the format check needs it"
 fi
 echo "$wanted" >build/setup/stamp
