@@ -12,9 +12,9 @@ namespace tesserae::shard {
 
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
-/// Activation checkpointing (Chen et al., 2016, arXiv:1604.06174): runs `compute` without keeping activations and runs it
-/// again in backward. Random numbers (CPU generator and that of the inputs' device) are replayed, so dropout is identical.
-/// `compute` must depend on nothing but its inputs, parameters and random numbers.
+/// Activation checkpointing (Chen et al., 2016, arXiv:1604.06174): runs `compute` without keeping activations and runs
+/// it again in backward. Random numbers (CPU generator and that of the inputs' device) are replayed, so dropout is
+/// identical. `compute` must depend on nothing but its inputs, parameters and random numbers.
 std::vector<at::Tensor> recompute_in_backward(const TensorFunction& compute, const std::vector<at::Tensor>& inputs);
 
 namespace detail {

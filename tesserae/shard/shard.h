@@ -21,9 +21,9 @@ struct Slice {
 /// Owned by the engine; tensors keep their addresses until the next reshard. Elements outside every slice are padding:
 /// their gradient is zero and they may be updated freely.
 struct Shard {
-  int index = 0;              ///< position in Engine::shards(), the same on all ranks
-  at::Tensor master;          ///< [chunk], master dtype; may have no slice at all on some ranks
-  at::Tensor grad;            ///< [chunk], master dtype, averaged over all ranks; undefined: no gradient since zero_grad
+  int index = 0;      ///< position in Engine::shards(), the same on all ranks
+  at::Tensor master;  ///< [chunk], master dtype; may have no slice at all on some ranks
+  at::Tensor grad;    ///< [chunk], master dtype, averaged over all ranks; undefined: no gradient since zero_grad
   std::vector<Slice> slices;  ///< ascending, without overlap
 };
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <torch/nn/pimpl.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,7 +16,8 @@ namespace tesserae::shard {
 
 class Engine;
 
-/// While it lives, backward passes are not the last of an accumulation: see Options::accumulation. Not nested, not moved.
+/// While it lives, backward passes are not the last of an accumulation: see Options::accumulation. Not nested, not
+/// moved.
 class NoSync {
  public:
   explicit NoSync(Engine& engine);
@@ -41,8 +44,8 @@ class Sharded {
 
   NoSync no_sync();
 
-  /// Runs `visit` for each parameter of the model, whole, in the master's values but the compute dtype, one unit in memory
-  /// at a time. Collective. With `writeback`, what visit changed is kept.
+  /// Runs `visit` for each parameter of the model, whole, in the master's values but the compute dtype, one unit in
+  /// memory at a time. Collective. With `writeback`, what visit changed is kept.
   void visit_parameters(const std::function<void(const std::string& name, at::Tensor parameter)>& visit,
                         bool writeback = false);
 
@@ -61,14 +64,17 @@ class Sharded {
   std::unique_ptr<Engine> engine_;
 };
 
-/// Shards `model` in place. The model's root and the submodules to be gathered together are Unit<...>; parameters outside
-/// inner units belong to the root. Every rank calls it with the same model; ranks whose models differ throw comm::Mismatch
-/// naming the parameter. Throws InvalidArgument for a root that is no Unit, a model without parameters, or impossible degrees.
-Sharded shard_model(std::shared_ptr<torch::nn::Module> model, std::shared_ptr<comm::Fabric> fabric, Options options = {});
+/// Shards `model` in place. The model's root and the submodules to be gathered together are Unit<...>; parameters
+/// outside inner units belong to the root. Every rank calls it with the same model; ranks whose models differ throw
+/// comm::Mismatch naming the parameter. Throws InvalidArgument for a root that is no Unit, a model without parameters,
+/// or impossible degrees.
+Sharded shard_model(std::shared_ptr<torch::nn::Module> model, std::shared_ptr<comm::Fabric> fabric,
+                    Options options = {});
 
 /// The same for a module holder such as Unit<Gpt>.
 template <class M>
-Sharded shard_model(const torch::nn::ModuleHolder<M>& model, std::shared_ptr<comm::Fabric> fabric, Options options = {}) {
+Sharded shard_model(const torch::nn::ModuleHolder<M>& model, std::shared_ptr<comm::Fabric> fabric,
+                    Options options = {}) {
   return shard_model(std::shared_ptr<torch::nn::Module>(model.ptr()), std::move(fabric), std::move(options));
 }
 

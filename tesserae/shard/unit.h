@@ -16,8 +16,8 @@ namespace tesserae::shard {
 
 class Engine;
 
-/// The side of a unit that the engine knows: which unit of which engine a module is. A module that is a unit derives from
-/// this (Unit<M> arranges it); until the model is sharded, a unit is a plain module.
+/// The side of a unit that the engine knows: which unit of which engine a module is. A module that is a unit derives
+/// from this (Unit<M> arranges it); until the model is sharded, a unit is a plain module.
 class UnitBase {
  public:
   virtual ~UnitBase() = default;
@@ -29,8 +29,8 @@ class UnitBase {
   // The four events of a unit, in the order of a step; see engine.h.
   void before_forward();
   void after_forward();
-  at::Tensor on_input(const at::Tensor& input);   // casts, and watches for the end of the unit's backward
-  void on_output(const at::Tensor& output);       // watches for the begin of the unit's backward
+  at::Tensor on_input(const at::Tensor& input);  // casts, and watches for the end of the unit's backward
+  void on_output(const at::Tensor& output);      // watches for the begin of the unit's backward
 
   bool sharded() const { return engine_ != nullptr; }
   bool checkpoint_ = false;
@@ -84,7 +84,8 @@ struct ModuleOf<T, std::void_t<typename T::ContainedType>> {
   using type = typename T::ContainedType;
 };
 
-/// A module whose parameters are gathered and freed together, as a libtorch module holder: Unit<BlockImpl> or Unit<Block>.
+/// A module whose parameters are gathered and freed together, as a libtorch module holder: Unit<BlockImpl> or
+/// Unit<Block>.
 ///
 ///   tesserae::Unit<Block> block(config);   // constructor arguments of BlockImpl
 ///   auto y = block(x);                     // or block->forward(x): runs the engine's steps

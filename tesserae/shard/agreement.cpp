@@ -1,0 +1,73 @@
+#include "tesserae/shard/agreement.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <cstring>
+#include <functional>
+#include <sstream>
+#include <vector>
+
+#include "tesserae/comm/error.h"
+
+namespace tesserae::shard {
+namespace {
+
+constexpr int64_t nobody = -1;
+
+// Groups move tensors of the job's device.
+at::Tensor integers(comm::Fabric& fabric, int64_t count) {
+  return at::zeros({count}, at::TensorOptions().dtype(at::kLong).device(fabric.device()));
+}
+
+std::string broadcast_text(comm::Fabric& fabric, const std::string& text) {
+  at::Tensor size = integers(fabric, 1).fill_(static_cast<int64_t>(text.size()));
+  fabric.everyone().broadcast(size, 0);
+  at::Tensor bytes = at::zeros({size.item<int64_t>()}, at::kByte);
+  if (fabric.rank() == 0) std::memcpy(bytes.data_ptr(), text.data(), text.size());
+  at::Tensor moved = bytes.to(fabric.device());
+  fabric.everyone().broadcast(moved, 0);
+  bytes = moved.cpu();
+  return {static_cast<const char*>(bytes.data_ptr()), static_cast<size_t>(bytes.numel())};
+}
+
+std::string first_difference(const std::string& mine, const std::string& theirs) {
+  std::istringstream a(mine), b(theirs);
+  std::string line_a, line_b;
+  while (true) {
+    const bool more_a = static_cast<bool>(std::getline(a, line_a));
+    const bool more_b = static_cast<bool>(std::getline(b, line_b));
+    if (!more_a) line_a = "nothing more";
+    if (!more_b) line_b = "nothing more";
+    if (line_a != line_b || (!more_a && !more_b)) return cat("here: ", line_a, "; on rank 0: ", line_b);
+  }
+}
+
+}  // namespace
+
+void require_agreement(comm::Fabric& fabric, const std::string& text) {
+  // A backend that moves nothing has nobody to agree with, and one rank agrees with itself.
+  if (fabric.size() == 1 || !fabric.moves_data()) return;
+  at::Tensor hashes = integers(fabric, fabric.size());
+  hashes[fabric.rank()].fill_(static_cast<int64_t>(std::hash<std::string>{}(text) >> 1));
+  fabric.everyone().all_gather(hashes);
+  const at::Tensor all = hashes.cpu();
+  const auto* values = all.const_data_ptr<int64_t>();
+  int64_t different = nobody;
+  for (int rank = fabric.size() - 1; rank > 0; --rank) {
+    if (values[rank] != values[0]) different = rank;
+  }
+  if (different == nobody) return;
+
+  const std::string reference = broadcast_text(fabric, text);
+  const std::string what =
+      values[fabric.rank()] == values[0]
+          ? cat("rank ", different,
+                " has another model or other degrees than rank 0; its own error names the parameter")
+          : cat("rank ", fabric.rank(), " has another model or other degrees than rank 0. ",
+                first_difference(text, reference));
+  throw comm::Mismatch("shard_model", what);
+}
+
+}  // namespace tesserae::shard

@@ -1,0 +1,73 @@
+#include "tesserae/shard/compute_storage.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/StorageImpl.h>
+
+#include "tesserae/base/error.h"
+
+namespace tesserae::shard {
+namespace {
+
+// Older versions of torch can set the message but not clear it again; there a sharded parameter is merely empty.
+template <class Impl>
+void forbid_access(Impl& storage, const std::string& message) {
+  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+  }
+}
+
+template <class Impl>
+void allow_access(Impl& storage) {
+  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) storage.clear_data_ptr_access_error_msg_();
+}
+
+// Parameters on the meta device take part in set_data only once they claim to live on the device.
+void move_from_meta(const at::Tensor& parameter, c10::Device device) {
+  if (parameter.is_meta()) parameter.unsafeGetTensorImpl()->_change_backend_component_keys(device);
+}
+
+}  // namespace
+
+ComputeStorage::ComputeStorage(const Flat& flat, c10::Device device, const std::vector<at::Tensor>& parameters)
+    : storage_(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false),
+      device_(device),
+      bytes_(flat.total() * static_cast<int64_t>(c10::elementSize(flat.dtypes().compute))),
+      sharded_message_(cat("[ComputeStorage] a parameter of unit \"", flat.unit(), "\" (",
+                           flat.slots().front().names.front(),
+                           ", ...) was read while it is sharded: it holds memory only during the unit's forward and "
+                           "backward. Use Sharded::visit_parameters to look at whole parameters")) {
+  storage_.unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(bytes_));
+  const auto options = at::TensorOptions().dtype(flat.dtypes().compute).device(device);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Slot& slot = flat.slots()[i];
+    at::Tensor view = at::empty({0}, options);
+    std::vector<int64_t> strides(slot.shape.size());
+    int64_t stride = 1;
+    for (size_t d = slot.shape.size(); d-- > 0;) {
+      strides[d] = stride;
+      stride *= slot.shape[d];
+    }
+    view.set_(storage_, slot.begin, slot.shape, strides);
+    move_from_meta(parameters[i], device);
+    parameters[i].set_data(view);
+  }
+  detach();
+}
+
+void ComputeStorage::attach(const at::Tensor& memory) {
+  auto* storage = storage_.unsafeGetStorageImpl();
+  allow_access(*storage);
+  storage->set_data_ptr_noswap(c10::DataPtr(memory.data_ptr(), device_));
+  storage->set_nbytes(static_cast<size_t>(bytes_));
+  attached_ = true;
+}
+
+void ComputeStorage::detach() {
+  auto* storage = storage_.unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, device_));
+  storage->set_nbytes(size_t{0});
+  forbid_access(*storage, sharded_message_);
+  attached_ = false;
+}
+
+}  // namespace tesserae::shard

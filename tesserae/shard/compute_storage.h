@@ -1,0 +1,38 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include <string>
+#include <vector>
+
+#include "tesserae/shard/flat.h"
+
+namespace tesserae::shard {
+
+/// The storage that a flat buffer's compute parameters are views of. It owns no memory: it is pointed at a buffer while
+/// the unit is gathered and holds nothing otherwise.
+///
+/// Autograd saves views of this storage in forward and reads them in backward, when it may be pointed at another buffer
+/// with the same values: the storage object is what stays. Version counters do not move (facts in docs/design.md).
+class ComputeStorage {
+ public:
+  /// Makes each of `parameters` (one per slot, in any dtype, on `device` or the meta device) a view of this storage in
+  /// the compute dtype; what they held before is dropped. They keep identity, requires_grad and hooks.
+  ComputeStorage(const Flat& flat, c10::Device device, const std::vector<at::Tensor>& parameters);
+
+  /// Points at `memory` ([flat.total()], compute dtype, contiguous), which must stay until detach().
+  void attach(const at::Tensor& memory);
+  /// Reading a parameter now throws an error that says that it is sharded.
+  void detach();
+  bool attached() const { return attached_; }
+
+ private:
+  c10::Storage storage_;
+  c10::Device device_;
+  int64_t bytes_;
+  std::string sharded_message_;
+  bool attached_ = false;
+};
+
+}  // namespace tesserae::shard

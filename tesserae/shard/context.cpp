@@ -1,0 +1,32 @@
+#include "tesserae/shard/context.h"
+
+#include <chrono>
+
+namespace tesserae::shard {
+
+Context::Context(std::shared_ptr<comm::Fabric> shared_fabric, const Options& run_options)
+    : fabric(std::move(shared_fabric)),
+      options(run_options),
+      layout(fabric->size(), options.strategy.degrees),
+      device(fabric->device()),
+      gather_lane(fabric->lane(comm::Traffic::gather)),
+      parameter_group(fabric->group(layout.parameter_group(fabric->rank()), comm::Traffic::gather)),
+      refresh_group(fabric->group(layout.refresh_group(fabric->rank()), comm::Traffic::gather)),
+      reduce_lane(fabric->lane(comm::Traffic::reduce)),
+      gradient_group(fabric->group(layout.gradient_group(fabric->rank()), comm::Traffic::reduce)),
+      optimizer_group(fabric->group(layout.optimizer_group(fabric->rank()), comm::Traffic::reduce)),
+      replica_group(fabric->group(layout.replica_group(fabric->rank()), comm::Traffic::reduce)),
+      pool(device) {}
+
+void wait_and_count(const comm::Ticket& ticket, double& seconds) {
+  if (ticket.ready()) {
+    ticket.wait();
+    return;
+  }
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  ticket.wait();
+  seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+}  // namespace tesserae::shard

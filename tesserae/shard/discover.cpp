@@ -1,0 +1,108 @@
+#include "tesserae/shard/discover.h"
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "tesserae/base/error.h"
+#include "tesserae/shard/unit.h"
+
+namespace tesserae::shard {
+namespace {
+
+struct Found {
+  at::Tensor parameter;
+  std::vector<std::string> names;
+  int owner;
+};
+
+class Walk {
+ public:
+  std::vector<UnitSpec> units;
+  std::vector<Found> parameters;
+
+  void visit(torch::nn::Module& module, const std::string& path, int unit) {
+    if (auto* base = dynamic_cast<UnitBase*>(&module)) {
+      units.push_back({path, unit, base, {}});
+      unit = static_cast<int>(units.size()) - 1;
+    }
+    const std::string prefix = path.empty() ? "" : path + ".";
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) add(item.value(), prefix + item.key(), unit);
+    for (const auto& child : module.named_children()) visit(*child.value(), prefix + child.key(), unit);
+  }
+
+ private:
+  void add(const at::Tensor& parameter, const std::string& name, int unit) {
+    if (!parameter.defined()) return;
+    const auto [entry, fresh] = seen_.try_emplace(parameter.unsafeGetTensorImpl(), parameters.size());
+    if (fresh) {
+      parameters.push_back({parameter, {name}, unit});
+      return;
+    }
+    Found& found = parameters[entry->second];
+    found.names.push_back(name);
+    found.owner = common_ancestor(found.owner, unit);
+  }
+
+  int common_ancestor(int a, int b) const {
+    // Parents have smaller indices than their children, so the larger of two different indices is never an ancestor.
+    while (a != b) (a > b ? a : b) = units[std::max(a, b)].parent;
+    return a;
+  }
+
+  std::unordered_map<const c10::TensorImpl*, size_t> seen_;
+};
+
+}  // namespace
+
+std::vector<UnitSpec> discover_units(torch::nn::Module& root) {
+  if (dynamic_cast<UnitBase*>(&root) == nullptr) {
+    throw InvalidArgument("shard_model",
+                          cat("the root module ", root.name(), " is no Unit, so nothing would gather the ",
+                              "parameters outside inner units; make it a Unit<...>"));
+  }
+  Walk walk;
+  walk.visit(root, "", -1);
+  if (walk.parameters.empty()) {
+    throw InvalidArgument("shard_model", cat("the model ", root.name(), " has no parameters"));
+  }
+
+  // Per unit: flats by (trainable first, dtype), slots with matrices before vectors (see Flat).
+  using Key = std::pair<bool, c10::ScalarType>;
+  std::vector<std::map<Key, std::vector<const Found*>>> grouped(walk.units.size());
+  for (const auto& found : walk.parameters) {
+    grouped[found.owner][{!found.parameter.requires_grad(), found.parameter.scalar_type()}].push_back(&found);
+  }
+  for (size_t unit = 0; unit < walk.units.size(); ++unit) {
+    for (auto& [key, members] : grouped[unit]) {
+      std::stable_partition(members.begin(), members.end(),
+                            [](const Found* found) { return found->parameter.dim() >= 2; });
+      FlatSpec flat{{}, {}, key.second, !key.first};
+      for (const Found* found : members) {
+        flat.slots.push_back({found->names, found->parameter.sizes().vec(), 0, 0});
+        flat.parameters.push_back(found->parameter);
+      }
+      walk.units[unit].flats.push_back(std::move(flat));
+    }
+  }
+  return std::move(walk.units);
+}
+
+std::string describe(const std::vector<UnitSpec>& units) {
+  std::ostringstream out;
+  for (const auto& unit : units) {
+    out << "unit \"" << unit.name << "\"\n";
+    for (const auto& flat : unit.flats) {
+      for (const auto& slot : flat.slots) {
+        out << "parameter " << slot.names.front() << " [";
+        for (size_t d = 0; d < slot.shape.size(); ++d) out << (d ? ", " : "") << slot.shape[d];
+        out << "] " << c10::toString(flat.dtype) << (flat.trainable ? "" : " frozen") << "\n";
+      }
+    }
+  }
+  return out.str();
+}
+
+}  // namespace tesserae::shard

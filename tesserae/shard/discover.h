@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tesserae/shard/flat.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace tesserae::shard {
+
+class UnitBase;
+
+/// The parameters of one flat buffer to be, in the order of its slots.
+struct FlatSpec {
+  std::vector<Slot> slots;  ///< names and shapes
+  std::vector<at::Tensor> parameters;
+  c10::ScalarType dtype;
+  bool trainable;
+};
+
+/// A unit as found in a module tree. Index 0 is the root; parents come before their children.
+struct UnitSpec {
+  std::string name;  ///< path in the tree; "" for the root
+  int parent = -1;
+  UnitBase* base = nullptr;
+  std::vector<FlatSpec> flats;  ///< trainable ones first, then by dtype
+};
+
+/// Finds the units below (and including) `root` and who owns which parameter: the innermost unit around it. A parameter
+/// that several modules share (tied weights) is one slot, owned by the innermost unit that encloses all of its users.
+/// Throws InvalidArgument if the root is no unit, has no parameters, or is part of a sharded model already.
+std::vector<UnitSpec> discover_units(torch::nn::Module& root);
+
+/// One line per unit and parameter: what ranks must agree on.
+std::string describe(const std::vector<UnitSpec>& units);
+
+}  // namespace tesserae::shard

@@ -1,0 +1,272 @@
+#include "tesserae/shard/engine.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include "tesserae/base/error.h"
+#include "tesserae/base/log.h"
+#include "tesserae/shard/unit.h"
+
+namespace tesserae::shard {
+
+// 1. Forward.
+
+void Engine::before_forward(int unit) {
+  const bool recomputing = in_backward();
+  if (unit == 0 && !recomputing) begin_step();
+  gather(unit, recomputing);
+}
+
+void Engine::begin_step() {
+  if (backward_open_) abandon_step();
+  if (forward_open_) release_all();  // a forward threw before its end
+  check_frozen();
+  forward_open_ = true;
+  schedule_.restart();
+}
+
+void Engine::abandon_step() {
+  log(LogLevel::warning, "a backward did not finish: all gradients are dropped, the next step starts clean");
+  context_.gather_lane.drain();
+  context_.reduce_lane.drain();
+  reductions_.clear();
+  for (auto& flat : flats_) {
+    if (flat.gradient) flat.gradient->zero();
+  }
+  release_all();
+  backward_open_ = false;
+}
+
+void Engine::check_frozen() {
+  for (const auto& unit : units_) {
+    if (!unit.has_frozen) continue;
+    for (const int index : unit.flats) {
+      const FlatState& flat = flats_[index];
+      if (flat.gradient) continue;
+      for (size_t slot = 0; slot < flat.tensors.size(); ++slot) {
+        if (!flat.tensors[slot].requires_grad()) continue;
+        throw InvalidArgument("Engine",
+                              cat("parameter ", flat.flat->slots()[slot].names.front(),
+                                  " was frozen when the model was sharded and has requires_grad now: it has no "
+                                  "master and no gradient buffer. Unfreeze it before shard_model"));
+      }
+    }
+  }
+}
+
+void Engine::gather(int unit, bool backward) {
+  if (!schedule_.use({unit, backward})) ++context_.statistics.departures;
+  for (const int index : units_[unit].flats) {
+    FlatParameter& parameter = *flats_[index].parameter;
+    if (parameter.readable()) {
+      parameter.finish_gather();
+      continue;
+    }
+    if (parameter.holds_buffer()) ++context_.statistics.prefetch_hits;
+    parameter.start_gather();
+  }
+  look_ahead(backward);
+  for (const int index : units_[unit].flats) flats_[index].parameter->finish_gather();
+}
+
+void Engine::look_ahead(bool backward) {
+  const int limit = context_.options.limit_all_gathers;
+  if (limit < 2) return;
+  int gathered = 0;
+  for (int unit = 1; unit < static_cast<int>(units_.size()); ++unit) gathered += holds_buffers(unit);
+  schedule_.upcoming(limit, upcoming_);
+  for (const auto& use : upcoming_) {
+    if (use.backward && !backward && !at::GradMode::is_enabled()) return;  // evaluation: there will be no backward
+    if (holds_buffers(use.unit)) continue;
+    if (gathered >= limit) return;
+    for (const int index : units_[use.unit].flats) flats_[index].parameter->start_gather();
+    gathered += holds_buffers(use.unit);
+  }
+}
+
+bool Engine::holds_buffers(int unit) const {
+  for (const int index : units_[unit].flats) {
+    if (flats_[index].parameter->holds_buffer()) return true;
+  }
+  return false;
+}
+
+// 2. The end of a forward.
+
+void Engine::after_forward(int unit) {
+  if (in_backward()) return;
+  const bool training = at::GradMode::is_enabled();
+  if (unit == 0) {
+    forward_open_ = false;
+    if (!training) {
+      release_all();
+      return;
+    }
+  }
+  if (context_.options.strategy.free_after_forward && !schedule_.next_is(unit)) release(unit);
+}
+
+void Engine::release(int unit, bool frozen_only) {
+  for (const int index : units_[unit].flats) {
+    if (frozen_only && flats_[index].gradient) continue;
+    flats_[index].parameter->release();
+  }
+}
+
+void Engine::release_all() {
+  for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) release(unit);
+}
+
+// 3. The begin of a unit's backward.
+
+at::Tensor Engine::on_input(int unit, const at::Tensor& input) {
+  at::Tensor watched = input;
+  const auto& precision = context_.options.precision;
+  if (precision.cast_inputs && precision.parameters && input.defined() && input.is_floating_point()) {
+    watched = input.to(*precision.parameters);
+  }
+  if (units_[unit].has_frozen && watched.defined() && watched.requires_grad() && !watched.is_leaf()) {
+    watched.register_hook([alive = std::weak_ptr<Engine*>(alive_), unit](const at::TensorBase&) {
+      const auto engine = alive.lock();
+      if (engine && (*engine)->frees_after_backward()) (*engine)->release(unit, /*frozen_only=*/true);
+    });
+  }
+  return watched;
+}
+
+void Engine::on_output(int unit, const at::Tensor& output) {
+  if (!output.defined() || !output.requires_grad() || !at::GradMode::is_enabled()) return;
+  output.register_hook([alive = std::weak_ptr<Engine*>(alive_), unit](const at::TensorBase&) {
+    if (const auto engine = alive.lock()) (*engine)->before_backward(unit);
+  });
+}
+
+void Engine::before_backward(int unit) {
+  open_backward();
+  gather(unit, /*backward=*/true);
+}
+
+void Engine::open_backward() {
+  if (backward_open_) return;
+  backward_open_ = true;
+  for (auto& flat : flats_) {
+    if (flat.gradient) flat.gradient->begin_backward();
+  }
+  at_end_of_backward([alive = std::weak_ptr<Engine*>(alive_)] {
+    if (const auto engine = alive.lock()) (*engine)->end_backward();
+  });
+}
+
+bool Engine::frees_after_backward() const {
+  const auto& strategy = context_.options.strategy;
+  return strategy.free_after_backward && (boundary_ || strategy.free_after_forward);
+}
+
+// 4. Gradients.
+
+void Engine::on_gradient(int index, int slot, const at::Tensor& gradient) {
+  open_backward();
+  FlatState& flat = flats_[index];
+  if (flat.gradient->needs_buffer()) limit_reductions(context_.options.limit_reductions - 1);
+  flat.gradient->add(slot, gradient);
+  if (!flat.gradient->complete()) return;
+  if (boundary_ || context_.options.accumulation == Accumulation::two_hop) {
+    reduce(flat);
+  } else {
+    flat.gradient->begin_backward();
+  }
+  if (frees_after_backward()) flat.parameter->release();
+}
+
+void Engine::reduce(FlatState& flat) {
+  // A buffer that completes again while its last reduction is in flight waits for that one first.
+  if (flat.gradient->reducing()) {
+    std::erase(reductions_, flat.gradient.get());
+  }
+  flat.gradient->reduce(boundary_);
+  reductions_.push_back(flat.gradient.get());
+}
+
+void Engine::limit_reductions(int most) {
+  while (!reductions_.empty() && (static_cast<int>(reductions_.size()) > most || reductions_.front()->reduced())) {
+    reductions_.front()->finish();
+    reductions_.pop_front();
+  }
+}
+
+// 5. The end of a backward.
+
+void Engine::end_backward() {
+  if (boundary_ || context_.options.accumulation == Accumulation::two_hop) {
+    for (auto& flat : flats_) {
+      if (!flat.gradient) continue;
+      const bool left = boundary_ ? flat.gradient->pending() : !flat.gradient->needs_buffer();
+      if (left) {
+        limit_reductions(context_.options.limit_reductions - 1);
+        reduce(flat);
+      }
+    }
+  }
+  limit_reductions(0);
+  if (frees_after_backward()) release_all();
+  if (boundary_) ++context_.statistics.steps;
+  schedule_.finish();
+  backward_open_ = false;
+}
+
+// Between steps.
+
+void Engine::publish(int shard) {
+  for (auto& flat : flats_) {
+    if (flat.shard == shard) flat.parameter->publish();
+  }
+}
+
+void Engine::zero_grad() {
+  for (auto& flat : flats_) {
+    if (flat.gradient) flat.gradient->zero();
+  }
+}
+
+void Engine::visit_parameters(const std::function<void(const std::string&, at::Tensor)>& visit, bool writeback) {
+  const at::NoGradGuard no_grad;
+  for (auto& flat : flats_) {
+    const at::Tensor whole = flat.parameter->gather_masters();
+    ++context_.statistics.allocations;
+    for (const Slot& slot : flat.flat->slots()) {
+      const at::Tensor parameter = whole.narrow(0, slot.begin, slot.elements).view(slot.shape);
+      for (const auto& name : slot.names) visit(name, parameter);
+    }
+    if (!writeback) continue;
+    flat.parameter->scatter_masters(whole);
+    flat.parameter->publish();
+  }
+}
+
+const Flat& Engine::flat_of_shard(int shard) const {
+  for (const auto& flat : flats_) {
+    if (flat.shard == shard) return *flat.flat;
+  }
+  throw InvalidArgument("Engine", cat("no shard ", shard, "; there are ", shards_.size()));
+}
+
+int64_t Engine::parameter_count() const {
+  int64_t count = 0;
+  for (const auto& flat : flats_) count += flat.flat->parameter_elements();
+  return count;
+}
+
+Statistics Engine::statistics() const {
+  Statistics now = context_.statistics;
+  now.pool_reserved_bytes = context_.pool.reserved_bytes();
+  now.pool_misses = context_.pool.misses();
+  now.allocations += now.pool_misses;
+  for (const auto& flat : flats_) {
+    now.state_bytes += flat.parameter->state_bytes();
+    if (flat.gradient) now.state_bytes += flat.gradient->state_bytes();
+  }
+  for (const auto& shard : shards_) now.state_bytes += shard.master.numel() * shard.master.element_size();
+  return now;
+}
+
+}  // namespace tesserae::shard

@@ -1,0 +1,48 @@
+#include "tesserae/shard/flat.h"
+
+#include <algorithm>
+
+#include "tesserae/base/checked.h"
+
+namespace tesserae::shard {
+namespace {
+
+constexpr int64_t slot_alignment = 8;  // 16 bytes in the narrowest dtype (two bytes)
+constexpr int64_t chunk_alignment =
+    64;  // 128 bytes in the narrowest dtype: NCCL demotes its protocol below (pytorch#195450)
+
+}  // namespace
+
+Flat::Flat(std::string unit, std::vector<Slot> parameters, Dtypes dtypes, bool trainable, const mesh::Layout& layout,
+           int rank)
+    : unit_(std::move(unit)),
+      slots_(std::move(parameters)),
+      dtypes_(dtypes),
+      trainable_(trainable),
+      layout_(layout),
+      rank_(rank) {
+  for (auto& slot : slots_) {
+    const int64_t begin = round_up(elements_, slot_alignment);
+    if (begin > elements_) gaps_.push_back({elements_, begin});
+    slot.begin = begin;
+    slot.elements = 1;
+    for (const int64_t size : slot.shape) slot.elements = checked_mul(slot.elements, size);
+    elements_ = checked_add(begin, slot.elements);
+    parameters_ += slot.elements;
+  }
+  chunk_ = layout_.chunk_elements(elements_, chunk_alignment);
+  if (total() > elements_) gaps_.push_back({elements_, total()});
+}
+
+std::vector<Slice> Flat::slices(const mesh::Range& range) const {
+  std::vector<Slice> found;
+  for (const auto& slot : slots_) {
+    const int64_t begin = std::max(slot.begin, range.begin);
+    const int64_t end = std::min(slot.end(), range.end);
+    if (begin >= end) continue;
+    found.push_back({slot.names.front(), slot.shape, begin - range.begin, end - range.begin, begin - slot.begin});
+  }
+  return found;
+}
+
+}  // namespace tesserae::shard

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tesserae/mesh/layout.h"
+#include "tesserae/mesh/transfer.h"
+#include "tesserae/shard/options.h"
+#include "tesserae/shard/shard.h"
+
+namespace tesserae::shard {
+
+/// One parameter of a flat buffer. Tied parameters are one slot with several names.
+struct Slot {
+  std::vector<std::string> names;  ///< the first is the one that counts
+  std::vector<int64_t> shape;
+  int64_t begin = 0;  ///< first element in the flat buffer
+  int64_t elements = 0;
+  int64_t end() const { return begin + elements; }
+};
+
+/// A flat buffer: the parameters of one unit that share dtype and requires_grad, one after the other. A description, no
+/// memory.
+///
+/// discover_units puts matrices first, vectors (norms, biases) after them, so that the parameter groups
+/// that people use are few contiguous runs. Each slot starts on 16 bytes in every dtype used; chunks are padded to 128
+/// bytes.
+class Flat {
+ public:
+  struct Dtypes {
+    c10::ScalarType compute;
+    c10::ScalarType reduce;
+    c10::ScalarType master;
+  };
+
+  /// `parameters`: names and shapes, in the order of the buffer.
+  Flat(std::string unit, std::vector<Slot> parameters, Dtypes dtypes, bool trainable, const mesh::Layout& layout,
+       int rank);
+
+  const std::string& unit() const { return unit_; }
+  const std::vector<Slot>& slots() const { return slots_; }
+  const Dtypes& dtypes() const { return dtypes_; }
+  bool trainable() const { return trainable_; }
+
+  int64_t elements() const { return elements_; }              ///< without padding at the end
+  int64_t parameter_elements() const { return parameters_; }  ///< sum over slots, without any padding
+  int64_t total() const { return chunk_ * layout_.degrees().optimizer; }
+  int64_t chunk() const { return chunk_; }
+  int64_t gradient_piece() const { return total() / layout_.degrees().gradients; }
+  int64_t parameter_piece() const { return total() / layout_.degrees().parameters; }
+
+  // Where this rank's parts lie in the flat buffer.
+  mesh::Range chunk_range() const { return part(layout_.chunk(rank_), chunk()); }
+  mesh::Range gradient_range() const { return part(layout_.gradient_piece(rank_), gradient_piece()); }
+  mesh::Range parameter_range() const { return part(layout_.parameter_piece(rank_), parameter_piece()); }
+
+  const mesh::Layout& layout() const { return layout_; }
+
+  /// The parts of the slots that lie in `range`, relative to its begin.
+  std::vector<Slice> slices(const mesh::Range& range) const;
+  /// The elements that belong to no slot, as ranges of the whole buffer.
+  const std::vector<mesh::Range>& gaps() const { return gaps_; }
+
+  /// True if the master is also what is gathered: P equals O, so there is no second copy of the parameters.
+  bool master_is_piece() const { return trainable_ && layout_.degrees().parameters == layout_.degrees().optimizer; }
+
+ private:
+  static mesh::Range part(int index, int64_t size) { return {index * size, (index + 1) * size}; }
+
+  std::string unit_;
+  std::vector<Slot> slots_;
+  Dtypes dtypes_;
+  bool trainable_;
+  mesh::Layout layout_;
+  int rank_;
+  int64_t elements_ = 0;
+  int64_t parameters_ = 0;
+  int64_t chunk_ = 0;
+  std::vector<mesh::Range> gaps_;
+};
+
+}  // namespace tesserae::shard

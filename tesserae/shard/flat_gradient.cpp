@@ -1,0 +1,154 @@
+#include "tesserae/shard/flat_gradient.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace tesserae::shard {
+namespace {
+
+// A sum over N ranks in fp16 overflows early, and dividing by N first underflows: meet in the middle with a power of
+// two.
+double fp16_prescale(int ranks) {
+  return std::exp2(-std::floor(std::log2(static_cast<double>(ranks)) / 2));
+}
+
+}  // namespace
+
+FlatGradient::FlatGradient(Context& context, const Flat& flat, Shard& shard)
+    : context_(context),
+      flat_(flat),
+      shard_(shard),
+      prescale_(flat.dtypes().reduce == at::kHalf ? fp16_prescale(flat.layout().ranks()) : 1),
+      average_(at::scalar_tensor(1.0 / (flat.layout().ranks() * prescale_), at::kDouble)),
+      filled_(flat.slots().size(), false),
+      fired_(flat.slots().size(), false),
+      missing_(static_cast<int>(flat.slots().size())) {}
+
+void FlatGradient::begin_backward() {
+  std::fill(fired_.begin(), fired_.end(), false);
+  missing_ = static_cast<int>(fired_.size());
+}
+
+void FlatGradient::take_buffer() {
+  buffer_ = context_.pool.acquire(buffer_bytes());
+  if (buffer_ == viewed_) return;
+  viewed_ = buffer_;
+  whole_ = context_.pool.view(buffer_, flat_.total(), flat_.dtypes().reduce);
+  views_.clear();
+  for (const auto& slot : flat_.slots()) views_.push_back(whole_.narrow(0, slot.begin, slot.elements).view(slot.shape));
+}
+
+void FlatGradient::add(int slot, const at::Tensor& gradient) {
+  if (buffer_ < 0) take_buffer();
+  const at::Tensor& view = views_[slot];
+  if (!filled_[slot]) {
+    view.copy_(gradient);
+    if (prescale_ != 1) view.mul_(prescale_);
+    filled_[slot] = true;
+  } else {
+    view.add_(gradient, prescale_);
+  }
+  if (!fired_[slot]) {
+    fired_[slot] = true;
+    --missing_;
+  }
+}
+
+void FlatGradient::zero_missing() {
+  for (size_t i = 0; i < filled_.size(); ++i) {
+    if (!filled_[i]) views_[i].zero_();
+  }
+  for (const auto& gap : flat_.gaps()) whole_.narrow(0, gap.begin, gap.size()).zero_();
+}
+
+void FlatGradient::reduce(bool boundary) {
+  finish();
+  const bool fresh = buffer_ >= 0;  // false: only the kept piece is left to bring to its owners
+  if (!fresh) take_buffer();
+  if (fresh) zero_missing();
+
+  const bool add_piece = piece_pending_;
+  if (!boundary && !piece_.defined()) {
+    piece_ = at::empty({flat_.gradient_piece()}, whole_.options());
+    ++context_.statistics.allocations;
+  }
+  if (boundary && !grad_.defined()) {
+    grad_ = at::empty({flat_.chunk()}, whole_.options().dtype(flat_.dtypes().master));
+    ++context_.statistics.allocations;
+  }
+  const bool add_grad = shard_.grad.defined();
+  const comm::Label label{flat_.unit(), context_.statistics.steps};
+
+  ticket_ = context_.reduce_lane.submit([this, fresh, boundary, add_piece, add_grad, label, whole = whole_] {
+    if (fresh) context_.gradient_group.reduce_scatter(whole, label);
+    const auto range = flat_.gradient_range();
+    const at::Tensor piece = whole.narrow(0, range.begin, range.size());
+    if (!boundary) {
+      add_piece ? piece_.add_(piece) : piece_.copy_(piece);
+      return;
+    }
+    if (!fresh) piece.copy_(piece_);
+    if (fresh && add_piece) piece.add_(piece_);
+    context_.optimizer_group.reduce_scatter(piece, label);
+    const auto chunk_range = flat_.chunk_range();
+    const at::Tensor chunk = piece.narrow(0, chunk_range.begin - range.begin, chunk_range.size());
+    context_.replica_group.all_reduce(chunk, label);
+    if (add_grad) {
+      grad_.add_(chunk, average_.item<double>());
+    } else if (grad_.scalar_type() == chunk.scalar_type()) {
+      at::mul_out(grad_, chunk, average_);
+    } else {
+      grad_.copy_(chunk).mul_(average_);
+    }
+  });
+
+  ++context_.statistics.reductions;
+  in_flight_ = buffer_;
+  buffer_ = -1;
+  std::fill(filled_.begin(), filled_.end(), false);
+  begin_backward();
+  piece_pending_ = !boundary;
+  if (boundary) shard_.grad = grad_;
+}
+
+void FlatGradient::finish() {
+  if (in_flight_ < 0) return;
+  wait_and_count(ticket_, context_.statistics.exposed_reduce);
+  ticket_ = {};
+  context_.pool.release(in_flight_);
+  in_flight_ = -1;
+}
+
+void FlatGradient::discard() {
+  if (in_flight_ >= 0) {
+    context_.reduce_lane.drain();
+    context_.pool.release(in_flight_);
+    in_flight_ = -1;
+    ticket_ = {};
+  }
+  if (buffer_ >= 0) {
+    context_.pool.release(buffer_);
+    buffer_ = -1;
+  }
+  std::fill(filled_.begin(), filled_.end(), false);
+  begin_backward();
+  piece_pending_ = false;
+}
+
+void FlatGradient::zero() {
+  discard();
+  shard_.grad = at::Tensor();
+}
+
+int64_t FlatGradient::state_bytes() const {
+  const auto bytes = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.numel() * tensor.element_size() : 0;
+  };
+  return bytes(grad_) + bytes(piece_);
+}
+
+}  // namespace tesserae::shard

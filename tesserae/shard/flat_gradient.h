@@ -1,0 +1,79 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "tesserae/comm/lane.h"
+#include "tesserae/shard/context.h"
+#include "tesserae/shard/flat.h"
+#include "tesserae/shard/shard.h"
+
+namespace tesserae::shard {
+
+/// The gradient side of one flat buffer on this rank, from autograd's gradients to Shard::grad. The life of a gradient:
+///
+///  1. add(): each parameter's gradient goes into the whole buffer (reduce dtype): copied the first time, added after
+///  that.
+///  2. complete() is true once every parameter has had one in this backward. A backward may complete a buffer several
+///     times (a unit under reentrant checkpointing used twice) or never (a parameter without gradient).
+///  3. reduce() sends the whole buffer on its way over the reduce lane; missing gradients count as zero. First hop: sum
+///     over G, leaving this rank's gradient piece.
+///  4. Not at a boundary: the piece is added to the kept piece (two_hop). At a boundary: the kept piece is added;
+///  second
+///     hop: G to O; third hop: sum over replicas; the average over all ranks is added to Shard::grad.
+///  5. finish() waits for that and gives the buffer back to the pool.
+///
+/// With accumulation `local`, nobody calls reduce() before the boundary, and step 1 accumulates.
+class FlatGradient {
+ public:
+  FlatGradient(Context& context, const Flat& flat, Shard& shard);
+
+  void begin_backward();
+  /// True if no buffer is held yet: add() is about to take one from the pool.
+  bool needs_buffer() const { return buffer_ < 0; }
+  void add(int slot, const at::Tensor& gradient);
+  bool complete() const { return missing_ == 0; }
+  /// True if there is anything that a reduction at a boundary must still take along.
+  bool pending() const { return buffer_ >= 0 || piece_pending_; }
+
+  void reduce(bool boundary);
+  bool reducing() const { return in_flight_ >= 0; }
+  bool reduced() const { return ticket_.ready(); }
+  void finish();
+
+  /// Forgets everything that has not been reduced yet, and the kept piece.
+  void discard();
+  /// discard(), and Shard::grad becomes undefined; its memory is kept for the next backward.
+  void zero();
+
+  int64_t buffer_bytes() const { return flat_.total() * static_cast<int64_t>(c10::elementSize(flat_.dtypes().reduce)); }
+  int64_t state_bytes() const;
+
+ private:
+  void take_buffer();
+  void zero_missing();
+
+  Context& context_;
+  const Flat& flat_;
+  Shard& shard_;
+  double prescale_ = 1;  // applied to each gradient before summing (fp16 only), taken back in the average
+  at::Tensor average_;   // one over (ranks * prescale), a scalar on the host
+  at::Tensor grad_;      // memory of Shard::grad
+  at::Tensor piece_;     // kept gradient piece, two_hop only
+  bool piece_pending_ = false;
+
+  Pool::Buffer buffer_ = -1;  // the whole buffer being filled
+  Pool::Buffer viewed_ = -1;  // the buffer that whole_ and views_ show: addresses are stable, so views are made once
+  at::Tensor whole_;
+  std::vector<at::Tensor> views_;
+  std::vector<bool> filled_;  // by slot: the buffer holds a gradient
+  std::vector<bool> fired_;   // by slot: had one in this backward
+  int missing_ = 0;           // slots that have not fired
+
+  Pool::Buffer in_flight_ = -1;
+  comm::Ticket ticket_;
+};
+
+}  // namespace tesserae::shard

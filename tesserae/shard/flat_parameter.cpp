@@ -1,0 +1,113 @@
+#include "tesserae/shard/flat_parameter.h"
+
+#include <ATen/ops/copy.h>
+#include <ATen/ops/empty.h>
+
+namespace tesserae::shard {
+namespace {
+
+at::Tensor narrow(const at::Tensor& flat, const mesh::Range& range) {
+  return flat.narrow(0, range.begin, range.size());
+}
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && b.defined() && a.data_ptr() == b.data_ptr();
+}
+
+}  // namespace
+
+FlatParameter::FlatParameter(Context& context, const Flat& flat, const std::vector<at::Tensor>& parameters,
+                             at::Tensor master, at::Tensor piece)
+    : context_(context),
+      flat_(flat),
+      master_(std::move(master)),
+      piece_(std::move(piece)),
+      resident_(piece_.defined() && flat.layout().degrees().parameters == 1),
+      storage_(flat, context.device, parameters) {
+  if (resident_) storage_.attach(piece_);
+}
+
+FlatParameter::~FlatParameter() {
+  storage_.detach();
+}
+
+int64_t FlatParameter::buffer_bytes() const {
+  return resident_ ? 0 : flat_.total() * static_cast<int64_t>(c10::elementSize(flat_.dtypes().compute));
+}
+
+int64_t FlatParameter::state_bytes() const {
+  return piece_.defined() && !same_memory(piece_, master_) ? piece_.numel() * piece_.element_size() : 0;
+}
+
+void FlatParameter::start_gather() {
+  if (resident_ || shown_version_ == version_) return;
+  if (buffer_ < 0) {
+    buffer_ = context_.pool.acquire(buffer_bytes());
+    whole_ = context_.pool.view(buffer_, flat_.total(), flat_.dtypes().compute);
+  }
+  shown_version_ = version_;
+  ++context_.statistics.gathers;
+  gather_ = context_.gather_lane.submit([this] {
+    // Writing the own piece into its place also casts it when the master takes the piece's place.
+    narrow(whole_, flat_.parameter_range()).copy_(piece_.defined() ? piece_ : master_);
+    context_.parameter_group.all_gather(whole_, {flat_.unit(), context_.statistics.steps});
+  });
+}
+
+void FlatParameter::finish_gather() {
+  if (resident_) {
+    wait_and_count(refresh_, context_.statistics.exposed_gather);
+    refresh_ = {};
+    return;
+  }
+  wait_and_count(gather_, context_.statistics.exposed_gather);
+  if (!storage_.attached()) storage_.attach(whole_);
+}
+
+void FlatParameter::release() {
+  if (resident_ || buffer_ < 0) return;
+  gather_.wait();
+  gather_ = {};
+  storage_.detach();
+  context_.pool.release(buffer_);
+  buffer_ = -1;
+  shown_version_ = -1;
+}
+
+void FlatParameter::publish() {
+  ++version_;
+  if (!master_.defined() || !piece_.defined() || same_memory(piece_, master_)) return;
+  refresh_ = context_.gather_lane.submit([this] {
+    const auto chunk = flat_.chunk_range();
+    const int64_t begin = chunk.begin - flat_.parameter_range().begin;
+    narrow(piece_, {begin, begin + chunk.size()}).copy_(master_);
+    context_.refresh_group.all_gather(piece_, {flat_.unit(), context_.statistics.steps});
+  });
+}
+
+at::Tensor FlatParameter::gather_masters() {
+  const bool frozen = !master_.defined();
+  at::Tensor whole = at::empty({flat_.total()}, (frozen ? piece_ : master_).options());
+  const auto task = [&] {
+    const at::Tensor piece = narrow(whole, flat_.parameter_range());
+    if (frozen) {
+      piece.copy_(piece_);
+    } else {
+      narrow(whole, flat_.chunk_range()).copy_(master_);
+      context_.refresh_group.all_gather(piece, {flat_.unit(), context_.statistics.steps});
+    }
+    context_.parameter_group.all_gather(whole, {flat_.unit(), context_.statistics.steps});
+  };
+  context_.gather_lane.submit(task).wait();
+  return whole;
+}
+
+void FlatParameter::scatter_masters(const at::Tensor& whole) {
+  if (master_.defined()) {
+    master_.copy_(narrow(whole, flat_.chunk_range()));
+  } else {
+    piece_.copy_(narrow(whole, flat_.parameter_range()));
+  }
+}
+
+}  // namespace tesserae::shard

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "tesserae/comm/lane.h"
+#include "tesserae/shard/compute_storage.h"
+#include "tesserae/shard/context.h"
+#include "tesserae/shard/flat.h"
+
+namespace tesserae::shard {
+
+/// The parameter side of one flat buffer on this rank: its pieces, and the gathered copy while there is one.
+///
+/// [Note: version] publish() raises the version of the pieces; a gathered copy remembers which version it shows. A copy
+/// that is not the newest counts as not gathered, whatever the lifetime says, so no code has to know who made it stale.
+class FlatParameter {
+ public:
+  /// `master`: this rank's chunk in the master dtype (undefined for frozen parameters). `piece`: this rank's parameter
+  /// piece in the compute dtype; undefined if the master takes its place (Flat::master_is_piece) in another dtype.
+  FlatParameter(Context& context, const Flat& flat, const std::vector<at::Tensor>& parameters, at::Tensor master,
+                at::Tensor piece);
+  ~FlatParameter();
+  FlatParameter(const FlatParameter&) = delete;
+  FlatParameter& operator=(const FlatParameter&) = delete;
+
+  /// Starts gathering over P unless the newest version is gathered or on its way. Never waits.
+  void start_gather();
+  /// Waits until the newest version can be read through the module's parameters. start_gather() came before.
+  void finish_gather();
+  /// Gives the gathered copy up. Does nothing for parameters that are always whole (P = 1).
+  void release();
+  /// True from start_gather() to release(): the copy takes a buffer of the pool.
+  bool holds_buffer() const { return buffer_ >= 0; }
+  /// True if finish_gather() has been called for the newest version.
+  bool readable() const { return resident_ || (storage_.attached() && shown_version_ == version_); }
+
+  /// The master changed: raises the version and refreshes the piece from the owners of its chunks (O to P).
+  void publish();
+
+  /// The whole buffer in the master dtype (frozen: the compute dtype), gathered from the owners. Collective; waits.
+  at::Tensor gather_masters();
+  /// Takes this rank's part of such a buffer as the new master (frozen: as the new piece). Then publish().
+  void scatter_masters(const at::Tensor& whole);
+
+  const Flat& flat() const { return flat_; }
+  int64_t buffer_bytes() const;  ///< what start_gather() asks of the pool; 0 if it never does
+  int64_t state_bytes() const;   ///< pieces that are not the master
+
+ private:
+  Context& context_;
+  const Flat& flat_;
+  at::Tensor master_;
+  at::Tensor piece_;  // may be the master's memory
+  bool resident_;     // the piece is the whole buffer: nothing to gather
+  ComputeStorage storage_;
+  Pool::Buffer buffer_ = -1;
+  at::Tensor whole_;  // view of buffer_
+  int64_t version_ = 0;
+  int64_t shown_version_ = -1;
+  comm::Ticket gather_;
+  comm::Ticket refresh_;
+};
+
+}  // namespace tesserae::shard

@@ -1,0 +1,68 @@
+#include "tesserae/shard/gradient_hooks.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace tesserae::shard {
+namespace {
+
+using torch::autograd::variable_list;
+
+struct Watcher {
+  GradientHooks::Take take;
+  std::vector<at::Tensor> parameters;
+};
+
+class TakeGradient : public torch::autograd::FunctionPostHook {
+ public:
+  TakeGradient(std::weak_ptr<Watcher> watcher, int index) : watcher_(std::move(watcher)), index_(index) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
+    const auto watcher = watcher_.lock();
+    if (watcher == nullptr) return outputs;
+    at::Tensor& slot = watcher->parameters[static_cast<size_t>(index_)].mutable_grad();
+    if (!slot.defined()) return outputs;
+    const at::NoGradGuard no_grad;
+    const at::Tensor gradient = std::move(slot);
+    slot = at::Tensor();
+    watcher->take(index_, gradient);
+    return outputs;
+  }
+
+ private:
+  std::weak_ptr<Watcher> watcher_;
+  int index_;
+};
+
+}  // namespace
+
+struct GradientHooks::Impl {
+  using NodePointer = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+  std::shared_ptr<Watcher> watcher;
+  std::vector<NodePointer> nodes;
+};
+
+GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, Take take) : impl_(std::make_unique<Impl>()) {
+  impl_->watcher = std::make_shared<Watcher>(Watcher{std::move(take), parameters});
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    auto node = torch::autograd::impl::grad_accumulator(parameters[i]);
+    node->add_post_hook(std::make_unique<TakeGradient>(impl_->watcher, static_cast<int>(i)));
+    impl_->nodes.push_back(std::move(node));
+  }
+}
+
+GradientHooks::~GradientHooks() = default;
+
+bool in_backward() {
+  return torch::autograd::get_current_graph_task_id() != -1;
+}
+
+void at_end_of_backward(std::function<void()> task) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(task));
+}
+
+}  // namespace tesserae::shard

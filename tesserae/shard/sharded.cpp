@@ -1,0 +1,76 @@
+#include "tesserae/shard/sharded.h"
+
+#include <ATen/ops/full.h>
+
+#include "tesserae/base/error.h"
+#include "tesserae/shard/engine.h"
+
+namespace tesserae::shard {
+
+NoSync::NoSync(Engine& engine) : engine_(engine) {
+  if (!engine_.boundary()) throw InvalidArgument("no_sync", "a no_sync scope of this model is open already");
+  engine_.set_boundary(false);
+}
+
+NoSync::~NoSync() {
+  engine_.set_boundary(true);
+}
+
+Sharded::Sharded(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
+Sharded::~Sharded() = default;
+Sharded::Sharded(Sharded&&) noexcept = default;
+
+std::vector<Shard>& Sharded::shards() {
+  return engine_->shards();
+}
+
+void Sharded::publish(int index) {
+  engine_->publish(index);
+}
+
+void Sharded::zero_grad() {
+  engine_->zero_grad();
+}
+
+NoSync Sharded::no_sync() {
+  return NoSync(*engine_);
+}
+
+void Sharded::visit_parameters(const std::function<void(const std::string&, at::Tensor)>& visit, bool writeback) {
+  engine_->visit_parameters(visit, writeback);
+}
+
+double Sharded::sum_over_ranks(double value) {
+  if (fabric().size() == 1) return value;
+  const at::Tensor sum = at::full({1}, value, at::TensorOptions().dtype(at::kDouble).device(fabric().device()));
+  fabric().everyone().all_reduce(sum, {"", engine_->context().statistics.steps});
+  return sum.item<double>();
+}
+
+comm::Fabric& Sharded::fabric() {
+  return *engine_->context().fabric;
+}
+
+const Options& Sharded::options() const {
+  return engine_->context().options;
+}
+
+int64_t Sharded::parameter_count() const {
+  return engine_->parameter_count();
+}
+
+Statistics Sharded::statistics() const {
+  return engine_->statistics();
+}
+
+Engine& Sharded::engine() {
+  return *engine_;
+}
+
+Sharded shard_model(std::shared_ptr<torch::nn::Module> model, std::shared_ptr<comm::Fabric> fabric, Options options) {
+  if (model == nullptr) throw InvalidArgument("shard_model", "the model is null");
+  if (fabric == nullptr) throw InvalidArgument("shard_model", "the fabric is null; see comm::Fabric::connect");
+  return Sharded(std::make_unique<Engine>(std::move(model), std::move(fabric), std::move(options)));
+}
+
+}  // namespace tesserae::shard
