@@ -9,6 +9,9 @@
 
 #include "tesserae/mesh/strategy.h"
 
+namespace at {
+class Tensor;
+}
 namespace torch::nn {
 class Module;
 }
