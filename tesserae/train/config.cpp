@@ -1,0 +1,231 @@
+#include "tesserae/train/config.h"
+
+#include <filesystem>
+
+#include "tesserae/train/config_file.h"
+
+namespace tesserae::train {
+namespace {
+
+template <class T>
+std::optional<T> optional_value(const Json& value) {
+  return value.is_null() ? std::nullopt : std::optional<T>(value.get<T>());
+}
+
+// [Note: keys of later features] SMP v2's keys are all known, so that its configurations load; what is not built yet is
+// an error as soon as it is asked for, and silence when it is not.
+void check_available(const Json& c) {
+  const auto only = [&](const char* key, const Json& harmless, const char* feature) {
+    if (c[key] == harmless) return;
+    throw ConfigError(
+        key, cat(feature, " is not available yet: only ", harmless.dump(), " is taken, but it is ", brief(c[key])));
+  };
+  if (c["hybrid_shard_degree"].is_string()) {
+    throw ConfigError("hybrid_shard_degree",
+                      "\"auto\" is not available yet: give a number that divides the number of ranks");
+  }
+  only("activation_loading_horizon", 2, "activation offloading");
+  only("tensor_parallel_degree", 1, "tensor parallelism");
+  only("context_parallel_degree", 1, "context parallelism");
+  only("expert_parallel_degree", 1, "expert parallelism");
+}
+
+Config::Run read_run(Json& c, const std::string& name) {
+  Json& run = c["run"];
+  if (run["folder"].is_null()) run["folder"] = "runs/" + std::filesystem::path(name).stem().string();
+  if (run["folder"] == "") throw ConfigError("run.folder", "must not be empty");
+  if (run["seed"].is_null()) run["seed"] = c["random_seed"];
+  c["random_seed"] = run["seed"];
+  return {.folder = run["folder"],
+          .seed = run["seed"],
+          .log_every = run["log_every"],
+          .nproc = run["nproc"],
+          .device = run["device"],
+          .backend = run["backend"],
+          .connect_deadline_seconds = run["connect_deadline_seconds"],
+          .deadline_seconds = run["deadline_seconds"]};
+}
+
+Config::Model read_model(Json& c) {
+  Json& m = c["model"];
+  const int64_t dimension = m["dimension"], heads = m["heads"];
+  if (dimension % heads != 0) {
+    throw ConfigError("model.dimension",
+                      cat("must be a multiple of model.heads, but is ", dimension, " with ", heads, " heads"));
+  }
+  if (dimension / heads % 2 != 0) {
+    throw ConfigError("model.heads", cat("must leave an even width to each head, but leaves ", dimension / heads));
+  }
+  if (m["kv_heads"].is_null()) m["kv_heads"] = heads;
+  if (heads % m["kv_heads"].get<int64_t>() != 0) {
+    throw ConfigError("model.kv_heads",
+                      cat("must divide model.heads, but is ", m["kv_heads"], " with ", heads, " heads"));
+  }
+  if (m["feed_forward"].is_null()) m["feed_forward"] = ((dimension * 8 + 2) / 3 + 31) / 32 * 32;
+  return {.dimension = dimension,
+          .layers = m["layers"],
+          .heads = heads,
+          .kv_heads = m["kv_heads"],
+          .feed_forward = m["feed_forward"],
+          .vocabulary = optional_value<int64_t>(m["vocabulary"]),
+          .tied = m["tied"],
+          .dropout = m["dropout"],
+          .norm_epsilon = m["norm_epsilon"],
+          .rope_base = m["rope_base"],
+          .checkpoint_activations = m["checkpoint_activations"]};
+}
+
+Config::Data read_data(Json& c) {
+  Json& d = c["data"];
+  const Json paths = d["path"].is_array() ? d["path"] : Json::array({d["path"]});
+  if (d["suffixes"].is_null()) {
+    d["suffixes"] = Json::array();
+    if (d["format"] != "text") d["suffixes"] = {".bin"};
+    if (d["format"] == "text" && paths == Json::array({"python:stdlib"})) d["suffixes"] = {".py"};
+  }
+  return {.path = paths.get<std::vector<std::string>>(),
+          .format = d["format"],
+          .suffixes = d["suffixes"].get<std::vector<std::string>>(),
+          .sequence_length = d["sequence_length"],
+          .validation_fraction = d["validation_fraction"]};
+}
+
+Config::Train read_train(const Json& c) {
+  const Json& t = c["train"];
+  if (t["eval_every"] > 0 && t["eval_batches"] == 0) {
+    throw ConfigError("train.eval_every",
+                      cat("is ", t["eval_every"], ", but train.eval_batches is 0: there is nothing to evaluate"));
+  }
+  if (t["eval_every"] > 0 && c["data"]["validation_fraction"] == 0.0) {
+    throw ConfigError("train.eval_every",
+                      cat("is ", t["eval_every"], ", but data.validation_fraction is 0: nothing is held out"));
+  }
+  if (t["sample_tokens"] > 0 && c["data"]["format"] != "text") {
+    throw ConfigError("train.sample_tokens",
+                      cat("only data of format text can be printed, but data.format is ", c["data"]["format"]));
+  }
+  return {.steps = t["steps"],
+          .batch_per_rank = t["batch_per_rank"],
+          .accumulate = t["accumulate"],
+          .accumulation = t["accumulation"] == "local" ? shard::Accumulation::local : shard::Accumulation::two_hop,
+          .clip_norm = t["clip_norm"],
+          .eval_every = t["eval_every"],
+          .eval_batches = t["eval_batches"],
+          .sample_tokens = t["sample_tokens"]};
+}
+
+Config::Optimizer read_optimizer(const Json& c) {
+  const Json& o = c["optimizer"];
+  return {.name = o["name"],
+          .lr = o["lr"],
+          .beta1 = o["betas"][0],
+          .beta2 = o["betas"][1],
+          .epsilon = o["epsilon"],
+          .weight_decay = o["weight_decay"],
+          .momentum = o["momentum"],
+          .schedule = o["schedule"],
+          .warmup_steps = o["warmup_steps"],
+          .min_lr_ratio = o["min_lr_ratio"]};
+}
+
+Config::Sharding read_sharding(const Json& c) {
+  const Json& s = c["sharding"];
+  Config::Sharding sharding{.hybrid_shard_degree = c["hybrid_shard_degree"],
+                            .degrees = std::nullopt,
+                            .strategy = s["strategy"].is_null() ? "" : s["strategy"].get<std::string>(),
+                            .free_after_forward = optional_value<bool>(s["free_after_forward"]),
+                            .free_after_backward = optional_value<bool>(s["free_after_backward"]),
+                            .limit_all_gathers = s["limit_all_gathers"],
+                            .limit_reductions = s["limit_reductions"],
+                            .warn_of_pool_misses = c["fsdp_cache_flush_warnings"]};
+  const int degree = sharding.hybrid_shard_degree;
+  const std::string& name = sharding.strategy;
+  const bool takes_degree = name == "HYBRID_SHARD" || name == "HYBRID_SHARD_ZERO2" || name == "ZERO_PP";
+  if (!c["degrees"].is_null()) {
+    if (degree != 0)
+      throw ConfigError("degrees", cat("contradicts hybrid_shard_degree = ", degree, ": give one of them"));
+    if (!name.empty())
+      throw ConfigError("degrees", cat("contradicts sharding.strategy = ", name, ": give one of them"));
+    sharding.degrees = {.parameters = c["degrees"]["parameters"],
+                        .gradients = c["degrees"]["gradients"],
+                        .optimizer = c["degrees"]["optimizer"]};
+  } else if (takes_degree && degree == 0) {
+    throw ConfigError("hybrid_shard_degree",
+                      cat("must be given with sharding.strategy = ", name, ": it is its degree"));
+  } else if (!name.empty() && !takes_degree && degree != 0) {
+    throw ConfigError("sharding.strategy",
+                      cat(name, " contradicts hybrid_shard_degree = ", degree, ": give one of them"));
+  }
+  return sharding;
+}
+
+c10::ScalarType dtype(const Json& name) {
+  return name == "bf16" ? c10::ScalarType::BFloat16 : name == "fp16" ? c10::ScalarType::Half : c10::ScalarType::Float;
+}
+
+void read_precision(Json& c, Config& config) {
+  Json& p = c["precision"];
+  if (p.is_string()) {
+    config.precision = p;
+    return;
+  }
+  if (p["reduce"].is_null()) p["reduce"] = p["parameters"];
+  config.precision = "custom";
+  config.custom_precision = {
+      .parameters = dtype(p["parameters"]), .reduce = dtype(p["reduce"]), .masters = dtype(p["masters"])};
+}
+
+}  // namespace
+
+Config make_config(const Json& resolved, const std::string& name) {
+  Config config;
+  config.resolved = resolved;
+  Json& c = config.resolved;
+  check_available(c);
+  config.run = read_run(c, name);
+  config.model = read_model(c);
+  config.data = read_data(c);
+  config.train = read_train(c);
+  config.optimizer = read_optimizer(c);
+  config.sharding = read_sharding(c);
+  read_precision(c, config);
+  return config;
+}
+
+Config load_config(const std::string& path, const std::vector<std::string>& assignments) {
+  return make_config(resolve_config(path, assignments), path);
+}
+
+mesh::Strategy strategy_of(const Config& config, int ranks) {
+  const Config::Sharding& s = config.sharding;
+  mesh::Strategy strategy;
+  const char* key = "sharding.strategy";
+  try {
+    if (s.degrees) {
+      key = "degrees";
+      strategy.degrees = mesh::Layout(ranks, *s.degrees).degrees();
+    } else if (!s.strategy.empty()) {
+      if (s.hybrid_shard_degree > 0) key = "hybrid_shard_degree";
+      strategy = mesh::preset(s.strategy, ranks, s.hybrid_shard_degree);
+    } else if (s.hybrid_shard_degree > 0) {
+      key = "hybrid_shard_degree";
+      strategy = mesh::from_hybrid_shard_degree(s.hybrid_shard_degree, ranks);
+    } else {
+      strategy = mesh::preset("FULL_SHARD", ranks);
+    }
+  } catch (const InvalidArgument& error) {
+    throw ConfigError(key, without_function(error));
+  }
+  if (s.free_after_forward) strategy.free_after_forward = *s.free_after_forward;
+  if (s.free_after_backward) strategy.free_after_backward = *s.free_after_backward;
+  return strategy;
+}
+
+shard::Precision precision_of(const Config& config, bool has_bf16) {
+  if (config.precision == "custom") return config.custom_precision;
+  if (config.precision == "fp16") return shard::Precision::fp16();
+  if (config.precision == "bf16" || (config.precision == "auto" && has_bf16)) return shard::Precision::bf16();
+  return shard::Precision::fp32();
+}
+
+}  // namespace tesserae::train

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tesserae/mesh/strategy.h"
+#include "tesserae/shard/options.h"
+#include "tesserae/train/json.h"
+
+namespace tesserae::train {
+
+/// A validated configuration as C++ values; schema.json describes each key. Values that derive from other keys are
+/// filled in, except those that need the data (model.vocabulary), the machine (device, precision auto) or the number of
+/// ranks.
+struct Config {
+  struct Run {
+    std::string folder;
+    uint64_t seed = 0;
+    int64_t log_every = 0;
+    int nproc = 1;
+    std::string device, backend;
+    double connect_deadline_seconds = 0, deadline_seconds = 0;
+  } run;
+
+  struct Model {
+    int64_t dimension = 0, layers = 0, heads = 0, kv_heads = 0, feed_forward = 0;
+    std::optional<int64_t> vocabulary;
+    bool tied = true;
+    double dropout = 0, norm_epsilon = 0, rope_base = 0;
+    bool checkpoint_activations = false;
+  } model;
+
+  struct Data {
+    std::vector<std::string> path;
+    std::string format;
+    std::vector<std::string> suffixes;
+    int64_t sequence_length = 0;
+    double validation_fraction = 0;
+  } data;
+
+  struct Train {
+    int64_t steps = 0, batch_per_rank = 0, accumulate = 0;
+    shard::Accumulation accumulation = shard::Accumulation::local;
+    double clip_norm = 0;
+    int64_t eval_every = 0, eval_batches = 0, sample_tokens = 0;
+  } train;
+
+  struct Optimizer {
+    std::string name;
+    double lr = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0, momentum = 0;
+    std::string schedule;
+    int64_t warmup_steps = 0;
+    double min_lr_ratio = 0;
+  } optimizer;
+
+  std::string precision;              ///< "fp32", "bf16", "fp16", "auto" or "custom"
+  shard::Precision custom_precision;  ///< of "custom"
+
+  struct Sharding {
+    int hybrid_shard_degree = 0;
+    std::optional<mesh::Degrees> degrees;
+    std::string strategy;  ///< empty: none was named
+    std::optional<bool> free_after_forward, free_after_backward;
+    int limit_all_gathers = 0, limit_reductions = 0;
+    bool warn_of_pool_misses = false;
+  } sharding;
+
+  Json resolved;  ///< what is written to the run folder
+};
+
+/// `name`: of the configuration file, for the default run folder. Throws ConfigError for keys that contradict each
+/// other and for features that are not available yet.
+Config make_config(const Json& resolved, const std::string& name);
+
+/// resolve_config and make_config.
+Config load_config(const std::string& path, const std::vector<std::string>& assignments = {});
+
+/// The strategy of this configuration for so many ranks. Throws ConfigError naming the key whose degree does not fit.
+mesh::Strategy strategy_of(const Config& config, int ranks);
+
+/// The dtypes of this configuration where `auto` means bf16 (`has_bf16`) or fp32.
+shard::Precision precision_of(const Config& config, bool has_bf16);
+
+}  // namespace tesserae::train

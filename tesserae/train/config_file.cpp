@@ -1,0 +1,87 @@
+#include "tesserae/train/config_file.h"
+
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "tesserae/train/schema.h"
+#include "tesserae/train/validate.h"
+
+namespace tesserae::train {
+namespace {
+
+std::string read_all(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  // Opening a folder succeeds, reading from it does not; an empty file puts nothing, which also sets failbit on `text`.
+  if (!file || (file.peek(), file.bad())) throw ConfigError("", cat("cannot read ", path));
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::string place(const std::string& text, size_t byte) {
+  size_t line = 1, column = 1;
+  for (size_t i = 0; i + 1 < byte && i < text.size(); ++i) {
+    column = text[i] == '\n' ? 1 : column + 1;
+    line += text[i] == '\n';
+  }
+  return cat(line, ":", column);
+}
+
+// The library's own text is "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while ...".
+std::string reason(const Json::parse_error& error) {
+  const std::string text = error.what();
+  const size_t at = text.find(": ");
+  return at == std::string::npos ? text : text.substr(at + 2);
+}
+
+}  // namespace
+
+Json read_config_file(const std::string& path) {
+  const std::string text = read_all(path);
+  std::vector<std::set<std::string>> seen;
+  const auto watch = [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) seen.emplace_back();
+    if (event == Json::parse_event_t::object_end) seen.pop_back();
+    if (event == Json::parse_event_t::key && !seen.back().insert(parsed.get<std::string>()).second) {
+      throw ConfigError("", cat(path, ": the key ", brief(parsed), " stands twice in one object"));
+    }
+    return true;
+  };
+  try {
+    Json document = Json::parse(text, watch, true, true);
+    if (!document.is_object()) throw ConfigError("", cat(path, ": must be a JSON object, but is ", brief(document)));
+    return document;
+  } catch (const Json::parse_error& error) {
+    throw ConfigError("", cat(path, ":", place(text, error.byte), ": no valid JSON: ", reason(error)));
+  }
+}
+
+void set_key(Json& document, const std::string& assignment) {
+  const size_t equals = assignment.find('=');
+  const std::string path = assignment.substr(0, equals);
+  if (equals == std::string::npos || path.empty() || path.front() == '.' || path.back() == '.' ||
+      path.find("..") != std::string::npos) {
+    throw ConfigError("", cat("--set takes KEY=VALUE, for example train.steps=50, but got \"", assignment, "\""));
+  }
+  const std::string text = assignment.substr(equals + 1);
+  Json value = Json::parse(text, nullptr, false);
+  if (value.is_discarded()) value = text;
+
+  Json* node = &document;
+  size_t begin = 0;
+  for (size_t dot; (dot = path.find('.', begin)) != std::string::npos; begin = dot + 1) {
+    node = &(*node)[path.substr(begin, dot - begin)];
+    // "precision.reduce=fp32" over "precision": "bf16": the key asked for last wins.
+    if (!node->is_object()) *node = Json::object();
+  }
+  (*node)[path.substr(begin)] = std::move(value);
+}
+
+Json resolve_config(const std::string& path, const std::vector<std::string>& assignments) {
+  Json document = read_config_file(path);
+  for (const auto& assignment : assignments) set_key(document, assignment);
+  return validate(config_schema(), document);
+}
+
+}  // namespace tesserae::train
