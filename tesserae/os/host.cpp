@@ -1,0 +1,35 @@
+#include "tesserae/os/host.h"
+
+#include <sched.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "tesserae/base/error.h"
+#include "tesserae/os/files.h"
+
+namespace tesserae::os {
+
+std::string host_name() {
+  utsname names{};
+  ::uname(&names);
+  return names.nodename;
+}
+
+std::string host_identity() {
+  const Path boot = "/proc/sys/kernel/random/boot_id";
+  if (!files().exists(boot)) return host_name();
+  std::string identity = cat(host_name(), "/", files().read(boot));
+  identity.erase(identity.find_last_not_of('\n') + 1);
+  return identity;
+}
+
+int processors() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+}  // namespace tesserae::os

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+
+namespace tesserae::os {
+
+std::string host_name();
+
+/// Equal for two processes exactly if they run on the same booted machine under the same name: tells which ranks share
+/// a host even where names repeat. (Containers of one machine under different names count as hosts of their own.)
+std::string host_identity();
+
+/// How many processors this process may run on.
+int processors();
+
+}  // namespace tesserae::os

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+
+namespace tesserae::os {
+
+/// What a process uses, in bytes.
+struct ProcessMemory {
+  uint64_t resident = 0;       ///< pages in memory, shared ones in full
+  uint64_t proportional = 0;   ///< shared pages divided by the number of processes that share them: sums up over ranks
+  uint64_t peak_resident = 0;  ///< the most that resident ever was
+};
+
+/// Of `process`, by default this one. Throws IoError if there is no such process or it belongs to another user.
+/// Walks the page tables (milliseconds for each GB): once a step is too often for big processes.
+ProcessMemory process_memory(pid_t process = 0);
+
+/// The most that was ever resident in this process, in bytes. Cheap.
+uint64_t peak_resident();
+
+/// What this host has, in bytes, within the limit that a container (cgroup v2) sets.
+struct HostMemory {
+  uint64_t total = 0;
+  uint64_t available = 0;  ///< could be allocated without swapping
+};
+HostMemory host_memory();
+
+}  // namespace tesserae::os

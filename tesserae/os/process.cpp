@@ -1,0 +1,183 @@
+#include "tesserae/os/process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <utility>
+
+#include "tesserae/os/descriptor.h"
+#include "tesserae/os/failure.h"
+#include "tesserae/os/process_watch.h"
+
+extern char** environ;
+
+namespace tesserae::os {
+namespace {
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> all;
+  for (std::string& text : texts) all.push_back(text.data());
+  all.push_back(nullptr);
+  return all;
+}
+
+std::vector<std::string> merged_environment(const std::map<std::string, std::string>& added) {
+  std::vector<std::string> all;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    if (!added.contains(text.substr(0, text.find('=')))) all.push_back(text);
+  }
+  for (const auto& [name, value] : added) all.push_back(name + "=" + value);
+  return all;
+}
+
+/// Runs in the child between fork and exec: only calls that are safe there, though other threads may have held locks.
+/// Returns only on failure, with errno set.
+void become(const Command& command, char* const* arguments, char* const* environment, pid_t parent) {
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  for (const int number : {SIGINT, SIGTERM, SIGPIPE}) ::signal(number, SIG_DFL);
+  if (command.new_group && setpgid(0, 0) != 0) return;
+  if (command.die_with_parent) {
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
+    if (getppid() != parent) _exit(127);  // it died before the line above: no signal will come
+  }
+  // Both are first moved out of the way, in case one of them is the number that the other is to become.
+  const int output = command.output < 0 ? -1 : fcntl(command.output, F_DUPFD_CLOEXEC, 3);
+  const int errors = command.errors < 0 ? -1 : fcntl(command.errors, F_DUPFD_CLOEXEC, 3);
+  if ((command.output >= 0 && dup2(output, STDOUT_FILENO) < 0) ||
+      (command.errors >= 0 && dup2(errors, STDERR_FILENO) < 0)) {
+    return;
+  }
+  execvpe(arguments[0], arguments, environment);
+}
+
+Exit from_status(int status) {
+  if (WIFSIGNALED(status)) return {.code = 0, .signal = WTERMSIG(status)};
+  return {.code = WEXITSTATUS(status), .signal = 0};
+}
+
+}  // namespace
+
+std::string Exit::text() const {
+  if (signal == 0) return cat("exited with code ", code);
+  const char* name = sigdescr_np(signal);
+  return cat("killed by signal ", signal, name == nullptr ? "" : cat(" (", name, ")"));
+}
+
+Process Process::spawn(const Command& command) {
+  if (command.arguments.empty()) throw InvalidArgument("Process::spawn", "no program is named");
+  std::vector<std::string> arguments = command.arguments;
+  std::vector<std::string> environment = merged_environment(command.environment);
+  const std::vector<char*> argument_pointers = pointers(arguments);
+  const std::vector<char*> environment_pointers = pointers(environment);
+  Pipe report = make_pipe();  // closed by a successful exec, else carries the child's errno
+  const pid_t parent = getpid();
+
+  const pid_t id = fork();
+  if (id < 0) throw failure("Process::spawn", arguments[0], "cannot fork");
+  if (id == 0) {
+    become(command, argument_pointers.data(), environment_pointers.data(), parent);
+    const int error = errno;
+    [[maybe_unused]] const ssize_t sent = ::write(report.write.get(), &error, sizeof error);
+    _exit(127);
+  }
+  // Also here, so that the group exists when this call returns; the child's own call makes it exist before its exec.
+  if (command.new_group) setpgid(id, id);
+  Process child(id);
+  report.write.reset();
+  const std::string sent = read_some(report.read.get(), sizeof(int));
+  if (sent.size() == sizeof(int)) {
+    int error = 0;
+    memcpy(&error, sent.data(), sizeof error);
+    throw failure("Process::spawn", arguments[0], "cannot start", error);
+  }
+  return child;
+}
+
+Process::Process(Process&& other) noexcept : id_(std::exchange(other.id_, -1)), exit_(other.exit_) {}
+
+Process& Process::operator=(Process&& other) noexcept {
+  if (this != &other) {
+    end();
+    id_ = std::exchange(other.id_, -1);
+    exit_ = other.exit_;
+  }
+  return *this;
+}
+
+Process::~Process() {
+  end();
+}
+
+void Process::end() noexcept {
+  if (id_ < 0 || exit_) return;
+  ::kill(id_, SIGKILL);
+  while (::waitpid(id_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+std::optional<Exit> Process::poll() {
+  if (exit_ || id_ < 0) return exit_;
+  int status = 0;
+  pid_t found;
+  do {
+    found = ::waitpid(id_, &status, WNOHANG);
+  } while (found < 0 && errno == EINTR);
+  if (found < 0) throw failure("Process::poll", cat("process ", id_), "cannot wait for it");
+  if (found == id_) exit_ = from_status(status);
+  return exit_;
+}
+
+std::optional<Exit> Process::wait(const Deadline& deadline) {
+  if (!poll() && id_ >= 0) ProcessWatch(id_).wait_gone(deadline);
+  return poll();
+}
+
+void Process::signal(int number) {
+  if (poll() || id_ < 0) return;
+  if (::kill(id_, number) != 0) throw failure("Process::signal", cat("process ", id_), cat("cannot send ", number));
+}
+
+void Process::signal_group(int number) {
+  if (id_ < 0) return;
+  if (::kill(-id_, number) != 0 && errno != ESRCH) {
+    throw failure("Process::signal_group", cat("process group ", id_), cat("cannot send ", number));
+  }
+}
+
+pid_t process_id() {
+  return getpid();
+}
+
+pid_t parent_id() {
+  return getppid();
+}
+
+std::optional<uint64_t> start_time(pid_t process) {
+  // Read past Files: a test that makes files fail must not make processes look dead.
+  const int number = ::open(cat("/proc/", process, "/stat").c_str(), O_RDONLY | O_CLOEXEC);
+  if (number < 0) return std::nullopt;
+  const Descriptor descriptor(number);
+  char buffer[2048];
+  const ssize_t length = ::read(descriptor.get(), buffer, sizeof buffer);
+  if (length <= 0) return std::nullopt;
+  const std::string_view text(buffer, static_cast<size_t>(length));
+  // The second field is the program's name in brackets, and may hold spaces and brackets itself. After it: state, ...
+  size_t at = text.rfind(')');
+  if (at == std::string_view::npos || at + 2 >= text.size()) return std::nullopt;
+  if (text[at + 2] == 'Z' || text[at + 2] == 'X') return std::nullopt;
+  for (int field = 2; field < 22 && at != std::string_view::npos; ++field) at = text.find(' ', at + 1);
+  if (at == std::string_view::npos) return std::nullopt;
+  uint64_t ticks = 0;
+  const auto parsed = std::from_chars(text.data() + at + 1, text.data() + text.size(), ticks);
+  return parsed.ec == std::errc() ? std::optional(ticks) : std::nullopt;
+}
+
+}  // namespace tesserae::os

@@ -1,0 +1,20 @@
+#pragma once
+
+namespace tesserae::os {
+
+/// While it lives, SIGINT and SIGTERM do not end the process but are remembered, and can be polled. At most one at a
+/// time (a second one throws InvalidArgument). The earlier handlers come back when it is destroyed.
+class StopSignals {
+ public:
+  StopSignals();
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  int first() const;  ///< the number of the first one that came, or 0
+  int count() const;  ///< how many came: a user who presses Ctrl-C twice means it
+  /// Readable once one has come, and for ever after: for wait_readable.
+  int descriptor() const;
+};
+
+}  // namespace tesserae::os
