@@ -29,6 +29,32 @@ target_link_libraries(libtorch INTERFACE torch_cpu c10)
 set(TESSERAE_HAS_CUDA OFF)
 if(NOT TORCH_CUDA STREQUAL "none")
   set(TESSERAE_HAS_CUDA ON)
-  # Nothing of ours names a symbol of these two, yet loading them is what registers the CUDA kernels.
-  target_link_libraries(libtorch INTERFACE -Wl,--no-as-needed torch_cuda c10_cuda -Wl,--as-needed)
+  # Nothing of ours names a symbol of these two, yet loading them is what registers the CUDA kernels. One item, so that
+  # CMake cannot move the libraries away from their flags.
+  target_link_libraries(libtorch INTERFACE -Wl,--push-state,--no-as-needed,-ltorch_cuda,-lc10_cuda,--pop-state)
+  # What torch's own libraries need is found by their loader paths at run time; the linker need not find it too.
+  target_link_options(libtorch INTERFACE -Wl,--allow-shlib-undefined)
+
+  # The target libtorch_cuda: what comm/nccl.cpp alone needs, the headers of CUDA and NCCL. They lie in the wheels that
+  # torch depends on, those of the compiler (crt/, nv/) perhaps only in a toolkit. Missing ones cost the NCCL group, no more.
+  file(GLOB nvidia_wheels ${TORCH_ROOT}/../nvidia/*)
+  find_program(NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
+  cmake_path(GET NVCC PARENT_PATH nvcc_folder)
+  set(cuda_roots ${nvidia_wheels} ${nvcc_folder}/.. $ENV{CUDA_HOME} /usr/local/cuda)
+  find_path(CUDA_RUNTIME_INCLUDE cuda_runtime_api.h HINTS ${cuda_roots} PATH_SUFFIXES include)
+  find_path(CUDA_COMPILER_INCLUDE crt/host_defines.h HINTS ${cuda_roots} PATH_SUFFIXES include)
+  find_path(CUDA_TARGET_INCLUDE nv/target HINTS ${cuda_roots} PATH_SUFFIXES include include/cccl)
+  find_path(NCCL_INCLUDE nccl.h HINTS ${cuda_roots} PATH_SUFFIXES include)
+  string(REGEX MATCH "^[0-9]+" cuda_major ${TORCH_CUDA})
+  find_library(CUDA_RUNTIME NAMES libcudart.so.${cuda_major} cudart HINTS ${cuda_roots} PATH_SUFFIXES lib lib64)
+  if(CUDA_RUNTIME_INCLUDE AND CUDA_COMPILER_INCLUDE AND CUDA_TARGET_INCLUDE AND NCCL_INCLUDE AND CUDA_RUNTIME)
+    list(TRANSFORM nvidia_wheels APPEND /include OUTPUT_VARIABLE wheel_includes)
+    add_library(libtorch_cuda INTERFACE)
+    target_include_directories(libtorch_cuda SYSTEM INTERFACE
+      ${wheel_includes} ${CUDA_RUNTIME_INCLUDE} ${CUDA_COMPILER_INCLUDE} ${CUDA_TARGET_INCLUDE} ${NCCL_INCLUDE})
+    target_compile_definitions(libtorch_cuda INTERFACE USE_C10D_NCCL)
+    target_link_libraries(libtorch_cuda INTERFACE libtorch ${CUDA_RUNTIME})
+  else()
+    message(WARNING "torch has CUDA, but headers of CUDA or NCCL were not found (CUDA_HOME names a toolkit): no NCCL group")
+  endif()
 endif()
