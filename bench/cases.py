@@ -1,0 +1,71 @@
+"""What compare.py compares: the cases (a model, ranks, a precision) and the candidates (a program that trains it)."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Case:
+    title: str
+    dimension: int
+    layers: int
+    heads: int
+    vocabulary: int
+    sequence: int
+    ranks: int
+    batch: int = 1
+    precision: str = "fp32"
+
+    def arguments(self) -> list[str]:
+        """The options that bench/peers.py and bench/step.cpp share."""
+        return [word for name in ("dimension", "layers", "heads", "vocabulary", "sequence", "batch", "precision")
+                for word in (f"--{name}", str(getattr(self, name)))]
+
+
+A = Case("118 M parameters, 128 tokens a rank, 2 ranks, fp32", dimension=1024, layers=8, heads=16, vocabulary=8192,
+         sequence=128, ranks=2)
+CASES = {
+    "A": A,
+    "B": replace(A, title="118 M parameters, 128 tokens a rank, 4 ranks, fp32", ranks=4),
+    "C": Case("34 M parameters, 512 tokens a rank, 2 ranks, fp32", dimension=512, layers=8, heads=8, vocabulary=8192,
+              sequence=512, ranks=2),
+    "E": replace(A, title="118 M parameters, 128 tokens a rank, 2 ranks, bf16", precision="bf16"),
+    "tiny": Case("0.3 M parameters, 32 tokens a rank, 2 ranks, fp32 (proves that the comparison runs, nothing else)",
+                 dimension=64, layers=4, heads=4, vocabulary=512, sequence=32, ranks=2),
+}
+
+# name: what the table calls it
+TITLES = {
+    "plain": "no communication (PyTorch)", "ours-plain": "no communication (C++)", "ddp": "DDP", "fsdp1": "FSDP1",
+    "fsdp1-grad-op": "FSDP1, SHARD_GRAD_OP", "fsdp2": "FSDP2", "fsdp2-grad-op": "FSDP2, reshard_after_forward=False",
+    "ours": "Tesserae",
+}
+DEFAULT = ("plain", "ours-plain", "ddp", "fsdp1", "fsdp2", "ours")
+REFERENCE = "fsdp2"
+
+
+def title(candidate: str) -> str:
+    """`ours:ZERO_2` and `ours:2,2,4` are ours under another strategy or with those degrees P,G,O."""
+    name, _, layout = candidate.partition(":")
+    return f"{TITLES[name]}, {layout}" if layout else TITLES[name]
+
+
+def is_candidate(candidate: str) -> bool:
+    name, colon, layout = candidate.partition(":")
+    return name in TITLES and (not colon or (name == "ours" and bool(layout)))
+
+
+def command(candidate: str, step_program: Path) -> list[str]:
+    name, _, layout = candidate.partition(":")
+    if name == "ours":
+        layout = layout or "FULL_SHARD"
+        return [str(step_program), "--mode", "sharded", "--degrees" if layout[0].isdigit() else "--strategy", layout]
+    if name == "ours-plain":
+        return [str(step_program), "--mode", "plain"]
+    peer = [sys.executable, str(HERE / "peers.py"), "--mode", name.removesuffix("-grad-op")]
+    return [*peer, "--strategy", "SHARD_GRAD_OP"] if name.endswith("-grad-op") else peer

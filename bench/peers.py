@@ -1,0 +1,205 @@
+"""Trains the transformer of bench/transformer.py with PyTorch's own tools and writes what one run cost as JSON.
+
+Every peer gets what its documentation recommends: one unit a block, fused AdamW, default prefetching, and for DDP gradients
+that live in the buckets of a static graph. Ranks come from the environment (torchrun, or bench/compare.py):
+
+    torchrun --nproc-per-node 2 bench/peers.py --mode fsdp2 --dimension 256 --layers 4 --heads 4 --vocabulary 1024 --sequence 64
+
+Modes: plain (every rank trains a copy of its own: no communication at all), ddp, fsdp1, fsdp2.
+`--mode plain --data-ranks N` in one process trains on the batches of N ranks together: the reference for losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from transformer import Block, Shape, Transformer, batch_of, parameter_count
+
+Precision = contextlib.AbstractContextManager
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", choices=("plain", "ddp", "fsdp1", "fsdp2"), required=True)
+    parser.add_argument("--strategy", default="FULL_SHARD",
+                        choices=("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"),
+                        help="of fsdp1; fsdp2 takes FULL_SHARD, SHARD_GRAD_OP and HYBRID_SHARD")
+    parser.add_argument("--degree", type=int, default=0, help="ranks over which a HYBRID_SHARD shards")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--dimension", type=int, required=True)
+    parser.add_argument("--layers", type=int, required=True)
+    parser.add_argument("--heads", type=int, required=True)
+    parser.add_argument("--kv-heads", type=int, default=0, help="0: as many as heads")
+    parser.add_argument("--feed-forward", type=int, default=0, help="0: 8/3 of dimension, rounded up to 32, as in ours")
+    parser.add_argument("--vocabulary", type=int, required=True)
+    parser.add_argument("--sequence", type=int, required=True)
+    parser.add_argument("--tied", action="store_true")
+    parser.add_argument("--batch", type=int, default=1, help="sequences a rank and step")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before those")
+    parser.add_argument("--data-ranks", type=int, default=0, help="train in one process on the batches of so many ranks")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--json", type=Path, help="where rank 0 writes its report; default: standard output")
+    return parser.parse_args()
+
+
+def default_feed_forward(dimension: int) -> int:
+    return -(-dimension * 8 // 3 // 32) * 32
+
+
+def shape_of(options: argparse.Namespace) -> Shape:
+    return Shape(dimension=options.dimension, layers=options.layers, heads=options.heads,
+                 kv_heads=options.kv_heads or options.heads,
+                 feed_forward=options.feed_forward or default_feed_forward(options.dimension), vocabulary=options.vocabulary,
+                 sequence=options.sequence, tied=options.tied)
+
+
+def wrap_ddp(model: nn.Module, options: argparse.Namespace, device: torch.device) -> nn.Module:
+    from torch.nn.parallel import DistributedDataParallel
+
+    ids = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, static_graph=True)
+
+
+def wrap_fsdp1(model: nn.Module, options: argparse.Namespace, device: torch.device) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+    policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})
+    mesh, precision = None, None
+    if options.degree:
+        mesh = init_device_mesh(device.type, (dist.get_world_size() // options.degree, options.degree))
+    if options.precision == "bf16":
+        precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return FullyShardedDataParallel(model, auto_wrap_policy=policy, sharding_strategy=ShardingStrategy[options.strategy],
+                                    mixed_precision=precision, device_id=device, device_mesh=mesh, use_orig_params=True)
+
+
+def wrap_fsdp2(model: nn.Module, options: argparse.Namespace, device: torch.device) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    size = dist.get_world_size()
+    mesh = init_device_mesh(device.type, (size // options.degree, options.degree), mesh_dim_names=("replicate", "shard")) \
+        if options.degree else init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
+    arguments: dict = {"mesh": mesh}
+    if options.precision == "bf16":
+        arguments["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if options.strategy == "SHARD_GRAD_OP":
+        arguments["reshard_after_forward"] = False
+    for block in model.blocks:
+        fully_shard(block, **arguments)
+    return fully_shard(model, **arguments)
+
+
+WRAP: dict[str, Callable[[nn.Module, argparse.Namespace, torch.device], nn.Module]] = {
+    "plain": lambda model, options, device: model, "ddp": wrap_ddp, "fsdp1": wrap_fsdp1, "fsdp2": wrap_fsdp2}
+
+
+def autocast(options: argparse.Namespace) -> Precision:
+    """FSDP casts parameters by itself; DDP and the unwrapped model compute in bf16 through autocast, as is usual."""
+    if options.precision == "bf16" and options.mode in ("plain", "ddp"):
+        return torch.autocast(options.device, dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
+    """Norms do not decay. They are told by name: wrapped parameters have lost their shape."""
+    named = list(model.named_parameters())
+    decay = [p for name, p in named if "norm" not in name.split(".")[-2]]
+    rest = [p for name, p in named if "norm" in name.split(".")[-2]]
+    return torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
+                             lr=3e-4, betas=(0.9, 0.95), fused=True)
+
+
+def leave() -> NoReturn:
+    """Ends this process at once: torch 2.13's own exit with a Gloo group open sometimes aborts and sometimes hangs."""
+    if dist.is_initialized():
+        dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def mean_over_ranks(values: Tensor, communicates: bool) -> list[float]:
+    if communicates:
+        dist.all_reduce(values)
+        values = values / dist.get_world_size()
+    return values.tolist()
+
+
+def main() -> None:
+    options = parse()
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    torch.set_num_threads(1)
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if options.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    communicates = options.mode != "plain"
+    if communicates:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+
+    shape = shape_of(options)
+    torch.manual_seed(0)
+    model = Transformer(shape).to(device)
+    parameters = parameter_count(model)
+    model = WRAP[options.mode](model, options, device)
+    optimizer = make_optimizer(model)
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        if options.data_ranks:
+            parts = [batch_of(shape, options.batch, step, r, options.data_ranks, device) for r in range(options.data_ranks)]
+            return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        return batch_of(shape, options.batch, step, rank, ranks, device)
+
+    losses, step_ms = [], []
+    for step in range(options.warmup + options.steps):
+        tokens, targets = batch(step)
+        if step == options.warmup and communicates:
+            dist.barrier()
+        start = time.perf_counter()
+        with autocast(options):
+            loss = model(tokens, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        step_ms.append((time.perf_counter() - start) * 1e3)
+        losses.append(loss.detach().float().cpu())
+
+    means = mean_over_ranks(torch.stack(losses).to(device), communicates)
+    timed = step_ms[options.warmup:]
+    report = {
+        "mode": options.mode, "strategy": options.strategy if options.mode.startswith("fsdp") else None,
+        "ranks": ranks, "parameters": parameters, "precision": options.precision, "device": options.device,
+        "tokens_per_step": options.batch * shape.sequence * (options.data_ranks or ranks), "step_ms": timed,
+        "tokens_per_second": options.batch * shape.sequence * (options.data_ranks or ranks) / statistics.median(timed) * 1e3,
+        "losses": means, "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "torch": torch.__version__,
+    }
+    if device.type == "cuda":
+        report["peak_device_bytes"] = torch.cuda.max_memory_allocated(device)
+    if rank == 0:
+        text = json.dumps(report)
+        options.json.write_text(text) if options.json else print(text)
+    leave()
+
+
+if __name__ == "__main__":
+    main()
