@@ -32,7 +32,7 @@ class LossScaler {
   /// Throws InvalidArgument unless growth > 1, 0 < backoff < 1, growth_interval > 0 and 0 < minimum <= initial.
   explicit LossScaler(const Options& options);
 
-  at::Tensor scale(const at::Tensor& loss) const { return loss * state_.scale; }
+  at::Tensor scale(const at::Tensor& loss) const { return loss.mul(state_.scale); }
   double scale() const { return state_.scale; }
 
   /// Tells how the step's gradients were. Called by Optimizer::step.

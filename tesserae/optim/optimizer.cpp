@@ -93,7 +93,10 @@ void Optimizer::refresh_views(const shard::Shard& shard, State& state) const {
         cat("state \"", state_names()[k], "\" of shard ", shard.index, " has ", state.flat[k].numel(),
             " elements and its master ", shard.master.numel(), "; move the state when the shards are cut anew"));
   }
-  for (auto& views : state.views) views = Views{.state = std::vector<std::vector<at::Tensor>>(state.flat.size())};
+  for (auto& views : state.views) {
+    views = Views();
+    views.state.resize(state.flat.size());
+  }
   for (const auto& segment : segments(shard, decays_)) {
     auto& views = state.views[segment.decay];
     views.master.push_back(shard.master.slice(0, segment.begin, segment.end));

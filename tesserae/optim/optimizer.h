@@ -16,10 +16,10 @@
 namespace tesserae::optim {
 
 struct StepOptions {
-  std::optional<double> lr;      ///< of this step only; unset: the optimizer's own
-  double clip_norm = 0;          ///< > 0: gradients are scaled to this global norm at most
-  LossScaler* scaler = nullptr;  ///< the loss was scaled by it
-  bool measure_norm = true;      ///< false saves the all-reduce, unless clip_norm or scaler need it
+  std::optional<double> lr = {};  ///< of this step only; unset: the optimizer's own
+  double clip_norm = 0;           ///< > 0: gradients are scaled to this global norm at most
+  LossScaler* scaler = nullptr;   ///< the loss was scaled by it
+  bool measure_norm = true;       ///< false saves the all-reduce, unless clip_norm or scaler need it
 };
 
 struct StepResult {
