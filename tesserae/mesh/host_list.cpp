@@ -91,8 +91,8 @@ std::vector<int> expand_task_counts(std::string_view counts) {
   for (std::string_view item : split(counts)) {
     int64_t repeats = 1;
     const size_t open = item.find("(x");
-    if (open != std::string_view::npos && item.ends_with(')')) {
-      repeats = number(item.substr(open + 2, item.size() - open - 3));
+    if (open != std::string_view::npos) {
+      repeats = item.ends_with(')') ? number(item.substr(open + 2, item.size() - open - 3)) : -1;
     }
     const int64_t count = number(item.substr(0, open));
     if (count < 1 || count > INT32_MAX || repeats < 1 || tasks.size() + static_cast<size_t>(repeats) > most_hosts) {
