@@ -1,22 +1,20 @@
 #include "tesserae/train/config_file.h"
 
-#include <fstream>
 #include <set>
-#include <sstream>
 
+#include "tesserae/os/files.h"
 #include "tesserae/train/schema.h"
 #include "tesserae/train/validate.h"
 
 namespace tesserae::train {
 namespace {
 
-std::string read_all(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  // Opening a folder succeeds, reading from it does not; an empty file puts nothing, which also sets failbit on `text`.
-  if (!file || (file.peek(), file.bad())) throw ConfigError("", cat("cannot read ", path));
-  text << file.rdbuf();
-  return text.str();
+std::string read_text(const std::string& path) {
+  try {
+    return os::files().read(path);
+  } catch (const IoError& error) {
+    throw ConfigError("", without_function(error));
+  }
 }
 
 std::string place(const std::string& text, size_t byte) {
@@ -38,7 +36,7 @@ std::string reason(const Json::parse_error& error) {
 }  // namespace
 
 Json read_config_file(const std::string& path) {
-  const std::string text = read_all(path);
+  const std::string text = read_text(path);
   std::vector<std::set<std::string>> seen;
   const auto watch = [&](int, Json::parse_event_t event, Json& parsed) {
     if (event == Json::parse_event_t::object_start) seen.emplace_back();

@@ -1,0 +1,48 @@
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cstdio>
+#include <exception>
+
+#include "cli/verbs.h"
+#include "cli/version.h"
+#include "tesserae/comm/error.h"
+#include "tesserae/train/json.h"
+#include "tesserae/train/launcher.h"
+
+namespace {
+
+constexpr const char* exit_statuses =
+    "Exit status: 0 done; 1 failed; 2 the command line or the configuration can not work, and nothing was done;\n"
+    "3 other ranks were lost; 128 + signal: ended by that signal.";
+
+int report(const std::exception& error, int status) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "tesserae: %s\n", error.what());
+  return status;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace tesserae;
+  CLI::App program("Trains PyTorch models that are too big for one device, by sharding their training state.",
+                   "tesserae");
+  int status = 0;
+  program.set_version_flag("--version", cli::version_text(), "Print the version and end");
+  program.require_subcommand(1);
+  program.footer(exit_statuses);
+  cli::add_train(program, status);
+  cli::add_config(program, status);
+  try {
+    program.parse(argc, argv);
+    return status;
+  } catch (const CLI::ParseError& error) {
+    return program.exit(error) == 0 ? 0 : cli::exit_configuration;
+  } catch (const train::ConfigError& error) {
+    return report(error, cli::exit_configuration);
+  } catch (const comm::CommError& error) {
+    return report(error, train::exit_peer_lost);
+  } catch (const std::exception& error) {
+    return report(error, cli::exit_failure);
+  }
+}

@@ -1,0 +1,82 @@
+#include "tesserae/train/trainer.h"
+
+#include <CLI/Validators.hpp>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/verbs.h"
+#include "tesserae/os/program.h"
+#include "tesserae/train/launcher.h"
+
+namespace tesserae::cli {
+namespace {
+
+struct Arguments {
+  std::string config;
+  int nproc = 0;  // 0: not given
+  std::vector<std::string> assignments;
+  std::vector<std::string> more_assignments;  // `--set a=1 b=2`
+  bool dry_run = false;
+};
+
+std::vector<std::string> rank_command(const Arguments& arguments) {
+  std::vector<std::string> command = {os::program_path(), "train", arguments.config};
+  for (const std::string& assignment : arguments.assignments) {
+    command.push_back("--set");
+    command.push_back(assignment);
+  }
+  return command;
+}
+
+int count_ranks(const Arguments& arguments, const train::Config& config, const mesh::World& world) {
+  const mesh::Launch& launch = world.launch();
+  if (launch.launcher == "single") return arguments.nproc > 0 ? arguments.nproc : config.run.nproc;
+  if (arguments.nproc > 0 && arguments.nproc != launch.local_size) {
+    throw train::ConfigError("", cat("--nproc ", arguments.nproc, " contradicts ", launch.launcher, ", which started ",
+                                     launch.local_size, " ranks on this host: leave it out"));
+  }
+  return world.size();
+}
+
+int run(Arguments& arguments) {
+  arguments.assignments.insert(arguments.assignments.end(), arguments.more_assignments.begin(),
+                               arguments.more_assignments.end());
+  const train::Config config = train::load_config(arguments.config, arguments.assignments);
+  const mesh::World world = mesh::World::from_environment();
+  const int ranks = count_ranks(arguments, config, world);
+  // Everything that can be known to fail fails here, before any rank starts.
+  const train::Plan plan = train::plan_job(config, ranks);
+  if (arguments.dry_run) {
+    std::printf("%s\n%s\n", config.resolved.dump(2).c_str(), train::describe(plan, config).c_str());
+    return 0;
+  }
+  if (world.launch().launcher == "single" && ranks > 1) {
+    return train::run_local_job({.ranks = ranks, .command = rank_command(arguments), .environment = {}});
+  }
+  return train::train(config, world);
+}
+
+}  // namespace
+
+void add_train(CLI::App& program, int& status) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* verb = program.add_subcommand("train", "Train a transformer as a configuration says");
+  verb->add_option("CONFIG", arguments->config, "The configuration, a JSON file")->required();
+  verb->add_option("--nproc", arguments->nproc, "Start so many ranks on this host (default: run.nproc)")
+      ->check(CLI::Range(1, 4096))
+      ->type_name("N");
+  verb->add_option("--set", arguments->assignments, "Change one key of the configuration; may be repeated")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  verb->add_option("MORE", arguments->more_assignments)->group("");
+  verb->add_flag("--dry-run", arguments->dry_run, "Check everything, print the resolved configuration and end");
+  verb->footer(
+      "Under torchrun (--no-python), srun or mpirun it joins the job that they started.\n"
+      "`tesserae config` explains the keys of a configuration.\n"
+      "Ctrl-C ends a run after the current step, and writes its summary.");
+  verb->callback([arguments, &status] { status = run(*arguments); });
+}
+
+}  // namespace tesserae::cli

@@ -1,0 +1,210 @@
+#include "tesserae/train/launcher.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <optional>
+
+#include "tesserae/base/error.h"
+#include "tesserae/os/clock.h"
+#include "tesserae/os/descriptor.h"
+#include "tesserae/os/host.h"
+#include "tesserae/os/port.h"
+#include "tesserae/os/process.h"
+#include "tesserae/os/signal_numbers.h"
+#include "tesserae/os/signals.h"
+#include "tesserae/os/terminal.h"
+#include "tesserae/train/line_reader.h"
+
+// How a job ends:
+//  1. A rank fails. The one that failed first is to blame, except that a rank which only lost a peer (exit_peer_lost)
+//     waits a moment for a better culprit: the peer's own end may be noticed later.
+//  2. From then on what other ranks write is withheld: it is about the loss, and would bury the cause.
+//  3. SIGTERM to the ranks that are left; SIGKILL to their process groups when the grace has passed.
+//  4. All ranks are reaped; the report on the culprit is the last thing printed.
+// A signal to this process enters at 3, with nobody to blame.
+
+namespace tesserae::train {
+namespace {
+
+constexpr size_t kept_lines = 12;
+constexpr auto blame_window = std::chrono::milliseconds(1000);
+
+struct Rank {
+  os::Process process;
+  os::Descriptor output;
+  LineReader lines;
+  std::deque<std::string> last;  ///< its last lines, for the report
+  std::optional<os::Exit> exit;
+};
+
+std::map<std::string, std::string> rank_environment(const LocalJob& job, int rank, uint16_t port) {
+  std::map<std::string, std::string> environment = job.environment;
+  environment["RANK"] = environment["LOCAL_RANK"] = std::to_string(rank);
+  environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = std::to_string(job.ranks);
+  environment["MASTER_ADDR"] = "127.0.0.1";
+  environment["MASTER_PORT"] = std::to_string(port);
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+    environment["OMP_NUM_THREADS"] = std::to_string(std::max(1, os::processors() / job.ranks));
+  }
+  return environment;
+}
+
+Rank start(const LocalJob& job, int rank, uint16_t port) {
+  os::Pipe pipe = os::make_pipe();
+  os::Command command{.arguments = job.command,
+                      .environment = rank_environment(job, rank, port),
+                      .die_with_parent = true,
+                      .new_group = true,
+                      .output = rank == 0 ? -1 : pipe.write.get(),
+                      .errors = pipe.write.get()};
+  return {.process = os::Process::spawn(command), .output = std::move(pipe.read), .lines = {}, .last = {}, .exit = {}};
+}
+
+class Job {
+ public:
+  explicit Job(const LocalJob& job) : job_(job), live_screen_(os::is_terminal(os::Stream::output)) {
+    const uint16_t port = os::free_port();
+    for (int rank = 0; rank < job.ranks; ++rank) ranks_.push_back(start(job, rank, port));
+  }
+
+  int run() {
+    while (running() > 0) {
+      wait_for_news();
+      for (size_t rank = 0; rank < ranks_.size(); ++rank) look_at(static_cast<int>(rank));
+      look_at_signals();
+      blame_after_window();
+      if (kill_at_ && kill_at_->passed()) {
+        for (Rank& rank : ranks_) rank.process.signal_group(os::signal_kill);
+      }
+    }
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) drain(static_cast<int>(rank));
+    blame(suspect_);
+    if (kill_at_) {
+      for (Rank& rank : ranks_) rank.process.signal_group(os::signal_kill);  // what the ranks started themselves
+    }
+    return status();
+  }
+
+ private:
+  int running() const {
+    return static_cast<int>(std::ranges::count_if(ranks_, [](const Rank& rank) { return !rank.exit; }));
+  }
+
+  void wait_for_news() {
+    std::vector<int> descriptors;
+    for (const Rank& rank : ranks_) descriptors.push_back(rank.output.get());
+    if (seen_signals_ == 0) descriptors.push_back(signals_.descriptor());
+    // A rank whose output was closed or handed on tells nothing by its descriptor: hence the short deadline.
+    for (const int ready : os::wait_readable(descriptors, os::Deadline(std::chrono::milliseconds(50)))) {
+      for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+        if (ranks_[rank].output.get() == ready) read_once(static_cast<int>(rank));
+      }
+    }
+  }
+
+  void read_once(int number) {
+    Rank& rank = ranks_[number];
+    const std::string bytes = os::read_some(rank.output.get());
+    if (bytes.empty()) rank.output.reset();
+    for (const std::string& line : bytes.empty() ? rank.lines.rest() : rank.lines.add(bytes)) {
+      rank.last.push_back(line);
+      if (rank.last.size() > kept_lines) rank.last.pop_front();
+      if (culprit_ || (suspect_ && number != *suspect_)) continue;
+      // Our own lines say which rank they come from.
+      print(line.starts_with("tesserae: ") ? line : cat("rank ", number, ": ", line));
+      last_speaker_ = number;
+    }
+  }
+
+  /// Reads what a rank that ended has left in its pipe. A grandchild may hold the pipe open: nothing waits for it.
+  void drain(int number) {
+    while (ranks_[number].output) {
+      if (os::wait_readable({ranks_[number].output.get()}, os::Deadline(std::chrono::milliseconds(0))).empty()) return;
+      read_once(number);
+    }
+  }
+
+  void look_at(int number) {
+    Rank& rank = ranks_[number];
+    if (rank.exit || !(rank.exit = rank.process.poll())) return;
+    drain(number);
+    if (rank.exit->success() || culprit_ || seen_signals_ > 0) return;
+    const bool only_lost_a_peer = rank.exit->signal == 0 && rank.exit->code == exit_peer_lost;
+    if (!only_lost_a_peer) return blame(number);
+    if (!suspect_) {
+      suspect_ = number;
+      blame_suspect_at_.emplace(blame_window);
+    }
+  }
+
+  void blame_after_window() {
+    if (blame_suspect_at_ && blame_suspect_at_->passed()) blame(suspect_);
+  }
+
+  void blame(std::optional<int> rank) {
+    if (culprit_ || !rank) return;
+    culprit_ = rank;
+    blame_suspect_at_.reset();
+    end_others(job_.failure_grace);
+  }
+
+  void look_at_signals() {
+    const int count = signals_.count();
+    if (count == seen_signals_) return;
+    const bool again = seen_signals_ > 0;
+    seen_signals_ = count;
+    if (again) {
+      kill_at_.emplace(std::chrono::milliseconds(0));
+    } else if (!culprit_) {
+      print("tesserae: stopping after this step; once more to stop at once");
+      end_others(job_.stop_grace);
+    }
+  }
+
+  void end_others(std::chrono::milliseconds grace) {
+    for (Rank& rank : ranks_) rank.process.signal(os::signal_terminate);
+    kill_at_.emplace(grace);
+  }
+
+  int status() {
+    if (!culprit_) {
+      const bool all_well = std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.exit->success(); });
+      return all_well ? 0 : 128 + signals_.first();
+    }
+    const Rank& rank = ranks_[*culprit_];
+    const std::string others = job_.ranks > 1 ? cat("; the other ranks were ended") : "";
+    print(cat("tesserae: rank ", *culprit_, " of ", job_.ranks, rank.exit->signal != 0 ? " was " : " ",
+              rank.exit->text(), others));
+    if (!rank.last.empty() && last_speaker_ != *culprit_) {
+      print("the last that it wrote:");
+      for (const std::string& line : rank.last) print("  " + line);
+    }
+    return rank.exit->signal != 0 ? 128 + rank.exit->signal : rank.exit->code;
+  }
+
+  void print(const std::string& line) {
+    // Rank 0 may have drawn its live line on the same screen.
+    std::fprintf(stderr, "%s%s\n", live_screen_ ? "\r\033[K" : "", line.c_str());
+  }
+
+  const LocalJob& job_;
+  const bool live_screen_;
+  os::StopSignals signals_;
+  std::vector<Rank> ranks_;
+  int seen_signals_ = 0;
+  std::optional<int> suspect_, culprit_, last_speaker_;
+  std::optional<os::Deadline> blame_suspect_at_, kill_at_;
+};
+
+}  // namespace
+
+int run_local_job(const LocalJob& job) {
+  if (job.ranks < 1 || job.command.empty()) {
+    throw InvalidArgument("run_local_job", cat("needs a command and at least one rank, got ", job.ranks, " ranks"));
+  }
+  return Job(job).run();
+}
+
+}  // namespace tesserae::train

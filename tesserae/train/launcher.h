@@ -1,0 +1,35 @@
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tesserae::train {
+
+/// A job of ranks on this host, started without a launcher.
+struct LocalJob {
+  int ranks = 1;
+  std::vector<std::string> command;                ///< the program of every rank and its arguments
+  std::map<std::string, std::string> environment;  ///< for every rank, beside torchrun's variables
+  /// Between a rank's failure and the end of the others: they are asked to end (SIGTERM) and then killed.
+  std::chrono::milliseconds failure_grace{2000};
+  /// The same after this process was asked to end: time to finish a step. A second signal cuts it short.
+  std::chrono::milliseconds stop_grace{20'000};
+};
+
+/// Starts the ranks with the variables that torchrun sets, waits for their end and returns the job's exit status:
+///  - 0 if every rank returned 0;
+///  - that of the rank that failed first, or 128 + the signal that killed it. The other ranks are ended, and the last
+///    lines on stderr name that rank and repeat what it wrote last;
+///  - 128 + signal if this process was asked to end (SIGINT, SIGTERM) and the ranks did not return 0.
+///
+/// Rank 0 has this process's standard output; what the others write, and everything written to standard error, is
+/// passed on line by line to standard error. No rank outlives this process, not even if it is killed by SIGKILL.
+/// Throws IoError if a rank cannot be started (after ending those that were).
+int run_local_job(const LocalJob& job);
+
+/// The exit status of a rank that failed because another one was lost: never the first cause of a job's end.
+inline constexpr int exit_peer_lost = 3;
+
+}  // namespace tesserae::train
