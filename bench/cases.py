@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 
 
 @dataclass(frozen=True)
@@ -69,3 +70,8 @@ def command(candidate: str, step_program: Path) -> list[str]:
         return [str(step_program), "--mode", "plain"]
     peer = [sys.executable, str(HERE / "peers.py"), "--mode", name.removesuffix("-grad-op")]
     return [*peer, "--strategy", "SHARD_GRAD_OP"] if name.endswith("-grad-op") else peer
+
+
+def newest_program(name: str) -> Path | None:
+    """Of those that were built, in whatever build folder."""
+    return max(ROOT.glob(f"build/*/bench/{name}"), key=lambda file: file.stat().st_mtime, default=None)

@@ -23,10 +23,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import report
-from cases import CASES, DEFAULT, Case, command, is_candidate, title
+from cases import CASES, DEFAULT, ROOT, Case, command, is_candidate, newest_program, title
 from launch import Run, launch
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 QUIET_LOAD = 0.5
 
@@ -54,15 +53,11 @@ def parse() -> argparse.Namespace:
     if unknown := [name for name in options.candidates if not is_candidate(name)]:
         parser.error(f"unknown candidate {unknown[0]!r}; see TITLES in bench/cases.py")
     if any(name.startswith("ours") for name in options.candidates):
-        options.step_program = options.step_program or newest_step_program()
+        options.step_program = options.step_program or newest_program("bench_step")
         if not options.step_program:
             parser.error("no bench_step below build/: build it (cmake --build build/release --target bench_step) or name it with "
                          "--step-program")
     return options
-
-
-def newest_step_program() -> Path | None:
-    return max(ROOT.glob("build/*/bench/bench_step"), key=lambda file: file.stat().st_mtime, default=None)
 
 
 def compare(name: str, options: argparse.Namespace) -> list[dict[str, Run]]:
@@ -142,8 +137,8 @@ def main() -> int:
         print("compare: no plot: matplotlib is not installed", file=sys.stderr)
     if options.update_docs:
         for document in DOCUMENTS:
-            if not report.update_between_markers(document, text):
-                print(f"compare: {document.name} has no {report.BEGIN} ... {report.END}: left alone", file=sys.stderr)
+            if not report.update_between_markers(document, "bench", text):
+                print(f"compare: {document.name} has no <!-- bench:begin --> ... <!-- bench:end -->: left alone", file=sys.stderr)
     return 0 if complete else 1
 
 

@@ -128,6 +128,10 @@ def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
                              lr=3e-4, betas=(0.9, 0.95), fused=True)
 
 
+def peak_rss() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def leave() -> NoReturn:
     """Ends this process at once: torch 2.13's own exit with a Gloo group open sometimes aborts and sometimes hangs."""
     if dist.is_initialized():
@@ -154,6 +158,7 @@ def main() -> None:
     if communicates:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
+    base_rss = peak_rss()
     shape = shape_of(options)
     torch.manual_seed(0)
     model = Transformer(shape).to(device)
@@ -190,7 +195,7 @@ def main() -> None:
         "ranks": ranks, "parameters": parameters, "precision": options.precision, "device": options.device,
         "tokens_per_step": options.batch * shape.sequence * (options.data_ranks or ranks), "step_ms": timed,
         "tokens_per_second": options.batch * shape.sequence * (options.data_ranks or ranks) / statistics.median(timed) * 1e3,
-        "losses": means, "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "losses": means, "base_rss_bytes": base_rss, "peak_rss_bytes": peak_rss(),
         "torch": torch.__version__,
     }
     if device.type == "cuda":

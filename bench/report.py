@@ -12,7 +12,6 @@ from pathlib import Path
 from cases import CASES, REFERENCE, title
 from launch import Run
 
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
 
 @dataclass(frozen=True)
@@ -87,15 +86,15 @@ def describe(data: dict) -> str:
             f"rank; medians over {data['rounds']} interleaved rounds of {data['steps']} steps, {data['date']}.")
 
 
-def update_between_markers(file: Path, text: str) -> bool:
-    """Replaces what stands between the markers. False, and no change, if the file does not have both."""
-    if not file.exists():
+def update_between_markers(file: Path, name: str, text: str) -> bool:
+    """Replaces what stands between <!-- name:begin --> and <!-- name:end -->. False, and no change, if one is missing."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    old = file.read_text() if file.exists() else ""
+    before, found, rest = old.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end:
         return False
-    old = file.read_text()
-    begin, end = old.find(BEGIN), old.find(END)
-    if begin < 0 or end < begin:
-        return False
-    file.write_text(f"{old[:begin]}{BEGIN}\n{text.rstrip()}\n{old[end:]}")
+    file.write_text(f"{before}{begin}\n{text.rstrip()}\n{end}{after}")
     return True
 
 

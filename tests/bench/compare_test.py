@@ -1,0 +1,99 @@
+"""The parts of bench/compare.py that need no measurement: run with `python -m unittest tests/bench/compare_test.py`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+import cases  # noqa: E402
+import compare  # noqa: E402
+import launch  # noqa: E402
+import report  # noqa: E402
+
+
+def run(tokens_per_second: float, **changes: object) -> launch.Run:
+    figures = {"tokens_per_second": tokens_per_second, "step_ms": [1e3 / tokens_per_second], "parameters": 10,
+               "tokens_per_step": 64, "precision": "fp32", "losses": [6.2, 6.2, 6.3]} | changes
+    return launch.Run(report=figures, peak_pss=int(tokens_per_second), peak_rss=1, cpu_seconds=1.0, seconds=1.0)
+
+
+class Summary(unittest.TestCase):
+    def test_ratios_are_taken_within_a_round(self) -> None:
+        # The machine is twice as slow in the second round: the ratio does not change.
+        fsdp2, ours = report.summarize([{"fsdp2": run(100), "ours": run(150)}, {"fsdp2": run(50), "ours": run(75)}])
+        self.assertEqual(fsdp2.ratio, report.Spread(1, 1, 1))
+        self.assertEqual(ours.ratio, report.Spread(1.5, 1.5, 1.5))
+        self.assertEqual((ours.tokens_per_second.low, ours.tokens_per_second.high), (75, 150))
+        self.assertEqual((ours.memory, ours.memory_ratio), (150, 1.5))
+
+    def test_a_candidate_that_failed_later_keeps_its_rounds(self) -> None:
+        fsdp2, ours = report.summarize([{"fsdp2": run(100), "ours": run(150)}, {"fsdp2": run(80)}])
+        self.assertEqual(ours.ratio, report.Spread(1.5, 1.5, 1.5))
+        self.assertEqual(fsdp2.tokens_per_second.median, 90)
+
+    def test_without_the_reference_there_is_no_ratio(self) -> None:
+        (ours,) = report.summarize([{"ours": run(150)}])
+        self.assertIsNone(ours.ratio)
+        self.assertIn("| Tesserae", report.markdown("tiny", [ours]).replace("**", ""))
+
+
+class Fairness(unittest.TestCase):
+    def test_equal_runs_pass(self) -> None:
+        compare.check("tiny", [{"fsdp2": run(1), "ours": run(2)}])
+
+    def test_other_models_data_or_numbers_are_refused(self) -> None:
+        for change in ({"parameters": 11}, {"tokens_per_step": 32}, {"precision": "bf16"}, {"losses": [2.0, 2.0, 2.0]},
+                       {"losses": [float("nan")] * 3}):
+            with self.subTest(change), self.assertRaises(RuntimeError):
+                compare.check("tiny", [{"fsdp2": run(1), "ours": run(1, **change)}])
+
+
+class Candidates(unittest.TestCase):
+    def test_ours_takes_a_strategy_or_degrees(self) -> None:
+        program = Path("bench_step")
+        self.assertEqual(cases.command("ours:ZERO_2", program)[-2:], ["--strategy", "ZERO_2"])
+        self.assertEqual(cases.command("ours:2,2,4", program)[-2:], ["--degrees", "2,2,4"])
+        self.assertEqual(cases.command("fsdp2-grad-op", program)[-4:], ["--mode", "fsdp2", "--strategy", "SHARD_GRAD_OP"])
+        self.assertFalse(cases.is_candidate("fsdp2:ZERO_2"))
+        self.assertFalse(cases.is_candidate("fsdp3"))
+
+
+class Markers(unittest.TestCase):
+    def test_only_what_stands_between_them_changes(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "page.md")
+            file.write_text("a\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nb\n")
+            self.assertTrue(report.update_between_markers(file, "bench", "new\n\n"))
+            self.assertEqual(file.read_text(), "a\n<!-- bench:begin -->\nnew\n<!-- bench:end -->\nb\n")
+            self.assertFalse(report.update_between_markers(file, "other", "new"))
+            self.assertFalse(report.update_between_markers(Path(folder, "missing.md"), "bench", "new"))
+
+
+class Launch(unittest.TestCase):
+    PROGRAM = ("import json, os, sys, time\n"
+               "rank, file = os.environ['RANK'], sys.argv[sys.argv.index('--json') + 1]\n")
+
+    def launch(self, body: str, deadline: float = 60) -> launch.Run:
+        return launch.launch([sys.executable, "-c", self.PROGRAM + body], 2, deadline)
+
+    def test_ranks_see_torchruns_variables_and_rank_0_reports(self) -> None:
+        done = self.launch("if rank == '0': json.dump({'size': os.environ['WORLD_SIZE']}, open(file, 'w'))")
+        self.assertEqual(done.report, {"size": "2"})
+        self.assertGreater(done.peak_rss, 0)
+
+    def test_a_failing_rank_ends_the_others_and_its_output_is_shown(self) -> None:
+        with self.assertRaisesRegex(RuntimeError, "ended with 3(.|\n)*no such layer"):
+            self.launch("if rank == '1': print('no such layer', flush=True); sys.exit(3)\ntime.sleep(600)")
+
+    def test_a_run_that_hangs_is_ended(self) -> None:
+        with self.assertRaisesRegex(RuntimeError, "no end after"):
+            self.launch("time.sleep(600)", deadline=0.5)
+
+
+if __name__ == "__main__":
+    unittest.main()
