@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -56,30 +57,34 @@ class Ranks:
 
     def __init__(self, command: list[str], ranks: int, log: Path):
         port = free_port()
-        self.usage: dict[int, object] = {}
-        self.status: dict[int, int] = {}
+        self.usage: list[resource.struct_rusage] = []
         with log.open("wb") as sink:
-            self.pids = [
+            self.processes = [
                 subprocess.Popen(command, env=rank_environment(rank, ranks, port), stdout=sink, stderr=sink,
-                                 start_new_session=True).pid for rank in range(ranks)]
+                                 start_new_session=True) for rank in range(ranks)]
 
     def __enter__(self) -> Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pid in self.alive():
-            os.killpg(pid, signal.SIGKILL)
+        for process in self.alive():
+            os.killpg(process.pid, signal.SIGKILL)
         while self.alive():
             self.reap(block=True)
 
-    def alive(self) -> list[int]:
-        return [pid for pid in self.pids if pid not in self.status]
+    def alive(self) -> list[subprocess.Popen]:
+        return [process for process in self.processes if process.returncode is None]
+
+    def failures(self) -> list[int]:
+        return [process.returncode for process in self.processes if process.returncode]
 
     def reap(self, block: bool = False) -> None:
-        for pid in self.alive():
-            ended, status, usage = os.wait4(pid, 0 if block else os.WNOHANG)
+        """In place of Popen.poll, because only wait4 tells what the process used."""
+        for process in self.alive():
+            ended, status, usage = os.wait4(process.pid, 0 if block else os.WNOHANG)
             if ended:
-                self.status[pid], self.usage[pid] = os.waitstatus_to_exitcode(status), usage
+                process.returncode = os.waitstatus_to_exitcode(status)
+                self.usage.append(usage)
 
 
 def launch(command: list[str], ranks: int, deadline: float) -> Run:
@@ -91,17 +96,16 @@ def launch(command: list[str], ranks: int, deadline: float) -> Run:
             while processes.alive():
                 processes.reap()
                 now = time.monotonic()
-                failed = [code for code in processes.status.values() if code]
-                if failed or now - start > deadline:
-                    reason = f"a rank ended with {failed[0]}" if failed else f"no end after {deadline:.0f} s"
+                if processes.failures() or now - start > deadline:
+                    reason = f"a rank ended with {processes.failures()[0]}" if processes.failures() else f"no end after {deadline:.0f} s"
                     raise RuntimeError(f"{' '.join(command)}: {reason}\n{tail(log)}")
                 if now >= next_sample:
-                    peak = max(peak, sum(proportional_set_size(pid) for pid in processes.alive()))
+                    peak = max(peak, sum(proportional_set_size(process.pid) for process in processes.alive()))
                     next_sample = time.monotonic() + max(SHORTEST_INTERVAL, (time.monotonic() - now) / SHARE_OF_TIME)
                 time.sleep(0.02)
         if not report.exists():
             raise RuntimeError(f"{' '.join(command)}: ended without a report\n{tail(log)}")
-        usage = processes.usage.values()
+        usage = processes.usage
         return Run(report=json.loads(report.read_text()), peak_pss=peak, peak_rss=sum(u.ru_maxrss for u in usage) * 1024,
                    cpu_seconds=sum(u.ru_utime + u.ru_stime for u in usage), seconds=time.monotonic() - start)
 
