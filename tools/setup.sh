@@ -35,7 +35,7 @@ has_torch() {
 can_make_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 has_format() { clang-format-14 --version || clang-format --version | grep -q 'version 14\.'; } &>/dev/null
 
-# The CMake packages that cmake/Dependencies.cmake asks for and find_package does not find; needs CMake, Ninja and c++.
+# The CMake packages that cmake/Dependencies.cmake asks for and find_package does not find; needs CMake and a compiler.
 missing_libraries() {
   local probe=build/setup/probe
   rm -rf "$probe" && mkdir -p "$probe"
@@ -49,7 +49,7 @@ missing_libraries() {
       echo 'endif()'
     done
   } >"$probe/CMakeLists.txt"
-  cmake -G Ninja -S "$probe" -B "$probe/build" >build/setup/probe.log 2>&1 ||
+  cmake -G "Unix Makefiles" -S "$probe" -B "$probe/build" >build/setup/probe.log 2>&1 ||
     die "CMake cannot configure an empty project: see build/setup/probe.log"
   cat "$probe/build/missing" 2>/dev/null || true
 }
@@ -78,7 +78,7 @@ find_python() {  # the Python to use, or to make .venv with
   done
 }
 
-look() {  # sets python, use_venv, required, useful
+look() {  # sets python, use_venv, required, libraries (of those), useful
   required=() useful=()
   python=$(find_python)
   use_venv=no
@@ -92,13 +92,11 @@ look() {  # sets python, use_venv, required, useful
   has_compiler || required+=(compiler)
   has_cmake || required+=(cmake)
   command -v ninja >/dev/null || required+=(ninja)
-  case " ${required[*]-} " in
-    *" compiler "* | *" cmake "* | *" ninja "*) required+=(nlohmann_json CLI11 GTest benchmark) ;;
-    *)
-      libraries=$(missing_libraries)
-      required+=($libraries)
-      ;;
-  esac
+  libraries=unknown
+  if has_compiler && has_cmake; then
+    libraries=$(missing_libraries)
+    required+=($libraries)
+  fi
   command -v ccache >/dev/null || useful+=(ccache)
   has_format || useful+=(clang-format)
 }
@@ -127,6 +125,7 @@ look
 if [ ${#required[@]} -gt 0 ] || [ ${#useful[@]} -gt 0 ]; then
   if may_install; then
     if [ ${#required[@]} -gt 0 ]; then
+      if [ "$libraries" = unknown ]; then required+=(nlohmann_json CLI11 GTest benchmark); fi
       mapfile -t packages < <(packages_of "${required[@]}")
       echo "setup: installing ${packages[*]}"
       install_packages "${packages[@]}"
