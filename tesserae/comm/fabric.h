@@ -19,6 +19,7 @@ struct FabricOptions {
   c10::Device device = c10::kCPU;
   std::chrono::milliseconds connect_deadline{60'000};
   std::chrono::milliseconds deadline{300'000};
+  std::string host;  ///< label of the machine of this rank; empty: its own identity (tests place ranks as they like)
 };
 
 /// What a lane carries. Groups are made for one lane, so that lanes never wait for each other.
@@ -54,6 +55,9 @@ class Fabric {
 
   /// Sum over all groups.
   virtual Counters counters() const = 0;
+
+ private:
+  Group* everyone_ = nullptr;
 };
 
 /// Runs `body` as `ranks` threads of this process, each with a fabric whose groups really move data through memory.

@@ -1,0 +1,144 @@
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "tesserae/base/log.h"
+#include "tesserae/comm/c10d_group.h"
+#include "tesserae/comm/fabric.h"
+#include "tesserae/comm/gloo_group.h"
+#include "tesserae/comm/group_table.h"
+#include "tesserae/comm/liveness.h"
+#include "tesserae/comm/nccl.h"
+#include "tesserae/comm/rendezvous.h"
+#include "tesserae/os/host.h"
+
+namespace tesserae::comm {
+
+namespace {
+
+// How long the rank that serves the store stays for the others, who may still want to know why they failed.
+constexpr std::chrono::seconds kStay{10};
+
+std::string choose_backend(const FabricOptions& options) {
+  if (options.backend == "auto") return options.device.is_cuda() ? "nccl" : "gloo";
+  if (options.backend == "gloo" && !options.device.is_cpu()) {
+    throw InvalidArgument("Fabric::connect", cat("backend gloo moves CPU tensors, the device is ", options.device));
+  }
+  if (options.backend == "nccl" && !options.device.is_cuda()) {
+    throw InvalidArgument("Fabric::connect", cat("backend nccl moves CUDA tensors, the device is ", options.device));
+  }
+  if (options.backend == "gloo" || options.backend == "nccl" || options.backend == "null") return options.backend;
+  throw InvalidArgument("Fabric::connect",
+                        cat("backend \"", options.backend, "\": known are auto, gloo, nccl and null"));
+}
+
+// A job of one process: nobody to meet, nobody to lose.
+class LoneFabric final : public Fabric {
+ public:
+  LoneFabric(const mesh::World& world, c10::Device device)
+      : world_(world), device_(device), table_(0, 1, Lane::Kind::immediate, device) {}
+
+  const mesh::World& world() const override { return world_; }
+  c10::Device device() const override { return device_; }
+  Group& group(const std::vector<int>& members, Traffic traffic) override {
+    return table_.group(members, traffic, nullptr);
+  }
+  Lane& lane(Traffic traffic) override { return table_.lane(traffic); }
+  Counters counters() const override { return table_.counters(); }
+
+ private:
+  mesh::World world_;
+  c10::Device device_;
+  GroupTable table_;
+};
+
+class ConnectedFabric final : public Fabric {
+ public:
+  ConnectedFabric(const mesh::World& world, const FabricOptions& options, bool nccl)
+      : options_(options),
+        nccl_(nccl),
+        rendezvous_(world, options.connect_deadline),
+        world_(rendezvous_.meet(options.host.empty() ? os::host_identity() : options.host)),
+        serves_(world.launch().rank == 0 && !world.launch().store_is_served),
+        liveness_(world_, rendezvous_.own_connection("liveness"), server()),
+        table_(world_.rank(), world_.size(), nccl ? Lane::Kind::stream : Lane::Kind::threaded, options.device) {
+    set_log_rank(world_.rank());
+  }
+
+  ~ConnectedFabric() override {
+    // The goodbye comes before the sockets close, so that nobody takes this rank for lost; and before the lanes end, so
+    // that what they still wait for (nobody may come, if this rank ends because of an error) is aborted in a while.
+    liveness_.leave();
+    table_.clear();
+    if (serves_) liveness_.wait_for_others(kStay);
+  }
+
+  const mesh::World& world() const override { return world_; }
+  c10::Device device() const override { return options_.device; }
+  Group& group(const std::vector<int>& members, Traffic traffic) override {
+    return table_.group(members, traffic, [&](std::string name, const std::vector<int>& members, int rank) {
+      const auto store = rendezvous_.store("group/" + name);
+      return nccl_ ? make_nccl_group(std::move(name), members, rank, store)
+                   : make_gloo_group(std::move(name), members, rank, store, traffic);
+    });
+  }
+  Lane& lane(Traffic traffic) override { return table_.lane(traffic); }
+  Counters counters() const override { return table_.counters(); }
+
+ private:
+  using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+  // The job rank of the process that serves the store.
+  int server() const {
+    if (world_.launch().store_is_served) return -1;
+    int rank = 0;
+    while (world_.launcher_rank(rank) != 0) ++rank;
+    return rank;
+  }
+
+  std::unique_ptr<Group> make_gloo_group(std::string name, const std::vector<int>& members, int rank,
+                                         const StorePtr& store, Traffic traffic) {
+    // One device, hence one thread, per kind of traffic: a gather need not wait for the bytes of a reduction.
+    auto& device = devices_[traffic];
+    if (!device) device = make_gloo_device(world_.hosts() == 1);
+    GlooGroup::Options options{options_.connect_deadline, options_.deadline, device, &liveness_};
+    return std::make_unique<GlooGroup>(std::move(name), members, rank, store, options);
+  }
+
+  std::unique_ptr<Group> make_nccl_group(std::string name, const std::vector<int>& members, int rank,
+                                         const StorePtr& store) {
+    const int size = static_cast<int>(members.size());
+    auto backend = make_nccl(store, rank, size, {name, members, options_.deadline, options_.device});
+    C10dGroup::Options options{options_.deadline, /*blocks_host=*/false, &liveness_};
+    return std::make_unique<C10dGroup>(std::move(name), members, std::move(backend), options);
+  }
+
+  FabricOptions options_;
+  bool nccl_;
+  Rendezvous rendezvous_;
+  mesh::World world_;
+  bool serves_;
+  Liveness liveness_;
+  std::map<Traffic, GlooDevice> devices_;
+  GroupTable table_;
+};
+
+}  // namespace
+
+std::shared_ptr<Fabric> Fabric::connect(const mesh::World& world, const FabricOptions& options) {
+  const std::string backend = choose_backend(options);
+  if (backend == "null") return null(world, options.device);
+  if (world.size() == 1) return std::make_shared<LoneFabric>(world, options.device);
+  return std::make_shared<ConnectedFabric>(world, options, backend == "nccl");
+}
+
+Group& Fabric::everyone() {
+  if (!everyone_) {
+    std::vector<int> all(static_cast<size_t>(size()));
+    std::iota(all.begin(), all.end(), 0);
+    everyone_ = &group(all, Traffic::control);
+  }
+  return *everyone_;
+}
+
+}  // namespace tesserae::comm

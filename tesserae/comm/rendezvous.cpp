@@ -1,0 +1,97 @@
+#include "tesserae/comm/rendezvous.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "tesserae/comm/error.h"
+
+namespace tesserae::comm {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+std::string reason(const std::exception& failure) {
+  const auto* error = dynamic_cast<const c10::Error*>(&failure);
+  return error ? error->what_without_backtrace() : failure.what();
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(const mesh::World& world, milliseconds deadline)
+    : world_(world), deadline_(deadline), start_(Clock::now()) {
+  const char* restart = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  job_ = cat("tesserae/", restart ? restart : "0", "/");
+  const auto& launch = world.launch();
+  if (launch.port == 0) {
+    throw InvalidArgument("Fabric::connect", cat(launch.size,
+                                                 " ranks need a rendezvous: set MASTER_PORT (the same for "
+                                                 "all ranks) and MASTER_ADDR"));
+  }
+  store_ = connect(/*serve=*/launch.rank == 0 && !launch.store_is_served);
+}
+
+c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve) const {
+  const auto& launch = world_.launch();
+  const auto used = std::chrono::duration_cast<milliseconds>(Clock::now() - start_);
+  c10d::TCPStoreOptions options;
+  options.port = launch.port;
+  options.isServer = serve;
+  options.waitWorkers = false;
+  options.timeout = std::max(deadline_ - used, milliseconds(1));
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(launch.address, options);
+  } catch (const std::exception& failure) {
+    const std::string where = cat("the store at ", launch.address, ":", launch.port);
+    if (serve) throw CommError("Fabric::connect", cat(where, " can not be served: ", reason(failure)));
+    throw Timeout("Fabric::connect",
+                  cat(where, " was not reached within ", deadline_.count(), " ms; it is served by ",
+                      launch.store_is_served ? "the launcher" : "launcher rank 0", ": ", reason(failure)),
+                  launch.store_is_served ? std::vector<int>{} : std::vector<int>{0});
+  }
+}
+
+c10::intrusive_ptr<c10d::Store> Rendezvous::store(const std::string& prefix) const {
+  return c10::make_intrusive<c10d::PrefixStore>(job_ + prefix, store_);
+}
+
+c10::intrusive_ptr<c10d::Store> Rendezvous::own_connection(const std::string& prefix) const {
+  return c10::make_intrusive<c10d::PrefixStore>(job_ + prefix, connect(/*serve=*/false));
+}
+
+mesh::World Rendezvous::meet(const std::string& host) {
+  const auto hosts = store("host");
+  const int size = world_.size();
+  const auto key = [](int rank) { return std::to_string(rank); };
+  std::vector<std::string> host_of(static_cast<size_t>(size));
+  try {
+    hosts->set(key(world_.launch().rank), host);
+    for (int rank = 0; rank < size; ++rank) {
+      const auto used = std::chrono::duration_cast<milliseconds>(Clock::now() - start_);
+      hosts->wait({key(rank)}, std::max(deadline_ - used, milliseconds(1)));
+      host_of[static_cast<size_t>(rank)] = hosts->get_to_str(key(rank));
+    }
+  } catch (const std::exception& failure) {
+    std::vector<int> missing;
+    try {
+      for (int rank = 0; rank < size; ++rank) {
+        if (!hosts->check({key(rank)})) missing.push_back(rank);
+      }
+    } catch (const std::exception&) {
+      throw CommError("Fabric::connect", cat("the store was lost while the ranks met: ", reason(failure)));
+    }
+    std::string list;
+    for (const int rank : missing) list += (list.empty() ? "" : ", ") + std::to_string(rank);
+    throw Timeout("Fabric::connect",
+                  cat("launcher ranks ", list, " of ", size, " did not come within ", deadline_.count(), " ms"),
+                  missing);
+  }
+  return world_.with_hosts(host_of);
+}
+
+}  // namespace tesserae::comm

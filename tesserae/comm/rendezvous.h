@@ -1,0 +1,38 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <string>
+
+#include "tesserae/mesh/world.h"
+
+namespace tesserae::comm {
+
+/// How the processes of a job find each other: a key-value store at `world.launch()`'s address, served by launcher rank
+/// 0 unless the launcher serves one itself (torchrun's agent).
+class Rendezvous {
+ public:
+  /// Reaches the store. Throws Timeout naming launcher rank 0 if nobody serves it by the deadline.
+  Rendezvous(const mesh::World& world, std::chrono::milliseconds deadline);
+
+  /// Tells the others on which host this rank is, waits until all have come, and orders the ranks by host. Throws
+  /// Timeout naming those (by launcher rank: no other is known yet) that have not come by the deadline.
+  mesh::World meet(const std::string& host);
+
+  /// The store, restricted to keys below `prefix`. One connection for all: one request at a time.
+  c10::intrusive_ptr<c10d::Store> store(const std::string& prefix) const;
+  /// The same through a connection of its own.
+  c10::intrusive_ptr<c10d::Store> own_connection(const std::string& prefix) const;
+
+ private:
+  c10::intrusive_ptr<c10d::Store> connect(bool serve) const;
+
+  mesh::World world_;
+  std::chrono::milliseconds deadline_;
+  std::chrono::steady_clock::time_point start_;
+  std::string job_;  ///< prefix of all keys: an agent's store outlives the restarts of a job
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace tesserae::comm

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tesserae::comm {
+
+/// Why an operation can not go on.
+struct Verdict {
+  enum class Kind { lost, timeout, mismatch };
+  Kind kind = Kind::lost;
+  std::vector<int> ranks;  ///< job ranks: lost (the first in front) or silent
+  std::string text;        ///< what is known besides the ranks
+
+  /// Throws PeerLost, Timeout or Mismatch; `what` describes the operation.
+  [[noreturn]] void raise(const std::string& what) const;
+};
+
+/// A group as the liveness channel sees it. All functions are called from the channel's thread.
+class Watched {
+ public:
+  struct Pending {
+    uint64_t sequence = 0;  ///< counts the group's collectives; 0: an operation that only some members run
+    std::string text;       ///< what members must agree on: "all_gather of 1024 x Float"
+    std::chrono::steady_clock::time_point since;
+  };
+
+  virtual ~Watched() = default;
+  virtual const std::string& watched_name() const = 0;
+  virtual const std::vector<int>& watched_members() const = 0;
+  virtual std::chrono::milliseconds watched_deadline() const = 0;
+  /// The operation that blocks its caller now, if any.
+  virtual std::optional<Pending> pending() const = 0;
+  /// Makes the pending operation (or the next one) fail with this verdict.
+  virtual void abort(const Verdict& verdict) = 0;
+};
+
+}  // namespace tesserae::comm
