@@ -34,6 +34,7 @@ demo: program  ## train a small transformer on 4 ranks on the source of Python's
 	@$(BUILD)/cli/tesserae train $(DEMO_CONFIG) $(DEMO_ARGS)
 
 test: build  ## all tests, except the full parity product
+	@$(PYTHON) -m unittest $(sort $(wildcard tests/*/*_test.py))
 	@$(CTEST) -LE parity_full $(TEST_ARGS)
 
 parity: build  ## every layout, lifetime and option against one process (long)

@@ -8,16 +8,22 @@ function(tesserae_layer name)
   target_link_libraries(tesserae_${name} PUBLIC ${LAYER_LINK})
 endfunction()
 
-# tesserae_test(NAME SOURCES a_test.cpp ... LINK target ... [TIMEOUT seconds]): one GoogleTest program, one ctest entry.
+# tesserae_test(NAME SOURCES a_test.cpp ... LINK target ... [TIMEOUT seconds] [PROCESSORS n] [LABELS label ...]): one
+# GoogleTest program, one ctest entry. PROCESSORS: what it keeps busy, so that ctest starts nothing else beside it. Labels
+# with a meaning: `gpu` needs a CUDA GPU (tools/gpu_check.sh), `parity_full` runs under `make parity` only.
 function(tesserae_test name)
-  cmake_parse_arguments(TEST "" "TIMEOUT" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(TEST "" "TIMEOUT;PROCESSORS" "SOURCES;LINK;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 300)
+  endif()
+  if(NOT TEST_PROCESSORS)
+    set(TEST_PROCESSORS 1)
   endif()
   add_executable(test_${name} ${TEST_SOURCES})
   target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_options(test_${name} PRIVATE ${TESSERAE_WARNINGS})
   target_link_libraries(test_${name} PRIVATE ${TEST_LINK} GTest::gtest GTest::gmock)
   add_test(NAME ${name} COMMAND test_${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${TEST_TIMEOUT} ENVIRONMENT "OMP_NUM_THREADS=1")
+  set_tests_properties(${name} PROPERTIES
+    TIMEOUT ${TEST_TIMEOUT} PROCESSORS ${TEST_PROCESSORS} LABELS "${TEST_LABELS}" ENVIRONMENT "OMP_NUM_THREADS=1")
 endfunction()

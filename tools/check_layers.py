@@ -12,7 +12,7 @@ from pathlib import Path
 
 LAYERS = ["base", "os", "mesh", "comm", "shard", "optim", "tensor", "checkpoint", "data", "model", "train"]
 TOP = {"tesserae", "python", "cli", "tests", "bench", "examples", "docs", "cmake", "tools"}
-TESTS = {*LAYERS, "support", "parity", "cli", "python"}
+TESTS = {*LAYERS, "support", "parity", "cli", "bench", "python"}
 PYTHON = {"tesserae", "bindings"}
 
 # Only tesserae/os may call the operating system: its faulty twin can then fail any call in a test.

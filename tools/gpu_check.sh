@@ -94,7 +94,7 @@ if part configure 60 bash -ec configure; then
   part build 300 cmake --build "$build" --parallel "$(nproc)" -- -k 0 || true
   tests gpu_tests 150 -L gpu
   for benchmark in step host_cost; do
-    part "bench_$benchmark" 120 "$build/bench/$benchmark" --device cuda --json "$report/bench_$benchmark.json" || true
+    part "bench_$benchmark" 120 "$build/bench/bench_$benchmark" --device cuda --json "$report/bench_$benchmark.json" || true
   done
   # What needs no GPU, against this torch and Python: with the time that is left.
   tests cpu_tests 300 -LE 'gpu|parity_full' --parallel "$(($(nproc) / 4 + 1))"
