@@ -1,0 +1,53 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "tesserae/model/layers.h"
+#include "tesserae/model/rotary.h"
+
+namespace tesserae::model {
+
+/// Causal self-attention with rotary positions and grouped queries (Ainslie et al., 2023, arXiv:2305.13245).
+class AttentionImpl : public torch::nn::Module {
+ public:
+  AttentionImpl(const GptConfig& config, std::shared_ptr<Rotary> rotary);
+  at::Tensor forward(const at::Tensor& x);  ///< [batch, time, dimension]
+
+ private:
+  int64_t heads_, kv_heads_, head_dimension_;
+  std::shared_ptr<Rotary> rotary_;
+  Linear query_{nullptr}, key_{nullptr}, value_{nullptr}, output_{nullptr};
+};
+TORCH_MODULE(Attention);
+
+/// SwiGLU (Shazeer, 2020, arXiv:2002.05202): down(silu(gate(x)) * up(x)).
+class FeedForwardImpl : public torch::nn::Module {
+ public:
+  explicit FeedForwardImpl(const GptConfig& config);
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  Linear gate_{nullptr}, up_{nullptr}, down_{nullptr};
+};
+TORCH_MODULE(FeedForward);
+
+/// One layer of the transformer: x + attention(norm(x)), then x + feed_forward(norm(x)).
+class BlockImpl : public torch::nn::Module {
+ public:
+  /// Blocks of one model share `rotary`; without one, the block makes its own.
+  explicit BlockImpl(const GptConfig& config, std::shared_ptr<Rotary> rotary = nullptr);
+  at::Tensor forward(at::Tensor x);  ///< [batch, time, dimension]
+
+ private:
+  at::Tensor drop(const at::Tensor& branch) const;
+
+  double dropout_;
+  RmsNorm attention_norm_{nullptr}, feed_forward_norm_{nullptr};
+  Attention attention_{nullptr};
+  FeedForward feed_forward_{nullptr};
+};
+TORCH_MODULE(Block);
+
+}  // namespace tesserae::model

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+namespace tesserae::model {
+
+/// The shape of a decoder transformer. Zero means: the value in parentheses.
+struct GptConfig {
+  int64_t vocabulary = 257;
+  int64_t dimension = 256;
+  int64_t layers = 6;
+  int64_t heads = 4;
+  int64_t kv_heads = 0;         ///< heads of keys and values (heads)
+  int64_t feed_forward = 0;     ///< width of the feed-forward layer (8/3 of dimension, rounded up to a multiple of 32)
+  int64_t max_sequence = 1024;  ///< longest sequence that forward takes
+  double rope_base = 10000;
+  double norm_epsilon = 1e-5;
+  double dropout = 0;  ///< share of what the embedding and each residual branch give that is dropped in training
+  bool tied = true;    ///< the output head uses the embedding's weights
+
+  uint64_t seed = 12345;           ///< of the initial parameters; see init.h
+  c10::Device device = c10::kCPU;  ///< where parameters are made; kMeta: nowhere, the engine initialises them
+  c10::ScalarType dtype = c10::kFloat;
+};
+
+/// The same with every zero replaced. Throws InvalidArgument, naming field and value, for a shape that can not work.
+GptConfig resolved(GptConfig config);
+
+/// Numbers of parameters, without building the model.
+struct GptSizes {
+  int64_t block = 0;  ///< of one block
+  int64_t root = 0;   ///< outside the blocks: embedding, last norm, head
+  int64_t total = 0;
+};
+GptSizes sizes(const GptConfig& config);
+
+}  // namespace tesserae::model

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "tesserae/model/block.h"
+#include "tesserae/shard/unit.h"
+
+namespace tesserae::model {
+
+/// A decoder transformer. Parameters are named embedding.weight, blocks.N.{attention_norm,feed_forward_norm}.weight,
+/// blocks.N.attention.{query,key,value,output}.weight, blocks.N.feed_forward.{gate,up,down}.weight, norm.weight, and
+/// head.weight unless the head is tied.
+class GptImpl : public torch::nn::Module {
+ public:
+  /// Parameters take their initial values (config.seed), unless they are made on the meta device. Throws
+  /// InvalidArgument.
+  explicit GptImpl(const GptConfig& config);
+
+  /// The logits [batch, time, vocabulary] for tokens [batch, time] (int64). With `targets` of the same shape: the mean
+  /// cross entropy in nats a token, in fp32; targets of -100 do not count. Throws InvalidArgument for a sequence longer
+  /// than config.max_sequence.
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets = {});
+
+  /// Recomputes the activations of every block in backward instead of keeping them.
+  void checkpoint_activations_of_blocks(bool on = true);
+
+  const GptConfig& config() const { return config_; }  ///< resolved
+
+ private:
+  GptConfig config_;
+  Embedding embedding_{nullptr};
+  std::vector<shard::Unit<BlockImpl>> blocks_;
+  RmsNorm norm_{nullptr};
+  Linear head_{nullptr};  // empty if tied
+};
+
+/// The root is a unit, too: embedding, last norm and head are gathered together.
+using Gpt = shard::Unit<GptImpl>;
+
+/// Mean cross entropy of logits [..., vocabulary] against targets [...], computed in fp32; targets of -100 do not
+/// count.
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
+
+}  // namespace tesserae::model
