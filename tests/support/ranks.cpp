@@ -1,0 +1,142 @@
+#include "tests/support/ranks.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <sstream>
+#include <stdexcept>
+
+#include "tesserae/base/error.h"
+#include "tesserae/os/descriptor.h"
+#include "tesserae/os/port.h"
+#include "tesserae/os/program.h"
+
+namespace tesserae::testing {
+
+namespace {
+
+struct Running {
+  os::Process process;
+  os::Descriptor output;
+  RankResult result;
+  bool ended = false;
+};
+
+os::Command command_of(const RankJob& job, int rank, uint16_t port) {
+  os::Command command;
+  command.arguments = {os::program_path(), "--rank-main=" + job.main};
+  command.arguments.insert(command.arguments.end(), job.args.begin(), job.args.end());
+  const std::string ranks = std::to_string(job.ranks), self = std::to_string(rank);
+  command.environment = {{"RANK", self},
+                         {"LOCAL_RANK", self},
+                         {"WORLD_SIZE", ranks},
+                         {"LOCAL_WORLD_SIZE", ranks},
+                         {"MASTER_ADDR", "127.0.0.1"},
+                         {"MASTER_PORT", std::to_string(port)},
+                         {"OMP_NUM_THREADS", "1"}};
+  for (const auto& [name, value] : job.environment) command.environment[name] = value;
+  command.die_with_parent = true;
+  return command;
+}
+
+Running start(os::Command command) {
+  auto pipe = os::make_pipe();
+  command.output = command.errors = pipe.write.get();
+  auto process = os::Process::spawn(command);
+  return {std::move(process), std::move(pipe.read), {}, false};
+}
+
+// Takes what a rank has written; notices its end.
+void attend(Running& rank) {
+  if (rank.output) {
+    if (os::wait_readable({rank.output.get()}, os::Deadline(std::chrono::seconds(0))).empty()) return;
+    const auto text = os::read_some(rank.output.get());
+    rank.result.output += text;
+    if (!text.empty()) return;
+    rank.output.reset();
+  }
+}
+
+void drain(std::vector<Running>& ranks, const os::Deadline& deadline) {
+  std::vector<int> descriptors;
+  for (const auto& rank : ranks) {
+    if (rank.output) descriptors.push_back(rank.output.get());
+  }
+  const os::Deadline pause(std::min(deadline.remaining(), std::chrono::nanoseconds(std::chrono::milliseconds(20))));
+  os::wait_readable(descriptors, pause);
+  for (auto& rank : ranks) {
+    attend(rank);
+    if (const auto exit = rank.process.poll(); exit && !rank.ended) {
+      rank.ended = true;
+      rank.result.exit = *exit;
+    }
+  }
+}
+
+}  // namespace
+
+double RankResult::value(const std::string& key) const {
+  std::istringstream lines(output);
+  std::string found;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind(key + "=", 0) == 0) found = line.substr(key.size() + 1);
+  }
+  if (found.empty()) throw std::runtime_error(cat("a rank did not report ", key, "; it wrote:\n", output));
+  return std::stod(found);
+}
+
+bool RankResults::all_succeeded() const {
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [](const auto& rank) { return rank.exit.success() && !rank.out_of_time; });
+}
+
+std::string RankResults::text() const {
+  std::string text;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    text += cat("--- rank ", i, ": ", ranks[i].out_of_time ? "still ran at the deadline, " : "", ranks[i].exit.text(),
+                "\n", ranks[i].output, "\n");
+  }
+  return text;
+}
+
+RankResults run_ranks(const RankJob& job) {
+  const uint16_t port = os::free_port();
+  std::vector<Running> ranks;
+  for (int rank = 0; rank < job.ranks; ++rank) ranks.push_back(start(command_of(job, rank, port)));
+  const os::Deadline deadline(job.deadline);
+  const auto running = [&](bool left_behind) {
+    for (int rank = 0; rank < job.ranks; ++rank) {
+      const bool excused = std::count(job.left_behind.begin(), job.left_behind.end(), rank) > 0;
+      if (!ranks[static_cast<size_t>(rank)].ended && excused == left_behind) return true;
+    }
+    return false;
+  };
+  while (running(false) && !deadline.passed()) drain(ranks, deadline);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].ended) continue;
+    ranks[rank].result.out_of_time =
+        std::count(job.left_behind.begin(), job.left_behind.end(), static_cast<int>(rank)) == 0;
+    ranks[rank].process.signal(9);
+  }
+  const os::Deadline last(std::chrono::seconds(10));
+  const auto open = [](const Running& rank) { return rank.output || !rank.ended; };
+  while (std::any_of(ranks.begin(), ranks.end(), open) && !last.passed()) drain(ranks, last);
+  RankResults results;
+  for (auto& rank : ranks) results.ranks.push_back(std::move(rank.result));
+  return results;
+}
+
+RankResults run_ranks(const std::string& main, int ranks, const RankArgs& args, std::chrono::seconds deadline) {
+  RankJob job;
+  job.main = main;
+  job.ranks = ranks;
+  job.args = args;
+  job.deadline = deadline;
+  return run_ranks(job);
+}
+
+void report(const std::string& key, double value) {
+  std::printf("\n%s=%.9f\n", key.c_str(), value);
+  std::fflush(stdout);
+}
+
+}  // namespace tesserae::testing
