@@ -13,8 +13,8 @@ namespace tesserae::os {
 
 /// A program to start.
 struct Command {
-  std::vector<std::string> arguments;              ///< the first one names the program, looked up in PATH
-  std::map<std::string, std::string> environment;  ///< added to this process's own, replacing equal names
+  std::vector<std::string> arguments = {};              ///< the first one names the program, looked up in PATH
+  std::map<std::string, std::string> environment = {};  ///< added to this process's own, replacing equal names
   /// The kernel kills the child (SIGKILL) when the thread that spawned it ends, even if this process is killed itself.
   bool die_with_parent = false;
   bool new_group = false;  ///< leads a process group of its own: a terminal's Ctrl-C does not reach it

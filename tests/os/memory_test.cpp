@@ -1,0 +1,63 @@
+#include "tesserae/os/memory.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "tesserae/base/error.h"
+#include "tesserae/os/process.h"
+
+namespace tesserae::os {
+namespace {
+
+constexpr uint64_t MB = 1 << 20;
+
+TEST(Memory, SeesWhatThisProcessTouches) {
+  const ProcessMemory before = process_memory();
+  const size_t size = 64 * MB;
+  void* block = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(block, MAP_FAILED);
+  std::memset(block, 1, size);
+  const ProcessMemory during = process_memory();
+  ::munmap(block, size);
+  const ProcessMemory after = process_memory();
+
+  EXPECT_GE(during.resident, before.resident + 60 * MB);
+  EXPECT_GE(during.proportional, before.proportional + 60 * MB);
+  EXPECT_LE(during.proportional, during.resident);
+  EXPECT_LE(after.resident, during.resident - 60 * MB);
+  EXPECT_GE(after.peak_resident + 4 * MB, during.resident) << "the kernel counts in batches";
+  EXPECT_GE(peak_resident() + 4 * MB, during.resident);
+}
+
+TEST(Memory, SharedPagesAreDividedAmongThoseWhoMapThem) {
+  const size_t size = 32 * MB;
+  void* block = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(block, MAP_FAILED);
+  std::memset(block, 1, size);
+  void* again = ::mremap(block, 0, size, MREMAP_MAYMOVE);  // the same pages, mapped a second time
+  ASSERT_NE(again, MAP_FAILED);
+  std::memset(again, 2, size);
+  const ProcessMemory memory = process_memory();
+  EXPECT_GE(memory.resident, memory.proportional + 28 * MB);
+  ::munmap(block, size);
+  ::munmap(again, size);
+}
+
+TEST(Memory, SeesAnotherProcess) {
+  Process child = Process::spawn({.arguments = {"sleep", "1000"}, .die_with_parent = true});
+  EXPECT_GT(process_memory(child.id()).resident, 0u);
+  EXPECT_THROW(process_memory(0x3fffffff), IoError) << "larger than any process id";
+}
+
+TEST(Memory, KnowsTheHost) {
+  const HostMemory memory = host_memory();
+  EXPECT_GT(memory.total, 64 * MB);
+  EXPECT_GT(memory.available, 0u);
+  EXPECT_LE(memory.available, memory.total);
+  EXPECT_LT(process_memory().proportional, memory.total);
+}
+
+}  // namespace
+}  // namespace tesserae::os

@@ -1,0 +1,67 @@
+#include "tesserae/os/signals.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tesserae/base/error.h"
+#include "tesserae/os/descriptor.h"
+
+namespace tesserae::os {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+TEST(StopSignals, RemembersSignals) {
+  const StopSignals signals;
+  EXPECT_EQ(signals.first(), 0);
+  EXPECT_EQ(signals.count(), 0);
+  EXPECT_THAT(wait_readable({signals.descriptor()}, Deadline(0s)), IsEmpty());
+  ::kill(::getpid(), SIGTERM);
+  ::kill(::getpid(), SIGINT);
+  EXPECT_EQ(signals.first(), SIGTERM);
+  EXPECT_EQ(signals.count(), 2);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(wait_readable({signals.descriptor()}, Deadline(60s)), ElementsAre(signals.descriptor()));
+  }
+}
+
+TEST(StopSignals, AnyNumberOfThemDoesNotBlock) {
+  const StopSignals signals;
+  for (int i = 0; i < 100'000; ++i) ::raise(SIGINT);  // more than a pipe holds
+  EXPECT_EQ(signals.count(), 100'000);
+}
+
+TEST(StopSignals, OneAtATimeAndEachStartsAnew) {
+  {
+    const StopSignals signals;
+    EXPECT_THROW(StopSignals(), InvalidArgument);
+    ::raise(SIGINT);
+    EXPECT_EQ(signals.count(), 1);
+  }
+  const StopSignals signals;
+  EXPECT_EQ(signals.count(), 0);
+  EXPECT_THAT(wait_readable({signals.descriptor()}, Deadline(0s)), IsEmpty());
+}
+
+TEST(StopSignals, TheEarlierHandlersComeBack) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::signal(SIGTERM, SIG_DFL);
+    { const StopSignals signals; }
+    ::raise(SIGTERM);
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGTERM);
+}
+
+}  // namespace
+}  // namespace tesserae::os
