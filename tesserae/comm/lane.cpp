@@ -126,6 +126,7 @@ struct Lane::Threaded final : Lane::Impl {
 
   void loop(const std::string& name) {
     c10::setThreadName("tsm-" + name);
+    at::get_num_threads();  // takes ATen's setting now, not at its first use, which would undo ours
     at::set_num_threads(1);
     started = true;
     started.notify_all();

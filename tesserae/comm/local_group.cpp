@@ -50,12 +50,24 @@ at::Tensor piece(const at::Tensor& buffer, size_t index, size_t pieces) {
 LocalGroup::LocalGroup(std::string name, std::shared_ptr<LocalRoom> room, int rank, std::chrono::milliseconds deadline)
     : Group(std::move(name), room->members, rank), room_(std::move(room)), deadline_(deadline) {}
 
-// A member that is gone can not come any more; one that left after it did its part is not missed.
-template <class Condition>
-void LocalGroup::wait(std::unique_lock<std::mutex>& lock, const Condition& condition) {
-  const bool met = room_->changed.wait_for(lock, deadline_, [&] { return condition() || !room_->gone.empty(); });
+// Waits for `condition`, as long as it can still come true: `missing(member)` says whose departure would end that.
+template <class Condition, class Missing>
+void LocalGroup::wait(std::unique_lock<std::mutex>& lock, const Condition& condition, const Missing& missing) {
+  std::vector<int> absent;
+  const auto hopeless = [&] {
+    absent.clear();
+    for (const int rank : room_->gone) {
+      const auto member = std::find(members().begin(), members().end(), rank) - members().begin();
+      if (missing(static_cast<int>(member))) absent.push_back(rank);
+    }
+    return !absent.empty();
+  };
+  const auto over = [&] { return condition() || room_->late || hopeless(); };
+  const bool in_time = room_->changed.wait_for(lock, deadline_, over);
   if (condition()) return;
-  if (met) throw Absent(room_->gone);
+  if (in_time && !room_->late) throw Absent(absent);
+  room_->late = true;
+  room_->changed.notify_all();
   throw Late(cat("the deadline of ", deadline_.count(), " ms passed"));
 }
 
@@ -67,7 +79,8 @@ void LocalGroup::meet(LocalRoom::Offer offer, const Move& move) {
   room.offers[rank()] = std::move(offer);
   if (++room.arrived < room.offers.size()) {
     const uint64_t round = room.round;
-    wait(lock, [&] { return room.round != round; });
+    wait(
+        lock, [&] { return room.round != round; }, [&](int member) { return !room.offers[member].present; });
     if (!room.disagreement.empty()) throw Disagreement(room.disagreement);
     return;
   }
@@ -87,7 +100,7 @@ void LocalGroup::meet(LocalRoom::Offer offer, const Move& move) {
 }
 
 void LocalGroup::do_all_gather(const at::Tensor& buffer) {
-  meet({"all_gather", 0, buffer}, [](const std::vector<LocalRoom::Offer>& offers) {
+  meet({"all_gather", 0, buffer, true}, [](const std::vector<LocalRoom::Offer>& offers) {
     for (const auto& to : offers) {
       for (size_t i = 0; i < offers.size(); ++i) {
         const auto source = piece(offers[i].buffer, i, offers.size());
@@ -98,7 +111,7 @@ void LocalGroup::do_all_gather(const at::Tensor& buffer) {
 }
 
 void LocalGroup::do_reduce_scatter(const at::Tensor& buffer) {
-  meet({"reduce_scatter", 0, buffer}, [](const std::vector<LocalRoom::Offer>& offers) {
+  meet({"reduce_scatter", 0, buffer, true}, [](const std::vector<LocalRoom::Offer>& offers) {
     // Nobody's piece p but p's own is written, so the pieces can be summed one after the other.
     for (size_t p = 0; p < offers.size(); ++p) {
       at::Tensor sum = piece(offers[0].buffer, p, offers.size()).clone();
@@ -109,7 +122,7 @@ void LocalGroup::do_reduce_scatter(const at::Tensor& buffer) {
 }
 
 void LocalGroup::do_all_reduce(const at::Tensor& buffer) {
-  meet({"all_reduce", 0, buffer}, [](const std::vector<LocalRoom::Offer>& offers) {
+  meet({"all_reduce", 0, buffer, true}, [](const std::vector<LocalRoom::Offer>& offers) {
     const at::Tensor& sum = offers[0].buffer;
     for (size_t i = 1; i < offers.size(); ++i) add_into(sum, offers[i].buffer);
     for (size_t i = 1; i < offers.size(); ++i) offers[i].buffer.copy_(sum);
@@ -117,7 +130,7 @@ void LocalGroup::do_all_reduce(const at::Tensor& buffer) {
 }
 
 void LocalGroup::do_broadcast(const at::Tensor& buffer, int root) {
-  meet({"broadcast", root, buffer}, [root](const std::vector<LocalRoom::Offer>& offers) {
+  meet({"broadcast", root, buffer, true}, [root](const std::vector<LocalRoom::Offer>& offers) {
     for (const auto& to : offers) {
       if (&to != &offers[root]) to.buffer.copy_(offers[root].buffer);
     }
@@ -125,7 +138,7 @@ void LocalGroup::do_broadcast(const at::Tensor& buffer, int root) {
 }
 
 void LocalGroup::do_barrier() {
-  meet({"barrier", 0, {}}, [](const std::vector<LocalRoom::Offer>&) {});
+  meet({"barrier", 0, {}, true}, [](const std::vector<LocalRoom::Offer>&) {});
 }
 
 void LocalGroup::do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) {
@@ -138,7 +151,8 @@ void LocalGroup::do_exchange(const std::vector<Message>& sends, const std::vecto
   try {
     for (const auto& message : receives) {
       auto& box = room.mail[{message.peer, rank()}];
-      wait(lock, [&] { return !box.empty(); });
+      wait(
+          lock, [&] { return !box.empty(); }, [&](int member) { return member == message.peer; });
       auto& parcel = *box.front();
       box.pop_front();
       if (parcel.data.numel() != message.data.numel() || parcel.data.scalar_type() != message.data.scalar_type()) {
@@ -151,7 +165,15 @@ void LocalGroup::do_exchange(const std::vector<Message>& sends, const std::vecto
       room.changed.notify_all();
       if (!parcel.refusal.empty()) throw Disagreement(parcel.refusal);
     }
-    wait(lock, [&] { return std::all_of(parcels.begin(), parcels.end(), [](const auto& p) { return p.taken; }); });
+    const auto waits_for = [&](int member) {
+      for (size_t i = 0; i < parcels.size(); ++i) {
+        if (sends[i].peer == member && !parcels[i].taken) return true;
+      }
+      return false;
+    };
+    const auto taken = [](const auto& parcel) { return parcel.taken; };
+    wait(
+        lock, [&] { return std::all_of(parcels.begin(), parcels.end(), taken); }, waits_for);
   } catch (...) {
     // The parcels end with this call: nobody may find them any more.
     for (const auto& message : sends) room.mail[{rank(), message.peer}].clear();

@@ -21,6 +21,7 @@ struct LocalRoom {
     std::string verb;
     int root = 0;
     at::Tensor buffer;
+    bool present = false;
   };
   /// A message that waits for its receiver. It belongs to the sender, who waits until it is taken.
   struct Parcel {
@@ -37,7 +38,8 @@ struct LocalRoom {
   std::vector<Offer> offers;
   size_t arrived = 0;
   uint64_t round = 0;
-  std::string disagreement;  ///< of the last round; such a room is never used again
+  std::string disagreement;  ///< of the members; such a room is never used again
+  bool late = false;         ///< a member met its deadline: the others need not wait for theirs
   std::map<std::pair<int, int>, std::deque<Parcel*>> mail;
   std::vector<int> gone;  ///< job ranks whose body ended, in that order
 };
@@ -61,8 +63,8 @@ class LocalGroup final : public Group {
  private:
   template <class Move>
   void meet(LocalRoom::Offer offer, const Move& move);
-  template <class Condition>
-  void wait(std::unique_lock<std::mutex>& lock, const Condition& condition);
+  template <class Condition, class Missing>
+  void wait(std::unique_lock<std::mutex>& lock, const Condition& condition, const Missing& missing);
 
   std::shared_ptr<LocalRoom> room_;
   std::chrono::milliseconds deadline_;

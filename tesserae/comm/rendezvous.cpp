@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "tesserae/comm/error.h"
+#include "tesserae/os/clock.h"
 
 namespace tesserae::comm {
 
@@ -15,6 +16,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
+
+constexpr milliseconds kStay{1500};
 
 std::string reason(const std::exception& failure) {
   const auto* error = dynamic_cast<const c10::Error*>(&failure);
@@ -33,7 +36,8 @@ Rendezvous::Rendezvous(const mesh::World& world, milliseconds deadline)
                                                  " ranks need a rendezvous: set MASTER_PORT (the same for "
                                                  "all ranks) and MASTER_ADDR"));
   }
-  store_ = connect(/*serve=*/launch.rank == 0 && !launch.store_is_served);
+  serves_ = launch.rank == 0 && !launch.store_is_served;
+  store_ = connect(serves_);
 }
 
 c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve) const {
@@ -83,8 +87,11 @@ mesh::World Rendezvous::meet(const std::string& host) {
         if (!hosts->check({key(rank)})) missing.push_back(rank);
       }
     } catch (const std::exception&) {
-      throw CommError("Fabric::connect", cat("the store was lost while the ranks met: ", reason(failure)));
+      throw PeerLost("Fabric::connect", cat("the store was lost while the ranks met: ", reason(failure)),
+                     world_.launch().store_is_served ? std::vector<int>{} : std::vector<int>{0});
     }
+    // The others' deadlines pass at about the same time, and they need the store to see who is missing.
+    if (serves_) os::sleep_for(kStay);
     std::string list;
     for (const int rank : missing) list += (list.empty() ? "" : ", ") + std::to_string(rank);
     throw Timeout("Fabric::connect",

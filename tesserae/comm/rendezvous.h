@@ -31,6 +31,7 @@ class Rendezvous {
   mesh::World world_;
   std::chrono::milliseconds deadline_;
   std::chrono::steady_clock::time_point start_;
+  bool serves_ = false;
   std::string job_;  ///< prefix of all keys: an agent's store outlives the restarts of a job
   c10::intrusive_ptr<c10d::Store> store_;
 };

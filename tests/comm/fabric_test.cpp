@@ -1,0 +1,109 @@
+#include "tesserae/comm/fabric.h"
+
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tesserae/comm/error.h"
+#include "tests/support/ranks.h"
+
+namespace tesserae::comm {
+
+namespace {
+
+using tesserae::testing::RankJob;
+using tesserae::testing::report;
+using tesserae::testing::run_ranks;
+using ::testing::ElementsAre;
+
+}  // namespace
+
+RANK_MAIN(sits_on_two_hosts_in_turn) {
+  const auto world = mesh::World::from_environment();
+  FabricOptions options;
+  options.host = world.rank() % 2 == 0 ? "even" : "odd";
+  const auto fabric = Fabric::connect(world, options);
+  EXPECT_EQ(fabric->world().hosts(), 2);
+  EXPECT_EQ(fabric->world().launcher_rank(fabric->rank()), world.rank());
+  report("rank", fabric->rank());
+  const auto mine = fabric->world().host_ranks(fabric->rank());
+  auto& neighbours = fabric->group(mine, Traffic::control);
+  auto sum = at::zeros({1}, at::kLong).fill_(world.rank());
+  neighbours.all_reduce(sum);
+  report("sum", sum.item<double>());
+}
+
+RANK_MAIN(waits_for_all) {
+  FabricOptions options;
+  options.connect_deadline = std::chrono::seconds(3);
+  try {
+    Fabric::connect(mesh::World::from_environment(), options);
+    report("missing", -1);
+  } catch (const Timeout& timeout) {
+    report("missing", timeout.silent.empty() ? -2 : timeout.silent.front());
+  }
+}
+
+TEST(Fabric, OrdersRanksByHost) {
+  const auto results = run_ranks("sits_on_two_hosts_in_turn", 4);
+  ASSERT_TRUE(results.all_succeeded()) << results.text();
+  const double rank_of_launcher[] = {0, 2, 1, 3};
+  for (int launcher = 0; launcher < 4; ++launcher) {
+    EXPECT_EQ(results[launcher].value("rank"), rank_of_launcher[launcher]);
+    EXPECT_EQ(results[launcher].value("sum"), launcher % 2 == 0 ? 0 + 2 : 1 + 3);
+  }
+}
+
+TEST(Fabric, NamesTheRankThatDidNotCome) {
+  RankJob job;
+  job.main = "waits_for_all";
+  job.ranks = 2;
+  job.environment = {{"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}};
+  const auto results = run_ranks(job);
+  ASSERT_TRUE(results.all_succeeded()) << results.text();
+  EXPECT_EQ(results[0].value("missing"), 2) << results.text();
+}
+
+TEST(Fabric, OneProcessNeedsNobody) {
+  const auto fabric = Fabric::connect(mesh::World::single_host(0, 1));
+  const auto buffer = at::zeros({5}).fill_(3);
+  fabric->everyone().all_reduce(buffer);
+  EXPECT_EQ(buffer.sum().item<double>(), 15);
+  EXPECT_EQ(fabric->lane(Traffic::gather).kind(), Lane::Kind::immediate);
+  EXPECT_EQ(fabric->counters().bytes(), 0u);
+}
+
+TEST(Fabric, RefusesABackendThatDoesNotFit) {
+  FabricOptions options;
+  options.backend = "glue";
+  EXPECT_THROW(Fabric::connect(mesh::World::single_host(0, 1), options), InvalidArgument);
+  options.backend = "nccl";
+  EXPECT_THROW(Fabric::connect(mesh::World::single_host(0, 1), options), InvalidArgument);
+}
+
+TEST(NullFabric, CountsWhatAThousandRanksWouldSend) {
+  const auto fabric = Fabric::null(mesh::World::single_host(3, 1000));
+  auto& group = fabric->everyone();
+  EXPECT_FALSE(group.blocks_host());
+  group.all_gather(at::zeros({1000}));
+  group.reduce_scatter(at::zeros({2000}));
+  EXPECT_EQ(group.counters().all_gather.bytes, 4u * 999);
+  EXPECT_EQ(group.counters().reduce_scatter.bytes, 8u * 999);
+  EXPECT_EQ(fabric->counters().calls(), 2u);
+}
+
+TEST(NullFabric, RefusesGroupsThatCanNotBe) {
+  const auto fabric = Fabric::null(mesh::World::single_host(1, 4));
+  EXPECT_THROW(fabric->group({0, 2}, Traffic::gather), InvalidArgument) << "this rank is no member";
+  EXPECT_THROW(fabric->group({1, 4}, Traffic::gather), InvalidArgument);
+  EXPECT_THROW(fabric->group({}, Traffic::gather), InvalidArgument);
+}
+
+TEST(NullFabric, NumbersMembersInTheOrderGiven) {
+  const auto fabric = Fabric::null(mesh::World::single_host(1, 4));
+  const auto& group = fabric->group({3, 1, 0}, Traffic::reduce);
+  EXPECT_EQ(group.rank(), 1);
+  EXPECT_THAT(group.members(), ElementsAre(3, 1, 0));
+}
+
+}  // namespace tesserae::comm

@@ -1,0 +1,150 @@
+// Ranks that are killed, stopped, or end in the middle of an operation, with real processes on Gloo.
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <thread>
+
+#include "tesserae/comm/fabric.h"
+#include "tesserae/os/clock.h"
+#include "tests/support/ranks.h"
+
+namespace tesserae::comm {
+
+namespace {
+
+using tesserae::testing::RankJob;
+using tesserae::testing::RankResults;
+using tesserae::testing::report;
+using tesserae::testing::run_ranks;
+
+double seconds_now() {
+  return std::chrono::duration<double>(os::now().time_since_epoch()).count();
+}
+
+// What a victim does to itself, from another thread, while its operation is under way.
+void suffer(const std::string& fate) {
+  std::thread([fate] {
+    os::sleep_for(std::chrono::milliseconds(700));
+    report("fell_at", seconds_now());
+    std::raise(fate == "killed" ? SIGKILL : SIGSTOP);
+  }).detach();
+}
+
+void run_verb(const std::string& verb, Group& group, const at::Tensor& buffer) {
+  if (verb == "all_gather") return group.all_gather(buffer);
+  if (verb == "reduce_scatter") return group.reduce_scatter(buffer);
+  group.all_reduce(buffer);
+}
+
+double first_of(const std::vector<int>& ranks) {
+  return ranks.empty() ? -1 : ranks.front();
+}
+
+}  // namespace
+
+// args: verb, victim, fate, deadline in seconds, and "apart" if the last rank is on a host of its own.
+RANK_MAIN(runs_until_a_rank_falls) {
+  const auto world = mesh::World::from_environment();
+  FabricOptions options;
+  options.backend = "gloo";
+  options.deadline = std::chrono::seconds(std::stoi(args[3]));
+  if (args[4] == "apart") options.host = world.rank() == world.size() - 1 ? "far" : "near";
+  const auto fabric = Fabric::connect(world, options);
+  auto& group = fabric->group(fabric->everyone().members(), Traffic::gather);
+  const auto buffer = at::zeros({group.size() * (int64_t{1} << 20)});
+  group.barrier();
+  if (fabric->rank() == std::stoi(args[1])) suffer(args[2]);
+  try {
+    for (;;) run_verb(args[0], group, buffer);
+  } catch (const PeerLost& lost) {
+    report("caught_at", seconds_now());
+    report("lost", first_of(lost.ranks));
+    std::printf("%s\n", lost.what());
+  } catch (const Timeout& timeout) {
+    report("caught_at", seconds_now());
+    report("silent", first_of(timeout.silent));
+    std::printf("%s\n", timeout.what());
+  }
+}
+
+RANK_MAIN(leaves_by_an_exception) {
+  FabricOptions options;
+  options.backend = "gloo";
+  const auto fabric = Fabric::connect(mesh::World::from_environment(), options);
+  fabric->everyone().barrier();
+  if (fabric->rank() == 1) throw std::runtime_error("out of memory");
+  try {
+    fabric->everyone().barrier();
+  } catch (const PeerLost& lost) {
+    report("lost", first_of(lost.ranks));
+  }
+}
+
+struct Fall {
+  std::string verb;
+  int victim;
+  std::string where = "together";
+};
+
+std::string name_of(const ::testing::TestParamInfo<Fall>& info) {
+  return info.param.verb + "_rank" + std::to_string(info.param.victim) + "_" + info.param.where;
+}
+
+class KilledRank : public ::testing::TestWithParam<Fall> {};
+
+TEST_P(KilledRank, IsNamedByAllSurvivors) {
+  const auto& fall = GetParam();
+  const auto results =
+      run_ranks("runs_until_a_rank_falls", 4, {fall.verb, std::to_string(fall.victim), "killed", "100", fall.where});
+  for (int rank = 0; rank < 4; ++rank) {
+    if (rank == fall.victim) continue;
+    ASSERT_TRUE(results[rank].exit.success()) << results.text();
+    EXPECT_EQ(results[rank].value("lost"), fall.victim) << results.text();
+    const double took = results[rank].value("caught_at") - results[fall.victim].value("fell_at");
+    EXPECT_LT(took, 15.0) << results.text();
+    RecordProperty("seconds_rank" + std::to_string(rank), std::to_string(took));
+    std::printf("rank %d knew after %.2f s\n", rank, took);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Fault, KilledRank,
+                         ::testing::Values(Fall{"all_gather", 2}, Fall{"reduce_scatter", 1}, Fall{"all_reduce", 0},
+                                           Fall{"all_gather", 3, "apart"}),
+                         name_of);
+
+class StoppedRank : public ::testing::TestWithParam<Fall> {};
+
+TEST_P(StoppedRank, IsNamedAtTheDeadline) {
+  const auto& fall = GetParam();
+  RankJob job;
+  job.main = "runs_until_a_rank_falls";
+  job.ranks = 3;
+  job.args = {fall.verb, std::to_string(fall.victim), "stopped", "4", fall.where};
+  job.left_behind = {fall.victim};
+  const auto results = run_ranks(job);
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank == fall.victim) continue;
+    ASSERT_TRUE(results[rank].exit.success()) << results.text();
+    EXPECT_EQ(results[rank].value("silent"), fall.victim) << results.text();
+    const double took = results[rank].value("caught_at") - results[fall.victim].value("fell_at");
+    EXPECT_GT(took, 2.0);
+    EXPECT_LT(took, 40.0) << results.text();
+    std::printf("rank %d knew after %.2f s\n", rank, took);
+  }
+}
+
+// Rank 0 serves the store, on which the knowledge about the others depends.
+INSTANTIATE_TEST_SUITE_P(Fault, StoppedRank, ::testing::Values(Fall{"all_gather", 1}, Fall{"reduce_scatter", 0}),
+                         name_of);
+
+TEST(Fault, ARankThatEndsByAnExceptionIsNamed) {
+  const auto results = run_ranks("leaves_by_an_exception", 3);
+  EXPECT_EQ(results[1].exit.code, 1);
+  for (const int rank : {0, 2}) {
+    ASSERT_TRUE(results[rank].exit.success()) << results.text();
+    EXPECT_EQ(results[rank].value("lost"), 1) << results.text();
+  }
+}
+
+}  // namespace tesserae::comm

@@ -1,0 +1,321 @@
+#include "tests/comm/group_cases.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "tesserae/os/clock.h"
+
+namespace tesserae::comm {
+
+namespace {
+
+const at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf, at::kLong};
+// Elements of a piece: nothing, one, odd, more than one chunk of a pipelined transfer.
+const int64_t kPieces[] = {0, 1, 3, 1009, (int64_t{5} << 20) / 4 + 7};
+
+std::vector<int> everyone_backwards(const Fabric& fabric) {
+  std::vector<int> members(static_cast<size_t>(fabric.size()));
+  std::iota(members.rbegin(), members.rend(), 0);
+  return members;
+}
+
+// Small integers, so that sums over a few members are exact in every dtype.
+at::Tensor pattern(int member, int64_t elements, at::ScalarType dtype) {
+  return at::arange(elements, at::kLong).remainder(7).add(1).mul(member + 1).to(dtype);
+}
+
+at::Tensor pattern_sum(int members, int64_t elements, at::ScalarType dtype) {
+  return at::arange(elements, at::kLong).remainder(7).add(1).mul(members * (members + 1) / 2).to(dtype);
+}
+
+at::Tensor noise(const Fabric& fabric, int64_t elements) {
+  auto values = at::randn({elements}, at::kFloat);
+  return values.mul_(fabric.rank() + 1);
+}
+
+at::Tensor piece(const at::Tensor& buffer, int index, int pieces) {
+  const int64_t length = buffer.numel() / pieces;
+  return buffer.narrow(0, index * length, length);
+}
+
+void all_gather_fills_the_pieces_of_the_others(Fabric& fabric) {
+  for (const auto& members : {fabric.everyone().members(), everyone_backwards(fabric)}) {
+    auto& group = fabric.group(members, Traffic::gather);
+    const int size = group.size();
+    for (const auto dtype : kDtypes) {
+      for (const int64_t elements : kPieces) {
+        auto buffer = at::full({elements * size}, 99, dtype);
+        piece(buffer, group.rank(), size).copy_(pattern(group.rank(), elements, dtype));
+        group.all_gather(buffer);
+        for (int member = 0; member < size; ++member) {
+          EXPECT_TRUE(at::equal(piece(buffer, member, size), pattern(member, elements, dtype)))
+              << dtype << " x " << elements << ", member " << member;
+        }
+      }
+    }
+  }
+}
+
+void reduce_scatter_leaves_the_sum_in_the_own_piece(Fabric& fabric) {
+  for (const auto& members : {fabric.everyone().members(), everyone_backwards(fabric)}) {
+    auto& group = fabric.group(members, Traffic::reduce);
+    for (const auto dtype : kDtypes) {
+      for (const int64_t elements : kPieces) {
+        auto buffer = pattern(group.rank(), elements * group.size(), dtype);
+        const auto sum = pattern_sum(group.size(), elements * group.size(), dtype);
+        group.reduce_scatter(buffer);
+        EXPECT_TRUE(at::equal(piece(buffer, group.rank(), group.size()), piece(sum, group.rank(), group.size())))
+            << dtype << " x " << elements;
+      }
+    }
+  }
+}
+
+void all_reduce_gives_all_the_same_bits(Fabric& fabric) {
+  auto& group = fabric.everyone();
+  for (const int64_t elements : {int64_t{0}, int64_t{1}, int64_t{1009}, int64_t{300'007}, int64_t{3'000'001}}) {
+    for (const auto dtype : kDtypes) {
+      auto buffer = pattern(group.rank(), elements, dtype);
+      group.all_reduce(buffer);
+      EXPECT_TRUE(at::equal(buffer, pattern_sum(group.size(), elements, dtype))) << dtype << " x " << elements;
+    }
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      auto mine = noise(fabric, elements).to(dtype);
+      group.all_reduce(mine);
+      auto first = mine.clone();
+      group.broadcast(first, 0);
+      EXPECT_TRUE(at::equal(mine, first)) << dtype << " x " << elements;
+    }
+  }
+}
+
+void sums_are_the_same_every_time(Fabric& fabric) {
+  auto& group = fabric.group(fabric.everyone().members(), Traffic::reduce);
+  const auto values = noise(fabric, 400'000 * group.size());
+  auto first = values.clone(), second = values.clone();
+  group.reduce_scatter(first);
+  group.reduce_scatter(second);
+  EXPECT_TRUE(at::equal(piece(first, group.rank(), group.size()), piece(second, group.rank(), group.size())));
+}
+
+void broadcast_gives_all_what_the_root_has(Fabric& fabric) {
+  auto& group = fabric.everyone();
+  for (int root = 0; root < group.size(); ++root) {
+    for (const int64_t elements : kPieces) {
+      auto buffer = pattern(group.rank(), elements, at::kBFloat16);
+      group.broadcast(buffer, root);
+      EXPECT_TRUE(at::equal(buffer, pattern(root, elements, at::kBFloat16))) << "root " << root << " x " << elements;
+    }
+  }
+}
+
+// Member i sends i + j elements to member j; each pair carries a pattern of its own.
+void all_to_all_delivers_uneven_counts(Fabric& fabric) {
+  auto& group = fabric.everyone();
+  const int self = group.rank();
+  std::vector<int64_t> counts;
+  std::vector<at::Tensor> outgoing, expected;
+  for (int peer = 0; peer < group.size(); ++peer) {
+    counts.push_back(self + peer);
+    outgoing.push_back(pattern(self * 10 + peer, self + peer, at::kLong));
+    expected.push_back(pattern(peer * 10 + self, self + peer, at::kLong));
+  }
+  const auto input = at::cat(outgoing);
+  auto output = at::zeros_like(input);
+  group.all_to_all(output, input, counts, counts);
+  EXPECT_TRUE(at::equal(output, at::cat(expected)));
+}
+
+// A ring of which the last member is left out: it does not call. Messages between two members match in order.
+void exchange_runs_between_those_that_take_part(Fabric& fabric) {
+  auto& group = fabric.everyone();
+  const int ring = std::max(2, group.size() - 1);
+  if (group.rank() >= ring) return;
+  const int next = (group.rank() + 1) % ring, previous = (group.rank() + ring - 1) % ring;
+  const auto a = pattern(group.rank(), 1000, at::kFloat), b = pattern(group.rank() + 20, 1000, at::kFloat);
+  auto first = at::zeros({1000}), second = at::zeros({1000});
+  group.exchange({{next, a}, {next, b}}, {{previous, first}, {previous, second}});
+  EXPECT_TRUE(at::equal(first, pattern(previous, 1000, at::kFloat)));
+  EXPECT_TRUE(at::equal(second, pattern(previous + 20, 1000, at::kFloat)));
+}
+
+void messages_to_oneself_are_copies(Fabric& fabric) {
+  auto& group = fabric.everyone();
+  auto here = at::zeros({5});
+  group.exchange({{group.rank(), pattern(3, 5, at::kFloat)}}, {{group.rank(), here}});
+  EXPECT_TRUE(at::equal(here, pattern(3, 5, at::kFloat)));
+}
+
+void barrier_waits_for_the_last(Fabric& fabric) {
+  auto& group = fabric.everyone();
+  auto latest = at::zeros({1}, at::kLong);
+  os::sleep_for(std::chrono::milliseconds(50 * fabric.rank()));
+  const auto clock = [] { return std::chrono::nanoseconds(os::now().time_since_epoch()).count(); };
+  if (fabric.rank() == fabric.size() - 1) latest.fill_(clock());
+  group.barrier();
+  const auto passed = clock();
+  group.all_reduce(latest);
+  EXPECT_GE(passed, latest.item<int64_t>());
+}
+
+void small_groups_work_side_by_side(Fabric& fabric) {
+  const int neighbour = fabric.rank() ^ 1;
+  if (neighbour >= fabric.size()) return;
+  auto& pair = fabric.group({std::min(fabric.rank(), neighbour), std::max(fabric.rank(), neighbour)}, Traffic::gather);
+  auto buffer = at::full({2}, fabric.rank(), at::kLong);
+  pair.all_gather(buffer);
+  EXPECT_EQ(buffer[pair.rank()].item<int64_t>(), fabric.rank());
+  EXPECT_EQ(buffer[1 - pair.rank()].item<int64_t>(), neighbour);
+  EXPECT_EQ(&pair, &fabric.group(pair.members(), Traffic::gather)) << "a group is made once";
+}
+
+void lanes_run_beside_each_other(Fabric& fabric) {
+  const auto& members = fabric.everyone().members();
+  auto& gather = fabric.group(members, Traffic::gather);
+  auto& reduce = fabric.group(members, Traffic::reduce);
+  const int size = fabric.size();
+  constexpr int kRounds = 6;
+  const int64_t elements = 100'003;
+  std::vector<at::Tensor> gathered, reduced;
+  std::vector<Ticket> tickets;
+  for (int round = 0; round < kRounds; ++round) {
+    gathered.push_back(at::zeros({elements * size}));
+    piece(gathered.back(), fabric.rank(), size).copy_(pattern(fabric.rank() + round, elements, at::kFloat));
+    reduced.push_back(pattern(fabric.rank(), elements * size, at::kFloat));
+    // Ranks submit to the two lanes in different orders: lanes do not wait for each other.
+    const auto submit_gather = [&, buffer = gathered.back()] {
+      tickets.push_back(fabric.lane(Traffic::gather).submit([&gather, buffer] { gather.all_gather(buffer); }));
+    };
+    const auto submit_reduce = [&, buffer = reduced.back()] {
+      tickets.push_back(fabric.lane(Traffic::reduce).submit([&reduce, buffer] { reduce.reduce_scatter(buffer); }));
+    };
+    if (fabric.rank() % 2 == 0) submit_gather();
+    submit_reduce();
+    if (fabric.rank() % 2 != 0) submit_gather();
+  }
+  for (const auto& ticket : tickets) ticket.wait();
+  for (int round = 0; round < kRounds; ++round) {
+    for (int member = 0; member < size; ++member) {
+      EXPECT_TRUE(at::equal(piece(gathered[round], member, size), pattern(member + round, elements, at::kFloat)));
+    }
+    EXPECT_TRUE(at::equal(piece(reduced[round], fabric.rank(), size),
+                          piece(pattern_sum(size, elements * size, at::kFloat), fabric.rank(), size)));
+  }
+}
+
+void counters_count_what_left_this_rank(Fabric& fabric) {
+  std::vector<int> members = fabric.everyone().members();
+  std::rotate(members.begin(), members.begin() + 1, members.end());
+  auto& group = fabric.group(members, Traffic::control);
+  const auto before = group.counters();
+  const auto total_before = fabric.counters().bytes();
+  const auto others = static_cast<uint64_t>(group.size() - 1);
+  const auto buffer = at::zeros({12 * group.size()}, at::kFloat);
+  group.all_gather(buffer);
+  group.reduce_scatter(buffer);
+  group.all_reduce(buffer);
+  group.broadcast(buffer, 0);
+  group.barrier();
+  const auto& after = group.counters();
+  EXPECT_EQ(after.all_gather.bytes - before.all_gather.bytes, 48 * others);
+  EXPECT_EQ(after.reduce_scatter.bytes - before.reduce_scatter.bytes, 48 * others);
+  EXPECT_EQ(after.all_reduce.bytes - before.all_reduce.bytes, 2 * 48 * others);
+  EXPECT_EQ(after.broadcast.bytes - before.broadcast.bytes, group.rank() == 0 ? 48 * others * group.size() : 0);
+  EXPECT_EQ(after.calls() - before.calls(), 5u);
+  EXPECT_EQ(fabric.counters().bytes() - total_before, after.bytes() - before.bytes());
+}
+
+void arguments_are_checked_before_anything_is_sent(Fabric& fabric) {
+  auto& group = fabric.everyone();
+  EXPECT_THROW(group.all_gather(at::zeros({group.size() * 3 + 1})), InvalidArgument);
+  EXPECT_THROW(group.all_reduce(at::zeros({4, 4}).t()), InvalidArgument);
+  EXPECT_THROW(group.broadcast(at::zeros({1}), group.size()), InvalidArgument);
+  EXPECT_THROW(group.exchange({{group.size(), at::zeros({1})}}, {}), InvalidArgument);
+  EXPECT_THROW(fabric.group({fabric.rank(), fabric.rank()}, Traffic::control), InvalidArgument);
+  group.barrier();  // the group is as good as before
+}
+
+template <class Call>
+std::string mismatch_text(const Call& call) {
+  try {
+    call();
+  } catch (const Mismatch& mismatch) {
+    return mismatch.what();
+  }
+  ADD_FAILURE() << "no Mismatch was thrown";
+  return {};
+}
+
+}  // namespace
+
+const std::vector<GroupCase>& group_cases() {
+#define CASE(function) \
+  { #function, function }
+  static const std::vector<GroupCase> cases = {
+      CASE(all_gather_fills_the_pieces_of_the_others),
+      CASE(reduce_scatter_leaves_the_sum_in_the_own_piece),
+      CASE(all_reduce_gives_all_the_same_bits),
+      CASE(sums_are_the_same_every_time),
+      CASE(broadcast_gives_all_what_the_root_has),
+      CASE(all_to_all_delivers_uneven_counts),
+      CASE(exchange_runs_between_those_that_take_part),
+      CASE(messages_to_oneself_are_copies),
+      CASE(barrier_waits_for_the_last),
+      CASE(small_groups_work_side_by_side),
+      CASE(lanes_run_beside_each_other),
+      CASE(counters_count_what_left_this_rank),
+      CASE(arguments_are_checked_before_anything_is_sent),
+  };
+#undef CASE
+  return cases;
+}
+
+void members_that_call_different_verbs_get_mismatch(Fabric& fabric) {
+  auto& group = fabric.everyone();
+  const auto buffer = at::zeros({2 * group.size()});
+  const auto text = mismatch_text([&] {
+    if (group.rank() == 0) {
+      group.all_gather(buffer, {.unit = "blocks.3", .step = 17});
+    } else {
+      group.reduce_scatter(buffer, {.unit = "blocks.3", .step = 17});
+    }
+  });
+  EXPECT_NE(text.find("all_gather of"), std::string::npos) << text;
+  EXPECT_NE(text.find("reduce_scatter of"), std::string::npos) << text;
+  EXPECT_NE(text.find("blocks.3"), std::string::npos) << text;
+  EXPECT_NE(text.find("step 17"), std::string::npos) << text;
+  EXPECT_EQ(mismatch_text([&] { group.barrier(); }), text) << "a failed group stays failed";
+}
+
+void members_that_bring_different_sizes_get_mismatch(Fabric& fabric) {
+  auto& group = fabric.everyone();
+  const int64_t elements = group.rank() == 0 ? 200'000 : 100'000;
+  const auto text = mismatch_text([&] { group.all_reduce(at::zeros({elements})); });
+  EXPECT_NE(text.find("100000 x Float"), std::string::npos) << text;
+  EXPECT_NE(text.find("200000 x Float"), std::string::npos) << text;
+}
+
+void a_member_that_never_calls_makes_the_others_time_out(Fabric& fabric, std::chrono::milliseconds absence) {
+  auto& group = fabric.everyone();
+  if (fabric.rank() == fabric.size() - 1) return os::sleep_for(absence);
+  try {
+    group.barrier({.unit = "root", .step = 3});
+    ADD_FAILURE() << "no Timeout was thrown";
+  } catch (const Timeout& timeout) {
+    EXPECT_TRUE(timeout.silent.empty()) << timeout.what();
+    EXPECT_NE(std::string(timeout.what()).find("barrier #1"), std::string::npos) << timeout.what();
+  }
+}
+
+}  // namespace tesserae::comm
