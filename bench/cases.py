@@ -47,6 +47,7 @@ TITLES = {
     "ours": "Tesserae",
 }
 DEFAULT = ("plain", "ours-plain", "ddp", "fsdp1", "fsdp2", "ours")
+WITHOUT_COMMUNICATION = ("plain", "ours-plain")
 REFERENCE = "fsdp2"
 
 

@@ -30,8 +30,8 @@ def measure(command: list[str]) -> dict:
 
 
 def table(rounds: list[dict]) -> str:
-    lines = ["| | forward + backward, µs a unit (lowest to highest round) | CPU time, µs a unit | optimizer, µs a unit |",
-             "|---|--:|--:|--:|"]
+    lines = ["µs a unit and step (lowest to highest round):", "",
+             "| | forward + backward | the same, CPU time | optimizer |", "|---|--:|--:|--:|"]
     for mode, name in NAMES.items():
         spreads = {kind: report.Spread.of([figures[mode][kind] for figures in rounds]) for kind in KINDS}
         step = spreads["per_unit_us"]
@@ -66,7 +66,7 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps({"machine": report.machine(), "rounds": rounds}, indent=1) + "\n")
     if options.update_docs and not report.update_between_markers(ROOT / "docs" / "performance.md", "host_cost", text):
-        print("host_cost: docs/performance.md has no <!-- host_cost:begin --> ... <!-- host_cost:end -->", file=sys.stderr)
+        print("host_cost: docs/performance.md lacks the markers host_cost:begin and host_cost:end", file=sys.stderr)
     return 0
 
 

@@ -1,8 +1,8 @@
 """What FSDP1 and FSDP2 cost the host per unit and step when no byte is moved: the counterpart of bench/host_cost.cpp.
 
-64 units, each a linear layer of width 8 with bias, fully sharded over 8 ranks of torch's own fake process group, against
-the same modules unsharded. Modes are interleaved and the order rotates. `step` is forward and backward; the optimizer
-(fused AdamW) is a line of its own.
+64 units, each a linear layer of width 8 with bias, fully sharded over 8 ranks of torch's own fake process group,
+against the same modules unsharded. Modes are interleaved and the order rotates. `step` is forward and backward; the
+optimizer (fused AdamW) is a line of its own.
 
     python bench/host_cost_peers.py [--units 64] [--repeats 7] [--steps 20] [--device cuda] [--json FILE]
 """
@@ -131,12 +131,13 @@ def main() -> None:
         for subject in order[repeat % len(order):] + order[:repeat % len(order)]:
             subject.train(x, options.steps)
 
-    report: dict = {"units": options.units, "ranks": options.ranks, "device": options.device, "torch": torch.__version__}
+    report: dict = {"units": options.units, "ranks": options.ranks, "device": options.device,
+                    "torch": torch.__version__}
     for mode, subject in subjects.items():
-        report[mode] = costs(subject, subjects["plain"], options.units)
-        print(f"{mode:6} step {report[mode]['step_us']:9.0f} us, over plain {report[mode]['per_unit_us']:7.1f} us a unit "
-              f"({report[mode]['cpu_per_unit_us']:.1f} us of CPU time); "
-              f"optimizer {report[mode]['optimizer_us']:8.0f} us, over plain {report[mode]['optimizer_per_unit_us']:6.1f}")
+        report[mode] = cost = costs(subject, subjects["plain"], options.units)
+        print(f"{mode:8} step {cost['step_us']:8.0f} us, over plain {cost['per_unit_us']:6.1f} us a unit "
+              f"({cost['cpu_per_unit_us']:.1f} us of CPU time); "
+              f"optimizer {cost['optimizer_us']:7.0f} us, over plain {cost['optimizer_per_unit_us']:.1f}")
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     sys.stdout.flush()

@@ -1,7 +1,7 @@
 """Starts the ranks of one benchmark run on this machine, watches their memory, and collects their report.
 
-Memory is the sum of PSS over the ranks (shared pages count once), sampled from /proc/PID/smaps_rollup. The kernel walks the
-page tables for it and holds up page faults meanwhile, so samples are spaced to cost at most one percent of the time.
+Memory is the sum of PSS over the ranks (shared pages count once), sampled from /proc/PID/smaps_rollup. For that the
+kernel walks the page tables and holds up page faults meanwhile: samples are spaced to cost at most 1% of the time.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Ranks:
 
 
 def launch(command: list[str], ranks: int, deadline: float) -> Run:
-    """Runs `command --json FILE` as `ranks` processes. Raises RuntimeError with the end of their output if one fails."""
+    """Runs `command --json FILE` as `ranks` processes. RuntimeError, with the end of their output, if one fails."""
     with tempfile.TemporaryDirectory() as folder:
         report, log = Path(folder, "report.json"), Path(folder, "log")
         start, peak, next_sample = time.monotonic(), 0, 0.0
@@ -96,9 +96,10 @@ def launch(command: list[str], ranks: int, deadline: float) -> Run:
             while processes.alive():
                 processes.reap()
                 now = time.monotonic()
-                if processes.failures() or now - start > deadline:
-                    reason = f"a rank ended with {processes.failures()[0]}" if processes.failures() else f"no end after {deadline:.0f} s"
-                    raise RuntimeError(f"{' '.join(command)}: {reason}\n{tail(log)}")
+                if failures := processes.failures():
+                    raise RuntimeError(f"{' '.join(command)}: a rank ended with {failures[0]}\n{tail(log)}")
+                if now - start > deadline:
+                    raise RuntimeError(f"{' '.join(command)}: no end after {deadline:.0f} s\n{tail(log)}")
                 if now >= next_sample:
                     peak = max(peak, sum(proportional_set_size(process.pid) for process in processes.alive()))
                     next_sample = time.monotonic() + max(SHORTEST_INTERVAL, (time.monotonic() - now) / SHARE_OF_TIME)
@@ -106,7 +107,8 @@ def launch(command: list[str], ranks: int, deadline: float) -> Run:
         if not report.exists():
             raise RuntimeError(f"{' '.join(command)}: ended without a report\n{tail(log)}")
         usage = processes.usage
-        return Run(report=json.loads(report.read_text()), peak_pss=peak, peak_rss=sum(u.ru_maxrss for u in usage) * 1024,
+        return Run(report=json.loads(report.read_text()), peak_pss=peak,
+                   peak_rss=sum(u.ru_maxrss for u in usage) * 1024,
                    cpu_seconds=sum(u.ru_utime + u.ru_stime for u in usage), seconds=time.monotonic() - start)
 
 

@@ -1,9 +1,10 @@
 """Trains the transformer of bench/transformer.py with PyTorch's own tools and writes what one run cost as JSON.
 
-Every peer gets what its documentation recommends: one unit a block, fused AdamW, default prefetching, and for DDP gradients
-that live in the buckets of a static graph. Ranks come from the environment (torchrun, or bench/compare.py):
+Every peer gets what its documentation recommends: one unit a block, fused AdamW, default prefetching, and for DDP
+gradients that live in the buckets of a static graph. Ranks come from the environment (torchrun, or bench/compare.py):
 
-    torchrun --nproc-per-node 2 bench/peers.py --mode fsdp2 --dimension 256 --layers 4 --heads 4 --vocabulary 1024 --sequence 64
+    torchrun --nproc-per-node 2 bench/peers.py --mode fsdp2 --dimension 256 --layers 4 --heads 4 --vocabulary 1024 \\
+        --sequence 64
 
 Modes: plain (every rank trains a copy of its own: no communication at all), ddp, fsdp1, fsdp2.
 `--mode plain --data-ranks N` in one process trains on the batches of N ranks together: the reference for losses.
@@ -52,7 +53,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=1, help="sequences a rank and step")
     parser.add_argument("--steps", type=int, default=5, help="timed steps")
     parser.add_argument("--warmup", type=int, default=2, help="steps before those")
-    parser.add_argument("--data-ranks", type=int, default=0, help="train in one process on the batches of so many ranks")
+    parser.add_argument("--data-ranks", type=int, default=0,
+                        help="train in one process on the batches of so many ranks")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help="where rank 0 writes its report; default: standard output")
     return parser.parse_args()
@@ -65,8 +67,8 @@ def default_feed_forward(dimension: int) -> int:
 def shape_of(options: argparse.Namespace) -> Shape:
     return Shape(dimension=options.dimension, layers=options.layers, heads=options.heads,
                  kv_heads=options.kv_heads or options.heads,
-                 feed_forward=options.feed_forward or default_feed_forward(options.dimension), vocabulary=options.vocabulary,
-                 sequence=options.sequence, tied=options.tied)
+                 feed_forward=options.feed_forward or default_feed_forward(options.dimension),
+                 vocabulary=options.vocabulary, sequence=options.sequence, tied=options.tied)
 
 
 def wrap_ddp(model: nn.Module, options: argparse.Namespace, device: torch.device) -> nn.Module:
@@ -87,8 +89,9 @@ def wrap_fsdp1(model: nn.Module, options: argparse.Namespace, device: torch.devi
         mesh = init_device_mesh(device.type, (dist.get_world_size() // options.degree, options.degree))
     if options.precision == "bf16":
         precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    return FullyShardedDataParallel(model, auto_wrap_policy=policy, sharding_strategy=ShardingStrategy[options.strategy],
-                                    mixed_precision=precision, device_id=device, device_mesh=mesh, use_orig_params=True)
+    strategy = ShardingStrategy[options.strategy]
+    return FullyShardedDataParallel(model, auto_wrap_policy=policy, sharding_strategy=strategy, device_mesh=mesh,
+                                    mixed_precision=precision, device_id=device, use_orig_params=True)
 
 
 def wrap_fsdp2(model: nn.Module, options: argparse.Namespace, device: torch.device) -> nn.Module:
@@ -96,9 +99,11 @@ def wrap_fsdp2(model: nn.Module, options: argparse.Namespace, device: torch.devi
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     size = dist.get_world_size()
-    mesh = init_device_mesh(device.type, (size // options.degree, options.degree), mesh_dim_names=("replicate", "shard")) \
-        if options.degree else init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
-    arguments: dict = {"mesh": mesh}
+    if options.degree:
+        degrees, names = (size // options.degree, options.degree), ("replicate", "shard")
+    else:
+        degrees, names = (size,), ("shard",)
+    arguments: dict = {"mesh": init_device_mesh(device.type, degrees, mesh_dim_names=names)}
     if options.precision == "bf16":
         arguments["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if options.strategy == "SHARD_GRAD_OP":
@@ -151,7 +156,7 @@ def main() -> None:
     options = parse()
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(1)
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if options.device == "cuda" else torch.device("cpu")
+    device = torch.device(options.device, int(os.environ.get("LOCAL_RANK", "0")) if options.device == "cuda" else None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     communicates = options.mode != "plain"
@@ -160,17 +165,18 @@ def main() -> None:
 
     base_rss = peak_rss()
     shape = shape_of(options)
-    torch.manual_seed(0)
-    model = Transformer(shape).to(device)
+    model = Transformer(shape, device)
     parameters = parameter_count(model)
     model = WRAP[options.mode](model, options, device)
     optimizer = make_optimizer(model)
 
+    data_ranks = options.data_ranks or ranks
+    tokens_per_step = options.batch * shape.sequence * data_ranks
+
     def batch(step: int) -> tuple[Tensor, Tensor]:
-        if options.data_ranks:
-            parts = [batch_of(shape, options.batch, step, r, options.data_ranks, device) for r in range(options.data_ranks)]
-            return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-        return batch_of(shape, options.batch, step, rank, ranks, device)
+        seen = range(data_ranks) if options.data_ranks else [rank]
+        parts = [batch_of(shape, options.batch, step, r, data_ranks, device) for r in seen]
+        return torch.cat([tokens for tokens, _ in parts]), torch.cat([targets for _, targets in parts])
 
     losses, step_ms = [], []
     for step in range(options.warmup + options.steps):
@@ -193,8 +199,8 @@ def main() -> None:
     report = {
         "mode": options.mode, "strategy": options.strategy if options.mode.startswith("fsdp") else None,
         "ranks": ranks, "parameters": parameters, "precision": options.precision, "device": options.device,
-        "tokens_per_step": options.batch * shape.sequence * (options.data_ranks or ranks), "step_ms": timed,
-        "tokens_per_second": options.batch * shape.sequence * (options.data_ranks or ranks) / statistics.median(timed) * 1e3,
+        "tokens_per_step": tokens_per_step, "step_ms": timed,
+        "tokens_per_second": tokens_per_step / statistics.median(timed) * 1e3,
         "losses": means, "base_rss_bytes": base_rss, "peak_rss_bytes": peak_rss(),
         "torch": torch.__version__,
     }

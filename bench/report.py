@@ -50,9 +50,10 @@ def summarize_candidate(candidate: str, rounds: list[dict[str, Run]], reference_
     ratios = [round_[candidate].report["tokens_per_second"] / round_[REFERENCE].report["tokens_per_second"]
               for round_ in rounds if candidate in round_ and REFERENCE in round_]
     memory = memory_of(rounds, candidate)
-    return Summary(candidate, Spread.of([statistics.median(run.report["step_ms"]) for run in runs]), Spread.of(speed),
-                   Spread.of(ratios) if ratios else None, memory, memory / reference_memory if reference_memory else None,
-                   statistics.median(run.cpu_seconds for run in runs))
+    return Summary(candidate=candidate, step_ms=Spread.of([statistics.median(run.report["step_ms"]) for run in runs]),
+                   tokens_per_second=Spread.of(speed), ratio=Spread.of(ratios) if ratios else None, memory=memory,
+                   memory_ratio=memory / reference_memory if reference_memory else None,
+                   cpu_seconds=statistics.median(run.cpu_seconds for run in runs))
 
 
 def memory_of(rounds: list[dict[str, Run]], candidate: str) -> int:
@@ -82,12 +83,12 @@ def machine() -> dict[str, object]:
 
 def describe(data: dict) -> str:
     m = data["machine"]
-    return (f"{m['cores']} cores ({m['cpu']}), {m['memory_bytes'] / 2**30:.0f} GiB, torch {data['torch']}, Gloo, one thread a "
-            f"rank; medians over {data['rounds']} interleaved rounds of {data['steps']} steps, {data['date']}.")
+    return (f"{m['cores']} cores ({m['cpu']}), {m['memory_bytes'] / 2**30:.0f} GiB, torch {data['torch']}, Gloo, "
+            f"one thread a rank; medians over {data['rounds']} rounds of {data['steps']} steps, {data['date']}.")
 
 
 def update_between_markers(file: Path, name: str, text: str) -> bool:
-    """Replaces what stands between <!-- name:begin --> and <!-- name:end -->. False, and no change, if one is missing."""
+    """Replaces what stands between <!-- name:begin --> and <!-- name:end -->. False if one is missing."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     old = file.read_text() if file.exists() else ""
     before, found, rest = old.partition(begin)
@@ -107,7 +108,8 @@ def plot(results: dict[str, list[Summary]], file: Path) -> bool:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (speed, memory) = pyplot.subplots(1, 2, figsize=(11, 1.2 + 0.35 * sum(map(len, results.values()))), sharey=True)
+    height = 1.2 + 0.35 * sum(map(len, results.values()))
+    figure, (speed, memory) = pyplot.subplots(1, 2, figsize=(11, height), sharey=True)
     labels, position = [], 0.0
     for case, summaries in results.items():
         for s in summaries:

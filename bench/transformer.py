@@ -1,11 +1,12 @@
 """The decoder transformer of tesserae/model in plain PyTorch: what the peers of the comparison train.
 
-RMSNorm, rotary positions, SwiGLU, grouped-query attention, tied or untied head. The same shapes, the same kernels and the
-same number of parameters as ours; compare.py refuses to compare models whose numbers of parameters differ.
+RMSNorm, rotary positions, SwiGLU, grouped-query attention, tied or untied head. The same shapes, the same kernels, the
+same initial values and tokens as ours; compare.py refuses to compare runs whose losses differ.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,19 +28,18 @@ class Shape:
     rotary_base: float = 10_000.0
 
 
-def rotary_table(shape: Shape) -> Tensor:
-    """cos and sin for each position and pair of features: [2, sequence, head dimension / 2]."""
+def rotary_table(shape: Shape, device: torch.device) -> Tensor:
+    """exp(i * angle) for each position and pair of features: [sequence, 1, head dimension / 2]."""
     head = shape.dimension // shape.heads
-    frequency = shape.rotary_base ** (-torch.arange(0, head, 2, dtype=torch.float32) / head)
-    angle = torch.outer(torch.arange(shape.sequence, dtype=torch.float32), frequency)
-    return torch.stack((angle.cos(), angle.sin()))
+    exponents = torch.arange(0, head, 2, dtype=torch.float64) / -head
+    angles = torch.outer(torch.arange(shape.sequence, dtype=torch.float64), shape.rotary_base**exponents)
+    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64).unsqueeze(1).to(device)
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Turns the pairs (x_i, x_{i + head/2}) of [batch, heads, time, head] by the angle of their position."""
-    cos, sin = table[:, : x.size(-2)].to(x.dtype).unbind(0)
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+    """Turns the pairs (2i, 2i + 1) of [batch, time, heads, head] by the angle of their position, in fp32 inside."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * table[: x.size(1)]).flatten(-2).type_as(x)
 
 
 class Attention(nn.Module):
@@ -53,13 +53,13 @@ class Attention(nn.Module):
         self.output = nn.Linear(self.heads * self.head, shape.dimension, bias=False)
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        batch, time, _ = x.shape
-        q = self.query(x).view(batch, time, self.heads, self.head).transpose(1, 2)
-        k = self.key(x).view(batch, time, self.kv_heads, self.head).transpose(1, 2)
-        v = self.value(x).view(batch, time, self.kv_heads, self.head).transpose(1, 2)
+        q = rotate(self.query(x).unflatten(-1, (self.heads, self.head)), table)
+        k = rotate(self.key(x).unflatten(-1, (self.kv_heads, self.head)), table)
+        v = self.value(x).unflatten(-1, (self.kv_heads, self.head))
         grouped = self.heads != self.kv_heads
-        y = F.scaled_dot_product_attention(rotate(q, table), rotate(k, table), v, is_causal=True, enable_gqa=grouped)
-        return self.output(y.transpose(1, 2).reshape(batch, time, -1))
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True,
+                                           enable_gqa=grouped)
+        return self.output(y.transpose(1, 2).flatten(-2))
 
 
 class FeedForward(nn.Module):
@@ -89,7 +89,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """forward(tokens, targets) is the mean cross entropy in nats a token."""
 
-    def __init__(self, shape: Shape):
+    def __init__(self, shape: Shape, device: torch.device, seed: int = 12345):
         super().__init__()
         self.embedding = nn.Embedding(shape.vocabulary, shape.dimension)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
@@ -97,20 +97,40 @@ class Transformer(nn.Module):
         self.head = nn.Linear(shape.dimension, shape.vocabulary, bias=False)
         if shape.tied:
             self.head.weight = self.embedding.weight
-        self.register_buffer("table", rotary_table(shape), persistent=False)
-        self.apply(initialize)
+        self.to(device)
+        self.table = rotary_table(shape, device)  # no buffer: DDP would broadcast it in every step
+        for name, parameter in self.named_parameters():
+            initialize(name, parameter, seed, shape.layers)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, self.table)
-        logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        log_probabilities = F.log_softmax(self.head(self.norm(x)).flatten(0, 1), dim=-1, dtype=torch.float32)
+        return F.nll_loss(log_probabilities, targets.flatten())
 
 
-def initialize(module: nn.Module) -> None:
-    if isinstance(module, (nn.Linear, nn.Embedding)):
-        nn.init.normal_(module.weight, std=0.02)
+def seed_of(seed: int, name: str) -> int:
+    """The seed of a parameter's initial values, as tesserae/model/init.cpp derives it."""
+    mask = 2**64 - 1
+    value = 0xCBF29CE484222325 ^ seed
+    for byte in name.encode():
+        value = (value ^ byte) * 0x100000001B3 & mask
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & mask
+    return value ^ (value >> 31)
+
+
+@torch.no_grad()
+def initialize(name: str, parameter: Tensor, seed: int, layers: int) -> None:
+    """The same numbers as ours, so that all candidates start, and should go on, with equal losses."""
+    if parameter.dim() == 1:
+        parameter.fill_(1.0)
+        return
+    residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+    deviation = 0.02 / math.sqrt(2 * layers) if residual else 0.02
+    generator = torch.Generator().manual_seed(seed_of(seed, name))
+    parameter.copy_(torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator))
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -58,7 +58,8 @@ class Candidates(unittest.TestCase):
         program = Path("bench_step")
         self.assertEqual(cases.command("ours:ZERO_2", program)[-2:], ["--strategy", "ZERO_2"])
         self.assertEqual(cases.command("ours:2,2,4", program)[-2:], ["--degrees", "2,2,4"])
-        self.assertEqual(cases.command("fsdp2-grad-op", program)[-4:], ["--mode", "fsdp2", "--strategy", "SHARD_GRAD_OP"])
+        self.assertEqual(cases.command("fsdp2-grad-op", program)[-4:],
+                         ["--mode", "fsdp2", "--strategy", "SHARD_GRAD_OP"])
         self.assertFalse(cases.is_candidate("fsdp2:ZERO_2"))
         self.assertFalse(cases.is_candidate("fsdp3"))
 
