@@ -46,33 +46,29 @@ Config::Run read_run(Json& c, const std::string& name) {
           .deadline_seconds = run["deadline_seconds"]};
 }
 
-Config::Model read_model(Json& c) {
+void read_model(Json& c, Config& config) {
   Json& m = c["model"];
-  const int64_t dimension = m["dimension"], heads = m["heads"];
-  if (dimension % heads != 0) {
-    throw ConfigError("model.dimension",
-                      cat("must be a multiple of model.heads, but is ", dimension, " with ", heads, " heads"));
+  model::GptConfig shape{.dimension = m["dimension"],
+                         .layers = m["layers"],
+                         .heads = m["heads"],
+                         .kv_heads = optional_value<int64_t>(m["kv_heads"]).value_or(0),
+                         .feed_forward = optional_value<int64_t>(m["feed_forward"]).value_or(0),
+                         .max_sequence = c["data"]["sequence_length"],
+                         .rope_base = m["rope_base"],
+                         .norm_epsilon = m["norm_epsilon"],
+                         .dropout = m["dropout"],
+                         .tied = m["tied"],
+                         .seed = c["run"]["seed"]};
+  try {
+    shape = model::resolved(shape);
+  } catch (const InvalidArgument& error) {
+    throw ConfigError("model", without_function(error));
   }
-  if (dimension / heads % 2 != 0) {
-    throw ConfigError("model.heads", cat("must leave an even width to each head, but leaves ", dimension / heads));
-  }
-  if (m["kv_heads"].is_null()) m["kv_heads"] = heads;
-  if (heads % m["kv_heads"].get<int64_t>() != 0) {
-    throw ConfigError("model.kv_heads",
-                      cat("must divide model.heads, but is ", m["kv_heads"], " with ", heads, " heads"));
-  }
-  if (m["feed_forward"].is_null()) m["feed_forward"] = ((dimension * 8 + 2) / 3 + 31) / 32 * 32;
-  return {.dimension = dimension,
-          .layers = m["layers"],
-          .heads = heads,
-          .kv_heads = m["kv_heads"],
-          .feed_forward = m["feed_forward"],
-          .vocabulary = optional_value<int64_t>(m["vocabulary"]),
-          .tied = m["tied"],
-          .dropout = m["dropout"],
-          .norm_epsilon = m["norm_epsilon"],
-          .rope_base = m["rope_base"],
-          .checkpoint_activations = m["checkpoint_activations"]};
+  m["kv_heads"] = shape.kv_heads;
+  m["feed_forward"] = shape.feed_forward;
+  config.model = shape;
+  config.vocabulary = optional_value<int64_t>(m["vocabulary"]);
+  config.checkpoint_activations = m["checkpoint_activations"];
 }
 
 Config::Data read_data(Json& c) {
@@ -111,7 +107,8 @@ Config::Train read_train(const Json& c) {
           .clip_norm = t["clip_norm"],
           .eval_every = t["eval_every"],
           .eval_batches = t["eval_batches"],
-          .sample_tokens = t["sample_tokens"]};
+          .sample_tokens = t["sample_tokens"],
+          .sample_prompt = t["sample_prompt"]};
 }
 
 Config::Optimizer read_optimizer(const Json& c) {
@@ -183,7 +180,7 @@ Config make_config(const Json& resolved, const std::string& name) {
   Json& c = config.resolved;
   check_available(c);
   config.run = read_run(c, name);
-  config.model = read_model(c);
+  read_model(c, config);
   config.data = read_data(c);
   config.train = read_train(c);
   config.optimizer = read_optimizer(c);

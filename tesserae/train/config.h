@@ -7,13 +7,14 @@
 #include <vector>
 
 #include "tesserae/mesh/strategy.h"
+#include "tesserae/model/config.h"
 #include "tesserae/shard/options.h"
 #include "tesserae/train/json.h"
 
 namespace tesserae::train {
 
 /// A validated configuration as C++ values; schema.json describes each key. Values that derive from other keys are
-/// filled in, except those that need the data (model.vocabulary), the machine (device, precision auto) or the number of
+/// filled in, except those that need the data (the vocabulary), the machine (device, precision auto) or the number of
 /// ranks.
 struct Config {
   struct Run {
@@ -25,13 +26,9 @@ struct Config {
     double connect_deadline_seconds = 0, deadline_seconds = 0;
   } run;
 
-  struct Model {
-    int64_t dimension = 0, layers = 0, heads = 0, kv_heads = 0, feed_forward = 0;
-    std::optional<int64_t> vocabulary;
-    bool tied = true;
-    double dropout = 0, norm_epsilon = 0, rope_base = 0;
-    bool checkpoint_activations = false;
-  } model;
+  model::GptConfig model;             ///< shape, sequence length and seed; neither device nor dtype
+  std::optional<int64_t> vocabulary;  ///< unset: that of the data
+  bool checkpoint_activations = false;
 
   struct Data {
     std::vector<std::string> path;
@@ -46,6 +43,7 @@ struct Config {
     shard::Accumulation accumulation = shard::Accumulation::local;
     double clip_norm = 0;
     int64_t eval_every = 0, eval_batches = 0, sample_tokens = 0;
+    std::string sample_prompt;
   } train;
 
   struct Optimizer {

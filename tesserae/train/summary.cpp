@@ -1,0 +1,48 @@
+#include "tesserae/train/summary.h"
+
+#include <algorithm>
+
+#include "tesserae/os/clock.h"
+
+namespace tesserae::train {
+
+Json make_summary(const RunFigures& figures, const RunFacts& facts) {
+  const auto or_null = [](const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); };
+  const mesh::Degrees& degrees = facts.layout.degrees();
+  const uint64_t peak = facts.peak_memory.empty() ? 0 : *std::ranges::max_element(facts.peak_memory);
+  Json summary = {
+      {"steps", figures.steps},
+      {"final_loss", figures.final_loss},
+      {"last_loss", figures.last_loss},
+      {"val_loss", or_null(figures.val_loss)},
+      {"best_val_loss", or_null(figures.best_val_loss)},
+      {"tokens_per_second", figures.tokens_per_second},
+      {"step_ms_median", figures.step_ms_median},
+      {"comm_share", figures.comm_share},
+      {"peak_memory_bytes", peak},
+      {"peak_memory_bytes_by_rank", facts.peak_memory},
+      {"memory_bytes_sum", facts.memory_sum},
+      {"layout",
+       {{"N", facts.layout.ranks()}, {"P", degrees.parameters}, {"G", degrees.gradients}, {"O", degrees.optimizer}}},
+      {"parameters", facts.parameters},
+      {"world_size", facts.layout.ranks()},
+      {"hosts", facts.hosts},
+      {"device", facts.device},
+      {"precision", facts.precision},
+      {"tokens", figures.steps * facts.tokens_per_step},
+      {"seconds", facts.seconds},
+      {"bytes_sent", facts.bytes_sent},
+      {"engine",
+       {{"gathers", facts.engine.gathers},
+        {"prefetch_hits", facts.engine.prefetch_hits},
+        {"reductions", facts.engine.reductions},
+        {"departures", facts.engine.departures},
+        {"pool_reserved_bytes", facts.engine.pool_reserved_bytes},
+        {"pool_misses", facts.engine.pool_misses},
+        {"state_bytes", facts.engine.state_bytes}}},
+      {"ended", os::utc_time()}};
+  if (facts.stopped_by != 0) summary["stopped_by_signal"] = facts.stopped_by;
+  return summary;
+}
+
+}  // namespace tesserae::train

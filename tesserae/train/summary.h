@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tesserae/mesh/layout.h"
+#include "tesserae/shard/statistics.h"
+#include "tesserae/train/json.h"
+#include "tesserae/train/metrics.h"
+
+namespace tesserae::train {
+
+/// What the summary of a run says beside its figures.
+struct RunFacts {
+  mesh::Layout layout{1, {}};
+  int hosts = 1;
+  int64_t parameters = 0;
+  int64_t tokens_per_step = 0;
+  std::string device, precision;
+  double seconds = 0;                 ///< from the first step's begin to the end of the last, evaluation included
+  std::vector<uint64_t> peak_memory;  ///< by rank: the most memory that was ever resident
+  uint64_t memory_sum = 0;            ///< at the end, over all ranks, pages that ranks share counted once
+  uint64_t bytes_sent = 0;            ///< by rank 0
+  shard::Statistics engine;           ///< of rank 0
+  int stopped_by = 0;                 ///< the signal that ended the run early, or 0
+};
+
+/// summary.json. "peak_memory_bytes" is that of the rank that used most.
+Json make_summary(const RunFigures& figures, const RunFacts& facts);
+
+}  // namespace tesserae::train

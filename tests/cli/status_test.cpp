@@ -1,0 +1,86 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "tesserae/os/files.h"
+#include "tests/train/run_program.h"
+
+namespace tesserae {
+namespace {
+
+using testing::HasSubstr;
+
+/// Runs `tesserae train` on a small text, where nothing is ever trained.
+class Status : public testing::Test {
+ protected:
+  Status() {
+    os::files().make_directories(folder_ + "/empty");
+    os::files().write(folder_ + "/text.txt", std::string(3000, 'a') + "\n");
+    os::files().write(folder_ + "/job.json",
+                      R"({"data": {"path": ")" + folder_ + R"(/text.txt", "sequence_length": 32}})");
+  }
+  ~Status() override { os::files().remove_all(folder_); }
+
+  Program train(std::vector<std::string> arguments, std::map<std::string, std::string> environment = {}) {
+    arguments.insert(arguments.begin(), {TESSERAE_PROGRAM, "train", folder_ + "/job.json"});
+    return Program(arguments, std::move(environment));
+  }
+
+  void expect_refused(Program program, const std::string& what) {
+    const auto exit = program.finish();
+    ASSERT_TRUE(exit.has_value());
+    EXPECT_EQ(exit->code, 2) << exit->text();
+    EXPECT_THAT(program.errors, HasSubstr(what));
+    EXPECT_EQ(program.errors.find('\n'), program.errors.size() - 1) << "one line: " << program.errors;
+    EXPECT_EQ(program.output, "");
+  }
+
+  const std::string folder_ = testing::TempDir() + "/tesserae-cli-" + std::to_string(::getpid());
+};
+
+TEST_F(Status, ConfigurationErrorsAreTwoAndOneLine) {
+  expect_refused(train({"--set", "train.stpes=5"}), "train.stpes: unknown key; did you mean train.steps?");
+  expect_refused(train({"--set", "train.steps=many"}), "train.steps: must be an integer, but is \"many\"");
+  expect_refused(train({"--set", "train.steps"}), "--set takes KEY=VALUE");
+  expect_refused(train({"--nproc", "4", "--set", "hybrid_shard_degree=3"}), "hybrid_shard_degree");
+  expect_refused(train({"--set", "data.path=/nowhere"}), "data.path: there is no file or folder /nowhere");
+  expect_refused(train({"--set", "data.path=" + folder_ + "/empty"}), "data");
+  expect_refused(train({"--set", "data.sequence_length=100000"}), "data.sequence_length");
+  expect_refused(train({"--set", "model.vocabulary=100"}), "model.vocabulary");
+  expect_refused(Program({TESSERAE_PROGRAM, "train", "/nowhere.json"}), "/nowhere.json");
+}
+
+TEST_F(Status, UsageErrorsAreTwo) {
+  for (const std::vector<std::string>& wrong : std::vector<std::vector<std::string>>{
+           {}, {"train"}, {"trian"}, {"train", "job.json", "--nproc", "0"}, {"train", "job.json", "--no-such"}}) {
+    std::vector<std::string> arguments = {TESSERAE_PROGRAM};
+    arguments.insert(arguments.end(), wrong.begin(), wrong.end());
+    Program program(arguments);
+    EXPECT_EQ(program.finish()->code, 2) << testing::PrintToString(wrong);
+    EXPECT_NE(program.errors, "");
+  }
+}
+
+TEST_F(Status, DryRunTrainsNothing) {
+  Program program = train({"--nproc", "4", "--dry-run", "--set", "hybrid_shard_degree=2", "train.steps=7"});
+  EXPECT_TRUE(program.finish()->success()) << program.errors;
+  EXPECT_THAT(program.output, HasSubstr("\"steps\": 7"));
+  EXPECT_THAT(program.output, HasSubstr("P=2 G=2 O=2"));
+  EXPECT_FALSE(os::files().exists("runs/job"));
+}
+
+TEST_F(Status, NprocMustAgreeWithTheLauncher) {
+  expect_refused(train({"--nproc", "4"}, {{"RANK", "0"},
+                                          {"WORLD_SIZE", "2"},
+                                          {"LOCAL_RANK", "0"},
+                                          {"LOCAL_WORLD_SIZE", "2"},
+                                          {"MASTER_ADDR", "127.0.0.1"},
+                                          {"MASTER_PORT", "29500"}}),
+                 "--nproc 4 contradicts torchrun, which started 2 ranks on this host: leave it out");
+}
+
+}  // namespace
+}  // namespace tesserae

@@ -1,0 +1,140 @@
+#include "tesserae/train/config.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/train/documents.h"
+
+namespace tesserae::train {
+namespace {
+
+Config with(const std::string& keys) {
+  return config_of(R"({"data": {"path": "x"}, )" + keys + "}");
+}
+Config plain() {
+  return config_of(R"({"data": {"path": "x"}})");
+}
+
+TEST(Config, DerivesWhatOtherKeysDetermine) {
+  const Config config = with(R"("random_seed": 7, "model": {"dimension": 192, "heads": 6})");
+  EXPECT_EQ(config.run.folder, "runs/job");
+  EXPECT_EQ(config.run.seed, 7u);
+  EXPECT_EQ(config.model.kv_heads, 6);
+  EXPECT_EQ(config.model.feed_forward, 512);
+  EXPECT_EQ(config.resolved["model"]["feed_forward"], 512) << "the resolved configuration shows the value";
+  EXPECT_EQ(config.vocabulary, std::nullopt);
+}
+
+TEST(Config, RunSeedIsStrongerThanRandomSeed) {
+  const Config config = with(R"("random_seed": 7, "run": {"seed": 8})");
+  EXPECT_EQ(config.run.seed, 8u);
+  EXPECT_EQ(config.resolved["random_seed"], 8);
+}
+
+TEST(Config, ChoosesSuffixesByTheData) {
+  EXPECT_TRUE(plain().data.suffixes.empty());
+  EXPECT_EQ(config_of(R"({"data": {"path": "python:stdlib"}})").data.suffixes, std::vector<std::string>{".py"});
+  EXPECT_EQ(config_of(R"({"data": {"path": "x", "format": "uint16"}})").data.suffixes,
+            std::vector<std::string>{".bin"});
+  EXPECT_TRUE(config_of(R"({"data": {"path": "python:stdlib", "suffixes": []}})").data.suffixes.empty());
+}
+
+TEST(Config, StrategyComesFromDegreeNameOrDegrees) {
+  using mesh::Degrees;
+  EXPECT_EQ(strategy_of(plain(), 4).degrees, (Degrees{4, 4, 4}));
+  EXPECT_EQ(strategy_of(with(R"("hybrid_shard_degree": 1)"), 4).degrees, (Degrees{1, 1, 1}));
+  EXPECT_EQ(strategy_of(with(R"("hybrid_shard_degree": 2)"), 4).degrees, (Degrees{2, 2, 2}));
+  EXPECT_EQ(strategy_of(with(R"("sharding": {"strategy": "ZERO_2"})"), 4).degrees, (Degrees{1, 4, 4}));
+  EXPECT_EQ(strategy_of(with(R"("hybrid_shard_degree": 2, "sharding": {"strategy": "ZERO_PP"})"), 4).degrees,
+            (Degrees{2, 4, 4}));
+  const auto raw = strategy_of(with(R"("degrees": {"parameters": 1, "gradients": 2, "optimizer": 4})"), 4);
+  EXPECT_EQ(raw.degrees, (Degrees{1, 2, 4}));
+  EXPECT_TRUE(raw.free_after_forward);
+}
+
+TEST(Config, LifetimesOverrideTheStrategy) {
+  EXPECT_FALSE(strategy_of(with(R"("sharding": {"strategy": "SHARD_GRAD_OP"})"), 2).free_after_forward);
+  const auto kept = strategy_of(with(R"("sharding": {"free_after_forward": false, "free_after_backward": false})"), 2);
+  EXPECT_FALSE(kept.free_after_forward);
+  EXPECT_FALSE(kept.free_after_backward);
+}
+
+TEST(Config, PrecisionByNameAndByDtype) {
+  EXPECT_EQ(precision_of(with(R"("precision": "auto")"), true).parameters, at::kBFloat16);
+  EXPECT_EQ(precision_of(with(R"("precision": "auto")"), false).parameters, std::nullopt);
+  EXPECT_EQ(precision_of(with(R"("precision": "bf16")"), false).reduce, at::kFloat);
+  EXPECT_EQ(precision_of(with(R"("precision": "fp16")"), false).parameters, at::kHalf);
+  const auto custom = precision_of(with(R"("precision": {"parameters": "bf16"})"), false);
+  EXPECT_EQ(custom.parameters, at::kBFloat16);
+  EXPECT_EQ(custom.reduce, at::kBFloat16);
+  EXPECT_EQ(custom.masters, at::kFloat);
+}
+
+TEST(Config, ImpossibleDegreesNameTheKeyAndTheNearestValid) {
+  EXPECT_EQ(
+      error_of([] { strategy_of(with(R"("hybrid_shard_degree": 3)"), 4); }),
+      "[configuration] hybrid_shard_degree: hybrid_shard_degree=3 does not divide the 4 ranks; nearest valid: 2, 4");
+  EXPECT_EQ(
+      error_of([] { strategy_of(with(R"("hybrid_shard_degree": 8, "sharding": {"strategy": "HYBRID_SHARD"})"), 4); }),
+      "[configuration] hybrid_shard_degree: the degree of HYBRID_SHARD=8 does not divide the 4 ranks; nearest valid: "
+      "4");
+  const std::string error =
+      error_of([] { strategy_of(with(R"("degrees": {"parameters": 2, "gradients": 3, "optimizer": 4})"), 4); });
+  EXPECT_TRUE(error.starts_with("[configuration] degrees: ")) << error;
+  EXPECT_NE(error.find("P=2 G=2 O=4"), std::string::npos) << error;
+}
+
+struct Contradiction {
+  const char* keys;
+  const char* error;
+};
+class Contradictory : public testing::TestWithParam<Contradiction> {};
+
+TEST_P(Contradictory, IsAnError) {
+  EXPECT_EQ(error_of([] { with(GetParam().keys); }), std::string("[configuration] ") + GetParam().error);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Keys, Contradictory,
+    testing::Values(
+        Contradiction{R"("hybrid_shard_degree": 2, "degrees": {"parameters": 1, "gradients": 1, "optimizer": 2})",
+                      "degrees: contradicts hybrid_shard_degree = 2: give one of them"},
+        Contradiction{
+            R"("sharding": {"strategy": "ZERO_1"}, "degrees": {"parameters": 1, "gradients": 1, "optimizer": 2})",
+            "degrees: contradicts sharding.strategy = ZERO_1: give one of them"},
+        Contradiction{R"("hybrid_shard_degree": 2, "sharding": {"strategy": "ZERO_1"})",
+                      "sharding.strategy: ZERO_1 contradicts hybrid_shard_degree = 2: give one of them"},
+        Contradiction{R"("sharding": {"strategy": "HYBRID_SHARD"})",
+                      "hybrid_shard_degree: must be given with sharding.strategy = HYBRID_SHARD: it is its degree"},
+        Contradiction{R"("model": {"dimension": 100, "heads": 3})",
+                      "model: dimension 100 / heads 3 is no even number; rotary positions turn pairs of features"},
+        Contradiction{R"("model": {"dimension": 12, "heads": 4})",
+                      "model: dimension 12 / heads 4 is no even number; rotary positions turn pairs of features"},
+        Contradiction{R"("model": {"heads": 4, "kv_heads": 3})", "model: kv_heads 3 does not divide heads 4"},
+        Contradiction{R"("train": {"eval_every": 5, "eval_batches": 0})",
+                      "train.eval_every: is 5, but train.eval_batches is 0: there is nothing to evaluate"},
+        Contradiction{
+            R"("hybrid_shard_degree": "auto")",
+            "hybrid_shard_degree: \"auto\" is not available yet: give a number that divides the number of ranks"},
+        Contradiction{R"("tensor_parallel_degree": 2)",
+                      "tensor_parallel_degree: tensor parallelism is not available yet: only 1 is taken, but it is 2"},
+        Contradiction{
+            R"("context_parallel_degree": 4)",
+            "context_parallel_degree: context parallelism is not available yet: only 1 is taken, but it is 4"},
+        Contradiction{R"("expert_parallel_degree": 2)",
+                      "expert_parallel_degree: expert parallelism is not available yet: only 1 is taken, but it is 2"},
+        Contradiction{
+            R"("activation_loading_horizon": 3)",
+            "activation_loading_horizon: activation offloading is not available yet: only 2 is taken, but it is 3"}));
+
+TEST(Config, HarmlessValuesOfKeysOfLaterFeaturesAreTaken) {
+  for (const char* keys :
+       {R"("sm_activation_offloading": true)", R"("sm_activation_offloading": false)",
+        R"("activation_loading_horizon": 2)", R"("allow_empty_shards": true)",
+        R"("tensor_parallel_degree": 1, "context_parallel_degree": 1, "expert_parallel_degree": 1)"}) {
+    EXPECT_NO_THROW(with(keys)) << keys;
+  }
+  EXPECT_TRUE(with(R"("fsdp_cache_flush_warnings": true)").sharding.warn_of_pool_misses);
+}
+
+}  // namespace
+}  // namespace tesserae::train

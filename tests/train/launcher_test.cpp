@@ -1,0 +1,162 @@
+#include "tesserae/train/launcher.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <string>
+
+#include "tesserae/base/error.h"
+#include "tesserae/os/clock.h"
+#include "tesserae/os/files.h"
+#include "tests/train/run_program.h"
+
+namespace tesserae::train {
+namespace {
+
+using std::chrono::seconds;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::Not;
+
+/// Starts ranks that run a shell script and knows their process ids.
+class Launcher : public testing::Test {
+ protected:
+  Launcher() { os::files().make_directories(folder_); }
+  ~Launcher() override { os::files().remove_all(folder_); }
+
+  Program launch(int ranks, const std::string& script) {
+    begin_ = os::now();
+    return Program({LAUNCH_RANKS, std::to_string(ranks), "sh", "-c", "echo $$ > $FOLDER/$RANK.pid; " + script},
+                   {{"FOLDER", folder_}});
+  }
+
+  double elapsed() const { return std::chrono::duration<double>(os::now() - begin_).count(); }
+
+  /// The ranks have all started, so that a signal meets them at work.
+  void wait_until_started(int ranks) const {
+    const os::Deadline deadline{seconds(60)};
+    while (os::files().list(folder_).size() < static_cast<size_t>(ranks) && !deadline.passed()) {
+      os::sleep_for(std::chrono::milliseconds(5));
+    }
+    os::sleep_for(std::chrono::milliseconds(200));  // from the first line of the script to its traps
+  }
+
+  /// Every rank has ended. A killed parent's children take a moment.
+  void expect_nothing_left(int ranks) const {
+    for (int rank = 0; rank < ranks; ++rank) {
+      const pid_t id = std::stoi(os::files().read(folder_ + "/" + std::to_string(rank) + ".pid"));
+      const os::Deadline deadline{seconds(20)};
+      while (os::start_time(id) && !deadline.passed()) os::sleep_for(std::chrono::milliseconds(5));
+      EXPECT_FALSE(os::start_time(id)) << "rank " << rank << ", process " << id;
+    }
+  }
+
+  const std::string folder_ = testing::TempDir() + "/tesserae-launcher-" + std::to_string(::getpid());
+  os::TimePoint begin_;
+};
+
+TEST_F(Launcher, GivesEachRankTorchrunsVariables) {
+  Program job = launch(3,
+                       "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $FROM_JOB "
+                       "${OMP_NUM_THREADS:+threads} ${MASTER_PORT:+port}");
+  EXPECT_TRUE(job.finish()->success());
+  EXPECT_EQ(job.output, "0/3 0/3 127.0.0.1 yes threads port\n") << "standard output is rank 0's";
+  EXPECT_THAT(job.errors, HasSubstr("rank 1: 1/3 1/3 127.0.0.1 yes threads port\n"));
+  EXPECT_THAT(job.errors, HasSubstr("rank 2: 2/3 2/3 127.0.0.1 yes threads port\n"));
+}
+
+TEST_F(Launcher, ARankThatFailsTakesTheJobDownWithItsErrorLast) {
+  Program job = launch(4, "if [ $RANK = 2 ]; then sleep 0.3; echo 'the cause' >&2; exit 7; fi; exec sleep 600");
+  const auto exit = job.finish();
+  RecordProperty("seconds", std::to_string(elapsed()));
+  ASSERT_TRUE(exit.has_value());
+  EXPECT_EQ(exit->code, 7);
+  EXPECT_LT(elapsed(), 50);  // 5 s are promised
+  EXPECT_EQ(job.errors, "rank 2: the cause\ntesserae: rank 2 of 4 exited with code 7; the other ranks were ended\n");
+  expect_nothing_left(4);
+}
+
+TEST_F(Launcher, ARankThatIsKilledIsNamedWithItsSignal) {
+  Program job = launch(2, "if [ $RANK = 1 ]; then sleep 0.3; kill -9 $$; fi; exec sleep 600");
+  EXPECT_EQ(job.finish()->code, 128 + SIGKILL);
+  EXPECT_EQ(job.errors, "tesserae: rank 1 of 2 was killed by signal 9 (Killed); the other ranks were ended\n");
+  expect_nothing_left(2);
+}
+
+TEST_F(Launcher, RanksThatIgnoreTheRequestAreKilled) {
+  Program job = launch(2, "if [ $RANK = 1 ]; then sleep 0.5; exit 1; fi; trap '' TERM; while true; do sleep 0.1; done");
+  EXPECT_EQ(job.finish()->code, 1);
+  RecordProperty("seconds", std::to_string(elapsed()));
+  EXPECT_LT(elapsed(), 50);  // 5 s are promised
+  expect_nothing_left(2);
+}
+
+TEST_F(Launcher, ARankThatLostAPeerIsNotToBlame) {
+  Program job = launch(3,
+                       "case $RANK in 0) sleep 0.5; echo 'the cause' >&2; exit 1;; "
+                       "1) sleep 0.2; echo 'lost rank 0' >&2; exit 3;; 2) exec sleep 600;; esac");
+  EXPECT_EQ(job.finish()->code, 1);
+  EXPECT_THAT(job.errors, EndsWith("tesserae: rank 0 of 3 exited with code 1; the other ranks were ended\n"
+                                   "the last that it wrote:\n  the cause\n"));
+}
+
+TEST_F(Launcher, ALostPeerIsToBlameIfNobodyElseIs) {
+  Program job = launch(2, "if [ $RANK = 1 ]; then sleep 0.2; echo 'lost' >&2; exit 3; fi; exec sleep 600");
+  EXPECT_EQ(job.finish()->code, exit_peer_lost);
+  EXPECT_THAT(job.errors, HasSubstr("rank 1 of 2 exited with code 3"));
+  expect_nothing_left(2);
+}
+
+TEST_F(Launcher, WhatOthersSayAfterAFailureDoesNotBuryIt) {
+  Program job = launch(2,
+                       "if [ $RANK = 1 ]; then sleep 0.3; echo 'the cause' >&2; exit 1; fi; "
+                       "trap 'echo consequence >&2; exit 3' TERM; while true; do sleep 0.05; done");
+  EXPECT_EQ(job.finish()->code, 1);
+  EXPECT_THAT(job.errors, Not(HasSubstr("consequence")));
+}
+
+TEST_F(Launcher, CtrlCAsksTheRanksToEnd) {
+  Program job = launch(3, "trap 'echo summary >&2; exit 143' TERM; while true; do sleep 0.05; done");
+  wait_until_started(3);
+  job.process().signal(SIGINT);
+  EXPECT_EQ(job.finish()->code, 128 + SIGINT);
+  EXPECT_THAT(job.errors, HasSubstr("rank 2: summary\n"));
+  expect_nothing_left(3);
+}
+
+TEST_F(Launcher, RanksThatFinishAfterCtrlCMakeASuccess) {
+  Program job = launch(2, "trap 'exit 0' TERM; while true; do sleep 0.05; done");
+  wait_until_started(2);
+  job.process().signal(SIGTERM);
+  EXPECT_TRUE(job.finish()->success());
+}
+
+TEST_F(Launcher, ASecondCtrlCEndsStubbornRanksAtOnce) {
+  Program job = launch(2, "trap '' TERM; while true; do sleep 0.05; done");
+  wait_until_started(2);
+  job.process().signal(SIGINT);
+  ASSERT_TRUE(job.wait_for("stopping"));
+  begin_ = os::now();
+  job.process().signal(SIGINT);
+  EXPECT_EQ(job.finish()->code, 128 + SIGINT);
+  EXPECT_LT(elapsed(), 15) << "without waiting for the 20 s of grace";
+  expect_nothing_left(2);
+}
+
+TEST_F(Launcher, RanksDieWithALauncherThatIsKilled) {
+  Program job = launch(3, "exec sleep 600");
+  wait_until_started(3);
+  job.process().signal(SIGKILL);
+  EXPECT_EQ(job.finish()->signal, SIGKILL);
+  expect_nothing_left(3);
+}
+
+TEST_F(Launcher, AProgramThatIsNotThereIsAnError) {
+  EXPECT_THROW(run_local_job({.ranks = 2, .command = {"/nowhere/program"}, .environment = {}}), IoError);
+  EXPECT_THROW(run_local_job({.ranks = 0, .command = {"true"}, .environment = {}}), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tesserae::train

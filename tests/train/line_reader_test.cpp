@@ -1,0 +1,31 @@
+#include "tesserae/train/line_reader.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace tesserae::train {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+TEST(LineReader, JoinsWhatComesInPieces) {
+  LineReader reader;
+  EXPECT_THAT(reader.add("one\ntw"), ElementsAre("one"));
+  EXPECT_THAT(reader.add("o\n\nthree"), ElementsAre("two", ""));
+  EXPECT_THAT(reader.rest(), ElementsAre("three"));
+  EXPECT_THAT(reader.rest(), IsEmpty());
+}
+
+TEST(LineReader, ACarriageReturnStartsTheLineAnew) {
+  LineReader reader;
+  EXPECT_THAT(reader.add("10%\r20%\r30%\nend\r\n"), ElementsAre("30%", "end"));
+}
+
+TEST(LineReader, CutsALineWithoutEnd) {
+  LineReader reader;
+  EXPECT_THAT(reader.add(std::string(10'000, 'x')), ElementsAre(std::string(4096, 'x'), std::string(4096, 'x')));
+}
+
+}  // namespace
+}  // namespace tesserae::train

@@ -1,0 +1,103 @@
+#include "tesserae/train/metrics.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+
+#include "tesserae/train/progress.h"
+#include "tesserae/train/run_folder.h"
+
+namespace tesserae::train {
+namespace {
+
+class RunFolder : public testing::Test {
+ protected:
+  RunFolder() { os::files().make_directories(folder_); }
+  ~RunFolder() override { os::files().remove_all(folder_); }
+  const std::string folder_ = testing::TempDir() + "/tesserae-metrics-" + std::to_string(::getpid());
+};
+
+StepRecord record(int64_t step, double loss, double step_ms) {
+  StepRecord result;
+  result.step = step;
+  result.loss = loss;
+  result.lr = 1e-3;
+  result.grad_norm = 0.5;
+  result.tokens_per_second = 1000;
+  result.step_ms = step_ms;
+  result.comm_ms = step_ms / 4;
+  return result;
+}
+
+TEST_F(RunFolder, MetricsAreOneJsonLineAStepAndThereAtOnce) {
+  Metrics metrics(folder_ + "/metrics.jsonl");
+  metrics.add(record(1, 5.5, 100));
+  EXPECT_EQ(
+      os::files().read(folder_ + "/metrics.jsonl"),
+      R"({"step":1,"loss":5.5,"lr":0.001,"grad_norm":0.5,"tokens_per_second":1000.0,"step_ms":100.0,"comm_ms":25.0})"
+      "\n");
+  StepRecord second = record(2, 5.0, 100);
+  second.val_loss = 5.25;
+  second.skipped = true;
+  second.grad_norm = INFINITY;
+  const Json line = Json::parse(to_line(second));
+  EXPECT_EQ(line["val_loss"], 5.25);
+  EXPECT_EQ(line["skipped"], true);
+  EXPECT_TRUE(line["grad_norm"].is_null()) << "JSON has no infinity";
+}
+
+TEST_F(RunFolder, FiguresLeaveOutTheFirstSteps) {
+  Metrics metrics(folder_ + "/metrics.jsonl");
+  for (int64_t step = 1; step <= 23; ++step) metrics.add(record(step, 24.0 - step, step <= 3 ? 1000 : 100 + step));
+  const RunFigures figures = metrics.figures();
+  EXPECT_EQ(figures.steps, 23);
+  EXPECT_DOUBLE_EQ(figures.last_loss, 1);
+  EXPECT_DOUBLE_EQ(figures.final_loss, 5.5) << "the mean of the last ten";
+  EXPECT_DOUBLE_EQ(figures.step_ms_median, 113.5) << "of steps 4 to 23";
+  EXPECT_DOUBLE_EQ(figures.comm_share, 0.25);
+  EXPECT_NEAR(figures.tokens_per_second, 1000, 1e-9);
+  EXPECT_FALSE(figures.val_loss.has_value());
+}
+
+TEST_F(RunFolder, KeepsTheLastAndTheBestValidationLoss) {
+  Metrics metrics(folder_ + "/metrics.jsonl");
+  for (const double loss : {3.0, 2.0, 2.5}) {
+    StepRecord step = record(1, 1, 1);
+    step.val_loss = loss;
+    metrics.add(step);
+  }
+  EXPECT_EQ(metrics.figures().val_loss, 2.5);
+  EXPECT_EQ(metrics.figures().best_val_loss, 2.0);
+}
+
+TEST_F(RunFolder, NoRunOverwritesAnother) {
+  const std::string wanted = folder_ + "/runs/a";
+  EXPECT_EQ(make_run_folder(wanted), wanted);
+  EXPECT_EQ(make_run_folder(wanted + "/"), wanted) << "an empty folder may be used";
+  os::files().write(wanted + "/summary.json", "{}");
+  EXPECT_EQ(make_run_folder(wanted), wanted + "-2");
+  os::files().write(wanted + "-2/metrics.jsonl", "");
+  EXPECT_EQ(make_run_folder(wanted), wanted + "-3");
+  EXPECT_EQ(os::files().read(wanted + "/summary.json"), "{}");
+}
+
+TEST(ProgressLine, SaysWhatAPersonWants) {
+  StepRecord step = record(120, 2.4123, 200);
+  step.tokens_per_second = 18432;
+  EXPECT_EQ(progress_line(step, 400, uint64_t{1288490188}, 92),
+            "step 120/400  loss 2.412  18.4k tok/s  comm 25%  1.2 GB  1:32 left");
+  step.val_loss = 2.5;
+  EXPECT_EQ(progress_line(step, 400, uint64_t{300} << 20, -1),
+            "step 120/400  loss 2.412  18.4k tok/s  comm 25%  300 MB  val 2.500");
+}
+
+TEST(ProgressLine, NumbersAreShort) {
+  EXPECT_EQ(short_number(950), "950");
+  EXPECT_EQ(short_number(2.3e6), "2.3M");
+  EXPECT_EQ(short_time(59.6), "1:00");
+  EXPECT_EQ(short_time(7384), "2:03:04");
+}
+
+}  // namespace
+}  // namespace tesserae::train
