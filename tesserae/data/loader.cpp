@@ -1,0 +1,93 @@
+#include "tesserae/data/loader.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tesserae/base/error.h"
+#include "tesserae/data/permutation.h"
+
+namespace tesserae::data {
+
+namespace {
+
+void at_least_one(std::string_view field, int64_t value) {
+  if (value < 1) throw InvalidArgument("Loader", cat(field, " is ", value, "; it must be >= 1"));
+}
+
+LoaderOptions checked(const LoaderOptions& options) {
+  at_least_one("sequence_length", options.sequence_length);
+  at_least_one("batch_per_rank", options.batch_per_rank);
+  at_least_one("accumulate", options.accumulate);
+  at_least_one("ranks", options.ranks);
+  if (options.rank < 0 || options.rank >= options.ranks) {
+    throw InvalidArgument("Loader", cat("rank is ", options.rank, " of ", options.ranks));
+  }
+  if (!(options.validation_fraction >= 0 && options.validation_fraction < 1)) {
+    throw InvalidArgument("Loader",
+                          cat("validation_fraction is ", options.validation_fraction, "; it must lie in [0, 1)"));
+  }
+  return options;
+}
+
+int64_t count_samples(const TokenStream& stream, const LoaderOptions& options) {
+  const int64_t samples = (stream.size() - 1) / options.sequence_length;
+  const int64_t needed = options.validation_fraction > 0 ? 2 : 1;
+  if (samples >= needed) return samples;
+  throw InvalidArgument(
+      "Loader", cat("the data has ", stream.size(), " tokens, too few for ", needed, " samples of ",
+                    options.sequence_length, " + 1", needed == 2 ? " (one to train on, one to validate with)" : "",
+                    "; shorten sequence_length or give more data"));
+}
+
+int64_t count_validation(int64_t samples, double fraction) {
+  if (fraction == 0) return 0;
+  return std::clamp<int64_t>(static_cast<int64_t>(static_cast<double>(samples) * fraction), 1, samples - 1);
+}
+
+}  // namespace
+
+Loader::Loader(std::shared_ptr<TokenStream> stream, const LoaderOptions& options)
+    : stream_(std::move(stream)),
+      options_(checked(options)),
+      validation_samples_(count_validation(count_samples(*stream_, options_), options_.validation_fraction)),
+      training_(count_samples(*stream_, options_) - validation_samples_, options_.seed) {}
+
+int64_t Loader::global_batch() const {
+  return options_.batch_per_rank * options_.accumulate * options_.ranks;
+}
+
+Position Loader::after(int64_t steps, const Position& start) const {
+  return training_.advance(start, steps * global_batch());
+}
+
+Batch Loader::training_batch(const Position& step, int64_t micro) {
+  const int64_t before = (micro * options_.ranks + options_.rank) * options_.batch_per_rank;
+  return read([&](int64_t i) { return training_.at(training_.advance(step, before + i)); });
+}
+
+Batch Loader::validation_batch(int64_t index) {
+  // The same order every time, so that losses of different steps can be compared.
+  const Permutation order(validation_samples_, options_.seed);
+  const int64_t before = (index * options_.ranks + options_.rank) * options_.batch_per_rank;
+  return read([&](int64_t i) { return training_.samples() + order((before + i) % validation_samples_); });
+}
+
+Batch Loader::read(const std::function<int64_t(int64_t i)>& sample_of) {
+  const int64_t length = options_.sequence_length;
+  Batch batch;
+  batch.tokens = at::empty({options_.batch_per_rank, length}, at::kLong);
+  batch.targets = at::empty({options_.batch_per_rank, length}, at::kLong);
+  std::vector<int64_t> tokens(static_cast<size_t>(length) + 1);
+  for (int64_t i = 0; i < options_.batch_per_rank; ++i) {
+    stream_->read(sample_of(i) * length, tokens);
+    std::copy_n(tokens.data(), length, batch.tokens.mutable_data_ptr<int64_t>() + i * length);
+    std::copy_n(tokens.data() + 1, length, batch.targets.mutable_data_ptr<int64_t>() + i * length);
+  }
+  return batch;
+}
+
+}  // namespace tesserae::data

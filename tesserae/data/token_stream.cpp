@@ -1,0 +1,152 @@
+#include "tesserae/data/token_stream.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "tesserae/base/error.h"
+#include "tesserae/base/nearest.h"
+#include "tesserae/data/utf8.h"
+#include "tesserae/os/files.h"
+
+namespace tesserae::data {
+
+static_assert(std::endian::native == std::endian::little, "token files are read as they are");
+
+namespace {
+
+int64_t bytes_of_token(Format format) {
+  return format == Format::text ? 1 : format == Format::uint16 ? 2 : 4;
+}
+
+int64_t vocabulary_of(const StreamOptions& options) {
+  if (options.vocabulary != 0) return options.vocabulary;
+  switch (options.format) {
+    case Format::text:
+      return end_of_file_token + 1;
+    case Format::uint16:
+      return 1 << 16;
+    case Format::uint32:
+      break;
+  }
+  throw InvalidArgument("TokenStream",
+                        "format uint32 does not tell how many different tokens there are; give the vocabulary");
+}
+
+bool has_suffix(const std::filesystem::path& path, const std::vector<std::string>& suffixes) {
+  const std::string name = path.filename().string();
+  return suffixes.empty() ||
+         std::any_of(suffixes.begin(), suffixes.end(), [&](const auto& suffix) { return name.ends_with(suffix); });
+}
+
+}  // namespace
+
+Format format_from_name(std::string_view name) {
+  if (name == "text") return Format::text;
+  if (name == "uint16") return Format::uint16;
+  if (name == "uint32") return Format::uint32;
+  throw InvalidArgument("format_from_name", cat("unknown format \"", name, "\"; did you mean \"",
+                                                nearest(name, {"text", "uint16", "uint32"}), "\"?"));
+}
+
+TokenStream::TokenStream(const StreamOptions& options) : format_(options.format), vocabulary_(vocabulary_of(options)) {
+  if (format_ == Format::text && vocabulary_ <= end_of_file_token) {
+    throw InvalidArgument("TokenStream",
+                          cat("vocabulary is ", vocabulary_, "; text as bytes needs ", end_of_file_token + 1));
+  }
+  int64_t unmatched = 0;
+  for (const auto& path : options.paths) {
+    const auto kind = os::files().status(path).kind;
+    if (kind == os::FileKind::missing) {
+      throw InvalidArgument("TokenStream", cat("there is no ", path.string(), "; check the path of the data"));
+    }
+    if (kind != os::FileKind::directory) {
+      add(path);
+      continue;
+    }
+    for (const auto& file : os::files().walk(path)) {
+      if (has_suffix(file, options.suffixes)) {
+        add(file);
+      } else {
+        ++unmatched;
+      }
+    }
+  }
+  if (size_ > 0) return;
+  std::string where;
+  for (const auto& path : options.paths) where += (where.empty() ? "" : ", ") + path.string();
+  throw InvalidArgument("TokenStream", cat("the data set (", where, ") has no token: ", unmatched,
+                                           " files do not have the suffixes asked for, ", skipped_,
+                                           " are not UTF-8, all others are empty"));
+}
+
+void TokenStream::add(const std::filesystem::path& path) {
+  if (os::files().status(path).kind != os::FileKind::file) return;  // a pipe, a socket, a dangling link
+  const auto bytes = static_cast<int64_t>(os::files().status(path).size);
+  if (bytes == 0) return;
+  if (bytes % bytes_of_token(format_) != 0) {
+    throw InvalidArgument("TokenStream", cat(path.string(), " has ", bytes, " bytes, no multiple of ",
+                                             bytes_of_token(format_), "; is it of another format?"));
+  }
+  if (format_ == Format::text && !is_utf8(os::files().map(path).bytes())) {
+    ++skipped_;
+    return;
+  }
+  files_.push_back({path, size_});
+  size_ += bytes / bytes_of_token(format_) + (format_ == Format::text ? 1 : 0);
+}
+
+void TokenStream::read(int64_t begin, std::span<int64_t> tokens) {
+  if (begin < 0 || begin + static_cast<int64_t>(tokens.size()) > size_) {
+    throw InvalidArgument("TokenStream::read", cat("tokens [", begin, ", ", begin + static_cast<int64_t>(tokens.size()),
+                                                   ") of a stream of ", size_));
+  }
+  auto after = std::upper_bound(files_.begin(), files_.end(), begin,
+                                [](int64_t position, const File& file) { return position < file.begin; });
+  for (auto file = static_cast<size_t>(after - files_.begin()) - 1; !tokens.empty(); ++file) {
+    const auto count = std::min<int64_t>(end_of(file) - begin, static_cast<int64_t>(tokens.size()));
+    read_file(file, begin - files_[file].begin, tokens.first(static_cast<size_t>(count)));
+    tokens = tokens.subspan(static_cast<size_t>(count));
+    begin += count;
+  }
+}
+
+void TokenStream::read_file(size_t index, int64_t offset, std::span<int64_t> tokens) {
+  const File& file = files_[index];
+  const os::Mapping& mapping = mappings_.get(index, file.path);
+  const int64_t end_tokens = format_ == Format::text ? 1 : 0;
+  const int64_t expected = (end_of(index) - file.begin - end_tokens) * bytes_of_token(format_);
+  if (static_cast<int64_t>(mapping.size()) != expected) {
+    throw Corruption("TokenStream::read", cat(file.path.string(), " had ", expected, " bytes and now has ",
+                                              mapping.size(), "; data must not change while it is read"));
+  }
+  switch (format_) {
+    case Format::text:
+      if (offset + static_cast<int64_t>(tokens.size()) == expected + 1) {
+        tokens.back() = end_of_file_token;
+        tokens = tokens.first(tokens.size() - 1);
+      }
+      return decode<uint8_t>(file, mapping.data(), offset, tokens);
+    case Format::uint16:
+      return decode<uint16_t>(file, mapping.data(), offset, tokens);
+    case Format::uint32:
+      return decode<uint32_t>(file, mapping.data(), offset, tokens);
+  }
+}
+
+template <class Token>
+void TokenStream::decode(const File& file, const char* bytes, int64_t offset, std::span<int64_t> tokens) const {
+  bytes += offset * static_cast<int64_t>(sizeof(Token));
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    Token token = 0;
+    std::memcpy(&token, bytes + i * sizeof(Token), sizeof(Token));
+    if (static_cast<int64_t>(token) >= vocabulary_) {
+      throw InvalidArgument("TokenStream::read",
+                            cat(file.path.string(), " has token ", token, " at offset ",
+                                offset + static_cast<int64_t>(i), "; the vocabulary is ", vocabulary_));
+    }
+    tokens[i] = static_cast<int64_t>(token);
+  }
+}
+
+}  // namespace tesserae::data

@@ -1,0 +1,108 @@
+#include "tesserae/model/block.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/randn_like.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tesserae/model/gpt.h"
+
+namespace tesserae::model {
+namespace {
+
+void randomize(torch::nn::Module& module, double deviation) {
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : module.parameters()) parameter.normal_(0.0, deviation);
+}
+
+void copy(torch::nn::Module& to, const std::string& name, const at::Tensor& value) {
+  const at::NoGradGuard no_grad;
+  to.named_parameters()[name].copy_(value);
+}
+
+TEST(Block, GroupedQueriesEqualRepeatedHeads) {
+  const GptConfig grouped{.dimension = 24, .heads = 6, .kv_heads = 2};
+  Block few(grouped);
+  randomize(*few, 0.3);
+  GptConfig all = grouped;
+  all.kv_heads = 6;
+  Block many(all);
+  for (const auto& parameter : few->named_parameters()) {
+    const auto& name = parameter.key();
+    auto value = parameter.value().detach();
+    if (name == "attention.key.weight" || name == "attention.value.weight") {
+      value = value.view({2, 1, 4, 24}).expand({2, 3, 4, 24}).reshape({24, 24});
+    }
+    copy(*many, name, value);
+  }
+  const auto x = at::randn({2, 7, 24});
+  EXPECT_TRUE(at::allclose(few(x), many(x), 1e-5, 1e-6));
+}
+
+TEST(Block, EqualsTheFormulas) {
+  const GptConfig config =
+      resolved({.dimension = 8, .heads = 2, .kv_heads = 1, .feed_forward = 12, .norm_epsilon = 1e-3});
+  Block block(config);
+  randomize(*block, 0.5);
+  auto p = block->named_parameters();
+  auto norm = [&](const at::Tensor& x, const std::string& name) {
+    return x.div(x.square().mean(-1, true).add(1e-3).sqrt()).mul(p[name]);
+  };
+  auto linear = [&](const at::Tensor& x, const std::string& name) { return x.matmul(p[name].t()); };
+
+  const auto x = at::randn({1, 5, 8});
+  Rotary rotary(4, config.rope_base);
+  const auto normed = norm(x, "attention_norm.weight");
+  const auto q = rotary.rotate(linear(normed, "attention.query.weight").view({1, 5, 2, 4}));
+  const auto k = rotary.rotate(linear(normed, "attention.key.weight").view({1, 5, 1, 4}));
+  const auto v = linear(normed, "attention.value.weight").view({1, 5, 1, 4});
+  auto mixed = at::zeros({1, 5, 2, 4});
+  for (int64_t head = 0; head < 2; ++head) {
+    for (int64_t t = 0; t < 5; ++t) {
+      const auto keys = k[0].slice(0, 0, t + 1).select(1, 0), values = v[0].slice(0, 0, t + 1).select(1, 0);
+      const auto weights = keys.matmul(q[0][t][head]).div(2.0).softmax(0);
+      mixed[0][t][head].copy_(weights.matmul(values));
+    }
+  }
+  const auto h = x.add(linear(mixed.view({1, 5, 8}), "attention.output.weight"));
+  const auto inner = norm(h, "feed_forward_norm.weight");
+  const auto gate = linear(inner, "feed_forward.gate.weight");
+  const auto product = gate.mul(gate.sigmoid()).mul(linear(inner, "feed_forward.up.weight"));
+  const auto expected = h.add(linear(product, "feed_forward.down.weight"));
+  EXPECT_TRUE(at::allclose(block(x), expected, 1e-4, 1e-5));
+}
+
+TEST(Block, GradientsAreThoseOfDifferences) {
+  const GptConfig config{.dimension = 8, .heads = 2, .kv_heads = 1, .feed_forward = 6};
+  Block block(config);
+  randomize(*block, 0.4);
+  const auto x = at::randn({1, 6, 8}), direction = at::randn({1, 6, 8});
+  auto loss = [&] { return block(x).mul(direction).sum(); };
+  loss().backward();
+  for (const auto& parameter : block->named_parameters()) {
+    const at::NoGradGuard no_grad;
+    auto value = parameter.value();
+    const auto step = at::randn_like(value).mul_(1e-2);
+    const double predicted = value.grad().mul(step).sum().item<double>();
+    value.add_(step);
+    const double above = loss().item<double>();
+    value.sub_(step, 2);
+    const double below = loss().item<double>();
+    value.add_(step);
+    EXPECT_NEAR((above - below) / 2, predicted, 0.02 * std::abs(predicted) + 2e-3) << parameter.key();
+  }
+}
+
+TEST(Block, DropoutOnlyInTraining) {
+  Block block(GptConfig{.dimension = 8, .heads = 2, .dropout = 0.5});
+  randomize(*block, 0.5);
+  const auto x = at::randn({1, 6, 8});
+  EXPECT_FALSE(block(x).equal(block(x)));
+  block->eval();
+  EXPECT_TRUE(block(x).equal(block(x)));
+}
+
+}  // namespace
+}  // namespace tesserae::model
