@@ -47,15 +47,17 @@ int run(Arguments& arguments) {
   const mesh::World world = mesh::World::from_environment();
   const int ranks = count_ranks(arguments, config, world);
   // Everything that can be known to fail fails here, before any rank starts.
-  const train::Plan plan = train::plan_job(config, ranks);
+  const bool launched = world.launch().launcher != "single";
+  const train::Plan plan = train::plan_job(config, ranks, launched ? world.launch().local_size : ranks,
+                                           launched ? world.launch().local_rank : 0);
   if (arguments.dry_run) {
     std::printf("%s\n%s\n", config.resolved.dump(2).c_str(), train::describe(plan, config).c_str());
     return 0;
   }
-  if (world.launch().launcher == "single" && ranks > 1) {
+  if (!launched && ranks > 1) {
     return train::run_local_job({.ranks = ranks, .command = rank_command(arguments), .environment = {}});
   }
-  return train::train(config, world);
+  return train::train(config, plan, world);
 }
 
 }  // namespace

@@ -1,0 +1,93 @@
+#include "tesserae/train/plan.h"
+
+#include "tesserae/train/data_paths.h"
+#include "tesserae/train/device.h"
+#include "tesserae/train/progress.h"
+
+namespace tesserae::train {
+namespace {
+
+void check_vocabulary(const Config& config) {
+  const int64_t text_tokens = data::end_of_file_token + 1;
+  if (config.data.format == "text" && config.vocabulary.value_or(text_tokens) < text_tokens) {
+    throw ConfigError("model.vocabulary",
+                      cat("must be at least ", text_tokens, " for data of format text, but is ", *config.vocabulary));
+  }
+  if (config.data.format == "uint32" && !config.vocabulary) {
+    throw ConfigError("model.vocabulary", "must be given for data of format uint32, which do not tell it");
+  }
+}
+
+std::shared_ptr<data::TokenStream> open_stream(const Config& config) {
+  check_vocabulary(config);
+  data::StreamOptions options{.paths = {},
+                              .format = data::format_from_name(config.data.format),
+                              .suffixes = config.data.suffixes,
+                              .vocabulary = config.vocabulary.value_or(0)};
+  for (const std::string& path : resolve_data_paths(config.data.path)) options.paths.emplace_back(path);
+  try {
+    return std::make_shared<data::TokenStream>(options);
+  } catch (const Error& error) {
+    throw ConfigError("data.path", without_function(error));
+  }
+}
+
+data::LoaderOptions loader_options(const Config& config, int rank, int ranks) {
+  return {.sequence_length = config.data.sequence_length,
+          .batch_per_rank = config.train.batch_per_rank,
+          .accumulate = config.train.accumulate,
+          .rank = rank,
+          .ranks = ranks,
+          .seed = config.run.seed,
+          .validation_fraction = config.data.validation_fraction};
+}
+
+void check_backend(const Config& config, c10::Device device) {
+  const std::string& backend = config.run.backend;
+  if ((backend == "gloo" && device.is_cuda()) || (backend == "nccl" && device.is_cpu())) {
+    throw ConfigError("run.backend",
+                      cat(backend, " can not carry what lies on ", c10::DeviceTypeName(device.type(), true)));
+  }
+}
+
+}  // namespace
+
+Plan plan_job(const Config& config, int ranks, int local_ranks, int local_rank) {
+  Plan plan;
+  plan.ranks = ranks;
+  plan.strategy = strategy_of(config, ranks);
+  choose_device(config.run.device, local_ranks - 1);  // the last one is the first that finds no GPU
+  plan.device = choose_device(config.run.device, local_rank);
+  check_backend(config, plan.device);
+  plan.precision = precision_of(config, has_bf16(plan.device));
+  plan.stream = open_stream(config);
+  plan.model = config.model;
+  plan.model.vocabulary = plan.stream->vocabulary();
+  plan.parameters = model::sizes(plan.model).total;
+  try {
+    const data::Loader loader(plan.stream, loader_options(config, 0, ranks));
+    plan.training_samples = loader.training_samples();
+    plan.validation_samples = loader.validation_samples();
+    plan.tokens_per_step = loader.global_batch() * config.data.sequence_length;
+  } catch (const Error& error) {
+    throw ConfigError("data.sequence_length", without_function(error));
+  }
+  return plan;
+}
+
+data::Loader make_loader(const Config& config, const Plan& plan, int rank) {
+  return {plan.stream, loader_options(config, rank, plan.ranks)};
+}
+
+std::string describe(const Plan& plan, const Config& config) {
+  const auto precision = plan.precision.parameters.value_or(at::kFloat);
+  return cat(short_number(static_cast<double>(plan.parameters)), " parameters in ", c10::toString(precision), " on ",
+             plan.ranks, plan.ranks == 1 ? " rank" : " ranks", " (", c10::DeviceTypeName(plan.device.type(), true),
+             "), ", mesh::to_string(plan.strategy.degrees), "\n",
+             short_number(static_cast<double>(plan.stream->size())), " tokens in ", plan.stream->files(),
+             plan.stream->files() == 1 ? " file" : " files", ": ", plan.training_samples, " samples of ",
+             config.data.sequence_length, " to train on, ", plan.validation_samples, " held out; ",
+             short_number(static_cast<double>(plan.tokens_per_step)), " tokens a step");
+}
+
+}  // namespace tesserae::train

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "tesserae/data/loader.h"
+#include "tesserae/mesh/strategy.h"
+#include "tesserae/mesh/world.h"
+#include "tesserae/train/config.h"
+
+namespace tesserae::train {
+
+/// What a configuration comes to on this machine for a number of ranks, known before any of them trains.
+struct Plan {
+  int ranks = 1;
+  c10::Device device = c10::kCPU;  ///< of this rank
+  mesh::Strategy strategy;
+  shard::Precision precision;
+  model::GptConfig model;  ///< with the vocabulary
+  int64_t parameters = 0;
+  std::shared_ptr<data::TokenStream> stream;
+  int64_t training_samples = 0;
+  int64_t validation_samples = 0;  ///< held out
+  int64_t tokens_per_step = 0;     ///< of all ranks
+};
+
+/// Throws ConfigError for what can not be trained: a degree that does not fit the ranks, data that are missing, empty
+/// or shorter than one sequence, a vocabulary that is too small for the data, a GPU that is not there. `local_ranks`:
+/// how many of the ranks run on this host; `local_rank`: which one this is.
+Plan plan_job(const Config& config, int ranks, int local_ranks, int local_rank = 0);
+
+/// The data of one rank of the plan.
+data::Loader make_loader(const Config& config, const Plan& plan, int rank);
+
+/// Two lines for people: the model on its ranks, the data in their batches.
+std::string describe(const Plan& plan, const Config& config);
+
+}  // namespace tesserae::train

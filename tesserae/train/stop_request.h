@@ -1,0 +1,25 @@
+#pragma once
+
+#include <thread>
+
+#include "tesserae/os/signals.h"
+
+namespace tesserae::train {
+
+/// While it lives, the first SIGINT or SIGTERM asks for an orderly end, and the second one ends the process at once, in
+/// whatever operation it is. At most one at a time.
+class StopRequest {
+ public:
+  StopRequest();
+
+  /// The signal that asked, or 0.
+  int signal() const { return signals_.first(); }
+
+ private:
+  void watch(const std::stop_token& stop) const;
+
+  os::StopSignals signals_;
+  std::jthread watcher_;  // last: it ends before the signals do
+};
+
+}  // namespace tesserae::train
