@@ -106,7 +106,8 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
 }  // namespace
 
-std::vector<at::Tensor> recompute_in_backward(const TensorFunction& compute, const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> recompute_all_in_backward(const TensorFunction& compute,
+                                                  const std::vector<at::Tensor>& inputs) {
   if (!at::GradMode::is_enabled()) return compute(inputs);
   auto what = std::make_shared<Recomputation>(Recomputation{compute, inputs, RandomState::capture(inputs)});
   variable_list differentiable{at::zeros({}).set_requires_grad(true)};

@@ -15,7 +15,7 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 /// Activation checkpointing (Chen et al., 2016, arXiv:1604.06174): runs `compute` without keeping activations and runs
 /// it again in backward. Random numbers (CPU generator and that of the inputs' device) are replayed, so dropout is
 /// identical. `compute` must depend on nothing but its inputs, parameters and random numbers.
-std::vector<at::Tensor> recompute_in_backward(const TensorFunction& compute, const std::vector<at::Tensor>& inputs);
+std::vector<at::Tensor> recompute_all_in_backward(const TensorFunction& compute, const std::vector<at::Tensor>& inputs);
 
 namespace detail {
 
@@ -54,7 +54,7 @@ at::Tensor recompute_in_backward(const Compute& compute, Args&&... args) {
     detail::unpack(mine, tensors, Indices{});
     return std::vector<at::Tensor>{std::apply(compute, mine)};
   };
-  return recompute_in_backward(function, inputs)[0];
+  return recompute_all_in_backward(function, inputs)[0];
 }
 
 }  // namespace tesserae::shard

@@ -93,6 +93,12 @@ template <class T>
 class Unit : public torch::nn::ModuleHolder<UnitImpl<typename ModuleOf<T>::type>> {
  public:
   using torch::nn::ModuleHolder<UnitImpl<typename ModuleOf<T>::type>>::ModuleHolder;
+
+  // The holder's own call operator does not see a forward that is a template.
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    return (*this)->forward(std::forward<Args>(args)...);
+  }
 };
 
 }  // namespace tesserae::shard

@@ -1,0 +1,194 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "tesserae/base/error.h"
+#include "tests/shard/net.h"
+
+namespace tesserae::shard::testing {
+namespace {
+
+constexpr double tolerance = 1e-5;
+
+void expect_same(const Reference& actual, const Reference& expected, const std::string& what) {
+  ASSERT_EQ(actual.losses.size(), expected.losses.size()) << what;
+  for (size_t i = 0; i < expected.losses.size(); ++i) {
+    EXPECT_NEAR(actual.losses[i], expected.losses[i], tolerance * std::abs(expected.losses[i]))
+        << what << " step " << i;
+  }
+  EXPECT_LE(worst_difference(actual.parameters, expected.parameters), tolerance) << what;
+}
+
+/// Trains on `ranks` threads and compares every rank's result with one process.
+void expect_parity(int ranks, const Training& run, const std::string& what) {
+  const Reference expected = train_reference(run.net, run.steps, run.lr, run.micro);
+  std::mutex mutex;
+  comm::run_local(ranks, [&](comm::Fabric& fabric) {
+    const Reference actual = train_sharded(fabric, run);
+    const std::scoped_lock lock(mutex);
+    expect_same(actual, expected, cat(what, " rank ", fabric.rank()));
+  });
+}
+
+std::string text(const mesh::Strategy& strategy) {
+  return cat(to_string(strategy.degrees), strategy.free_after_forward ? " free after forward" : " keep after forward",
+             strategy.free_after_backward ? ", free after backward" : ", keep after backward");
+}
+
+std::vector<mesh::Strategy> all_strategies(int ranks) {
+  std::vector<mesh::Strategy> strategies;
+  for (const auto& degrees : mesh::all_degrees(ranks)) {
+    strategies.push_back({degrees, true, true});
+    strategies.push_back({degrees, false, true});
+    strategies.push_back({degrees, false, false});
+  }
+  return strategies;
+}
+
+TEST(Engine, EveryStrategyOfFourRanksTrainsLikeOneProcess) {
+  for (const auto& strategy : all_strategies(4)) {
+    Training run;
+    run.options.strategy = strategy;
+    expect_parity(4, run, text(strategy));
+  }
+}
+
+TEST(Engine, OneTwoAndEightRanks) {
+  for (const int ranks : {1, 2, 8}) {
+    for (const auto& degrees : mesh::all_degrees(ranks)) {
+      Training run;
+      run.steps = 2;
+      run.options.strategy = {degrees, true, true};
+      expect_parity(ranks, run, cat(ranks, " ranks, ", to_string(degrees)));
+    }
+  }
+}
+
+struct Feature {
+  std::string name;
+  NetOptions net;
+};
+
+std::vector<Feature> features() {
+  std::vector<Feature> list;
+  const auto add = [&](std::string name, auto change) {
+    Feature feature{std::move(name), {}};
+    change(feature.net);
+    list.push_back(feature);
+  };
+  add("tied", [](NetOptions& net) { net.tied = true; });
+  add("nested", [](NetOptions& net) { net.nested = true; });
+  add("frozen first block", [](NetOptions& net) { net.frozen_block = 0; });
+  add("frozen middle block", [](NetOptions& net) { net.frozen_block = 1; });
+  add("frozen matrices", [](NetOptions& net) { net.frozen_matrix = true; });
+  add("unused parameters", [](NetOptions& net) { net.unused = true; });
+  add("block called twice", [](NetOptions& net) { net.twice = 1; });
+  add("block never called", [](NetOptions& net) { net.skipped = 1; });
+  add("checkpointed", [](NetOptions& net) { net.checkpoint = true; });
+  add("checkpointed, called twice", [](NetOptions& net) { net.checkpoint = true, net.twice = 1; });
+  add("checkpointed, nested, tied", [](NetOptions& net) { net.checkpoint = net.nested = net.tied = true; });
+  add("meta device", [](NetOptions& net) { net.meta = true; });
+  return list;
+}
+
+TEST(Engine, FeaturesTrainLikeOneProcess) {
+  for (const auto& feature : features()) {
+    for (const mesh::Degrees degrees : {mesh::Degrees{4, 4, 4}, {2, 4, 4}, {1, 1, 4}, {1, 1, 1}, {1, 2, 4}}) {
+      for (const bool free_after_forward : {true, false}) {
+        Training run;
+        run.net = feature.net;
+        run.options.strategy = {degrees, free_after_forward, true};
+        expect_parity(4, run, cat(feature.name, ", ", text(run.options.strategy)));
+      }
+    }
+  }
+}
+
+TEST(Engine, AccumulationTrainsLikeOneProcess) {
+  for (const auto& strategy : all_strategies(4)) {
+    for (const auto accumulation : {Accumulation::local, Accumulation::two_hop}) {
+      Training run;
+      run.micro = 2;
+      run.net.tied = true;
+      run.options.strategy = strategy;
+      run.options.accumulation = accumulation;
+      expect_parity(4, run, cat(text(strategy), accumulation == Accumulation::local ? ", local" : ", two hop"));
+    }
+  }
+}
+
+TEST(Engine, LimitsOfOneStillTrain) {
+  Training run;
+  run.options.strategy = {{4, 4, 4}, true, true};
+  run.options.limit_all_gathers = 1;
+  run.options.limit_reductions = 1;
+  expect_parity(4, run, "limits of one");
+}
+
+TEST(Engine, AllocatesNothingAfterTheThirdStep) {
+  for (const auto& strategy : all_strategies(4)) {
+    for (const int micro : {1, 2}) {
+      Training run;
+      run.options.strategy = strategy;
+      run.options.accumulation = Accumulation::two_hop;
+      run.micro = micro;
+      const auto allocations = [&](int steps) {
+        run.steps = steps;
+        Statistics statistics;
+        comm::run_local(
+            4, [&](comm::Fabric& fabric) { train_sharded(fabric, run, fabric.rank() == 0 ? &statistics : nullptr); });
+        return statistics;
+      };
+      const Statistics three = allocations(3);
+      const Statistics nine = allocations(9);
+      EXPECT_EQ(three.allocations, nine.allocations) << text(strategy);
+      EXPECT_EQ(nine.pool_misses, 0) << text(strategy) << " micro " << micro;
+    }
+  }
+}
+
+TEST(Engine, PrefetchesInBothDirectionsFromTheSecondStepOn) {
+  Training run;
+  run.options.strategy = {{4, 4, 4}, true, true};
+  run.net.blocks = 6;
+  run.steps = 5;
+  Statistics statistics;
+  comm::run_local(
+      4, [&](comm::Fabric& fabric) { train_sharded(fabric, run, fabric.rank() == 0 ? &statistics : nullptr); });
+  EXPECT_EQ(statistics.departures, 0);
+  // A step gathers root once and six blocks in forward, five of them again in backward (the last is kept): 12. The
+  // first step has no record: it prefetches nothing, and gathers root and the last block once more.
+  EXPECT_EQ(statistics.gathers, 14 + 4 * 12);
+  EXPECT_EQ(statistics.prefetch_hits, 4 * 11);
+}
+
+TEST(Engine, AnExceptionInBackwardLeavesTheNextStepClean) {
+  const Reference expected = train_reference({}, 3, 0.5);
+  comm::run_local(4, [&](comm::Fabric& fabric) {
+    Net net{NetOptions{}};
+    fill_all(*net);
+    Options options;
+    options.strategy = {{4, 4, 4}, true, true};
+    Sharded sharded = shard_model(net, std::shared_ptr<comm::Fabric>(&fabric, [](comm::Fabric*) {}), options);
+    std::vector<double> losses;
+    for (int step = 0; step < 3; ++step) {
+      const Batch batch = batch_of({}, step, fabric.rank(), 4);
+      // Every rank throws at the same place, as an error in user code on all ranks would.
+      at::Tensor bad = net(batch.tokens, batch.targets);
+      net->blocks[0]->scale.register_hook(
+          [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("user code"); });
+      EXPECT_THROW(bad.backward(), std::runtime_error);
+      net->blocks[0]->scale.remove_hook(0);
+
+      at::Tensor loss = net(batch.tokens, batch.targets);
+      loss.backward();
+      losses.push_back(sharded.sum_over_ranks(loss.item<double>()) / 4);
+      sgd(sharded, 0.5);
+    }
+    for (int step = 0; step < 3; ++step) EXPECT_NEAR(losses[step], expected.losses[step], 1e-5 * expected.losses[step]);
+  });
+}
+
+}  // namespace
+}  // namespace tesserae::shard::testing

@@ -1,0 +1,2 @@
+#include "tesserae/shard/flat.h"
+#include <gtest/gtest.h>

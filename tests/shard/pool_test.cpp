@@ -1,0 +1,2 @@
+#include "tesserae/shard/pool.h"
+#include <gtest/gtest.h>

@@ -1,0 +1,2 @@
+#include "tesserae/shard/schedule.h"
+#include <gtest/gtest.h>
