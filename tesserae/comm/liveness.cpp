@@ -27,8 +27,10 @@ constexpr milliseconds kSilence{3000};
 constexpr milliseconds kLively{1000};
 // So long before the deadline one begins to look who beats.
 constexpr milliseconds kObserve = 2 * kSilence;
-// A broken connection whose other side nobody reports lost.
-constexpr milliseconds kPatience{1500};
+// A rank whose connection broke and that does not beat for this long is lost, even where nobody watches its process.
+constexpr milliseconds kBroken{1000};
+// A rank that beats, though its connection broke: nobody else blames another one for so long, so it is the one to name.
+constexpr milliseconds kPatience{2500};
 constexpr milliseconds kStoreTimeout{2000};
 // After the goodbye, an operation that still blocks gets this long.
 constexpr milliseconds kFarewell{5000};
@@ -68,19 +70,22 @@ void Verdict::raise(const std::string& what) const {
 }
 
 Liveness::Liveness(const mesh::World& world, c10::intrusive_ptr<c10d::Store> store, int server)
-    : world_(world), server_(server), beat_(beat_interval(world.size())), notes_(store), next_beat_(Clock::now()) {
+    : world_(world),
+      server_(server),
+      beat_(beat_interval(world.size())),
+      notes_(std::make_shared<Notes>(std::move(store))),
+      next_beat_(Clock::now()) {
   const int self = world.rank();
   const auto started = os::start_time(os::process_id());
-  if (self == 0) notes_.open();
-  notes_.introduce(self, {os::host_identity(), os::process_id(), started.value_or(0)});
+  if (self == 0) notes_->open();
+  notes_->introduce(self, {os::host_identity(), os::process_id(), started.value_or(0)});
   for (const int rank : world.host_ranks(self)) {
     if (rank == self) continue;
-    const auto peer = notes_.identity(rank);
+    const auto peer = notes_->identity(rank);
     if (peer.host != os::host_identity()) continue;  // the label of its host says otherwise: it can not be watched here
     const auto peer_started = peer.started ? std::optional(peer.started) : std::nullopt;
     local_.push_back({rank, os::ProcessWatch(static_cast<pid_t>(peer.process), peer_started)});
   }
-  store->setTimeout(kStoreTimeout);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -180,27 +185,29 @@ void Liveness::mark_lost(int rank, const std::string& how) {
     lost_since_ = Clock::now();
   }
   log(LogLevel::warning, cat("rank ", rank, " is lost: ", how));
-  ask_store([&] { notes_.report_lost(rank); });
+  ask_store([rank](Notes& notes) { return notes.report_lost(rank), true; });
 }
 
-// False: the store can not be asked (any more).
 template <class Request>
-bool Liveness::ask_store(const Request& request) {
-  if (!store_works_) return false;
-  const auto start = Clock::now();
+auto Liveness::ask_store(Request request) -> std::optional<std::invoke_result_t<Request, Notes&>> {
+  if (!store_works_) return std::nullopt;
   try {
-    request();
-    return true;
+    auto answer =
+        courier_.ask([request = std::move(request), notes = notes_] { return request(*notes); }, kStoreTimeout);
+    if (!answer) store_failed(/*silent=*/true, "no answer");
+    return answer;
   } catch (const std::exception& failure) {
-    store_works_ = false;
-    const bool stopped = Clock::now() - start >= kStoreTimeout * 9 / 10;
-    if (server_ >= 0 && server_ != world_.rank()) {
-      server_silent_ = stopped;
-      if (!stopped) mark_lost(server_, "the store that it serves is gone");
-    }
-    log(LogLevel::info, cat("the store does not answer: ", failure.what()));
-    return false;
+    store_failed(/*silent=*/false, failure.what());
+    return std::nullopt;
   }
+}
+
+void Liveness::store_failed(bool silent, const std::string& why) {
+  store_works_ = false;
+  log(LogLevel::info, cat("the store of the job can not be asked any more: ", why));
+  if (server_ < 0 || server_ == world_.rank()) return;
+  server_silent_ = silent;
+  if (!silent) mark_lost(server_, "the store that it serves is gone");
 }
 
 void Liveness::exchange_news() {
@@ -211,15 +218,14 @@ void Liveness::exchange_news() {
     if (!say_goodbye && Clock::now() < next_beat_) return;
   }
   next_beat_ = Clock::now() + beat_;
-  Notes::Gone news;
-  const bool heard = ask_store([&] {
-    if (say_goodbye) notes_.report_left(world_.rank());
-    notes_.beat(world_.rank());
-    news = notes_.gone();
+  const auto news = ask_store([say_goodbye, self = world_.rank()](Notes& notes) {
+    if (say_goodbye) notes.report_left(self);
+    notes.beat(self);
+    return notes.gone();
   });
   std::lock_guard lock(mutex_);
   if (say_goodbye) has_left_ = true;
-  if (heard) {
+  if (news) {
     const auto add_new = [](std::vector<int>& known, const std::vector<int>& told) {
       std::vector<int> merged = told;  // the store's order first, then what it does not know yet
       for (const int rank : known) {
@@ -229,8 +235,8 @@ void Liveness::exchange_news() {
       known = std::move(merged);
       return grown;
     };
-    if (add_new(lost_, news.lost)) lost_since_ = Clock::now();
-    add_new(left_, news.left);
+    if (add_new(lost_, news->lost)) lost_since_ = Clock::now();
+    add_new(left_, news->left);
   }
   changed_.notify_all();
 }
@@ -288,9 +294,8 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
   if (!asked && (blocked < kSlow || now < state.next_look)) return std::nullopt;
   state.next_look = now + beat_;
 
-  std::optional<Verdict> told;
-  ask_store([&] { told = notes_.verdict(group->watched_name()); });
-  if (told) return told;
+  const auto told = ask_store([name = group->watched_name()](Notes& notes) { return notes.verdict(name); });
+  if (told && *told) return *told;
   const auto deadline = group->watched_deadline();
   std::optional<std::vector<int>> silent;
   if (asked || (pending && blocked >= deadline - kObserve)) silent = silent_of(members);
@@ -303,32 +308,36 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
   }
   if (!asked) return std::nullopt;
   if (!left.empty()) return Verdict{Verdict::Kind::lost, left, "it left the job"};
-  if (now - *state.asked < kPatience || !silent) return std::nullopt;
-  if (contains(*silent, state.suspect)) mark_lost(state.suspect, "its connection broke and it is silent");
+  const auto asked_for = now - *state.asked;
+  const auto pulse = pulses_.find(state.suspect);
+  if (pulse != pulses_.end() && now - pulse->second.changed >= kBroken) {
+    mark_lost(state.suspect, "its connection broke and it does not beat");
+    return Verdict{Verdict::Kind::lost, {state.suspect}, state.symptom};
+  }
+  if (asked_for < kPatience) return std::nullopt;
   return conclude(group, {Verdict::Kind::lost, {state.suspect}, state.symptom});
 }
 
 Verdict Liveness::conclude(Watched* group, Verdict verdict) {
-  ask_store([&] { verdict = notes_.report_verdict(group->watched_name(), verdict); });
-  return verdict;
+  const auto first =
+      ask_store([name = group->watched_name(), verdict](Notes& notes) { return notes.report_verdict(name, verdict); });
+  return first.value_or(verdict);
 }
 
 // The members that are silent; nothing while it can not be told yet of one of them.
 std::optional<std::vector<int>> Liveness::silent_of(const std::vector<int>& members) {
   const std::vector<int> others = gone_among(members, members);
-  std::vector<int64_t> beats;
-  if (!ask_store([&] { beats = notes_.beats(others); })) {
-    return server_silent_ ? std::vector<int>{server_} : std::vector<int>{};
-  }
+  const auto beats = ask_store([others](Notes& notes) { return notes.beats(others); });
+  if (!beats) return server_silent_ ? std::vector<int>{server_} : std::vector<int>{};
   const auto now = Clock::now();
   const auto slack = 2 * beat_;
   std::vector<int> silent;
   bool unsure = false;
   for (size_t i = 0; i < others.size(); ++i) {
-    auto& pulse = pulses_.try_emplace(others[i], Pulse{beats[i], now, now, {}}).first->second;
-    if (pulse.beats != beats[i]) {
+    auto& pulse = pulses_.try_emplace(others[i], Pulse{(*beats)[i], now, now, {}}).first->second;
+    if (pulse.beats != (*beats)[i]) {
       if (now - pulse.sampled < kLively) pulse.alive = now;
-      pulse.beats = beats[i];
+      pulse.beats = (*beats)[i];
       pulse.changed = now;
     }
     pulse.sampled = now;
@@ -345,21 +354,19 @@ std::optional<std::vector<int>> Liveness::silent_of(const std::vector<int>& memb
 // If any two members are in different operations, one of the two differs from member 0: to compare with it is enough.
 std::optional<Verdict> Liveness::find_mismatch(Watched* group, Case& state, const Watched::Pending& pending) {
   if (pending.sequence == 0 || Clock::now() - pending.since < kTellSlow) return std::nullopt;
-  const int self = world_.rank();
+  const int self = world_.rank(), first = group->watched_members().front();
   const std::string own = cat(pending.sequence, " ", pending.text);
-  std::optional<Verdict> verdict;
-  ask_store([&] {
-    if (state.reported != own) notes_.report_slow(group->watched_name(), self, {pending.sequence, pending.text});
-    state.reported = own;
-    const int first = group->watched_members().front();
-    if (first == self) return;
-    const auto theirs = notes_.slow(group->watched_name(), first);
-    if (!theirs || theirs->sequence != pending.sequence || theirs->text == pending.text) return;
-    verdict = Verdict{Verdict::Kind::mismatch,
-                      {},
-                      cat("rank ", first, " called ", theirs->text, ", rank ", self, " called ", pending.text)};
+  const bool tell = state.reported != own;
+  state.reported = own;
+  const auto theirs = ask_store([=, name = group->watched_name()](Notes& notes) {
+    if (tell) notes.report_slow(name, self, {pending.sequence, pending.text});
+    return first == self ? std::nullopt : notes.slow(name, first);
   });
-  return verdict;
+  if (!theirs || !*theirs) return std::nullopt;
+  const auto& [sequence, text] = **theirs;
+  if (sequence != pending.sequence || text == pending.text) return std::nullopt;
+  return Verdict{
+      Verdict::Kind::mismatch, {}, cat("rank ", first, " called ", text, ", rank ", self, " called ", pending.text)};
 }
 
 }  // namespace tesserae::comm

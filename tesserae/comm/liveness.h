@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "tesserae/comm/courier.h"
 #include "tesserae/comm/notes.h"
 #include "tesserae/comm/watched.h"
 #include "tesserae/mesh/world.h"
@@ -79,15 +80,18 @@ class Liveness {
   std::optional<std::vector<int>> silent_of(const std::vector<int>& members);
   std::optional<Verdict> find_mismatch(Watched* group, Case& state, const Watched::Pending& pending);
   Verdict conclude(Watched* group, Verdict verdict);
+  /// What `request(notes)` returns; nothing if the store can not be asked (any more). Captures values only (Courier).
   template <class Request>
-  bool ask_store(const Request& request);
+  auto ask_store(Request request) -> std::optional<std::invoke_result_t<Request, Notes&>>;
+  void store_failed(bool silent, const std::string& why);
   void mark_lost(int rank, const std::string& how);
   std::vector<int> gone_among(const std::vector<int>& members, const std::vector<int>& gone) const;
 
   const mesh::World world_;
   const int server_;
   const std::chrono::milliseconds beat_;
-  Notes notes_;
+  const std::shared_ptr<Notes> notes_;
+  Courier courier_;
   std::vector<LocalPeer> local_;
   bool store_works_ = true;      // of the channel's thread
   bool server_silent_ = false;   // of the channel's thread
