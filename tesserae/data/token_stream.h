@@ -25,8 +25,8 @@ inline constexpr int64_t end_of_file_token = 256;
 struct StreamOptions {
   std::vector<std::filesystem::path> paths;  ///< files, and folders read recursively in sorted order
   Format format = Format::text;
-  std::vector<std::string> suffixes;  ///< in folders, only files whose names end so are read; empty: all
-  int64_t vocabulary = 0;             ///< tokens are below this; 0: 257 for text, 65,536 for uint16; uint32 needs it
+  std::vector<std::string> suffixes = {};  ///< in folders, only files whose names end so are read; empty: all
+  int64_t vocabulary = 0;  ///< tokens are below this; 0: 257 for text, 65,536 for uint16; uint32 needs it
 };
 
 /// All tokens of a data set, one file after the other. Files are mapped, never loaded: a stream of a terabyte takes
