@@ -103,7 +103,9 @@ void Engine::after_forward(int unit) {
       return;
     }
   }
-  if (context_.options.strategy.free_after_forward && !schedule_.next_is(unit)) release(unit);
+  // The last unit of a forward is the first of the backward: freeing it would only mean gathering it again.
+  const bool needed = training && schedule_.needs_soon(unit, context_.options.limit_all_gathers);
+  if (context_.options.strategy.free_after_forward && !needed) release(unit);
 }
 
 void Engine::release(int unit, bool frozen_only) {

@@ -31,8 +31,12 @@ void Schedule::upcoming(int count, std::vector<Use>& out) const {
   for (size_t i = cursor_; i < record_.size() && static_cast<int>(out.size()) < count; ++i) out.push_back(record_[i]);
 }
 
-bool Schedule::next_is(int unit) const {
-  return cursor_ < record_.size() && record_[cursor_].unit == unit;
+bool Schedule::needs_soon(int unit, int count) const {
+  const size_t end = std::min(record_.size(), cursor_ + static_cast<size_t>(count));
+  for (size_t i = cursor_; i < end; ++i) {
+    if (record_[i].unit == unit) return true;
+  }
+  return false;
 }
 
 }  // namespace tesserae::shard

@@ -26,8 +26,8 @@ class Schedule {
 
   /// The uses that the record expects next, at most `count`.
   void upcoming(int count, std::vector<Use>& out) const;
-  /// True if the very next use in the record is of this unit.
-  bool next_is(int unit) const;
+  /// True if one of the next `count` uses in the record is of this unit.
+  bool needs_soon(int unit, int count) const;
 
  private:
   std::vector<Use> record_;

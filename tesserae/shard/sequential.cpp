@@ -34,9 +34,8 @@ SequentialUnitsImpl::SequentialUnitsImpl(const torch::nn::Sequential& sequential
       chain_.emplace_back([unit](const at::Tensor& input) { return unit->forward(input); });
     } else {
       register_module(name, child.ptr());
-      chain_.emplace_back([child = torch::nn::AnyModule(child)](const at::Tensor& input) mutable {
-        return child.forward(input);
-      });
+      chain_.emplace_back(
+          [child = torch::nn::AnyModule(child)](const at::Tensor& input) mutable { return child.forward(input); });
     }
     ++index;
   }

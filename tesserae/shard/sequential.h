@@ -26,8 +26,8 @@ WrapPolicy wrap_types() {
 /// Children with at least `parameters` elements in their parameters.
 WrapPolicy wrap_larger_than(int64_t parameters);
 
-/// Any module with a forward from one tensor to one tensor, as a unit. Its parameters keep their names: the module's own
-/// parameters and children are this module's.
+/// Any module with a forward from one tensor to one tensor, as a unit. Its parameters keep their names: the module's
+/// own parameters and children are this module's.
 class AnyUnitImpl : public torch::nn::Module {
  public:
   explicit AnyUnitImpl(torch::nn::AnyModule module);

@@ -176,10 +176,10 @@ TEST(Engine, AnExceptionInBackwardLeavesTheNextStepClean) {
       const Batch batch = batch_of({}, step, fabric.rank(), 4);
       // Every rank throws at the same place, as an error in user code on all ranks would.
       at::Tensor bad = net(batch.tokens, batch.targets);
-      net->blocks[0]->scale.register_hook(
+      const auto hook = net->blocks[0]->scale.register_hook(
           [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("user code"); });
       EXPECT_THROW(bad.backward(), std::runtime_error);
-      net->blocks[0]->scale.remove_hook(0);
+      net->blocks[0]->scale.remove_hook(hook);
 
       at::Tensor loss = net(batch.tokens, batch.targets);
       loss.backward();

@@ -1,2 +1,56 @@
 #include "tesserae/shard/pool.h"
+
 #include <gtest/gtest.h>
+
+namespace tesserae::shard {
+namespace {
+
+TEST(Pool, HandsOutTheSmallestBufferThatFits) {
+  Pool pool(at::kCPU);
+  pool.reserve(1000, 1);
+  pool.reserve(100, 1);
+  const auto small = pool.acquire(50);
+  EXPECT_EQ(pool.bytes(small).numel(), 100);
+  const auto large = pool.acquire(50);
+  EXPECT_EQ(pool.bytes(large).numel(), 1000);
+  EXPECT_EQ(pool.misses(), 0);
+}
+
+TEST(Pool, AddressesStayTheSame) {
+  Pool pool(at::kCPU);
+  pool.reserve(256, 1);
+  const auto first = pool.acquire(256);
+  const void* address = pool.bytes(first).data_ptr();
+  for (int i = 0; i < 100; ++i) {
+    pool.release(first);
+    ASSERT_EQ(pool.acquire(200), first);
+    ASSERT_EQ(pool.bytes(first).data_ptr(), address);
+  }
+}
+
+TEST(Pool, AMissAllocatesOnceAndIsCounted) {
+  Pool pool(at::kCPU);
+  pool.reserve(256, 1);
+  for (int i = 0; i < 10; ++i) {
+    const auto a = pool.acquire(256);
+    const auto b = pool.acquire(256);
+    EXPECT_NE(a, b);
+    pool.release(a);
+    pool.release(b);
+  }
+  EXPECT_EQ(pool.misses(), 1);
+  EXPECT_EQ(pool.reserved_bytes(), 512);
+}
+
+TEST(Pool, ViewsHaveTheDtypeAndTheMemoryOfTheBuffer) {
+  Pool pool(at::kCPU);
+  pool.reserve(256, 1);
+  const auto buffer = pool.acquire(256);
+  const at::Tensor view = pool.view(buffer, 100, at::kBFloat16);
+  EXPECT_EQ(view.numel(), 100);
+  EXPECT_EQ(view.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(view.data_ptr(), pool.bytes(buffer).data_ptr());
+}
+
+}  // namespace
+}  // namespace tesserae::shard
