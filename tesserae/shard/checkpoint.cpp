@@ -58,10 +58,11 @@ std::vector<at::Tensor> merge(const Recomputation& what, const variable_list& di
 }
 
 struct Recompute : torch::autograd::Function<Recompute> {
-  static variable_list forward(AutogradContext* context, std::shared_ptr<Recomputation> what, variable_list inputs) {
+  static variable_list forward(AutogradContext* context, std::shared_ptr<Recomputation> what, at::TensorList inputs) {
+    // A TensorList, because Function::apply does not look for variables in a vector.
     // inputs[0] is a scalar that requires grad: without it an input that does not (embedding ids) would cut the graph.
     context->saved_data["what"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(what));
-    context->save_for_backward(inputs);
+    context->save_for_backward(inputs.vec());
     const at::NoGradGuard no_grad;
     return what->compute(merge(*what, variable_list(inputs.begin() + 1, inputs.end())));
   }
@@ -116,7 +117,7 @@ std::vector<at::Tensor> recompute_all_in_backward(const TensorFunction& compute,
     differentiable.push_back(input);
     input = at::Tensor();
   }
-  return Recompute::apply(what, differentiable);
+  return Recompute::apply(what, at::TensorList(differentiable));
 }
 
 }  // namespace tesserae::shard

@@ -37,14 +37,21 @@ void FlatGradient::take_buffer() {
   buffer_ = context_.pool.acquire(buffer_bytes());
   if (buffer_ == viewed_) return;
   viewed_ = buffer_;
-  whole_ = context_.pool.view(buffer_, flat_.total(), flat_.dtypes().reduce);
-  views_.clear();
-  for (const auto& slot : flat_.slots()) views_.push_back(whole_.narrow(0, slot.begin, slot.elements).view(slot.shape));
+  auto views = std::make_shared<Views>();
+  const auto range = flat_.gradient_range(), chunk = flat_.chunk_range();
+  views->whole = context_.pool.view(buffer_, flat_.total(), flat_.dtypes().reduce);
+  views->piece = views->whole.narrow(0, range.begin, range.size());
+  views->chunk = views->whole.narrow(0, chunk.begin, chunk.size());
+  for (const auto& slot : flat_.slots()) {
+    views->slots.push_back(views->whole.narrow(0, slot.begin, slot.elements).view(slot.shape));
+  }
+  for (const auto& gap : flat_.gaps()) views->gaps.push_back(views->whole.narrow(0, gap.begin, gap.size()));
+  views_ = std::move(views);
 }
 
 void FlatGradient::add(int slot, const at::Tensor& gradient) {
   if (buffer_ < 0) take_buffer();
-  const at::Tensor& view = views_[slot];
+  const at::Tensor& view = views_->slots[slot];
   if (!filled_[slot]) {
     view.copy_(gradient);
     if (prescale_ != 1) view.mul_(prescale_);
@@ -60,9 +67,9 @@ void FlatGradient::add(int slot, const at::Tensor& gradient) {
 
 void FlatGradient::zero_missing() {
   for (size_t i = 0; i < filled_.size(); ++i) {
-    if (!filled_[i]) views_[i].zero_();
+    if (!filled_[i]) views_->slots[i].zero_();
   }
-  for (const auto& gap : flat_.gaps()) whole_.narrow(0, gap.begin, gap.size()).zero_();
+  for (const auto& gap : views_->gaps) gap.zero_();
 }
 
 void FlatGradient::reduce(bool boundary) {
@@ -73,36 +80,32 @@ void FlatGradient::reduce(bool boundary) {
 
   const bool add_piece = piece_pending_;
   if (!boundary && !piece_.defined()) {
-    piece_ = at::empty({flat_.gradient_piece()}, whole_.options());
+    piece_ = at::empty({flat_.gradient_piece()}, views_->whole.options());
     ++context_.statistics.allocations;
   }
   if (boundary && !grad_.defined()) {
-    grad_ = at::empty({flat_.chunk()}, whole_.options().dtype(flat_.dtypes().master));
+    grad_ = at::empty({flat_.chunk()}, views_->whole.options().dtype(flat_.dtypes().master));
     ++context_.statistics.allocations;
   }
   const bool add_grad = shard_.grad.defined();
   const comm::Label label{flat_.unit(), context_.statistics.steps};
 
-  ticket_ = context_.reduce_lane.submit([this, fresh, boundary, add_piece, add_grad, label, whole = whole_] {
-    if (fresh) context_.gradient_group.reduce_scatter(whole, label);
-    const auto range = flat_.gradient_range();
-    const at::Tensor piece = whole.narrow(0, range.begin, range.size());
+  ticket_ = context_.reduce_lane.submit([this, fresh, boundary, add_piece, add_grad, label, views = views_] {
+    if (fresh) context_.gradient_group.reduce_scatter(views->whole, label);
     if (!boundary) {
-      add_piece ? piece_.add_(piece) : piece_.copy_(piece);
+      add_piece ? piece_.add_(views->piece) : piece_.copy_(views->piece);
       return;
     }
-    if (!fresh) piece.copy_(piece_);
-    if (fresh && add_piece) piece.add_(piece_);
-    context_.optimizer_group.reduce_scatter(piece, label);
-    const auto chunk_range = flat_.chunk_range();
-    const at::Tensor chunk = piece.narrow(0, chunk_range.begin - range.begin, chunk_range.size());
-    context_.replica_group.all_reduce(chunk, label);
+    if (!fresh) views->piece.copy_(piece_);
+    if (fresh && add_piece) views->piece.add_(piece_);
+    context_.optimizer_group.reduce_scatter(views->piece, label);
+    context_.replica_group.all_reduce(views->chunk, label);
     if (add_grad) {
-      grad_.add_(chunk, average_.item<double>());
-    } else if (grad_.scalar_type() == chunk.scalar_type()) {
-      at::mul_out(grad_, chunk, average_);
+      grad_.add_(views->chunk, average_.item<double>());
+    } else if (grad_.scalar_type() == views->chunk.scalar_type()) {
+      at::mul_out(grad_, views->chunk, average_);
     } else {
-      grad_.copy_(chunk).mul_(average_);
+      grad_.copy_(views->chunk).mul_(average_);
     }
   });
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "tesserae/comm/lane.h"
@@ -65,9 +66,16 @@ class FlatGradient {
   bool piece_pending_ = false;
 
   Pool::Buffer buffer_ = -1;  // the whole buffer being filled
-  Pool::Buffer viewed_ = -1;  // the buffer that whole_ and views_ show: addresses are stable, so views are made once
-  at::Tensor whole_;
-  std::vector<at::Tensor> views_;
+  // Views of a buffer, made once per buffer since addresses are stable.
+  struct Views {
+    at::Tensor whole;
+    at::Tensor piece;  // this rank's gradient piece
+    at::Tensor chunk;  // this rank's chunk
+    std::vector<at::Tensor> slots;
+    std::vector<at::Tensor> gaps;
+  };
+  Pool::Buffer viewed_ = -1;
+  std::shared_ptr<const Views> views_;
   std::vector<bool> filled_;  // by slot: the buffer holds a gradient
   std::vector<bool> fired_;   // by slot: had one in this backward
   int missing_ = 0;           // slots that have not fired

@@ -43,13 +43,17 @@ void FlatParameter::start_gather() {
   if (resident_ || shown_version_ == version_) return;
   if (buffer_ < 0) {
     buffer_ = context_.pool.acquire(buffer_bytes());
-    whole_ = context_.pool.view(buffer_, flat_.total(), flat_.dtypes().compute);
+    if (buffer_ != viewed_) {
+      viewed_ = buffer_;
+      whole_ = context_.pool.view(buffer_, flat_.total(), flat_.dtypes().compute);
+      own_ = narrow(whole_, flat_.parameter_range());
+    }
   }
   shown_version_ = version_;
   ++context_.statistics.gathers;
   gather_ = context_.gather_lane.submit([this] {
     // Writing the own piece into its place also casts it when the master takes the piece's place.
-    narrow(whole_, flat_.parameter_range()).copy_(piece_.defined() ? piece_ : master_);
+    own_.copy_(piece_.defined() ? piece_ : master_);
     context_.parameter_group.all_gather(whole_, {flat_.unit(), context_.statistics.steps});
   });
 }

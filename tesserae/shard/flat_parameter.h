@@ -58,7 +58,9 @@ class FlatParameter {
   bool resident_;     // the piece is the whole buffer: nothing to gather
   ComputeStorage storage_;
   Pool::Buffer buffer_ = -1;
-  at::Tensor whole_;  // view of buffer_
+  Pool::Buffer viewed_ = -1;  // the buffer that whole_ and own_ show: addresses are stable, so views are made once
+  at::Tensor whole_;
+  at::Tensor own_;  // this rank's piece of whole_
   int64_t version_ = 0;
   int64_t shown_version_ = -1;
   comm::Ticket gather_;
