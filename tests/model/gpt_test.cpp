@@ -119,6 +119,7 @@ TEST(Gpt, CheckpointingKeepsLossAndGradients) {
     return results;
   };
   const auto kept = run(false), recomputed = run(true);
+  ASSERT_EQ(kept.size(), recomputed.size());
   for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::allclose(kept[i], recomputed[i], 1e-6, 1e-8)) << i;
 }
 
