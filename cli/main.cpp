@@ -1,5 +1,4 @@
-#include <CLI/Config.hpp>
-#include <CLI/Formatter.hpp>
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 

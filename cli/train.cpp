@@ -1,6 +1,6 @@
 #include "tesserae/train/trainer.h"
 
-#include <CLI/Validators.hpp>
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <string>

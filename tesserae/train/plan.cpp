@@ -79,9 +79,13 @@ data::Loader make_loader(const Config& config, const Plan& plan, int rank) {
   return {plan.stream, loader_options(config, rank, plan.ranks)};
 }
 
+std::string dtype_name(c10::ScalarType dtype) {
+  return dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "fp16" : "fp32";
+}
+
 std::string describe(const Plan& plan, const Config& config) {
   const auto precision = plan.precision.parameters.value_or(at::kFloat);
-  return cat(short_number(static_cast<double>(plan.parameters)), " parameters in ", c10::toString(precision), " on ",
+  return cat(short_number(static_cast<double>(plan.parameters)), " parameters in ", dtype_name(precision), " on ",
              plan.ranks, plan.ranks == 1 ? " rank" : " ranks", " (", c10::DeviceTypeName(plan.device.type(), true),
              "), ", mesh::to_string(plan.strategy.degrees), "\n",
              short_number(static_cast<double>(plan.stream->size())), " tokens in ", plan.stream->files(),

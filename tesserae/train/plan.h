@@ -35,6 +35,9 @@ Plan plan_job(const Config& config, int ranks, int local_ranks, int local_rank =
 /// The data of one rank of the plan.
 data::Loader make_loader(const Config& config, const Plan& plan, int rank);
 
+/// What the configuration calls a dtype: "fp32", "bf16", "fp16".
+std::string dtype_name(c10::ScalarType dtype);
+
 /// Two lines for people: the model on its ranks, the data in their batches.
 std::string describe(const Plan& plan, const Config& config);
 

@@ -62,7 +62,7 @@ void Progress::step(const StepRecord& record, uint64_t memory_bytes) {
   }
   const auto done = static_cast<double>(record.step - done_before_);
   const auto left = static_cast<double>(steps_ - record.step);
-  const double seconds_left = done > 0 ? seconds_between(begin_, now) / done * left : -1;
+  const double seconds_left = done > 0 && left > 0 ? seconds_between(begin_, now) / done * left : -1;
   const bool last = record.step == steps_;
   if (!terminal_) {
     if (record.step % log_every_ != 0 && record.step != 1 && !last && !record.val_loss) return;

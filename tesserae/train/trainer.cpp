@@ -223,7 +223,7 @@ class Run {
     facts.parameters = sharded_.parameter_count();
     facts.tokens_per_step = plan_.tokens_per_step;
     facts.device = c10::DeviceTypeName(fabric_->device().type(), true);
-    facts.precision = c10::toString(plan_.precision.parameters.value_or(at::kFloat));
+    facts.precision = dtype_name(plan_.precision.parameters.value_or(at::kFloat));
     facts.seconds = seconds;
     facts.bytes_sent = fabric_->counters().bytes();
     facts.engine = sharded_.statistics();
@@ -286,10 +286,12 @@ class Run {
 }  // namespace
 
 int train(const Config& config, const Plan& plan, const mesh::World& world) {
-  auto fabric = comm::Fabric::connect(world, {.backend = config.run.backend,
-                                              .device = plan.device,
-                                              .connect_deadline = milliseconds(config.run.connect_deadline_seconds),
-                                              .deadline = milliseconds(config.run.deadline_seconds)});
+  comm::FabricOptions options;
+  options.backend = config.run.backend;
+  options.device = plan.device;
+  options.connect_deadline = milliseconds(config.run.connect_deadline_seconds);
+  options.deadline = milliseconds(config.run.deadline_seconds);
+  auto fabric = comm::Fabric::connect(world, options);
   return Run(config, plan, std::move(fabric)).run();
 }
 

@@ -144,7 +144,7 @@ TEST_F(EndToEnd, SgdBf16CheckpointingAndASample) {
        "model.checkpoint_activations=true", "--set", "model.dropout=0.1", "--set", "train.sample_tokens=40", "--set",
        "train.sample_prompt=the "});
   EXPECT_LT(metrics().back()["loss"], 5.0);
-  EXPECT_EQ(summary()["precision"], "BFloat16");
+  EXPECT_EQ(summary()["precision"], "bf16");
   EXPECT_THAT(screen_, HasSubstr("\nA sample:\nthe "));
 }
 
