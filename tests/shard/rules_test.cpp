@@ -1,0 +1,368 @@
+// The rules of docs/design.md that a user can run into.
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "tesserae/base/error.h"
+#include "tesserae/comm/error.h"
+#include "tesserae/shard/sequential.h"
+#include "tests/shard/net.h"
+
+namespace tesserae::shard::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::shared_ptr<comm::Fabric> share(comm::Fabric& fabric) {
+  return {&fabric, [](comm::Fabric*) {}};
+}
+
+std::shared_ptr<comm::Fabric> alone() {
+  return comm::Fabric::null(mesh::World::single_host(0, 1));
+}
+
+std::shared_ptr<comm::Fabric> null_of(int ranks) {
+  return comm::Fabric::null(mesh::World::single_host(0, ranks));
+}
+
+Options fully_sharded(int ranks) {
+  Options options;
+  options.strategy = mesh::preset("FULL_SHARD", ranks);
+  return options;
+}
+
+template <class Call>
+std::string error_of(const Call& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+at::Tensor loss_of(Net& net, int64_t step = 0, int rank = 0, int ranks = 1) {
+  const Batch batch = batch_of(net->options, step, rank, ranks);
+  return net(batch.tokens, batch.targets);
+}
+
+TEST(Rules, AParameterReadWhileShardedNamesItsUnitAndTheWayOut) {
+  Net net{NetOptions{}};
+  fill_all(*net);
+  const auto sharded = shard_model(net, null_of(4), fully_sharded(4));
+  const std::string text = error_of([&] { return net->blocks[1]->first.sum().item<double>(); });
+  EXPECT_THAT(text, HasSubstr("block1"));
+  EXPECT_THAT(text, HasSubstr("visit_parameters"));
+}
+
+TEST(Rules, ARootThatIsNoUnitIsRefused) {
+  const auto linear = std::make_shared<torch::nn::LinearImpl>(3, 4);
+  EXPECT_THAT(error_of([&] { shard_model(linear, alone()); }), HasSubstr("is no Unit"));
+}
+
+TEST(Rules, AModelWithoutParametersIsRefused) {
+  class EmptyImpl : public torch::nn::Module {
+   public:
+    at::Tensor forward(const at::Tensor& x) { return x; }
+  };
+  Unit<EmptyImpl> empty;
+  EXPECT_THAT(error_of([&] { shard_model(empty, alone()); }), HasSubstr("has no parameters"));
+}
+
+TEST(Rules, AModelIsShardedOnce) {
+  Net net{NetOptions{}};
+  fill_all(*net);
+  const auto sharded = shard_model(net, alone());
+  EXPECT_THAT(error_of([&] { shard_model(net, alone()); }), HasSubstr("belongs to a sharded model already"));
+}
+
+TEST(Rules, NullArgumentsAndLimitsAreRefused) {
+  Net net{NetOptions{}};
+  fill_all(*net);
+  EXPECT_THROW(shard_model(std::shared_ptr<torch::nn::Module>(), alone()), InvalidArgument);
+  EXPECT_THROW(shard_model(net, nullptr), InvalidArgument);
+  Options options;
+  options.limit_all_gathers = 0;
+  EXPECT_THROW(shard_model(net, alone(), options), InvalidArgument);
+}
+
+TEST(Rules, DegreesThatDoNotDivideNameTheNearest) {
+  Net net{NetOptions{}};
+  fill_all(*net);
+  Options options;
+  options.strategy.degrees = {3, 3, 3};
+  EXPECT_THAT(error_of([&] { shard_model(net, null_of(4), options); }), HasSubstr("P=2 G=2 O=2"));
+}
+
+TEST(Rules, MetaParametersNeedInitialValues) {
+  NetOptions options;
+  options.meta = true;
+  Net net(options);
+  EXPECT_THAT(error_of([&] { shard_model(net, alone()); }), HasSubstr("Options::initialize"));
+}
+
+TEST(Rules, RanksWithDifferentModelsNameTheParameter) {
+  std::mutex mutex;
+  std::vector<std::string> texts(3);
+  comm::run_local(3, [&](comm::Fabric& fabric) {
+    NetOptions options;
+    if (fabric.rank() == 2) options.hidden = 30;
+    Net net(options);
+    fill_all(*net);
+    try {
+      shard_model(net, share(fabric), fully_sharded(3));
+    } catch (const comm::Mismatch& error) {
+      const std::scoped_lock lock(mutex);
+      texts[static_cast<size_t>(fabric.rank())] = error.what();
+    }
+  });
+  EXPECT_THAT(texts[0], HasSubstr("rank 2"));
+  EXPECT_THAT(texts[1], HasSubstr("rank 2"));
+  EXPECT_THAT(texts[2], HasSubstr("first [30, 13]"));
+  EXPECT_THAT(texts[2], HasSubstr("first [29, 13]"));
+}
+
+TEST(Rules, AFrozenParameterCanNotBeUnfrozenAfterwards) {
+  NetOptions options;
+  options.frozen_block = 1;
+  Net net(options);
+  fill_all(*net);
+  const auto sharded = shard_model(net, alone());
+  loss_of(net).backward();
+  net->blocks[1]->bias.set_requires_grad(true);
+  EXPECT_THAT(error_of([&] { loss_of(net); }), HasSubstr("block1.bias"));
+}
+
+TEST(Rules, ATrainableParameterThatIsFrozenAfterwardsHasAZeroGradient) {
+  Net net{NetOptions{}};
+  fill_all(*net);
+  auto sharded = shard_model(net, alone());
+  net->blocks[1]->bias.set_requires_grad(false);
+  loss_of(net).backward();
+  bool found = false;
+  for (const auto& shard : sharded.shards()) {
+    for (const auto& slice : shard.slices) {
+      if (slice.name != "block1.bias") continue;
+      found = true;
+      EXPECT_EQ(shard.grad.narrow(0, slice.begin, slice.end - slice.begin).abs().max().item<double>(), 0);
+    }
+  }
+  EXPECT_TRUE(found);
+}
+
+TEST(Rules, AUnitThatIsNotUsedHasNoGradient) {
+  NetOptions options;
+  options.skipped = 1;
+  Net net(options);
+  fill_all(*net);
+  auto sharded = shard_model(net, alone());
+  loss_of(net).backward();
+  int undefined = 0;
+  for (const auto& shard : sharded.shards()) undefined += !shard.grad.defined();
+  EXPECT_EQ(undefined, 1);
+}
+
+TEST(Rules, NoSyncIsNotNested) {
+  Net net{NetOptions{}};
+  fill_all(*net);
+  auto sharded = shard_model(net, alone());
+  const auto outer = sharded.no_sync();
+  EXPECT_THROW(sharded.no_sync(), InvalidArgument);
+}
+
+TEST(Rules, EvaluationLeavesNothingGatheredAndNoGradients) {
+  comm::run_local(4, [&](comm::Fabric& fabric) {
+    Net net{NetOptions{}};
+    fill_all(*net);
+    auto sharded = shard_model(net, share(fabric), fully_sharded(4));
+    double first = 0;
+    for (int step = 0; step < 4; ++step) {
+      const at::NoGradGuard no_grad;
+      const double loss = loss_of(net).item<double>();
+      if (step == 0) first = loss;
+      EXPECT_EQ(loss, first);
+      EXPECT_THAT(error_of([&] { return net->scale.sum().item<double>(); }), HasSubstr("while it is sharded"));
+    }
+    EXPECT_EQ(sharded.statistics().pool_misses, 0);
+    EXPECT_FALSE(sharded.shards()[0].grad.defined());
+  });
+}
+
+TEST(Rules, TwoModelsInOneProcessTrainSideBySide) {
+  const Reference expected = train_reference({}, 3, 0.5);
+  comm::run_local(4, [&](comm::Fabric& fabric) {
+    Net student{NetOptions{}}, teacher{NetOptions{}};
+    fill_all(*student);
+    fill_all(*teacher);
+    auto sharded = shard_model(student, share(fabric), fully_sharded(4));
+    Options replicated;
+    replicated.strategy = mesh::preset("HYBRID_SHARD", 4, 2);
+    auto other = shard_model(teacher, share(fabric), replicated);
+    for (int step = 0; step < 3; ++step) {
+      double teachers = 0;
+      {
+        const at::NoGradGuard no_grad;
+        teachers = loss_of(teacher, step, fabric.rank(), 4).item<double>();
+      }
+      at::Tensor loss = loss_of(student, step, fabric.rank(), 4);
+      if (step == 0) {
+        EXPECT_NEAR(loss.item<double>(), teachers, 1e-6);
+      }
+      loss.backward();
+      EXPECT_NEAR(sharded.sum_over_ranks(loss.item<double>()) / 4, expected.losses[step], 1e-5 * expected.losses[step]);
+      sgd(sharded, 0.5);
+    }
+    EXPECT_FALSE(other.shards()[0].grad.defined());
+  });
+}
+
+TEST(Rules, ABatchThatOnlySomeRanksHaveEndsInATimeoutThatNamesTheUnit) {
+  std::string text;
+  const auto body = [&](comm::Fabric& fabric) {
+    Net net{NetOptions{}};
+    fill_all(*net);
+    auto sharded = shard_model(net, share(fabric), fully_sharded(2));
+    if (fabric.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::seconds(4));  // alive, but it has no batch
+      return;
+    }
+    try {
+      loss_of(net);
+    } catch (const comm::Timeout& error) {
+      text = error.what();
+      throw;
+    }
+  };
+  EXPECT_THROW(comm::run_local(2, body, std::chrono::seconds(1)), comm::Timeout);
+  EXPECT_THAT(text, HasSubstr("root"));
+  EXPECT_THAT(text, HasSubstr("all_gather"));
+}
+
+TEST(Rules, AGraphThatOutlivesItsEngineIsHarmless) {
+  at::Tensor loss;
+  Net net{NetOptions{}};
+  fill_all(*net);
+  {
+    const auto sharded = shard_model(net, alone());
+    loss = loss_of(net);
+  }
+  EXPECT_THROW(loss.backward(), c10::Error);  // its parameters are gone; nothing of the engine is touched
+}
+
+TEST(Rules, DropoutUnderCheckpointingIsTheSameInBothForwards) {
+  std::vector<double> sums;
+  for (const bool checkpoint : {false, true}) {
+    NetOptions options;
+    options.dropout = 0.4;
+    options.checkpoint = checkpoint;
+    Net net(options);
+    fill_all(*net);
+    auto sharded = shard_model(net, alone());
+    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+    generator.set_current_seed(7);
+    loss_of(net).backward();
+    double sum = 0;
+    for (const auto& shard : sharded.shards()) sum += shard.grad.square().sum().item<double>();
+    sums.push_back(sum);
+    // The generator goes on where forward left it: recomputation leaves no trace.
+    sums.push_back(at::rand({1}).item<double>());
+  }
+  EXPECT_NEAR(sums[0], sums[2], 1e-9 * sums[0]);
+  EXPECT_EQ(sums[1], sums[3]);
+}
+
+TEST(Rules, HalfPrecisionComputesInItAndKeepsFullMasters) {
+  const Reference expected = train_reference({}, 4, 0.5);
+  for (const auto& precision : {Precision::bf16(), Precision::fp16()}) {
+    for (const mesh::Degrees degrees : {mesh::Degrees{4, 4, 4}, {1, 1, 1}, {2, 2, 4}, {1, 4, 4}}) {
+      comm::run_local(4, [&](comm::Fabric& fabric) {
+        Training run;
+        run.options.strategy = {degrees, true, true};
+        run.options.precision = precision;
+        const Reference actual = train_sharded(fabric, run);
+        for (int i = 0; i < 4; ++i) EXPECT_NEAR(actual.losses[i], expected.losses[i], 2e-2 * expected.losses[i]);
+        for (const auto& [name, value] : actual.parameters) EXPECT_EQ(value.scalar_type(), at::kFloat) << name;
+        EXPECT_LE(worst_difference(actual.parameters, expected.parameters), 5e-2);
+      });
+    }
+  }
+}
+
+TEST(Rules, WritingBackParametersChangesTheModelOnAllRanks) {
+  comm::run_local(4, [&](comm::Fabric& fabric) {
+    for (const mesh::Degrees degrees : {mesh::Degrees{4, 4, 4}, {1, 1, 4}, {2, 2, 2}}) {
+      NetOptions options;
+      options.frozen_block = 1;
+      Net net(options);
+      fill_all(*net);
+      Options strategy;
+      strategy.strategy = {degrees, true, true};
+      auto sharded = shard_model(net, share(fabric), strategy);
+      sharded.visit_parameters([](const std::string&, at::Tensor value) { value.zero_(); }, /*writeback=*/true);
+      const Batch batch = batch_of(options, 0, 0, 1);
+      const at::NoGradGuard no_grad;
+      EXPECT_NEAR(net(batch.tokens, batch.targets).item<double>(), batch.targets.square().mean().item<double>(), 1e-6);
+    }
+  });
+}
+
+TEST(Rules, SyncModuleStatesTakesRankZerosValues) {
+  comm::run_local(4, [&](comm::Fabric& fabric) {
+    Net net{NetOptions{}};
+    fill_all(*net);
+    const at::Tensor wanted = net->embedding.detach().clone();
+    if (fabric.rank() != 0) {
+      const at::NoGradGuard no_grad;
+      for (auto& parameter : net->parameters()) parameter.fill_(fabric.rank());
+    }
+    Options options = fully_sharded(4);
+    options.sync_module_states = true;
+    auto sharded = shard_model(net, share(fabric), options);
+    sharded.visit_parameters([&](const std::string& name, const at::Tensor& value) {
+      if (name == "embedding") {
+        EXPECT_TRUE(at::equal(value, wanted));
+      }
+    });
+  });
+}
+
+TEST(Sequential, PolicyMakesUnitsAndKeepsNamesAndNumbers) {
+  const auto build = [] {
+    torch::nn::Sequential chain(torch::nn::Linear(6, 11), torch::nn::Linear(11, 6), torch::nn::Linear(6, 3));
+    fill_all(*chain);
+    return chain;
+  };
+  const at::Tensor input = at::arange(24, at::kFloat).view({4, 6}).div(10);
+  auto plain = build();
+  plain->forward(input).square().sum().backward();
+  std::map<std::string, at::Tensor> expected;
+  for (const auto& item : plain->named_parameters()) expected[item.key()] = item.value().grad().clone();
+
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    SequentialUnits model(build(), wrap_larger_than(40));
+    auto sharded = shard_model(model, share(fabric), fully_sharded(2));
+    EXPECT_EQ(sharded.shards().size(), 3U);  // two wrapped linears, and the root with the small one
+    model(input).square().sum().backward();
+    for (const auto& shard : sharded.shards()) {
+      for (const auto& slice : shard.slices) {
+        const at::Tensor want = expected.at(slice.name).view({-1}).narrow(0, slice.offset, slice.end - slice.begin);
+        EXPECT_TRUE(at::allclose(shard.grad.narrow(0, slice.begin, slice.end - slice.begin), want, 1e-5)) << slice.name;
+      }
+    }
+  });
+}
+
+TEST(Sequential, WrapTypesChoosesByType) {
+  torch::nn::Sequential chain(torch::nn::Linear(6, 11), torch::nn::Linear(11, 6));
+  EXPECT_TRUE(wrap_types<torch::nn::Linear>()(0, *chain[0]));
+  EXPECT_FALSE(wrap_types<BlockImpl>()(0, *chain[0]));
+}
+
+}  // namespace
+}  // namespace tesserae::shard::testing
