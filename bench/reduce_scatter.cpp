@@ -43,7 +43,7 @@ struct Options {
 struct Way {
   std::string verb, name;
   std::function<void(const at::Tensor&)> run;
-  std::vector<double> milliseconds = {};
+  std::vector<double> milliseconds = {}, cpu_milliseconds = {};
 };
 
 class Rank {
@@ -71,13 +71,13 @@ class Rank {
         group_->barrier();
         const Stopwatch watch;
         way.run(buffer);
+        const double cpu_ms = watch.cpu_us() / 1000, wall_ms = watch.wall_us() / 1000;
         if (repeat < 0) check(way, buffer);
-        auto slowest = at::empty({1}, at::kDouble).fill_(watch.wall_us() / 1000);
-        c10d::AllreduceOptions max;
-        max.reduceOp = c10d::ReduceOp::MAX;
-        std::vector<at::Tensor> one{slowest};
-        raw_->allreduce(one, max)->wait();
-        if (repeat >= 0) way.milliseconds.push_back(slowest.item<double>());
+        const double cpu = agree(cpu_ms, c10d::ReduceOp::SUM) / options_.ranks;
+        const double wall = agree(wall_ms, c10d::ReduceOp::MAX);
+        if (repeat < 0) continue;
+        way.milliseconds.push_back(wall);
+        way.cpu_milliseconds.push_back(cpu);
       }
     }
     return report(ways);
@@ -86,6 +86,14 @@ class Rank {
  private:
   c10::intrusive_ptr<c10d::Store> prefix(const std::string& name) {
     return c10::make_intrusive<c10d::PrefixStore>(name, store_);
+  }
+
+  double agree(double value, c10d::ReduceOp how) {
+    std::vector<at::Tensor> one{at::empty({1}, at::kDouble).fill_(value)};
+    c10d::AllreduceOptions options;
+    options.reduceOp = how;
+    raw_->allreduce(one, options)->wait();
+    return one[0].item<double>();
   }
 
   std::unique_ptr<GlooGroup> make_group(const std::string& name, int64_t chunk) {
@@ -157,7 +165,11 @@ class Rank {
     for (const auto& way : ways) {
       const double ms = median(way.milliseconds);
       const double sent = piece_bytes * (options_.ranks - 1) * (way.verb == "all_reduce" ? 2 : 1);
-      rows.push_back({{"verb", way.verb}, {"way", way.name}, {"ms", ms}, {"gb_per_s", sent / ms / 1e6}});
+      rows.push_back({{"verb", way.verb},
+                      {"way", way.name},
+                      {"ms", ms},
+                      {"cpu_ms", median(way.cpu_milliseconds)},
+                      {"gb_per_s", sent / ms / 1e6}});
     }
     return rows;
   }
@@ -173,8 +185,9 @@ class Rank {
 void show(const Options& options, const nlohmann::json& rows) {
   std::printf("%d ranks, %.1f MiB\n", options.ranks, options.megabytes);
   for (const auto& row : rows) {
-    std::printf("  %-15s %-36s %9.2f ms  %5.2f GB/s\n", row["verb"].get<std::string>().c_str(),
-                row["way"].get<std::string>().c_str(), row["ms"].get<double>(), row["gb_per_s"].get<double>());
+    std::printf("  %-15s %-36s %9.2f ms  %9.2f ms CPU  %5.2f GB/s\n", row["verb"].get<std::string>().c_str(),
+                row["way"].get<std::string>().c_str(), row["ms"].get<double>(), row["cpu_ms"].get<double>(),
+                row["gb_per_s"].get<double>());
   }
   if (options.json.empty()) return;
   std::ofstream(options.json)

@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kWholeReduceBytes = 64 * 1024;
 // A chunk is added while the next ones are on their way; kDepth of them may be.
 constexpr int64_t kChunkBytes = 4 * 1024 * 1024;
-constexpr int kDepth = 2;
+constexpr int kDepth = 3;
 // The liveness channel enforces the deadline and can say why it passed. Should it be stuck itself, Gloo's own limit
 // ends the wait this much later.
 constexpr std::chrono::seconds kBackstop{15};
@@ -188,37 +188,47 @@ void GlooGroup::gather_pieces(Call& call, const at::Tensor& flat, const Starts& 
   call.wait_all();
 }
 
-// Pairwise exchange: in round k each member receives its piece from member rank - k and adds it, so one copy of each
-// piece is on the way at a time and the order of summation is rank, rank - 1, rank - 2, ... Pieces travel in chunks.
-void GlooGroup::reduce_pieces(Call& call, const at::Tensor& flat, const Starts& starts) {
+// Pairwise exchange: in round k each member receives its piece from member rank - k and adds it, so the order of
+// summation is rank, rank - 1, rank - 2, ... Pieces travel in chunks, all rounds of a chunk before the next chunk.
+// then_gather: a chunk goes to all others as soon as it is summed. It lands where this member's own part of that chunk
+// was, which its owner has by then: the sum came out of it.
+void GlooGroup::reduce_pieces(Call& call, const at::Tensor& flat, const Starts& starts, bool then_gather) {
   const int64_t chunk = std::max<int64_t>(1, options_.chunk_bytes / static_cast<int64_t>(flat.element_size()));
+  const int64_t rounds = size() - 1;
   const auto chunks_of = [&](int i) { return (starts[i + 1] - starts[i] + chunk - 1) / chunk; };
   const auto chunk_at = [&](int i, int64_t index) {
     const int64_t start = starts[i] + index * chunk;
     return flat.narrow(0, start, std::min(chunk, starts[i + 1] - start));
   };
-  const int64_t own_chunks = chunks_of(rank());
-  const int64_t steps = own_chunks * (size() - 1);
+  const auto ahead = [&](int64_t k) { return static_cast<int>((rank() + k) % size()); };
+  const auto behind = [&](int64_t k) { return static_cast<int>((rank() + size() - k) % size()); };
+  const int64_t steps = chunks_of(rank()) * rounds;
   const int64_t slot = std::min(chunk, starts[rank() + 1] - starts[rank()]);
   const auto slots = scratch(slot * kDepth, flat.scalar_type());
   std::vector<size_t> received(static_cast<size_t>(steps));
   const auto landing = [&](int64_t step) {
-    return slots.narrow(0, step % kDepth * slot, chunk_at(rank(), step % own_chunks).numel());
+    return slots.narrow(0, step % kDepth * slot, chunk_at(rank(), step / rounds).numel());
   };
   const auto receive = [&](int64_t step) {
-    const int from = (rank() - 1 - static_cast<int>(step / own_chunks) + size()) % size();
-    received[static_cast<size_t>(step)] = call.receive(landing(step), from);
+    received[static_cast<size_t>(step)] = call.receive(landing(step), behind(step % rounds + 1));
   };
 
   for (int64_t step = 0; step < std::min<int64_t>(kDepth, steps); ++step) receive(step);
-  for (int k = 1; k < size(); ++k) {
-    const int to = (rank() + k) % size();
-    for (int64_t index = 0; index < chunks_of(to); ++index) call.send(chunk_at(to, index), to);
+  for (int64_t index = 0; index < chunks_of(0); ++index) {  // no piece is longer than the first
+    for (int64_t k = 1; k <= rounds; ++k) {
+      if (index < chunks_of(ahead(k))) call.send(chunk_at(ahead(k), index), ahead(k));
+    }
+    for (int64_t k = 1; then_gather && k <= rounds; ++k) {
+      if (index < chunks_of(behind(k))) call.receive(chunk_at(behind(k), index), behind(k), /*salt=*/1);
+    }
   }
   for (int64_t step = 0; step < steps; ++step) {
     call.wait(received[static_cast<size_t>(step)]);
-    add_into(chunk_at(rank(), step % own_chunks), landing(step));
+    const auto sum = chunk_at(rank(), step / rounds);
+    add_into(sum, landing(step));
     if (step + kDepth < steps) receive(step + kDepth);
+    const bool summed = step % rounds == rounds - 1;
+    for (int64_t k = 1; then_gather && summed && k <= rounds; ++k) call.send(sum, ahead(k), /*salt=*/1);
   }
   call.wait_all();
 }
@@ -245,7 +255,7 @@ void GlooGroup::do_all_gather(const at::Tensor& buffer) {
 
 void GlooGroup::do_reduce_scatter(const at::Tensor& buffer) {
   Call call(*this, "reduce_scatter", buffer);
-  reduce_pieces(call, buffer.view(-1), even_starts(buffer.numel()));
+  reduce_pieces(call, buffer.view(-1), even_starts(buffer.numel()), /*then_gather=*/false);
 }
 
 void GlooGroup::do_all_reduce(const at::Tensor& buffer) {
@@ -254,9 +264,7 @@ void GlooGroup::do_all_reduce(const at::Tensor& buffer) {
   if (static_cast<int64_t>(buffer.nbytes()) * (size() - 1) <= kWholeReduceBytes) {
     reduce_whole(call, flat);
   } else {
-    const auto starts = even_starts(buffer.numel());
-    reduce_pieces(call, flat, starts);
-    gather_pieces(call, flat, starts);
+    reduce_pieces(call, flat, even_starts(buffer.numel()), /*then_gather=*/true);
   }
 }
 

@@ -62,7 +62,7 @@ class GlooGroup final : public Group, private Watched {
   /// Piece i of a buffer is elements [start[i], start[i + 1]).
   using Starts = std::vector<int64_t>;
   void gather_pieces(Call& call, const at::Tensor& flat, const Starts& starts);
-  void reduce_pieces(Call& call, const at::Tensor& flat, const Starts& starts);
+  void reduce_pieces(Call& call, const at::Tensor& flat, const Starts& starts, bool then_gather);
   void reduce_whole(Call& call, const at::Tensor& flat);
   Starts even_starts(int64_t elements) const;
   at::Tensor scratch(int64_t elements, at::ScalarType dtype);

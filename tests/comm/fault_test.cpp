@@ -96,10 +96,11 @@ class KilledRank : public ::testing::TestWithParam<Fall> {};
 TEST_P(KilledRank, IsNamedByAllSurvivors) {
   const auto& fall = GetParam();
   const auto results =
-      run_ranks("runs_until_a_rank_falls", 4, {fall.verb, std::to_string(fall.victim), "killed", "100", fall.where});
+      run_ranks("runs_until_a_rank_falls", 4, {fall.verb, std::to_string(fall.victim), "killed", "40", fall.where});
   for (int rank = 0; rank < 4; ++rank) {
     if (rank == fall.victim) continue;
     ASSERT_TRUE(results[rank].exit.success()) << results.text();
+    ASSERT_NE(results[rank].output.find("lost="), std::string::npos) << results.text();
     EXPECT_EQ(results[rank].value("lost"), fall.victim) << results.text();
     const double took = results[rank].value("caught_at") - results[fall.victim].value("fell_at");
     EXPECT_LT(took, 15.0) << results.text();

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "gloo/transport/unbound_buffer.h"
+#include "unbound_buffer.h"
 
 namespace gloo::transport {
 
