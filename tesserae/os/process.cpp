@@ -137,7 +137,9 @@ std::optional<Exit> Process::poll() {
 
 std::optional<Exit> Process::wait(const Deadline& deadline) {
   if (!poll() && id_ >= 0) ProcessWatch(id_).wait_gone(deadline);
-  return poll();
+  // A process whose first thread has ended is gone, but can only be reaped when its other threads have ended too.
+  while (!poll() && id_ >= 0 && !deadline.passed()) sleep_for(std::chrono::milliseconds(1));
+  return exit_;
 }
 
 void Process::signal(int number) {
