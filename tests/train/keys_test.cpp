@@ -46,6 +46,16 @@ TEST(Keys, TextKeepsToTheWidth) {
   EXPECT_EQ(keys_as_text(80, "nothing"), "");
 }
 
+TEST(Keys, EveryExampleIsAConfiguration) {
+  int examples = 0;
+  for (const std::string& name : os::files().list(TESSERAE_SOURCE_DIR "/examples")) {
+    if (!name.ends_with(".json")) continue;
+    EXPECT_NO_THROW(load_config(std::string(TESSERAE_SOURCE_DIR "/examples/") + name)) << name;
+    ++examples;
+  }
+  EXPECT_GE(examples, 3);
+}
+
 TEST(Keys, ThePageInDocsIsUpToDate) {
   EXPECT_EQ(os::files().read(TESSERAE_SOURCE_DIR "/docs/configuration.md"), keys_as_markdown())
       << "run: tesserae config --markdown > docs/configuration.md";
