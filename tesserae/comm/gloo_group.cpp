@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "tesserae/comm/sum.h"
+#include "tesserae/os/signals.h"
 
 namespace tesserae::comm {
 
@@ -39,6 +40,7 @@ uint32_t mix(uint32_t hash, uint64_t value) {
 }  // namespace
 
 GlooDevice make_gloo_device(bool one_host) {
+  os::survive_broken_pipes();  // Gloo writes to its sockets as if nobody could have closed them
   if (one_host) return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
   if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"); interface && *interface) {
     return c10d::ProcessGroupGloo::createDeviceForInterface(interface);

@@ -36,6 +36,11 @@ extern "C" void remember(int number) {
 
 }  // namespace
 
+void survive_broken_pipes() {
+  struct sigaction now {};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
 StopSignals::StopSignals() {
   if (alive.exchange(true)) throw InvalidArgument("StopSignals", "one is alive already");
   wake_pipe.emplace(make_pipe());

@@ -2,6 +2,10 @@
 
 namespace tesserae::os {
 
+/// From now on writing to a connection whose other side is gone fails instead of ending this process (SIGPIPE), unless
+/// the program handles that signal itself.
+void survive_broken_pipes();
+
 /// While it lives, SIGINT and SIGTERM do not end the process but are remembered, and can be polled. At most one at a
 /// time (a second one throws InvalidArgument). The earlier handlers come back when it is destroyed.
 class StopSignals {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "unbound_buffer.h"
+#include <gloo/transport/unbound_buffer.h>
 
 namespace gloo::transport {
 
