@@ -52,7 +52,7 @@ std::string text_of(const std::string& path) {
 }
 
 TEST(Readme, ShowsTheExampleAsItIs) {
-  const std::string source = text_of(TESSERAE_SOURCE_DIR "/tests/readme/readme_test.cpp");
+  const std::string source = text_of(TESSERAE_SOURCE_DIR "/tests/train/readme_test.cpp");
   const std::string begin = "// example begin\n", end = "// example end\n";
   const size_t from = source.find(begin) + begin.size();
   const std::string example = source.substr(from, source.find(end, from) - from);
