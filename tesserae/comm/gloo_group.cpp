@@ -24,6 +24,9 @@ constexpr int kDepth = 3;
 // ends the wait this much later.
 constexpr std::chrono::seconds kBackstop{15};
 
+// The tag of probes; fingerprints are below.
+constexpr int kProbe = 0x40000000;
+
 struct TransportFailure : std::runtime_error {
   TransportFailure(int member, const std::string& text) : std::runtime_error(text), member(member) {}
   int member;
@@ -89,15 +92,13 @@ class GlooGroup::Call {
       transfer = group_.transfers_[index];
     }
     if (!transfer.work) return;
-    const auto limit = group_.options_.deadline + (group_.options_.liveness ? kBackstop : std::chrono::seconds(0));
-    const auto used = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since_);
-    bool completed = false;
-    try {
-      completed = transfer.work->wait(std::max(limit - used, std::chrono::milliseconds(1)));
-    } catch (const std::exception& failure) {
-      throw TransportFailure(transfer.peer, failure.what());
+    while (!completes(transfer)) {
+      {
+        std::lock_guard lock(group_.mutex_);
+        if (group_.verdict_) throw Aborted();
+      }
+      probe(transfer.peer);
     }
-    if (!completed) throw Aborted();
     std::lock_guard lock(group_.mutex_);
     group_.transfers_[index].work.reset();
   }
@@ -132,12 +133,34 @@ class GlooGroup::Call {
     return group_.transfers_.size() - 1;
   }
 
+  // False: the liveness channel ended the wait.
+  bool completes(const Transfer& transfer) const {
+    const auto limit = group_.options_.deadline + (group_.options_.liveness ? kBackstop : std::chrono::seconds(0));
+    const auto used = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since_);
+    try {
+      return transfer.work->wait(std::max(limit - used, std::chrono::milliseconds(1)));
+    } catch (const std::exception& failure) {
+      throw TransportFailure(transfer.peer, failure.what());
+    }
+  }
+
+  // Gloo may forget to tell a send whose connection breaks in the middle. It refuses to start anything on a broken
+  // connection, though; a receive that nobody answers does no harm otherwise.
+  void probe(int peer) const {
+    std::vector<at::Tensor> one{at::zeros({1}, at::kByte)};
+    try {
+      group_.gloo_->recv(one, peer, kProbe);
+    } catch (const std::exception& failure) {
+      throw TransportFailure(peer, failure.what());
+    }
+  }
+
   int fingerprint(uint64_t salt) const {
     uint32_t hash = 2166136261u;
     for (const char* c = verb_; *c; ++c) hash = mix(hash, static_cast<uint64_t>(*c));
     hash = mix(mix(hash, sequence_), static_cast<uint64_t>(elements_));
     hash = mix(mix(hash, dtype_ ? static_cast<uint64_t>(*dtype_) : 255), salt);
-    return static_cast<int>(mix(hash, static_cast<uint64_t>(root_)) & 0x7fffffffu);
+    return static_cast<int>(mix(hash, static_cast<uint64_t>(root_)) & 0x3fffffffu);
   }
 
   GlooGroup& group_;
@@ -305,6 +328,13 @@ std::optional<Watched::Pending> GlooGroup::pending() const {
   std::lock_guard lock(mutex_);
   if (!call_) return std::nullopt;
   return call_->pending();
+}
+
+void GlooGroup::check_connections() {
+  std::lock_guard lock(mutex_);
+  for (const auto& transfer : transfers_) {
+    if (transfer.work) transfer.work->abort();
+  }
 }
 
 void GlooGroup::abort(const Verdict& verdict) {

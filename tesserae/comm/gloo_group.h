@@ -71,6 +71,7 @@ class GlooGroup final : public Group, private Watched {
   const std::vector<int>& watched_members() const override { return members(); }
   std::chrono::milliseconds watched_deadline() const override { return options_.deadline; }
   std::optional<Pending> pending() const override;
+  void check_connections() override;
   void abort(const Verdict& verdict) override;
 
   Options options_;

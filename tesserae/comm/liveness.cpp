@@ -18,6 +18,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kTick{100};
 // An operation that has blocked this long is looked at.
 constexpr milliseconds kSlow{400};
+// One that has blocked this long checks its connections, and again later.
+constexpr milliseconds kCheck{600};
 // One that has blocked this long is told to the other members, who compare it with theirs.
 constexpr milliseconds kTellSlow{1500};
 // What a lost rank had sent may still arrive and complete the operation.
@@ -264,6 +266,7 @@ void Liveness::examine(Watched* group) {
   if (const auto found = cases_.find(group); found != cases_.end()) {
     found->second.reported = state.reported;
     found->second.next_look = state.next_look;
+    found->second.next_check = state.next_check;
     found->second.verdict = verdict;
   }
   examined_ = nullptr;
@@ -294,6 +297,10 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
   if (!asked && (blocked < kSlow || now < state.next_look)) return std::nullopt;
   state.next_look = now + beat_;
 
+  if (pending && blocked >= kCheck && now >= state.next_check) {
+    state.next_check = now + 2 * kCheck;
+    group->check_connections();
+  }
   const auto told = ask_store([name = group->watched_name()](Notes& notes) { return notes.verdict(name); });
   if (told && *told) return *told;
   const auto deadline = group->watched_deadline();

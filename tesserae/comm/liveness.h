@@ -54,8 +54,9 @@ class Liveness {
 
   /// What is known of one watched group.
   struct Case {
-    Clock::time_point next_look;  ///< at the store, for an operation that is merely slow
-    std::string reported;         ///< the slow operation that the others were told of
+    Clock::time_point next_look;   ///< at the store, for an operation that is merely slow
+    Clock::time_point next_check;  ///< of its connections
+    std::string reported;          ///< the slow operation that the others were told of
     std::optional<Clock::time_point> asked;
     int suspect = -1;
     std::string symptom;

@@ -34,6 +34,8 @@ class Watched {
   virtual std::chrono::milliseconds watched_deadline() const = 0;
   /// The operation that blocks its caller now, if any.
   virtual std::optional<Pending> pending() const = 0;
+  /// Makes the pending operation look whether its connections still stand.
+  virtual void check_connections() {}
   /// Makes the pending operation (or the next one) fail with this verdict.
   virtual void abort(const Verdict& verdict) = 0;
 };
