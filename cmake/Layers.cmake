@@ -21,7 +21,8 @@ function(tesserae_test name)
   endif()
   add_executable(test_${name} ${TEST_SOURCES})
   target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_compile_options(test_${name} PRIVATE ${TESSERAE_WARNINGS})
+  # What tests cost is compiling, not running: they are not optimised hard, whatever the build type.
+  target_compile_options(test_${name} PRIVATE ${TESSERAE_WARNINGS} -O1)
   target_link_libraries(test_${name} PRIVATE ${TEST_LINK} GTest::gtest GTest::gmock)
   add_test(NAME ${name} COMMAND test_${name})
   set_tests_properties(${name} PROPERTIES
