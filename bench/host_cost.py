@@ -65,8 +65,9 @@ def main() -> int:
     print(text)
     if options.json:
         options.json.write_text(json.dumps({"machine": report.machine(), "rounds": rounds}, indent=1) + "\n")
-    if options.update_docs and not report.update_between_markers(ROOT / "docs" / "performance.md", "host_cost", text):
-        print("host_cost: docs/performance.md lacks the markers host_cost:begin and host_cost:end", file=sys.stderr)
+    for file in ("README.md", "docs/performance.md") if options.update_docs else ():
+        if not report.update_between_markers(ROOT / file, "host_cost", text):
+            print(f"host_cost: {file} lacks the markers host_cost:begin and host_cost:end", file=sys.stderr)
     return 0
 
 
