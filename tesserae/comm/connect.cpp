@@ -32,26 +32,6 @@ std::string choose_backend(const FabricOptions& options) {
                         cat("backend \"", options.backend, "\": known are auto, gloo, nccl and null"));
 }
 
-// A job of one process: nobody to meet, nobody to lose.
-class LoneFabric final : public Fabric {
- public:
-  LoneFabric(const mesh::World& world, c10::Device device)
-      : world_(world), device_(device), table_(0, 1, Lane::Kind::immediate, device) {}
-
-  const mesh::World& world() const override { return world_; }
-  c10::Device device() const override { return device_; }
-  Group& group(const std::vector<int>& members, Traffic traffic) override {
-    return table_.group(members, traffic, nullptr);
-  }
-  Lane& lane(Traffic traffic) override { return table_.lane(traffic); }
-  Counters counters() const override { return table_.counters(); }
-
- private:
-  mesh::World world_;
-  c10::Device device_;
-  GroupTable table_;
-};
-
 class ConnectedFabric final : public Fabric {
  public:
   ConnectedFabric(const mesh::World& world, const FabricOptions& options, bool nccl)
@@ -127,8 +107,8 @@ class ConnectedFabric final : public Fabric {
 
 std::shared_ptr<Fabric> Fabric::connect(const mesh::World& world, const FabricOptions& options) {
   const std::string backend = choose_backend(options);
-  if (backend == "null") return null(world, options.device);
-  if (world.size() == 1) return std::make_shared<LoneFabric>(world, options.device);
+  // A job of one process has nobody to meet, nobody to lose and nothing to move.
+  if (backend == "null" || world.size() == 1) return null(world, options.device);
   return std::make_shared<ConnectedFabric>(world, options, backend == "nccl");
 }
 

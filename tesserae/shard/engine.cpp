@@ -245,13 +245,6 @@ void Engine::visit_parameters(const std::function<void(const std::string&, at::T
   }
 }
 
-const Flat& Engine::flat_of_shard(int shard) const {
-  for (const auto& flat : flats_) {
-    if (flat.shard == shard) return *flat.flat;
-  }
-  throw InvalidArgument("Engine", cat("no shard ", shard, "; there are ", shards_.size()));
-}
-
 int64_t Engine::parameter_count() const {
   int64_t count = 0;
   for (const auto& flat : flats_) count += flat.flat->parameter_elements();

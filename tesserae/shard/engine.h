@@ -69,7 +69,6 @@ class Engine {
   void visit_parameters(const std::function<void(const std::string&, at::Tensor)>& visit, bool writeback);
 
   const std::vector<std::string>& units() const { return names_; }
-  const Flat& flat_of_shard(int shard) const;
   int64_t parameter_count() const;
   Statistics statistics() const;
   Context& context() { return context_; }
