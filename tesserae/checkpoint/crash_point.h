@@ -1,0 +1,23 @@
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tesserae::checkpoint {
+
+/// Named places of the writer at which a test may end the process. One load of an atomic pointer where no test is.
+///
+/// A program that knows nothing of tests is reached through the environment: TESSERAE_CRASH_AT=NAME[@RANK][#COUNT] ends
+/// the process (SIGKILL) when that rank passes that point for the COUNT-th time (first time, any rank if left out).
+void crash_point(const char* name, int rank);
+
+/// All names, in the order in which a save passes them.
+const std::vector<std::string>& crash_point_names();
+
+/// Called at every point from now on, from whatever thread passes it; nullptr: nobody is.
+using CrashHook = void (*)(std::string_view name, int rank);
+void set_crash_hook(CrashHook hook);
+
+}  // namespace tesserae::checkpoint

@@ -1,0 +1,131 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/checkpoint/weight_folder.h"
+#include "tesserae/checkpoint/weights.h"
+#include "tesserae/shard/engine.h"
+#include "tesserae/shard/sharded.h"
+
+namespace tesserae::checkpoint {
+namespace {
+
+/// The type in the files of a tensor of type `type`.
+c10::ScalarType exported(c10::ScalarType type, const ExportOptions& options) {
+  if (options.dtype && !at::isFloatingType(*options.dtype)) {
+    throw InvalidArgument("export_weights", cat(c10::toString(*options.dtype), " is no floating point type"));
+  }
+  return options.dtype && at::isFloatingType(type) ? *options.dtype : type;
+}
+
+/// The name in the files of a tensor of a checkpoint; nothing for what is no weight.
+std::optional<std::string> exported_name(const std::string& name, const ExportOptions& options) {
+  for (const std::string_view prefix : {"model/", "buffer/"}) {
+    if (name.starts_with(prefix)) return options.names.theirs(name.substr(prefix.size()));
+  }
+  return std::nullopt;
+}
+
+/// Writes values, converted block by block.
+void write_values(WeightFolder& folder, const at::Tensor& values, c10::ScalarType type) {
+  const at::Tensor flat = values.detach().reshape({-1});
+  constexpr int64_t block = 1 << 18;  // elements
+  for (int64_t begin = 0; begin < flat.numel(); begin += block) {
+    const at::Tensor run = flat.narrow(0, begin, std::min(block, flat.numel() - begin)).to(at::kCPU, type).contiguous();
+    folder.write({static_cast<const char*>(run.const_data_ptr()), static_cast<size_t>(run.nbytes())});
+  }
+}
+
+/// A stable order by descending width, so that every element of the files is aligned.
+template <class T, class Width>
+void widest_first(std::vector<T>& list, const Width& width) {
+  std::ranges::stable_sort(list, std::greater<>(), width);
+}
+
+/// The flat buffers of a model, those of wide exported types first. The same on all ranks.
+std::vector<shard::Engine::FlatView> flats_in_order(shard::Engine& engine, const ExportOptions& options) {
+  std::vector<shard::Engine::FlatView> views;
+  for (int unit = 0; unit < engine.unit_count(); ++unit) {
+    for (int i = 0; i < engine.flats_of(unit); ++i) views.push_back(engine.flat_of(unit, i));
+  }
+  std::vector<size_t> order;
+  for (size_t i = 0; i < views.size(); ++i) order.push_back(i);
+  widest_first(order,
+               [&](size_t i) { return c10::elementSize(exported(views[i].parameter.part().scalar_type(), options)); });
+  std::vector<shard::Engine::FlatView> sorted;
+  for (const size_t i : order) sorted.push_back(views[i]);
+  return sorted;
+}
+
+}  // namespace
+
+void export_weights(const Checkpoint& checkpoint, const os::Path& folder, const ExportOptions& options) {
+  std::vector<const StoredTensor*> stored;
+  for (const StoredTensor& tensor : checkpoint.manifest().tensors) {
+    if (exported_name(tensor.name, options)) stored.push_back(&tensor);
+  }
+  auto type_of = [&options](const StoredTensor* tensor) { return exported(scalar_type_of(tensor->dtype), options); };
+  widest_first(stored, [&](const StoredTensor* tensor) { return c10::elementSize(type_of(tensor)); });
+  std::vector<FileTensor> announced;
+  for (const StoredTensor* tensor : stored) {
+    announced.push_back({*exported_name(tensor->name, options), dtype_of(type_of(tensor)), tensor->shape});
+  }
+  WeightFolder files(folder, std::move(announced), options.file_bytes);
+  for (const StoredTensor* tensor : stored) {
+    const c10::ScalarType type = scalar_type_of(tensor->dtype);
+    for (const Part& part : tensor->parts) {  // in the order of elements; each is contiguous in its file
+      checkpoint.read(
+          {{.tensor = tensor->name, .elements = part.elements, .take = [&](int64_t, std::string_view bytes) {
+              const auto count = static_cast<int64_t>(bytes.size() / c10::elementSize(type));
+              const at::Tensor values = at::from_blob(const_cast<char*>(bytes.data()), {count}, type);
+              write_values(files, values, type_of(tensor));
+            }}});
+    }
+  }
+  files.finish();
+}
+
+void export_weights(shard::Sharded& sharded, const os::Path& folder, const ExportOptions& options) {
+  const at::NoGradGuard no_grad;
+  comm::Fabric& fabric = sharded.fabric();
+  const auto views = flats_in_order(sharded.engine(), options);
+  std::unique_ptr<WeightFolder> files;
+  std::string failure;
+  // Rank 0 may fail while the others wait for it in a collective: it goes on gathering, and says so at the end.
+  auto on_rank_0 = [&](const std::function<void()>& action) {
+    if (fabric.rank() != 0 || !failure.empty()) return;
+    try {
+      action();
+    } catch (const std::exception& caught) {
+      failure = caught.what();
+    }
+  };
+  on_rank_0([&] {
+    std::vector<FileTensor> announced;
+    for (const auto& view : views) {
+      const Dtype dtype = dtype_of(exported(view.parameter.part().scalar_type(), options));
+      for (const shard::Slot& slot : view.flat.slots()) {
+        announced.push_back({options.names.theirs(slot.names.front()), dtype, slot.shape});
+      }
+    }
+    files = std::make_unique<WeightFolder>(folder, std::move(announced), options.file_bytes);
+  });
+  for (const auto& view : views) {
+    const at::Tensor whole = view.parameter.gather(view.parameter.part());
+    on_rank_0([&] {
+      for (const shard::Slot& slot : view.flat.slots()) {
+        write_values(*files, whole.narrow(0, slot.begin, slot.elements), exported(whole.scalar_type(), options));
+      }
+    });
+  }
+  on_rank_0([&] { files->finish(); });
+  failure = text_of(fabric, failure, 0);
+  if (!failure.empty()) throw IoError("export_weights", cat("rank 0: ", failure));
+}
+
+}  // namespace tesserae::checkpoint

@@ -1,0 +1,55 @@
+#include "tesserae/checkpoint/folder.h"
+
+#include <algorithm>
+#include <charconv>
+
+namespace tesserae::checkpoint {
+namespace {
+
+constexpr std::string_view prefix = "step-";
+constexpr std::string_view suffix = ".tmp";
+
+/// Takes a number without sign or leading zeros off the front of `text`.
+std::optional<int64_t> take_number(std::string_view& text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const size_t digits = static_cast<size_t>(end - text.data());
+  if (error != std::errc() || value < 0 || text.front() == '-' || (digits > 1 && text.front() == '0'))
+    return std::nullopt;
+  text.remove_prefix(digits);
+  return value;
+}
+
+}  // namespace
+
+std::optional<Committed> parse_committed(const os::Path& folder, std::string_view name) {
+  std::string_view rest = name;
+  if (!rest.starts_with(prefix)) return std::nullopt;
+  rest.remove_prefix(prefix.size());
+  const std::optional<int64_t> step = take_number(rest);
+  if (!step) return std::nullopt;
+  if (rest.empty()) return Committed{folder / name, *step, 0};
+  if (rest.front() != '.') return std::nullopt;
+  rest.remove_prefix(1);
+  const std::optional<int64_t> version = take_number(rest);
+  if (!version || *version == 0 || !rest.empty()) return std::nullopt;
+  return Committed{folder / name, *step, *version};
+}
+
+bool is_stray(std::string_view name) {
+  return name.starts_with(prefix) && name.ends_with(suffix);
+}
+
+std::vector<Committed> list_checkpoints(const os::Path& folder) {
+  std::vector<Committed> found;
+  if (os::files().status(folder).kind == os::FileKind::missing) return found;
+  for (const std::string& name : os::files().list(folder)) {
+    std::optional<Committed> committed = parse_committed(folder, name);
+    if (!committed || os::files().status(committed->path).kind != os::FileKind::directory) continue;
+    found.push_back(std::move(*committed));
+  }
+  std::ranges::sort(found, {}, &Committed::key);
+  return found;
+}
+
+}  // namespace tesserae::checkpoint

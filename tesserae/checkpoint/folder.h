@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tesserae/os/files.h"
+
+namespace tesserae::checkpoint {
+
+/// A committed checkpoint: a directory "step-N", or "step-N.K" if step N was committed before (the K-th time again).
+struct Committed {
+  os::Path path;
+  int64_t step = 0;
+  int64_t version = 0;
+
+  auto key() const { return std::pair(step, version); }
+};
+
+inline constexpr std::string_view manifest_name = "manifest.json";
+
+/// What a name in a folder of checkpoints means; nothing for a name that is no committed checkpoint's.
+std::optional<Committed> parse_committed(const os::Path& folder, std::string_view name);
+/// True for what an unfinished or abandoned save left: names that end in ".tmp" and begin like a checkpoint's.
+bool is_stray(std::string_view name);
+
+/// The committed checkpoints of a folder, oldest step first, found by looking: there is no pointer that could be stale.
+/// A folder that is missing has none. Whether they can be read is not looked at.
+std::vector<Committed> list_checkpoints(const os::Path& folder);
+
+}  // namespace tesserae::checkpoint

@@ -1,0 +1,122 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/checkpoint/model_state.h"
+#include "tesserae/checkpoint/weights.h"
+#include "tesserae/checkpoint/writer.h"
+#include "tesserae/shard/engine.h"
+#include "tesserae/shard/sharded.h"
+
+namespace tesserae::checkpoint {
+namespace {
+
+constexpr const char* function = "import_weights";
+constexpr int64_t block_bytes = 1 << 20;
+
+/// For each parameter of the model, by its first name: the tensor of the files that gives its values.
+std::map<std::string, std::string> match_names(const WeightFiles& files, shard::Engine& engine,
+                                               const ImportOptions& options) {
+  std::map<std::string, std::string> theirs;  // by our name
+  for (const auto& [name, tensor] : files.tensors()) {
+    const auto [found, fresh] = theirs.emplace(options.names.ours(name), name);
+    if (fresh) continue;
+    throw InvalidArgument(function,
+                          cat("\"", found->second, "\" and \"", name, "\" both stand for \"", found->first, "\""));
+  }
+  std::map<std::string, std::string> source;
+  std::set<std::string> known;
+  for (int unit = 0; unit < engine.unit_count(); ++unit) {
+    for (int i = 0; i < engine.flats_of(unit); ++i) {
+      for (const shard::Slot& slot : engine.flat_of(unit, i).flat.slots()) {
+        known.insert(slot.names.begin(), slot.names.end());
+        const auto name = std::ranges::find_if(slot.names, [&](const auto& each) { return theirs.contains(each); });
+        if (name == slot.names.end()) {
+          if (std::ranges::count(options.may_miss, slot.names.front()) > 0) continue;
+          throw InvalidArgument(function, cat("the files have no tensor for parameter \"", slot.names.front(),
+                                              "\"; give a name map, or name it in may_miss"));
+        }
+        const std::string& found = theirs.at(*name);
+        if (files.tensors().at(found).shape != slot.shape) {
+          throw InvalidArgument(
+              function, cat("tensor \"", found, "\" has shape ", at::IntArrayRef(files.tensors().at(found).shape),
+                            ", parameter \"", *name, "\" has ", at::IntArrayRef(slot.shape)));
+        }
+        source.emplace(slot.names.front(), found);
+      }
+    }
+  }
+  for (const auto& [ours, name] : theirs) {
+    if (known.contains(ours) || options.ignore_unknown) continue;
+    throw InvalidArgument(function, cat("the model has no parameter \"", ours, "\" for tensor \"", name,
+                                        "\"; give a name map, or set ignore_unknown"));
+  }
+  return source;
+}
+
+void read_piece(const WeightFiles& files, const std::string& name, const Piece& piece, std::vector<char>& buffer) {
+  const FileTensor& tensor = files.tensors().at(name);
+  const c10::ScalarType type = scalar_type_of(tensor.dtype);
+  if (type != piece.data.scalar_type() && !(at::isFloatingType(type) && at::isFloatingType(piece.data.scalar_type()))) {
+    throw InvalidArgument(function, cat("tensor \"", name, "\" has type ", to_string(tensor.dtype)));
+  }
+  const int64_t width = element_bytes(tensor.dtype);
+  buffer.resize(block_bytes);
+  for (int64_t at = piece.elements.begin; at < piece.elements.end;) {
+    const int64_t count = std::min(block_bytes / width, piece.elements.end - at);
+    files.read(name, static_cast<uint64_t>(at * width), {buffer.data(), static_cast<size_t>(count * width)});
+    piece.data.narrow(0, at - piece.elements.begin, count).copy_(at::from_blob(buffer.data(), {count}, type));
+    at += count;
+  }
+}
+
+}  // namespace
+
+void import_weights(const WeightFiles& files, shard::Sharded& sharded, const ImportOptions& options) {
+  const at::NoGradGuard no_grad;
+  std::string failure;
+  std::exception_ptr own;
+  try {
+    const auto source = match_names(files, sharded.engine(), options);
+    std::vector<char> buffer;
+    for (const Piece& piece : model_pieces(sharded, nullptr)) {
+      const auto found = source.find(piece.name.substr(std::string_view("model/").size()));
+      if (found != source.end()) read_piece(files, found->second, piece, buffer);
+    }
+  } catch (const std::exception& caught) {
+    failure = caught.what();
+    own = std::current_exception();
+  }
+  comm::Fabric& fabric = sharded.fabric();
+  const int rank = lowest_rank_with(fabric, !failure.empty());
+  if (rank >= 0) {
+    failure = text_of(fabric, failure, rank);
+    if (own) std::rethrow_exception(own);
+    throw IoError(function, cat("rank ", rank, ": ", failure));
+  }
+  publish_model(sharded);
+}
+
+os::Path checkpoint_from_weights(const WeightFiles& files, const os::Path& folder, const NameMap& names) {
+  std::vector<Source> sources;
+  for (const auto& [name, tensor] : files.tensors()) {
+    sources.push_back(
+        {.name = cat("model/", names.ours(name)),
+         .dtype = tensor.dtype,
+         .shape = tensor.shape,
+         .elements = {0, tensor.elements()},
+         .fill = [&files, name = name](uint64_t offset, std::span<char> bytes) { files.read(name, offset, bytes); }});
+  }
+  std::random_device random;
+  const SaveJob job{.folder = folder, .attempt = to_hex(uint64_t{random()} << 32 | random())};
+  write_part(job, sources);
+  return commit(job, nlohmann::json::object());
+}
+
+}  // namespace tesserae::checkpoint

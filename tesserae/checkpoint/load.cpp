@@ -1,0 +1,148 @@
+#include "tesserae/checkpoint/load.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+
+#include <utility>
+
+#include "tesserae/base/log.h"
+#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/checkpoint/folder.h"
+
+namespace tesserae::checkpoint {
+namespace {
+
+/// Copies verified bytes into their place in a tensor of another type or on another device.
+void place(const at::Tensor& flat, int64_t begin, c10::ScalarType type, std::string_view bytes) {
+  const int64_t count = static_cast<int64_t>(bytes.size()) / static_cast<int64_t>(c10::elementSize(type));
+  const at::Tensor values = at::from_blob(const_cast<char*>(bytes.data()), {count}, at::TensorOptions().dtype(type));
+  flat.narrow(0, begin, count).copy_(values);
+}
+
+/// What became of an attempt to load one checkpoint on all ranks.
+struct Outcome {
+  std::optional<Checkpoint> checkpoint;
+  std::string failure;     // of the lowest rank that failed; empty: none did
+  std::exception_ptr own;  // of this rank
+  bool damaged = false;    // all failures were about the checkpoint's bytes or the disk
+};
+
+/// Loads one checkpoint and tells the other ranks how it went. Whatever fails, every rank comes to the end.
+Outcome attempt(comm::Fabric& fabric, const os::Path& path, const LoadInto& into) {
+  Outcome outcome;
+  std::string failure;
+  bool hopeless = false;
+  try {
+    Checkpoint checkpoint = Checkpoint::open(path);
+    into(checkpoint);
+    outcome.checkpoint.emplace(std::move(checkpoint));
+  } catch (const comm::CommError&) {
+    throw;  // the other ranks can not be told
+  } catch (const Corruption& error) {
+    outcome.own = std::current_exception();
+    failure = error.what();
+  } catch (const IoError& error) {
+    outcome.own = std::current_exception();
+    failure = error.what();
+  } catch (const std::exception& error) {
+    outcome.own = std::current_exception();
+    failure = error.what();
+    hopeless = true;
+  }
+  const int rank = lowest_rank_with(fabric, !failure.empty());
+  if (rank < 0) return outcome;
+  outcome.checkpoint.reset();
+  outcome.failure = cat("rank ", rank, ": ", text_of(fabric, failure, rank));
+  outcome.damaged = sum_over_ranks(fabric, {hopeless ? 1 : 0})[0] == 0;
+  return outcome;
+}
+
+[[noreturn]] void rethrow(const Outcome& outcome, const os::Path& path) {
+  if (outcome.own) std::rethrow_exception(outcome.own);
+  const std::string text = cat(path.native(), " could not be loaded on all ranks: ", outcome.failure);
+  if (outcome.damaged) throw Corruption("load", text);
+  throw InvalidArgument("load", text);
+}
+
+std::vector<os::Path> paths_told_by_rank_0(comm::Fabric& fabric, const os::Path& folder) {
+  std::string found;
+  std::string failure;
+  if (fabric.rank() == 0) {
+    try {
+      for (const Committed& checkpoint : list_checkpoints(folder)) found += checkpoint.path.filename().native() + "\n";
+    } catch (const IoError& error) {
+      failure = error.what();
+    }
+  }
+  failure = text_of(fabric, failure, 0);
+  if (!failure.empty()) throw IoError("load", cat("rank 0 could not look for checkpoints: ", failure));
+  const std::string names = text_of(fabric, found, 0);
+  std::vector<os::Path> paths;
+  for (size_t begin = 0; begin < names.size();) {
+    const size_t end = names.find('\n', begin);
+    paths.push_back(folder / names.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return paths;
+}
+
+}  // namespace
+
+void load(const Checkpoint& checkpoint, const std::vector<Piece>& pieces) {
+  const at::NoGradGuard no_grad;
+  std::vector<Wanted> wanted;
+  for (const Piece& piece : pieces) {
+    const StoredTensor* stored = checkpoint.manifest().find(piece.name);
+    auto refuse = [&](const std::string& what) {
+      throw InvalidArgument("load", cat(checkpoint.path().native(), ": tensor \"", piece.name, "\" ", what));
+    };
+    if (stored == nullptr) {
+      if (piece.optional) continue;
+      refuse("is missing: it was saved from another model or optimizer");
+    }
+    if (stored->shape != piece.shape)
+      refuse(cat("has shape ", at::IntArrayRef(stored->shape), ", here it is ", at::IntArrayRef(piece.shape)));
+    if (!piece.data.is_contiguous() || piece.data.numel() != piece.elements.size()) {
+      refuse(cat("is to be loaded into ", piece.data.numel(), " elements, ", piece.elements.size(), " are wanted"));
+    }
+    const c10::ScalarType type = scalar_type_of(stored->dtype);
+    const bool same = type == piece.data.scalar_type();
+    if (!same && !(at::isFloatingType(type) && at::isFloatingType(piece.data.scalar_type()))) {
+      refuse(cat("has type ", to_string(stored->dtype), ", here it is ", c10::toString(piece.data.scalar_type())));
+    }
+    Wanted want{piece.name, piece.elements};
+    if (same && piece.data.is_cpu()) {
+      want.destination = static_cast<char*>(piece.data.mutable_data_ptr());
+    } else {
+      want.take = [flat = piece.data.detach().view({-1}), begin = piece.elements.begin, type](
+                      int64_t first, std::string_view bytes) { place(flat, first - begin, type, bytes); };
+    }
+    if (!piece.elements.empty()) wanted.push_back(std::move(want));
+  }
+  checkpoint.read(wanted);
+}
+
+std::optional<Checkpoint> load_newest(comm::Fabric& fabric, const os::Path& folder, const LoadInto& into) {
+  std::vector<os::Path> paths = paths_told_by_rank_0(fabric, folder);
+  while (!paths.empty()) {
+    Outcome outcome = attempt(fabric, paths.back(), into);
+    if (outcome.checkpoint) return std::move(outcome.checkpoint);
+    if (!outcome.damaged || paths.size() == 1) rethrow(outcome, paths.back());
+    if (fabric.rank() == 0) {
+      log(LogLevel::warning,
+          cat(paths.back().native(), " can not be loaded, taking the checkpoint before it: ", outcome.failure));
+    }
+    paths.pop_back();
+  }
+  return std::nullopt;
+}
+
+Checkpoint load_chosen(comm::Fabric& fabric, const os::Path& path, const LoadInto& into) {
+  std::vector<os::Path> inside = paths_told_by_rank_0(fabric, path);
+  const os::Path chosen = inside.empty() ? path : inside.back();
+  Outcome outcome = attempt(fabric, chosen, into);
+  if (!outcome.checkpoint) rethrow(outcome, chosen);
+  return std::move(*outcome.checkpoint);
+}
+
+}  // namespace tesserae::checkpoint

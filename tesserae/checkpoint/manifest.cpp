@@ -1,0 +1,160 @@
+#include "tesserae/checkpoint/manifest.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "tesserae/base/checked.h"
+#include "tesserae/checkpoint/names.h"
+
+namespace tesserae::checkpoint {
+namespace {
+
+/// Bytes of a run in a data file, for the search for overlaps.
+struct Run {
+  int file;
+  uint64_t begin, end;
+  const StoredTensor* tensor;
+};
+
+std::string defect_of_file(const DataFile& file, uint64_t block_bytes) {
+  if (const std::string bad = file_name_defect(file.name); !bad.empty()) return cat("file \"", file.name, "\": ", bad);
+  const uint64_t blocks = file.bytes / block_bytes + (file.bytes % block_bytes != 0);
+  if (file.blocks.size() == blocks) return {};
+  return cat("file \"", file.name, "\": ", file.blocks.size(), " checksums for ", blocks, " blocks");
+}
+
+/// Checks one tensor and adds its runs to `runs`.
+std::string defect_of_tensor(const StoredTensor& tensor, const Manifest& manifest, Extent extent,
+                             std::vector<Run>& runs) {
+  if (const std::string bad = tensor_name_defect(tensor.name); !bad.empty()) return bad;
+  if (bits(tensor.dtype) % 8 != 0) return cat("type ", to_string(tensor.dtype), " can not be cut in parts");
+  if (tensor.shape.size() > ManifestLimits::dimensions) return cat(tensor.shape.size(), " dimensions");
+  const int64_t width = element_bytes(tensor.dtype);
+  int64_t elements = 1;
+  for (const int64_t size : tensor.shape) {
+    if (size < 0 || __builtin_mul_overflow(elements, size, &elements)) return "the shape overflows";
+  }
+  if (int64_t bytes = 0; __builtin_mul_overflow(elements, width, &bytes)) return "the shape overflows";
+
+  int64_t expected = 0;
+  for (const Part& part : tensor.parts) {
+    const auto& [begin, end] = part.elements;
+    const std::string here = cat("part [", begin, ", ", end, ")");
+    if (begin < 0 || begin >= end || end > elements) return cat(here, " of ", elements, " elements");
+    if (begin < expected) return cat(here, " begins before ", expected, ", where the one before it ends");
+    if (extent == Extent::checkpoint && begin > expected)
+      return cat("elements [", expected, ", ", begin, ") are missing");
+    if (part.file < 0 || static_cast<size_t>(part.file) >= manifest.files.size()) {
+      return cat(here, " is in file ", part.file, " of ", manifest.files.size());
+    }
+    const DataFile& file = manifest.files[static_cast<size_t>(part.file)];
+    const uint64_t bytes = static_cast<uint64_t>((end - begin) * width);
+    if (part.offset > file.bytes || bytes > file.bytes - part.offset) {
+      return cat(here, " at byte ", part.offset, " ends beyond ", file.name, " of ", file.bytes, " bytes");
+    }
+    if (part.offset % static_cast<uint64_t>(width) != 0) return cat(here, " at byte ", part.offset, " is not aligned");
+    runs.push_back({part.file, part.offset, part.offset + bytes, &tensor});
+    expected = end;
+  }
+  if (extent == Extent::checkpoint && expected != elements) {
+    return cat("elements [", expected, ", ", elements, ") are missing");
+  }
+  return {};
+}
+
+}  // namespace
+
+int64_t StoredTensor::elements() const {
+  int64_t count = 1;
+  for (const int64_t size : shape) count = checked_mul(count, size);
+  return count;
+}
+
+const StoredTensor* Manifest::find(std::string_view name) const {
+  const auto found =
+      std::ranges::lower_bound(tensors, name, {}, [](const StoredTensor& t) { return std::string_view(t.name); });
+  return found != tensors.end() && found->name == name ? &*found : nullptr;
+}
+
+uint64_t Manifest::bytes() const {
+  uint64_t sum = 0;
+  for (const DataFile& file : files) sum += file.bytes;
+  return sum;
+}
+
+std::string defect(const Manifest& manifest, Extent extent) {
+  const uint64_t block = manifest.block_bytes;
+  if (block < ManifestLimits::smallest_block || block > ManifestLimits::largest_block || (block & (block - 1)) != 0) {
+    return cat("block_bytes ", block, " is no power of two from ", ManifestLimits::smallest_block, " to ",
+               ManifestLimits::largest_block);
+  }
+  if (manifest.step < 0) return cat("step ", manifest.step);
+  if (!manifest.training.is_object()) return "the training state is no object";
+  std::vector<std::string_view> names;
+  for (const DataFile& file : manifest.files) {
+    if (std::string bad = defect_of_file(file, block); !bad.empty()) return bad;
+    names.push_back(file.name);
+  }
+  std::ranges::sort(names);
+  if (const auto twice = std::ranges::adjacent_find(names); twice != names.end()) {
+    return cat("file \"", *twice, "\" occurs twice");
+  }
+
+  std::vector<Run> runs;
+  const StoredTensor* before = nullptr;
+  for (const StoredTensor& tensor : manifest.tensors) {
+    if (before != nullptr && before->name >= tensor.name) {
+      return cat("tensor \"", tensor.name, "\" stands behind \"", before->name, "\": names are sorted and unique");
+    }
+    before = &tensor;
+    if (const std::string bad = defect_of_tensor(tensor, manifest, extent, runs); !bad.empty()) {
+      return cat("tensor \"", tensor.name, "\": ", bad);
+    }
+  }
+  std::ranges::sort(runs, {}, [](const Run& run) { return std::pair(run.file, run.begin); });
+  for (size_t i = 1; i < runs.size(); ++i) {
+    if (runs[i].file != runs[i - 1].file || runs[i].begin >= runs[i - 1].end) continue;
+    return cat("tensors \"", runs[i - 1].tensor->name, "\" and \"", runs[i].tensor->name, "\" overlap at byte ",
+               runs[i].begin, " of ", manifest.files[static_cast<size_t>(runs[i].file)].name);
+  }
+  return {};
+}
+
+Manifest join(std::vector<Manifest> fragments) {
+  if (fragments.empty()) throw InvalidArgument("join", "no rank wrote anything");
+  Manifest whole = std::move(fragments.front());
+  std::map<std::string, StoredTensor> tensors;
+  auto add = [&tensors](std::vector<StoredTensor>& some, int first_file) {
+    for (StoredTensor& tensor : some) {
+      for (Part& part : tensor.parts) part.file += first_file;
+      const auto [found, fresh] = tensors.try_emplace(tensor.name);
+      StoredTensor& joined = found->second;
+      if (fresh) {
+        joined = std::move(tensor);
+        continue;
+      }
+      if (joined.dtype != tensor.dtype || joined.shape != tensor.shape) {
+        throw InvalidArgument("join", cat("ranks disagree about type or shape of tensor \"", tensor.name, "\""));
+      }
+      joined.parts.insert(joined.parts.end(), tensor.parts.begin(), tensor.parts.end());
+    }
+  };
+  add(whole.tensors, 0);
+  for (size_t i = 1; i < fragments.size(); ++i) {
+    if (fragments[i].block_bytes != whole.block_bytes) {
+      throw InvalidArgument("join", cat("ranks use blocks of ", whole.block_bytes, " and ", fragments[i].block_bytes));
+    }
+    add(fragments[i].tensors, static_cast<int>(whole.files.size()));
+    for (DataFile& file : fragments[i].files) whole.files.push_back(std::move(file));
+  }
+  whole.tensors.clear();
+  for (auto& [name, tensor] : tensors) {
+    std::ranges::sort(tensor.parts, {}, [](const Part& part) { return part.elements.begin; });
+    whole.tensors.push_back(std::move(tensor));
+  }
+  if (const std::string bad = defect(whole, Extent::checkpoint); !bad.empty()) throw InvalidArgument("join", bad);
+  return whole;
+}
+
+}  // namespace tesserae::checkpoint

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tesserae/checkpoint/dtype.h"
+#include "tesserae/mesh/layout.h"
+#include "tesserae/mesh/transfer.h"
+
+namespace tesserae::checkpoint {
+
+/// A data file with the checksums of its blocks: consecutive runs of Manifest::block_bytes, the last one shorter.
+struct DataFile {
+  std::string name;  ///< in the checkpoint's directory
+  uint64_t bytes = 0;
+  std::vector<uint64_t> blocks;
+};
+
+/// A run of elements of one tensor in a data file.
+struct Part {
+  int file = 0;          ///< index in Manifest::files
+  mesh::Range elements;  ///< of the flattened tensor
+  uint64_t offset = 0;   ///< byte of the file at which they begin; a multiple of the element's size
+};
+
+/// A tensor of the training state, cut in as many parts as it took.
+struct StoredTensor {
+  std::string name;
+  Dtype dtype = Dtype::F32;
+  std::vector<int64_t> shape;
+  std::vector<Part> parts;  ///< ascending; in a checkpoint they cover every element exactly once
+
+  int64_t elements() const;  ///< InvalidArgument if the shape overflows
+};
+
+/// What a checkpoint contains. Also, with fewer parts, what one rank has written of it (writer.h).
+struct Manifest {
+  int64_t step = 0;
+  std::string attempt;  ///< names the save that wrote it; every data file carries it too
+  mesh::Layout layout{1, {}};
+  uint64_t block_bytes = 1 << 20;
+  std::vector<DataFile> files;
+  std::vector<StoredTensor> tensors;                   ///< sorted by name, names are unique
+  nlohmann::json training = nlohmann::json::object();  ///< whatever the trainer needs besides tensors
+
+  /// nullptr if there is none of that name.
+  const StoredTensor* find(std::string_view name) const;
+  uint64_t bytes() const;  ///< of all data files
+};
+
+/// Version of the format that this code writes. Readers refuse larger ones.
+inline constexpr int64_t format_version = 1;
+
+/// Limits that a writer keeps and a reader insists on.
+struct ManifestLimits {
+  static constexpr uint64_t text_bytes = uint64_t{1} << 30;
+  static constexpr uint64_t smallest_block = 512;
+  static constexpr uint64_t largest_block = 64 << 20;
+  static constexpr size_t dimensions = 64;
+};
+
+enum class Extent {
+  checkpoint,  ///< every element of every tensor is somewhere
+  fragment,    ///< what one rank wrote
+};
+
+/// Says what is wrong with a manifest whatever file it came from; empty: nothing. Checked: names, sizes, number of
+/// block checksums, bounds and overlaps of parts and, for a whole checkpoint, that nothing is missing.
+std::string defect(const Manifest& manifest, Extent extent);
+
+/// Joins what the ranks wrote. `fragments[0]` gives step, layout and training state. Throws InvalidArgument naming the
+/// tensor when ranks disagree about a tensor, write the same elements twice, or leave some out.
+Manifest join(std::vector<Manifest> fragments);
+
+}  // namespace tesserae::checkpoint

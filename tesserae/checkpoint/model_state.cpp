@@ -1,0 +1,188 @@
+#include "tesserae/checkpoint/model_state.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "tesserae/base/error.h"
+#include "tesserae/checkpoint/load.h"
+#include "tesserae/optim/optimizer.h"
+#include "tesserae/shard/engine.h"
+#include "tesserae/shard/sharded.h"
+
+namespace tesserae::checkpoint {
+namespace {
+
+using shard::Engine;
+
+void for_each_flat(Engine& engine, const std::function<void(int unit, const Engine::FlatView& view)>& visit) {
+  for (int unit = 0; unit < engine.unit_count(); ++unit) {
+    for (int i = 0; i < engine.flats_of(unit); ++i) visit(unit, engine.flat_of(unit, i));
+  }
+}
+
+/// The flat buffer behind each shard, by its index.
+std::vector<const shard::Flat*> flats_by_shard(Engine& engine) {
+  std::vector<const shard::Flat*> flats(engine.shards().size());
+  for_each_flat(engine, [&flats](int, const Engine::FlatView& view) {
+    if (view.shard != nullptr) flats[static_cast<size_t>(view.shard->index)] = &view.flat;
+  });
+  return flats;
+}
+
+/// The slices of a rank's part of a flat buffer as pieces.
+void add_slices(const std::string& prefix, const std::vector<shard::Slice>& slices, const at::Tensor& part,
+                bool written, std::vector<Piece>& pieces) {
+  for (const shard::Slice& slice : slices) {
+    const int64_t count = slice.end - slice.begin;
+    pieces.push_back({.name = prefix + slice.name,
+                      .shape = slice.shape,
+                      .elements = {slice.offset, slice.offset + count},
+                      .data = part.detach().narrow(0, slice.begin, count),
+                      .written = written});
+  }
+}
+
+void add_parameters(shard::Sharded& sharded, std::vector<Piece>& pieces) {
+  const int rank = sharded.fabric().rank();
+  for_each_flat(sharded.engine(), [&](int, const Engine::FlatView& view) {
+    add_slices("model/", view.flat.slices(view.parameter.part_range()), view.parameter.part(),
+               writes_part(view.flat, rank), pieces);
+  });
+}
+
+std::string state_prefix(std::string_view state) {
+  return cat("optimizer/", state, "/");
+}
+
+/// A counter is one for a flat buffer and saved once for each parameter in it, by who has the parameter's first
+/// element.
+void add_counter(const shard::Shard& shard, std::string_view state, const at::Tensor& counter, bool written,
+                 std::vector<Piece>& pieces) {
+  for (const shard::Slice& slice : shard.slices) {
+    if (slice.offset != 0) continue;
+    pieces.push_back({.name = state_prefix(state) + slice.name,
+                      .shape = {},
+                      .elements = {0, 1},
+                      .data = counter,
+                      .written = written});
+  }
+}
+
+/// A flat buffer's counter, to be set once what was saved for each of its parameters is known.
+struct Counter {
+  at::Tensor live;
+  std::vector<Piece> saved;
+
+  Counter(const shard::Flat& flat, std::string_view state, at::Tensor counter) : live(std::move(counter)) {
+    const at::Tensor values = at::zeros({static_cast<int64_t>(flat.slots().size())}, live.scalar_type());
+    for (const shard::Slot& slot : flat.slots()) {
+      if (slot.elements == 0) continue;
+      saved.push_back({.name = state_prefix(state) + slot.names.front(),
+                       .shape = {},
+                       .elements = {0, 1},
+                       .data = values.narrow(0, static_cast<int64_t>(saved.size()), 1),
+                       .optional = true});
+    }
+  }
+
+  void set() const {
+    if (saved.empty()) return;
+    const double first = saved.front().data.item<double>();
+    for (const Piece& piece : saved) {
+      const double other = piece.data.item<double>();
+      if (other == first) continue;
+      throw InvalidArgument("load_model", cat(piece.name, " is ", other, " and ", saved.front().name, " is ", first,
+                                              ", but both parameters are updated together here: shard the model in the "
+                                              "same units as when it was saved"));
+    }
+    at::Tensor(live).fill_(first);
+  }
+};
+
+/// State of a parameter may be missing as long as its counter is: it had no gradient yet.
+void require_state(const Checkpoint& checkpoint, const std::vector<Piece>& pieces, std::string_view state) {
+  const Manifest& manifest = checkpoint.manifest();
+  const std::string prefix = state_prefix(state);
+  for (const Piece& piece : pieces) {
+    const std::string counter = state_prefix("step") + piece.name.substr(prefix.size());
+    if (manifest.find(piece.name) != nullptr || manifest.find(counter) == nullptr) continue;
+    throw InvalidArgument("load_model", cat(checkpoint.path().native(), " has no ", piece.name,
+                                            " though the parameter was updated: it was saved with another optimizer"));
+  }
+}
+
+/// The optimizer's state as pieces to fill; counters are left to the caller.
+std::vector<Counter> add_state(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Optimizer& optimizer,
+                               std::vector<Piece>& pieces) {
+  const auto flats = flats_by_shard(sharded.engine());
+  std::vector<Counter> counters;
+  optimizer.allocate_state();
+  optimizer.visit_state([&](const shard::Shard& shard, std::string_view state, at::Tensor& tensor) {
+    if (tensor.dim() == 0) {
+      counters.emplace_back(*flats[static_cast<size_t>(shard.index)], state, tensor);
+      pieces.insert(pieces.end(), counters.back().saved.begin(), counters.back().saved.end());
+      return;
+    }
+    tensor.zero_();
+    std::vector<Piece> slices;
+    add_slices(state_prefix(state), shard.slices, tensor, false, slices);
+    require_state(checkpoint, slices, state);
+    for (Piece& piece : slices) {
+      piece.optional = true;
+      pieces.push_back(std::move(piece));
+    }
+  });
+  return counters;
+}
+
+}  // namespace
+
+bool writes_part(const shard::Flat& flat, int rank) {
+  const mesh::Layout& layout = flat.layout();
+  if (flat.trainable()) return layout.replica(rank) == 0;
+  // What is frozen has no master: it lies in whole parameter pieces.
+  const std::vector<int> first = layout.parameter_group(0);
+  return std::ranges::find(first, rank) != first.end();
+}
+
+std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optimizer) {
+  std::vector<Piece> pieces;
+  add_parameters(sharded, pieces);
+  if (optimizer == nullptr) return pieces;
+  const auto flats = flats_by_shard(sharded.engine());
+  const int rank = sharded.fabric().rank();
+  optimizer->visit_state([&](const shard::Shard& shard, std::string_view state, at::Tensor& tensor) {
+    const bool written = writes_part(*flats[static_cast<size_t>(shard.index)], rank);
+    if (tensor.dim() == 0) {
+      add_counter(shard, state, tensor, written, pieces);
+    } else {
+      add_slices(state_prefix(state), shard.slices, tensor, written, pieces);
+    }
+  });
+  return pieces;
+}
+
+void load_model(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Optimizer* optimizer) {
+  std::vector<Piece> pieces;
+  std::vector<Counter> counters;
+  add_parameters(sharded, pieces);
+  if (optimizer != nullptr) counters = add_state(checkpoint, sharded, *optimizer, pieces);
+  load(checkpoint, pieces);  // all at once: each block of each file is read once
+  for (const Counter& counter : counters) counter.set();
+}
+
+void publish_model(shard::Sharded& sharded) {
+  for_each_flat(sharded.engine(), [&sharded](int, const Engine::FlatView& view) {
+    if (view.shard != nullptr) {
+      sharded.publish(view.shard->index);
+    } else {
+      view.parameter.publish();
+    }
+  });
+}
+
+}  // namespace tesserae::checkpoint

@@ -1,0 +1,229 @@
+#include "tesserae/checkpoint/saver.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "tesserae/base/log.h"
+#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/checkpoint/snapshot.h"
+#include "tesserae/checkpoint/writer.h"
+#include "tesserae/os/clock.h"
+
+// How ranks agree on the outcome: each writes on a thread of its own, which talks to other ranks through the folder
+// only. The training threads meet in finish(): they exchange "I failed" and "I am busy" every few milliseconds until
+// nobody is busy or somebody failed. So a rank whose disk is gone, and which can not even leave a mark there, ends the
+// save on all ranks at once, and no thread but the training thread ever runs a collective.
+namespace tesserae::checkpoint {
+namespace {
+
+constexpr std::chrono::milliseconds poll_interval(10);
+constexpr std::chrono::seconds patience_with_the_stopped(2);
+
+/// Adds the time until its end to `sum`.
+class Stopwatch {
+ public:
+  explicit Stopwatch(std::chrono::nanoseconds& sum) : sum_(sum) {}
+  ~Stopwatch() { sum_ += os::now() - begin_; }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  std::chrono::nanoseconds& sum_;
+  os::TimePoint begin_ = os::now();
+};
+
+std::string agree_on_job_name(comm::Fabric& fabric) {
+  std::random_device random;
+  const std::string name = to_hex(uint64_t{random()} << 32 | random());
+  return text_of(fabric, name, 0);
+}
+
+}  // namespace
+
+SaveFailed::SaveFailed(int64_t failed_step, const std::string& cause)
+    : IoError("Saver", cat("step ", failed_step, " was not saved, older checkpoints are untouched: ", cause)),
+      step(failed_step) {}
+
+/// One save on this rank: what it writes, and the thread that does.
+struct Saver::Task {
+  SaveJob job;
+  State state;
+  std::vector<Source> live;      // of the pieces, where they live
+  Snapshot* snapshot = nullptr;  // if it is copied first
+
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  bool copied = false;
+  bool ended = false;
+  std::string error;  // empty: it went well, or it was told to stop
+
+  std::jthread thread;  // last: joined before the rest is gone
+
+  void run(const std::stop_token& stop) {
+    std::string failure;
+    try {
+      if (snapshot != nullptr) snapshot->copy();
+      set(copied);
+      write_part(job, snapshot != nullptr ? snapshot->sources() : live, stop);
+      if (job.rank == 0) commit(job, state.training, stop);
+    } catch (const Cancelled&) {
+    } catch (const std::exception& caught) {
+      failure = caught.what();
+    }
+    end(failure);
+  }
+
+  void end(const std::string& failure) {
+    {
+      const std::scoped_lock lock(mutex);
+      error = failure;
+    }
+    set(copied);
+    set(ended);
+  }
+
+  void set(bool& flag) {
+    {
+      const std::scoped_lock lock(mutex);
+      flag = true;
+    }
+    changed.notify_all();
+  }
+
+  bool is(const bool& flag) const {
+    const std::scoped_lock lock(mutex);
+    return flag;
+  }
+
+  void wait(const bool& flag) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&flag] { return flag; });
+  }
+
+  bool wait_for(const bool& flag, std::chrono::nanoseconds duration) {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, duration, [&flag] { return flag; });
+  }
+
+  std::string failure() const {
+    const std::scoped_lock lock(mutex);
+    return error;
+  }
+};
+
+Saver::Saver(std::shared_ptr<comm::Fabric> fabric, SaverOptions options)
+    : fabric_(std::move(fabric)), options_(std::move(options)), job_(agree_on_job_name(*fabric_)) {}
+
+Saver::~Saver() {
+  if (!task_) return;
+  if (busy()) {
+    log(LogLevel::warning, cat("the save of step ", task_->job.step, " is given up: finish() was not called"));
+  }
+  if (const std::string cause = task_->failure(); !cause.empty()) {
+    log(LogLevel::error, SaveFailed(task_->job.step, cause).what());
+  }
+  task_->thread.request_stop();
+}
+
+void Saver::save(State state) {
+  save(std::move(state), options_.asynchronous);
+}
+
+void Saver::save(State state, bool asynchronous) {
+  finish();
+  {
+    const Stopwatch watch(waited_);
+    begin(std::move(state), asynchronous);
+  }
+  if (!asynchronous) finish();
+}
+
+void Saver::begin(State state, bool asynchronous) {
+  abandoned_.reset();  // a save that was given up has ended before the next one begins
+  auto task = std::make_unique<Task>();
+  task->job = {.folder = options_.folder,
+               .step = state.step,
+               .attempt = cat(job_, "-", count_++),
+               .layout = state.layout,
+               .rank = fabric_->rank(),
+               .keep = options_.keep,
+               .block_bytes = static_cast<uint64_t>(options_.block_bytes),
+               .deadline = options_.deadline};
+  try {
+    if (asynchronous) {
+      if (!snapshot_) snapshot_ = std::make_unique<Snapshot>();
+      snapshot_->begin(std::exchange(state.pieces, {}));
+      task->snapshot = snapshot_.get();
+    } else {
+      task->live = live_sources(state.pieces);
+    }
+    task->state = std::move(state);
+    task->thread = std::jthread([task = task.get()](const std::stop_token& stop) { task->run(stop); });
+  } catch (const std::exception& caught) {
+    // Thrown here, it would leave the other ranks with a save that never ends: finish() throws it on all of them.
+    task->end(caught.what());
+  }
+  task_ = std::move(task);
+}
+
+void Saver::set_target(os::Path folder, int keep) {
+  options_.folder = std::move(folder);
+  options_.keep = keep;
+}
+
+void Saver::wait_copied() {
+  const Stopwatch watch(waited_);
+  if (task_) task_->wait(task_->copied);
+}
+
+bool Saver::failed() const {
+  return task_ && !task_->failure().empty();
+}
+
+bool Saver::busy() const {
+  return task_ && !task_->is(task_->ended);
+}
+
+void Saver::finish() {
+  if (!task_) return;
+  const Stopwatch watch(waited_);
+  try {
+    while (true) {
+      task_->wait_for(task_->ended, poll_interval);
+      // In this order: what is no longer busy has its failure, if it has one.
+      const int64_t still_busy = busy() ? 1 : 0;
+      const auto sums = sum_over_ranks(*fabric_, {still_busy, failed() ? 1 : 0});
+      if (sums[1] > 0) give_up();
+      if (sums[0] == 0) break;
+    }
+  } catch (const comm::CommError&) {
+    if (task_) {
+      task_->thread.request_stop();
+      abandoned_ = std::move(task_);
+    }
+    throw;
+  }
+  saved_step_ = task_->job.step;
+  task_.reset();
+}
+
+void Saver::give_up() {
+  std::unique_ptr<Task> task = std::exchange(task_, nullptr);
+  const int rank = lowest_rank_with(*fabric_, !task->failure().empty());
+  const std::string cause = text_of(*fabric_, cat("rank ", rank, ": ", task->failure()), rank);
+  const int64_t step = task->job.step;
+  task->thread.request_stop();
+  // A disk that hangs must not keep training from hearing of it: the thread may go on and is waited for later.
+  const bool ended = task->wait_for(task->ended, patience_with_the_stopped);
+  const bool all_ended = sum_over_ranks(*fabric_, {ended ? 0 : 1})[0] == 0;
+  if (all_ended && fabric_->rank() == 0) discard(task->job);
+  if (!ended) abandoned_ = std::move(task);
+  throw SaveFailed(step, cause);
+}
+
+}  // namespace tesserae::checkpoint

@@ -1,0 +1,125 @@
+#include "tesserae/checkpoint/snapshot.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "tesserae/base/checked.h"
+
+namespace tesserae::checkpoint {
+namespace {
+
+constexpr int64_t alignment = 64;
+
+bool written(const Piece& piece) {
+  return piece.written && piece.data.defined();
+}
+
+Source describe(const Piece& piece) {
+  if (!piece.data.is_contiguous() || piece.data.numel() != piece.elements.size()) {
+    throw InvalidArgument("Saver::save", cat("piece of \"", piece.name, "\" is not contiguous or has ",
+                                             piece.data.numel(), " elements instead of ", piece.elements.size()));
+  }
+  return {piece.name, dtype_of(piece.data.scalar_type()), piece.shape, piece.elements};
+}
+
+at::Tensor flat_bytes(const at::Tensor& tensor) {
+  return tensor.detach().view({-1}).view(at::kByte);
+}
+
+}  // namespace
+
+void Snapshot::begin(std::vector<Piece> pieces) {
+  const at::NoGradGuard no_grad;
+  pieces_ = std::move(pieces);
+  std::erase_if(pieces_, [](const Piece& piece) { return !written(piece); });
+  sources_.clear();
+  offsets_.clear();
+  device_.reset();
+  int64_t total = 0;
+  for (const Piece& piece : pieces_) {
+    sources_.push_back(describe(piece));
+    offsets_.push_back(total);
+    total = round_up(total + static_cast<int64_t>(sources_.back().bytes()), alignment);
+    if (!piece.data.is_cpu()) device_ = piece.data.device();
+  }
+  if (!buffer_.defined() || buffer_.numel() < total || (device_ && !buffer_.is_pinned())) {
+    buffer_.reset();  // the old one is given back first
+    buffer_ = at::empty({total}, at::TensorOptions().dtype(at::kByte).pinned_memory(device_.has_value()));
+  }
+  char* const memory = total > 0 ? static_cast<char*>(buffer_.mutable_data_ptr()) : nullptr;
+  for (size_t i = 0; i < pieces_.size(); ++i) sources_[i].data = memory + offsets_[i];
+
+  if (device_) {
+    ready_.emplace(device_->type());
+    ready_->record(c10::impl::VirtualGuardImpl(device_->type()).getStream(*device_));
+  }
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    if (pieces_[i].changes_in_forward) copy_piece(i, /*wait=*/true);
+  }
+}
+
+void Snapshot::copy() {
+  const at::NoGradGuard no_grad;
+  auto copy_all = [this] {
+    for (size_t i = 0; i < pieces_.size(); ++i) copy_piece(i, /*wait=*/false);
+  };
+  if (device_) {
+    // A stream of its own, so that the copies run beside the computation that is queued meanwhile.
+    const c10::impl::VirtualGuardImpl guard(device_->type());
+    const c10::Stream stream = guard.getStreamFromGlobalPool(*device_, /*isHighPriority=*/false);
+    const c10::StreamGuard on_stream(stream);
+    ready_->block(stream);
+    copy_all();
+    guard.synchronizeStream(stream);
+  } else {
+    copy_all();
+  }
+  pieces_.clear();
+}
+
+void Snapshot::copy_piece(size_t index, bool wait) {
+  Piece& piece = pieces_[index];
+  if (!piece.data.defined() || piece.data.numel() == 0) return;
+  if (piece.data.is_cpu()) {
+    // Not copy_(): that would spread over threads which the forward needs.
+    std::memcpy(static_cast<char*>(buffer_.mutable_data_ptr()) + offsets_[index], piece.data.const_data_ptr(),
+                sources_[index].bytes());
+  } else {
+    const at::Tensor bytes = flat_bytes(piece.data);
+    buffer_.narrow(0, offsets_[index], bytes.numel()).copy_(bytes, /*non_blocking=*/!wait);
+  }
+  if (wait) piece.data.reset();
+}
+
+std::vector<Source> live_sources(const std::vector<Piece>& pieces) {
+  std::vector<Source> sources;
+  std::optional<c10::Device> device;
+  for (const Piece& piece : pieces) {
+    if (!written(piece)) continue;
+    Source source = describe(piece);
+    if (piece.data.is_cpu()) {
+      source.data = static_cast<const char*>(piece.data.const_data_ptr());
+    } else {
+      device = piece.data.device();
+      source.fill = [bytes = flat_bytes(piece.data)](uint64_t offset, std::span<char> target) {
+        const auto count = static_cast<int64_t>(target.size());
+        at::from_blob(target.data(), {count}, at::kByte).copy_(bytes.narrow(0, static_cast<int64_t>(offset), count));
+      };
+    }
+    sources.push_back(std::move(source));
+  }
+  if (device) {  // whoever reads does so on another stream
+    const c10::impl::VirtualGuardImpl guard(device->type());
+    guard.synchronizeStream(guard.getStream(*device));
+  }
+  return sources;
+}
+
+}  // namespace tesserae::checkpoint

@@ -1,0 +1,239 @@
+#include "tesserae/checkpoint/writer.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "tesserae/base/log.h"
+#include "tesserae/checkpoint/crash_point.h"
+#include "tesserae/checkpoint/data_file.h"
+#include "tesserae/checkpoint/fault.h"
+#include "tesserae/checkpoint/folder.h"
+#include "tesserae/checkpoint/manifest_text.h"
+#include "tesserae/checkpoint/names.h"
+#include "tesserae/os/clock.h"
+
+// The commit protocol. FOLDER is seen by all ranks, WORK is FOLDER/step-N.ATTEMPT.tmp.
+//   Every rank R:
+//    1. Makes WORK, and FOLDER if it is missing (then it syncs the directory above); before that, rank 0 removes what
+//       dead jobs left (*.tmp).
+//    2. Writes WORK/rank-R.safetensors, syncs, closes.
+//    3. Syncs WORK, so that the name of the file lasts.
+//    4. Writes its fragment of the manifest as WORK/rank-R.part, syncs, closes, and renames it to WORK/rank-R.done: who
+//       sees the name sees all of it.
+//   A rank that fails in 1 to 4 leaves WORK/rank-R.failed with the reason, if it still can.
+//   Rank 0:
+//    5. Waits for the .done of all ranks; a .failed or the deadline ends the save.
+//    6. Joins the fragments, checks that no element is missing or doubled, and writes WORK/manifest.json, syncs,
+//    closes.
+//    7. Removes the .done marks and syncs WORK.
+//    8. Renames WORK to FOLDER/step-N: committed, as far as other processes can see. If step N is there already (a run
+//       that went back), the name is step-N.K with the next K: a directory can not be replaced in one step, and at no
+//       moment may the newest checkpoint be gone.
+//    9. Syncs FOLDER: committed, also if the power fails.
+//   10. Only now sets aside what is older than `keep` allows (renames it to *.tmp), syncs FOLDER, and removes it. What
+//       is removed piece by piece does not carry a checkpoint's name at that time.
+//
+// Ended at any point, by a kill or a power failure, FOLDER has the newest committed checkpoint and those before it, and
+// strays that the next save removes in 1. A name is unique to a save (ATTEMPT), so ranks never meet what an earlier job
+// left. A failed sync is never tried again on the same descriptor: the whole save fails.
+namespace tesserae::checkpoint {
+namespace {
+
+os::Path work_of(const SaveJob& job) {
+  return job.folder / cat("step-", job.step, ".", job.attempt, ".tmp");
+}
+
+std::string mark_name(int rank, std::string_view kind) {
+  return cat("rank-", rank, ".", kind);
+}
+
+void check(const SaveJob& job) {
+  if (job.step < 0 || job.rank < 0 || job.rank >= job.layout.ranks() || !file_name_defect(job.attempt).empty()) {
+    throw InvalidArgument("write_part", cat("step ", job.step, ", rank ", job.rank, " of ", job.layout.ranks(),
+                                            ", attempt \"", job.attempt, "\": one of these can not be"));
+  }
+}
+
+/// Makes a directory, and those above it, so that they last.
+void make_lasting(const os::Path& path) {
+  if (path.empty() || os::files().exists(path)) return;
+  const os::Path above = path.has_parent_path() ? path.parent_path() : os::Path(".");
+  if (above != path) make_lasting(above);
+  os::files().make_directory(path);
+  os::files().sync_directory(above);
+}
+
+void write_synced(const os::Path& path, std::string_view bytes) {
+  const std::unique_ptr<os::WritableFile> file = os::files().create(path);
+  file->write(bytes);
+  file->sync();
+  file->close();
+}
+
+/// A directory that holds only files, one after the other.
+void remove_directory(const os::Path& path, int rank) {
+  for (const std::string& name : os::files().list(path)) {
+    os::files().remove_all(path / name);
+    crash_point("old-half-removed", rank);
+  }
+  os::files().remove(path);
+}
+
+void remove_strays(const SaveJob& job) {
+  const std::string own = work_of(job).filename();
+  for (const std::string& name : os::files().list(job.folder)) {
+    if (!is_stray(name) || name == own) continue;
+    try {
+      os::files().remove_all(job.folder / name);
+    } catch (const IoError& failure) {
+      log(LogLevel::warning, cat("what a dead job left could not be removed: ", failure.what()));
+    }
+  }
+}
+
+void leave_failure(const SaveJob& job, const std::string& reason) noexcept {
+  try {
+    const os::Path draft = work_of(job) / mark_name(job.rank, "failing");
+    os::files().write(draft, reason);
+    os::files().rename(draft, work_of(job) / mark_name(job.rank, "failed"));
+  } catch (const std::exception& second) {
+    log(LogLevel::info, cat("the other ranks can not be told through the folder: ", second.what()));
+  }
+}
+
+/// Step 5.
+void wait_for_parts(const SaveJob& job, const std::stop_token& stop) {
+  const os::Path work = work_of(job);
+  const os::Deadline deadline(job.deadline);
+  std::chrono::milliseconds pause(1);
+  while (true) {
+    const std::vector<std::string> names = os::files().list(work);
+    auto there = [&names](const std::string& name) { return std::ranges::binary_search(names, name); };
+    std::vector<int> missing;
+    for (int rank = 0; rank < job.layout.ranks(); ++rank) {
+      if (there(mark_name(rank, "failed"))) {
+        throw IoError("commit", cat("rank ", rank, " failed: ", os::files().read(work / mark_name(rank, "failed"))));
+      }
+      if (!there(mark_name(rank, "done"))) missing.push_back(rank);
+    }
+    if (missing.empty()) return;
+    if (stop.stop_requested()) throw Cancelled("commit", cat("step ", job.step, " was given up"));
+    if (deadline.passed()) {
+      throw IoError("commit", cat("step ", job.step, ": ", missing.size(), " ranks have not written their part within ",
+                                  job.deadline.count() / 1000.0, " s, the first is rank ", missing.front(),
+                                  "; do all ranks see ", job.folder.native(), "?"));
+    }
+    os::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::milliseconds(50));
+  }
+}
+
+/// Step 6.
+void write_manifest(const SaveJob& job, const nlohmann::json& training) {
+  const os::Path work = work_of(job);
+  std::vector<Manifest> fragments;
+  for (int rank = 0; rank < job.layout.ranks(); ++rank) {
+    const os::Path path = work / mark_name(rank, "done");
+    fragments.push_back(parse_manifest(os::files().read(path), path.native(), Extent::fragment));
+  }
+  fragments.front().training = training;
+  const std::string text = to_text(join(std::move(fragments)));
+  try {
+    parse_manifest(text, manifest_name.data());
+  } catch (const Damaged& refused) {
+    throw InvalidArgument("commit", cat("no reader would take this: ", refused.fault().text()));
+  }
+  write_synced(work / manifest_name, text);
+}
+
+/// Step 8: the directory's name once it is committed.
+os::Path free_name(const SaveJob& job, const std::vector<Committed>& committed) {
+  int64_t version = -1;
+  for (const Committed& other : committed) {
+    if (other.step == job.step) version = std::max(version, other.version);
+  }
+  if (!committed.empty() && committed.back().step > job.step) {
+    log(LogLevel::warning, cat("saved step ", job.step, " beside ", committed.back().path.native(),
+                               ", which counts as the newest: remove what this run does not continue"));
+  }
+  return job.folder / (version < 0 ? cat("step-", job.step) : cat("step-", job.step, ".", version + 1));
+}
+
+/// Step 10.
+void remove_old(const SaveJob& job, const os::Path& newest) {
+  std::vector<Committed> old = list_checkpoints(job.folder);
+  std::erase_if(old, [&newest](const Committed& other) { return other.path == newest; });
+  if (job.keep <= 0 || old.size() < static_cast<size_t>(job.keep)) return;
+  old.resize(old.size() - static_cast<size_t>(job.keep) + 1);
+  std::vector<os::Path> aside;
+  for (const Committed& checkpoint : old) {
+    aside.push_back(checkpoint.path.native() + "." + job.attempt + ".tmp");
+    os::files().rename(checkpoint.path, aside.back());
+  }
+  os::files().sync_directory(job.folder);
+  crash_point("old-set-aside", job.rank);
+  for (const os::Path& path : aside) remove_directory(path, job.rank);
+}
+
+}  // namespace
+
+void write_part(const SaveJob& job, const std::vector<Source>& sources, const std::stop_token& stop) {
+  check(job);
+  const os::Path work = work_of(job);
+  crash_point("begin", job.rank);
+  try {
+    make_lasting(job.folder);  // 1
+    if (job.rank == 0) remove_strays(job);
+    os::files().make_directory(work);
+    crash_point("directory-made", job.rank);
+
+    const Manifest written = write_data_file(job, work, sources, stop);  // 2
+    os::files().sync_directory(work);                                    // 3
+    crash_point("data-synced", job.rank);
+
+    const os::Path draft = work / mark_name(job.rank, "part");  // 4
+    write_synced(draft, to_text(written));
+    crash_point("part-written", job.rank);
+    os::files().rename(draft, work / mark_name(job.rank, "done"));
+  } catch (const std::exception& failure) {
+    leave_failure(job, failure.what());
+    throw;
+  }
+  crash_point("done", job.rank);
+}
+
+os::Path commit(const SaveJob& job, const nlohmann::json& training, const std::stop_token& stop) {
+  const os::Path work = work_of(job);
+  wait_for_parts(job, stop);  // 5
+  crash_point("all-done", job.rank);
+  write_manifest(job, training);  // 6
+  crash_point("manifest-written", job.rank);
+  for (int rank = 0; rank < job.layout.ranks(); ++rank) os::files().remove(work / mark_name(rank, "done"));  // 7
+  crash_point("marks-removed", job.rank);
+  os::files().sync_directory(work);
+  crash_point("directory-synced", job.rank);
+  if (stop.stop_requested()) throw Cancelled("commit", cat("step ", job.step, " was given up"));
+  const os::Path path = free_name(job, list_checkpoints(job.folder));  // 8
+  os::files().rename(work, path);
+  crash_point("renamed", job.rank);
+  os::files().sync_directory(job.folder);  // 9
+  crash_point("committed", job.rank);
+  try {
+    remove_old(job, path);  // 10
+  } catch (const IoError& failure) {
+    log(LogLevel::warning, cat("older checkpoints could not be removed: ", failure.what()));
+  }
+  crash_point("end", job.rank);
+  return path;
+}
+
+void discard(const SaveJob& job) noexcept {
+  try {
+    os::files().remove_all(work_of(job));
+  } catch (const std::exception& failure) {
+    log(LogLevel::info, cat("the next save removes ", work_of(job).native(), ": ", failure.what()));
+  }
+}
+
+}  // namespace tesserae::checkpoint
