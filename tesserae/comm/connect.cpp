@@ -34,10 +34,10 @@ std::string choose_backend(const FabricOptions& options) {
 
 class ConnectedFabric final : public Fabric {
  public:
-  ConnectedFabric(const mesh::World& world, const FabricOptions& options, bool nccl)
+  ConnectedFabric(Rendezvous rendezvous, const mesh::World& world, const FabricOptions& options, bool nccl)
       : options_(options),
         nccl_(nccl),
-        rendezvous_(world, options.connect_deadline),
+        rendezvous_(std::move(rendezvous)),
         world_(rendezvous_.meet(options.host.empty() ? os::host_identity() : options.host)),
         serves_(world.launch().rank == 0 && !world.launch().store_is_served),
         liveness_(world_, rendezvous_.own_connection("liveness"), server()),
@@ -50,6 +50,11 @@ class ConnectedFabric final : public Fabric {
     // that what they still wait for (nobody may come, if this rank ends because of an error) is aborted in a while.
     liveness_.leave();
     table_.clear();
+    if (serves_) liveness_.wait_for_others(kStay);
+  }
+
+  void leave() override {
+    liveness_.leave();
     if (serves_) liveness_.wait_for_others(kStay);
   }
 
@@ -109,7 +114,17 @@ std::shared_ptr<Fabric> Fabric::connect(const mesh::World& world, const FabricOp
   const std::string backend = choose_backend(options);
   // A job of one process has nobody to meet, nobody to lose and nothing to move.
   if (backend == "null" || world.size() == 1) return null(world, options.device);
-  return std::make_shared<ConnectedFabric>(world, options, backend == "nccl");
+  return std::make_shared<ConnectedFabric>(Rendezvous(world, options.connect_deadline), world, options,
+                                           backend == "nccl");
+}
+
+std::shared_ptr<Fabric> Fabric::join(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool served,
+                                     const FabricOptions& options) {
+  const mesh::World world = mesh::World::joined(rank, size, served);
+  const std::string backend = choose_backend(options);
+  if (backend == "null" || size == 1) return null(world, options.device);
+  return std::make_shared<ConnectedFabric>(Rendezvous(world, std::move(store), options.connect_deadline), world,
+                                           options, backend == "nccl");
 }
 
 Group& Fabric::everyone() {

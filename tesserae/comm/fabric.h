@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
 #include <functional>
@@ -11,6 +12,10 @@
 #include "tesserae/comm/group.h"
 #include "tesserae/comm/lane.h"
 #include "tesserae/mesh/world.h"
+
+namespace c10d {
+class Store;
+}
 
 namespace tesserae::comm {
 
@@ -35,10 +40,19 @@ class Fabric {
   /// the liveness channel. Throws Timeout naming the ranks that did not come within connect_deadline.
   static std::shared_ptr<Fabric> connect(const mesh::World& world, const FabricOptions& options = {});
 
+  /// The same for `size` ranks that share a store already, this process being `rank` among them: processes that met
+  /// through torch.distributed. `served`: the store does not end with rank 0. The store is kept.
+  static std::shared_ptr<Fabric> join(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool served,
+                                      const FabricOptions& options = {});
+
   /// A fabric for `world` that moves nothing: measures cost and schedules of any number of ranks; proves no numbers.
   static std::shared_ptr<Fabric> null(const mesh::World& world, c10::Device device = c10::kCPU);
 
   virtual ~Fabric() = default;
+
+  /// Says goodbye early, for a process that is about to end while its fabric still has owners: peers do not take this
+  /// rank for lost. No verb is called afterwards.
+  virtual void leave() {}
 
   virtual const mesh::World& world() const = 0;
   virtual c10::Device device() const = 0;

@@ -40,6 +40,14 @@ Rendezvous::Rendezvous(const mesh::World& world, milliseconds deadline)
   store_ = connect(serves_);
 }
 
+Rendezvous::Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store> store, milliseconds deadline)
+    : world_(world),
+      deadline_(deadline),
+      start_(Clock::now()),
+      serves_(world.launch().rank == 0 && !world.launch().store_is_served),
+      joined_(true),
+      store_(std::move(store)) {}
+
 c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve) const {
   const auto& launch = world_.launch();
   const auto used = std::chrono::duration_cast<milliseconds>(Clock::now() - start_);
@@ -65,7 +73,7 @@ c10::intrusive_ptr<c10d::Store> Rendezvous::store(const std::string& prefix) con
 }
 
 c10::intrusive_ptr<c10d::Store> Rendezvous::own_connection(const std::string& prefix) const {
-  return c10::make_intrusive<c10d::PrefixStore>(job_ + prefix, connect(/*serve=*/false));
+  return c10::make_intrusive<c10d::PrefixStore>(job_ + prefix, joined_ ? store_->clone() : connect(/*serve=*/false));
 }
 
 mesh::World Rendezvous::meet(const std::string& host) {

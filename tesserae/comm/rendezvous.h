@@ -10,11 +10,14 @@
 namespace tesserae::comm {
 
 /// How the processes of a job find each other: a key-value store at `world.launch()`'s address, served by launcher rank
-/// 0 unless the launcher serves one itself (torchrun's agent).
+/// 0 unless the launcher serves one itself (torchrun's agent), or a store that somebody else made.
 class Rendezvous {
  public:
   /// Reaches the store. Throws Timeout naming launcher rank 0 if nobody serves it by the deadline.
   Rendezvous(const mesh::World& world, std::chrono::milliseconds deadline);
+
+  /// Uses a store that the ranks of `world` share already, and that others use below prefixes of their own.
+  Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds deadline);
 
   /// Tells the others on which host this rank is, waits until all have come, and orders the ranks by host. Throws
   /// Timeout naming those (by launcher rank: no other is known yet) that have not come by the deadline.
@@ -32,7 +35,8 @@ class Rendezvous {
   std::chrono::milliseconds deadline_;
   std::chrono::steady_clock::time_point start_;
   bool serves_ = false;
-  std::string job_;  ///< prefix of all keys: an agent's store outlives the restarts of a job
+  bool joined_ = false;  ///< the store is somebody else's
+  std::string job_;      ///< prefix of all keys: an agent's store outlives the restarts of a job
   c10::intrusive_ptr<c10d::Store> store_;
 };
 

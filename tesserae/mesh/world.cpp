@@ -40,6 +40,13 @@ World World::single_host(int rank, int size) {
   return world;
 }
 
+World World::joined(int rank, int size, bool served) {
+  World world = single_host(rank, size);
+  world.launch_.launcher = "joined";
+  world.launch_.store_is_served = served;
+  return world;
+}
+
 World World::with_hosts(const std::vector<std::string>& host_of) const {
   if (static_cast<int>(host_of.size()) != size()) {
     throw InvalidArgument("World::with_hosts", cat(host_of.size(), " host labels for ", size(), " ranks"));

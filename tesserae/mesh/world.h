@@ -24,6 +24,10 @@ class World {
   /// `size` ranks on one host, this process being `rank`.
   static World single_host(int rank, int size);
 
+  /// `size` ranks that met without a launcher of ours, on hosts yet unknown; `served`: their store does not end with
+  /// rank 0.
+  static World joined(int rank, int size, bool served);
+
   /// The same job, now that the host of each launcher rank is known: `host_of[launcher rank]`, any distinct labels.
   /// Throws InvalidArgument unless there is one label for each rank.
   World with_hosts(const std::vector<std::string>& host_of) const;

@@ -9,6 +9,8 @@
 #include <cmath>
 #include <vector>
 
+#include "tesserae/base/error.h"
+
 namespace tesserae::optim {
 
 namespace {
@@ -17,26 +19,32 @@ namespace {
 // in double at once would first copy the whole gradient to double.
 constexpr int64_t kRow = 4096;
 
-at::Tensor sum_of_squares(const at::Tensor& flat) {
-  auto squares = [](const at::Tensor& norms) { return norms.to(at::kDouble).square_().sum(); };
+// The sum of |x|^p, a double scalar; for p = infinity the largest |x|.
+at::Tensor sum_of_powers(const at::Tensor& flat, double p) {
+  if (std::isinf(p)) return at::linalg_vector_norm(flat, p).to(at::kDouble);
+  auto powers = [p](const at::Tensor& norms) { return norms.to(at::kDouble).pow_(p).sum(); };
   const auto accumulate = flat.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const int64_t whole = flat.numel() / kRow * kRow;
-  const auto rest = at::linalg_vector_norm(flat.slice(0, whole), 2, {}, false, accumulate);
-  if (whole == 0) return squares(rest);
-  const auto rows = at::linalg_vector_norm(flat.slice(0, 0, whole).view({-1, kRow}), 2, 1, false, accumulate);
-  return squares(rows).add_(squares(rest));
+  const auto rest = at::linalg_vector_norm(flat.slice(0, whole), p, {}, false, accumulate);
+  if (whole == 0) return powers(rest);
+  const auto rows = at::linalg_vector_norm(flat.slice(0, 0, whole).view({-1, kRow}), p, 1, false, accumulate);
+  return powers(rows).add_(powers(rest));
 }
 
 }  // namespace
 
-double global_norm(const Target& target) {
+double global_norm(const Target& target, double p) {
+  if (!(p > 0)) throw InvalidArgument("global_norm", cat("a norm of order ", p, ": it must be above 0"));
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> sums;
+  std::vector<at::Tensor> parts;
   for (const auto& shard : *target.shards) {
-    if (shard.grad.defined() && shard.grad.numel() > 0) sums.push_back(sum_of_squares(shard.grad));
+    if (!shard.grad.defined() || shard.grad.numel() == 0) continue;
+    at::Tensor part = sum_of_powers(shard.grad, p);
+    parts.push_back(std::isinf(p) ? part : part.mul_(target.share(shard.index)));
   }
-  const double mine = sums.empty() ? 0.0 : at::stack(sums).sum().item<double>();
-  return std::sqrt(target.sum_over_chunks(mine));
+  if (std::isinf(p)) return target.max_over_chunks(parts.empty() ? 0.0 : at::stack(parts).max().item<double>());
+  const double mine = parts.empty() ? 0.0 : at::stack(parts).sum().item<double>();
+  return std::pow(target.sum_over_chunks(mine), 1 / p);
 }
 
 double clip_coefficient(double norm, double max_norm) {

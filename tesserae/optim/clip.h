@@ -4,9 +4,10 @@
 
 namespace tesserae::optim {
 
-/// The 2-norm of the whole model's gradient, as one process would see it. One all-reduce. 0 if there is no gradient.
-/// Not finite if a gradient is not, or if a run of 4,096 elements has a norm above 1.8e19.
-double global_norm(const Target& target);
+/// The norm of the whole model's gradient, as one process would see it: the 2-norm, or another p-norm with p > 0
+/// (infinity: the largest magnitude). One collective. 0 if there is no gradient. Not finite if a gradient is not, or if
+/// a run of 4,096 elements has a norm above 1.8e19. Throws InvalidArgument unless p > 0.
+double global_norm(const Target& target, double p = 2);
 
 /// How much gradients of that norm are scaled to have norm `max_norm` at most: 1 if the norm is not finite.
 double clip_coefficient(double norm, double max_norm);

@@ -1,19 +1,23 @@
 #include "tesserae/optim/target.h"
+#include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
 
 namespace tesserae::optim {
 
-Target target_of(shard::Sharded& sharded) {
+Target target_of(shard::Engine& engine) {
   Target target;
-  target.shards = &sharded.shards();
-  target.publish = [&sharded](int index) { sharded.publish(index); };
-  target.zero_grad = [&sharded] { sharded.zero_grad(); };
-  target.sum_over_chunks = [&sharded](double value) {
-    // The degrees are read at each call: they change when the model is resharded.
-    const int replicas = sharded.fabric().size() / sharded.options().strategy.degrees.optimizer;
-    return sharded.sum_over_ranks(value) / replicas;
-  };
+  target.shards = &engine.shards();
+  target.publish = [&engine](int index) { engine.publish(index); };
+  target.zero_grad = [&engine] { engine.zero_grad(); };
+  // Degrees are read at each call: they change when the model is resharded.
+  target.share = [&engine](int index) { return 1.0 / engine.replicas(index); };
+  target.sum_over_chunks = [&engine](double value) { return engine.sum_over_ranks(value); };
+  target.max_over_chunks = [&engine](double value) { return engine.max_over_ranks(value); };
   return target;
+}
+
+Target target_of(shard::Sharded& sharded) {
+  return target_of(sharded.engine());
 }
 
 }  // namespace tesserae::optim

@@ -6,8 +6,9 @@
 #include "tesserae/shard/shard.h"
 
 namespace tesserae::shard {
+class Engine;
 class Sharded;
-}
+}  // namespace tesserae::shard
 
 namespace tesserae::optim {
 
@@ -16,12 +17,17 @@ struct Target {
   std::vector<shard::Shard>* shards = nullptr;
   std::function<void(int index)> publish;  ///< called for each updated shard, in order, as soon as it has new values
   std::function<void()> zero_grad;         ///< forgets all gradients
-  /// Collective: adds up what each rank computed from its own chunks, counting chunks that have replicas once.
+  /// What this rank counts of its chunk in a sum over all ranks: one over the number of replicas.
+  std::function<double(int index)> share;
+  /// Collective: adds up what each rank computed from its own chunks, each counted by its share.
   std::function<double(double value)> sum_over_chunks;
+  /// Collective: the largest of what each rank computed from its own chunks.
+  std::function<double(double value)> max_over_chunks;
 };
 
-/// The target of a live model. `sharded` outlives it and is not moved.
+/// The target of a live model, which outlives it.
 Target target_of(shard::Sharded& sharded);
+Target target_of(shard::Engine& engine);
 
 /// The target of shards that one process holds alone: sums are its own, zero_grad undefines the gradients.
 Target target_of(std::vector<shard::Shard>& shards, std::function<void(int)> publish = {});

@@ -21,12 +21,11 @@ void allow_access(Impl& storage) {
   if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) storage.clear_data_ptr_access_error_msg_();
 }
 
-// Parameters on the meta device take part in set_data only once they claim to live on the device.
+}  // namespace
+
 void move_from_meta(const at::Tensor& parameter, c10::Device device) {
   if (parameter.is_meta()) parameter.unsafeGetTensorImpl()->_change_backend_component_keys(device);
 }
-
-}  // namespace
 
 ComputeStorage::ComputeStorage(const Flat& flat, c10::Device device, const std::vector<at::Tensor>& parameters)
     : storage_(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false),
@@ -35,7 +34,8 @@ ComputeStorage::ComputeStorage(const Flat& flat, c10::Device device, const std::
       sharded_message_(cat("[ComputeStorage] a parameter of unit \"", flat.unit(), "\" (",
                            flat.slots().front().names.front(),
                            ", ...) was read while it is sharded: it holds memory only during the unit's forward and "
-                           "backward. Use Sharded::visit_parameters to look at whole parameters")) {
+                           "backward. Look at whole parameters in Sharded::visit_parameters (Python: "
+                           "FSDP.summon_full_params)")) {
   storage_.unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(bytes_));
   const auto options = at::TensorOptions().dtype(flat.dtypes().compute).device(device);
   for (size_t i = 0; i < parameters.size(); ++i) {

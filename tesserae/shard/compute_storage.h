@@ -35,4 +35,8 @@ class ComputeStorage {
   bool attached_ = false;
 };
 
+/// Lets a tensor on the meta device take data on `device` by set_data: it then claims to live there. Does nothing to
+/// others.
+void move_from_meta(const at::Tensor& parameter, c10::Device device);
+
 }  // namespace tesserae::shard

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "tesserae/comm/fabric.h"
@@ -10,7 +11,8 @@
 
 namespace tesserae::shard {
 
-/// What the parts of one engine share. Made once at set-up; outlives them.
+/// What the flat buffers that were sharded together share; outlives them. The pool and the statistics are the engine's:
+/// an engine that adopts the units of another gives theirs its own.
 struct Context {
   Context(std::shared_ptr<comm::Fabric> fabric, const Options& options);
 
@@ -29,8 +31,13 @@ struct Context {
   comm::Group& optimizer_group;
   comm::Group& replica_group;
 
-  Pool pool;
-  Statistics statistics;
+  /// Takes the place of all three hops if set: gets a flat buffer of whole gradients and, unless every rank keeps all
+  /// of it (O = 1), a tensor for this rank's chunk; leaves the average there (O = 1: in the first). Called on the
+  /// reduce lane. Only for strategies with P = G = O, being 1 or the number of ranks.
+  std::function<void(const at::Tensor& whole, const at::Tensor& chunk)> reduce_hook;
+
+  std::shared_ptr<Pool> pool;
+  std::shared_ptr<Statistics> statistics;
 };
 
 /// Waits for `ticket` and adds what that took to `seconds`.

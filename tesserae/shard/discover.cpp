@@ -12,9 +12,7 @@
 namespace tesserae::shard {
 namespace {
 
-struct Found {
-  at::Tensor parameter;
-  std::vector<std::string> names;
+struct Found : NamedParameter {
   int owner;
 };
 
@@ -38,7 +36,7 @@ class Walk {
     if (!parameter.defined()) return;
     const auto [entry, fresh] = seen_.try_emplace(parameter.unsafeGetTensorImpl(), parameters.size());
     if (fresh) {
-      parameters.push_back({parameter, {name}, unit});
+      parameters.push_back({{{name}, parameter}, unit});
       return;
     }
     Found& found = parameters[entry->second];
@@ -57,6 +55,26 @@ class Walk {
 
 }  // namespace
 
+std::vector<FlatSpec> group_parameters(const std::vector<NamedParameter>& parameters) {
+  using Key = std::pair<bool, c10::ScalarType>;  // (frozen, dtype)
+  std::map<Key, std::vector<const NamedParameter*>> groups;
+  for (const auto& named : parameters) {
+    groups[{!named.parameter.requires_grad(), named.parameter.scalar_type()}].push_back(&named);
+  }
+  std::vector<FlatSpec> flats;
+  for (auto& [key, members] : groups) {
+    std::stable_partition(members.begin(), members.end(),
+                          [](const NamedParameter* named) { return named->parameter.dim() >= 2; });
+    FlatSpec flat{{}, {}, key.second, !key.first};
+    for (const NamedParameter* named : members) {
+      flat.slots.push_back({named->names, named->parameter.sizes().vec(), 0, 0});
+      flat.parameters.push_back(named->parameter);
+    }
+    flats.push_back(std::move(flat));
+  }
+  return flats;
+}
+
 std::vector<UnitSpec> discover_units(torch::nn::Module& root) {
   if (dynamic_cast<UnitBase*>(&root) == nullptr) {
     throw InvalidArgument("shard_model",
@@ -69,24 +87,9 @@ std::vector<UnitSpec> discover_units(torch::nn::Module& root) {
     throw InvalidArgument("shard_model", cat("the model ", root.name(), " has no parameters"));
   }
 
-  // Per unit: flats by (trainable first, dtype), slots with matrices before vectors (see Flat).
-  using Key = std::pair<bool, c10::ScalarType>;
-  std::vector<std::map<Key, std::vector<const Found*>>> grouped(walk.units.size());
-  for (const auto& found : walk.parameters) {
-    grouped[found.owner][{!found.parameter.requires_grad(), found.parameter.scalar_type()}].push_back(&found);
-  }
-  for (size_t unit = 0; unit < walk.units.size(); ++unit) {
-    for (auto& [key, members] : grouped[unit]) {
-      std::stable_partition(members.begin(), members.end(),
-                            [](const Found* found) { return found->parameter.dim() >= 2; });
-      FlatSpec flat{{}, {}, key.second, !key.first};
-      for (const Found* found : members) {
-        flat.slots.push_back({found->names, found->parameter.sizes().vec(), 0, 0});
-        flat.parameters.push_back(found->parameter);
-      }
-      walk.units[unit].flats.push_back(std::move(flat));
-    }
-  }
+  std::vector<std::vector<NamedParameter>> owned(walk.units.size());
+  for (const auto& found : walk.parameters) owned[found.owner].push_back(found);
+  for (size_t unit = 0; unit < walk.units.size(); ++unit) walk.units[unit].flats = group_parameters(owned[unit]);
   return std::move(walk.units);
 }
 

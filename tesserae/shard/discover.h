@@ -7,14 +7,13 @@
 #include <vector>
 
 #include "tesserae/shard/flat.h"
+#include "tesserae/shard/unit_handle.h"
 
 namespace torch::nn {
 class Module;
 }
 
 namespace tesserae::shard {
-
-class UnitBase;
 
 /// The parameters of one flat buffer to be, in the order of its slots.
 struct FlatSpec {
@@ -28,9 +27,18 @@ struct FlatSpec {
 struct UnitSpec {
   std::string name;  ///< path in the tree; "" for the root
   int parent = -1;
-  UnitBase* base = nullptr;
+  UnitHandle* handle = nullptr;
   std::vector<FlatSpec> flats;  ///< trainable ones first, then by dtype
 };
+
+/// A parameter with all of its names; the first is the one that counts.
+struct NamedParameter {
+  std::vector<std::string> names;
+  at::Tensor parameter;
+};
+
+/// Sorts a unit's parameters into flat buffers: one for each (requires_grad, dtype), in it matrices before vectors.
+std::vector<FlatSpec> group_parameters(const std::vector<NamedParameter>& parameters);
 
 /// Finds the units below (and including) `root` and who owns which parameter: the innermost unit around it. A parameter
 /// that several modules share (tied weights) is one slot, owned by the innermost unit that encloses all of its users.

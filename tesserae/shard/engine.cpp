@@ -1,11 +1,9 @@
 #include "tesserae/shard/engine.h"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/nn/module.h>
 
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
-#include "tesserae/shard/unit.h"
 
 namespace tesserae::shard {
 
@@ -13,56 +11,72 @@ namespace tesserae::shard {
 
 void Engine::before_forward(int unit) {
   const bool recomputing = in_backward();
-  if (unit == 0 && !recomputing) begin_step();
+  if (!recomputing) {
+    if (unit == 0) {
+      begin_step();
+    } else if (shows_parameters_ && !forward_open_) {
+      publish_unit(unit);  // called by itself, not by the root
+    }
+  }
   gather(unit, recomputing);
 }
 
 void Engine::begin_step() {
   if (backward_open_) abandon_step();
   if (forward_open_) release_all();  // a forward threw before its end
-  check_frozen();
+  if (!prepared_) prepare();
+  check_parameters();
+  if (shows_parameters_ && !accumulating()) {
+    for (int unit = 0; unit < unit_count(); ++unit) publish_unit(unit);
+  }
   forward_open_ = true;
   schedule_.restart();
 }
 
 void Engine::abandon_step() {
   log(LogLevel::warning, "a backward did not finish: all gradients are dropped, the next step starts clean");
-  context_.gather_lane.drain();
-  context_.reduce_lane.drain();
+  drain();
   reductions_.clear();
   for (auto& flat : flats_) {
     if (flat.gradient) flat.gradient->zero();
   }
   release_all();
-  backward_open_ = false;
+  close_backward();
 }
 
-void Engine::check_frozen() {
-  for (const auto& unit : units_) {
-    if (!unit.has_frozen) continue;
-    for (const int index : unit.flats) {
-      const FlatState& flat = flats_[index];
-      if (flat.gradient) continue;
-      for (size_t slot = 0; slot < flat.tensors.size(); ++slot) {
-        if (!flat.tensors[slot].requires_grad()) continue;
-        throw InvalidArgument("Engine",
-                              cat("parameter ", flat.flat->slots()[slot].names.front(),
-                                  " was frozen when the model was sharded and has requires_grad now: it has no "
-                                  "master and no gradient buffer. Unfreeze it before shard_model"));
-      }
+bool Engine::accumulating() const {
+  if (!boundary_) return true;
+  for (const auto& flat : flats_) {
+    if (flat.gradient && flat.gradient->pending()) return true;
+  }
+  return false;
+}
+
+void Engine::check_parameters() {
+  for (const auto& flat : flats_) {
+    if (flat.local) {
+      flat.local->take_values();
+      flat.local->show_requires_grad(flat.tensors);
+    }
+    if (flat.gradient) continue;
+    for (size_t slot = 0; slot < flat.tensors.size(); ++slot) {
+      if (!flat.tensors[slot].requires_grad()) continue;
+      throw InvalidArgument("Engine", cat("parameter ", flat.flat->slots()[slot].names.front(),
+                                          " was frozen when the model was sharded and has requires_grad now: it has no "
+                                          "master and no gradient buffer. Unfreeze it before the model is sharded"));
     }
   }
 }
 
 void Engine::gather(int unit, bool backward) {
-  if (!schedule_.use({unit, backward})) ++context_.statistics.departures;
+  if (!schedule_.use({unit, backward})) ++context().statistics->departures;
   for (const int index : units_[unit].flats) {
     FlatParameter& parameter = *flats_[index].parameter;
     if (parameter.readable()) {
       parameter.finish_gather();
       continue;
     }
-    if (parameter.holds_buffer()) ++context_.statistics.prefetch_hits;
+    if (parameter.holds_buffer()) ++context().statistics->prefetch_hits;
     parameter.start_gather();
   }
   look_ahead(backward);
@@ -70,7 +84,7 @@ void Engine::gather(int unit, bool backward) {
 }
 
 void Engine::look_ahead(bool backward) {
-  const int limit = context_.options.limit_all_gathers;
+  const int limit = context().options.limit_all_gathers;
   if (limit < 2) return;
   int gathered = 0;
   for (int unit = 1; unit < static_cast<int>(units_.size()); ++unit) gathered += holds_buffers(unit);
@@ -104,8 +118,8 @@ void Engine::after_forward(int unit) {
     }
   }
   // The last unit of a forward is the first of the backward: freeing it would only mean gathering it again.
-  const bool needed = training && schedule_.needs_soon(unit, context_.options.limit_all_gathers);
-  if (context_.options.strategy.free_after_forward && !needed) release(unit);
+  const bool needed = training && schedule_.needs_soon(unit, context().options.limit_all_gathers);
+  if (context(unit).options.strategy.free_after_forward && !needed) release(unit);
 }
 
 void Engine::release(int unit, bool frozen_only) {
@@ -116,21 +130,27 @@ void Engine::release(int unit, bool frozen_only) {
 }
 
 void Engine::release_all() {
-  for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) release(unit);
+  for (int unit = 0; unit < unit_count(); ++unit) release(unit);
+}
+
+void Engine::release_after_backward() {
+  for (int unit = 0; unit < unit_count(); ++unit) {
+    if (frees_after_backward(unit)) release(unit);
+  }
 }
 
 // 3. The begin of a unit's backward.
 
 at::Tensor Engine::on_input(int unit, const at::Tensor& input) {
   at::Tensor watched = input;
-  const auto& precision = context_.options.precision;
+  const auto& precision = context(unit).options.precision;
   if (precision.cast_inputs && precision.parameters && input.defined() && input.is_floating_point()) {
     watched = input.to(*precision.parameters);
   }
   if (units_[unit].has_frozen && watched.defined() && watched.requires_grad() && !watched.is_leaf()) {
     watched.register_hook([alive = std::weak_ptr<Engine*>(alive_), unit](const at::TensorBase&) {
       const auto engine = alive.lock();
-      if (engine && (*engine)->frees_after_backward()) (*engine)->release(unit, /*frozen_only=*/true);
+      if (engine && (*engine)->frees_after_backward(unit)) (*engine)->release(unit, /*frozen_only=*/true);
     });
   }
   return watched;
@@ -146,6 +166,7 @@ void Engine::on_output(int unit, const at::Tensor& output) {
 void Engine::before_backward(int unit) {
   open_backward();
   gather(unit, /*backward=*/true);
+  if (auto* handle = units_[static_cast<size_t>(unit)].handle) handle->begin_backward();
 }
 
 void Engine::open_backward() {
@@ -154,13 +175,21 @@ void Engine::open_backward() {
   for (auto& flat : flats_) {
     if (flat.gradient) flat.gradient->begin_backward();
   }
+  if (boundary_) take_gradients();
   at_end_of_backward([alive = std::weak_ptr<Engine*>(alive_)] {
     if (const auto engine = alive.lock()) (*engine)->end_backward();
   });
 }
 
-bool Engine::frees_after_backward() const {
-  const auto& strategy = context_.options.strategy;
+void Engine::close_backward() {
+  backward_open_ = false;
+  for (const auto& unit : units_) {
+    if (unit.handle != nullptr) unit.handle->end_backward();
+  }
+}
+
+bool Engine::frees_after_backward(int unit) const {
+  const auto& strategy = context(unit).options.strategy;
   return strategy.free_after_backward && (boundary_ || strategy.free_after_forward);
 }
 
@@ -169,15 +198,19 @@ bool Engine::frees_after_backward() const {
 void Engine::on_gradient(int index, int slot, const at::Tensor& gradient) {
   open_backward();
   FlatState& flat = flats_[index];
-  if (flat.gradient->needs_buffer()) limit_reductions(context_.options.limit_reductions - 1);
+  if (flat.gradient->needs_buffer()) limit_reductions(context().options.limit_reductions - 1);
   flat.gradient->add(slot, gradient);
   if (!flat.gradient->complete()) return;
-  if (boundary_ || context_.options.accumulation == Accumulation::two_hop) {
+  if (reduces_now()) {
     reduce(flat);
   } else {
     flat.gradient->begin_backward();
   }
-  if (frees_after_backward()) flat.parameter->release();
+  if (frees_after_backward(flat.unit)) flat.parameter->release();
+}
+
+bool Engine::reduces_now() const {
+  return boundary_ || context().options.accumulation == Accumulation::two_hop;
 }
 
 void Engine::reduce(FlatState& flat) {
@@ -199,69 +232,24 @@ void Engine::limit_reductions(int most) {
 // 5. The end of a backward.
 
 void Engine::end_backward() {
-  if (boundary_ || context_.options.accumulation == Accumulation::two_hop) {
+  if (reduces_now()) {
     for (auto& flat : flats_) {
       if (!flat.gradient) continue;
       const bool left = boundary_ ? flat.gradient->pending() : !flat.gradient->needs_buffer();
       if (left) {
-        limit_reductions(context_.options.limit_reductions - 1);
+        limit_reductions(context().options.limit_reductions - 1);
         reduce(flat);
       }
     }
   }
   limit_reductions(0);
-  if (frees_after_backward()) release_all();
-  if (boundary_) ++context_.statistics.steps;
+  release_after_backward();
+  if (boundary_) {
+    ++context().statistics->steps;
+    show_gradients();
+  }
   schedule_.finish();
-  backward_open_ = false;
-}
-
-// Between steps.
-
-void Engine::publish(int shard) {
-  for (auto& flat : flats_) {
-    if (flat.shard == shard) flat.parameter->publish();
-  }
-}
-
-void Engine::zero_grad() {
-  for (auto& flat : flats_) {
-    if (flat.gradient) flat.gradient->zero();
-  }
-}
-
-void Engine::visit_parameters(const std::function<void(const std::string&, at::Tensor)>& visit, bool writeback) {
-  const at::NoGradGuard no_grad;
-  for (auto& flat : flats_) {
-    const at::Tensor whole = flat.parameter->gather_masters();
-    ++context_.statistics.allocations;
-    for (const Slot& slot : flat.flat->slots()) {
-      const at::Tensor parameter = whole.narrow(0, slot.begin, slot.elements).view(slot.shape);
-      for (const auto& name : slot.names) visit(name, parameter);
-    }
-    if (!writeback) continue;
-    flat.parameter->scatter_masters(whole);
-    flat.parameter->publish();
-  }
-}
-
-int64_t Engine::parameter_count() const {
-  int64_t count = 0;
-  for (const auto& flat : flats_) count += flat.flat->parameter_elements();
-  return count;
-}
-
-Statistics Engine::statistics() const {
-  Statistics now = context_.statistics;
-  now.pool_reserved_bytes = context_.pool.reserved_bytes();
-  now.pool_misses = context_.pool.misses();
-  now.allocations += now.pool_misses;
-  for (const auto& flat : flats_) {
-    now.state_bytes += flat.parameter->state_bytes();
-    if (flat.gradient) now.state_bytes += flat.gradient->state_bytes();
-  }
-  for (const auto& shard : shards_) now.state_bytes += shard.master.numel() * shard.master.element_size();
-  return now;
+  close_backward();
 }
 
 }  // namespace tesserae::shard

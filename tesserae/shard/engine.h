@@ -12,12 +12,9 @@
 #include "tesserae/shard/flat_gradient.h"
 #include "tesserae/shard/flat_parameter.h"
 #include "tesserae/shard/gradient_hooks.h"
+#include "tesserae/shard/local_parameters.h"
 #include "tesserae/shard/schedule.h"
 #include "tesserae/shard/shard.h"
-
-namespace torch::nn {
-class Module;
-}
 
 namespace tesserae::shard {
 
@@ -46,12 +43,27 @@ namespace tesserae::shard {
 /// Frozen parameters have no gradients and are freed when the gradient of the unit's inputs is there, or in step 5.
 /// Making one trainable after sharding is an error at the next forward; making a trainable one frozen lets its gradient
 /// count as zero.
-class Engine {
+///
+/// Engines can be joined: one that is made for an inner part of a model first (FSDP's nested constructors) is adopted
+/// by the one around it later. Each unit keeps the options, and so the groups, that it was made with; the pool is the
+/// root's and reserved at the first step.
+class Engine : public std::enable_shared_from_this<Engine> {
  public:
-  Engine(std::shared_ptr<torch::nn::Module> model, std::shared_ptr<comm::Fabric> fabric, Options options);
+  /// `units`: units[0] is the root. Their handles outlive the engine or call forget(). `owner` is kept alive. Makes
+  /// groups and, with sync_module_states, broadcasts; otherwise no collective.
+  Engine(std::vector<UnitSpec> units, std::shared_ptr<comm::Fabric> fabric, Options options,
+         std::shared_ptr<void> owner = {});
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+
+  /// Takes over the units of `inner`, which is empty afterwards; `name`: where its root lies in this one's. Throws
+  /// InvalidArgument if either has run a step already.
+  void adopt(Engine& inner, const std::string& name);
+  /// The handle of that unit is about to go.
+  void forget(int unit) { units_[static_cast<size_t>(unit)].handle = nullptr; }
+  /// Reserves the pool, so that peak memory is known; otherwise the first step does.
+  void prepare();
 
   // The events of a unit, by index in units(). Called on the thread that computes.
   void before_forward(int unit);
@@ -66,53 +78,95 @@ class Engine {
   std::vector<Shard>& shards() { return shards_; }
   void publish(int shard);
   void zero_grad();
+  /// Forgets what was accumulated and not reduced yet; final gradients stay.
+  void discard_accumulated();
   void visit_parameters(const std::function<void(const std::string&, at::Tensor)>& visit, bool writeback);
 
-  const std::vector<std::string>& units() const { return names_; }
+  /// The user's tensors show the shards of a unit from now on: one list for each of its flat buffers, as
+  /// LocalParameters takes them. Then every forward of the root outside an accumulation publishes all shards first,
+  /// since nobody tells when an optimizer has changed them.
+  void show_parameters(int unit, const std::vector<std::vector<at::Tensor>>& parameters);
+
+  /// What the user did to `.grad` since, and the reverse; see LocalParameters.
+  void take_gradients();
+  void show_gradients();
+
+  /// One flat buffer of a unit; gradient and local are null if there are none.
+  struct FlatView {
+    const Flat& flat;
+    FlatParameter& parameter;
+    FlatGradient* gradient;
+    LocalParameters* local;
+    Shard* shard;
+  };
+  int flats_of(int unit) const { return static_cast<int>(units_[static_cast<size_t>(unit)].flats.size()); }
+  FlatView flat_of(int unit, int index);
+
+  // Over all ranks of the job, on the control lane.
+  double sum_over_ranks(double value);
+  double max_over_ranks(double value);
+  /// How many ranks hold the same chunk as this one of that shard.
+  int replicas(int shard) const;
+
+  /// Strategies, units, parameters: what ranks must agree on, as lines.
+  std::string describe() const;
+  std::string unit_name(int unit) const { return units_[static_cast<size_t>(unit)].name; }
+  int unit_count() const { return static_cast<int>(units_.size()); }
   int64_t parameter_count() const;
   Statistics statistics() const;
-  Context& context() { return context_; }
+  /// That of the root, or of another unit.
+  Context& context(int unit = 0) { return *units_[static_cast<size_t>(unit)].context; }
+  const Context& context(int unit = 0) const { return *units_[static_cast<size_t>(unit)].context; }
 
  private:
   struct UnitState {
-    UnitBase* base = nullptr;
+    std::string name;
+    UnitHandle* handle = nullptr;
+    std::shared_ptr<Context> context;
     std::vector<int> flats;  // indices in flats_
     bool has_frozen = false;
   };
   struct FlatState {
+    int unit = 0;
     std::unique_ptr<Flat> flat;
     std::vector<at::Tensor> tensors;  // the module's parameters, by slot
     std::unique_ptr<FlatParameter> parameter;
     std::unique_ptr<FlatGradient> gradient;  // null if frozen
     std::unique_ptr<GradientHooks> hooks;    // null if frozen
+    std::unique_ptr<LocalParameters> local;  // null unless show_parameters was called
     int shard = -1;
   };
 
-  void build(const std::vector<UnitSpec>& specs);
+  void build(const std::vector<UnitSpec>& specs, const std::shared_ptr<Context>& context);
   void build_flat(int unit, const FlatSpec& spec);
+  void connect_gradients(int flat);
   void reserve_pool();
 
   void begin_step();
+  void publish_unit(int unit);
+  bool accumulating() const;
+  void drain();
   void abandon_step();
-  void check_frozen();
+  void check_parameters();
   void before_backward(int unit);
   void open_backward();
   void on_gradient(int flat, int slot, const at::Tensor& gradient);
   void end_backward();
+  void close_backward();
 
   void gather(int unit, bool backward);
   void look_ahead(bool backward);
   bool holds_buffers(int unit) const;
   void release(int unit, bool frozen_only = false);
   void release_all();
-  bool frees_after_backward() const;
+  void release_after_backward();
+  bool reduces_now() const;
+  bool frees_after_backward(int unit) const;
 
   void reduce(FlatState& flat);
   void limit_reductions(int most);
 
-  std::shared_ptr<torch::nn::Module> model_;
-  Context context_;
-  std::vector<std::string> names_;
+  std::shared_ptr<void> owner_;
   std::vector<UnitState> units_;
   std::vector<FlatState> flats_;
   std::vector<Shard> shards_;
@@ -121,6 +175,8 @@ class Engine {
   std::deque<FlatGradient*> reductions_;  // in flight, oldest first
   std::shared_ptr<Engine*> alive_;        // hooks in a graph that outlives the engine find it empty
 
+  bool shows_parameters_ = false;
+  bool prepared_ = false;
   bool boundary_ = true;
   bool forward_open_ = false;
   bool backward_open_ = false;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tesserae/base/checked.h"
+#include "tesserae/base/error.h"
 
 namespace tesserae::shard {
 namespace {
@@ -32,6 +33,14 @@ Flat::Flat(std::string unit, std::vector<Slot> parameters, Dtypes dtypes, bool t
   }
   chunk_ = layout_.chunk_elements(elements_, chunk_alignment);
   if (total() > elements_) gaps_.push_back({elements_, total()});
+}
+
+void Flat::rename(const std::string& prefix) {
+  if (prefix.empty()) return;
+  unit_ = unit_ == "root" ? prefix : cat(prefix, ".", unit_);
+  for (auto& slot : slots_) {
+    for (auto& name : slot.names) name = cat(prefix, ".", name);
+  }
 }
 
 std::vector<Slice> Flat::slices(const mesh::Range& range) const {

@@ -42,6 +42,8 @@ class Flat {
        int rank);
 
   const std::string& unit() const { return unit_; }
+  /// The unit has become part of a larger model: puts `prefix` and a dot before all names.
+  void rename(const std::string& prefix);
   const std::vector<Slot>& slots() const { return slots_; }
   const Dtypes& dtypes() const { return dtypes_; }
   bool trainable() const { return trainable_; }

@@ -1,6 +1,7 @@
 #include "tesserae/shard/flat_gradient.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
 
@@ -21,7 +22,7 @@ double fp16_prescale(int ranks) {
 FlatGradient::FlatGradient(Context& context, const Flat& flat, Shard& shard)
     : context_(context),
       flat_(flat),
-      shard_(shard),
+      shard_(&shard),
       prescale_(flat.dtypes().reduce == at::kHalf ? fp16_prescale(flat.layout().ranks()) : 1),
       average_(at::scalar_tensor(1.0 / (flat.layout().ranks() * prescale_), at::kDouble)),
       filled_(flat.slots().size(), false),
@@ -34,12 +35,12 @@ void FlatGradient::begin_backward() {
 }
 
 void FlatGradient::take_buffer() {
-  buffer_ = context_.pool.acquire(buffer_bytes());
+  buffer_ = context_.pool->acquire(buffer_bytes());
   if (buffer_ == viewed_) return;
   viewed_ = buffer_;
   auto views = std::make_shared<Views>();
   const auto range = flat_.gradient_range(), chunk = flat_.chunk_range();
-  views->whole = context_.pool.view(buffer_, flat_.total(), flat_.dtypes().reduce);
+  views->whole = context_.pool->view(buffer_, flat_.total(), flat_.dtypes().reduce);
   views->piece = views->whole.narrow(0, range.begin, range.size());
   views->chunk = views->whole.narrow(0, chunk.begin, chunk.size());
   for (const auto& slot : flat_.slots()) {
@@ -81,60 +82,88 @@ void FlatGradient::reduce(bool boundary) {
   const bool add_piece = piece_pending_;
   if (!boundary && !piece_.defined()) {
     piece_ = at::empty({flat_.gradient_piece()}, views_->whole.options());
-    ++context_.statistics.allocations;
+    ++context_.statistics->allocations;
   }
-  if (boundary && !grad_.defined()) {
-    grad_ = at::empty({flat_.chunk()}, views_->whole.options().dtype(flat_.dtypes().master));
-    ++context_.statistics.allocations;
-  }
-  const bool add_grad = shard_.grad.defined();
-  const comm::Label label{flat_.unit(), context_.statistics.steps};
+  if (boundary) memory();
+  const bool add_grad = shard_->grad.defined();
+  const comm::Label label{flat_.unit(), context_.statistics->steps};
 
   ticket_ = context_.reduce_lane.submit([this, fresh, boundary, add_piece, add_grad, label, views = views_] {
-    if (fresh) context_.gradient_group.reduce_scatter(views->whole, label);
+    if (fresh && !context_.reduce_hook) context_.gradient_group.reduce_scatter(views->whole, label);
     if (!boundary) {
       add_piece ? piece_.add_(views->piece) : piece_.copy_(views->piece);
+      return;
+    }
+    if (context_.reduce_hook) {
+      deliver(run_reduce_hook(*views), add_grad, /*divided=*/true);
       return;
     }
     if (!fresh) views->piece.copy_(piece_);
     if (fresh && add_piece) views->piece.add_(piece_);
     context_.optimizer_group.reduce_scatter(views->piece, label);
     context_.replica_group.all_reduce(views->chunk, label);
-    if (add_grad) {
-      grad_.add_(views->chunk, average_.item<double>());
-    } else if (grad_.scalar_type() == views->chunk.scalar_type()) {
-      at::mul_out(grad_, views->chunk, average_);
-    } else {
-      grad_.copy_(views->chunk).mul_(average_);
-    }
+    deliver(views->chunk, add_grad, /*divided=*/false);
   });
 
-  ++context_.statistics.reductions;
+  ++context_.statistics->reductions;
   in_flight_ = buffer_;
   buffer_ = -1;
   std::fill(filled_.begin(), filled_.end(), false);
   begin_backward();
   piece_pending_ = !boundary;
-  if (boundary) shard_.grad = grad_;
+  if (boundary) shard_->grad = grad_;
+}
+
+const at::Tensor& FlatGradient::memory() {
+  if (!grad_.defined()) {
+    const c10::Device device = context_.options.offload ? c10::Device(c10::kCPU) : context_.device;
+    grad_ = at::empty({flat_.chunk()}, at::TensorOptions().dtype(flat_.dtypes().master).device(device));
+    ++context_.statistics->allocations;
+  }
+  return grad_;
+}
+
+// The hook sums and averages by itself, from the gradients as they are.
+at::Tensor FlatGradient::run_reduce_hook(const Views& views) {
+  if (prescale_ != 1) views.whole.div_(prescale_);
+  if (flat_.layout().degrees().optimizer == 1) {
+    context_.reduce_hook(views.whole, at::Tensor());
+    return views.whole;
+  }
+  at::Tensor chunk = at::empty_like(views.chunk);
+  context_.reduce_hook(views.whole, chunk);
+  return chunk;
+}
+
+// `chunk`: summed over all ranks; `divided`: averaged already.
+void FlatGradient::deliver(const at::Tensor& chunk, bool add, bool divided) {
+  if (add) {
+    grad_.add_(chunk.to(grad_.device()), divided ? 1.0 : average_.item<double>());
+  } else if (!divided && grad_.scalar_type() == chunk.scalar_type() && grad_.device() == chunk.device()) {
+    at::mul_out(grad_, chunk, average_);
+  } else {
+    grad_.copy_(chunk);
+    if (!divided) grad_.mul_(average_);
+  }
 }
 
 void FlatGradient::finish() {
   if (in_flight_ < 0) return;
-  wait_and_count(ticket_, context_.statistics.exposed_reduce);
+  wait_and_count(ticket_, context_.statistics->exposed_reduce);
   ticket_ = {};
-  context_.pool.release(in_flight_);
+  context_.pool->release(in_flight_);
   in_flight_ = -1;
 }
 
 void FlatGradient::discard() {
   if (in_flight_ >= 0) {
     context_.reduce_lane.drain();
-    context_.pool.release(in_flight_);
+    context_.pool->release(in_flight_);
     in_flight_ = -1;
     ticket_ = {};
   }
   if (buffer_ >= 0) {
-    context_.pool.release(buffer_);
+    context_.pool->release(buffer_);
     buffer_ = -1;
   }
   std::fill(filled_.begin(), filled_.end(), false);
@@ -144,7 +173,7 @@ void FlatGradient::discard() {
 
 void FlatGradient::zero() {
   discard();
-  shard_.grad = at::Tensor();
+  shard_->grad = at::Tensor();
 }
 
 int64_t FlatGradient::state_bytes() const {

@@ -31,6 +31,9 @@ class FlatGradient {
  public:
   FlatGradient(Context& context, const Flat& flat, Shard& shard);
 
+  /// The shard has moved in memory. Not while a reduction is in flight.
+  void bind(Shard& shard) { shard_ = &shard; }
+
   void begin_backward();
   /// True if no buffer is held yet: add() is about to take one from the pool.
   bool needs_buffer() const { return buffer_ < 0; }
@@ -49,23 +52,13 @@ class FlatGradient {
   /// discard(), and Shard::grad becomes undefined; its memory is kept for the next backward.
   void zero();
 
+  /// The memory of Shard::grad ([chunk], master dtype), made at its first use; undefined content.
+  const at::Tensor& memory();
+
   int64_t buffer_bytes() const { return flat_.total() * static_cast<int64_t>(c10::elementSize(flat_.dtypes().reduce)); }
   int64_t state_bytes() const;
 
  private:
-  void take_buffer();
-  void zero_missing();
-
-  Context& context_;
-  const Flat& flat_;
-  Shard& shard_;
-  double prescale_ = 1;  // applied to each gradient before summing (fp16 only), taken back in the average
-  at::Tensor average_;   // one over (ranks * prescale), a scalar on the host
-  at::Tensor grad_;      // memory of Shard::grad
-  at::Tensor piece_;     // kept gradient piece, two_hop only
-  bool piece_pending_ = false;
-
-  Pool::Buffer buffer_ = -1;  // the whole buffer being filled
   // Views of a buffer, made once per buffer since addresses are stable.
   struct Views {
     at::Tensor whole;
@@ -74,6 +67,22 @@ class FlatGradient {
     std::vector<at::Tensor> slots;
     std::vector<at::Tensor> gaps;
   };
+
+  void take_buffer();
+  void zero_missing();
+  at::Tensor run_reduce_hook(const Views& views);
+  void deliver(const at::Tensor& chunk, bool add, bool divided);
+
+  Context& context_;
+  const Flat& flat_;
+  Shard* shard_;
+  double prescale_ = 1;  // applied to each gradient before summing (fp16 only), taken back in the average
+  at::Tensor average_;   // one over (ranks * prescale), a scalar on the host
+  at::Tensor grad_;      // memory of Shard::grad
+  at::Tensor piece_;     // kept gradient piece, two_hop only
+  bool piece_pending_ = false;
+
+  Pool::Buffer buffer_ = -1;  // the whole buffer being filled
   Pool::Buffer viewed_ = -1;
   std::shared_ptr<const Views> views_;
   std::vector<bool> filled_;  // by slot: the buffer holds a gradient

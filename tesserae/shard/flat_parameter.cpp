@@ -42,29 +42,29 @@ int64_t FlatParameter::state_bytes() const {
 void FlatParameter::start_gather() {
   if (resident_ || shown_version_ == version_) return;
   if (buffer_ < 0) {
-    buffer_ = context_.pool.acquire(buffer_bytes());
+    buffer_ = context_.pool->acquire(buffer_bytes());
     if (buffer_ != viewed_) {
       viewed_ = buffer_;
-      whole_ = context_.pool.view(buffer_, flat_.total(), flat_.dtypes().compute);
+      whole_ = context_.pool->view(buffer_, flat_.total(), flat_.dtypes().compute);
       own_ = narrow(whole_, flat_.parameter_range());
     }
   }
   shown_version_ = version_;
-  ++context_.statistics.gathers;
+  ++context_.statistics->gathers;
   gather_ = context_.gather_lane.submit([this] {
     // Writing the own piece into its place also casts it when the master takes the piece's place.
     own_.copy_(piece_.defined() ? piece_ : master_);
-    context_.parameter_group.all_gather(whole_, {flat_.unit(), context_.statistics.steps});
+    context_.parameter_group.all_gather(whole_, {flat_.unit(), context_.statistics->steps});
   });
 }
 
 void FlatParameter::finish_gather() {
   if (resident_) {
-    wait_and_count(refresh_, context_.statistics.exposed_gather);
+    wait_and_count(refresh_, context_.statistics->exposed_gather);
     refresh_ = {};
     return;
   }
-  wait_and_count(gather_, context_.statistics.exposed_gather);
+  wait_and_count(gather_, context_.statistics->exposed_gather);
   if (!storage_.attached()) storage_.attach(whole_);
 }
 
@@ -73,7 +73,7 @@ void FlatParameter::release() {
   gather_.wait();
   gather_ = {};
   storage_.detach();
-  context_.pool.release(buffer_);
+  context_.pool->release(buffer_);
   buffer_ = -1;
   shown_version_ = -1;
 }
@@ -85,33 +85,24 @@ void FlatParameter::publish() {
     const auto chunk = flat_.chunk_range();
     const int64_t begin = chunk.begin - flat_.parameter_range().begin;
     narrow(piece_, {begin, begin + chunk.size()}).copy_(master_);
-    context_.refresh_group.all_gather(piece_, {flat_.unit(), context_.statistics.steps});
+    context_.refresh_group.all_gather(piece_, {flat_.unit(), context_.statistics->steps});
   });
 }
 
-at::Tensor FlatParameter::gather_masters() {
-  const bool frozen = !master_.defined();
-  at::Tensor whole = at::empty({flat_.total()}, (frozen ? piece_ : master_).options());
+at::Tensor FlatParameter::gather(const at::Tensor& part) {
+  at::Tensor whole = at::empty({flat_.total()}, part.options().device(context_.device));
   const auto task = [&] {
-    const at::Tensor piece = narrow(whole, flat_.parameter_range());
-    if (frozen) {
-      piece.copy_(piece_);
-    } else {
-      narrow(whole, flat_.chunk_range()).copy_(master_);
-      context_.refresh_group.all_gather(piece, {flat_.unit(), context_.statistics.steps});
-    }
-    context_.parameter_group.all_gather(whole, {flat_.unit(), context_.statistics.steps});
+    const comm::Label label{flat_.unit(), context_.statistics->steps};
+    narrow(whole, part_range()).copy_(part);
+    if (master_.defined()) context_.refresh_group.all_gather(narrow(whole, flat_.parameter_range()), label);
+    context_.parameter_group.all_gather(whole, label);
   };
   context_.gather_lane.submit(task).wait();
   return whole;
 }
 
-void FlatParameter::scatter_masters(const at::Tensor& whole) {
-  if (master_.defined()) {
-    master_.copy_(narrow(whole, flat_.chunk_range()));
-  } else {
-    piece_.copy_(narrow(whole, flat_.parameter_range()));
-  }
+void FlatParameter::scatter(const at::Tensor& whole) {
+  part().copy_(narrow(whole, part_range()));
 }
 
 }  // namespace tesserae::shard

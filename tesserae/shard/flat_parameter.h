@@ -41,10 +41,15 @@ class FlatParameter {
   /// The master changed: raises the version and refreshes the piece from the owners of its chunks (O to P).
   void publish();
 
-  /// The whole buffer in the master dtype (frozen: the compute dtype), gathered from the owners. Collective; waits.
-  at::Tensor gather_masters();
-  /// Takes this rank's part of such a buffer as the new master (frozen: as the new piece). Then publish().
-  void scatter_masters(const at::Tensor& whole);
+  /// This rank's part of the values that count between steps: the master chunk (frozen: the parameter piece), and where
+  /// it lies in the flat buffer.
+  const at::Tensor& part() const { return master_.defined() ? master_ : piece_; }
+  mesh::Range part_range() const { return master_.defined() ? flat_.chunk_range() : flat_.parameter_range(); }
+
+  /// [flat.total()]: what the ranks hold as their parts (of part()'s size, any dtype), gathered. Collective; waits.
+  at::Tensor gather(const at::Tensor& part);
+  /// Takes this rank's part of such a buffer as its new values. Then publish().
+  void scatter(const at::Tensor& whole);
 
   const Flat& flat() const { return flat_; }
   int64_t buffer_bytes() const;  ///< what start_gather() asks of the pool; 0 if it never does

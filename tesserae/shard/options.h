@@ -49,6 +49,10 @@ struct Options {
   /// At most so many units' gradients are being reduced at once (>= 1).
   int limit_reductions = 2;
 
+  /// Masters and final gradients, and with them the optimizer's state, live on the host; gathered parameters and
+  /// reductions stay on the device. Does nothing where the device is the CPU.
+  bool offload = false;
+
   /// Parameters take rank 0's values, so that ranks may be built with different random numbers.
   bool sync_module_states = false;
 

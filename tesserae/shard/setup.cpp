@@ -1,6 +1,6 @@
 // Building an engine: who owns what, initial values, buffers, hooks.
 //
-//  1. Find units and parameters; all ranks compare what they found.
+//  1. Units and parameters have been found, and the ranks have compared what they found (shard_model).
 //  2. Per flat buffer: cut this rank's chunk (master) and parameter piece out of the initial values, one parameter at a
 //  time,
 //     so that no rank ever holds more than its own part and one parameter.
@@ -10,14 +10,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tesserae/base/error.h"
-#include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
-#include "tesserae/shard/unit.h"
 
 namespace tesserae::shard {
 namespace {
@@ -61,77 +59,93 @@ at::Tensor initial_values(Context& context, const Slot& slot, const at::Tensor& 
 
 }  // namespace
 
-Engine::Engine(std::shared_ptr<torch::nn::Module> model, std::shared_ptr<comm::Fabric> fabric, Options options)
-    : model_(std::move(model)), context_(std::move(fabric), options), alive_(std::make_shared<Engine*>(this)) {
+Engine::Engine(std::vector<UnitSpec> specs, std::shared_ptr<comm::Fabric> fabric, Options options,
+               std::shared_ptr<void> owner)
+    : owner_(std::move(owner)), alive_(std::make_shared<Engine*>(this)) {
   if (options.limit_all_gathers < 1 || options.limit_reductions < 1) {
     throw InvalidArgument("shard_model",
                           cat("limit_all_gathers (", options.limit_all_gathers, ") and limit_reductions (",
                               options.limit_reductions, ") must be at least 1"));
   }
-  const auto specs = discover_units(*model_);
   for (const auto& spec : specs) {
-    if (spec.base->engine_ != nullptr) {
+    if (spec.handle->attached()) {
       throw InvalidArgument("shard_model", cat("unit \"", spec.name, "\" belongs to a sharded model already"));
     }
   }
-  require_agreement(*context_.fabric, cat(to_string(options.strategy.degrees), "\n", describe(specs)));
-  build(specs);
-  reserve_pool();
+  build(specs, std::make_shared<Context>(std::move(fabric), options));
 }
 
 Engine::~Engine() {
   alive_.reset();
-  context_.gather_lane.drain();
-  context_.reduce_lane.drain();
-  for (auto& unit : units_) unit.base->engine_ = nullptr;
+  drain();
+  for (auto& unit : units_) {
+    if (unit.handle != nullptr) unit.handle->attach(nullptr, -1);
+  }
 }
 
-void Engine::build(const std::vector<UnitSpec>& specs) {
-  const at::NoGradGuard no_grad;
-  units_.resize(specs.size());
-  for (size_t i = 0; i < specs.size(); ++i) {
-    names_.push_back(specs[i].name.empty() ? "root" : specs[i].name);
-    units_[i].base = specs[i].base;
-    for (const auto& flat : specs[i].flats) build_flat(static_cast<int>(i), flat);
+void Engine::drain() {
+  for (auto& unit : units_) {
+    unit.context->gather_lane.drain();
+    unit.context->reduce_lane.drain();
   }
-  for (size_t i = 0; i < units_.size(); ++i) {
-    units_[i].base->engine_ = this;
-    units_[i].base->unit_ = static_cast<int>(i);
+}
+
+void Engine::build(const std::vector<UnitSpec>& specs, const std::shared_ptr<Context>& context) {
+  const at::NoGradGuard no_grad;
+  for (const auto& spec : specs) {
+    const int unit = unit_count();
+    units_.push_back({spec.name.empty() ? "root" : spec.name, spec.handle, context, {}});
+    for (const auto& flat : spec.flats) build_flat(unit, flat);
+    spec.handle->attach(this, unit);
   }
   // Shards are complete and keep their addresses from here on.
-  for (size_t i = 0; i < flats_.size(); ++i) {
-    FlatState& state = flats_[i];
-    if (!state.flat->trainable()) continue;
-    state.gradient = std::make_unique<FlatGradient>(context_, *state.flat, shards_[state.shard]);
-    state.hooks = std::make_unique<GradientHooks>(state.tensors, [this, i](int slot, const at::Tensor& gradient) {
-      on_gradient(static_cast<int>(i), slot, gradient);
-    });
+  for (size_t i = 0; i < flats_.size(); ++i) connect_gradients(static_cast<int>(i));
+}
+
+void Engine::connect_gradients(int index) {
+  FlatState& state = flats_[static_cast<size_t>(index)];
+  if (!state.flat->trainable()) return;
+  Shard& shard = shards_[static_cast<size_t>(state.shard)];
+  if (state.gradient) {
+    state.gradient->bind(shard);
+  } else {
+    state.gradient =
+        std::make_unique<FlatGradient>(*units_[static_cast<size_t>(state.unit)].context, *state.flat, shard);
   }
+  if (state.hooks) return;
+  state.hooks = std::make_unique<GradientHooks>(
+      state.tensors, [this, index](int slot, const at::Tensor& gradient) { on_gradient(index, slot, gradient); });
 }
 
 void Engine::build_flat(int unit, const FlatSpec& spec) {
-  const auto dtypes = dtypes_of(spec, context_.options.precision);
+  Context& context = this->context(unit);
+  const auto dtypes = dtypes_of(spec, context.options.precision);
   FlatState state;
-  state.flat = std::make_unique<Flat>(names_[unit], spec.slots, dtypes, spec.trainable, context_.layout,
-                                      context_.fabric->rank());
+  state.unit = unit;
+  state.flat = std::make_unique<Flat>(unit_name(unit), spec.slots, dtypes, spec.trainable, context.layout,
+                                      context.fabric->rank());
   state.tensors = spec.parameters;
   const Flat& flat = *state.flat;
 
   // Padding must be finite: it travels with the rest.
-  const auto memory = [&](int64_t elements, c10::ScalarType dtype) {
-    ++context_.statistics.allocations;
-    return at::zeros({elements}, at::TensorOptions().dtype(dtype).device(context_.device));
+  const auto memory = [&](int64_t elements, c10::ScalarType dtype, bool host) {
+    ++context.statistics->allocations;
+    const c10::Device device = host ? c10::Device(c10::kCPU) : context.device;
+    return at::zeros({elements}, at::TensorOptions().dtype(dtype).device(device));
   };
+  const bool offload = context.options.offload;
   at::Tensor master, piece;
-  if (flat.trainable()) master = memory(flat.chunk(), dtypes.master);
+  if (flat.trainable()) master = memory(flat.chunk(), dtypes.master, offload);
   if (!flat.master_is_piece()) {
-    piece = memory(flat.parameter_piece(), dtypes.compute);
-  } else if (dtypes.master == dtypes.compute) {
+    // A frozen piece that is gathered before each use may wait on the host, one that is used in place may not.
+    const bool waits = !flat.trainable() && flat.layout().degrees().parameters > 1;
+    piece = memory(flat.parameter_piece(), dtypes.compute, offload && waits);
+  } else if (dtypes.master == dtypes.compute && master.device() == context.device) {
     piece = master;
   }
   for (size_t i = 0; i < spec.parameters.size(); ++i) {
     const Slot& slot = flat.slots()[i];
-    const at::Tensor values = initial_values(context_, slot, spec.parameters[i], dtypes.master);
+    const at::Tensor values = initial_values(context, slot, spec.parameters[i], dtypes.master);
     if (master.defined()) copy_part(slot, values, flat.chunk_range(), master);
     if (piece.defined() && !flat.master_is_piece()) copy_part(slot, values, flat.parameter_range(), piece);
   }
@@ -140,18 +154,71 @@ void Engine::build_flat(int unit, const FlatSpec& spec) {
     state.shard = static_cast<int>(shards_.size());
     shards_.push_back({state.shard, master, {}, flat.slices(flat.chunk_range())});
   } else {
-    units_[unit].has_frozen = true;
+    units_[static_cast<size_t>(unit)].has_frozen = true;
   }
-  state.parameter = std::make_unique<FlatParameter>(context_, flat, spec.parameters, master, piece);
-  units_[unit].flats.push_back(static_cast<int>(flats_.size()));
+  state.parameter = std::make_unique<FlatParameter>(context, flat, spec.parameters, master, piece);
+  units_[static_cast<size_t>(unit)].flats.push_back(static_cast<int>(flats_.size()));
   flats_.push_back(std::move(state));
+}
+
+void Engine::show_parameters(int unit, const std::vector<std::vector<at::Tensor>>& parameters) {
+  shows_parameters_ = true;
+  const auto& flats = units_[static_cast<size_t>(unit)].flats;
+  for (size_t i = 0; i < flats.size(); ++i) {
+    FlatState& state = flats_[static_cast<size_t>(flats[i])];
+    state.local = std::make_unique<LocalParameters>(*state.flat, *state.parameter, state.gradient.get(), parameters[i]);
+    state.local->show_part();
+  }
+}
+
+void Engine::adopt(Engine& inner, const std::string& name) {
+  if (prepared_ || inner.prepared_) {
+    throw InvalidArgument("Engine::adopt", cat("unit \"", name, "\" can not join the model around it: one of them has ",
+                                               "run a step already. Wrap the whole model before its first forward"));
+  }
+  const int first_unit = unit_count();
+  const int first_flat = static_cast<int>(flats_.size());
+  for (auto& unit : inner.units_) {
+    unit.context->pool = context().pool;
+    if (unit.context->statistics != context().statistics) {
+      context().statistics->allocations += std::exchange(unit.context->statistics->allocations, 0);
+    }
+    unit.name = unit.name == "root" ? name : cat(name, ".", unit.name);
+    for (int& flat : unit.flats) flat += first_flat;
+    if (unit.handle != nullptr) unit.handle->attach(this, unit_count());
+    units_.push_back(std::move(unit));
+  }
+  for (auto& unit : units_) unit.context->statistics = context().statistics;
+  for (auto& flat : inner.flats_) {
+    flat.unit += first_unit;
+    flat.hooks.reset();  // it calls the engine that the flat buffer leaves
+    flat.flat->rename(name);
+    if (flat.shard >= 0) {
+      Shard shard = std::move(inner.shards_[static_cast<size_t>(flat.shard)]);
+      flat.shard = shard.index = static_cast<int>(shards_.size());
+      shard.slices = flat.flat->slices(flat.flat->chunk_range());
+      shards_.push_back(std::move(shard));
+    }
+    flats_.push_back(std::move(flat));
+  }
+  shows_parameters_ = shows_parameters_ || inner.shows_parameters_;
+  inner.units_.clear();
+  inner.flats_.clear();
+  inner.shards_.clear();
+  for (size_t i = 0; i < flats_.size(); ++i) connect_gradients(static_cast<int>(i));
+}
+
+void Engine::prepare() {
+  prepared_ = true;
+  reserve_pool();
 }
 
 // Units that are gathered one after the other share buffers; the root, and every unit if forward does not free, has its
 // own. Buffers are counted per position within the unit (most units have one flat buffer), with the size of the
 // largest.
 void Engine::reserve_pool() {
-  const auto& options = context_.options;
+  const auto& options = context().options;
+  Pool& pool = *context().pool;
   std::vector<int64_t> gather_bytes, reduce_bytes;
   const auto raise = [](std::vector<int64_t>& largest, size_t position, int64_t bytes) {
     if (largest.size() <= position) largest.resize(position + 1, 0);
@@ -164,24 +231,22 @@ void Engine::reserve_pool() {
       const FlatState& flat = flats_[units_[unit].flats[position]];
       const int64_t gathered = flat.parameter->buffer_bytes();
       if (gathered > 0) {
-        if (unit == 0 || !options.strategy.free_after_forward) {
-          context_.pool.reserve(gathered, 1);
+        if (unit == 0 || !context(static_cast<int>(unit)).options.strategy.free_after_forward) {
+          pool.reserve(gathered, 1);
         } else {
           raise(gather_bytes, position, gathered);
         }
       }
       if (!flat.gradient) continue;
       if (unit == 0) {
-        context_.pool.reserve(flat.gradient->buffer_bytes(), 1);
+        pool.reserve(flat.gradient->buffer_bytes(), 1);
       } else {
         raise(reduce_bytes, position, flat.gradient->buffer_bytes());
       }
     }
   }
-  for (const int64_t bytes : gather_bytes)
-    context_.pool.reserve(bytes, std::min(options.limit_all_gathers, inner_units));
-  for (const int64_t bytes : reduce_bytes)
-    context_.pool.reserve(bytes, std::min(options.limit_reductions, inner_units));
+  for (const int64_t bytes : gather_bytes) pool.reserve(bytes, std::min(options.limit_all_gathers, inner_units));
+  for (const int64_t bytes : reduce_bytes) pool.reserve(bytes, std::min(options.limit_reductions, inner_units));
 }
 
 }  // namespace tesserae::shard

@@ -1,8 +1,9 @@
 #include "tesserae/shard/sharded.h"
 
-#include <ATen/ops/full.h>
+#include <torch/nn/module.h>
 
 #include "tesserae/base/error.h"
+#include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 
 namespace tesserae::shard {
@@ -41,10 +42,7 @@ void Sharded::visit_parameters(const std::function<void(const std::string&, at::
 }
 
 double Sharded::sum_over_ranks(double value) {
-  if (fabric().size() == 1) return value;
-  const at::Tensor sum = at::full({1}, value, at::TensorOptions().dtype(at::kDouble).device(fabric().device()));
-  fabric().everyone().all_reduce(sum, {"", engine_->context().statistics.steps});
-  return sum.item<double>();
+  return engine_->sum_over_ranks(value);
 }
 
 comm::Fabric& Sharded::fabric() {
@@ -70,7 +68,11 @@ Engine& Sharded::engine() {
 Sharded shard_model(std::shared_ptr<torch::nn::Module> model, std::shared_ptr<comm::Fabric> fabric, Options options) {
   if (model == nullptr) throw InvalidArgument("shard_model", "the model is null");
   if (fabric == nullptr) throw InvalidArgument("shard_model", "the fabric is null; see comm::Fabric::connect");
-  return Sharded(std::make_unique<Engine>(std::move(model), std::move(fabric), std::move(options)));
+  auto units = discover_units(*model);
+  require_agreement(*fabric, cat(to_string(options.strategy.degrees), "\n", describe(units)));
+  auto engine = std::make_unique<Engine>(std::move(units), std::move(fabric), std::move(options), std::move(model));
+  engine->prepare();
+  return Sharded(std::move(engine));
 }
 
 }  // namespace tesserae::shard

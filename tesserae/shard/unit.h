@@ -11,17 +11,14 @@
 
 #include "tesserae/shard/checkpoint.h"
 #include "tesserae/shard/tensors.h"
+#include "tesserae/shard/unit_handle.h"
 
 namespace tesserae::shard {
 
-class Engine;
-
 /// The side of a unit that the engine knows: which unit of which engine a module is. A module that is a unit derives
 /// from this (Unit<M> arranges it); until the model is sharded, a unit is a plain module.
-class UnitBase {
+class UnitBase : public UnitHandle {
  public:
-  virtual ~UnitBase() = default;
-
   /// Recomputes this unit's activations in backward instead of keeping them. May be switched between steps.
   void checkpoint_activations(bool on = true) { checkpoint_ = on; }
 
@@ -36,7 +33,12 @@ class UnitBase {
   bool checkpoint_ = false;
 
  private:
-  friend class Engine;
+  void attach(Engine* engine, int unit) override {
+    engine_ = engine;
+    unit_ = unit;
+  }
+  bool attached() const override { return sharded(); }
+
   Engine* engine_ = nullptr;
   int unit_ = -1;
 };

@@ -1,12 +1,15 @@
 #include "tesserae/optim/clip.h"
 
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "tesserae/base/error.h"
 #include "tesserae/optim/sgd.h"
 #include "tests/optim/cut_model.h"
 
@@ -42,6 +45,33 @@ TEST(Clip, NormEqualsTheUnshardedNorm) {
       }
     }
   }
+}
+
+TEST(Clip, OtherNormsEqualTheUnshardedNorm) {
+  const auto w = at::randn({300, 117});
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const double p : {1.0, 3.0, infinity}) {
+    CutModel model({{"w", at::ones({300, 117})}}, 3, 1);
+    model.set_gradients({w});
+    Target target = joined_target(model, 0);
+    std::vector<double> others;
+    for (const size_t rank : {1, 2}) others.push_back(global_norm(target_of(model.rank(rank)), p));
+    target.sum_over_chunks = [&](double mine) { return mine + std::pow(others[0], p) + std::pow(others[1], p); };
+    target.max_over_chunks = [&](double mine) { return std::max({mine, others[0], others[1]}); };
+    const double expected = at::linalg_vector_norm(w.to(at::kDouble), p).item<double>();
+    EXPECT_NEAR(global_norm(target, p), expected, 1e-6 * expected) << p;
+  }
+  std::vector<shard::Shard> shards(1);
+  EXPECT_THROW(global_norm(target_of(shards), 0.0), InvalidArgument);
+}
+
+TEST(Clip, ChunksWithReplicasCountOnce) {
+  CutModel model({{"w", at::ones({30, 3})}}, 1, 1);
+  model.set_gradients({at::ones({30, 3})});
+  Target target = target_of(model.rank(0));
+  target.share = [](int) { return 0.25; };
+  target.sum_over_chunks = [](double mine) { return 4 * mine; };
+  EXPECT_NEAR(global_norm(target), std::sqrt(90.0), 1e-5);
 }
 
 TEST(Clip, NormOfALongGradientKeepsItsDigits) {

@@ -1,0 +1,134 @@
+#include "tesserae/shard/local_parameters.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "tesserae/base/error.h"
+#include "tesserae/shard/compute_storage.h"
+
+namespace tesserae::shard {
+namespace {
+
+at::Tensor narrow(const at::Tensor& tensor, const mesh::Range& range) {
+  return tensor.narrow(0, range.begin, range.size());
+}
+
+void set_data(const at::Tensor& parameter, const at::Tensor& data) {
+  move_from_meta(parameter, data.device());
+  parameter.set_data(data);
+}
+
+}  // namespace
+
+LocalParameters::LocalParameters(const Flat& flat, FlatParameter& values, FlatGradient* gradients,
+                                 const std::vector<at::Tensor>& parameters)
+    : flat_(flat), values_(values), gradients_(gradients) {
+  const mesh::Range mine = values.part_range();
+  if (parameters.size() == 1 && flat.slots().size() != 1) {
+    entries_.push_back({parameters[0], {0, mine.size()}});
+    return;
+  }
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Slot& slot = flat.slots()[i];
+    const int64_t begin = std::clamp(slot.begin, mine.begin, mine.end) - mine.begin;
+    const int64_t end = std::clamp(slot.end(), mine.begin, mine.end) - mine.begin;
+    entries_.push_back({parameters[i], {begin, end}});
+  }
+}
+
+void LocalParameters::show_part() {
+  const at::NoGradGuard no_grad;
+  for (const auto& entry : entries_) set_data(entry.parameter, narrow(values_.part(), entry.part));
+}
+
+void LocalParameters::take_values() {
+  const at::NoGradGuard no_grad;
+  const at::Tensor& part = values_.part();
+  const auto* base = static_cast<const char*>(part.const_data_ptr());
+  const auto element = static_cast<int64_t>(part.element_size());
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const Entry& entry = entries_[i];
+    const at::Tensor& parameter = entry.parameter;
+    const bool same_size = parameter.numel() == entry.part.size() && parameter.scalar_type() == part.scalar_type();
+    if (!same_size) {
+      throw InvalidArgument(
+          "FSDP",
+          cat("parameter ", flat_.slots()[i].names.front(), " has ", parameter.numel(), " elements of ",
+              c10::toString(parameter.scalar_type()), " and was sharded with ", entry.part.size(), " elements of ",
+              c10::toString(part.scalar_type()), " on this rank: its data were replaced behind ",
+              "the engine. Change whole parameters inside summon_full_params, their size or dtype before FSDP"));
+    }
+    if (entry.part.empty() || parameter.const_data_ptr() == base + entry.part.begin * element) continue;
+    narrow(part, entry.part).copy_(parameter.detach().reshape({-1}));
+    set_data(parameter, narrow(part, entry.part));
+  }
+}
+
+void LocalParameters::show_requires_grad(const std::vector<at::Tensor>& tensors) const {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const bool wanted = entries_[entries_.size() == 1 ? 0 : i].parameter.requires_grad();
+    if (tensors[i].requires_grad() != wanted) tensors[i].requires_grad_(wanted);
+  }
+}
+
+void LocalParameters::take_gradients(Shard& shard) {
+  const auto has_gradient = [](const Entry& entry) { return !entry.part.empty() && entry.parameter.grad().defined(); };
+  if (std::none_of(entries_.begin(), entries_.end(), has_gradient)) {
+    shard.grad = at::Tensor();
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  if (!shard.grad.defined()) shard.grad = gradients_->memory().zero_();
+  for (const auto& entry : entries_) {
+    if (entry.part.empty()) continue;
+    const at::Tensor mine = narrow(shard.grad, entry.part);
+    const at::Tensor& theirs = entry.parameter.grad();
+    if (!theirs.defined()) {
+      mine.zero_();
+    } else if (theirs.const_data_ptr() != mine.const_data_ptr()) {
+      mine.copy_(theirs.view({-1}));
+    }
+  }
+}
+
+void LocalParameters::show_gradients(const Shard& shard) {
+  if (views_.empty() || !shown_.is_same(shard.grad)) {  // undefined is the same as undefined: an unused unit
+    shown_ = shard.grad;
+    views_.clear();
+    for (const auto& entry : entries_) {
+      views_.push_back(shown_.defined() && !entry.part.empty() ? narrow(shown_, entry.part) : at::Tensor());
+    }
+  }
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    at::Tensor& slot = entries_[i].parameter.mutable_grad();
+    if (!entries_[i].parameter.requires_grad()) {
+      slot = at::Tensor();
+    } else if (!slot.is_same(views_[i])) {
+      slot = views_[i];
+    }
+  }
+}
+
+at::Tensor LocalParameters::join(const std::vector<at::Tensor>& slices, c10::ScalarType dtype) const {
+  if (slices.size() != entries_.size()) {
+    throw InvalidArgument("LocalParameters::join", cat(slices.size(), " slices for ", entries_.size(),
+                                                       " parameters of unit \"", flat_.unit(), "\""));
+  }
+  at::Tensor part = at::zeros({values_.part_range().size()}, values_.part().options().dtype(dtype));
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const auto& range = entries_[i].part;
+    if (!slices[i].defined() || range.empty()) continue;
+    if (slices[i].numel() != range.size()) {
+      throw InvalidArgument("LocalParameters::join",
+                            cat("a tensor of ", slices[i].numel(), " elements for parameter ", i, " of unit \"",
+                                flat_.unit(), "\", of which this rank has ", range.size(), " elements"));
+    }
+    narrow(part, range).copy_(slices[i].reshape({-1}));
+  }
+  return part;
+}
+
+}  // namespace tesserae::shard

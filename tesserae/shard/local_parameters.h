@@ -1,0 +1,60 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "tesserae/shard/flat.h"
+#include "tesserae/shard/flat_gradient.h"
+#include "tesserae/shard/flat_parameter.h"
+
+namespace tesserae::shard {
+
+/// Tensors of the user, one or several to a flat buffer, that show this rank's part of it between steps, so that any
+/// optimizer made for plain parameters can update a shard: the values are slices of the master (frozen: of the piece),
+/// and `.grad` of each is the slice of Shard::grad.
+///
+/// The user owns the tensors and does with `.grad` what he likes. How that meets the engine:
+///  1. take_gradients(), before a reduction adds to Shard::grad: a `.grad` that was set to nothing counts as zero, one
+///     that was replaced by another tensor is copied. Nothing anywhere: Shard::grad is undefined, as after zero_grad.
+///  2. show_gradients(), when the reduction is done: `.grad` of each tensor is its slice again.
+/// Tensors without an element on this rank, and those that have requires_grad switched off, have no gradient.
+///
+/// Used from the thread that computes; never waits.
+class LocalParameters {
+ public:
+  /// `parameters`: one for each slot of `flat`, or a single one for all of this rank's part, padding included.
+  LocalParameters(const Flat& flat, FlatParameter& values, FlatGradient* gradients,
+                  const std::vector<at::Tensor>& parameters);
+
+  /// Takes the values of tensors that were given other memory of the same size, and shows the part in them again.
+  /// Throws InvalidArgument naming a parameter whose size or dtype has changed.
+  void take_values();
+  /// The tensors show this rank's part, as one dimension. They may be on the meta device before.
+  void show_part();
+
+  /// `tensors`, one for each slot, require a gradient as the user's do.
+  void show_requires_grad(const std::vector<at::Tensor>& tensors) const;
+
+  void take_gradients(Shard& shard);
+  void show_gradients(const Shard& shard);
+
+  /// This rank's part of some state that an optimizer keeps for each tensor, joined to what FlatParameter::gather
+  /// takes: slices[i] belongs to parameters[i] and has as many elements (undefined: zeros).
+  at::Tensor join(const std::vector<at::Tensor>& slices, c10::ScalarType dtype) const;
+
+ private:
+  struct Entry {
+    at::Tensor parameter;
+    mesh::Range part;  ///< in this rank's part
+  };
+
+  const Flat& flat_;
+  FlatParameter& values_;
+  FlatGradient* gradients_;  // null if frozen
+  std::vector<Entry> entries_;
+  std::vector<at::Tensor> views_;  // slices of shown_, made once since Shard::grad keeps its memory
+  at::Tensor shown_;
+};
+
+}  // namespace tesserae::shard
