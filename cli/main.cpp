@@ -32,6 +32,9 @@ int main(int argc, char** argv) {
   program.footer(exit_statuses);
   cli::add_train(program, status);
   cli::add_config(program, status);
+  cli::add_inspect(program, status);
+  cli::add_verify(program, status);
+  cli::add_convert(program, status);
   try {
     program.parse(argc, argv);
     return status;

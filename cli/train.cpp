@@ -18,11 +18,17 @@ struct Arguments {
   int nproc = 0;  // 0: not given
   std::vector<std::string> assignments;
   std::vector<std::string> more_assignments;  // `--set a=1 b=2`
+  std::string resume = "never";
   bool dry_run = false;
 };
 
+/// How long the ranks may take to end: writing a checkpoint can take long, and whoever can not wait signals again.
+std::chrono::milliseconds stop_grace(const train::Config& config) {
+  return config.checkpoint.enabled() ? std::chrono::minutes(30) : std::chrono::seconds(20);
+}
+
 std::vector<std::string> rank_command(const Arguments& arguments) {
-  std::vector<std::string> command = {os::program_path(), "train", arguments.config};
+  std::vector<std::string> command = {os::program_path(), "train", arguments.config, "--resume", arguments.resume};
   for (const std::string& assignment : arguments.assignments) {
     command.push_back("--set");
     command.push_back(assignment);
@@ -44,6 +50,12 @@ int run(Arguments& arguments) {
   arguments.assignments.insert(arguments.assignments.end(), arguments.more_assignments.begin(),
                                arguments.more_assignments.end());
   const train::Config config = train::load_config(arguments.config, arguments.assignments);
+  const train::Resume resume = train::Resume::from_text(arguments.resume);
+  if (resume.mode == train::Resume::Mode::automatic && !config.checkpoint.enabled()) {
+    throw train::ConfigError("checkpoint",
+                             "--resume auto continues what this run has saved, but nothing says when to "
+                             "save: give checkpoint.every_steps or another key of that section");
+  }
   const mesh::World world = mesh::World::from_environment();
   const int ranks = count_ranks(arguments, config, world);
   // Everything that can be known to fail fails here, before any rank starts.
@@ -55,9 +67,10 @@ int run(Arguments& arguments) {
     return 0;
   }
   if (!launched && ranks > 1) {
-    return train::run_local_job({.ranks = ranks, .command = rank_command(arguments), .environment = {}});
+    return train::run_local_job(
+        {.ranks = ranks, .command = rank_command(arguments), .environment = {}, .stop_grace = stop_grace(config)});
   }
-  return train::train(config, plan, world);
+  return train::train(config, plan, world, resume);
 }
 
 }  // namespace
@@ -73,11 +86,19 @@ void add_train(CLI::App& program, int& status) {
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
   verb->add_option("MORE", arguments->more_assignments)->group("");
+  verb->add_option("--resume", arguments->resume,
+                   "Continue: auto (the newest checkpoint of this run that can be loaded, in its own run folder), "
+                   "never, or a checkpoint, a folder of them or a run folder")
+      ->type_name("auto|never|PATH")
+      ->capture_default_str();
   verb->add_flag("--dry-run", arguments->dry_run, "Check everything, print the resolved configuration and end");
   verb->footer(
       "Under torchrun (--no-python), srun or mpirun it joins the job that they started.\n"
       "`tesserae config` explains the keys of a configuration.\n"
-      "Ctrl-C ends a run after the current step, and writes its summary.");
+      "Ctrl-C, SIGTERM or SIGUSR1 ends a run after the current step, saves that step if the section `checkpoint` of "
+      "the\n"
+      "configuration asks for checkpoints, and writes the summary; once more ends it at once. Then, or after a crash,\n"
+      "--resume auto goes on.");
   verb->callback([arguments, &status] { status = run(*arguments); });
 }
 

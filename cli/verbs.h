@@ -12,5 +12,8 @@ inline constexpr int exit_configuration = 2;  ///< the command line or the confi
 /// throws what it can not handle: main() turns errors into one line and a status.
 void add_train(CLI::App& program, int& status);
 void add_config(CLI::App& program, int& status);
+void add_inspect(CLI::App& program, int& status);
+void add_verify(CLI::App& program, int& status);
+void add_convert(CLI::App& program, int& status);
 
 }  // namespace tesserae::cli

@@ -42,7 +42,7 @@ void become(const Command& command, char* const* arguments, char* const* environ
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  for (const int number : {SIGINT, SIGTERM, SIGPIPE}) ::signal(number, SIG_DFL);
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE}) ::signal(number, SIG_DFL);
   if (command.new_group && setpgid(0, 0) != 0) return;
   if (command.die_with_parent) {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;

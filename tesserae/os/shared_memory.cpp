@@ -9,6 +9,7 @@
 
 #include "tesserae/os/descriptor.h"
 #include "tesserae/os/failure.h"
+#include "tesserae/os/files.h"
 
 namespace tesserae::os {
 namespace {
@@ -60,6 +61,16 @@ bool SharedMemory::remove(const std::string& name) {
   if (::shm_unlink(system_name("SharedMemory::remove", name).c_str()) == 0) return true;
   if (errno == ENOENT) return false;
   throw failure("SharedMemory::remove", name, "cannot remove shared memory");
+}
+
+std::vector<std::string> SharedMemory::names(const std::string& prefix) {
+  const Path folder = "/dev/shm";  // Linux shows shared memory as files there
+  std::vector<std::string> found;
+  if (files().status(folder).kind != FileKind::directory) return found;
+  for (std::string& name : files().list(folder)) {
+    if (name.starts_with(prefix)) found.push_back(std::move(name));
+  }
+  return found;
 }
 
 SharedMemory::~SharedMemory() {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 namespace tesserae::os {
 
@@ -16,6 +17,8 @@ class SharedMemory {
   static SharedMemory open(const std::string& name);
   /// Takes the name away; those who have it mapped keep it. False if there is none.
   static bool remove(const std::string& name);
+  /// The names on this host that begin so, sorted. None where the system does not show them.
+  static std::vector<std::string> names(const std::string& prefix);
 
   ~SharedMemory();
   SharedMemory(SharedMemory&& other) noexcept;

@@ -8,5 +8,6 @@ namespace tesserae::os {
 inline constexpr int signal_interrupt = SIGINT;
 inline constexpr int signal_terminate = SIGTERM;
 inline constexpr int signal_kill = SIGKILL;
+inline constexpr int signal_user = SIGUSR1;
 
 }  // namespace tesserae::os

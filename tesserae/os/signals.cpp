@@ -13,7 +13,7 @@
 namespace tesserae::os {
 namespace {
 
-constexpr int caught[] = {SIGINT, SIGTERM};
+constexpr int caught[] = {SIGINT, SIGTERM, SIGUSR1};
 
 // What the handler touches: lock-free, and never destroyed while it may run.
 std::atomic<int> first_signal{0};

@@ -6,8 +6,9 @@ namespace tesserae::os {
 /// the program handles that signal itself.
 void survive_broken_pipes();
 
-/// While it lives, SIGINT and SIGTERM do not end the process but are remembered, and can be polled. At most one at a
-/// time (a second one throws InvalidArgument). The earlier handlers come back when it is destroyed.
+/// While it lives, SIGINT, SIGTERM and SIGUSR1 (which cluster managers send ahead of the end of a job's time) do not
+/// end the process but are remembered, and can be polled. At most one at a time (a second one throws InvalidArgument).
+/// The earlier handlers come back when it is destroyed.
 class StopSignals {
  public:
   StopSignals();

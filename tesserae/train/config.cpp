@@ -12,24 +12,6 @@ std::optional<T> optional_value(const Json& value) {
   return value.is_null() ? std::nullopt : std::optional<T>(value.get<T>());
 }
 
-// [Note: keys of later features] SMP v2's keys are all known, so that its configurations load; what is not built yet is
-// an error as soon as it is asked for, and silence when it is not.
-void check_available(const Json& c) {
-  const auto only = [&](const char* key, const Json& harmless, const char* feature) {
-    if (c[key] == harmless) return;
-    throw ConfigError(
-        key, cat(feature, " is not available yet: only ", harmless.dump(), " is taken, but it is ", brief(c[key])));
-  };
-  if (c["hybrid_shard_degree"].is_string()) {
-    throw ConfigError("hybrid_shard_degree",
-                      "\"auto\" is not available yet: give a number that divides the number of ranks");
-  }
-  only("activation_loading_horizon", 2, "activation offloading");
-  only("tensor_parallel_degree", 1, "tensor parallelism");
-  only("context_parallel_degree", 1, "context parallelism");
-  only("expert_parallel_degree", 1, "expert parallelism");
-}
-
 Config::Run read_run(Json& c, const std::string& name) {
   Json& run = c["run"];
   if (run["folder"].is_null()) run["folder"] = "runs/" + std::filesystem::path(name).stem().string();
@@ -111,6 +93,17 @@ Config::Train read_train(const Json& c) {
           .sample_prompt = t["sample_prompt"]};
 }
 
+Config::Checkpoint read_checkpoint(const Json& c) {
+  const Json& k = c["checkpoint"];
+  return {.folder = optional_value<std::string>(k["folder"]),
+          .every_steps = k["every_steps"],
+          .every_minutes = k["every_minutes"],
+          .keep = k["keep"],
+          .asynchronous = k["async"],
+          .stop_on_error = k["on_error"] == "stop",
+          .memory_every_steps = k["memory_every_steps"]};
+}
+
 Config::Optimizer read_optimizer(const Json& c) {
   const Json& o = c["optimizer"];
   return {.name = o["name"],
@@ -139,8 +132,7 @@ Config::Sharding read_sharding(const Json& c) {
   const std::string& name = sharding.strategy;
   const bool takes_degree = name == "HYBRID_SHARD" || name == "HYBRID_SHARD_ZERO2" || name == "ZERO_PP";
   if (!c["degrees"].is_null()) {
-    if (degree != 0)
-      throw ConfigError("degrees", cat("contradicts hybrid_shard_degree = ", degree, ": give one of them"));
+    check_one_dial(c);
     if (!name.empty())
       throw ConfigError("degrees", cat("contradicts sharding.strategy = ", name, ": give one of them"));
     sharding.degrees = {.parameters = c["degrees"]["parameters"],
@@ -174,6 +166,30 @@ void read_precision(Json& c, Config& config) {
 
 }  // namespace
 
+// [Note: keys of later features] SMP v2's keys are all known, so that its configurations load; what is not built yet is
+// an error as soon as it is asked for, and silence when it is not.
+void check_available(const Json& c) {
+  const auto only = [&](const char* key, const Json& harmless, const char* feature) {
+    if (c[key] == harmless) return;
+    throw ConfigError(
+        key, cat(feature, " is not available yet: only ", harmless.dump(), " is taken, but it is ", brief(c[key])));
+  };
+  if (c["hybrid_shard_degree"].is_string()) {
+    throw ConfigError("hybrid_shard_degree",
+                      "\"auto\" is not available yet: give a number that divides the number of ranks");
+  }
+  only("activation_loading_horizon", 2, "activation offloading");
+  only("tensor_parallel_degree", 1, "tensor parallelism");
+  only("context_parallel_degree", 1, "context parallelism");
+  only("expert_parallel_degree", 1, "expert parallelism");
+}
+
+void check_one_dial(const Json& c) {
+  if (c["degrees"].is_null() || c["hybrid_shard_degree"] == 0) return;
+  throw ConfigError("degrees",
+                    cat("contradicts hybrid_shard_degree = ", c["hybrid_shard_degree"], ": give one of them"));
+}
+
 Config make_config(const Json& resolved, const std::string& name) {
   Config config;
   config.resolved = resolved;
@@ -183,6 +199,7 @@ Config make_config(const Json& resolved, const std::string& name) {
   read_model(c, config);
   config.data = read_data(c);
   config.train = read_train(c);
+  config.checkpoint = read_checkpoint(c);
   config.optimizer = read_optimizer(c);
   config.sharding = read_sharding(c);
   read_precision(c, config);

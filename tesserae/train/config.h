@@ -46,6 +46,18 @@ struct Config {
     std::string sample_prompt;
   } train;
 
+  struct Checkpoint {
+    std::optional<std::string> folder;  ///< unset: "checkpoints" in the run folder
+    int64_t every_steps = 0;
+    double every_minutes = 0;
+    int keep = 0;
+    bool asynchronous = false;
+    bool stop_on_error = true;
+    int64_t memory_every_steps = 0;
+
+    bool enabled() const { return folder || every_steps > 0 || every_minutes > 0 || memory_every_steps > 0; }
+  } checkpoint;
+
   struct Optimizer {
     std::string name;
     double lr = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0, momentum = 0;
@@ -72,6 +84,12 @@ struct Config {
 /// `name`: of the configuration file, for the default run folder. Throws ConfigError for keys that contradict each
 /// other and for features that are not available yet.
 Config make_config(const Json& resolved, const std::string& name);
+
+/// Throws ConfigError for the first of SMP v2's keys that asks for a feature which is not there yet.
+void check_available(const Json& resolved);
+
+/// Throws ConfigError if both `degrees` and `hybrid_shard_degree` are given.
+void check_one_dial(const Json& resolved);
 
 /// resolve_config and make_config.
 Config load_config(const std::string& path, const std::vector<std::string>& assignments = {});

@@ -21,7 +21,8 @@
 //  1. A rank fails. The one that failed first is to blame, except that a rank which only lost a peer (exit_peer_lost)
 //     waits a moment for a better culprit: the peer's own end may be noticed later.
 //  2. From then on what other ranks write is withheld: it is about the loss, and would bury the cause.
-//  3. SIGTERM to the ranks that are left; SIGKILL to their process groups when the grace has passed.
+//  3. SIGTERM (or the signal that this process got) to the ranks that are left; SIGKILL to their process groups when
+//  the grace has passed.
 //  4. All ranks are reaped; the report on the culprit is the last thing printed.
 // A signal to this process enters at 3, with nobody to blame.
 
@@ -147,7 +148,7 @@ class Job {
     if (culprit_ || !rank) return;
     culprit_ = rank;
     blame_suspect_at_.reset();
-    end_others(job_.failure_grace);
+    end_others(job_.failure_grace, os::signal_terminate);
   }
 
   void look_at_signals() {
@@ -159,12 +160,13 @@ class Job {
       kill_at_.emplace(std::chrono::milliseconds(0));
     } else if (!culprit_) {
       print("tesserae: stopping after this step; once more to stop at once");
-      end_others(job_.stop_grace);
+      const int number = signals_.first();
+      end_others(job_.stop_grace, number == os::signal_interrupt ? os::signal_terminate : number);
     }
   }
 
-  void end_others(std::chrono::milliseconds grace) {
-    for (Rank& rank : ranks_) rank.process.signal(os::signal_terminate);
+  void end_others(std::chrono::milliseconds grace, int number) {
+    for (Rank& rank : ranks_) rank.process.signal(number);
     kill_at_.emplace(grace);
   }
 

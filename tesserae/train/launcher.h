@@ -14,7 +14,8 @@ struct LocalJob {
   std::map<std::string, std::string> environment;  ///< for every rank, beside torchrun's variables
   /// Between a rank's failure and the end of the others: they are asked to end (SIGTERM) and then killed.
   std::chrono::milliseconds failure_grace{2000};
-  /// The same after this process was asked to end: time to finish a step. A second signal cuts it short.
+  /// The same after this process was asked to end: time to finish a step, and to save it. A second signal cuts it
+  /// short.
   std::chrono::milliseconds stop_grace{20'000};
 };
 
@@ -22,7 +23,9 @@ struct LocalJob {
 ///  - 0 if every rank returned 0;
 ///  - that of the rank that failed first, or 128 + the signal that killed it. The other ranks are ended, and the last
 ///    lines on stderr name that rank and repeat what it wrote last;
-///  - 128 + signal if this process was asked to end (SIGINT, SIGTERM) and the ranks did not return 0.
+///  - 128 + signal if this process was asked to end (SIGINT, SIGTERM, SIGUSR1) and the ranks did not return 0. The
+///  ranks
+///    get that signal; SIGTERM for SIGINT, which a terminal may have sent them itself.
 ///
 /// Rank 0 has this process's standard output; what the others write, and everything written to standard error, is
 /// passed on line by line to standard error. No rank outlives this process, not even if it is killed by SIGKILL.

@@ -1,6 +1,7 @@
 #include "tesserae/train/metrics.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 namespace tesserae::train {
@@ -32,10 +33,74 @@ std::string to_line(const StepRecord& record) {
   return line.dump();
 }
 
-Metrics::Metrics(const std::string& path) : file_(os::files().create(path)) {}
+std::optional<StepRecord> from_line(const std::string& line) {
+  const Json json = Json::parse(line, /*cb=*/nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) return std::nullopt;
+  const auto number = [&json](const char* key) {
+    const auto found = json.find(key);
+    return found != json.end() && found->is_number() ? found->get<double>() : std::nan("");
+  };
+  StepRecord record;
+  record.step = json["step"];
+  record.loss = number("loss");
+  record.lr = number("lr");
+  record.grad_norm = number("grad_norm");
+  record.tokens_per_second = number("tokens_per_second");
+  record.step_ms = number("step_ms");
+  record.comm_ms = number("comm_ms");
+  record.skipped = json.value("skipped", false);
+  if (json.contains("val_loss")) record.val_loss = number("val_loss");
+  return record;
+}
+
+std::vector<std::string> lines_until(const os::Path& file, int64_t step) {
+  std::vector<std::string> kept;
+  if (!os::files().exists(file)) return kept;
+  const std::string text = os::files().read(file);
+  int64_t last = 0;
+  for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    std::string line = text.substr(begin, end - begin);
+    const std::optional<StepRecord> record = from_line(line);
+    if (!record || record->step <= last || record->step > step) continue;
+    last = record->step;
+    kept.push_back(std::move(line));
+  }
+  return kept;
+}
+
+Metrics::Metrics(const os::Path& path, const std::vector<std::string>& before) {
+  if (before.empty()) {
+    file_ = os::files().create(path);
+    return;
+  }
+  const os::Path draft = path.native() + ".tmp";
+  {
+    const auto file = os::files().create(draft);
+    for (const std::string& line : before) {
+      file->write(line + "\n");
+      if (const auto record = from_line(line)) count(*record);
+    }
+    file->sync();
+    file->close();
+  }
+  os::files().rename(draft, path);
+  file_ = os::files().append(path);
+}
 
 void Metrics::add(const StepRecord& record) {
-  file_->write(to_line(record) + "\n");
+  count(record);
+  pending_ += to_line(record) + "\n";
+  try {
+    file_->write(pending_);
+    pending_.clear();
+  } catch (const IoError&) {
+    // A part of it may be there: an end of line keeps that apart from what comes.
+    if (!pending_.starts_with("\n")) pending_.insert(0, "\n");
+    throw;
+  }
+}
+
+void Metrics::count(const StepRecord& record) {
   times_.push_back({record.step_ms, record.comm_ms, record.tokens_per_second * record.step_ms / 1e3});
   if (last_losses_.size() == averaged_losses) last_losses_.erase(last_losses_.begin());
   last_losses_.push_back(record.loss);

@@ -26,6 +26,12 @@ struct StepRecord {
 
 /// One line of metrics.jsonl, without the line end. Numbers that are not finite become null, as JSON has none.
 std::string to_line(const StepRecord& record);
+/// The inverse, as far as Metrics needs it (null becomes NaN); nothing for what is no such line.
+std::optional<StepRecord> from_line(const std::string& line);
+
+/// The lines of a metrics file that tell of steps up to `step`, as they stand there; of a step that is told twice, the
+/// first. A line that was cut off when its writer died is left out. Nothing if there is no file.
+std::vector<std::string> lines_until(const os::Path& file, int64_t step);
 
 /// What the steps of a run have in common. The first steps are slower (buffers, caches): rates leave out the first 3
 /// where there are more.
@@ -42,15 +48,23 @@ struct RunFigures {
 /// Writes metrics.jsonl, a line as soon as a step has ended, and keeps what the summary needs (32 bytes a step).
 class Metrics {
  public:
-  explicit Metrics(const std::string& path);
+  /// `before`: lines of earlier steps, with which the file begins. They take the place of an older file in one step, so
+  /// they may have come from it.
+  explicit Metrics(const os::Path& path, const std::vector<std::string>& before = {});
+  /// Throws IoError if the line can not be written; it is then kept and written before the next one.
   void add(const StepRecord& record);
+  /// Makes what was written so far last: a checkpoint should not outlive the lines that lead to it.
+  void sync() { file_->sync(); }
   RunFigures figures() const;
 
  private:
+  void count(const StepRecord& record);
+
   struct Times {
     double step_ms, comm_ms, tokens;
   };
   std::unique_ptr<os::WritableFile> file_;
+  std::string pending_;  // lines that are not in the file, or not as a whole
   std::vector<Times> times_;
   std::vector<double> last_losses_;
   RunFigures running_;

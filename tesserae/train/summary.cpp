@@ -41,6 +41,12 @@ Json make_summary(const RunFigures& figures, const RunFacts& facts) {
         {"pool_misses", facts.engine.pool_misses},
         {"state_bytes", facts.engine.state_bytes}}},
       {"ended", os::utc_time()}};
+  if (facts.checkpoints) {
+    summary["checkpoints"] = {{"saved", facts.checkpoints->saved},
+                              {"failed", facts.checkpoints->failed},
+                              {"waited_seconds", facts.checkpoints->waited_seconds}};
+  }
+  if (facts.origin) summary["resumed"] = {{"step", facts.origin->step}, {"from", facts.origin->from}};
   if (facts.stopped_by != 0) summary["stopped_by_signal"] = facts.stopped_by;
   return summary;
 }

@@ -6,8 +6,10 @@
 
 #include "tesserae/mesh/layout.h"
 #include "tesserae/shard/statistics.h"
+#include "tesserae/train/checkpointing.h"
 #include "tesserae/train/json.h"
 #include "tesserae/train/metrics.h"
+#include "tesserae/train/restore.h"
 
 namespace tesserae::train {
 
@@ -24,6 +26,8 @@ struct RunFacts {
   uint64_t bytes_sent = 0;            ///< by rank 0
   shard::Statistics engine;           ///< of rank 0
   int stopped_by = 0;                 ///< the signal that ended the run early, or 0
+  std::optional<Origin> origin;       ///< what this process continued
+  std::optional<Checkpointing::Figures> checkpoints;  ///< of this process; unset: none were asked for
 };
 
 /// summary.json. "peak_memory_bytes" is that of the rank that used most.

@@ -3,14 +3,18 @@
 #include "tesserae/mesh/world.h"
 #include "tesserae/train/config.h"
 #include "tesserae/train/plan.h"
+#include "tesserae/train/resume.h"
 
 namespace tesserae::train {
 
-/// Trains as one rank of the job `world`; every rank calls it with the same configuration. Rank 0 writes the run folder
+/// Trains as one rank of the job `world`; every rank calls it with the same arguments. Rank 0 writes the run folder
 /// (config.json, metrics.jsonl, summary.json) and standard output.
 ///
-/// Returns 0, or 128 + signal when SIGINT or SIGTERM came to any rank: all ranks then end after the same step, and the
-/// summary says so. Throws CommError when ranks are lost, IoError when the run folder can not be written.
-int train(const Config& config, const Plan& plan, const mesh::World& world);
+/// When SIGINT, SIGTERM or SIGUSR1 comes to any rank, all ranks end after the same step and the summary says so.
+/// Returns 0 when training is complete, or was ended so and its last step is saved; 128 + signal when it was ended and
+/// nothing is saved, because the configuration does not ask for checkpoints. Throws CommError when ranks are lost,
+/// IoError when the run folder can not be written, checkpoint::SaveFailed, and what can be wrong with a checkpoint that
+/// is resumed.
+int train(const Config& config, const Plan& plan, const mesh::World& world, const Resume& resume = {});
 
 }  // namespace tesserae::train

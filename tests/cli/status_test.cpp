@@ -51,6 +51,8 @@ TEST_F(Status, ConfigurationErrorsAreTwoAndOneLine) {
   expect_refused(train({"--set", "data.sequence_length=100000"}), "data.sequence_length");
   expect_refused(train({"--set", "model.vocabulary=100"}), "model.vocabulary");
   expect_refused(Program({TESSERAE_PROGRAM, "train", "/nowhere.json"}), "/nowhere.json");
+  expect_refused(train({"--resume", "/nowhere"}), "there is no folder /nowhere");
+  expect_refused(train({"--resume", "auto"}), "give checkpoint.every_steps or another key");
 }
 
 TEST_F(Status, UsageErrorsAreTwo) {

@@ -36,15 +36,23 @@ std::vector<std::string> entries(const std::string& text) {
 }
 
 TEST(Surface, Program) {
-  EXPECT_THAT(entries(help({})), ElementsAre("-h,--help", "--version", "train", "config"));
+  EXPECT_THAT(entries(help({})),
+              ElementsAre("-h,--help", "--version", "train", "config", "inspect", "verify", "convert"));
 }
 
 TEST(Surface, Train) {
-  EXPECT_THAT(entries(help({"train"})), ElementsAre("CONFIG", "-h,--help", "--nproc", "--set", "--dry-run"));
+  EXPECT_THAT(entries(help({"train"})),
+              ElementsAre("CONFIG", "-h,--help", "--nproc", "--set", "--resume", "--dry-run"));
 }
 
 TEST(Surface, Config) {
   EXPECT_THAT(entries(help({"config"})), ElementsAre("KEY", "-h,--help", "--markdown", "--schema"));
+}
+
+TEST(Surface, Checkpoints) {
+  EXPECT_THAT(entries(help({"inspect"})), ElementsAre("DIR", "-h,--help", "--json", "--config"));
+  EXPECT_THAT(entries(help({"verify"})), ElementsAre("DIR", "-h,--help", "-q,--quiet"));
+  EXPECT_THAT(entries(help({"convert"})), ElementsAre("FROM", "TO", "-h,--help", "--dtype", "--names", "--file-size"));
 }
 
 TEST(Surface, HelpNamesTheExitStatuses) {

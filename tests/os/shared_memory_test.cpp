@@ -71,6 +71,14 @@ TEST_F(SharedMemoryTest, RefusesWhatItCannotGive) {
   EXPECT_THROW(SharedMemory::create(name_ + "-empty", 0), InvalidArgument);
 }
 
+TEST_F(SharedMemoryTest, NamesAreFoundByTheirBeginning) {
+  EXPECT_TRUE(SharedMemory::names(name_).empty());
+  const SharedMemory memory = SharedMemory::create(name_, 10);
+  EXPECT_EQ(SharedMemory::names(name_), std::vector<std::string>{name_});
+  SharedMemory::remove(name_);
+  EXPECT_TRUE(SharedMemory::names(name_).empty()) << "though it is still mapped";
+}
+
 TEST_F(SharedMemoryTest, AFullFileSystemIsAnErrorNotACrash) {
   struct statvfs room {};
   if (::statvfs("/dev/shm", &room) != 0 || room.f_blocks == 0) GTEST_SKIP() << "/dev/shm has no limit here";

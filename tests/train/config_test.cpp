@@ -69,6 +69,20 @@ TEST(Config, PrecisionByNameAndByDtype) {
   EXPECT_EQ(custom.masters, at::kFloat);
 }
 
+TEST(Config, CheckpointsAreOnOnceAKeySaysWhenOrWhere) {
+  EXPECT_FALSE(plain().checkpoint.enabled());
+  EXPECT_FALSE(with(R"("checkpoint": {"keep": 5, "async": false, "on_error": "continue"})").checkpoint.enabled());
+  for (const char* key :
+       {R"("folder": "x")", R"("every_steps": 5)", R"("every_minutes": 0.5)", R"("memory_every_steps": 2)"}) {
+    EXPECT_TRUE(with(cat(R"("checkpoint": {)", key, "}")).checkpoint.enabled()) << key;
+  }
+  const Config::Checkpoint c = with(R"("checkpoint": {"folder": "x", "on_error": "continue"})").checkpoint;
+  EXPECT_EQ(c.folder, "x");
+  EXPECT_EQ(c.keep, 3);
+  EXPECT_TRUE(c.asynchronous);
+  EXPECT_FALSE(c.stop_on_error);
+}
+
 TEST(Config, ImpossibleDegreesNameTheKeyAndTheNearestValid) {
   EXPECT_EQ(
       error_of([] { strategy_of(with(R"("hybrid_shard_degree": 3)"), 4); }),

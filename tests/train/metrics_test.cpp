@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 
+#include "tesserae/os/faulty_files.h"
 #include "tesserae/train/progress.h"
 #include "tesserae/train/run_folder.h"
 
@@ -69,6 +71,65 @@ TEST_F(RunFolder, KeepsTheLastAndTheBestValidationLoss) {
   }
   EXPECT_EQ(metrics.figures().val_loss, 2.5);
   EXPECT_EQ(metrics.figures().best_val_loss, 2.0);
+}
+
+TEST_F(RunFolder, AContinuedFileHasEachStepOnce) {
+  const std::string path = folder_ + "/metrics.jsonl";
+  {
+    Metrics metrics(path);
+    for (int64_t step = 1; step <= 12; ++step) metrics.add(record(step, 20.0 - step, 100));
+  }
+  // Killed in the middle of a line, after step 12 came a second time.
+  os::files().append(path)->write(to_line(record(12, 1, 1)) + "\n{\"step\":13,\"lo");
+  const std::string before = os::files().read(path);
+  const std::vector<std::string> kept = lines_until(path, 10);
+  ASSERT_EQ(kept.size(), 10u);
+  EXPECT_EQ(lines_until(path, 99).size(), 12u);
+  EXPECT_TRUE(lines_until(folder_ + "/missing", 10).empty());
+
+  Metrics metrics(path, kept);
+  EXPECT_TRUE(before.starts_with(os::files().read(path))) << "lines stay as they were";
+  metrics.add(record(11, 5, 100));
+  EXPECT_EQ(lines_until(path, 99).size(), 11u);
+  EXPECT_EQ(metrics.figures().steps, 11);
+  EXPECT_DOUBLE_EQ(metrics.figures().final_loss, (18 + 17 + 16 + 15 + 14 + 13 + 12 + 11 + 10 + 5) / 10.0)
+      << "the figures count the steps before";
+  EXPECT_EQ(os::files().list(folder_), std::vector<std::string>{"metrics.jsonl"});
+}
+
+TEST_F(RunFolder, LinesThatADiskRefusesComeLater) {
+  os::FaultyFiles faulty(os::files());
+  const os::ScopedFiles scope(faulty);
+  const std::string path = folder_ + "/metrics.jsonl";
+  Metrics metrics(path);
+  metrics.add(record(1, 5, 100));
+  faulty.fail_at(1, {.error = ENOSPC, .written = 0.4, .lasting = true});
+  EXPECT_THROW(metrics.add(record(2, 4, 100)), IoError);
+  EXPECT_THROW(metrics.add(record(3, 3, 100)), IoError);
+  faulty.fail_at(0);
+  metrics.add(record(4, 2, 100));
+  metrics.add(record(5, 1, 100));
+  EXPECT_EQ(metrics.figures().steps, 5);
+  std::vector<int64_t> steps;
+  for (const std::string& line : lines_until(path, 99)) steps.push_back(from_line(line)->step);
+  EXPECT_EQ(steps, (std::vector<int64_t>{1, 2, 3, 4, 5}));
+}
+
+TEST(MetricsLine, CanBeReadBack) {
+  StepRecord step = record(5, 2.25, 100);
+  step.skipped = true;
+  step.val_loss = 3.5;
+  step.grad_norm = NAN;
+  const auto back = from_line(to_line(step));
+  ASSERT_TRUE(back.has_value());
+  EXPECT_EQ(back->step, 5);
+  EXPECT_EQ(back->loss, 2.25);
+  EXPECT_EQ(back->comm_ms, 25);
+  EXPECT_TRUE(back->skipped);
+  EXPECT_EQ(back->val_loss, 3.5);
+  EXPECT_TRUE(std::isnan(back->grad_norm));
+  for (const char* wrong : {"", "{", "[1]", "{\"loss\":1}", "{\"step\":\"5\"}"})
+    EXPECT_FALSE(from_line(wrong)) << wrong;
 }
 
 TEST_F(RunFolder, NoRunOverwritesAnother) {

@@ -1,0 +1,68 @@
+#include "tesserae/train/init_config.h"
+
+#include "tesserae/train/config.h"
+#include "tesserae/train/keys.h"
+#include "tesserae/train/schema.h"
+#include "tesserae/train/validate.h"
+
+namespace tesserae::train {
+namespace {
+
+bool is_taken(const std::string& path) {
+  const size_t dot = path.find('.');
+  const Json& properties = init_config_schema()["properties"];
+  if (dot == std::string::npos) return properties.contains(path);
+  const std::string section = path.substr(0, dot);
+  return properties.contains(section) && properties[section]["properties"].contains(path.substr(dot + 1));
+}
+
+Json part_of(const Json& schema, std::initializer_list<const char*> names) {
+  Json part = schema;
+  part.erase("required");
+  part["properties"] = Json::object();
+  for (const char* name : names) part["properties"][name] = schema["properties"][name];
+  return part;
+}
+
+// A key that the command line knows was not misspelt: it stands in the wrong kind of configuration.
+void check_belongs(const Json& document, const Json& wanted, const std::string& prefix) {
+  if (!document.is_object()) return;
+  for (const auto& [name, value] : document.items()) {
+    if (wanted.contains(name)) {
+      if (name == "run") check_belongs(value, wanted[name]["properties"], "run.");
+      continue;
+    }
+    for (const Key& key : config_keys()) {
+      const bool is_meant = key.path == prefix + name || key.path.ends_with("." + name);
+      if (!is_meant || is_taken(key.path)) continue;
+      throw ConfigError(prefix + name, cat("is read by `tesserae train` only (as ", key.path,
+                                           "): a script says that itself, and tsm.init does not take it"));
+    }
+  }
+}
+
+}  // namespace
+
+const Json& init_config_schema() {
+  static const Json schema = [] {
+    Json part = part_of(config_schema(), {"hybrid_shard_degree", "sm_activation_offloading",
+                                          "activation_loading_horizon", "fsdp_cache_flush_warnings",
+                                          "allow_empty_shards", "tensor_parallel_degree", "context_parallel_degree",
+                                          "expert_parallel_degree", "random_seed", "degrees", "$comment", "run"});
+    part["title"] = "Configuration of tsm.init";
+    part["properties"]["run"] =
+        part_of(config_schema()["properties"]["run"], {"folder", "connect_deadline_seconds", "deadline_seconds"});
+    return part;
+  }();
+  return schema;
+}
+
+Json validate_init_config(const Json& document) {
+  check_belongs(document, init_config_schema()["properties"], "");
+  const Json resolved = validate(init_config_schema(), document);
+  check_available(resolved);
+  check_one_dial(resolved);
+  return resolved;
+}
+
+}  // namespace tesserae::train

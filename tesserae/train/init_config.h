@@ -1,0 +1,16 @@
+#pragma once
+
+#include "tesserae/train/json.h"
+
+namespace tesserae::train {
+
+/// The part of the schema that a script's `tsm.init` takes: SMP v2's nine keys, `degrees`, `$comment`, and of `run` the
+/// folder and the deadlines.
+const Json& init_config_schema();
+
+/// `document`, a configuration of `tsm.init`, checked and with every default filled in. Throws ConfigError for what
+/// `validate` refuses, for keys that only `tesserae train` reads, for keys that contradict each other and for features
+/// that are not available yet.
+Json validate_init_config(const Json& document);
+
+}  // namespace tesserae::train

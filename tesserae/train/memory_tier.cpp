@@ -1,0 +1,270 @@
+#include "tesserae/train/memory_tier.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <utility>
+
+#include "tesserae/base/log.h"
+#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/checkpoint/model_state.h"
+#include "tesserae/checkpoint/random_state.h"
+
+// To save, all ranks together:
+//  1. each tells the next rank that owns the same chunk (in the next replica) its random numbers: all else of a rank's
+//     part is there already;
+//  2. each makes room in the slot that does not hold its newest snapshot. If any rank can not, the tier is switched off
+//     on all: a set with a hole is no use;
+//  3. each copies its part and seals it, beside the next forward and backward.
+// Killed at any moment, every rank still has a whole snapshot of this save or of the one before, and not all of them
+// need be equally far: that is why there are two slots. (No rank is two saves ahead: in the step between two saves the
+// ranks agree on something after each has waited for its copy.)
+//
+// To restore, all ranks together:
+//  1. each says which snapshots it holds: whole, of this layout, by job and step;
+//  2. all choose the same: the latest that every rank has itself or has with its neighbour;
+//  3. neighbours send what is missing; each checks what it got, and that it fits the model;
+//  4. only if all are well does any change its state.
+namespace tesserae::train {
+namespace {
+
+std::string key_of(const os::Path& checkpoints) {
+  return checkpoint::to_hex(checkpoint::checksum(std::filesystem::absolute(checkpoints).lexically_normal().native()));
+}
+
+uint64_t session_of(comm::Fabric& fabric) {
+  std::random_device random;
+  const uint64_t own = uint64_t{random()} << 32 | random();
+  return checkpoint::from_hex(checkpoint::text_of(fabric, checkpoint::to_hex(own), 0)).value_or(own);
+}
+
+at::Tensor bytes_tensor(std::string_view bytes) {
+  at::Tensor tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+  if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+  return tensor;
+}
+
+}  // namespace
+
+MemoryTier::MemoryTier(TrainingState& state, const os::Path& checkpoints)
+    : state_(state), layout_(state.layout()), session_(session_of(*state.fabric)) {
+  const int rank = state.fabric->rank();
+  const std::string prefix = cat("tesserae-", checkpoint::text_of(*state.fabric, key_of(checkpoints), 0), "-rank-");
+  for (size_t slot = 0; slot < memory_slots; ++slot) slots_.emplace_back(cat(prefix, rank, "-", slot));
+  if (rank == state.fabric->world().host_ranks(rank).front()) remove_beyond(prefix, state.fabric->size());
+}
+
+MemoryTier::~MemoryTier() {
+  if (copying_.valid()) copying_.wait();
+}
+
+void MemoryTier::save() {
+  wait_copied();
+  if (broken_) return;
+  std::vector<checkpoint::Piece> pieces = own_pieces();
+  for (checkpoint::Piece& piece : exchange_random()) pieces.push_back(std::move(piece));  // 1
+  checkpoint::Manifest manifest;
+  manifest.step = state_.step;
+  manifest.attempt = checkpoint::to_hex(session_);
+  manifest.layout = layout_;
+  manifest.training = state_.description();
+  const bool on_host = std::ranges::all_of(pieces, [](const checkpoint::Piece& piece) { return piece.data.is_cpu(); });
+  std::string failure;
+  try {
+    slots_[next_].prepare(std::move(manifest), std::move(pieces));  // 2
+  } catch (const IoError& error) {
+    failure = error.what();
+  }
+  if (!agree_on(failure, "training goes on without snapshots in memory; is /dev/shm too small?")) {
+    broken_ = true;
+    return remove();
+  }
+  MemorySlot* const slot = &slots_[next_];  // 3
+  next_ = (next_ + 1) % memory_slots;
+  if (on_host) {
+    copying_ = std::async(std::launch::async, [slot] { slot->fill(); });
+  } else {
+    slot->fill();  // on this thread's stream, behind what computes the values
+  }
+}
+
+void MemoryTier::wait_copied() {
+  if (copying_.valid()) copying_.get();
+}
+
+/// Takes away what a larger job left on this host under the same key: this one has no ranks that could.
+void MemoryTier::remove_beyond(const std::string& prefix, int ranks) noexcept {
+  try {
+    for (const std::string& name : os::SharedMemory::names(prefix)) {
+      if (std::atoi(name.c_str() + prefix.size()) >= ranks) os::SharedMemory::remove(name);
+    }
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, cat("a snapshot in memory could not be taken away: ", error.what()));
+  }
+}
+
+/// Step 1 of a save: the random numbers of the previous replica's rank, as pieces.
+std::vector<checkpoint::Piece> MemoryTier::exchange_random() {
+  comm::Fabric& fabric = *state_.fabric;
+  const int next = neighbour(layout_, fabric.rank());
+  if (next < 0) return {};
+  const int previous = neighbour(layout_, fabric.rank(), -1);
+  std::vector<comm::Message> sends, receives;
+  std::vector<checkpoint::Piece> pieces = checkpoint::random_pieces(fabric.rank(), fabric.device());
+  const std::vector<checkpoint::Piece> named = checkpoint::random_pieces(previous, fabric.device());
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    sends.push_back({.peer = next, .data = pieces[i].data.to(fabric.device())});
+    receives.push_back({.peer = previous, .data = at::empty_like(sends.back().data)});
+  }
+  fabric.everyone().exchange(sends, receives);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    pieces[i].name = named[i].name;
+    pieces[i].data = receives[i].data.cpu();
+  }
+  return pieces;
+}
+
+std::optional<int64_t> MemoryTier::restore(int64_t at_least) {
+  const std::optional<SnapshotSet> set = newest_complete_set(layout_, held_by_ranks(), at_least);  // 1, 2
+  if (!set) {
+    remove();
+    return std::nullopt;
+  }
+  const int slot = set->slot[static_cast<size_t>(state_.fabric->rank())];
+  const std::string_view own = slot < 0 ? std::string_view() : slots_[static_cast<size_t>(slot)].bytes();
+  const std::optional<std::string> fetched = fetch(*set, own);  // 3
+  const std::optional<MemorySnapshot> snapshot = parse_snapshot(fetched ? *fetched : own, "of this rank");
+  const std::string failure = snapshot ? refusal(*snapshot) : "the snapshot arrived damaged";
+  if (!agree_on(failure, "the snapshots in memory are not used")) {
+    remove();
+    return std::nullopt;
+  }
+  take_over(*snapshot);  // 4
+  next_ = slot == 0 ? 1 : 0;
+  return set->step;
+}
+
+/// Step 1 of a restore.
+HeldByRank MemoryTier::held_by_ranks() {
+  comm::Fabric& fabric = *state_.fabric;
+  HeldByRank held(static_cast<size_t>(fabric.size()));
+  std::vector<int64_t> table(held.size() * memory_slots * 2, 0);  // for each slot: session, step + 1
+  for (size_t slot = 0; slot < memory_slots; ++slot) {
+    const std::optional<MemorySnapshot> snapshot = slots_[slot].read();
+    if (!snapshot || snapshot->manifest.layout != layout_) continue;
+    const size_t place = (static_cast<size_t>(fabric.rank()) * memory_slots + slot) * 2;
+    table[place] = static_cast<int64_t>(checkpoint::from_hex(snapshot->manifest.attempt).value_or(0));
+    table[place + 1] = snapshot->manifest.step + 1;
+  }
+  table = checkpoint::sum_over_ranks(fabric, table);
+  for (size_t i = 0; i < table.size(); i += 2) {
+    held[i / 2 / memory_slots][i / 2 % memory_slots] = {.session = table[i], .step = table[i + 1] - 1};
+  }
+  return held;
+}
+
+/// Step 3: sends `own` to the rank that needs it, and returns what this rank needs; nothing if it has its own.
+std::optional<std::string> MemoryTier::fetch(const SnapshotSet& set, std::string_view own) {
+  comm::Fabric& fabric = *state_.fabric;
+  const auto lacks = [&set](int rank) { return rank >= 0 && set.slot[static_cast<size_t>(rank)] < 0; };
+  const int asking = neighbour(layout_, fabric.rank(), -1);
+  const int giving = neighbour(layout_, fabric.rank());
+  const auto exchange = [&](const at::Tensor& out, const at::Tensor& in) {
+    std::vector<comm::Message> sends, receives;
+    if (lacks(asking)) sends.push_back({.peer = asking, .data = out});
+    if (lacks(fabric.rank())) receives.push_back({.peer = giving, .data = in});
+    fabric.everyone().exchange(sends, receives);
+  };
+  const auto on_device = [&fabric](const at::Tensor& tensor) { return tensor.to(fabric.device()); };
+  const at::Tensor size = on_device(at::zeros({1}, at::kLong));
+  exchange(on_device(at::zeros({1}, at::kLong).fill_(static_cast<int64_t>(own.size()))), size);
+  const at::Tensor bytes =
+      at::empty({size.item<int64_t>()}, at::TensorOptions().dtype(at::kByte).device(fabric.device()));
+  exchange(lacks(asking) ? on_device(bytes_tensor(own)) : at::Tensor(), bytes);
+  if (!lacks(fabric.rank())) return std::nullopt;
+  const at::Tensor received = bytes.cpu();
+  return std::string(static_cast<const char*>(received.const_data_ptr()), static_cast<size_t>(received.numel()));
+}
+
+/// All of this rank. Unlike in a checkpoint, the optimizer's state goes by shards, since nobody but this rank or one
+/// with the same chunks reads it: a counter must be there also where no parameter begins.
+std::vector<checkpoint::Piece> MemoryTier::own_pieces() {
+  std::vector<checkpoint::Piece> pieces = checkpoint::model_pieces(state_.sharded, nullptr);
+  state_.optimizer->visit_state([&pieces](const shard::Shard& shard, std::string_view name, at::Tensor& tensor) {
+    pieces.push_back({.name = cat("optimizer/", shard.index, "/", name),
+                      .shape = tensor.sizes().vec(),
+                      .elements = {0, tensor.numel()},
+                      .data = tensor});
+  });
+  for (checkpoint::Piece& piece : checkpoint::random_pieces(state_.fabric->rank(), state_.fabric->device())) {
+    pieces.push_back(std::move(piece));
+  }
+  return pieces;
+}
+
+/// Why a snapshot can not be this rank's state; empty: it can.
+std::string MemoryTier::refusal(const MemorySnapshot& snapshot) {
+  state_.optimizer->allocate_state();
+  for (const checkpoint::Piece& piece : own_pieces()) {
+    if (piece.elements.empty() || !snapshot.find(piece).empty()) continue;
+    // Before a shard's first gradient there is no state of it at all.
+    const std::string counter = piece.name.substr(0, piece.name.rfind('/')) + "/step";
+    if (piece.name.starts_with("optimizer/") && snapshot.manifest.find(counter) == nullptr) continue;
+    return cat("it has no \"", piece.name, "\" of this shape: it was saved from another model or optimizer");
+  }
+  return {};
+}
+
+/// Step 4 of a restore.
+void MemoryTier::take_over(const MemorySnapshot& snapshot) {
+  const at::NoGradGuard no_grad;
+  const auto fill = [&snapshot](const checkpoint::Piece& piece) {
+    const std::string_view bytes = snapshot.find(piece);
+    if (bytes.empty()) return;
+    const at::Tensor values = at::from_blob(const_cast<char*>(bytes.data()), {piece.data.numel()},
+                                            at::TensorOptions().dtype(piece.data.scalar_type()));
+    piece.data.view({-1}).copy_(values);
+  };
+  for (const checkpoint::Piece& piece : own_pieces()) fill(piece);
+  std::vector<c10::Device> devices{c10::kCPU, state_.fabric->device()};
+  std::vector<checkpoint::Piece> random = checkpoint::random_pieces(state_.fabric->rank(), devices[1]);
+  for (size_t i = 0; i < random.size(); ++i) {
+    fill(random[i]);
+    at::Generator generator = at::globalContext().defaultGenerator(devices[i]);
+    generator.set_state(random[i].data);
+  }
+  state_.take_over(snapshot.manifest.training, snapshot.manifest.step);
+}
+
+/// True if no rank failed; else rank 0 warns.
+bool MemoryTier::agree_on(const std::string& failure, const std::string& consequence) {
+  comm::Fabric& fabric = *state_.fabric;
+  const int rank = checkpoint::lowest_rank_with(fabric, !failure.empty());
+  if (rank < 0) return true;
+  const std::string cause = checkpoint::text_of(fabric, failure, rank);
+  if (fabric.rank() == 0) log(LogLevel::warning, cat(consequence, " (rank ", rank, ": ", cause, ")"));
+  return false;
+}
+
+void MemoryTier::remove() noexcept {
+  try {
+    wait_copied();
+    for (MemorySlot& slot : slots_) slot.remove();
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, cat("a snapshot in memory could not be taken away: ", error.what()));
+  }
+}
+
+}  // namespace tesserae::train

@@ -1,0 +1,96 @@
+#include "tesserae/train/resume.h"
+
+#include <filesystem>
+
+#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/checkpoint/folder.h"
+#include "tesserae/train/run_folder.h"
+
+namespace tesserae::train {
+namespace {
+
+constexpr const char* metrics_name = "metrics.jsonl";
+constexpr const char* checkpoints_name = "checkpoints";
+
+os::Path without_slash(const std::string& text) {
+  os::Path path = os::Path(text).lexically_normal();
+  return path.has_filename() ? path : path.parent_path();
+}
+
+os::Path checkpoints_of(const Config& config, const os::Path& run) {
+  return config.checkpoint.folder ? os::Path(*config.checkpoint.folder) : run / checkpoints_name;
+}
+
+/// The two paths lead to the same directory, however they are written.
+bool same_place(const os::Path& a, const os::Path& b) {
+  std::error_code missing;
+  return std::filesystem::equivalent(a, b, missing) && !missing;
+}
+
+bool is_newest_of(const os::Path& path, const os::Path& checkpoints) {
+  if (same_place(path, checkpoints)) return true;
+  const std::vector<checkpoint::Committed> committed = checkpoint::list_checkpoints(checkpoints);
+  return !committed.empty() && same_place(path, committed.back().path);
+}
+
+/// The metrics of the run that saved the checkpoint at `path`, where runs usually have them; empty: not there.
+os::Path metrics_beside(const os::Path& path) {
+  for (os::Path above = path.parent_path(); !above.empty(); above = above.parent_path()) {
+    if (os::files().exists(above / metrics_name)) return above / metrics_name;
+    if (above.filename() != checkpoints_name) break;
+  }
+  return {};
+}
+
+RunFolders choose(const Config& config, const Resume& resume) {
+  const os::Path own = without_slash(config.run.folder);
+  const os::Path own_checkpoints = checkpoints_of(config, own);
+  RunFolders folders;
+  if (resume.mode == Resume::Mode::automatic ||
+      (resume.mode == Resume::Mode::path && is_newest_of(resume.path, own_checkpoints))) {
+    os::files().make_directories(own);
+    folders.run = own;
+    folders.continues = true;
+    folders.history = own / metrics_name;
+  } else {
+    folders.run = make_run_folder(config.run.folder);
+    if (resume.mode == Resume::Mode::path) folders.history = metrics_beside(resume.path);
+  }
+  folders.checkpoints = checkpoints_of(config, folders.run);
+  return folders;
+}
+
+}  // namespace
+
+Resume Resume::from_text(const std::string& text) {
+  if (text.empty() || text == "never") return {};
+  if (text == "auto") return {.mode = Mode::automatic};
+  const os::Path path = without_slash(text);
+  const auto is_directory = [](const os::Path& at) { return os::files().status(at).kind == os::FileKind::directory; };
+  if (is_directory(path / checkpoints_name)) return {.mode = Mode::path, .path = path / checkpoints_name};
+  if (is_directory(path)) return {.mode = Mode::path, .path = path};
+  throw ConfigError(
+      "", cat("--resume takes auto, never, a checkpoint, a folder of them or a run folder; there is no folder ",
+              path.native()));
+}
+
+RunFolders choose_folders(comm::Fabric& fabric, const Config& config, const Resume& resume) {
+  RunFolders folders;
+  std::string failure;
+  if (fabric.rank() == 0) {
+    try {
+      folders = choose(config, resume);
+    } catch (const IoError& error) {
+      failure = error.what();
+    }
+  }
+  failure = checkpoint::text_of(fabric, failure, 0);
+  if (!failure.empty()) throw IoError("train", cat("rank 0 has no run folder: ", failure));
+  folders.run = checkpoint::text_of(fabric, folders.run.native(), 0);
+  folders.history = checkpoint::text_of(fabric, folders.history.native(), 0);
+  folders.continues = checkpoint::text_of(fabric, folders.continues ? "yes" : "no", 0) == "yes";
+  folders.checkpoints = checkpoints_of(config, folders.run);
+  return folders;
+}
+
+}  // namespace tesserae::train

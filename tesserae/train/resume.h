@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tesserae/comm/fabric.h"
+#include "tesserae/os/files.h"
+#include "tesserae/train/config.h"
+
+namespace tesserae::train {
+
+/// From where a run starts: what --resume says.
+struct Resume {
+  enum class Mode {
+    never,      ///< from step 0, in a run folder of its own
+    automatic,  ///< from the newest checkpoint of this run that can be loaded, in its own folder; else from step 0
+    path,       ///< from a checkpoint that is named
+  };
+  Mode mode = Mode::never;
+  os::Path path = {};  ///< with Mode::path: a checkpoint, or a folder of them (its newest)
+
+  /// "never", "auto" or the path of a checkpoint, a folder of them or a run folder ("./auto" for one of that name).
+  /// Throws ConfigError for a path where there is nothing.
+  static Resume from_text(const std::string& text);
+};
+
+/// Where a run writes.
+struct RunFolders {
+  os::Path run;            ///< metrics, configuration, summary
+  os::Path checkpoints;    ///< whether or not this run saves any
+  bool continues = false;  ///< the run folder is that of the run that is continued
+  /// The metrics of the run that is continued: their lines up to the step of the checkpoint are this run's too. Empty:
+  /// none.
+  os::Path history;
+};
+
+/// Chooses and makes the run folder:
+///  - never: `run.folder`, or the first free of run.folder-2, -3, ...: no run overwrites another;
+///  - automatic: `run.folder`, whatever it holds;
+///  - path: `run.folder`, if what is named is the newest checkpoint of the run in there. Any other checkpoint begins
+///    another run, with a folder chosen as for `never`: going back must not put two pasts in one folder.
+/// Collective: rank 0 chooses and tells the others. Throws IoError on all ranks if the folder can not be made.
+RunFolders choose_folders(comm::Fabric& fabric, const Config& config, const Resume& resume);
+
+}  // namespace tesserae::train

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "tesserae/mesh/layout.h"
+
+namespace tesserae::train {
+
+/// A snapshot that a rank holds in memory.
+struct Held {
+  int64_t session = 0;  ///< the job that made it
+  int64_t step = -1;    ///< -1: there is none
+};
+
+inline constexpr size_t memory_slots = 2;
+using HeldByRank = std::vector<std::array<Held, memory_slots>>;  ///< [rank][slot]
+
+/// Snapshots of one save from which all ranks can go on.
+struct SnapshotSet {
+  int64_t session = 0;
+  int64_t step = 0;
+  std::vector<int> slot;  ///< of each rank; -1: it has none, and asks its neighbour
+};
+
+/// The rank in the next replica (with direction -1, the previous) that owns the same chunk; -1: there is one replica.
+int neighbour(const mesh::Layout& layout, int rank, int direction = 1);
+
+/// The latest set of step `at_least` or later that is complete: each rank holds its part, or its neighbour does. The
+/// same on all ranks, as it depends on nothing else.
+std::optional<SnapshotSet> newest_complete_set(const mesh::Layout& layout, const HeldByRank& held, int64_t at_least);
+
+}  // namespace tesserae::train

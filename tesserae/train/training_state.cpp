@@ -1,0 +1,135 @@
+#include "tesserae/train/training_state.h"
+
+#include <ATen/Context.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "tesserae/base/log.h"
+#include "tesserae/checkpoint/model_state.h"
+#include "tesserae/checkpoint/random_state.h"
+#include "tesserae/model/init.h"
+#include "tesserae/optim/adamw.h"
+#include "tesserae/optim/sgd.h"
+
+namespace tesserae::train {
+namespace {
+
+model::Gpt make_model(const Config& config, const Plan& plan) {
+  model::GptConfig shape = plan.model;
+  shape.device = c10::kMeta;  // no rank ever holds the whole model: the engine fills it unit by unit
+  model::Gpt model(shape);
+  model->checkpoint_activations_of_blocks(config.checkpoint_activations);
+  return model;
+}
+
+shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::Fabric>& fabric, const Config& config,
+                     const Plan& plan) {
+  return shard::shard_model(model, fabric,
+                            {.strategy = plan.strategy,
+                             .precision = plan.precision,
+                             .accumulation = config.train.accumulation,
+                             .limit_all_gathers = config.sharding.limit_all_gathers,
+                             .limit_reductions = config.sharding.limit_reductions,
+                             .initialize = model::initialize(model->config())});
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const Config::Optimizer& o) {
+  if (o.name == "sgd") {
+    return std::make_unique<optim::Sgd>(
+        sharded, optim::SgdOptions{.lr = o.lr, .momentum = o.momentum, .weight_decay = o.weight_decay});
+  }
+  return std::make_unique<optim::AdamW>(
+      sharded, optim::AdamWOptions{
+                   .lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .eps = o.epsilon, .weight_decay = o.weight_decay});
+}
+
+}  // namespace
+
+TrainingState::TrainingState(const Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> the_fabric)
+    : fabric(std::move(the_fabric)),
+      loader(make_loader(config, plan, fabric->rank())),
+      model(make_model(config, plan)),
+      sharded(shard(model, fabric, config, plan)),
+      optimizer(make_optimizer(sharded, config.optimizer)),
+      config_(config),
+      plan_(plan) {
+  if (plan.precision.parameters == at::kHalf) scaler.emplace();
+  seed_random();
+}
+
+checkpoint::State TrainingState::to_save() {
+  checkpoint::State state{.step = step,
+                          .layout = layout(),
+                          .pieces = checkpoint::model_pieces(sharded, optimizer.get()),
+                          .training = description()};
+  for (checkpoint::Piece& piece : checkpoint::random_pieces(fabric->rank(), fabric->device())) {
+    state.pieces.push_back(std::move(piece));
+  }
+  return state;
+}
+
+mesh::Layout TrainingState::layout() const {
+  return {fabric->size(), plan_.strategy.degrees};
+}
+
+nlohmann::json TrainingState::description() const {
+  nlohmann::json result = {{"config", config_.resolved},
+                           {"data",
+                            {{"epoch", position.epoch},
+                             {"offset", position.offset},
+                             {"samples", loader.training_samples()},
+                             {"sequence_length", config_.data.sequence_length},
+                             {"seed", config_.run.seed}}}};
+  if (scaler) result["loss_scale"] = {{"scale", scaler->state().scale}, {"good_steps", scaler->state().good_steps}};
+  return result;
+}
+
+void TrainingState::load(const checkpoint::Checkpoint& checkpoint) {
+  checkpoint::load_model(checkpoint, sharded, optimizer.get());
+  take_over(checkpoint.manifest().training, checkpoint.step());
+  if (!checkpoint::load_random(checkpoint, fabric->rank(), fabric->device())) seed_random();
+}
+
+void TrainingState::take_over(const nlohmann::json& description, int64_t at_step) {
+  step = at_step;
+  try {
+    if (const auto found = description.find("data"); found == description.end()) {
+      position = loader.after(step);
+    } else if (found->at("samples") == loader.training_samples() && found->at("seed") == config_.run.seed &&
+               found->at("sequence_length") == config_.data.sequence_length) {
+      const data::Position there{.epoch = found->at("epoch"), .offset = found->at("offset")};
+      if (there.epoch < 0 || there.offset < 0 || there.offset >= loader.training_samples()) {
+        throw InvalidArgument("TrainingState::take_over", cat("sample ", there.offset, " of epoch ", there.epoch,
+                                                              " of ", loader.training_samples(), " samples"));
+      }
+      position = there;
+    } else {
+      position = {};
+      if (fabric->rank() == 0) {
+        log(LogLevel::warning,
+            cat("the checkpoint of step ", step, " was trained on other data (", found->at("samples"), " samples of ",
+                found->at("sequence_length"), ", seed ", found->at("seed"), "): the data start from the beginning"));
+      }
+    }
+    if (const auto found = description.find("loss_scale"); found != description.end() && scaler) {
+      scaler->load_state({.scale = found->at("scale"), .good_steps = found->at("good_steps")});
+    }
+  } catch (const nlohmann::json::exception& error) {
+    throw InvalidArgument("TrainingState::take_over", cat("what the checkpoint of step ", step,
+                                                          " says of its training can not be: ", error.what()));
+  }
+}
+
+void TrainingState::seed_random() {
+  const auto rank = static_cast<uint64_t>(fabric->rank());
+  // Dropout differs between ranks, as their samples do.
+  at::manual_seed(step == 0 ? config_.run.seed + rank
+                            : model::seed_of(config_.run.seed, cat("step ", step, " rank ", rank)));
+}
+
+void TrainingState::publish() {
+  checkpoint::publish_model(sharded);
+}
+
+}  // namespace tesserae::train

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+
+#include "tesserae/checkpoint/reader.h"
+#include "tesserae/checkpoint/state.h"
+#include "tesserae/comm/fabric.h"
+#include "tesserae/data/loader.h"
+#include "tesserae/model/gpt.h"
+#include "tesserae/optim/loss_scaler.h"
+#include "tesserae/optim/optimizer.h"
+#include "tesserae/shard/sharded.h"
+#include "tesserae/train/config.h"
+#include "tesserae/train/plan.h"
+
+namespace tesserae::train {
+
+/// All of a rank that changes while it trains, and so all that a checkpoint keeps: parameters, the optimizer's state,
+/// the loss scale, the step, the position in the data and torch's random numbers. What else a step needs (the learning
+/// rate, the order of the data) is a function of these and of the configuration.
+///
+/// `config` and `plan` outlive it. Used from the training thread.
+class TrainingState {
+ public:
+  /// The state before the first step; random numbers are seeded. Collective.
+  TrainingState(const Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> fabric);
+
+  const std::shared_ptr<comm::Fabric> fabric;
+  data::Loader loader;
+  model::Gpt model;
+  shard::Sharded sharded;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  std::optional<optim::LossScaler> scaler;  ///< with fp16
+  int64_t step = 0;                         ///< how many are done
+  data::Position position;                  ///< where the next one begins
+
+  /// This rank's part, with the memory that it lives in (checkpoint/saver.h says how long that must stay as it is).
+  checkpoint::State to_save();
+  mesh::Layout layout() const;
+  /// What is said in a checkpoint beside the tensors, as docs/format.md shows it.
+  nlohmann::json description() const;
+
+  /// Fills this rank's part from a checkpoint of any layout and world size. No collective: a checkpoint::LoadInto. The
+  /// model computes with what was loaded after publish(). Throws what load_model throws, InvalidArgument for a
+  /// description that can not be.
+  void load(const checkpoint::Checkpoint& checkpoint);
+  /// Takes over what description() said at that step; also of a checkpoint of another program, which may say nothing.
+  void take_over(const nlohmann::json& description, int64_t at_step);
+  /// Random numbers for a rank that has none to continue: other ones at each step.
+  void seed_random();
+  /// All ranks, after all have loaded.
+  void publish();
+
+ private:
+  const Config& config_;
+  const Plan& plan_;
+};
+
+}  // namespace tesserae::train

@@ -1,0 +1,86 @@
+#include "tesserae/train/init_config.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/train/documents.h"
+
+namespace tesserae::train {
+namespace {
+
+Json resolved(const char* text) {
+  return validate_init_config(Json::parse(text));
+}
+
+TEST(InitConfig, IsFilledWithTheDefaultsOfSmp) {
+  EXPECT_EQ(resolved("{}"), Json::parse(R"({
+    "hybrid_shard_degree": 0, "sm_activation_offloading": true, "activation_loading_horizon": 2,
+    "fsdp_cache_flush_warnings": true, "allow_empty_shards": false, "tensor_parallel_degree": 1,
+    "context_parallel_degree": 1, "expert_parallel_degree": 1, "random_seed": 12345, "degrees": null, "$comment": "",
+    "run": {"folder": null, "connect_deadline_seconds": 60, "deadline_seconds": 300}})"));
+}
+
+TEST(InitConfig, TakesEveryKeyOfSmpWhereItsFeatureIsNotAskedFor) {
+  const Json config = resolved(R"({
+    "hybrid_shard_degree": 16, "sm_activation_offloading": false, "activation_loading_horizon": 2,
+    "fsdp_cache_flush_warnings": false, "allow_empty_shards": true, "tensor_parallel_degree": 1,
+    "context_parallel_degree": 1, "expert_parallel_degree": 1, "random_seed": 7})");
+  EXPECT_EQ(config["hybrid_shard_degree"], 16);
+  EXPECT_EQ(config["random_seed"], 7);
+}
+
+TEST(InitConfig, TakesRawDegreesAndDeadlines) {
+  const Json config = resolved(R"({"degrees": {"parameters": 2, "gradients": 4, "optimizer": 8},
+                                   "run": {"deadline_seconds": 5}, "$comment": ["why"]})");
+  EXPECT_EQ(config["degrees"]["gradients"], 4);
+  EXPECT_EQ(config["run"]["deadline_seconds"], 5);
+}
+
+struct Case {
+  const char* what;
+  const char* document;
+  const char* error;
+};
+
+class WrongInitConfig : public testing::TestWithParam<Case> {};
+
+TEST_P(WrongInitConfig, NamesTheKey) {
+  EXPECT_EQ(error_of([] { resolved(GetParam().document); }), std::string("[configuration] ") + GetParam().error);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Errors, WrongInitConfig,
+    testing::Values(
+        Case{"misspelt", R"({"hybrid_shard_degre": 2})",
+             "hybrid_shard_degre: unknown key; did you mean hybrid_shard_degree?"},
+        Case{"in_no_section", R"({"deadline_seconds": 2})",
+             "deadline_seconds: unknown key; did you mean run.deadline_seconds?"},
+        Case{"of_the_command_line", R"({"precision": "bf16"})",
+             "precision: is read by `tesserae train` only (as precision): a script says that itself, and tsm.init does "
+             "not take it"},
+        Case{"of_a_section_of_the_command_line", R"({"run": {"device": "cpu"}})",
+             "run.device: is read by `tesserae train` only (as run.device): a script says that itself, and tsm.init "
+             "does not take it"},
+        Case{"of_a_section_without_it", R"({"steps": 5})",
+             "steps: is read by `tesserae train` only (as train.steps): a script says that itself, and tsm.init does "
+             "not take it"},
+        Case{"no_object", "[2]", "must be a JSON object, but is [2]"},
+        Case{"negative_degree", R"({"hybrid_shard_degree": -1})", "hybrid_shard_degree: must be at least 0, but is -1"},
+        Case{"degree_of_yes", R"({"hybrid_shard_degree": true})",
+             "hybrid_shard_degree: must be an integer or \"auto\", but is true"},
+        Case{"auto_degree", R"({"hybrid_shard_degree": "auto"})",
+             "hybrid_shard_degree: \"auto\" is not available yet: give a number that divides the number of ranks"},
+        Case{"horizon", R"({"activation_loading_horizon": 4})",
+             "activation_loading_horizon: activation offloading is not available yet: only 2 is taken, but it is 4"},
+        Case{"no_horizon", R"({"activation_loading_horizon": 0})",
+             "activation_loading_horizon: must be at least 1, but is 0"},
+        Case{"tensor_parallel", R"({"tensor_parallel_degree": 2})",
+             "tensor_parallel_degree: tensor parallelism is not available yet: only 1 is taken, but it is 2"},
+        Case{"two_dials", R"({"hybrid_shard_degree": 2, "degrees": {"parameters": 1, "gradients": 1, "optimizer": 2}})",
+             "degrees: contradicts hybrid_shard_degree = 2: give one of them"},
+        Case{"half_a_dial", R"({"degrees": {"parameters": 1}})",
+             "degrees.gradients: is missing; it must be an integer"},
+        Case{"deadline", R"({"run": {"deadline_seconds": 0}})", "run.deadline_seconds: must be more than 0, but is 0"}),
+    [](const auto& info) { return info.param.what; });
+
+}  // namespace
+}  // namespace tesserae::train

@@ -1,0 +1,155 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include "tesserae/checkpoint/checksum.h"
+#include "tests/train/train_job.h"
+
+// Jobs that are killed and go on from what they left in shared memory. Their checkpoint folder stays empty until they
+// end: what they continue can only have come from memory. (Which snapshot is chosen: snapshot_set_test.cpp; what a
+// snapshot is: memory_slot_test.cpp.)
+
+namespace tesserae::train {
+namespace {
+
+using std::chrono::seconds;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+constexpr int64_t last = 24;
+
+class Memory : public testing::Test {
+ protected:
+  ~Memory() override {
+    for (const std::string& path : left()) os::files().remove_all(path);
+  }
+
+  /// Where rank `rank` keeps its snapshots.
+  std::string slot(int rank, int number) const {
+    return cat("/dev/shm/tesserae-", checkpoint::to_hex(checkpoint::checksum(job_.path("run/checkpoints"))), "-rank-",
+               rank, "-", number);
+  }
+
+  /// What jobs of this test left in shared memory.
+  std::vector<std::string> left() const {
+    std::vector<std::string> paths;
+    for (int rank = 0; rank < 4; ++rank) {
+      for (const int number : {0, 1}) {
+        if (os::files().exists(slot(rank, number))) paths.push_back(slot(rank, number));
+      }
+    }
+    return paths;
+  }
+
+  /// A snapshot every second step.
+  static std::vector<std::string> arguments(int ranks, int degree, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> all = {"--nproc",
+                                    std::to_string(ranks),
+                                    "--resume",
+                                    "auto",
+                                    "--set",
+                                    cat("hybrid_shard_degree=", degree),
+                                    "checkpoint.memory_every_steps=2"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  /// Starts a job and kills one of its processes when it is beyond step 9.
+  void run_and_kill(int ranks, int degree) {
+    Program program = job_.start("run", arguments(ranks, degree));
+    ASSERT_TRUE(program.wait_for("step 9/")) << program.output << program.errors;
+    if (ranks == 1) {
+      program.process().signal(SIGKILL);
+    } else {
+      ::kill(children_of(program.process().id()).at(1), SIGKILL);
+    }
+    const auto exit = program.finish();
+    ASSERT_TRUE(exit && !exit->success()) << program.errors;
+    ASSERT_THAT(job_.steps("run"), IsEmpty());
+    ASSERT_THAT(left(), SizeIs(ranks * 2));
+  }
+
+  /// The step at which it went on from memory; -1: it did not.
+  static int64_t resumed_at(const std::string& said) {
+    const std::string begin = "resumed at step ";
+    const size_t found = said.find(begin);
+    if (found == std::string::npos || said.find(" from memory of the hosts", found) == std::string::npos) return -1;
+    return std::stoll(said.substr(found + begin.size()));
+  }
+
+  void expect_like_undisturbed(int ranks, int degree) {
+    job_.run("reference", {"--nproc", std::to_string(ranks), "--set", cat("hybrid_shard_degree=", degree),
+                           "checkpoint.every_steps=24"});
+    job_.expect_same_history("run", "reference", last);
+    job_.expect_same_state("run", "reference", last);
+    EXPECT_THAT(left(), IsEmpty()) << "a job that ended well leaves nothing in memory";
+  }
+
+  static void flip_a_bit(const std::string& path) {
+    std::string bytes = os::files().read(path);
+    bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+    os::files().write(path, bytes);
+  }
+
+  const TrainJob job_{"memory"};
+};
+
+TEST_F(Memory, AKilledJobGoesOnFromItsLastSnapshotBitwise) {
+  run_and_kill(4, 4);
+  const std::string said = job_.run("run", arguments(4, 4));
+  EXPECT_GE(resumed_at(said), 8) << said;
+  expect_like_undisturbed(4, 4);
+}
+
+TEST_F(Memory, AReplicaHasWhatAHostHasLost) {
+  run_and_kill(4, 2);
+  for (const int rank : {1, 2}) {  // their neighbours in the other replica are ranks 3 and 0
+    for (const int number : {0, 1}) os::files().remove(slot(rank, number));
+  }
+  const std::string said = job_.run("run", arguments(4, 2));
+  EXPECT_GE(resumed_at(said), 8) << said;
+  expect_like_undisturbed(4, 2);
+}
+
+TEST_F(Memory, ADamagedSnapshotIsNotUsedTheOneBeforeIs) {
+  run_and_kill(1, 1);
+  const int newest = os::files().read(slot(0, 0)).find("\"step\":8,") != std::string::npos ? 0 : 1;
+  flip_a_bit(slot(0, newest));
+  const std::string said = job_.run("run", arguments(1, 1));
+  EXPECT_THAT(said, HasSubstr("is damaged: block 0"));
+  EXPECT_GE(resumed_at(said), 6) << said;
+  expect_like_undisturbed(1, 1);
+}
+
+TEST_F(Memory, WhatCanNotBeContinuedIsTakenAway) {
+  run_and_kill(2, 2);
+  const std::string other = job_.run("run", arguments(1, 1, {"train.steps=3"}));
+  EXPECT_EQ(resumed_at(other), -1) << "the layout is another one";
+  EXPECT_THAT(other, HasSubstr("starting from step 0"));
+  EXPECT_THAT(left(), IsEmpty()) << "also that of rank 1, which this job does not have";
+}
+
+TEST_F(Memory, AnotherModelIsNotFilledFromMemory) {
+  run_and_kill(1, 1);
+  const std::string said = job_.run("run", arguments(1, 1, {"model.dimension=16", "train.steps=3"}));
+  EXPECT_THAT(said, AllOf(HasSubstr("the snapshots in memory are not used"), HasSubstr("starting from step 0")));
+  EXPECT_THAT(left(), IsEmpty());
+}
+
+TEST_F(Memory, WithoutRoomTrainingGoesOnWithoutIt) {
+  os::files().make_directory(slot(0, 0));  // a name that no shared memory can take
+  os::files().write(slot(0, 0) + "/file", "");
+  const std::string said = job_.run("run", arguments(1, 1));
+  EXPECT_THAT(said, HasSubstr("training goes on without snapshots in memory"));
+  os::files().remove_all(slot(0, 0));
+  expect_like_undisturbed(1, 1);
+}
+
+}  // namespace
+}  // namespace tesserae::train
