@@ -2,9 +2,11 @@
 """The tree against docs/design.md: which folders there are, and who includes what.
 
 A layer of tesserae/ includes only itself and layers above it in LAYERS; the program and the bindings stand below all of
-them; tests and benchmarks may include anything. Run from anywhere; prints one line per violation, exit status 1 if any.
+them; tests and benchmarks may include anything. The Python package imports the standard library, torch and itself: what
+a user must install besides is nothing. Run from anywhere; prints one line per violation, exit status 1 if any.
 """
 
+import ast
 import re
 import subprocess
 import sys
@@ -21,9 +23,14 @@ OS_HEADERS = re.compile(
     r"(aio|csignal|dirent|dlfcn|fcntl|glob|grp|ifaddrs|netdb|poll|pthread|pwd|sched|semaphore|signal|spawn|termios|"
     r"ucontext|unistd|wait)(\.h)?"
 )
-CUDA_HEADERS = re.compile(r"(cuda|nccl|cublas|cudnn).*\.h|(ATen|c10|torch/csrc)/cuda/.*|.*/ProcessGroupNCCL\.hpp|.*/NCCLUtils\.hpp")
+CUDA_HEADERS = re.compile(
+    r"(cuda|nccl|cublas|cudnn).*\.h|(ATen|c10|torch/csrc)/cuda/.*|.*/ProcessGroupNCCL\.hpp|.*/NCCLUtils\.hpp"
+)
 # Each of these in a header makes every source that includes it compile 10 s longer.
 WHOLE_TORCH = {"torch/torch.h", "torch/all.h", "torch/extension.h", "ATen/ATen.h"}
+
+# What the Python package may import besides the standard library.
+PACKAGES = {"torch", "tesserae"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
 LINK = re.compile(r"\btesserae::(\w+)")
@@ -79,6 +86,8 @@ def check_include(path, quote, name):
 def check_file(path, text):
     """All violations of one file."""
     found = []
+    if path.endswith(".py"):
+        return check_imports(path, text) if path.startswith("python/tesserae/") else []
     if path.endswith("CMakeLists.txt"):
         allowed = layers_for(path)
         for name in LINK.findall(text) if allowed else []:
@@ -94,13 +103,32 @@ def check_file(path, text):
     return found
 
 
+def check_imports(path, text):
+    """What the Python package imports that it may not, line by line."""
+    found = []
+    for node in ast.walk(ast.parse(text, path)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = ["." * node.level if node.level else node.module]
+        else:
+            continue
+        for name in names:
+            top = name.partition(".")[0]
+            if not top:
+                found.append(f"{path}:{node.lineno}: {name}: imports in the package are absolute")
+            elif top not in PACKAGES and top not in sys.stdlib_module_names:
+                found.append(f"{path}:{node.lineno}: {name}: the package imports the standard library and torch only")
+    return found
+
+
 def check_tree(root):
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=root, check=True, capture_output=True, text=True
     )
     paths = sorted(p for p in listed.stdout.splitlines() if (root / p).is_file())
     found = sorted({wrong for path in paths if (wrong := check_folder(path))})
-    sources = [p for p in paths if p.endswith((".h", ".cpp", "CMakeLists.txt"))]
+    sources = [p for p in paths if p.endswith((".h", ".cpp", ".py", "CMakeLists.txt"))]
     for path in sources:
         found += check_file(path, (root / path).read_text())
     return found, len(sources)
@@ -130,11 +158,25 @@ def self_test():
         ("tesserae/mesh/CMakeLists.txt", "LINK tesserae::base", None),
         ("tesserae/mesh/CMakeLists.txt", "LINK tesserae::shard", "below mesh"),
         ("tests/mesh/CMakeLists.txt", "LINK tesserae::shard", None),
+        ("python/bindings/shard.cpp", '#include "tesserae/train/job.h"\n#include "python/bindings/bindings.h"\n', None),
+        ("python/bindings/shard.cpp", '#include "bindings.h"\n', "path in the tree"),
+        ("python/bindings/shard.cpp", "#include <unistd.h>\n", "operating system"),
+        ("python/tesserae/a.py", "import os.path\nfrom torch import nn\nfrom tesserae import _C\n", None),
+        ("python/tesserae/a.py", "import json\nimport numpy as np\n", "a.py:2: numpy: the package imports"),
+        ("python/tesserae/a.py", "def f():\n    from transformers import T5Config\n", "a.py:2: transformers"),
+        ("python/tesserae/a.py", "from . import _C\n", "absolute"),
+        ("tests/python/a_test.py", "import transformers\n", None),
     ]
     folders = [
-        ("README.md", None), (".ci/run", None), ("tesserae/CMakeLists.txt", None), ("tesserae/os/a.cpp", None),
-        ("tesserae/utils/a.cpp", "tesserae/utils/"), ("src/a.cpp", "src/"), ("tests/misc/a.cpp", "tests/misc/"),
-        ("python/bindings/mesh.cpp", None), ("python/extra/a.py", "python/extra/"),
+        ("README.md", None),
+        (".ci/run", None),
+        ("tesserae/CMakeLists.txt", None),
+        ("tesserae/os/a.cpp", None),
+        ("tesserae/utils/a.cpp", "tesserae/utils/"),
+        ("src/a.cpp", "src/"),
+        ("tests/misc/a.cpp", "tests/misc/"),
+        ("python/bindings/mesh.cpp", None),
+        ("python/extra/a.py", "python/extra/"),
     ]
     results = [(path, check_file(path, text), wanted) for path, text, wanted in cases]
     results += [(path, [w] if (w := check_folder(path)) else [], wanted) for path, wanted in folders]

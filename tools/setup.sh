@@ -1,19 +1,26 @@
 #!/usr/bin/env bash
-# tools/setup.sh: makes this checkout able to build. `make demo` and `make test` call it; a second call does nothing.
+# tools/setup.sh [--dev]: makes this checkout able to build. Every target that needs it calls it; a second call does
+# nothing. `make demo` needs less than the targets that build and test everything: those pass --dev.
 #   1. Tools and libraries: looks for the commands and CMake packages themselves, wherever they come from; what is
 #      missing is installed with apt-get where we may (root, or sudo without a password), else named in one line.
 #   2. Python: the active one if it has torch >= 2.11 (TESSERAE_PYTHON names another), else .venv with requirements.txt.
+#   3. With --dev: Python's headers, and requirements-dev.txt. Nothing is installed into an environment that is not ours:
+#      where the active Python lacks something, .venv is laid over it and sees its packages.
 # Leaves build/setup/python (the path of the Python to use) and build/setup/stamp (for what that was done).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p build/setup
 
+dev=no
+if [ "${1:-}" = --dev ]; then dev=yes; fi
+
 stamp() {
-  cksum requirements.txt tools/setup.sh
+  cksum requirements.txt requirements-dev.txt tools/setup.sh
   echo "${TESSERAE_PYTHON:-} ${VIRTUAL_ENV:-} ${CONDA_PREFIX:-} $(command -v python3 || true)"
 }
 wanted=$(stamp)
-if [ "$(cat build/setup/stamp 2>/dev/null)" = "$wanted" ] && "$(cat build/setup/python)" -c '' 2>/dev/null; then
+is_done() { [ "$(cat build/setup/stamp 2>/dev/null)" = "$wanted $1" ] && "$(cat build/setup/python)" -c '' 2>/dev/null; }
+if is_done dev=yes || is_done "dev=$dev"; then
   exit 0
 fi
 rm -f build/setup/stamp
@@ -32,6 +39,19 @@ has_torch() {
   has_python "$1" &&
     "$1" -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11))' 2>/dev/null
 }
+has_headers() {
+  "$1" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' 2>/dev/null
+}
+has_requirements() {  # PYTHON FILE: every line NAME==VERSION is installed so
+  "$1" - "$2" 2>/dev/null <<'END'
+import sys
+from importlib.metadata import version
+lines = (line.split("#")[0].strip() for line in open(sys.argv[1]))
+sys.exit(any(version(name) != wanted for name, _, wanted in (line.partition("==") for line in lines if line)))
+END
+}
+is_ours() { [ "$("$1" -c 'import sys; print(sys.prefix)' 2>/dev/null)" = "$PWD/.venv" ]; }
 can_make_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 has_format() { clang-format-14 --version || clang-format --version | grep -q 'version 14\.'; } &>/dev/null
 
@@ -42,6 +62,7 @@ missing_libraries() {
   {
     echo 'cmake_minimum_required(VERSION 3.22)'
     echo 'project(probe LANGUAGES CXX)'
+    echo "list(APPEND CMAKE_MODULE_PATH $PWD/cmake)"
     sed -nE 's/^ *find_package\(([^ )]+) ?([0-9.]*).*/\1 \2/p' cmake/Dependencies.cmake | while read -r name version; do
       echo "find_package($name $version QUIET)"
       echo "if(NOT ${name}_FOUND)"
@@ -59,7 +80,9 @@ debian_package() {  # of a missing thing, as named below
     compiler) echo g++ ;;
     ninja) echo ninja-build ;;
     venv) echo python3-venv ;;
+    python-headers) echo "$("$python" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')" ;;
     nlohmann_json) echo nlohmann-json3-dev ;;
+    xxHash) echo libxxhash-dev ;;
     CLI11) echo libcli11-dev ;;
     GTest) echo libgtest-dev libgmock-dev ;;
     benchmark) echo libbenchmark-dev ;;
@@ -88,6 +111,11 @@ look() {  # sets python, use_venv, required, libraries (of those), useful
     if [ -n "${TESSERAE_PYTHON:-}" ]; then die "TESSERAE_PYTHON=$TESSERAE_PYTHON has no torch >= 2.11"; fi
     use_venv=yes
     if [ ! -x .venv/bin/pip ] && ! can_make_venv "$python"; then required+=(venv); fi
+  fi
+  if [ "$dev" = yes ] && [ -n "$python" ] && ! has_headers "$python"; then required+=(python-headers); fi
+  if [ "$dev" = yes ] && [ "$use_venv" = no ] && ! is_ours "$python" &&
+    ! has_requirements "$python" requirements-dev.txt && ! can_make_venv "$python"; then
+    required+=(venv)
   fi
   has_compiler || required+=(compiler)
   has_cmake || required+=(cmake)
@@ -125,7 +153,7 @@ look
 if [ ${#required[@]} -gt 0 ] || [ ${#useful[@]} -gt 0 ]; then
   if may_install; then
     if [ ${#required[@]} -gt 0 ]; then
-      if [ "$libraries" = unknown ]; then required+=(nlohmann_json CLI11 GTest benchmark); fi
+      if [ "$libraries" = unknown ]; then required+=(nlohmann_json xxHash CLI11 GTest benchmark); fi
       mapfile -t packages < <(packages_of "${required[@]}")
       echo "setup: installing ${packages[*]}"
       install_packages "${packages[@]}"
@@ -150,6 +178,15 @@ if [ "$use_venv" = yes ]; then
   tools/phase.sh python build/setup/pip.log .venv/bin/python -m pip install --no-compile -r requirements.txt
   python=.venv/bin/python
 fi
+if [ "$dev" = yes ] && ! has_requirements "$python" requirements-dev.txt; then
+  if ! is_ours "$python"; then
+    over=$("$python" -c 'import sys; print("\n".join(path for path in sys.path if path.endswith("-packages")))')
+    tools/phase.sh venv build/setup/venv.log "$python" -m venv --clear .venv
+    echo "$over" >"$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/over.pth"
+    python=.venv/bin/python
+  fi
+  tools/phase.sh packages build/setup/pip-dev.log "$python" -m pip install --no-compile -r requirements-dev.txt
+fi
 "$python" -c 'import sys; print(sys.executable)' >build/setup/python
 
 # The format check wants one exact major version: releases that do not package it get it from PyPI.
@@ -157,4 +194,4 @@ if ! has_format && [ ! -x build/setup/clang-format/bin/clang-format ]; then
   "$(cat build/setup/python)" -m pip install -q --target build/setup/clang-format 'clang-format==14.0.6' \
     &>build/setup/format.log || echo "setup: no clang-format 14; only the format check needs it"
 fi
-echo "$wanted" >build/setup/stamp
+echo "$wanted dev=$dev" >build/setup/stamp

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace tesserae::bindings {
+
+namespace py = pybind11;
+
+/// One function per layer that is exposed, in the source of that name. Each adds its classes and functions to `module`,
+/// tesserae._C. module.cpp calls them in the order of the layers: a type must be there before a signature names it.
+void bind_base(py::module_& module);
+void bind_mesh(py::module_& module);
+void bind_comm(py::module_& module);
+void bind_fabric(py::module_& module);
+void bind_shard(py::module_& module);
+void bind_optim(py::module_& module);
+void bind_checkpoint(py::module_& module);
+void bind_saver(py::module_& module);  // part of the layer checkpoint
+void bind_train(py::module_& module);
+
+}  // namespace tesserae::bindings

@@ -1,0 +1,150 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/bindings/unit.h"
+#include "tesserae/base/error.h"
+
+namespace tesserae::bindings {
+namespace {
+
+/// One flat buffer of a unit, for state dicts and summoning. Looks its parts up at each call: adoption moves them.
+struct FlatBuffer {
+  py::object owner;  // keeps the unit alive
+  Unit* unit;
+  int index;
+
+  shard::Engine::FlatView view() const { return unit->engine().flat_of(unit->index(), index); }
+  shard::LocalParameters& local() const {
+    auto* local = view().local;
+    if (local == nullptr) throw InvalidArgument("FlatBuffer", "the unit shows no parameters yet; see show_parameters");
+    return *local;
+  }
+};
+
+at::Tensor part_of(const shard::Engine::FlatView& view, const at::Tensor& whole) {
+  const auto range = view.parameter.part_range();
+  return whole.narrow(0, range.begin, range.size());
+}
+
+}  // namespace
+
+void bind_flat(py::module_& module) {
+  using Gil = py::gil_scoped_release;
+  py::class_<FlatBuffer>(module, "FlatBuffer", "One flat buffer of a unit; what it holds between steps.")
+      .def_property_readonly(
+          "names",
+          [](const FlatBuffer& self) {
+            std::vector<std::vector<std::string>> names;
+            for (const auto& slot : self.view().flat.slots()) names.push_back(slot.names);
+            return names;
+          },
+          "For each slot all names, from the root down.")
+      .def_property_readonly("shapes",
+                             [](const FlatBuffer& self) {
+                               std::vector<std::vector<int64_t>> shapes;
+                               for (const auto& slot : self.view().flat.slots()) shapes.push_back(slot.shape);
+                               return shapes;
+                             })
+      .def_property_readonly(
+          "begins",
+          [](const FlatBuffer& self) {
+            std::vector<int64_t> begins;
+            for (const auto& slot : self.view().flat.slots()) begins.push_back(slot.begin);
+            return begins;
+          },
+          "For each slot its first element in the whole buffer.")
+      .def_property_readonly("trainable", [](const FlatBuffer& self) { return self.view().flat.trainable(); })
+      .def_property_readonly("total", [](const FlatBuffer& self) { return self.view().flat.total(); })
+      .def_property_readonly(
+          "part_range",
+          [](const FlatBuffer& self) {
+            const auto range = self.view().parameter.part_range();
+            return std::make_pair(range.begin, range.end);
+          },
+          "Which elements of the whole buffer this rank holds between steps.")
+      .def(
+          "part", [](const FlatBuffer& self) { return self.view().parameter.part(); },
+          "This rank's values, one dimension, padding included; the engine's own memory.")
+      .def(
+          "take",
+          [](const FlatBuffer& self) {
+            const auto view = self.view();
+            self.local().take_values();
+            if (view.shard != nullptr) self.local().take_gradients(*view.shard);
+          },
+          "Takes what the user did to values and gradients of his tensors, which show this rank's part.")
+      .def(
+          "show",
+          [](const FlatBuffer& self) {
+            const auto view = self.view();
+            self.local().show_part();
+            if (view.shard != nullptr) self.local().show_gradients(*view.shard);
+          },
+          "The user's tensors show this rank's part of values and gradients, whatever they were made to show before.")
+      .def(
+          "gather",
+          [](const FlatBuffer& self, const at::Tensor& part) {
+            const auto view = self.view();
+            const Gil release;
+            return view.parameter.gather(part);
+          },
+          py::arg("part"), "Collective: the whole buffer, from what each rank holds as its part (any dtype).")
+      .def(
+          "gather_gradient",
+          [](const FlatBuffer& self) -> std::optional<at::Tensor> {
+            const auto view = self.view();
+            if (view.shard == nullptr) return std::nullopt;
+            const at::Tensor& mine = view.shard->grad;
+            const Gil release;
+            if (self.unit->engine().max_over_ranks(mine.defined() ? 1 : 0) == 0) return std::nullopt;
+            return view.parameter.gather(mine.defined() ? mine : at::zeros_like(view.parameter.part()));
+          },
+          "Collective: the whole gradient, zeros where a rank has none; None if no rank has one.")
+      .def(
+          "scatter",
+          [](const FlatBuffer& self, const at::Tensor& whole) {
+            const at::NoGradGuard no_grad;
+            self.view().parameter.scatter(whole);
+          },
+          py::arg("whole"), "Takes this rank's part of a whole buffer as its new values. Then publish().")
+      .def(
+          "scatter_gradient",
+          [](const FlatBuffer& self, const at::Tensor& whole) {
+            const auto view = self.view();
+            const at::NoGradGuard no_grad;
+            if (!view.shard->grad.defined()) view.shard->grad = view.gradient->memory();
+            view.shard->grad.copy_(part_of(view, whole));
+          },
+          py::arg("whole"), "Takes this rank's part of a whole gradient.")
+      .def(
+          "publish",
+          [](const FlatBuffer& self) {
+            const auto view = self.view();
+            const Gil release;
+            view.parameter.publish();
+          },
+          "Collective: new values are what the next forward sees.")
+      .def(
+          "join",
+          [](const FlatBuffer& self, const std::vector<std::optional<at::Tensor>>& slices, at::ScalarType dtype) {
+            std::vector<at::Tensor> defined;
+            for (const auto& slice : slices) defined.push_back(slice.value_or(at::Tensor()));
+            const at::NoGradGuard no_grad;
+            return self.local().join(defined, dtype);
+          },
+          py::arg("slices"), py::arg("dtype"), "A tensor for each of the user's tensors, of its size, as one part.");
+
+  module.def(
+      "flat_buffers",
+      [](const py::object& unit) {
+        auto& cpp = unit.cast<Unit&>();
+        std::vector<FlatBuffer> buffers;
+        for (int i = 0; i < cpp.engine().flats_of(cpp.index()); ++i) buffers.push_back({unit, &cpp, i});
+        return buffers;
+      },
+      py::arg("unit"));
+}
+
+}  // namespace tesserae::bindings

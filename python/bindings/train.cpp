@@ -1,0 +1,22 @@
+#include "python/bindings/bindings.h"
+#include "tesserae/train/config_file.h"
+#include "tesserae/train/init_config.h"
+
+namespace tesserae::bindings {
+
+// Configurations cross as JSON text: both sides read it as they read a file, and neither needs the other's types.
+void bind_train(py::module_& module) {
+  using namespace tesserae::train;
+  module.def(
+      "read_config_file", [](const std::string& path) { return read_config_file(path).dump(); }, py::arg("path"),
+      "The JSON object in that file, unchecked, as JSON text. Comments are skipped; InvalidArgument names the line of "
+      "what is no JSON.");
+  module.def(
+      "validate_init_config",
+      [](const std::string& document) { return validate_init_config(Json::parse(document)).dump(); },
+      py::arg("document"),
+      "A configuration of tsm.init, as JSON text, checked and with every default filled in. InvalidArgument names the "
+      "key that can not work.");
+}
+
+}  // namespace tesserae::bindings

@@ -1,0 +1,225 @@
+#include "python/bindings/unit.h"
+
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "tesserae/base/error.h"
+#include "tesserae/shard/agreement.h"
+#include "tesserae/shard/gradient_hooks.h"
+
+namespace tesserae::bindings {
+namespace {
+
+// Calls visit for each tensor in what a forward takes or returns.
+template <class Visit>
+void for_each_tensor(const py::handle& value, const Visit& visit) {
+  if (THPVariable_Check(value.ptr())) {
+    visit(THPVariable_Unpack(value.ptr()));
+  } else if (PyTuple_Check(value.ptr()) || PyList_Check(value.ptr())) {
+    for (const auto& element : py::reinterpret_borrow<py::sequence>(value)) for_each_tensor(element, visit);
+  } else if (PyDict_Check(value.ptr())) {  // also OrderedDict, and what is derived from it
+    for (const auto& [key, element] : py::reinterpret_borrow<py::dict>(value)) for_each_tensor(element, visit);
+  } else if (py::hasattr(value, "__dataclass_fields__")) {
+    for (const auto& name : value.attr("__dataclass_fields__")) for_each_tensor(py::getattr(value, name), visit);
+  } else if (py::hasattr(value, "data") && py::hasattr(value, "batch_sizes")) {  // PackedSequence
+    for_each_tensor(value.attr("data"), visit);
+  }
+}
+
+}  // namespace
+
+Unit::Unit(std::shared_ptr<comm::Fabric> fabric, shard::Options options, const std::vector<Parameter>& parameters) {
+  std::vector<shard::NamedParameter> named;
+  for (const auto& parameter : parameters) named.push_back({parameter.names, parameter.compute});
+  shard::UnitSpec spec{"", -1, this, shard::group_parameters(named)};
+  for (const auto& flat : spec.flats) {
+    std::vector<int> order;
+    for (const auto& tensor : flat.parameters) {
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].compute.is_same(tensor)) order.push_back(static_cast<int>(i));
+      }
+    }
+    flats_.push_back(std::move(order));
+    has_frozen_ = has_frozen_ || !flat.trainable;
+  }
+  std::vector<shard::UnitSpec> specs{std::move(spec)};
+  engine_ = std::make_shared<shard::Engine>(std::move(specs), std::move(fabric), std::move(options));
+}
+
+Unit::~Unit() {
+  if (engine_) engine_->forget(unit_);
+}
+
+void Unit::attach(shard::Engine* engine, int unit) {
+  // Inside the engine's constructor nobody owns it yet; this class's constructor takes it.
+  engine_ = engine == nullptr ? nullptr : engine->weak_from_this().lock();
+  unit_ = unit;
+}
+
+shard::Engine& Unit::engine() const {
+  if (!engine_) throw InvalidArgument("Unit", "the engine of this unit is gone");
+  return *engine_;
+}
+
+void Unit::adopt(Unit& inner, const std::string& name) {
+  const auto theirs = inner.engine_;  // its last owner may be the handle that is about to be attached elsewhere
+  engine().adopt(*theirs, name);
+}
+
+void Unit::enter() {
+  {
+    const py::gil_scoped_release release;
+    engine().before_forward(unit_);
+  }
+  ++depth_;
+  show(true);
+}
+
+void Unit::leave() {
+  --depth_;
+  show(depth_ > 0 || backward_);
+}
+
+// Parameters stay in place between a unit's first gradient and the end of the backward: a forward that is recomputed
+// below this unit's module reads them there.
+void Unit::begin_backward() {
+  if (entries_.empty() || backward_) return;
+  const py::gil_scoped_acquire acquire;
+  backward_ = true;
+  show(true);
+}
+
+void Unit::end_backward() {
+  if (!backward_) return;
+  const py::gil_scoped_acquire acquire;
+  backward_ = false;
+  show(depth_ > 0);
+}
+
+void Unit::require_between_steps(const std::string& function) {
+  if (depth_ > 0 || shard::in_backward()) {
+    throw InvalidArgument(function, cat("called inside a ", depth_ > 0 ? "forward of unit \"" : "backward of unit \"",
+                                        engine().unit_name(unit_), "\"; call it between steps"));
+  }
+  end_backward();
+}
+
+void Unit::show(bool compute) {
+  if (compute == computing_) return;
+  computing_ = compute;
+  for (const auto& entry : entries_) {
+    PyObject* value = compute ? entry.compute.ptr() : entry.local.ptr();
+    const int failed = PyDict_Check(entry.owner.ptr()) ? PyDict_SetItem(entry.owner.ptr(), entry.name.ptr(), value)
+                                                       : PyObject_SetAttr(entry.owner.ptr(), entry.name.ptr(), value);
+    if (failed != 0) throw py::error_already_set();
+  }
+}
+
+void Unit::finish(const py::handle& output) {
+  {
+    const py::gil_scoped_release release;
+    engine().after_forward(unit_);
+  }
+  for_each_tensor(output, [this](const at::Tensor& tensor) { engine().on_output(unit_, tensor); });
+}
+
+void Unit::watch_inputs(const py::handle& input) {
+  for_each_tensor(input, [this](const at::Tensor& tensor) { engine().on_input(unit_, tensor); });
+}
+
+void bind_unit(py::module_& module) {
+  using shard::Options;
+  const auto without_gil = py::call_guard<py::gil_scoped_release>();
+
+  py::class_<Options>(module, "Options", "How a unit is sharded; see tesserae/shard/options.h.")
+      .def(py::init([](std::tuple<int, int, int> degrees, bool free_after_forward, bool free_after_backward,
+                       std::optional<at::ScalarType> parameters, std::optional<at::ScalarType> reduce,
+                       int limit_all_gathers, bool offload) {
+             Options options;
+             options.strategy.degrees = {std::get<0>(degrees), std::get<1>(degrees), std::get<2>(degrees)};
+             options.strategy.free_after_forward = free_after_forward;
+             options.strategy.free_after_backward = free_after_backward;
+             options.precision.parameters = parameters;
+             options.precision.reduce = reduce;
+             options.precision.cast_inputs = false;
+             options.limit_all_gathers = limit_all_gathers;
+             options.offload = offload;
+             return options;
+           }),
+           py::kw_only(), py::arg("degrees"), py::arg("free_after_forward"), py::arg("free_after_backward"),
+           py::arg("parameters"), py::arg("reduce"), py::arg("limit_all_gathers"), py::arg("offload"));
+
+  py::class_<Unit>(module, "Unit", "The parameters of one FSDP instance; see python/bindings/unit.h.")
+      .def(py::init([](std::shared_ptr<comm::Fabric> fabric, Options options,
+                       const std::vector<std::vector<std::string>>& names, const std::vector<at::Tensor>& compute) {
+             std::vector<Unit::Parameter> parameters;
+             for (size_t i = 0; i < compute.size(); ++i) parameters.push_back({names[i], compute[i]});
+             return std::make_unique<Unit>(std::move(fabric), std::move(options), parameters);
+           }),
+           py::arg("fabric"), py::arg("options"), py::arg("names"), py::arg("compute"), without_gil)
+      .def_property_readonly("flats", &Unit::flats,
+                             "For each flat buffer, which of the constructor's parameters are in it, by slot.")
+      .def_property_readonly("has_frozen", &Unit::has_frozen)
+      .def_property_readonly("name", [](const Unit& unit) { return unit.engine().unit_name(unit.index()); })
+      .def_property_readonly("is_root", [](const Unit& unit) { return unit.index() == 0; })
+      .def("same_engine", [](const Unit& a, const Unit& b) { return &a.engine() == &b.engine(); })
+      .def("adopt", &Unit::adopt, py::arg("inner"), py::arg("name"), without_gil)
+      .def(
+          "show_parameters",
+          [](Unit& unit, const std::vector<std::vector<at::Tensor>>& parameters) {
+            unit.engine().show_parameters(unit.index(), parameters);
+          },
+          py::arg("parameters"))
+      .def(
+          "set_entries",
+          [](Unit& unit, const std::vector<std::tuple<py::object, py::str, py::object, py::object>>& entries) {
+            std::vector<Unit::Entry> all;
+            for (const auto& [owner, name, compute, local] : entries) all.push_back({owner, name, compute, local});
+            unit.set_entries(std::move(all));
+          },
+          py::arg("entries"),
+          "(module._parameters or a module, name, compute parameter, shard) for each entry to swap.")
+      .def("require_between_steps", &Unit::require_between_steps, py::arg("function"))
+      .def("enter", &Unit::enter)
+      .def("leave", &Unit::leave)
+      .def("finish", &Unit::finish, py::arg("output"))
+      .def("watch_inputs", &Unit::watch_inputs, py::arg("inputs"))
+      .def(
+          "set_boundary", [](Unit& unit, bool boundary) { unit.engine().set_boundary(boundary); }, py::arg("boundary"))
+      .def("boundary", [](const Unit& unit) { return unit.engine().boundary(); })
+      .def(
+          "zero_grad", [](Unit& unit) { unit.engine().zero_grad(); }, without_gil)
+      .def(
+          "discard_accumulated", [](Unit& unit) { unit.engine().discard_accumulated(); }, without_gil)
+      .def("statistics", [](const Unit& unit) { return unit.engine().statistics(); })
+      .def(
+          "describe", [](const Unit& unit) { return unit.engine().describe(); },
+          "What the ranks must agree on, as lines of text.")
+      .def(
+          "require_agreement",
+          [](Unit& unit) { shard::require_agreement(*unit.engine().context().fabric, unit.engine().describe()); },
+          without_gil, "Collective: raises Mismatch unless all ranks built the same units.")
+      .def(
+          "set_reduce_hook",
+          [](Unit& unit, const py::object& hook) {
+            auto& target = unit.engine().context(unit.index()).reduce_hook;
+            if (hook.is_none()) {
+              target = nullptr;
+              return;
+            }
+            // Copied and destroyed by C++ without the GIL: the Python object is behind a pointer that takes it.
+            const std::shared_ptr<py::object> kept(new py::object(hook), [](py::object* object) {
+              const py::gil_scoped_acquire acquire;
+              delete object;
+            });
+            target = [kept](const at::Tensor& whole, const at::Tensor& chunk) {
+              const py::gil_scoped_acquire acquire;
+              chunk.defined() ? (*kept)(whole, chunk) : (*kept)(whole);
+            };
+          },
+          py::arg("hook"));
+}
+
+}  // namespace tesserae::bindings

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tesserae/shard/engine.h"
+#include "tesserae/shard/unit_handle.h"
+
+namespace tesserae::bindings {
+
+namespace py = pybind11;
+
+/// A unit whose module lives in Python: one FSDP instance. It has an engine of its own until another unit adopts it.
+///
+/// Called with the GIL held from the thread that computes, which is also autograd's for the hooks (they need no GIL).
+/// What waits for other ranks releases the GIL.
+class Unit final : public shard::UnitHandle {
+ public:
+  /// One parameter of the unit: what the module computes with, under all of its names (from this unit's module down).
+  struct Parameter {
+    std::vector<std::string> names;
+    at::Tensor compute;
+  };
+  /// An entry of a module that shows the compute parameter inside the unit's forward and backward, the shard outside.
+  struct Entry {
+    py::object owner;  ///< a module's _parameters, or a module that overrides setattr
+    py::str name;
+    py::object compute;
+    py::object local;
+  };
+
+  /// Shards `parameters`: their values are taken, and they are views of the gathered buffer from then on.
+  Unit(std::shared_ptr<comm::Fabric> fabric, shard::Options options, const std::vector<Parameter>& parameters);
+  ~Unit() override;
+
+  void attach(shard::Engine* engine, int unit) override;
+  bool attached() const override { return engine_ != nullptr; }
+
+  shard::Engine& engine() const;
+  int index() const { return unit_; }
+  /// Which of the constructor's parameters are in the unit's flat buffer of that number, by slot.
+  const std::vector<std::vector<int>>& flats() const { return flats_; }
+  void adopt(Unit& inner, const std::string& name);
+
+  /// Between steps entries show shards, also after a backward that threw. Throws InvalidArgument, in the name of
+  /// `function`, inside a forward of the unit or a backward.
+  void require_between_steps(const std::string& function);
+
+  void begin_backward() override;
+  void end_backward() override;
+
+  void set_entries(std::vector<Entry> entries) { entries_ = std::move(entries); }
+  /// The begin of a forward: parameters are there, entries swapped. leave() undoes the swap, whatever happened between.
+  void enter();
+  void leave();
+  /// The end of a forward that returned `output`: finds its tensors (in tuples, lists, dictionaries and dataclasses).
+  void finish(const py::handle& output);
+  /// Watches where the backward of the unit ends; needed if it has frozen parameters. `input`: as finish's output.
+  void watch_inputs(const py::handle& input);
+  bool has_frozen() const { return has_frozen_; }
+
+ private:
+  void show(bool compute);
+
+  std::shared_ptr<shard::Engine> engine_;
+  int unit_ = -1;
+  std::vector<std::vector<int>> flats_;
+  std::vector<Entry> entries_;
+  int depth_ = 0;           // of the unit's forward within itself
+  bool backward_ = false;   // the unit has begun its backward
+  bool computing_ = false;  // entries show compute parameters
+  bool has_frozen_ = false;
+};
+
+void bind_unit(py::module_& module);
+void bind_flat(py::module_& module);
+
+}  // namespace tesserae::bindings

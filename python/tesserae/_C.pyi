@@ -1,0 +1,511 @@
+# Made by pybind11-stubgen: `make stub`.
+"""
+The engine of tesserae. Everything here is private to the package; use tesserae itself.
+"""
+
+from __future__ import annotations
+import collections.abc
+import torch
+import torch.distributed.distributed_c10d
+import typing
+
+__all__: list[str] = [
+    "Checkpoint",
+    "CommError",
+    "Corruption",
+    "Counters",
+    "Damaged",
+    "Error",
+    "Fabric",
+    "FlatBuffer",
+    "InvalidArgument",
+    "IoError",
+    "Mismatch",
+    "Options",
+    "PeerLost",
+    "Piece",
+    "SaveFailed",
+    "Saver",
+    "Statistics",
+    "Timeout",
+    "Unit",
+    "agree",
+    "all_degrees",
+    "check_degrees",
+    "clip_gradients",
+    "flat_buffers",
+    "flat_slices",
+    "list_checkpoints",
+    "load_checkpoint",
+    "parameter_group",
+    "publish_unit",
+    "read_config_file",
+    "replica_group",
+    "unit_degrees",
+    "unit_fabric",
+    "validate_init_config",
+    "write_checkpoint",
+]
+
+class Error(RuntimeError):
+    """
+    Base of every error of tesserae. The text reads "[function] what happened, the values, what to do".
+    """
+
+class InvalidArgument(Error, ValueError):
+    """
+    The caller passed something that can not work. Nothing was changed.
+    """
+
+class IoError(Error):
+    """
+    The operating system refused something: which path, and why.
+    """
+
+class Corruption(Error):
+    """
+    Bytes were read but are not what was written.
+    """
+
+class CommError(Error):
+    """
+    A collective operation failed. The group is unusable afterwards: the job ends or restarts from a checkpoint.
+    """
+
+class PeerLost(CommError):
+    """
+    A rank of the job is gone. `ranks`: job ranks, those lost first in front.
+    """
+
+    ranks: typing.ClassVar[tuple] = tuple()
+
+class Timeout(CommError):
+    """
+    A deadline passed. `silent`: job ranks without a sign of life; empty if all are alive.
+    """
+
+    silent: typing.ClassVar[tuple] = tuple()
+
+class Mismatch(CommError):
+    """
+    Ranks disagree on what they do. The text gives both sides.
+    """
+
+class Counters:
+    """
+    What has left this rank through its groups.
+    """
+    def bytes(self) -> int: ...
+
+class Fabric:
+    """
+    The live connections of this rank in a job.
+    """
+    @staticmethod
+    def join(
+        store: torch.distributed.distributed_c10d.Store,
+        rank: typing.SupportsInt | typing.SupportsIndex,
+        size: typing.SupportsInt | typing.SupportsIndex,
+        *,
+        served: bool,
+        backend: str,
+        device: torch.device,
+        connect_deadline: typing.SupportsFloat | typing.SupportsIndex,
+        deadline: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> Fabric:
+        """
+        Collective: the ranks that share `store` meet. Deadlines in seconds.
+        """
+    @staticmethod
+    def null(
+        rank: typing.SupportsInt | typing.SupportsIndex,
+        size: typing.SupportsInt | typing.SupportsIndex,
+        device: torch.device,
+    ) -> Fabric:
+        """
+        A fabric that moves nothing.
+        """
+    def counters(self) -> Counters: ...
+    def host_ranks(self, rank: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
+        """
+        The ranks on the host of `rank`.
+        """
+    def joined_rank(self, rank: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Which rank among those that joined is `rank` in the order of hosts.
+        """
+    def leave(self) -> None:
+        """
+        Says goodbye before the process ends.
+        """
+    @property
+    def hosts(self) -> int: ...
+    @property
+    def rank(self) -> int:
+        """
+        This process's rank in the order of hosts.
+        """
+    @property
+    def size(self) -> int: ...
+
+class Statistics:
+    """
+    What an engine has done so far. Seconds and bytes, all of this rank.
+    """
+    @property
+    def allocations(self) -> int: ...
+    @property
+    def departures(self) -> int: ...
+    @property
+    def exposed_gather(self) -> float: ...
+    @property
+    def exposed_reduce(self) -> float: ...
+    @property
+    def gathers(self) -> int: ...
+    @property
+    def pool_misses(self) -> int: ...
+    @property
+    def pool_reserved_bytes(self) -> int: ...
+    @property
+    def prefetch_hits(self) -> int: ...
+    @property
+    def reductions(self) -> int: ...
+    @property
+    def state_bytes(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+
+class Options:
+    """
+    How a unit is sharded; see tesserae/shard/options.h.
+    """
+    def __init__(
+        self,
+        *,
+        degrees: tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ],
+        free_after_forward: bool,
+        free_after_backward: bool,
+        parameters: torch.dtype | None,
+        reduce: torch.dtype | None,
+        limit_all_gathers: typing.SupportsInt | typing.SupportsIndex,
+        offload: bool,
+    ) -> None: ...
+
+class Unit:
+    """
+    The parameters of one FSDP instance; see python/bindings/unit.h.
+    """
+    def __init__(
+        self,
+        fabric: Fabric,
+        options: Options,
+        names: collections.abc.Sequence[collections.abc.Sequence[str]],
+        compute: collections.abc.Sequence[torch.Tensor],
+    ) -> None: ...
+    def adopt(self, inner: Unit, name: str) -> None: ...
+    def boundary(self) -> bool: ...
+    def describe(self) -> str:
+        """
+        What the ranks must agree on, as lines of text.
+        """
+    def discard_accumulated(self) -> None: ...
+    def enter(self) -> None: ...
+    def finish(self, output: typing.Any) -> None: ...
+    def leave(self) -> None: ...
+    def require_agreement(self) -> None:
+        """
+        Collective: raises Mismatch unless all ranks built the same units.
+        """
+    def require_between_steps(self, function: str) -> None: ...
+    def same_engine(self, arg0: Unit) -> bool: ...
+    def set_boundary(self, boundary: bool) -> None: ...
+    def set_entries(self, entries: collections.abc.Sequence[tuple[typing.Any, str, typing.Any, typing.Any]]) -> None:
+        """
+        (module._parameters or a module, name, compute parameter, shard) for each entry to swap.
+        """
+    def set_reduce_hook(self, hook: typing.Any) -> None: ...
+    def show_parameters(self, parameters: collections.abc.Sequence[collections.abc.Sequence[torch.Tensor]]) -> None: ...
+    def statistics(self) -> Statistics: ...
+    def watch_inputs(self, inputs: typing.Any) -> None: ...
+    def zero_grad(self) -> None: ...
+    @property
+    def flats(self) -> list[list[int]]:
+        """
+        For each flat buffer, which of the constructor's parameters are in it, by slot.
+        """
+    @property
+    def has_frozen(self) -> bool: ...
+    @property
+    def is_root(self) -> bool: ...
+    @property
+    def name(self) -> str: ...
+
+class FlatBuffer:
+    """
+    One flat buffer of a unit; what it holds between steps.
+    """
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """
+        Collective: the whole buffer, from what each rank holds as its part (any dtype).
+        """
+    def gather_gradient(self) -> torch.Tensor | None:
+        """
+        Collective: the whole gradient, zeros where a rank has none; None if no rank has one.
+        """
+    def join(self, slices: collections.abc.Sequence[torch.Tensor | None], dtype: torch.dtype) -> torch.Tensor:
+        """
+        A tensor for each of the user's tensors, of its size, as one part.
+        """
+    def part(self) -> torch.Tensor:
+        """
+        This rank's values, one dimension, padding included; the engine's own memory.
+        """
+    def publish(self) -> None:
+        """
+        Collective: new values are what the next forward sees.
+        """
+    def scatter(self, whole: torch.Tensor) -> None:
+        """
+        Takes this rank's part of a whole buffer as its new values. Then publish().
+        """
+    def scatter_gradient(self, whole: torch.Tensor) -> None:
+        """
+        Takes this rank's part of a whole gradient.
+        """
+    def show(self) -> None:
+        """
+        The user's tensors show this rank's part of values and gradients, whatever they were made to show before.
+        """
+    def take(self) -> None:
+        """
+        Takes what the user did to values and gradients of his tensors, which show this rank's part.
+        """
+    @property
+    def begins(self) -> list[int]:
+        """
+        For each slot its first element in the whole buffer.
+        """
+    @property
+    def names(self) -> list[list[str]]:
+        """
+        For each slot all names, from the root down.
+        """
+    @property
+    def part_range(self) -> tuple[int, int]:
+        """
+        Which elements of the whole buffer this rank holds between steps.
+        """
+    @property
+    def shapes(self) -> list[list[int]]: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def trainable(self) -> bool: ...
+
+class Damaged(Corruption):
+    """
+    A checkpoint is not what was written. `file`; `tensor` ("": none, or unknown); `offset`: byte of the file, or None.
+    """
+
+class SaveFailed(IoError):
+    """
+    `step` was not saved, on whatever rank it failed. Older checkpoints are as they were; training may go on.
+    """
+
+class Piece:
+    """
+    This rank's part of one tensor; see tesserae/checkpoint/state.h.
+    """
+    def __init__(
+        self,
+        name: str,
+        shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        begin: typing.SupportsInt | typing.SupportsIndex,
+        end: typing.SupportsInt | typing.SupportsIndex,
+        data: torch.Tensor,
+        *,
+        changes_in_forward: bool = False,
+        optional: bool = False,
+    ) -> None:
+        """
+        Elements [begin, end) of the flattened tensor are in `data`, contiguous: the memory to save or to fill.
+        """
+
+class Checkpoint:
+    """
+    A committed checkpoint, open for reading.
+    """
+    @staticmethod
+    def open(path: str) -> Checkpoint: ...
+    def read(self, name: str) -> torch.Tensor:
+        """
+        One tensor, whole, on the host, checked.
+        """
+    def tensors(self) -> dict[str, tuple[list[int], torch.dtype]]:
+        """
+        Name -> (shape, dtype).
+        """
+    @property
+    def path(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def training(self) -> str:
+        """
+        JSON text.
+        """
+
+class Saver:
+    """
+    See tesserae/checkpoint/saver.h.
+    """
+    def __init__(self, fabric: Fabric) -> None:
+        """
+        Collective.
+        """
+    def finish(self) -> None:
+        """
+        Collective.
+        """
+    def finish_if_done(self) -> bool:
+        """
+        Collective: False if a rank is not done yet and none has failed; else finish().
+        """
+    def save(
+        self,
+        *,
+        folder: str,
+        keep: typing.SupportsInt | typing.SupportsIndex,
+        step: typing.SupportsInt | typing.SupportsIndex,
+        degrees: tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ],
+        pieces: collections.abc.Sequence[Piece],
+        training: str,
+        asynchronous: bool,
+    ) -> None:
+        """
+        Collective: finishes the last save, then saves the pieces, or begins to.
+        """
+    def wait_copied(self) -> None: ...
+
+def agree(fabric: Fabric, failure: str) -> tuple[int, str] | None:
+    """
+    Collective: the lowest rank with a failure (a text that is not empty) and its text; None if there is none.
+    """
+
+def all_degrees(ranks: typing.SupportsInt | typing.SupportsIndex) -> list[tuple[int, int, int]]:
+    """
+    Every valid (parameters, gradients, optimizer) for so many ranks.
+    """
+
+def check_degrees(
+    ranks: typing.SupportsInt | typing.SupportsIndex,
+    degrees: tuple[
+        typing.SupportsInt | typing.SupportsIndex,
+        typing.SupportsInt | typing.SupportsIndex,
+        typing.SupportsInt | typing.SupportsIndex,
+    ],
+) -> None:
+    """
+    Raises InvalidArgument, naming the nearest valid ones, for degrees that do not fit.
+    """
+
+def clip_gradients(
+    unit: Unit,
+    max_norm: typing.SupportsFloat | typing.SupportsIndex,
+    norm_type: typing.SupportsFloat | typing.SupportsIndex,
+) -> float:
+    """
+    Collective: scales the gradients of the unit's engine to this norm at most; returns the norm that they had.
+    """
+
+def flat_buffers(unit: typing.Any) -> list[FlatBuffer]: ...
+def flat_slices(
+    unit: Unit, index: typing.SupportsInt | typing.SupportsIndex
+) -> tuple[bool, list[tuple[int, int, int, int]]]:
+    """
+    Whether this rank writes its part of a flat buffer, and (slot, begin, end, offset) for each slot in the part: elements [begin, end) of the part are those of the slot from `offset` on.
+    """
+
+def list_checkpoints(folder: str) -> list[str]:
+    """
+    The committed checkpoints of a folder, oldest step first.
+    """
+
+def load_checkpoint(
+    fabric: Fabric, path: str, collect: collections.abc.Callable, check: collections.abc.Callable
+) -> Checkpoint | None:
+    """
+    Collective: loads a checkpoint, or the newest of a folder that can be loaded on all ranks; None if the folder has none. collect(checkpoint) -> the pieces to fill, check() when they are filled.
+    """
+
+def parameter_group(
+    ranks: typing.SupportsInt | typing.SupportsIndex,
+    degrees: tuple[
+        typing.SupportsInt | typing.SupportsIndex,
+        typing.SupportsInt | typing.SupportsIndex,
+        typing.SupportsInt | typing.SupportsIndex,
+    ],
+    rank: typing.SupportsInt | typing.SupportsIndex,
+) -> list[int]:
+    """
+    The ranks that together hold all parameter pieces.
+    """
+
+def publish_unit(unit: Unit) -> None:
+    """
+    Collective: new values of the unit's parts are what the next forward sees.
+    """
+
+def read_config_file(path: str) -> str:
+    """
+    The JSON object in that file, unchecked, as JSON text. Comments are skipped; InvalidArgument names the line of what is no JSON.
+    """
+
+def replica_group(
+    ranks: typing.SupportsInt | typing.SupportsIndex,
+    degrees: tuple[
+        typing.SupportsInt | typing.SupportsIndex,
+        typing.SupportsInt | typing.SupportsIndex,
+        typing.SupportsInt | typing.SupportsIndex,
+    ],
+    rank: typing.SupportsInt | typing.SupportsIndex,
+) -> list[int]:
+    """
+    The ranks that hold the same chunk.
+    """
+
+def unit_degrees(unit: Unit) -> tuple[int, int, int]:
+    """
+    (parameters, gradients, optimizer).
+    """
+
+def unit_fabric(unit: Unit) -> Fabric: ...
+def validate_init_config(document: str) -> str:
+    """
+    A configuration of tsm.init, as JSON text, checked and with every default filled in. InvalidArgument names the key that can not work.
+    """
+
+def write_checkpoint(
+    folder: str,
+    step: typing.SupportsInt | typing.SupportsIndex,
+    training: str,
+    tensors: collections.abc.Sequence[
+        tuple[
+            str,
+            torch.dtype,
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+            collections.abc.Callable,
+        ]
+    ],
+) -> str:
+    """
+    Writes a checkpoint from one process: (name, dtype, shape, fetch) for each tensor, where fetch() returns the tensor when its turn comes and it is not kept. Returns the checkpoint's directory.
+    """

@@ -1,0 +1,93 @@
+"""Tesserae: sharded data parallel training that takes the place of PyTorch FSDP in an unchanged script.
+
+    import tesserae as tsm
+    tsm.init({"hybrid_shard_degree": 2})
+
+After that, torch.distributed.fsdp.FullyShardedDataParallel is ours. docs/python.md says what is supported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch  # first: the extension uses its libraries
+
+from tesserae._build import TORCH_VERSION, VERSION
+
+if str(torch.__version__) != TORCH_VERSION:
+    raise ImportError(
+        f"[import tesserae] this tesserae {VERSION} was built against torch {TORCH_VERSION}, but torch "
+        f"{torch.__version__} is installed here; build it again with `pip install .` in this environment"
+    )
+
+from tesserae import config as _config
+from tesserae import install as _install
+from tesserae._C import CommError, Corruption, Error, InvalidArgument, IoError, Mismatch, PeerLost, Timeout
+from tesserae.state import state
+from tesserae.transformation import transform
+
+if TYPE_CHECKING:
+    from tesserae import checkpoint
+
+__version__ = VERSION
+__all__ = [
+    "CommError",
+    "Corruption",
+    "Error",
+    "InvalidArgument",
+    "IoError",
+    "Mismatch",
+    "PeerLost",
+    "Timeout",
+    "checkpoint",
+    "init",
+    "is_initialized",
+    "state",
+    "transform",
+    "uninstall",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """tsm.checkpoint needs parts of torch that take a second to import: at its first use."""
+    if name == "checkpoint":
+        return importlib.import_module("tesserae.checkpoint")
+    raise AttributeError(f"module 'tesserae' has no attribute {name!r}")
+
+
+def init(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> None:
+    """torch.distributed.fsdp.FullyShardedDataParallel is Tesserae's from now on.
+
+    `config`: the path of a JSON file or a dict (docs/configuration.md has the keys); None takes the file that
+    $TESSERAE_CONFIG names, else the defaults. Every rank calls it with the same configuration, before it wraps a model;
+    before or after init_process_group(). Again with the same configuration it does nothing.
+
+    Raises InvalidArgument (a ValueError) for a configuration that can not work and for another one than before.
+    """
+    wanted = _config.read(config)
+    current = _config.current()
+    if current is not None and current != wanted:
+        raise InvalidArgument(
+            f"[tsm.init] initialised already, with another configuration: {current}; call tsm.uninstall() before"
+        )
+    if torch.distributed.is_initialized():
+        _config.check_world(wanted, torch.distributed.get_world_size())
+    _install.install()
+    _config.set_current(wanted)
+
+
+def is_initialized() -> bool:
+    """Whether tsm.init was called (and tsm.uninstall was not)."""
+    return _config.current() is not None
+
+
+def uninstall() -> None:
+    """torch.distributed.fsdp.FullyShardedDataParallel is torch's own again, and tsm.init may be called anew.
+
+    Models that are wrapped already stay on Tesserae and keep working.
+    """
+    _install.uninstall()
+    _config.set_current(None)
+    state.forget()

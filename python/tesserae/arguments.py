@@ -1,0 +1,142 @@
+"""The arguments of FSDP's constructor -> how the engine shards: three degrees, two lifetimes, dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy
+
+from tesserae import _C, config
+from tesserae.job import fabric_of
+
+HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
+# Parameters stay gathered between forward and backward.
+KEEPS = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy._HYBRID_SHARD_ZERO2)
+
+Degrees = tuple[int, int, int]
+
+
+def compute_device(module: torch.nn.Module, device_id: int | torch.device | None) -> torch.device:
+    """Where the ranks compute: what `device_id` says, else where the parameters are, else the current accelerator."""
+    if device_id is not None:
+        device = device_id if isinstance(device_id, torch.device) else torch.device("cuda", device_id)
+    else:
+        places = {p.device for p in module.parameters() if p.device.type not in ("cpu", "meta")}
+        if len(places) > 1:
+            raise _C.InvalidArgument(
+                f"[FSDP] parameters of one module are on several devices ({', '.join(sorted(map(str, places)))}); "
+                "move the module to one device first, or pass device_id"
+            )
+        device = places.pop() if places else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def connect(
+    strategy: ShardingStrategy, process_group: Any, mesh: Any, device: torch.device
+) -> tuple[_C.Fabric, Degrees]:
+    """The fabric and the degrees that the configuration, the strategy and the groups come to."""
+    group, degree, shard_ranks = _group_and_degree(process_group, mesh)
+    if degree is not None and strategy not in HYBRID:
+        raise _C.InvalidArgument(
+            f"[FSDP] {strategy} with two process groups (or a two-dimensional device mesh): these are for "
+            "ShardingStrategy.HYBRID_SHARD and _HYBRID_SHARD_ZERO2"
+        )
+    fabric = fabric_of(group, device)
+    degrees = _degrees(strategy, fabric, degree)
+    _C.check_degrees(fabric.size, degrees)
+    if shard_ranks is not None and degree == degrees[0]:
+        _check_neighbours(fabric, degrees, group, shard_ranks)
+    return fabric, degrees
+
+
+def _group_and_degree(process_group: Any, mesh: Any) -> tuple[dist.ProcessGroup | None, int | None, list[int] | None]:
+    """(group of all ranks, degree that the groups ask for, ranks with which this one shards); the last two for
+    hybrids."""
+    if mesh is not None:
+        if process_group is not None:
+            raise _C.InvalidArgument("[FSDP] both process_group and device_mesh were given; pass one of them")
+        if mesh.ndim == 1:
+            return mesh.get_group(), None, None
+        if mesh.ndim != 2:
+            raise _C.InvalidArgument(
+                f"[FSDP] a device mesh of {mesh.ndim} dimensions; 1 (shard) or 2 (replicate, shard)"
+            )
+        if mesh.size() != dist.get_world_size():
+            raise _C.InvalidArgument(
+                f"[FSDP] the device mesh has {mesh.size()} ranks and the job {dist.get_world_size()}: a "
+                "two-dimensional mesh must cover the job"
+            )
+        return None, mesh.size(1), dist.get_process_group_ranks(mesh.get_group(1))
+    if isinstance(process_group, (tuple, list)):
+        shard, replicate = process_group
+        if shard.size() * replicate.size() != dist.get_world_size():
+            raise _C.InvalidArgument(
+                f"[FSDP] groups of {shard.size()} (shard) and {replicate.size()} (replicate) ranks do not make up the "
+                f"{dist.get_world_size()} ranks of the job"
+            )
+        return None, shard.size(), dist.get_process_group_ranks(shard)
+    return process_group, None, None
+
+
+def _degrees(strategy: ShardingStrategy, fabric: _C.Fabric, degree: int | None) -> Degrees:
+    settings = config.current()
+    configured = config.degrees_of(settings) if settings is not None else None
+    if configured is not None:
+        return configured
+    if strategy == ShardingStrategy.NO_SHARD:
+        return 1, 1, 1
+    if strategy not in HYBRID:
+        return (fabric.size,) * 3
+    if degree is None:
+        sizes = {len(fabric.host_ranks(rank)) for rank in range(fabric.size)}
+        if len(sizes) > 1:
+            raise _C.InvalidArgument(
+                f"[FSDP] {strategy} shards over the ranks of a host, but hosts have {sorted(sizes)} ranks; set "
+                "hybrid_shard_degree in tsm.init, or pass device_mesh"
+            )
+        degree = sizes.pop()
+    return (degree,) * 3
+
+
+def _check_neighbours(fabric: _C.Fabric, degrees: Degrees, group: Any, shard_ranks: list[int]) -> None:
+    """The engine shards over ranks that are neighbours in the order of hosts; the script's groups must say the same."""
+    members = dist.get_process_group_ranks(group)
+    ours = [members[fabric.joined_rank(r)] for r in _C.parameter_group(fabric.size, degrees, fabric.rank)]
+    if sorted(ours) != sorted(shard_ranks):
+        raise _C.InvalidArgument(
+            f"[FSDP] the script shards over ranks {sorted(shard_ranks)}, but a degree of {degrees[0]} shards over "
+            f"neighbours on a host: ranks {sorted(ours)}. Order the device mesh so, or leave it out"
+        )
+
+
+def options(
+    strategy: ShardingStrategy,
+    degrees: Degrees,
+    precision: MixedPrecision | None,
+    offload: CPUOffload | None,
+    backward_prefetch: BackwardPrefetch | None,
+    forward_prefetch: bool,
+    limit_all_gathers: bool,
+) -> _C.Options:
+    """What the engine takes. Without any prefetch one unit is gathered at a time; else two, or four without the
+    limit."""
+    precision = precision or MixedPrecision()
+    if precision.keep_low_precision_grads:
+        raise _C.InvalidArgument(
+            "[FSDP] MixedPrecision(keep_low_precision_grads=True) is not supported: gradients have the dtype of the "
+            "master parameters; leave it out"
+        )
+    prefetches = backward_prefetch is not None or forward_prefetch
+    return _C.Options(
+        degrees=degrees,
+        free_after_forward=strategy not in KEEPS,
+        free_after_backward=True,
+        parameters=precision.param_dtype,
+        reduce=precision.reduce_dtype,
+        limit_all_gathers=(2 if limit_all_gathers else 4) if prefetches else 1,
+        offload=offload is not None and offload.offload_params,
+    )

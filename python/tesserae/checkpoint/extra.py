@@ -1,0 +1,61 @@
+"""What else a script wants to keep, as tensors of the checkpoint: PREFIX/state.json, and PREFIX/... for tensors in it.
+
+"extra" is that of rank 0, "rank/R" that of rank R, "modules" what modules return from get_extra_state().
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tesserae import _C
+from tesserae.checkpoint import tree
+from tesserae.checkpoint.pieces import Pieces, whole
+
+TEXT = "state.json"
+
+
+def tensors_of(prefix: str, value: Any, where: str) -> dict[str, torch.Tensor]:
+    """`value` as tensors by their names in a checkpoint. Raises InvalidArgument for what is neither JSON nor a
+    tensor."""
+    tensors: dict[str, torch.Tensor] = {}
+
+    def keep(path: tree.Path, tensor: torch.Tensor) -> str:
+        stem = f"{prefix}/{'.'.join(re.sub(r'[^A-Za-z0-9_-]', '_', str(key)) for key in path) or 'value'}"
+        name = stem if stem not in tensors else f"{stem}.{len(tensors)}"
+        tensors[name] = tensor
+        return name
+
+    text = json.dumps(tree.encode(value, where, keep)).encode()
+    return {f"{prefix}/{TEXT}": torch.frombuffer(bytearray(text), dtype=torch.uint8), **tensors}
+
+
+def save(pieces: Pieces, prefix: str, value: Any, where: str) -> None:
+    """Adds `value` to what this rank writes. Copied at the call: nobody knows when the script changes it."""
+    for name, tensor in tensors_of(prefix, value, where).items():
+        pieces.add([name], tensor.shape, whole(tensor), tensor, changes_in_forward=True)
+
+
+def load(pieces: Pieces, prefix: str) -> Callable[[], Any]:
+    """Adds what is to be filled, and returns what gives the value when it is; None if there is none."""
+    assert pieces.stored is not None
+    name = f"{prefix}/{TEXT}"
+    if name not in pieces.stored:
+        return lambda: None
+    text = pieces.fill(name)
+    # Which tensors belong to it is in the text, which is not there yet: all under the prefix are read.
+    tensors = {n: pieces.fill(n) for n in pieces.stored if n.startswith(prefix + "/") and n != name}
+
+    return lambda: value_of(text, tensors.__getitem__)
+
+
+def value_of(text: torch.Tensor, tensor: Callable[[str], torch.Tensor]) -> Any:
+    """The value whose PREFIX/state.json is `text`."""
+    try:
+        return tree.decode(json.loads(bytes(text.tolist())), tensor)
+    except (ValueError, KeyError) as error:
+        raise _C.Corruption(f"[checkpoint.load] extra state is not what was written: {error!r}") from error

@@ -1,0 +1,188 @@
+"""A module -> what a checkpoint keeps of it: "model/NAME" for parameters, "buffer/NAME" for persistent buffers.
+
+Names are those of the module that the user wrote: what FSDP, DDP, torch.compile and activation checkpointing put around
+it adds nothing. So a checkpoint goes from any of them to any other, and to the C++ trainer where names mean the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo import OptimizedModule
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tesserae import _C, swap
+from tesserae.checkpoint.pieces import Cut, Pieces, cuts_of_dtensor, whole
+from tesserae.fsdp import FullyShardedDataParallel
+
+
+@dataclass
+class Slot:
+    """One parameter of the model, or this rank's part of it, within a parameter of the optimizer."""
+
+    names: list[str]  # all that it has; it is saved under the first
+    shape: Sequence[int]  # of the whole
+    cuts: list[Cut]
+    written: bool
+
+
+@dataclass
+class Held:
+    """A Parameter as an optimizer has it: one slot, or all those of a flat parameter (use_orig_params=False)."""
+
+    parameter: nn.Parameter
+    slots: list[Slot]
+    flat: bool = False  # a shard of one dimension, whatever the dimensions of the slots
+
+
+class ModelState:
+    """The parameters and buffers of a module on this rank, found by walking it. No collective."""
+
+    def __init__(self, model: nn.Module) -> None:
+        while isinstance(model, (DistributedDataParallel, OptimizedModule)):
+            model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
+        self.model = model
+        self.instances: list[FullyShardedDataParallel] = []
+        self.held: list[Held] = []
+        self._buffers: list[tuple[str, torch.Tensor]] = []
+        self._stateful: list[tuple[str, nn.Module]] = []  # modules with a state of their own making
+        self._seen: set[nn.Module] = set()  # a module may be there under several names
+        self._find(model, "", "")
+        self.fabric: _C.Fabric | None = None
+        for instance in self.instances:
+            fabric = _C.unit_fabric(instance._unit)
+            if self.fabric is not None and fabric is not self.fabric:
+                raise _C.InvalidArgument(
+                    "[checkpoint] FSDP instances of the model are over different groups of ranks; save the modules of "
+                    "each group by themselves, to a folder of their own"
+                )
+            self.fabric = fabric
+
+    def _find(self, part: nn.Module, path: str, root: str) -> None:
+        """`path`: of this module, ending with a dot; `root`: of the FSDP instance that names its parameters."""
+        if part in self._seen:
+            return
+        self._seen.add(part)
+        if isinstance(part, FullyShardedDataParallel):
+            if part._unit.is_root:
+                root = path
+            elif not self.instances:
+                part._require_root("checkpoint")
+            self.instances.append(part)
+            self.held += _held_by(part, root)
+        elif isinstance(part, TorchFSDP):
+            raise _C.InvalidArgument(
+                "[checkpoint] the model is wrapped by torch's own FSDP: call tsm.init() before it is wrapped, or save "
+                "its sharded state_dict() by tesserae.distributed.checkpoint.state_dict_saver"
+            )
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                self._buffers.append((path + name, buffer))
+        if type(part).get_extra_state is not nn.Module.get_extra_state:
+            self._stateful.append((path.removesuffix("."), part))
+        for name, child in part._modules.items():
+            if child is not None:
+                self._find(child, path + swap.step_name(part, name), root)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes, as far as that can be seen."""
+        places = {h.parameter.device for h in self.held} | {buffer.device for _, buffer in self._buffers}
+        return next((place for place in places if place.type != "cpu"), torch.device("cpu"))
+
+    @property
+    def degrees(self) -> tuple[int, int, int]:
+        return _C.unit_degrees(self.instances[0]._unit) if self.instances else (1, 1, 1)
+
+    def find_plain(self, fabric: _C.Fabric) -> None:
+        """Adds the parameters that no instance of FSDP has. Those of them that all ranks hold are written by rank 0."""
+        for managed in swap.find_parameters(self.model, set(), set()):
+            parameter = managed.parameter
+            if not getattr(parameter, "_tesserae_managed", False):
+                cuts, written = whole(parameter), fabric.rank == 0
+                if isinstance(parameter, DTensor):
+                    cuts, written = cuts_of_dtensor(managed.names[0], parameter, fabric.size)
+                self.held.append(Held(parameter, [Slot(managed.names, parameter.shape, cuts, written)]))
+
+    def add_to(self, pieces: Pieces, rank: int, strict: bool = True) -> None:
+        for held in self.held:
+            for slot in held.slots:
+                pieces.add(
+                    [f"model/{name}" for name in slot.names],
+                    slot.shape,
+                    slot.cuts,
+                    held.parameter,
+                    written=slot.written,
+                    optional=not strict,
+                )
+        for name, buffer in self._buffers:
+            # What comes from other formats does not tell buffers from parameters.
+            pieces.add(
+                [f"buffer/{name}", f"model/{name}"],
+                buffer.shape,
+                whole(buffer),
+                buffer,
+                written=rank == 0,
+                changes_in_forward=True,
+                optional=not strict,
+            )
+
+    def aliases(self) -> dict[str, str]:
+        """Other names of tied parameters -> the name under which they are saved."""
+        return {name: slot.names[0] for held in self.held for slot in held.slots for name in slot.names[1:]}
+
+    def extra_state(self) -> dict[str, Any]:
+        """What modules return from get_extra_state(), by their names."""
+        return {name: module.get_extra_state() for name, module in self._stateful}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        for name, module in self._stateful:
+            if name in state:
+                module.set_extra_state(state[name])
+
+    def publish(self) -> None:
+        """Collective: what was loaded is what the next forward computes with."""
+        for instance in self.instances:
+            _C.publish_unit(instance._unit)
+
+    def require_known(self, pieces: Pieces) -> None:
+        """InvalidArgument if the checkpoint has parameters or buffers that the model does not have."""
+        assert pieces.stored is not None
+        known = pieces.used.union(f"model/{name}" for name in self.aliases())  # it may have tied ones twice
+        unknown = [n for n in pieces.stored if n.startswith(("model/", "buffer/")) and n not in known]
+        if unknown:
+            raise _C.InvalidArgument(
+                f"[checkpoint.load] the checkpoint has {len(unknown)} tensors that the model does not have: "
+                f"{', '.join(unknown[:5])}{', ...' if len(unknown) > 5 else ''}; pass strict=False to leave them"
+            )
+
+
+def _held_by(instance: FullyShardedDataParallel, root: str) -> list[Held]:
+    """The parameters of the optimizer that one instance of FSDP shows."""
+    if instance._whole is not None:
+        raise _C.InvalidArgument(
+            "[checkpoint] called inside summon_full_params, where parameters are not sharded; call it outside"
+        )
+    held = []
+    for index, (flat, parameters) in enumerate(zip(instance._flats, instance._local, strict=True)):
+        written, slices = _C.flat_slices(instance._unit, index)
+        names, shapes = flat.names, flat.shapes
+        here = {slot: (begin, end, offset) for slot, begin, end, offset in slices}
+        slots = []
+        for slot, slot_names in enumerate(names):
+            cuts = []
+            if slot in here:
+                begin, end, offset = here[slot]
+                cuts = [(offset, offset + end - begin, begin if not instance._use_orig_params else 0)]
+            slots.append(Slot([root + name for name in slot_names], shapes[slot], cuts, written))
+        if instance._use_orig_params:
+            held += [Held(p, [slot], flat=True) for p, slot in zip(parameters, slots, strict=True)]
+        else:
+            held.append(Held(parameters[0], slots, flat=True))
+    return held

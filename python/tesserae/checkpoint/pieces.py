@@ -1,0 +1,130 @@
+"""Tensors of the training state -> the pieces of a save or load.
+
+A cut (begin, end, start) says where some of a whole tensor's elements lie: elements [begin, end) of the whole,
+flattened, are the local memory's from `start` on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from tesserae import _C
+
+Cut = tuple[int, int, int]
+Tensors = dict[str, tuple[list[int], torch.dtype]]  # of a checkpoint: name -> (shape, dtype)
+
+
+class Pieces:
+    """What one save takes, or what one load fills.
+
+    `stored`: the tensors of the checkpoint that is loaded; None for a save.
+    """
+
+    def __init__(self, stored: Tensors | None = None) -> None:
+        self.stored = stored
+        self.pieces: list[_C.Piece] = []
+        self.used: set[str] = set()  # names that were asked for, and are in the checkpoint
+        self._when_filled: list[Callable[[], None]] = []
+
+    def add(
+        self,
+        names: Sequence[str],
+        shape: Sequence[int],
+        cuts: Sequence[Cut],
+        tensor: torch.Tensor,
+        *,
+        written: bool = True,
+        changes_in_forward: bool = False,
+        optional: bool = False,
+    ) -> None:
+        """`tensor`: this rank's memory. `names`: what the tensor may be called in a checkpoint; it is saved under the
+        first. `written`: this rank saves it. `optional`: a checkpoint may lack it, it then stays as it is."""
+        name = names[0]
+        if self.stored is not None:
+            name = next((n for n in names if n in self.stored), name)
+            if name in self.stored:
+                self.used.add(name)
+        elif not written:
+            return
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if local.layout != torch.strided or local.is_meta:
+            what = "on the meta device" if local.is_meta else f"of layout {local.layout}"
+            raise _C.InvalidArgument(f"[checkpoint] {name} is {what}: there are no bytes to save or fill")
+        local = local.detach()
+        flat = local.contiguous().view(-1)
+        if self.stored is not None and not local.is_contiguous():
+            self._when_filled.append(lambda: _copy(local, flat))
+        for begin, end, start in cuts:
+            self.pieces.append(
+                _C.Piece(
+                    name,
+                    list(shape),
+                    begin,
+                    end,
+                    flat.narrow(0, start, end - begin),
+                    changes_in_forward=changes_in_forward,
+                    optional=optional,
+                )
+            )
+
+    def fill(self, name: str) -> torch.Tensor:
+        """A new tensor on the host, which a whole tensor of the checkpoint will fill."""
+        assert self.stored is not None
+        shape, dtype = self.stored[name]
+        tensor = torch.empty(shape, dtype=dtype)
+        self.add([name], shape, whole(tensor), tensor)
+        return tensor
+
+    def filled(self) -> None:
+        """After a load: brings what could not be filled in place to where it belongs."""
+        for call in self._when_filled:
+            call()
+
+
+def whole(tensor: torch.Tensor) -> list[Cut]:
+    return [(0, tensor.numel(), 0)]
+
+
+def cuts_of_block(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[Cut]:
+    """The cuts of a block of a tensor that lies contiguously in local memory."""
+    if math.prod(sizes) == 0:
+        return []
+    # Dimensions after `split` are whole, so a run of sizes[split] of their rows is contiguous in both.
+    split = max((d for d in range(len(shape)) if sizes[d] != shape[d]), default=0)
+    row = math.prod(shape[split + 1 :])
+    run = row * (sizes[split] if sizes else 1)
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    outer = itertools.product(*(range(o, o + s) for o, s in zip(offsets[:split], sizes[:split], strict=True)))
+    first = offsets[split] * row if shape else 0
+    begins = (sum(i * stride for i, stride in zip(index, strides)) + first for index in outer)
+    return [(begin, begin + run, k * run) for k, begin in enumerate(begins)]
+
+
+def cuts_of_dtensor(name: str, tensor: DTensor, ranks: int) -> tuple[list[Cut], bool]:
+    """The cuts of this rank's part, and whether it writes them. `ranks`: how many save together."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh = tensor.device_mesh
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise _C.InvalidArgument(f"[checkpoint] {name} is a DTensor with partial sums; reduce it first")
+    if mesh.size() != ranks:
+        raise _C.InvalidArgument(
+            f"[checkpoint] {name} is a DTensor over {mesh.size()} ranks, but {ranks} save together; pass the "
+            "process_group of its device mesh, and a folder of its own for each such group"
+        )
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
+    copies = zip(coordinate, tensor.placements, strict=True)
+    writes = all(place == 0 for place, placement in copies if placement.is_replicate())
+    return cuts_of_block(tensor.shape, offsets, sizes), writes
+
+
+@torch.no_grad()
+def _copy(target: torch.Tensor, flat: torch.Tensor) -> None:
+    target.copy_(flat.view(target.shape))

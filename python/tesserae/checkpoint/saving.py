@@ -1,0 +1,246 @@
+"""Saving, in step with training or beside it.
+
+ 1. Every rank collects its pieces: views of live memory, no bytes move. Ranks tell each other if that failed on one.
+ 2. The saver (tesserae/checkpoint/saver.h) finishes the last save, and begins this one.
+ 3. Beside training: what forward changes is copied before the call returns, the rest while the next forward and
+    backward run. A hook before every torch optimizer's step waits for the copy to be complete. A thread writes.
+ 4. A failure is raised on all ranks by the next save, by maybe_finalize_async_calls(), or at exit.
+
+One saver for each set of ranks that saves together, kept until the process ends: it keeps the host memory of the
+copies.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from tesserae import _C, job
+from tesserae.checkpoint import extra as extra_state
+from tesserae.checkpoint.model_state import ModelState
+from tesserae.checkpoint.optimizer_state import OptimizerState
+from tesserae.checkpoint.pieces import Pieces
+
+Folder = str | os.PathLike[str]
+
+
+class _Job:
+    """The ranks that save together, as this one sees them."""
+
+    def __init__(self, fabric: _C.Fabric) -> None:
+        self.fabric = fabric
+        self.saver = _C.Saver(fabric)
+        self.calls: list[int] = []  # asynchronous saves that nobody was told of: all but the last are committed
+
+    def finish(self, blocking: bool) -> list[int]:
+        if not self.calls:
+            return []
+        done = True
+        with self.told_of_failure():
+            if blocking:
+                self.saver.finish()
+            else:
+                done = self.saver.finish_if_done()
+        finished, self.calls = (self.calls, []) if done else (self.calls[:-1], self.calls[-1:])
+        return finished
+
+    @contextlib.contextmanager
+    def told_of_failure(self) -> Generator[None]:
+        try:
+            yield
+        except _C.SaveFailed:
+            self.calls = self.calls[:-1]
+            raise
+
+
+_jobs: dict[int, _Job] = {}  # by the identity of the fabric, which the job keeps
+_alone: _C.Fabric | None = None
+_count = 0  # of asynchronous saves
+
+
+def save(
+    folder: Folder,
+    model: nn.Module | None = None,
+    optimizer: Any = None,
+    extra: Any = None,
+    *,
+    step: int,
+    rank_extra: Any = None,
+    keep: int = 0,
+    process_group: dist.ProcessGroup | None = None,
+) -> None:
+    """Saves to `folder`/step-N, and returns when it is committed: complete, on disk, and found by load().
+
+    `model`: any module, sharded by FSDP or not. `optimizer`: a torch.optim.Optimizer over its
+    parameters, or a list of them. `extra`: what
+    else is the same on all ranks (rank 0's is saved); `rank_extra`: what differs, such as random_state(). Both are made
+    of None, bool, int, float, str, lists, tuples, dictionaries and tensors. `keep`: how many checkpoints stay in the
+    folder; 0: all. `process_group`: the ranks that save together; the model's own group if FSDP has it, else the
+    default group.
+
+    Collective. Without torch.distributed it saves from one process. Raises InvalidArgument for what can not be saved,
+    SaveFailed (an IoError) on all ranks if a rank could not write: older checkpoints are then as they were.
+    """
+    _save(folder, model, optimizer, extra, rank_extra, step, keep, process_group, asynchronous=False)
+
+
+def async_save(
+    folder: Folder,
+    model: nn.Module | None = None,
+    optimizer: Any = None,
+    extra: Any = None,
+    *,
+    step: int,
+    rank_extra: Any = None,
+    keep: int = 0,
+    process_group: dist.ProcessGroup | None = None,
+) -> None:
+    """As save(), but returns at once: the values saved are those at the call. They are copied to host memory beside the
+    next forward and backward, and written by a thread. The next step() of any torch optimizer waits for the copy; call
+    wait_copied() before changing parameters otherwise. The last save is waited for first.
+
+    Collective. Raises what save() raises, SaveFailed also for the last save.
+    """
+    _save(folder, model, optimizer, extra, rank_extra, step, keep, process_group, asynchronous=True)
+
+
+def wait_copied() -> None:
+    """Returns when parameters and the optimizer's state may change again. Not collective; never fails."""
+    for each in _jobs.values():
+        each.saver.wait_copied()
+
+
+def maybe_finalize_async_calls(blocking: bool = True, process_group: dist.ProcessGroup | None = None) -> list[int]:
+    """Waits until what async_save() began is committed; with blocking=False it looks whether it is, on all ranks.
+
+    Returns the numbers of the asynchronous saves that are done (the first in the process is 0). Collective, over the
+    ranks of `process_group`, or of everything that this process saves. Raises SaveFailed on all ranks.
+    """
+    jobs = list(_jobs.values())
+    if process_group is not None:
+        ranks = dist.get_world_size(process_group)
+        jobs = [each for each in jobs if each.fabric.size == ranks]
+    return [number for each in jobs for number in each.finish(blocking)]
+
+
+def _save(
+    folder: Folder,
+    model: nn.Module | None,
+    optimizer: Any,
+    extra: Any,
+    rank_extra: Any,
+    step: int,
+    keep: int,
+    process_group: dist.ProcessGroup | None,
+    asynchronous: bool,
+) -> None:
+    state = ModelState(model) if model is not None else None
+    fabric = fabric_for(state, process_group)
+
+    def collect() -> tuple[Pieces, dict[str, Any]]:
+        pieces, training = Pieces(), {}
+        if state is not None:
+            state.find_plain(fabric)
+            state.add_to(pieces, fabric.rank)
+            if aliases := state.aliases():
+                training["aliases"] = aliases
+            if fabric.rank == 0 and (modules := state.extra_state()):
+                extra_state.save(pieces, "modules", modules, "get_extra_state()")
+        if optimizer is not None:
+            if state is None:
+                raise _C.InvalidArgument(
+                    "[checkpoint] an optimizer without its model: parameters have their names there"
+                )
+            training["optimizer"] = OptimizerState(optimizer, state).save(pieces)
+        if extra is not None and fabric.rank == 0:
+            extra_state.save(pieces, "extra", extra, "extra")
+        if rank_extra is not None:
+            extra_state.save(pieces, f"rank/{fabric.rank}", rank_extra, "rank_extra")
+        return pieces, training
+
+    degrees = state.degrees if state is not None else (1, 1, 1)
+    save_pieces(fabric, folder, collect, step=step, keep=keep, degrees=degrees, asynchronous=asynchronous)
+
+
+def save_pieces(
+    fabric: _C.Fabric,
+    folder: Folder,
+    collect: Callable[[], tuple[Pieces, dict[str, Any]]],
+    *,
+    step: int,
+    keep: int,
+    degrees: tuple[int, int, int],
+    asynchronous: bool,
+) -> None:
+    """What all savers do: collect() returns the pieces and the manifest's "training"."""
+    global _count
+    if id(fabric) not in _jobs:
+        if not _jobs:
+            register_optimizer_step_pre_hook(lambda *_: wait_copied())
+        _jobs[id(fabric)] = _Job(fabric)
+    target = _jobs[id(fabric)]
+    pieces, training = together(fabric, "save", collect)
+    with target.told_of_failure():
+        target.saver.save(
+            folder=os.path.abspath(folder),
+            keep=keep,
+            step=step,
+            degrees=degrees,
+            pieces=pieces.pieces,
+            training=json.dumps(training),
+            asynchronous=asynchronous,
+        )
+    if asynchronous:
+        target.calls.append(_count)
+        _count += 1
+
+
+def together(fabric: _C.Fabric, function: str, call: Callable[[], Any]) -> Any:
+    """call() on all ranks. If it raises on one it raises on all: no rank goes on to wait for another in vain."""
+    failure, result = None, None
+    try:
+        result = call()
+    except Exception as error:
+        failure = error
+    first = _C.agree(fabric, "" if failure is None else str(failure) or type(failure).__name__)
+    if failure is not None:
+        raise failure
+    if first is not None:
+        raise _C.InvalidArgument(f"[checkpoint.{function}] failed on rank {first[0]}: {first[1]}")
+    return result
+
+
+def fabric_for(model: ModelState | None, process_group: dist.ProcessGroup | None) -> _C.Fabric:
+    """The ranks that save or load together. Collective at the first call for a group."""
+    if model is not None and model.fabric is not None:
+        if process_group is not None and dist.get_world_size(process_group) != model.fabric.size:
+            raise _C.InvalidArgument(
+                f"[checkpoint] process_group has {dist.get_world_size(process_group)} ranks and the model is sharded "
+                f"over {model.fabric.size}; leave process_group out"
+            )
+        return model.fabric
+    if dist.is_initialized():
+        return job.fabric_of(process_group, model.device if model is not None else torch.device("cpu"))
+    global _alone
+    if _alone is None:
+        _alone = _C.Fabric.null(0, 1, torch.device("cpu"))
+    return _alone
+
+
+@atexit.register  # runs before that of tesserae.job, which ends the connections
+def _finish_at_exit() -> None:
+    with contextlib.ExitStack() as ends:
+        ends.callback(_jobs.clear)
+        if getattr(sys, "last_value", None) is None:  # after an exception others may not come: the save is given up
+            for each in _jobs.values():
+                ends.callback(each.finish, blocking=True)

@@ -1,0 +1,105 @@
+"""The configuration of `tsm.init`: from a file, a dict or nothing to one frozen object.
+
+Keys, ranges and defaults are those of tesserae/train/schema.json (docs/configuration.md); C++ checks them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from tesserae import _C
+
+CONFIG_VARIABLE = "TESSERAE_CONFIG"
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Over how many ranks each part of the training state is split: parameters | gradients | optimizer | ranks."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+
+@dataclass(frozen=True)
+class Config:
+    """A checked configuration. The first nine fields are the keys of SMP v2."""
+
+    hybrid_shard_degree: int
+    sm_activation_offloading: bool
+    activation_loading_horizon: int
+    fsdp_cache_flush_warnings: bool
+    allow_empty_shards: bool
+    tensor_parallel_degree: int
+    context_parallel_degree: int
+    expert_parallel_degree: int
+    random_seed: int
+    degrees: Degrees | None
+    run_folder: str | None
+    connect_deadline_seconds: float
+    deadline_seconds: float
+
+
+_current: Config | None = None
+
+
+def current() -> Config | None:
+    """What `tsm.init` was given; None before it, and after `tsm.uninstall`."""
+    return _current
+
+
+def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Config:
+    """The checked configuration: a JSON file's, a dict's, or that of the file in $TESSERAE_CONFIG; else the defaults.
+
+    Raises InvalidArgument (a ValueError) that names the key, and for an unknown one the nearest known key.
+    """
+    resolved = json.loads(_C.validate_init_config(_as_json(config)))
+    run = resolved["run"]
+    fields = {name: resolved[name] for name in Config.__dataclass_fields__ if name in resolved}
+    fields["degrees"] = Degrees(**resolved["degrees"]) if resolved["degrees"] is not None else None
+    return Config(
+        **fields,
+        run_folder=run["folder"],
+        connect_deadline_seconds=float(run["connect_deadline_seconds"]),
+        deadline_seconds=float(run["deadline_seconds"]),
+    )
+
+
+def _as_json(config: str | os.PathLike[str] | dict[str, Any] | None) -> str:
+    if config is None:
+        config = os.environ.get(CONFIG_VARIABLE) or {}
+    if isinstance(config, (str, os.PathLike)):
+        return _C.read_config_file(os.fspath(config))
+    if not isinstance(config, dict):
+        raise _C.InvalidArgument(
+            f"[tsm.init] the configuration is a {type(config).__name__}; pass a path, a dict or nothing"
+        )
+    try:
+        return json.dumps(config, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise _C.InvalidArgument(f"[tsm.init] the configuration holds what JSON can not say: {error}") from error
+
+
+def set_current(config: Config | None) -> None:
+    """For tsm.init and tsm.uninstall."""
+    global _current
+    _current = config
+
+
+def degrees_of(config: Config) -> tuple[int, int, int] | None:
+    """(parameters, gradients, optimizer) where the configuration says them; None where the script does."""
+    if config.degrees is not None:
+        return config.degrees.parameters, config.degrees.gradients, config.degrees.optimizer
+    if config.hybrid_shard_degree > 0:
+        return (config.hybrid_shard_degree,) * 3
+    return None
+
+
+def check_world(config: Config, world_size: int) -> None:
+    """Raises InvalidArgument if the degrees do not fit that many ranks."""
+    degrees = degrees_of(config)
+    if degrees is not None:
+        _C.check_degrees(world_size, degrees)

@@ -1,0 +1,1 @@
+"""SMP v2's name for the package of its checkpoints."""

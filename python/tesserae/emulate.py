@@ -1,0 +1,40 @@
+"""What other libraries read of FSDP's insides. Accelerate upcasts parameters through `_handle`; DCP reads flat
+parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from tesserae.fsdp import FullyShardedDataParallel
+
+
+class FlatHandle:
+    """Stands for FSDP's handle of a flat parameter: the attributes that are read outside of torch.
+
+    With use_orig_params=True, `flat_param` is the first parameter of the unit.
+    """
+
+    def __init__(self, instance: FullyShardedDataParallel, flat_param: nn.Parameter) -> None:
+        self._instance = instance
+        self.flat_param = flat_param
+        self._orig_param_dtype: torch.dtype = flat_param.dtype
+        self._fwd_bwd_param_dtype = instance.mixed_precision.param_dtype or flat_param.dtype
+        self._reduce_dtype = instance.mixed_precision.reduce_dtype or self._fwd_bwd_param_dtype
+        self._use_orig_params = instance._use_orig_params
+        self._fully_sharded_module = getattr(instance, "_fsdp_wrapped_module", None)
+
+    @property
+    def uses_sharded_strategy(self) -> bool:
+        return self._instance.sharding_strategy.name != "NO_SHARD"
+
+
+def mark_flat_parameter(parameter: nn.Parameter, names: list[str], shapes: list[list[int]]) -> None:
+    """Makes isinstance(parameter, torch.distributed.fsdp.FlatParameter) hold, and tells what is in it."""
+    parameter._is_flat_param = True
+    parameter._fqns = tuple(names)
+    parameter._shapes = tuple(torch.Size(shape) for shape in shapes)
+    parameter._num_params = len(names)

@@ -1,0 +1,71 @@
+"""Process groups of the script -> connections of the engine.
+
+The engine makes its own groups, over any ranks that its degrees ask for; of the script's group it uses the members and
+the store through which they met. One fabric for each set of ranks and device, kept until the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from tesserae import _C, config
+
+_fabrics: dict[tuple[str, tuple[int, ...], str], _C.Fabric] = {}
+_counts: dict[tuple[int, ...], int] = {}
+
+
+def fabric_of(group: dist.ProcessGroup | None, device: torch.device) -> _C.Fabric:
+    """The fabric of the ranks of `group` (None: of the default group), which compute on `device`.
+
+    Collective over the group at the first call for it. Raises InvalidArgument before torch.distributed is initialised.
+    """
+    if not dist.is_initialized():
+        raise _C.InvalidArgument(
+            "[FSDP] torch.distributed is not initialised; call torch.distributed.init_process_group() before FSDP(...)"
+        )
+    ranks = tuple(dist.get_process_group_ranks(group if group is not None else c10d._get_default_group()))
+    default = c10d._get_default_group()
+    key = (f"{id(default)}/{default.group_name}", ranks, str(device))
+    if key not in _fabrics:
+        _fabrics[key] = _connect(group if group is not None else default, ranks, device)
+    return _fabrics[key]
+
+
+def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...], device: torch.device) -> _C.Fabric:
+    me = ranks.index(dist.get_rank())
+    if "fake" in dist.get_backend(group):
+        return _C.Fabric.null(me, len(ranks), device)
+    count = _counts[ranks] = _counts.get(ranks, 0) + 1
+    store = c10d._get_default_store()
+    name = "-".join(map(str, ranks)) if len(ranks) < dist.get_world_size() else "all"
+    settings = config.current()
+    return _C.Fabric.join(
+        dist.PrefixStore(f"tesserae/{name}/{device.type}/{count}", store),
+        me,
+        len(ranks),
+        served=_outlives_rank_zero(store) or ranks[0] != 0,
+        backend="nccl" if device.type == "cuda" else "gloo",
+        device=device,
+        connect_deadline=settings.connect_deadline_seconds if settings else 60.0,
+        deadline=settings.deadline_seconds if settings else 300.0,
+    )
+
+
+def _outlives_rank_zero(store: dist.Store) -> bool:
+    """Whether the store is served by somebody else than rank 0 of the script."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return not isinstance(store, dist.TCPStore) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+@atexit.register
+def _leave() -> None:
+    """Says goodbye, so that the ranks that still run do not take this one for lost."""
+    for fabric in _fabrics.values():
+        fabric.leave()
+    _fabrics.clear()

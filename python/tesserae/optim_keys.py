@@ -1,0 +1,104 @@
+"""The tensors that an optimizer over a sharded model holds: their names and keys, and what part of whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp._common_utils import _get_param_to_fqns
+from torch.distributed.fsdp._optim_utils import (
+    _get_flat_param_to_fqn,
+    _get_param_id_to_param_from_optim_input,
+    _get_param_key_to_param,
+    _is_named_optimizer,
+)
+from torch.optim import Optimizer
+
+from tesserae import _C
+from tesserae.summon import instances_of
+
+if TYPE_CHECKING:
+    from tesserae.fsdp import FullyShardedDataParallel as Instance
+
+Key = int | str
+OptimInput = list[dict[str, Any]] | Iterable[nn.Parameter] | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a tensor that an optimizer holds stands for: one slot of a flat buffer, or all of them."""
+
+    flat: _C.FlatBuffer
+    slots: list[int]
+    order: list[int]  # the same in the order of the module; the buffer has matrices first
+    numel: int  # of the tensor, on this rank
+
+    @property
+    def is_flat(self) -> bool:
+        return len(self.slots) > 1
+
+    def shape(self, slot: int) -> torch.Size:
+        """Of the whole parameter."""
+        return torch.Size(self.flat.shapes[slot])
+
+    def range_of(self, slot: int) -> tuple[int, int]:
+        """Which elements of the whole parameter are on this rank."""
+        begin, size = self.flat.begins[slot], self.shape(slot).numel()
+        low, high = (min(max(edge - begin, 0), size) for edge in self.flat.part_range)
+        return low, high
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The parameters of a model, under their names and under the keys that an optimizer has for them."""
+
+    instances: list[Instance]
+    optim: Optimizer | None
+    named: bool  # the optimizer's keys are names
+    parameters: dict[Key, nn.Parameter]  # of the optimizer, in its order
+    names: dict[nn.Parameter, list[str]]  # of the model, in its order; by slot for a flat parameter
+    flat_names: dict[nn.Parameter, str]  # of flat parameters themselves
+    places: dict[nn.Parameter, Place]  # of what instances have, buffer by buffer
+
+    @staticmethod
+    def of(
+        model: nn.Module,
+        optim: Optimizer | None,
+        optim_input: OptimInput = None,
+        state: dict[str, Any] | None = None,
+        named: bool = False,
+    ) -> Keys:
+        """`optim_input`: what the optimizer was made of, for want of itself. `state`: its state dict, which shows
+        whether its keys are names."""
+        instances, places = instances_of(model), {}
+        for instance in instances:
+            if instance._whole is not None:
+                raise _C.InvalidArgument(
+                    "[optim_state_dict] called inside summon_full_params, where optimizers do not fit the parameters; "
+                    "call it outside"
+                )
+            for flat, tensors, numbers in zip(instance._flats, instance._local, instance._unit.flats):
+                count = len(flat.shapes)
+                for i, tensor in enumerate(tensors):
+                    slots = [i] if len(tensors) == count else list(range(count))
+                    places[tensor] = Place(flat, slots, sorted(slots, key=numbers.__getitem__), tensor.numel())
+        names, flat_names = _get_param_to_fqns(model), _get_flat_param_to_fqn(model)
+        named = named or (state is not None and _is_named_optimizer(state))
+        if optim is None or optim_input is not None:
+            parameters = _get_param_id_to_param_from_optim_input(model, optim_input)
+        else:
+            parameters = _get_param_key_to_param(optim, model, named, names, flat_names)
+        return Keys(instances, optim, named, parameters, names, flat_names, places)
+
+    def names_in_module(self, parameter: nn.Parameter) -> list[str]:
+        """In the order of the module."""
+        names, place = self.names[parameter], self.places.get(parameter)
+        return [names[slot] for slot in place.order] if place is not None and place.is_flat else names
+
+
+def plain(name: Key) -> Key:
+    """torch's state dict functions leave out what torch.compile puts in the middle of names, or put it in."""
+    return name.replace("_orig_mod.", "") if isinstance(name, str) else name

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tesserae as tsm
+from tesserae import config
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.delenv(config.CONFIG_VARIABLE, raising=False)
+    yield
+    tsm.uninstall()
+
+
+DEFAULTS = config.Config(
+    hybrid_shard_degree=0,
+    sm_activation_offloading=True,
+    activation_loading_horizon=2,
+    fsdp_cache_flush_warnings=True,
+    allow_empty_shards=False,
+    tensor_parallel_degree=1,
+    context_parallel_degree=1,
+    expert_parallel_degree=1,
+    random_seed=12345,
+    degrees=None,
+    run_folder=None,
+    connect_deadline_seconds=60.0,
+    deadline_seconds=300.0,
+)
+
+
+def test_nothing_means_the_defaults_of_smp() -> None:
+    assert config.read() == config.read({}) == DEFAULTS
+
+
+def test_a_dict_and_a_file_say_the_same(tmp_path: Path) -> None:
+    document = {"hybrid_shard_degree": 4, "$comment": "why", "run": {"deadline_seconds": 5, "folder": "runs/a"}}
+    file = tmp_path / "smp.json"
+    file.write_text("// notes are skipped\n" + json.dumps(document))
+    wanted = dataclasses.replace(DEFAULTS, hybrid_shard_degree=4, deadline_seconds=5.0, run_folder="runs/a")
+    assert config.read(document) == config.read(file) == config.read(str(file)) == wanted
+
+
+def test_raw_degrees() -> None:
+    read = config.read({"degrees": {"parameters": 2, "gradients": 4, "optimizer": 8}})
+    assert read.degrees == config.Degrees(2, 4, 8)
+    assert config.degrees_of(read) == (2, 4, 8)
+    assert config.degrees_of(config.read({"hybrid_shard_degree": 3})) == (3, 3, 3)
+    assert config.degrees_of(DEFAULTS) is None
+
+
+def test_without_an_argument_the_file_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "smp.json"
+    file.write_text('{"random_seed": 7}')
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
+    assert config.read().random_seed == 7
+    assert config.read({}).random_seed == 12345
+
+
+def test_every_key_of_smp_is_taken_where_its_feature_is_not_asked_for() -> None:
+    harmless = {
+        "hybrid_shard_degree": 1,
+        "sm_activation_offloading": False,
+        "activation_loading_horizon": 2,
+        "fsdp_cache_flush_warnings": False,
+        "allow_empty_shards": True,
+        "tensor_parallel_degree": 1,
+        "context_parallel_degree": 1,
+        "expert_parallel_degree": 1,
+        "random_seed": 0,
+    }
+    read = dataclasses.asdict(config.read(harmless))
+    assert {key: read[key] for key in harmless} == harmless
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ({"hybrid_shard_degre": 2}, r"hybrid_shard_degre: unknown key; did you mean hybrid_shard_degree\?"),
+        ({"hybrid_shard_degree": "auto"}, r'hybrid_shard_degree: "auto" is not available yet'),
+        ({"tensor_parallel_degree": 2}, "tensor_parallel_degree: tensor parallelism is not available yet"),
+        ({"hybrid_shard_degree": -1}, "hybrid_shard_degree: must be at least 0, but is -1"),
+        ({"train": {"steps": 5}}, "train: is read by `tesserae train` only"),
+        ({"random_seed": {1, 2}}, r"\[tsm.init\] the configuration holds what JSON can not say"),
+        ({"run": {"deadline_seconds": float("nan")}}, r"\[tsm.init\] the configuration holds what JSON can not say"),
+        (3, r"\[tsm.init\] the configuration is a int; pass a path, a dict"),
+        ("no/such/file.json", "no/such/file.json"),
+    ],
+)
+def test_what_can_not_work_is_a_value_error_that_says_so(document: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text) as caught:
+        config.read(document)
+    assert isinstance(caught.value, tsm.InvalidArgument)
+    assert isinstance(caught.value, tsm.Error)
+
+
+def test_a_file_that_is_no_json_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "smp.json"
+    file.write_text('{\n "hybrid_shard_degree": 2,,\n}')
+    with pytest.raises(tsm.InvalidArgument, match=r"smp.json:2:\d+: no valid JSON"):
+        config.read(file)
+
+
+def test_degrees_must_fit_the_world() -> None:
+    config.check_world(config.read({"hybrid_shard_degree": 2}), 4)
+    config.check_world(DEFAULTS, 7)
+    with pytest.raises(tsm.InvalidArgument, match="3"):
+        config.check_world(config.read({"hybrid_shard_degree": 3}), 4)
+    with pytest.raises(tsm.InvalidArgument, match="8"):
+        config.check_world(config.read({"hybrid_shard_degree": 8}), 4)

@@ -1,0 +1,15 @@
+"""Of every test session: one thread per process, and one tesserae, for the processes that tests start too."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+
+_spec = importlib.util.find_spec("tesserae")
+if _spec is None or _spec.origin is None:
+    pytest.exit("tesserae is not here: `make test` builds it; or set PYTHONPATH=build/release/python", returncode=4)
+_folder = str(Path(_spec.origin).absolute().parent.parent)
+os.environ["PYTHONPATH"] = os.pathsep.join([_folder, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,0 +1,128 @@
+"""Every script in examples/python trains on Tesserae, learns, and trains to the same losses on PyTorch's own FSDP when
+its two lines are removed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE.parent.parent / "examples" / "python"
+DEADLINE = 600  # seconds; each takes less than a minute
+
+FP32 = 1e-5
+BF16 = 2e-2  # reduced in another order, a weight may round to the other of two neighbours: 2^-8 of its value
+
+
+@dataclass(frozen=True)
+class Example:
+    script: str
+    ranks: int
+    arguments: tuple[str, ...] = ()
+    tolerance: float = FP32
+    learns: float = 0.5  # the last loss is at most this share of the first
+    runner: tuple[str, ...] = ()  # what torchrun starts in place of the script
+    plain_runner: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([self.script, str(self.ranks), *self.arguments])
+
+
+ACCELERATE = (str(HERE / "accelerate_on_cpu.py"),)
+TESSERAE_RUN = ("-m", "tesserae.run")
+EXAMPLES_RUN = [
+    Example("minimal.py", 4, learns=0.1),
+    Example("t5_summarization.py", 2, ("--precision", "fp32"), learns=0.2),
+    Example(
+        "t5_summarization.py", 4, ("--documents", "512", "--strategy", "SHARD_GRAD_OP"), tolerance=BF16, learns=0.9
+    ),
+    Example("sagemaker_style.py", 4, runner=TESSERAE_RUN),
+    Example("accelerate_fsdp.py", 2, runner=ACCELERATE, plain_runner=ACCELERATE),
+    Example(
+        "accelerate_fsdp.py",
+        2,
+        ("--mixed-precision", "bf16", "--dtype", "bfloat16", "--flat", "--accumulate", "2", "--words", "512"),
+        runner=ACCELERATE,
+        plain_runner=ACCELERATE,
+        learns=1.0,
+        tolerance=BF16,
+    ),
+]
+
+
+def without_the_two_lines(script: Path) -> str:
+    lines = script.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not re.search(r"# line [12]$", line.rstrip())]
+    assert len(lines) - len(kept) == 2
+    assert "tsm" not in "".join(kept)
+    return "".join(kept)
+
+
+def torchrun(ranks: int, *command: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *command],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def losses(output: str) -> list[float]:
+    found = [float(value) for value in re.findall(r"(?<!validation )\bloss (\d+\.\d+)", output)]
+    assert len(found) >= 2, output
+    return found
+
+
+@pytest.mark.parametrize("example", EXAMPLES_RUN, ids=str)
+def test_the_two_lines_change_no_loss(example: Example, tmp_path: Path) -> None:
+    script = EXAMPLES / example.script
+    plain = tmp_path / example.script
+    plain.write_text(without_the_two_lines(script))
+
+    ours = losses(torchrun(example.ranks, *example.runner, str(script), *example.arguments))
+    theirs = losses(torchrun(example.ranks, *example.plain_runner, str(plain), *example.arguments))
+
+    assert ours == pytest.approx(theirs, rel=example.tolerance)
+    assert ours[-1] <= example.learns * ours[0]
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda script: script.name)
+def test_help(script: Path) -> None:
+    runner = ["-m", "tesserae.run"] if script.name == "sagemaker_style.py" else []
+    run = subprocess.run(
+        [sys.executable, *runner, str(script), "--help"], capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert run.returncode == 0, run.stderr
+    assert "torchrun" in run.stdout and "--seed" in run.stdout
+
+
+def test_the_slurm_script_starts_one_torchrun_a_node() -> None:
+    """What srun would start, with Slurm's commands replaced: the options that torchrun gets are ones it knows."""
+    script = EXAMPLES / "t5_summarization.slurm"
+    stand_in = """
+        scontrol() { echo first-node; echo second-node; }
+        srun() { printf '%s\\n' "$@"; }
+        SLURM_JOB_NODELIST=nodes SLURM_JOB_NUM_NODES=2 SLURM_JOB_ID=7 SLURM_GPUS_PER_NODE=a100:4
+        set -- --epochs 1
+        source """
+    run = subprocess.run(["bash", "-c", stand_in + str(script)], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    program, *arguments = run.stdout.split()
+
+    from torch.distributed.run import get_args_parser
+
+    options = get_args_parser().parse_args(arguments)
+    assert program == "torchrun"
+    assert (options.nnodes, options.nproc_per_node, options.rdzv_backend) == ("2", "4", "c10d")
+    assert (options.rdzv_endpoint, options.rdzv_id) == ("first-node:29500", "7")
+    assert Path(options.training_script).name == "t5_summarization.py"
+    assert options.training_script_args == ["--epochs", "1"]

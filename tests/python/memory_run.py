@@ -1,0 +1,124 @@
+"""Trains one model with FSDP1, FSDP2 and ours in turn and reports the most memory that each held; for memory_test.py.
+
+Started by torchrun with heap.c preloaded. Rank 0 writes JSON: {case: {side: bytes}}, the largest of all ranks. What is
+counted: from before the model is made (so parameters, gradients and optimizer state are in it) to the end, at most,
+within the last steps (so making the model, which holds it whole for a moment, is not).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.nn import functional as F
+
+WIDTH, BLOCKS, ROWS, STEPS = 256, 12, 16, 3
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
+STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), *(Block() for _ in range(BLOCKS)), nn.Linear(WIDTH, WIDTH))
+
+
+def wrap_fsdp1(model: nn.Module, strategy: str, dtype: torch.dtype | None) -> nn.Module:
+    precision = MixedPrecision(param_dtype=dtype, reduce_dtype=torch.float32) if dtype else None
+    return FSDP(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        sharding_strategy=ShardingStrategy[strategy],
+        mixed_precision=precision,
+        device_id=torch.device("cpu"),
+        use_orig_params=True,
+    )
+
+
+def wrap_fsdp2(model: nn.Module, strategy: str, dtype: torch.dtype | None) -> nn.Module:
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    shard = functools.partial(
+        fully_shard,
+        mp_policy=precision,
+        reshard_after_forward=strategy == "FULL_SHARD",
+        mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)),
+    )
+    for block in model:
+        if isinstance(block, Block):
+            shard(block)
+    return shard(model)
+
+
+def peak(wrap: Callable[..., nn.Module], strategy: str, dtype: torch.dtype | None, checkpoint: bool) -> int:
+    heap = ctypes.CDLL(None)
+    heap.heap_held.restype = heap.heap_peak.restype = ctypes.c_long
+    gc.collect()
+    before = heap.heap_held()
+    model = wrap(make_model(), strategy, dtype)
+    if checkpoint:
+        apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    inputs = torch.randn(ROWS, WIDTH)
+    for step in range(STEPS):
+        if step == STEPS - 2:
+            gc.collect()
+            heap.heap_peak()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return heap.heap_peak() - before
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    cases = list(itertools.product(STRATEGIES, PRECISIONS, (False, True)))
+    wraps = {"fsdp1": wrap_fsdp1, "fsdp2": wrap_fsdp2, "ours": wrap_fsdp1}
+    for side in wraps:  # the first use of each loads and caches things that stay
+        if side == "ours":
+            import tesserae as tsm
+
+            tsm.init()
+        peak(wraps[side], "FULL_SHARD", None, False)
+    report: dict[str, dict[str, int]] = {}
+    for strategy, precision, checkpoint in cases:
+        name = f"{strategy},{precision}" + ",checkpoint" * checkpoint
+        report[name] = {}
+        for side, wrap in wraps.items():
+            if side == "ours":
+                tsm.init()
+            else:
+                tsm.uninstall()
+            held = torch.tensor(peak(wrap, strategy, PRECISIONS[precision], checkpoint))
+            dist.all_reduce(held, op=dist.ReduceOp.MAX)
+            report[name][side] = held.item()
+    if dist.get_rank() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(report, indent=1) + "\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

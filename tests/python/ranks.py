@@ -1,0 +1,226 @@
+"""Tests with real ranks: one process each, Gloo on the loopback, one thread.
+
+    def adds_up(rank, world_size, start):          # a function of a module, called once in every rank
+        total = torch.tensor(float(rank + start))
+        dist.all_reduce(total)
+        assert total == 3
+        return total.item()
+
+    def test_adds_up():
+        assert run_ranks(adds_up, 2, 1) == [3.0, 3.0]
+
+Ranks are forked from a server that has imported what the test session has imported, but has run nothing and started
+no thread: a launch costs tenths of a second, not the seconds that importing torch takes in each process.
+  1. The first launch starts the server (multiprocessing's own), which imports torch, tesserae and the like.
+  2. Each launch has its own store, served by the test process, and the variables that torchrun would set: the default
+     process group is there when the function is called. `init=False` leaves that to the function.
+  3. A rank writes to a file of its own and reports its result or its traceback; the first one to fail is raised as
+     RankFailed, with the values of the local variables and the end of what it wrote.
+  4. What still runs GRACE seconds after a failure, or at the deadline, is killed; at the deadline each rank first
+     writes where it is. No rank outlives the call, nor the test process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+GRACE = 3.0
+PRELOADED = ("tesserae", "transformers", "accelerate")
+PR_SET_PDEATHSIG = 1
+
+_context = multiprocessing.get_context("forkserver")
+
+
+class RankFailed(AssertionError):
+    """A rank raised, died or was still running at the deadline. `rank` is the first one."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(f"rank {rank} {text}")
+        self.rank = rank
+
+
+@dataclass
+class _Rank:
+    number: int
+    process: Any
+    reports: Connection
+    output: Path
+    report: tuple[str, Any] | None = None  # ("result", value) or ("failure", text)
+    ended: bool = False
+
+    def tail(self, lines: int = 40) -> str:
+        written = self.output.read_text(errors="replace").splitlines() if self.output.exists() else []
+        return "\n".join(["--- what it wrote last ---", *written[-lines:]]) if written else "(it wrote nothing)"
+
+    def kill(self, number: int) -> None:
+        try:
+            os.killpg(self.process.pid, number)  # with its children: workers of a DataLoader
+        except ProcessLookupError:
+            if self.process.is_alive():  # it has not made its process group yet
+                self.process.kill()
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    deadline: float = 120.0,
+    environment: Mapping[str, str] | None = None,
+    init: bool = True,
+) -> list[Any]:
+    """Calls `function(rank, world_size, *args)` in `world_size` processes; returns their results in order of rank.
+
+    `function` lies at the top of a module; arguments and results are pickled. `environment` is added to that of each
+    rank. Raises RankFailed.
+    """
+    _start_server()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with tempfile.TemporaryDirectory(prefix="tesserae-ranks-") as folder:
+        ranks: list[_Rank] = []
+        try:
+            for number in range(world_size):
+                output = Path(folder) / f"rank-{number}"
+                reports, sender = _context.Pipe(duplex=False)
+                variables = {**_launch_variables(number, world_size, store.port), **(environment or {})}
+                process = _context.Process(
+                    target=_rank_main, args=(function, number, world_size, args, variables, init, str(output), sender)
+                )
+                process.start()
+                sender.close()
+                ranks.append(_Rank(number, process, reports, output))
+            return _collect(ranks, deadline)
+        finally:
+            for rank in ranks:
+                if rank.process.is_alive():
+                    rank.kill(signal.SIGKILL)
+                rank.process.join()
+                rank.reports.close()
+
+
+def _start_server() -> None:
+    """What the test session has imported by now is what the server imports, and its ranks find there."""
+    imported = [name for name in sys.modules if name.split(".")[0] in PRELOADED]
+    _context.set_forkserver_preload(["torch", "torch.distributed.fsdp", *imported])  # no effect once it runs
+
+
+def _launch_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": f"tests-{port}",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _collect(ranks: list[_Rank], deadline: float) -> list[Any]:
+    end = time.monotonic() + deadline
+    first: _Rank | None = None  # to fail
+    while running := [rank for rank in ranks if not rank.ended]:
+        remaining = end - time.monotonic()
+        if remaining <= 0:
+            if first is not None:
+                break
+            for rank in running:
+                rank.kill(signal.SIGUSR1)
+            time.sleep(0.5)
+            late = running[0]
+            others = ", ".join(str(rank.number) for rank in running)
+            texts = "\n".join(f"rank {rank.number}: {rank.tail()}" for rank in running)
+            raise RankFailed(late.number, f"still runs after {deadline:g} s (as do {others})\n{texts}")
+        wait([rank.reports for rank in running], timeout=remaining)
+        for rank in running:
+            _receive(rank)
+            if rank.ended and first is None and rank.report is not None and rank.report[0] == "failure":
+                first = rank
+                end = min(end, time.monotonic() + GRACE)  # the others wait for it in vain
+    if first is not None:
+        raise RankFailed(first.number, f"failed\n{first.report[1]}\n{first.tail()}")  # type: ignore[index]
+    return [rank.report[1] for rank in ranks]  # type: ignore[index]
+
+
+def _receive(rank: _Rank) -> None:
+    if not rank.reports.poll():
+        return
+    try:
+        rank.report = rank.reports.recv()
+    except EOFError:
+        rank.process.join()
+        code = rank.process.exitcode
+        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+        rank.report = ("failure", f"its process ended {how} before it reported")
+    rank.ended = True
+
+
+# ---- in the rank ----
+def _rank_main(
+    function: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    args: tuple[Any, ...],
+    variables: dict[str, str],
+    init: bool,
+    output: str,
+    sender: Connection,
+) -> None:
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    try:
+        if init:
+            dist.init_process_group("gloo")
+        result = function(rank, world_size, *args)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        atexit._run_exitfuncs()  # multiprocessing leaves these out, a script does not
+        report = pickle.dumps(("result", result))
+    except BaseException as error:
+        report = pickle.dumps(("failure", _describe(error)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sender.send_bytes(report)
+
+
+def _describe(error: BaseException) -> str:
+    """The traceback, and the local variables of the function that failed and of those in tests that called it."""
+    text = "".join(traceback.format_exception(error))
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    shown = [frame for frame in frames[1:] if frame is frames[-1] or "tests" in Path(frame.f_code.co_filename).parts]
+    for frame in shown[-2:]:
+        text += f"--- variables of {frame.f_code.co_name} ---\n"
+        for name, value in frame.f_locals.items():
+            try:
+                shown_value = repr(value)
+            except Exception as failed:
+                shown_value = f"(its repr failed: {failed!r})"
+            text += f"{name} = {shown_value if len(shown_value) <= 400 else shown_value[:400] + '...'}\n"
+    return text
