@@ -8,23 +8,29 @@ PRESET ?= release
 DEMO_CONFIG ?= examples/python-source.json
 DEMO_ARGS ?=
 TEST_ARGS ?=
+PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 BUILD := build/$(PRESET)
 PYTHON = "$$(cat build/setup/python)"
+PYTHON_BUILT = PYTHONPATH="$(CURDIR)/$(BUILD)/python" $(PYTHON)
+# A test that hangs is killed by its own deadline; this is for the session as a whole, which first says where it is.
+PYTEST = timeout --foreground --signal=ABRT --kill-after=30 $(PYTEST_SECONDS) env $(PYTHON_BUILT) -m pytest -q
+PYTEST_SECONDS ?= 3600
 # Two tests at a time: many of them start four processes each.
 CTEST = ctest --test-dir $(BUILD) --output-on-failure --no-tests=error --parallel 2
 
-.PHONY: help setup build program demo test parity bench check format clean
+.PHONY: help setup build program demo test parity bench check format stub clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  PRESET=release|dev|asan|tsan chooses the build, DEMO_ARGS, TEST_ARGS and BENCH_ARGS are passed on"
+	@echo "  PRESET=release|dev|asan|tsan chooses the build, DEMO_ARGS, TEST_ARGS, PYTEST_ARGS and BENCH_ARGS are passed on"
 
 setup:  ## install what is missing; make the Python environment (done once, by every target that needs it)
-	@tools/setup.sh
+	@tools/setup.sh --dev
 
-program: setup
+program:
+	@tools/setup.sh
 	@tools/build.sh $(PRESET) cli/tesserae
 
 build: setup  ## build the library, the program, the tests and the benchmarks
@@ -34,11 +40,12 @@ demo: program  ## train a small transformer on 4 ranks on the source of Python's
 	@$(BUILD)/cli/tesserae train $(DEMO_CONFIG) $(DEMO_ARGS)
 
 test: build  ## all tests, except the full parity product
-	@$(PYTHON) -m unittest $(sort $(wildcard tests/*/*_test.py))
+	@if [ -d $(BUILD)/python ]; then $(PYTEST) -m "not parity_full" $(PYTEST_ARGS); fi
 	@$(CTEST) -LE parity_full $(TEST_ARGS)
 
-parity: build  ## every layout, lifetime and option against one process (long)
+parity: build  ## every layout, lifetime and option against one process, every option of FSDP against FSDP1 (long)
 	@$(CTEST) -L parity_full $(TEST_ARGS)
+	@$(PYTEST) -m parity_full $(PYTEST_ARGS)
 
 bench: build  ## the same model under FSDP1, FSDP2, DDP and Tesserae, interleaved
 	@$(PYTHON) bench/compare.py $(BENCH_ARGS)
@@ -46,9 +53,14 @@ bench: build  ## the same model under FSDP1, FSDP2, DDP and Tesserae, interleave
 check:  ## what needs no build: the order of the layers, the format
 	@tools/check_layers.py
 	@tools/check_format.sh
+	@tools/check_python.sh
 
-format:  ## rewrite the C++ files as .clang-format says
+format:  ## rewrite the C++ files as .clang-format says, the Python files as ruff does
 	@tools/check_format.sh --fix
+	@tools/check_python.sh --fix
+
+stub: build  ## write python/tesserae/_C.pyi again, after a change of python/bindings
+	@PYTHON=$(PYTHON) PYTHONPATH="$(CURDIR)/$(BUILD)/python" tools/stub.sh --fix
 
 clean:  ## remove the builds, keep the Python environment
 	@rm -rf build/release build/dev build/asan build/tsan build/*.log

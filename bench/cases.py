@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,29 +25,59 @@ class Case:
 
     def arguments(self) -> list[str]:
         """The options that bench/peers.py and bench/step.cpp share."""
-        return [word for name in ("dimension", "layers", "heads", "vocabulary", "sequence", "batch", "precision")
-                for word in (f"--{name}", str(getattr(self, name)))]
+        return [
+            word
+            for name in ("dimension", "layers", "heads", "vocabulary", "sequence", "batch", "precision")
+            for word in (f"--{name}", str(getattr(self, name)))
+        ]
 
 
-A = Case("118 M parameters, 128 tokens a rank, 2 ranks, fp32", dimension=1024, layers=8, heads=16, vocabulary=8192,
-         sequence=128, ranks=2)
+A = Case(
+    "118 M parameters, 128 tokens a rank, 2 ranks, fp32",
+    dimension=1024,
+    layers=8,
+    heads=16,
+    vocabulary=8192,
+    sequence=128,
+    ranks=2,
+)
 CASES = {
     "A": A,
     "B": replace(A, title="118 M parameters, 128 tokens a rank, 4 ranks, fp32", ranks=4),
-    "C": Case("34 M parameters, 512 tokens a rank, 2 ranks, fp32", dimension=512, layers=8, heads=8, vocabulary=8192,
-              sequence=512, ranks=2),
+    "C": Case(
+        "34 M parameters, 512 tokens a rank, 2 ranks, fp32",
+        dimension=512,
+        layers=8,
+        heads=8,
+        vocabulary=8192,
+        sequence=512,
+        ranks=2,
+    ),
     "E": replace(A, title="118 M parameters, 128 tokens a rank, 2 ranks, bf16", precision="bf16"),
-    "tiny": Case("0.3 M parameters, 32 tokens a rank, 2 ranks, fp32 (proves that the comparison runs, nothing else)",
-                 dimension=64, layers=4, heads=4, vocabulary=512, sequence=32, ranks=2),
+    "tiny": Case(
+        "0.3 M parameters, 32 tokens a rank, 2 ranks, fp32 (proves that the comparison runs, nothing else)",
+        dimension=64,
+        layers=4,
+        heads=4,
+        vocabulary=512,
+        sequence=32,
+        ranks=2,
+    ),
 }
 
 # name: what the table calls it
 TITLES = {
-    "plain": "no communication (PyTorch)", "ours-plain": "no communication (C++)", "ddp": "DDP", "fsdp1": "FSDP1",
-    "fsdp1-grad-op": "FSDP1, SHARD_GRAD_OP", "fsdp2": "FSDP2", "fsdp2-grad-op": "FSDP2, reshard_after_forward=False",
-    "ours": "Tesserae",
+    "plain": "no communication (PyTorch)",
+    "ours-plain": "no communication (C++)",
+    "ddp": "DDP",
+    "fsdp1": "FSDP1",
+    "fsdp1-grad-op": "FSDP1, SHARD_GRAD_OP",
+    "fsdp2": "FSDP2",
+    "fsdp2-grad-op": "FSDP2, reshard_after_forward=False",
+    "ours-python": "Tesserae, Python",
+    "ours": "Tesserae, C++",
 }
-DEFAULT = ("plain", "ours-plain", "ddp", "fsdp1", "fsdp2", "ours")
+DEFAULT = ("plain", "ours-plain", "ddp", "fsdp1", "fsdp2", "ours-python", "ours")
 WITHOUT_COMMUNICATION = ("plain", "ours-plain")
 REFERENCE = "fsdp2"
 
@@ -69,6 +100,8 @@ def command(candidate: str, step_program: Path) -> list[str]:
         return [str(step_program), "--mode", "sharded", "--degrees" if layout[0].isdigit() else "--strategy", layout]
     if name == "ours-plain":
         return [str(step_program), "--mode", "plain"]
+    if name == "ours-python":
+        return [sys.executable, str(HERE / "peers.py"), "--mode", "tesserae"]
     peer = [sys.executable, str(HERE / "peers.py"), "--mode", name.removesuffix("-grad-op")]
     return [*peer, "--strategy", "SHARD_GRAD_OP"] if name.endswith("-grad-op") else peer
 
@@ -76,3 +109,16 @@ def command(candidate: str, step_program: Path) -> list[str]:
 def newest_program(name: str) -> Path | None:
     """Of those that were built, in whatever build folder."""
     return max(ROOT.glob(f"build/*/bench/{name}"), key=lambda file: file.stat().st_mtime, default=None)
+
+
+def find_tesserae() -> bool:
+    """Makes `import tesserae` work: the one that is installed, else the newest below build/. False if there is none."""
+    if importlib.util.find_spec("tesserae") is None and (package := newest_package()) is not None:
+        sys.path.insert(0, str(package))
+    return importlib.util.find_spec("tesserae") is not None
+
+
+def newest_package() -> Path | None:
+    """What PYTHONPATH must have for `import tesserae`: that of the build folder whose extension is the newest."""
+    newest = max(ROOT.glob("build/*/python/tesserae/_C.*.so"), key=lambda file: file.stat().st_mtime, default=None)
+    return newest.parents[1] if newest else None

@@ -35,8 +35,9 @@ LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 1e-2}  # relative; fp32 differs in the o
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default="A,C", help=f"of {', '.join(CASES)}")
-    parser.add_argument("--candidates", default=",".join(DEFAULT),
-                        help="separated by commas, or by spaces if degrees are given")
+    parser.add_argument(
+        "--candidates", default=",".join(DEFAULT), help="separated by commas, or by spaces if degrees are given"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="timed steps a run")
     parser.add_argument("--warmup", type=int, default=2, help="steps before those")
@@ -58,8 +59,10 @@ def parse() -> argparse.Namespace:
     if any(name.startswith("ours") for name in options.candidates):
         options.step_program = options.step_program or newest_program("bench_step")
         if not options.step_program:
-            parser.error("no bench_step below build/: build it (cmake --build build/release --target bench_step) "
-                         "or name it with --step-program")
+            parser.error(
+                "no bench_step below build/: build it (cmake --build build/release --target bench_step) "
+                "or name it with --step-program"
+            )
     return options
 
 
@@ -101,9 +104,11 @@ def check(name: str, rounds: list[dict[str, Run]]) -> None:
     for alone in (False, True):
         losses = {c: r["losses"] for c, r in reports.items() if (c in WITHOUT_COMMUNICATION) == alone}
         reference = next(iter(losses.values()), [])
-        for candidate, values in losses.items():
-            if not all(math.isclose(a, b, rel_tol=LOSS_TOLERANCE[CASES[name].precision])
-                       for a, b in zip(values, reference, strict=True)):
+        for values in losses.values():
+            if not all(
+                math.isclose(a, b, rel_tol=LOSS_TOLERANCE[CASES[name].precision])
+                for a, b in zip(values, reference, strict=True)
+            ):
                 raise RuntimeError(f"case {name}: candidates differ in losses: {losses}")
 
 
@@ -118,8 +123,15 @@ def main() -> int:
     options = parse()
     import torch
 
-    data = {"machine": report.machine(), "torch": torch.__version__, "rounds": options.rounds, "steps": options.steps,
-            "warmup": options.warmup, "date": datetime.date.today().isoformat(), "cases": {}}
+    data = {
+        "machine": report.machine(),
+        "torch": torch.__version__,
+        "rounds": options.rounds,
+        "steps": options.steps,
+        "warmup": options.warmup,
+        "date": datetime.date.today().isoformat(),
+        "cases": {},
+    }
     if data["machine"]["load_before"] > QUIET_LOAD:
         print(f"compare: the machine is busy (load {os.getloadavg()[0]:.1f}): figures will be off", file=sys.stderr)
     summaries, complete = {}, True
@@ -130,8 +142,11 @@ def main() -> int:
         if not rounds[0]:
             continue
         summaries[name] = report.summarize(rounds)
-        data["cases"][name] = {"case": asdict(CASES[name]), "summary": report.as_json(summaries[name]),
-                               "rounds": [{c: asdict(r) for c, r in round_.items()} for round_ in rounds]}
+        data["cases"][name] = {
+            "case": asdict(CASES[name]),
+            "summary": report.as_json(summaries[name]),
+            "rounds": [{c: asdict(r) for c, r in round_.items()} for round_ in rounds],
+        }
         (options.out / "compare.json").write_text(json.dumps(data, indent=1) + "\n")  # what is done survives a Ctrl-C
 
     tables = [report.markdown(name, summary) for name, summary in summaries.items()]
@@ -142,8 +157,10 @@ def main() -> int:
     if options.update_docs:
         for document in DOCUMENTS:
             if not report.update_between_markers(document, "bench", text):
-                print(f"compare: {document.name} has no <!-- bench:begin --> ... <!-- bench:end -->: left alone",
-                      file=sys.stderr)
+                print(
+                    f"compare: {document.name} has no <!-- bench:begin --> ... <!-- bench:end -->: left alone",
+                    file=sys.stderr,
+                )
     return 0 if complete else 1
 
 

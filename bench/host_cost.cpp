@@ -1,5 +1,5 @@
 // What the engine costs the host per unit and step when no byte is moved: 64 units, each a linear layer of width 8 with
-// bias, fully sharded over 8 ranks of the null transport, against the same modules unsharded. bench/host_cost_peers.py
+// bias, fully sharded over 8 ranks of the null transport, against the same modules unsharded. bench/host_cost_python.py
 // is the same for FSDP1 and FSDP2.
 //
 //   bench_host_cost [--units 64] [--ranks 8] [--repeats 15] [--steps 50] [--device cuda] [--json FILE]

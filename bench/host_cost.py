@@ -1,5 +1,5 @@
-"""Host cost per unit and step of Tesserae, FSDP1 and FSDP2, when no byte is moved: runs bench_host_cost and
-bench/host_cost_peers.py in turn, several times, and prints one table.
+"""Host cost per unit and step of Tesserae (from C++ and from Python), FSDP1 and FSDP2, when no byte is moved: runs
+bench_host_cost and bench/host_cost_python.py in turn, several times, and prints one table.
 
     python bench/host_cost.py [--rounds 3] [--update-docs]
 """
@@ -17,26 +17,38 @@ from pathlib import Path
 import report
 from cases import HERE, ROOT, newest_program
 
-NAMES = {"sharded": "**Tesserae**", "fsdp1": "FSDP1", "fsdp2": "FSDP2"}
+NAMES = {"sharded": "**Tesserae**, C++", "tesserae": "**Tesserae**, Python", "fsdp1": "FSDP1", "fsdp2": "FSDP2"}
 KINDS = ("per_unit_us", "cpu_per_unit_us", "optimizer_per_unit_us")
 
 
 def measure(command: list[str]) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "figures.json")
-        subprocess.run([*command, "--json", str(file)], check=True, stdout=subprocess.DEVNULL,
-                       env=os.environ | {"OMP_NUM_THREADS": "1"})
+        subprocess.run(
+            [*command, "--json", str(file)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
         return json.loads(file.read_text())
 
 
 def table(rounds: list[dict]) -> str:
-    lines = ["µs a unit and step (lowest to highest round):", "",
-             "| | forward + backward | the same, CPU time | optimizer |", "|---|--:|--:|--:|"]
+    lines = [
+        "µs a unit and step (lowest to highest round):",
+        "",
+        "| | forward + backward | the same, CPU time | optimizer |",
+        "|---|--:|--:|--:|",
+    ]
     for mode, name in NAMES.items():
+        if mode not in rounds[0]:  # no Python face was built
+            continue
         spreads = {kind: report.Spread.of([figures[mode][kind] for figures in rounds]) for kind in KINDS}
         step = spreads["per_unit_us"]
-        lines.append(f"| {name} | {step.median:.1f} ({step.low:.1f} to {step.high:.1f}) "
-                     f"| {spreads['cpu_per_unit_us'].median:.1f} | {spreads['optimizer_per_unit_us'].median:.1f} |")
+        lines.append(
+            f"| {name} | {step.median:.1f} ({step.low:.1f} to {step.high:.1f}) "
+            f"| {spreads['cpu_per_unit_us'].median:.1f} | {spreads['optimizer_per_unit_us'].median:.1f} |"
+        )
     return "\n".join(lines) + "\n\nEach over the same modules unsharded, in the same language.\n"
 
 
@@ -59,8 +71,8 @@ def main() -> int:
     for index in range(options.rounds):
         print(f"host_cost: round {index + 1}/{options.rounds}", file=sys.stderr, flush=True)
         ours = measure([str(program), *common])
-        peers = measure([sys.executable, str(HERE / "host_cost_peers.py"), *common])
-        rounds.append(peers | {"sharded": ours["sharded"], "cpp_plain": ours["plain"]})
+        python = measure([sys.executable, str(HERE / "host_cost_python.py"), *common])
+        rounds.append(python | {"sharded": ours["sharded"], "cpp_plain": ours["plain"]})
     text = table(rounds)
     print(text)
     if options.json:

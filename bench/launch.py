@@ -40,8 +40,15 @@ def free_port() -> int:
 def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     """What torchrun would set. One compute thread a rank."""
     return os.environ | {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
 
 
 def proportional_set_size(pid: int) -> int:
@@ -60,8 +67,11 @@ class Ranks:
         self.usage: list[resource.struct_rusage] = []
         with log.open("wb") as sink:
             self.processes = [
-                subprocess.Popen(command, env=rank_environment(rank, ranks, port), stdout=sink, stderr=sink,
-                                 start_new_session=True) for rank in range(ranks)]
+                subprocess.Popen(
+                    command, env=rank_environment(rank, ranks, port), stdout=sink, stderr=sink, start_new_session=True
+                )
+                for rank in range(ranks)
+            ]
 
     def __enter__(self) -> Ranks:
         return self
@@ -107,9 +117,13 @@ def launch(command: list[str], ranks: int, deadline: float) -> Run:
         if not report.exists():
             raise RuntimeError(f"{' '.join(command)}: ended without a report\n{tail(log)}")
         usage = processes.usage
-        return Run(report=json.loads(report.read_text()), peak_pss=peak,
-                   peak_rss=sum(u.ru_maxrss for u in usage) * 1024,
-                   cpu_seconds=sum(u.ru_utime + u.ru_stime for u in usage), seconds=time.monotonic() - start)
+        return Run(
+            report=json.loads(report.read_text()),
+            peak_pss=peak,
+            peak_rss=sum(u.ru_maxrss for u in usage) * 1024,
+            cpu_seconds=sum(u.ru_utime + u.ru_stime for u in usage),
+            seconds=time.monotonic() - start,
+        )
 
 
 def tail(log: Path, lines: int = 30) -> str:

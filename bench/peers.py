@@ -1,4 +1,5 @@
-"""Trains the transformer of bench/transformer.py with PyTorch's own tools and writes what one run cost as JSON.
+"""Trains the transformer of bench/transformer.py with PyTorch's own tools, or with the same FSDP1 script on Tesserae,
+and writes what one run cost as JSON.
 
 Every peer gets what its documentation recommends: one unit a block, fused AdamW, default prefetching, and for DDP
 gradients that live in the buckets of a static graph. Ranks come from the environment (torchrun, or bench/compare.py):
@@ -6,7 +7,8 @@ gradients that live in the buckets of a static graph. Ranks come from the enviro
     torchrun --nproc-per-node 2 bench/peers.py --mode fsdp2 --dimension 256 --layers 4 --heads 4 --vocabulary 1024 \\
         --sequence 64
 
-Modes: plain (every rank trains a copy of its own: no communication at all), ddp, fsdp1, fsdp2.
+Modes: plain (every rank trains a copy of its own: no communication at all), ddp, fsdp1, fsdp2, tesserae (fsdp1 after
+tsm.init).
 `--mode plain --data-ranks N` in one process trains on the batches of N ranks together: the reference for losses.
 """
 
@@ -29,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from cases import find_tesserae
 from transformer import Block, Shape, Transformer, batch_of, parameter_count
 
 Precision = contextlib.AbstractContextManager
@@ -36,10 +39,13 @@ Precision = contextlib.AbstractContextManager
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=("plain", "ddp", "fsdp1", "fsdp2"), required=True)
-    parser.add_argument("--strategy", default="FULL_SHARD",
-                        choices=("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"),
-                        help="of fsdp1; fsdp2 takes FULL_SHARD, SHARD_GRAD_OP and HYBRID_SHARD")
+    parser.add_argument("--mode", choices=("plain", "ddp", "fsdp1", "fsdp2", "tesserae"), required=True)
+    parser.add_argument(
+        "--strategy",
+        default="FULL_SHARD",
+        choices=("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"),
+        help="of fsdp1; fsdp2 takes FULL_SHARD, SHARD_GRAD_OP and HYBRID_SHARD",
+    )
     parser.add_argument("--degree", type=int, default=0, help="ranks over which a HYBRID_SHARD shards")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--dimension", type=int, required=True)
@@ -53,8 +59,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=1, help="sequences a rank and step")
     parser.add_argument("--steps", type=int, default=5, help="timed steps")
     parser.add_argument("--warmup", type=int, default=2, help="steps before those")
-    parser.add_argument("--data-ranks", type=int, default=0,
-                        help="train in one process on the batches of so many ranks")
+    parser.add_argument(
+        "--data-ranks", type=int, default=0, help="train in one process on the batches of so many ranks"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help="where rank 0 writes its report; default: standard output")
     return parser.parse_args()
@@ -65,10 +72,16 @@ def default_feed_forward(dimension: int) -> int:
 
 
 def shape_of(options: argparse.Namespace) -> Shape:
-    return Shape(dimension=options.dimension, layers=options.layers, heads=options.heads,
-                 kv_heads=options.kv_heads or options.heads,
-                 feed_forward=options.feed_forward or default_feed_forward(options.dimension),
-                 vocabulary=options.vocabulary, sequence=options.sequence, tied=options.tied)
+    return Shape(
+        dimension=options.dimension,
+        layers=options.layers,
+        heads=options.heads,
+        kv_heads=options.kv_heads or options.heads,
+        feed_forward=options.feed_forward or default_feed_forward(options.dimension),
+        vocabulary=options.vocabulary,
+        sequence=options.sequence,
+        tied=options.tied,
+    )
 
 
 def wrap_ddp(model: nn.Module, options: argparse.Namespace, device: torch.device) -> nn.Module:
@@ -90,8 +103,24 @@ def wrap_fsdp1(model: nn.Module, options: argparse.Namespace, device: torch.devi
     if options.precision == "bf16":
         precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     strategy = ShardingStrategy[options.strategy]
-    return FullyShardedDataParallel(model, auto_wrap_policy=policy, sharding_strategy=strategy, device_mesh=mesh,
-                                    mixed_precision=precision, device_id=device, use_orig_params=True)
+    return FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=policy,
+        sharding_strategy=strategy,
+        device_mesh=mesh,
+        mixed_precision=precision,
+        device_id=device,
+        use_orig_params=True,
+    )
+
+
+def wrap_tesserae(model: nn.Module, options: argparse.Namespace, device: torch.device) -> nn.Module:
+    if not find_tesserae():
+        raise SystemExit("peers: tesserae is neither installed nor built below build/")
+    import tesserae
+
+    tesserae.init()
+    return wrap_fsdp1(model, options, device)
 
 
 def wrap_fsdp2(model: nn.Module, options: argparse.Namespace, device: torch.device) -> nn.Module:
@@ -114,7 +143,12 @@ def wrap_fsdp2(model: nn.Module, options: argparse.Namespace, device: torch.devi
 
 
 WRAP: dict[str, Callable[[nn.Module, argparse.Namespace, torch.device], nn.Module]] = {
-    "plain": lambda model, options, device: model, "ddp": wrap_ddp, "fsdp1": wrap_fsdp1, "fsdp2": wrap_fsdp2}
+    "plain": lambda model, options, device: model,
+    "ddp": wrap_ddp,
+    "fsdp1": wrap_fsdp1,
+    "fsdp2": wrap_fsdp2,
+    "tesserae": wrap_tesserae,
+}
 
 
 def autocast(options: argparse.Namespace) -> Precision:
@@ -129,8 +163,12 @@ def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
     named = list(model.named_parameters())
     decay = [p for name, p in named if "norm" not in name.split(".")[-2]]
     rest = [p for name, p in named if "norm" in name.split(".")[-2]]
-    return torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
-                             lr=3e-4, betas=(0.9, 0.95), fused=True)
+    return torch.optim.AdamW(
+        [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
+        lr=3e-4,
+        betas=(0.9, 0.95),
+        fused=True,
+    )
 
 
 def peak_rss() -> int:
@@ -195,13 +233,20 @@ def main() -> None:
         losses.append(loss.detach().float().cpu())
 
     means = mean_over_ranks(torch.stack(losses).to(device), communicates)
-    timed = step_ms[options.warmup:]
+    timed = step_ms[options.warmup :]
     report = {
-        "mode": options.mode, "strategy": options.strategy if options.mode.startswith("fsdp") else None,
-        "ranks": ranks, "parameters": parameters, "precision": options.precision, "device": options.device,
-        "tokens_per_step": tokens_per_step, "step_ms": timed,
+        "mode": options.mode,
+        "strategy": options.strategy if options.mode not in ("plain", "ddp") else None,
+        "ranks": ranks,
+        "parameters": parameters,
+        "precision": options.precision,
+        "device": options.device,
+        "tokens_per_step": tokens_per_step,
+        "step_ms": timed,
         "tokens_per_second": tokens_per_step / statistics.median(timed) * 1e3,
-        "losses": means, "base_rss_bytes": base_rss, "peak_rss_bytes": peak_rss(),
+        "losses": means,
+        "base_rss_bytes": base_rss,
+        "peak_rss_bytes": peak_rss(),
         "torch": torch.__version__,
     }
     if device.type == "cuda":

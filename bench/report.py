@@ -13,7 +13,6 @@ from cases import CASES, REFERENCE, title
 from launch import Run
 
 
-
 @dataclass(frozen=True)
 class Spread:
     """Over the rounds of a comparison."""
@@ -47,13 +46,21 @@ def summarize(rounds: list[dict[str, Run]]) -> list[Summary]:
 def summarize_candidate(candidate: str, rounds: list[dict[str, Run]], reference_memory: int) -> Summary:
     runs = [round_[candidate] for round_ in rounds if candidate in round_]
     speed = [run.report["tokens_per_second"] for run in runs]
-    ratios = [round_[candidate].report["tokens_per_second"] / round_[REFERENCE].report["tokens_per_second"]
-              for round_ in rounds if candidate in round_ and REFERENCE in round_]
+    ratios = [
+        round_[candidate].report["tokens_per_second"] / round_[REFERENCE].report["tokens_per_second"]
+        for round_ in rounds
+        if candidate in round_ and REFERENCE in round_
+    ]
     memory = memory_of(rounds, candidate)
-    return Summary(candidate=candidate, step_ms=Spread.of([statistics.median(run.report["step_ms"]) for run in runs]),
-                   tokens_per_second=Spread.of(speed), ratio=Spread.of(ratios) if ratios else None, memory=memory,
-                   memory_ratio=memory / reference_memory if reference_memory else None,
-                   cpu_seconds=statistics.median(run.cpu_seconds for run in runs))
+    return Summary(
+        candidate=candidate,
+        step_ms=Spread.of([statistics.median(run.report["step_ms"]) for run in runs]),
+        tokens_per_second=Spread.of(speed),
+        ratio=Spread.of(ratios) if ratios else None,
+        memory=memory,
+        memory_ratio=memory / reference_memory if reference_memory else None,
+        cpu_seconds=statistics.median(run.cpu_seconds for run in runs),
+    )
 
 
 def memory_of(rounds: list[dict[str, Run]], candidate: str) -> int:
@@ -62,29 +69,41 @@ def memory_of(rounds: list[dict[str, Run]], candidate: str) -> int:
 
 
 def markdown(case: str, summaries: list[Summary]) -> str:
-    lines = [f"**{case}**: {CASES[case].title}", "",
-             "| | ms a step | tokens/s | of FSDP2 (lowest to highest round) | host memory, all ranks | of FSDP2 |",
-             "|---|--:|--:|--:|--:|--:|"]
+    lines = [
+        f"**{case}**: {CASES[case].title}",
+        "",
+        "| | ms a step | tokens/s | of FSDP2 (lowest to highest round) | host memory, all ranks | of FSDP2 |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     for s in summaries:
-        name = f"**{title(s.candidate)}**" if s.candidate == "ours" else title(s.candidate)
+        name = f"**{title(s.candidate)}**" if s.candidate in ("ours", "ours-python") else title(s.candidate)
         ratio = f"{s.ratio.median:.2f} ({s.ratio.low:.2f} to {s.ratio.high:.2f})" if s.ratio else ""
         memory_ratio = f"{s.memory_ratio:.2f}" if s.memory_ratio else ""
-        lines.append(f"| {name} | {s.step_ms.median:,.0f} | {s.tokens_per_second.median:,.0f} | {ratio} "
-                     f"| {s.memory / 2**20:,.0f} MiB | {memory_ratio} |")
+        lines.append(
+            f"| {name} | {s.step_ms.median:,.0f} | {s.tokens_per_second.median:,.0f} | {ratio} "
+            f"| {s.memory / 2**20:,.0f} MiB | {memory_ratio} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def machine() -> dict[str, object]:
     model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"cpu": model.group(1).strip() if model else platform.processor(), "cores": len(os.sched_getaffinity(0)),
-            "memory_bytes": memory, "load_before": os.getloadavg()[0], "python": platform.python_version()}
+    return {
+        "cpu": model.group(1).strip() if model else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory,
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+    }
 
 
 def describe(data: dict) -> str:
     m = data["machine"]
-    return (f"{m['cores']} cores ({m['cpu']}), {m['memory_bytes'] / 2**30:.0f} GiB, torch {data['torch']}, Gloo, "
-            f"one thread a rank; medians over {data['rounds']} rounds of {data['steps']} steps, {data['date']}.")
+    return (
+        f"{m['cores']} cores ({m['cpu']}), {m['memory_bytes'] / 2**30:.0f} GiB, torch {data['torch']}, Gloo, "
+        f"one thread a rank; medians over {data['rounds']} rounds of {data['steps']} steps, {data['date']}."
+    )
 
 
 def update_between_markers(file: Path, name: str, text: str) -> bool:

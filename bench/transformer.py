@@ -57,8 +57,9 @@ class Attention(nn.Module):
         k = rotate(self.key(x).unflatten(-1, (self.kv_heads, self.head)), table)
         v = self.value(x).unflatten(-1, (self.kv_heads, self.head))
         grouped = self.heads != self.kv_heads
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True,
-                                           enable_gqa=grouped)
+        y = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=grouped
+        )
         return self.output(y.transpose(1, 2).flatten(-2))
 
 

@@ -3,11 +3,20 @@
 # find_package(Torch) is not used: with a CUDA wheel it asks for a CUDA toolkit at configure time, while this project
 # includes no CUDA header outside comm/nccl.cpp.
 find_package(Python3 3.10 REQUIRED COMPONENTS Interpreter)
-execute_process(
-  COMMAND ${Python3_EXECUTABLE} -c
-          "import torch; print(torch.__path__[0], torch.__version__, torch.version.cuda or 'none', sep=';')"
-  OUTPUT_VARIABLE torch_facts OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE torch_missing ERROR_QUIET)
-if(torch_missing)
+# pip builds in an environment of its own that hides what is installed, by means of PYTHONPATH: -E looks past it.
+foreach(flag "" -E)
+  execute_process(
+    COMMAND ${Python3_EXECUTABLE} ${flag} -c
+            "import torch; print(torch.__path__[0], torch.__version__, torch.version.cuda or 'none', sep=';')"
+    OUTPUT_VARIABLE torch_facts OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE torch_missing ERROR_QUIET)
+  if(NOT torch_missing)
+    break()
+  endif()
+endforeach()
+if(torch_missing AND SKBUILD)
+  message(FATAL_ERROR "torch is not installed where pip builds (${Python3_EXECUTABLE}). Install the torch that you train "
+                      "with first, then `pip install --no-build-isolation .` in the same environment")
+elseif(torch_missing)
   message(FATAL_ERROR "${Python3_EXECUTABLE} cannot import torch. `make setup` installs it; "
                       "or name another Python with -DPython3_EXECUTABLE=...")
 endif()
@@ -24,7 +33,8 @@ target_include_directories(libtorch SYSTEM INTERFACE
   ${TORCH_ROOT}/include ${TORCH_ROOT}/include/torch/csrc/api/include)
 target_compile_definitions(libtorch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
 target_link_directories(libtorch INTERFACE ${TORCH_ROOT}/lib)
-target_link_options(libtorch INTERFACE -Wl,-rpath,${TORCH_ROOT}/lib)
+# In the build tree only: what is installed must not name a folder of the machine that built it.
+list(APPEND CMAKE_BUILD_RPATH ${TORCH_ROOT}/lib)
 target_link_libraries(libtorch INTERFACE torch_cpu c10)
 set(TESSERAE_HAS_CUDA OFF)
 if(NOT TORCH_CUDA STREQUAL "none")

@@ -17,8 +17,14 @@ import report  # noqa: E402
 
 
 def run(tokens_per_second: float, **changes: object) -> launch.Run:
-    figures = {"tokens_per_second": tokens_per_second, "step_ms": [1e3 / tokens_per_second], "parameters": 10,
-               "tokens_per_step": 64, "precision": "fp32", "losses": [6.2, 6.2, 6.3]} | changes
+    figures = {
+        "tokens_per_second": tokens_per_second,
+        "step_ms": [1e3 / tokens_per_second],
+        "parameters": 10,
+        "tokens_per_step": 64,
+        "precision": "fp32",
+        "losses": [6.2, 6.2, 6.3],
+    } | changes
     return launch.Run(report=figures, peak_pss=int(tokens_per_second), peak_rss=1, cpu_seconds=1.0, seconds=1.0)
 
 
@@ -47,8 +53,13 @@ class Fairness(unittest.TestCase):
         compare.check("tiny", [{"fsdp2": run(1), "ours": run(2)}])
 
     def test_other_models_data_or_numbers_are_refused(self) -> None:
-        for change in ({"parameters": 11}, {"tokens_per_step": 32}, {"precision": "bf16"}, {"losses": [2.0, 2.0, 2.0]},
-                       {"losses": [float("nan")] * 3}):
+        for change in (
+            {"parameters": 11},
+            {"tokens_per_step": 32},
+            {"precision": "bf16"},
+            {"losses": [2.0, 2.0, 2.0]},
+            {"losses": [float("nan")] * 3},
+        ):
             with self.subTest(change), self.assertRaises(RuntimeError):
                 compare.check("tiny", [{"fsdp2": run(1), "ours": run(1, **change)}])
 
@@ -58,8 +69,9 @@ class Candidates(unittest.TestCase):
         program = Path("bench_step")
         self.assertEqual(cases.command("ours:ZERO_2", program)[-2:], ["--strategy", "ZERO_2"])
         self.assertEqual(cases.command("ours:2,2,4", program)[-2:], ["--degrees", "2,2,4"])
-        self.assertEqual(cases.command("fsdp2-grad-op", program)[-4:],
-                         ["--mode", "fsdp2", "--strategy", "SHARD_GRAD_OP"])
+        self.assertEqual(
+            cases.command("fsdp2-grad-op", program)[-4:], ["--mode", "fsdp2", "--strategy", "SHARD_GRAD_OP"]
+        )
         self.assertFalse(cases.is_candidate("fsdp2:ZERO_2"))
         self.assertFalse(cases.is_candidate("fsdp3"))
 
@@ -76,8 +88,7 @@ class Markers(unittest.TestCase):
 
 
 class Launch(unittest.TestCase):
-    PROGRAM = ("import json, os, sys, time\n"
-               "rank, file = os.environ['RANK'], sys.argv[sys.argv.index('--json') + 1]\n")
+    PROGRAM = "import json, os, sys, time\nrank, file = os.environ['RANK'], sys.argv[sys.argv.index('--json') + 1]\n"
 
     def launch(self, body: str, deadline: float = 60) -> launch.Run:
         return launch.launch([sys.executable, "-c", self.PROGRAM + body], 2, deadline)

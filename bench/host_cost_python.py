@@ -1,10 +1,13 @@
-"""What FSDP1 and FSDP2 cost the host per unit and step when no byte is moved: the counterpart of bench/host_cost.cpp.
+"""What our FSDP, FSDP1 and FSDP2 cost the host per unit and step, in Python, when no byte is moved: the counterpart of
+bench/host_cost.cpp.
 
 64 units, each a linear layer of width 8 with bias, fully sharded over 8 ranks of torch's own fake process group,
 against the same modules unsharded. Modes are interleaved and the order rotates. `step` is forward and backward; the
 optimizer (fused AdamW) is a line of its own.
 
-    python bench/host_cost_peers.py [--units 64] [--repeats 7] [--steps 20] [--device cuda] [--json FILE]
+    python bench/host_cost_python.py [--units 64] [--repeats 7] [--steps 20] [--device cuda] [--json FILE]
+
+Tesserae is the one that can be imported, or else the newest below build/; without either, the peers are measured alone.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from cases import find_tesserae
 
 WIDTH = 8
 
@@ -56,8 +61,22 @@ def wrap_fsdp2(model: nn.Module, device: torch.device) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
+def wrap_tesserae(model: nn.Module, device: torch.device) -> nn.Module:
+    """The script of FSDP1 after tsm.init(); uninstalled again, so that the peers stay what they are."""
+    import tesserae as tsm
+
+    tsm.init()
+    sharded = wrap_fsdp1(model, device)
+    tsm.uninstall()
+    return sharded
+
+
 MODES: dict[str, Callable[[nn.Module, torch.device], nn.Module]] = {
-    "plain": lambda model, device: model, "fsdp1": wrap_fsdp1, "fsdp2": wrap_fsdp2}
+    "plain": lambda model, device: model,
+    "fsdp1": wrap_fsdp1,
+    "fsdp2": wrap_fsdp2,
+    "tesserae": wrap_tesserae,
+}
 
 
 class Subject:
@@ -124,20 +143,27 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=UserWarning)
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     fake_group(options.ranks)
-    subjects = {mode: Subject(mode, options.units, device) for mode in MODES}
+    modes = [mode for mode in MODES if mode != "tesserae" or find_tesserae()]
+    subjects = {mode: Subject(mode, options.units, device) for mode in modes}
     x = torch.randn(4, WIDTH, device=device)
     for repeat in range(options.repeats + 1):
         order = list(subjects.values())
-        for subject in order[repeat % len(order):] + order[:repeat % len(order)]:
+        for subject in order[repeat % len(order) :] + order[: repeat % len(order)]:
             subject.train(x, options.steps)
 
-    report: dict = {"units": options.units, "ranks": options.ranks, "device": options.device,
-                    "torch": torch.__version__}
+    report: dict = {
+        "units": options.units,
+        "ranks": options.ranks,
+        "device": options.device,
+        "torch": torch.__version__,
+    }
     for mode, subject in subjects.items():
         report[mode] = cost = costs(subject, subjects["plain"], options.units)
-        print(f"{mode:8} step {cost['step_us']:8.0f} us, over plain {cost['per_unit_us']:6.1f} us a unit "
-              f"({cost['cpu_per_unit_us']:.1f} us of CPU time); "
-              f"optimizer {cost['optimizer_us']:7.0f} us, over plain {cost['optimizer_per_unit_us']:.1f}")
+        print(
+            f"{mode:8} step {cost['step_us']:8.0f} us, over plain {cost['per_unit_us']:6.1f} us a unit "
+            f"({cost['cpu_per_unit_us']:.1f} us of CPU time); "
+            f"optimizer {cost['optimizer_us']:7.0f} us, over plain {cost['optimizer_per_unit_us']:.1f}"
+        )
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     sys.stdout.flush()
