@@ -181,6 +181,10 @@ void bind_unit(py::module_& module) {
           },
           py::arg("entries"),
           "(module._parameters or a module, name, compute parameter, shard) for each entry to swap.")
+      .def(
+          "set_master_dtype",
+          [](Unit& unit, at::ScalarType dtype) { unit.engine().set_master_dtype(unit.index(), dtype); },
+          py::arg("dtype"), "Masters, gradients and optimizer state are in that dtype from the first step on.")
       .def("require_between_steps", &Unit::require_between_steps, py::arg("function"))
       .def("enter", &Unit::enter)
       .def("leave", &Unit::leave)

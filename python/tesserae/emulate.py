@@ -21,11 +21,24 @@ class FlatHandle:
     def __init__(self, instance: FullyShardedDataParallel, flat_param: nn.Parameter) -> None:
         self._instance = instance
         self.flat_param = flat_param
-        self._orig_param_dtype: torch.dtype = flat_param.dtype
+        if not hasattr(flat_param, "_fqns"):
+            flat_param._fqns = tuple(managed.names[0] for managed in instance._managed)
+        self._original_dtype = flat_param.dtype
         self._fwd_bwd_param_dtype = instance.mixed_precision.param_dtype or flat_param.dtype
         self._reduce_dtype = instance.mixed_precision.reduce_dtype or self._fwd_bwd_param_dtype
         self._use_orig_params = instance._use_orig_params
         self._fully_sharded_module = getattr(instance, "_fsdp_wrapped_module", None)
+
+    @property
+    def _orig_param_dtype(self) -> torch.dtype:
+        """In what dtype the optimizer sees the parameters. Accelerate sets it before the first step, after it has given
+        `flat_param` data of that dtype, so that parameters loaded in bf16 are trained in fp32."""
+        return self._original_dtype
+
+    @_orig_param_dtype.setter
+    def _orig_param_dtype(self, dtype: torch.dtype) -> None:
+        self._instance._unit.set_master_dtype(dtype)
+        self._original_dtype = dtype
 
     @property
     def uses_sharded_strategy(self) -> bool:

@@ -87,6 +87,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// since nobody tells when an optimizer has changed them.
   void show_parameters(int unit, const std::vector<std::vector<at::Tensor>>& parameters);
 
+  /// Keeps the masters of a unit (and so gradients and optimizer state) in `dtype` from now on; what is computed with
+  /// keeps its own. Before the first step, else InvalidArgument.
+  void set_master_dtype(int unit, c10::ScalarType dtype);
+
   /// What the user did to `.grad` since, and the reverse; see LocalParameters.
   void take_gradients();
   void show_gradients();

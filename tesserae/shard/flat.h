@@ -46,6 +46,7 @@ class Flat {
   void rename(const std::string& prefix);
   const std::vector<Slot>& slots() const { return slots_; }
   const Dtypes& dtypes() const { return dtypes_; }
+  void set_master_dtype(c10::ScalarType dtype) { dtypes_.master = dtype; }
   bool trainable() const { return trainable_; }
 
   int64_t elements() const { return elements_; }              ///< without padding at the end

@@ -39,6 +39,16 @@ int64_t FlatParameter::state_bytes() const {
   return piece_.defined() && !same_memory(piece_, master_) ? piece_.numel() * piece_.element_size() : 0;
 }
 
+void FlatParameter::cast_master() {
+  const bool was_piece = same_memory(piece_, master_);
+  master_ = master_.to(flat_.dtypes().master);
+  if (!was_piece || master_.scalar_type() == flat_.dtypes().compute) return;
+  // From now on gathering casts, into a buffer, also where the piece was the whole.
+  storage_.detach();
+  piece_ = at::Tensor();
+  resident_ = false;
+}
+
 void FlatParameter::start_gather() {
   if (resident_ || shown_version_ == version_) return;
   if (buffer_ < 0) {

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "tesserae/comm/lane.h"
@@ -38,6 +37,8 @@ class FlatParameter {
   /// True if finish_gather() has been called for the newest version.
   bool readable() const { return resident_ || (storage_.attached() && shown_version_ == version_); }
 
+  /// The master gets another dtype, that of the flat buffer; its values are cast. Before the first gather only.
+  void cast_master();
   /// The master changed: raises the version and refreshes the piece from the owners of its chunks (O to P).
   void publish();
 

@@ -171,6 +171,27 @@ void Engine::show_parameters(int unit, const std::vector<std::vector<at::Tensor>
   }
 }
 
+void Engine::set_master_dtype(int unit, c10::ScalarType dtype) {
+  if (prepared_ || !c10::isFloatingType(dtype)) {
+    throw InvalidArgument("Engine::set_master_dtype",
+                          cat(c10::toString(dtype), " for unit \"", unit_name(unit), "\"",
+                              prepared_ ? ", which has run a step already: change dtypes before the first forward"
+                                        : ": masters are floating-point numbers"));
+  }
+  const at::NoGradGuard no_grad;
+  for (const int index : units_[static_cast<size_t>(unit)].flats) {
+    FlatState& state = flats_[static_cast<size_t>(index)];
+    if (state.shard < 0 || state.flat->dtypes().master == dtype) continue;
+    Shard& shard = shards_[static_cast<size_t>(state.shard)];
+    state.flat->set_master_dtype(dtype);
+    state.parameter->cast_master();
+    shard.master = state.parameter->part();
+    shard.grad = at::Tensor();
+    ++context(unit).statistics->allocations;
+    if (state.local) state.local->show_part();
+  }
+}
+
 void Engine::adopt(Engine& inner, const std::string& name) {
   if (prepared_ || inner.prepared_) {
     throw InvalidArgument("Engine::adopt", cat("unit \"", name, "\" can not join the model around it: one of them has ",

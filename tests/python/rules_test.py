@@ -1,5 +1,5 @@
 """The rules of docs/python.md for what happens around a step: exceptions in it, requires_grad toggled after wrapping,
-several models in one process, parameters read while they are sharded."""
+several models in one process, masters cast to another dtype, parameters read while they are sharded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn import functional as F
 
@@ -210,6 +210,43 @@ def teacher_and_student(rank: int, world_size: int) -> None:
 
 def test_several_models_in_one_process() -> None:
     run_ranks(teacher_and_student, 2)
+
+
+def upcast(rank: int, world_size: int, use_orig_params: bool) -> None:
+    """What Accelerate does to a model loaded in bf16: then it trains as one that was cast to fp32 before wrapping."""
+    tsm.init()
+    precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
+        results = []
+        for early in (True, False):
+            model = make_model().to(torch.bfloat16)
+            model = shard(
+                model.float() if early else model,
+                use_orig_params,
+                mixed_precision=precision,
+                sharding_strategy=strategy,
+            )
+            for unit in FSDP.fsdp_modules(model) if not early else ():
+                assert unit._flat_param._fqns[0].endswith("weight")
+                unit._flat_param.data = unit._flat_param.data.to(torch.float32)
+                unit._handle._orig_param_dtype = torch.float32
+            assert {p.dtype for p in model.parameters()} == {torch.float32}
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            losses = [train_step(model, optimizer, step) for step in range(3)]
+            assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
+            with FSDP.summon_full_params(model):
+                weights = [p.detach().clone() for p in model.parameters()]
+            results.append((losses, weights))
+        assert results[0][0] == results[1][0]
+        for one, other in zip(results[0][1], results[1][1], strict=True):
+            assert one.dtype == other.dtype == torch.float32 and torch.equal(one, other)
+        with pytest.raises(tsm.InvalidArgument, match="has run a step already"):
+            model._handle._orig_param_dtype = torch.float64
+
+
+@FLAT_OR_NOT
+def test_upcast_before_the_first_step(use_orig_params: bool) -> None:
+    run_ranks(upcast, 2, use_orig_params)
 
 
 def read_while_sharded(rank: int, world_size: int) -> None:
