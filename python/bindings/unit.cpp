@@ -144,6 +144,7 @@ void bind_unit(py::module_& module) {
              options.precision.parameters = parameters;
              options.precision.reduce = reduce;
              options.precision.cast_inputs = false;
+             options.elastic = true;  // what users of FSDP, and of zero_grad(set_to_none=True), count on
              options.limit_all_gathers = limit_all_gathers;
              options.offload = offload;
              return options;

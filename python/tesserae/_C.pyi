@@ -227,6 +227,10 @@ class Unit:
         """
         (module._parameters or a module, name, compute parameter, shard) for each entry to swap.
         """
+    def set_master_dtype(self, dtype: torch.dtype) -> None:
+        """
+        Masters, gradients and optimizer state are in that dtype from the first step on.
+        """
     def set_reduce_hook(self, hook: typing.Any) -> None: ...
     def show_parameters(self, parameters: collections.abc.Sequence[collections.abc.Sequence[torch.Tensor]]) -> None: ...
     def statistics(self) -> Statistics: ...

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 class FlatHandle:
     """Stands for FSDP's handle of a flat parameter: the attributes that are read outside of torch.
 
-    With use_orig_params=True, `flat_param` is the first parameter of the unit.
+    With use_orig_params=True, `flat_param` is a parameter without elements that nobody else knows: it tells dtype,
+    device and names.
     """
 
     def __init__(self, instance: FullyShardedDataParallel, flat_param: nn.Parameter) -> None:
         self._instance = instance
-        self.flat_param = flat_param
-        if not hasattr(flat_param, "_fqns"):
+        if instance._use_orig_params:
+            flat_param = nn.Parameter(flat_param.detach()[:0].clone(), requires_grad=flat_param.requires_grad)
             flat_param._fqns = tuple(managed.names[0] for managed in instance._managed)
+        self.flat_param = flat_param
         self._original_dtype = flat_param.dtype
         self._fwd_bwd_param_dtype = instance.mixed_precision.param_dtype or flat_param.dtype
         self._reduce_dtype = instance.mixed_precision.reduce_dtype or self._fwd_bwd_param_dtype

@@ -33,7 +33,9 @@ void Engine::publish_unit(int unit) {
 
 void Engine::zero_grad() {
   for (auto& flat : flats_) {
-    if (flat.gradient) flat.gradient->zero();
+    if (!flat.gradient) continue;
+    flat.gradient->zero();
+    if (context().options.elastic) flat.gradient->give_back();
   }
   show_gradients();
 }
@@ -47,6 +49,16 @@ void Engine::discard_accumulated() {
 void Engine::take_gradients() {
   for (auto& flat : flats_) {
     if (flat.gradient && flat.local) flat.local->take_gradients(shards_[static_cast<size_t>(flat.shard)]);
+  }
+}
+
+// The memory of gradients that the user has let go.
+void Engine::drop_gradients() {
+  for (auto& flat : flats_) {
+    if (!flat.gradient || !flat.local || flat.local->any_gradient()) continue;
+    flat.gradient->zero();
+    flat.gradient->give_back();
+    flat.local->show_gradients(shards_[static_cast<size_t>(flat.shard)]);
   }
 }
 

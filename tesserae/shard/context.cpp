@@ -16,7 +16,7 @@ Context::Context(std::shared_ptr<comm::Fabric> shared_fabric, const Options& run
       gradient_group(fabric->group(layout.gradient_group(fabric->rank()), comm::Traffic::reduce)),
       optimizer_group(fabric->group(layout.optimizer_group(fabric->rank()), comm::Traffic::reduce)),
       replica_group(fabric->group(layout.replica_group(fabric->rank()), comm::Traffic::reduce)),
-      pool(std::make_shared<Pool>(device)),
+      pool(std::make_shared<Pool>(device, options.elastic)),
       statistics(std::make_shared<Statistics>()) {}
 
 void wait_and_count(const comm::Ticket& ticket, double& seconds) {

@@ -2,6 +2,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 
@@ -27,6 +29,7 @@ void Engine::begin_step() {
   if (!prepared_) prepare();
   check_parameters();
   if (shows_parameters_ && !accumulating()) {
+    if (context().options.elastic) drop_gradients();
     for (int unit = 0; unit < unit_count(); ++unit) publish_unit(unit);
   }
   forward_open_ = true;
@@ -41,6 +44,7 @@ void Engine::abandon_step() {
     if (flat.gradient) flat.gradient->zero();
   }
   release_all();
+  context().pool->give_back();
   close_backward();
 }
 
@@ -114,6 +118,7 @@ void Engine::after_forward(int unit) {
     forward_open_ = false;
     if (!training) {
       release_all();
+      context().pool->give_back();
       return;
     }
   }
@@ -123,10 +128,22 @@ void Engine::after_forward(int unit) {
 }
 
 void Engine::release(int unit, bool frozen_only) {
+  const bool keep = gathers_ahead();
   for (const int index : units_[unit].flats) {
     if (frozen_only && flats_[index].gradient) continue;
-    flats_[index].parameter->release();
+    flats_[index].parameter->release(keep);
   }
+}
+
+// Whether the rest of the step takes another buffer for parameters.
+bool Engine::gathers_ahead() const {
+  const auto lacks = [this](int unit) {
+    return std::ranges::any_of(units_[static_cast<size_t>(unit)].flats, [this](int index) {
+      const FlatParameter& parameter = *flats_[static_cast<size_t>(index)].parameter;
+      return parameter.buffer_bytes() > 0 && !parameter.holds_buffer();
+    });
+  };
+  return !context().pool->elastic() || schedule_.any_ahead(lacks);
 }
 
 void Engine::release_all() {
@@ -206,7 +223,7 @@ void Engine::on_gradient(int index, int slot, const at::Tensor& gradient) {
   } else {
     flat.gradient->begin_backward();
   }
-  if (frees_after_backward(flat.unit)) flat.parameter->release();
+  if (frees_after_backward(flat.unit)) flat.parameter->release(gathers_ahead());
 }
 
 bool Engine::reduces_now() const {
@@ -244,6 +261,7 @@ void Engine::end_backward() {
   }
   limit_reductions(0);
   release_after_backward();
+  context().pool->give_back();
   if (boundary_) {
     ++context().statistics->steps;
     show_gradients();

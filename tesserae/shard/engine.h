@@ -152,6 +152,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void drain();
   void abandon_step();
   void check_parameters();
+  void drop_gradients();
   void before_backward(int unit);
   void open_backward();
   void on_gradient(int flat, int slot, const at::Tensor& gradient);
@@ -161,6 +162,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void gather(int unit, bool backward);
   void look_ahead(bool backward);
   bool holds_buffers(int unit) const;
+  bool gathers_ahead() const;
   void release(int unit, bool frozen_only = false);
   void release_all();
   void release_after_backward();

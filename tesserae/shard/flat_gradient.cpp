@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tesserae/shard/memory.h"
+
 namespace tesserae::shard {
 namespace {
 
@@ -117,7 +119,7 @@ void FlatGradient::reduce(bool boundary) {
 const at::Tensor& FlatGradient::memory() {
   if (!grad_.defined()) {
     const c10::Device device = context_.options.offload ? c10::Device(c10::kCPU) : context_.device;
-    grad_ = at::empty({flat_.chunk()}, at::TensorOptions().dtype(flat_.dtypes().master).device(device));
+    grad_ = allocate(flat_.chunk(), flat_.dtypes().master, device);
     ++context_.statistics->allocations;
   }
   return grad_;

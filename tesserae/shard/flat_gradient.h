@@ -49,8 +49,9 @@ class FlatGradient {
 
   /// Forgets everything that has not been reduced yet, and the kept piece.
   void discard();
-  /// discard(), and Shard::grad becomes undefined; its memory is kept for the next backward.
+  /// discard(), and Shard::grad becomes undefined; its memory is kept for the next backward, or until give_back().
   void zero();
+  void give_back() { grad_ = at::Tensor(); }
 
   /// The memory of Shard::grad ([chunk], master dtype), made at its first use; undefined content.
   const at::Tensor& memory();

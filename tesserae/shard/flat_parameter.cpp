@@ -78,12 +78,12 @@ void FlatParameter::finish_gather() {
   if (!storage_.attached()) storage_.attach(whole_);
 }
 
-void FlatParameter::release() {
+void FlatParameter::release(bool keep) {
   if (resident_ || buffer_ < 0) return;
   gather_.wait();
   gather_ = {};
   storage_.detach();
-  context_.pool->release(buffer_);
+  context_.pool->release(buffer_, keep);
   buffer_ = -1;
   shown_version_ = -1;
 }

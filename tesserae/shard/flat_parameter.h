@@ -30,8 +30,8 @@ class FlatParameter {
   void start_gather();
   /// Waits until the newest version can be read through the module's parameters. start_gather() came before.
   void finish_gather();
-  /// Gives the gathered copy up. Does nothing for parameters that are always whole (P = 1).
-  void release();
+  /// Gives the gathered copy up. Does nothing for parameters that are always whole (P = 1). `keep`: Pool::release().
+  void release(bool keep = true);
   /// True from start_gather() to release(): the copy takes a buffer of the pool.
   bool holds_buffer() const { return buffer_ >= 0; }
   /// True if finish_gather() has been called for the newest version.

@@ -74,9 +74,13 @@ void LocalParameters::show_requires_grad(const std::vector<at::Tensor>& tensors)
   }
 }
 
+bool LocalParameters::any_gradient() const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [](const Entry& entry) { return !entry.part.empty() && entry.parameter.grad().defined(); });
+}
+
 void LocalParameters::take_gradients(Shard& shard) {
-  const auto has_gradient = [](const Entry& entry) { return !entry.part.empty() && entry.parameter.grad().defined(); };
-  if (std::none_of(entries_.begin(), entries_.end(), has_gradient)) {
+  if (!any_gradient()) {
     shard.grad = at::Tensor();
     return;
   }

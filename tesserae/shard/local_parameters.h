@@ -36,6 +36,8 @@ class LocalParameters {
   /// `tensors`, one for each slot, require a gradient as the user's do.
   void show_requires_grad(const std::vector<at::Tensor>& tensors) const;
 
+  /// True if a tensor with elements on this rank has a `.grad`.
+  bool any_gradient() const;
   void take_gradients(Shard& shard);
   void show_gradients(const Shard& shard);
 

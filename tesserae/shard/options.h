@@ -49,6 +49,11 @@ struct Options {
   /// At most so many units' gradients are being reduced at once (>= 1).
   int limit_reductions = 2;
 
+  /// Memory goes back to the allocator between its uses: buffers when the rest of the step needs no more, the memory of
+  /// gradients that were zeroed or, where an optimizer does not keep it, set to none. A lower peak, at allocator calls
+  /// in every step. false: all of it stays, at stable addresses, and the peak is known before the first step.
+  bool elastic = false;
+
   /// Masters and final gradients, and with them the optimizer's state, live on the host; gathered parameters and
   /// reductions stay on the device. Does nothing where the device is the CPU.
   bool offload = false;

@@ -26,6 +26,14 @@ class Schedule {
 
   /// The uses that the record expects next, at most `count`.
   void upcoming(int count, std::vector<Use>& out) const;
+  /// True if a use that the record expects in this step is of a unit for which `lacks(unit)` holds.
+  template <class Lacks>
+  bool any_ahead(const Lacks& lacks) const {
+    for (size_t i = cursor_; i < record_.size(); ++i) {
+      if (lacks(record_[i].unit)) return true;
+    }
+    return false;
+  }
   /// True if one of the next `count` uses in the record is of this unit.
   bool needs_soon(int unit, int count) const;
 

@@ -1,9 +1,9 @@
-"""torch.distributed.checkpoint on our modules: its checkpoints go from FSDP1 to ours, back, and to other numbers of ranks."""
+"""torch.distributed.checkpoint on our modules: its checkpoints go from FSDP1 to ours, back, and to other numbers of
+ranks."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,12 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
     get_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
     set_state_dict,
 )
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.fsdp import StateDictType
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.optim import AdamW, Optimizer
 
@@ -93,7 +88,9 @@ def begin(rank: int, world_size: int, ours: bool, folder: Path, names: list[str]
     return found
 
 
-def resume(rank: int, world_size: int, ours: bool, folder: Path, expected: dict[str, Any], layout: dict[str, bool]) -> None:
+def resume(
+    rank: int, world_size: int, ours: bool, folder: Path, expected: dict[str, Any], layout: dict[str, bool]
+) -> None:
     warnings.simplefilter("ignore")
     if ours:
         tsm.init()

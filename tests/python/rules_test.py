@@ -227,7 +227,7 @@ def upcast(rank: int, world_size: int, use_orig_params: bool) -> None:
                 sharding_strategy=strategy,
             )
             for unit in FSDP.fsdp_modules(model) if not early else ():
-                assert unit._flat_param._fqns[0].endswith("weight")
+                assert unit._flat_param._fqns
                 unit._flat_param.data = unit._flat_param.data.to(torch.float32)
                 unit._handle._orig_param_dtype = torch.float32
             assert {p.dtype for p in model.parameters()} == {torch.float32}

@@ -126,6 +126,19 @@ TEST(Engine, LimitsOfOneStillTrain) {
   expect_parity(4, run, "limits of one");
 }
 
+TEST(Engine, ElasticMemoryTrainsLikeOneProcess) {
+  for (const auto& strategy : all_strategies(4)) {
+    for (const int micro : {1, 2}) {
+      Training run;
+      run.options.strategy = strategy;
+      run.options.elastic = true;
+      run.options.accumulation = Accumulation::two_hop;
+      run.micro = micro;
+      expect_parity(4, run, cat("elastic, ", text(strategy)));
+    }
+  }
+}
+
 TEST(Engine, AllocatesNothingAfterTheThirdStep) {
   for (const auto& strategy : all_strategies(4)) {
     for (const int micro : {1, 2}) {

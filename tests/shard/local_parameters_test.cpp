@@ -73,11 +73,12 @@ class JoinedNet {
   std::shared_ptr<Engine> engine;
 };
 
-void expect_reference(const NetOptions& net, const mesh::Strategy& strategy, bool one_tensor) {
+void expect_reference(const NetOptions& net, const mesh::Strategy& strategy, bool one_tensor, bool elastic = false) {
   const Reference expected = train_reference(net, 3, 0.5);
   comm::run_local(4, [&](comm::Fabric& fabric) {
     Options options;
     options.strategy = strategy;
+    options.elastic = elastic;
     JoinedNet joined(net, fabric, options, one_tensor);
     for (int step = 0; step < 3; ++step) {
       const double loss = joined.step(batch_of(net, step, fabric.rank(), fabric.size()), 0.5);
@@ -95,6 +96,7 @@ TEST(LocalParameters, AnyOptimizerTrainsLikeOneProcess) {
     for (const bool one_tensor : {false, true}) {
       SCOPED_TRACE(cat(name, one_tensor ? ", one tensor a buffer" : ", a tensor a parameter"));
       expect_reference({.nested = true, .unused = true}, mesh::preset(name, 4), one_tensor);
+      expect_reference({.nested = true, .unused = true}, mesh::preset(name, 4), one_tensor, /*elastic=*/true);
     }
   }
 }
@@ -105,13 +107,14 @@ TEST(LocalParameters, FrozenAndTiedParametersTrainLikeOneProcess) {
 
 /// One unit on one rank of a fabric that moves nothing: what a slice holds can be computed by hand.
 struct Alone {
-  explicit Alone(int ranks)
+  explicit Alone(int ranks, bool elastic = false)
       : fabric(comm::Fabric::null(mesh::World::single_host(0, ranks))),
         joined(
             net, *fabric,
             [&] {
               Options options;
               options.strategy = mesh::preset("FULL_SHARD", ranks);
+              options.elastic = elastic;
               return options;
             }(),
             false) {}
@@ -163,6 +166,30 @@ TEST(LocalParameters, GradientsAccumulateUnlessTheyWereEmptied) {
   backward();
   EXPECT_TRUE(parameters[0].grad().allclose(once));
   EXPECT_TRUE(parameters[1].grad().allclose(other + 3.0));
+}
+
+TEST(LocalParameters, ElasticMemoryGoesWithTheLastGradientAndLeavesAloneWhatTheUserKeeps) {
+  Alone alone(1, /*elastic=*/true);
+  const Batch batch = batch_of(alone.net, 0, 0, 1);
+  const auto backward = [&] { alone.joined.net(batch.tokens, batch.targets).backward(); };
+  Tensors& parameters = alone.joined.parameters;
+  backward();
+  const int64_t with_gradients = alone.joined.engine->statistics().state_bytes;
+  const at::Tensor kept = parameters[0].grad(), copy = kept.clone();
+  for (auto& parameter : parameters) parameter.mutable_grad() = at::Tensor();
+  {
+    const at::NoGradGuard evaluation;
+    alone.joined.net(batch.tokens, batch.targets);
+  }
+  EXPECT_LT(alone.joined.engine->statistics().state_bytes, with_gradients);
+  {
+    const at::NoGradGuard no_grad;
+    for (auto& parameter : parameters) parameter.mul_(0.5);
+  }
+  backward();
+  EXPECT_TRUE(kept.equal(copy)) << "the next backward has memory of its own";
+  EXPECT_FALSE(parameters[0].grad().equal(copy));
+  EXPECT_EQ(alone.joined.engine->statistics().state_bytes, with_gradients);
 }
 
 TEST(LocalParameters, AParameterThatNeedsNoGradientAnyMoreHasNone) {

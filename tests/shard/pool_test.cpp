@@ -42,6 +42,29 @@ TEST(Pool, AMissAllocatesOnceAndIsCounted) {
   EXPECT_EQ(pool.reserved_bytes(), 512);
 }
 
+TEST(Pool, AnElasticOneHasMemoryOnlyForWhatIsTaken) {
+  Pool pool(at::kCPU, /*elastic=*/true);
+  pool.reserve(int64_t{8} << 20, 2);
+  EXPECT_EQ(pool.held_bytes(), 0);
+  const auto a = pool.acquire(100), b = pool.acquire(100);
+  EXPECT_EQ(pool.held_bytes(), int64_t{16} << 20);
+  const at::Tensor view = pool.view(a, 64, at::kFloat);
+  pool.release(a, /*keep=*/false);
+  EXPECT_EQ(pool.held_bytes(), int64_t{8} << 20);
+  pool.release(b);
+  EXPECT_EQ(pool.held_bytes(), int64_t{8} << 20);
+  EXPECT_EQ(pool.acquire(100), b) << "one that has memory goes first";
+  EXPECT_EQ(pool.acquire(100), a);
+  pool.bytes(a).fill_(1);
+  EXPECT_EQ(view[63].item<float>(), 0x1.020202p-125f) << "the view shows the memory that the buffer has now";
+  pool.release(a);
+  pool.release(b);
+  pool.give_back();
+  EXPECT_EQ(pool.held_bytes(), 0);
+  EXPECT_EQ(pool.reserved_bytes(), int64_t{16} << 20);
+  EXPECT_EQ(pool.misses(), 0);
+}
+
 TEST(Pool, ViewsHaveTheDtypeAndTheMemoryOfTheBuffer) {
   Pool pool(at::kCPU);
   pool.reserve(256, 1);
