@@ -50,7 +50,7 @@ int parse(int argc, char** argv, StepOptions& o) {
   app.add_option("--limit-all-gathers", o.limit_all_gathers);
   app.add_option("--limit-reductions", o.limit_reductions);
 
-  app.add_option("--backend", o.backend)->check(CLI::IsMember({"auto", "gloo", "nccl", "null", "local"}));
+  app.add_option("--backend", o.backend)->check(CLI::IsMember({"auto", "gloo", "shm", "nccl", "null", "local"}));
   app.add_option("--ranks", o.ranks, "of the backends null and local")->check(CLI::PositiveNumber);
   app.add_option("--device", o.device)->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--steps", o.steps, "timed steps")->check(CLI::PositiveNumber);

@@ -49,7 +49,7 @@ def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...], device: torch.dev
         me,
         len(ranks),
         served=_outlives_rank_zero(store) or ranks[0] != 0,
-        backend="nccl" if device.type == "cuda" else "gloo",
+        backend="nccl" if device.type == "cuda" else "shm",
         device=device,
         connect_deadline=settings.connect_deadline_seconds if settings else 60.0,
         deadline=settings.deadline_seconds if settings else 300.0,

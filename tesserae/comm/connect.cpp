@@ -10,6 +10,7 @@
 #include "tesserae/comm/liveness.h"
 #include "tesserae/comm/nccl.h"
 #include "tesserae/comm/rendezvous.h"
+#include "tesserae/comm/shm_group.h"
 #include "tesserae/os/host.h"
 
 namespace tesserae::comm {
@@ -20,28 +21,32 @@ namespace {
 constexpr std::chrono::seconds kStay{10};
 
 std::string choose_backend(const FabricOptions& options) {
-  if (options.backend == "auto") return options.device.is_cuda() ? "nccl" : "gloo";
-  if (options.backend == "gloo" && !options.device.is_cpu()) {
-    throw InvalidArgument("Fabric::connect", cat("backend gloo moves CPU tensors, the device is ", options.device));
+  if (options.backend == "auto") return options.device.is_cuda() ? "nccl" : "shm";
+  if ((options.backend == "gloo" || options.backend == "shm") && !options.device.is_cpu()) {
+    throw InvalidArgument("Fabric::connect",
+                          cat("backend ", options.backend, " moves CPU tensors, the device is ", options.device));
   }
   if (options.backend == "nccl" && !options.device.is_cuda()) {
     throw InvalidArgument("Fabric::connect", cat("backend nccl moves CUDA tensors, the device is ", options.device));
   }
-  if (options.backend == "gloo" || options.backend == "nccl" || options.backend == "null") return options.backend;
+  const auto known = {"gloo", "shm", "nccl", "null"};
+  if (std::find(known.begin(), known.end(), options.backend) != known.end()) return options.backend;
   throw InvalidArgument("Fabric::connect",
-                        cat("backend \"", options.backend, "\": known are auto, gloo, nccl and null"));
+                        cat("backend \"", options.backend, "\": known are auto, gloo, shm, nccl and null"));
 }
 
 class ConnectedFabric final : public Fabric {
  public:
-  ConnectedFabric(Rendezvous rendezvous, const mesh::World& world, const FabricOptions& options, bool nccl)
+  ConnectedFabric(Rendezvous rendezvous, const mesh::World& world, const FabricOptions& options,
+                  const std::string& backend)
       : options_(options),
-        nccl_(nccl),
+        nccl_(backend == "nccl"),
+        shm_(backend == "shm"),
         rendezvous_(std::move(rendezvous)),
         world_(rendezvous_.meet(options.host.empty() ? os::host_identity() : options.host)),
         serves_(world.launch().rank == 0 && !world.launch().store_is_served),
         liveness_(world_, rendezvous_.own_connection("liveness"), server()),
-        table_(world_.rank(), world_.size(), nccl ? Lane::Kind::stream : Lane::Kind::threaded, options.device) {
+        table_(world_.rank(), world_.size(), nccl_ ? Lane::Kind::stream : Lane::Kind::threaded, options.device) {
     set_log_rank(world_.rank());
   }
 
@@ -63,8 +68,9 @@ class ConnectedFabric final : public Fabric {
   Group& group(const std::vector<int>& members, Traffic traffic) override {
     return table_.group(members, traffic, [&](std::string name, const std::vector<int>& members, int rank) {
       const auto store = rendezvous_.store("group/" + name);
-      return nccl_ ? make_nccl_group(std::move(name), members, rank, store)
-                   : make_gloo_group(std::move(name), members, rank, store, traffic);
+      if (nccl_) return make_nccl_group(std::move(name), members, rank, store);
+      if (auto group = make_shm_group(name, members, rank)) return group;
+      return make_gloo_group(std::move(name), members, rank, store, traffic);
     });
   }
   Lane& lane(Traffic traffic) override { return table_.lane(traffic); }
@@ -79,6 +85,21 @@ class ConnectedFabric final : public Fabric {
     int rank = 0;
     while (world_.launcher_rank(rank) != 0) ++rank;
     return rank;
+  }
+
+  // Null if the members do not share a host, or can not share memory.
+  std::unique_ptr<Group> make_shm_group(const std::string& name, const std::vector<int>& members, int rank) {
+    const std::vector<int>& near = world_.host_ranks(world_.rank());
+    const auto is_near = [&near](int member) { return std::find(near.begin(), near.end(), member) != near.end(); };
+    if (!shm_ || !std::all_of(members.begin(), members.end(), is_near)) return nullptr;
+    std::string reason;
+    auto group = ShmGroup::connect(name, members, rank, rendezvous_.store("shm/" + name),
+                                   {options_.connect_deadline, options_.deadline, &liveness_, 0}, reason);
+    if (!group) {
+      shm_ = false;
+      log(LogLevel::warning, cat("ranks of this host can not share memory, Gloo carries all bytes (", reason, ")"));
+    }
+    return group;
   }
 
   std::unique_ptr<Group> make_gloo_group(std::string name, const std::vector<int>& members, int rank,
@@ -100,6 +121,7 @@ class ConnectedFabric final : public Fabric {
 
   FabricOptions options_;
   bool nccl_;
+  bool shm_;  // as long as sharing memory works
   Rendezvous rendezvous_;
   mesh::World world_;
   bool serves_;
@@ -114,8 +136,7 @@ std::shared_ptr<Fabric> Fabric::connect(const mesh::World& world, const FabricOp
   const std::string backend = choose_backend(options);
   // A job of one process has nobody to meet, nobody to lose and nothing to move.
   if (backend == "null" || world.size() == 1) return null(world, options.device);
-  return std::make_shared<ConnectedFabric>(Rendezvous(world, options.connect_deadline), world, options,
-                                           backend == "nccl");
+  return std::make_shared<ConnectedFabric>(Rendezvous(world, options.connect_deadline), world, options, backend);
 }
 
 std::shared_ptr<Fabric> Fabric::join(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool served,
@@ -124,7 +145,7 @@ std::shared_ptr<Fabric> Fabric::join(c10::intrusive_ptr<c10d::Store> store, int 
   const std::string backend = choose_backend(options);
   if (backend == "null" || size == 1) return null(world, options.device);
   return std::make_shared<ConnectedFabric>(Rendezvous(world, std::move(store), options.connect_deadline), world,
-                                           options, backend == "nccl");
+                                           options, backend);
 }
 
 Group& Fabric::everyone() {

@@ -20,7 +20,9 @@ class Store;
 namespace tesserae::comm {
 
 struct FabricOptions {
-  std::string backend = "auto";  ///< "gloo", "nccl", "null" or "auto" (nccl if the device is CUDA, else gloo)
+  /// "gloo"; "shm": memory among ranks of a host, Gloo between hosts; "nccl"; "null"; "auto": nccl if the device is
+  /// CUDA, else shm.
+  std::string backend = "auto";
   c10::Device device = c10::kCPU;
   std::chrono::milliseconds connect_deadline{60'000};
   std::chrono::milliseconds deadline{300'000};

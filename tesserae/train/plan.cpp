@@ -44,7 +44,7 @@ data::LoaderOptions loader_options(const Config& config, int rank, int ranks) {
 
 void check_backend(const Config& config, c10::Device device) {
   const std::string& backend = config.run.backend;
-  if ((backend == "gloo" && device.is_cuda()) || (backend == "nccl" && device.is_cpu())) {
+  if (((backend == "gloo" || backend == "shm") && device.is_cuda()) || (backend == "nccl" && device.is_cpu())) {
     throw ConfigError("run.backend",
                       cat(backend, " can not carry what lies on ", c10::DeviceTypeName(device.type(), true)));
   }

@@ -1,4 +1,4 @@
-// Ranks that are killed, stopped, or end in the middle of an operation, with real processes on Gloo.
+// Ranks that are killed, stopped, or end in the middle of an operation, with real processes.
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -43,11 +43,11 @@ double first_of(const std::vector<int>& ranks) {
 
 }  // namespace
 
-// args: verb, victim, fate, deadline in seconds, and "apart" if the last rank is on a host of its own.
+// args: verb, victim, fate, deadline in seconds, "apart" if the last rank is on a host of its own, backend.
 RANK_MAIN(runs_until_a_rank_falls) {
   const auto world = mesh::World::from_environment();
   FabricOptions options;
-  options.backend = "gloo";
+  options.backend = args[5];
   options.deadline = std::chrono::seconds(std::stoi(args[3]));
   if (args[4] == "apart") options.host = world.rank() == world.size() - 1 ? "far" : "near";
   const auto fabric = Fabric::connect(world, options);
@@ -85,18 +85,20 @@ struct Fall {
   std::string verb;
   int victim;
   std::string where = "together";
+  std::string backend = "gloo";
 };
 
 std::string name_of(const ::testing::TestParamInfo<Fall>& info) {
-  return info.param.verb + "_rank" + std::to_string(info.param.victim) + "_" + info.param.where;
+  return info.param.verb + "_rank" + std::to_string(info.param.victim) + "_" + info.param.where + "_" +
+         info.param.backend;
 }
 
 class KilledRank : public ::testing::TestWithParam<Fall> {};
 
 TEST_P(KilledRank, IsNamedByAllSurvivors) {
   const auto& fall = GetParam();
-  const auto results =
-      run_ranks("runs_until_a_rank_falls", 4, {fall.verb, std::to_string(fall.victim), "killed", "40", fall.where});
+  const auto results = run_ranks("runs_until_a_rank_falls", 4,
+                                 {fall.verb, std::to_string(fall.victim), "killed", "40", fall.where, fall.backend});
   for (int rank = 0; rank < 4; ++rank) {
     if (rank == fall.victim) continue;
     ASSERT_TRUE(results[rank].exit.success()) << results.text();
@@ -111,7 +113,8 @@ TEST_P(KilledRank, IsNamedByAllSurvivors) {
 
 INSTANTIATE_TEST_SUITE_P(Fault, KilledRank,
                          ::testing::Values(Fall{"all_gather", 2}, Fall{"reduce_scatter", 1}, Fall{"all_reduce", 0},
-                                           Fall{"all_gather", 3, "apart"}),
+                                           Fall{"all_gather", 3, "apart"}, Fall{"all_gather", 2, "together", "shm"},
+                                           Fall{"reduce_scatter", 0, "together", "shm"}),
                          name_of);
 
 class StoppedRank : public ::testing::TestWithParam<Fall> {};
@@ -121,7 +124,7 @@ TEST_P(StoppedRank, IsNamedAtTheDeadline) {
   RankJob job;
   job.main = "runs_until_a_rank_falls";
   job.ranks = 3;
-  job.args = {fall.verb, std::to_string(fall.victim), "stopped", "4", fall.where};
+  job.args = {fall.verb, std::to_string(fall.victim), "stopped", "4", fall.where, fall.backend};
   job.left_behind = {fall.victim};
   const auto results = run_ranks(job);
   for (int rank = 0; rank < 3; ++rank) {
@@ -136,7 +139,9 @@ TEST_P(StoppedRank, IsNamedAtTheDeadline) {
 }
 
 // Rank 0 serves the store, on which the knowledge about the others depends.
-INSTANTIATE_TEST_SUITE_P(Fault, StoppedRank, ::testing::Values(Fall{"all_gather", 1}, Fall{"reduce_scatter", 0}),
+INSTANTIATE_TEST_SUITE_P(Fault, StoppedRank,
+                         ::testing::Values(Fall{"all_gather", 1}, Fall{"reduce_scatter", 0},
+                                           Fall{"all_reduce", 1, "together", "shm"}),
                          name_of);
 
 TEST(Fault, ARankThatEndsByAnExceptionIsNamed) {

@@ -70,7 +70,10 @@ def train(name: str, model: nn.Module, optimizer: Optimizer, first: int, steps: 
 
 
 def whole(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    return get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+    states = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+    for group in states[1].get("param_groups", ()):  # in the order in which the optimizer sees them, flat or not
+        group["params"] = sorted(group["params"])
+    return states
 
 
 def begin(rank: int, world_size: int, ours: bool, folder: Path, names: list[str], layout: dict[str, bool]) -> Any:

@@ -1,0 +1,424 @@
+#include "tesserae/comm/shm_group.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+
+#include "tesserae/comm/sum.h"
+#include "tesserae/os/process.h"
+
+namespace tesserae::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// As for Gloo: below this a message costs its latency, and all add all copies in the order of members.
+constexpr int64_t kWholeReduceBytes = 64 * 1024;
+// Two ranks' rings lie in the second-level cache.
+constexpr size_t kBlockBytes = 256 * 1024;
+constexpr size_t kMailBytes = 64 * 1024;
+// So many blocks a writer is ahead of what it reads itself.
+constexpr int64_t kLead = 2;
+static_assert(kLead < static_cast<int64_t>(ShmRoom::ring_blocks), "a writer that is ahead must find a free block");
+constexpr std::chrono::seconds kBackstop{15};
+
+struct Aborted : std::runtime_error {
+  Aborted() : std::runtime_error("aborted") {}
+};
+struct Late : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+struct Disagreement : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+enum class Verb : uint32_t { all_gather = 1, reduce_scatter, all_reduce, broadcast, barrier, exchange };
+
+constexpr const char* kNames[] = {"", "all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier", "exchange"};
+
+std::string text_of(const ShmLabel& label) {
+  std::string text = label.verb < std::size(kNames) ? kNames[label.verb] : "an unknown verb";
+  if (label.dtype >= 0) text += cat(" of ", label.elements, " x ", static_cast<at::ScalarType>(label.dtype));
+  if (label.root >= 0) text += cat(" from member ", label.root);
+  return text;
+}
+
+std::byte* bytes_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.mutable_data_ptr());
+}
+
+void add(const at::Tensor& like, std::byte* sum, std::byte* part, int64_t bytes) {
+  const auto options = at::TensorOptions().dtype(like.scalar_type());
+  const int64_t elements = bytes / static_cast<int64_t>(like.element_size());
+  if (elements > 0) add_into(at::from_blob(sum, {elements}, options), at::from_blob(part, {elements}, options));
+}
+
+}  // namespace
+
+// A verb: 1. what members must agree on becomes visible to the liveness channel, and goes with every block;
+// 2. blocks are written and read; 3. nothing is left to do for others: what they have not read yet lies in the ring.
+class ShmGroup::Call {
+ public:
+  Call(ShmGroup& group, Verb verb, const at::Tensor& buffer, int root = -1)
+      : group_(group), room_(*group.room_), since_(Clock::now()) {
+    label_.verb = static_cast<uint32_t>(verb);
+    label_.root = root;
+    if (buffer.defined()) {
+      label_.elements = buffer.numel();
+      label_.dtype = static_cast<int32_t>(buffer.scalar_type());
+    }
+    if (verb != Verb::exchange) label_.sequence = ++group.collectives_;
+    std::lock_guard lock(group.mutex_);
+    if (group.verdict_) throw Aborted();
+    group.pending_ = Pending{label_.sequence, text_of(label_), since_};
+  }
+  ~Call() {
+    std::lock_guard lock(group_.mutex_);
+    group_.pending_.reset();
+  }
+
+  /// Writes the next block of this member's ring; returns where, for who wants to read it again.
+  template <class Fill>
+  std::byte* post(const Fill& fill) {
+    const int self = group_.rank();
+    const uint64_t index = room_.written(self).load(std::memory_order_relaxed);
+    wait([&] {
+      for (int reader = 0; reader < group_.size(); ++reader) {
+        if (reader == self) continue;
+        if (index - room_.read(self, reader).load(std::memory_order_acquire) >= ShmRoom::ring_blocks) return false;
+      }
+      return true;
+    });
+    const ShmRoom::Block block = room_.ring_block(self, index);
+    *block.label = label_;
+    fill(block.data);
+    room_.written(self).store(index + 1, std::memory_order_release);
+    room_.ring_all();
+    return block.data;
+  }
+
+  /// Lets `use` read the next block of another member.
+  template <class Use>
+  void take(int from, const Use& use) {
+    ShmRoom::Count& count = room_.read(from, group_.rank());
+    const uint64_t index = count.load(std::memory_order_relaxed);
+    const ShmRoom::Block block = room_.ring_block(from, index);
+    wait([&] {
+      return room_.written(from).load(std::memory_order_acquire) > index && agrees(*block.label, label_, from);
+    });
+    use(block.data);
+    count.store(index + 1, std::memory_order_release);
+    room_.ring_bell(from);
+  }
+
+  /// True if the block is of this operation. Who disagrees is for the liveness channel to say, to all members alike;
+  /// without one, this member says it.
+  bool agrees(const ShmLabel& theirs, const ShmLabel& ours, int from) const {
+    if (theirs == ours) return true;
+    if (group_.options_.liveness != nullptr) return false;
+    throw Disagreement(cat("rank ", group_.members()[static_cast<size_t>(from)], ": ", text_of(theirs), "; rank ",
+                           group_.members()[static_cast<size_t>(group_.rank())], ": ", text_of(ours)));
+  }
+
+  template <class Ready>
+  void wait(const Ready& ready) const {
+    room_.wait(ready, [this] { group_.check(since_); });
+  }
+
+  int behind(int distance) const { return (group_.rank() - distance + group_.size()) % group_.size(); }
+  int ahead(int distance) const { return (group_.rank() + distance) % group_.size(); }
+  ShmRoom& room() const { return room_; }
+
+ private:
+  ShmGroup& group_;
+  ShmRoom& room_;
+  Clock::time_point since_;
+  ShmLabel label_;
+};
+
+// The messages between this member and another, in one direction, block by block.
+class ShmGroup::Mail {
+ public:
+  Mail(ShmRoom& room, int self, int peer, bool sends) : room_(&room), self_(self), peer_(peer), sends_(sends) {}
+
+  void add(const at::Tensor& data) {
+    if (data.numel() > 0) left_.push_back(data);
+  }
+  bool done() const { return left_.empty(); }
+  bool ready(const Call& call) const { return !done() && (sends_ ? has_space() : has_block(call)); }
+
+  /// Moves one block. ready() holds.
+  void move() {
+    const at::Tensor& data = left_.front();
+    const auto bytes = static_cast<int64_t>(data.nbytes());
+    const int64_t length = std::min<int64_t>(static_cast<int64_t>(room_->shape().mail_bytes), bytes - moved_);
+    ShmRoom::Count& count = sends_ ? room_->mail_written(self_, peer_) : room_->mail_read(peer_, self_);
+    const uint64_t index = count.load(std::memory_order_relaxed);
+    const ShmRoom::Block block =
+        sends_ ? room_->mail_block(self_, peer_, index) : room_->mail_block(peer_, self_, index);
+    std::byte* const place = bytes_of(data) + moved_;
+    if (sends_) {
+      *block.label = label();
+      std::memcpy(block.data, place, static_cast<size_t>(length));
+    } else {
+      std::memcpy(place, block.data, static_cast<size_t>(length));
+    }
+    count.store(index + 1, std::memory_order_release);
+    room_->ring_bell(peer_);
+    moved_ += length;
+    if (moved_ == bytes) {
+      left_.pop_front();
+      moved_ = 0;
+    }
+  }
+
+ private:
+  ShmLabel label() const {
+    const at::Tensor& data = left_.front();
+    return {.sequence = static_cast<uint64_t>(moved_),
+            .verb = static_cast<uint32_t>(Verb::exchange),
+            .elements = data.numel(),
+            .dtype = static_cast<int32_t>(data.scalar_type())};
+  }
+  bool has_space() const {
+    return room_->mail_written(self_, peer_).load(std::memory_order_relaxed) -
+               room_->mail_read(self_, peer_).load(std::memory_order_acquire) <
+           ShmRoom::mail_blocks;
+  }
+  bool has_block(const Call& call) const {
+    const uint64_t index = room_->mail_read(peer_, self_).load(std::memory_order_relaxed);
+    return room_->mail_written(peer_, self_).load(std::memory_order_acquire) > index &&
+           call.agrees(*room_->mail_block(peer_, self_, index).label, label(), peer_);
+  }
+
+  ShmRoom* room_;
+  int self_, peer_;
+  bool sends_;
+  std::deque<at::Tensor> left_;
+  int64_t moved_ = 0;  // bytes of the first one
+};
+
+std::unique_ptr<ShmGroup> ShmGroup::connect(const std::string& name, const std::vector<int>& members, int rank,
+                                            const c10::intrusive_ptr<c10d::Store>& store, const Options& options,
+                                            std::string& reason) {
+  const int size = static_cast<int>(members.size());
+  const size_t block = options.block_bytes > 0 ? options.block_bytes : kBlockBytes;
+  // A block of a reduction has a part for each other member, of whole cache lines.
+  const ShmRoom::Shape shape{size, std::max(block, static_cast<size_t>(size) * 4096), kMailBytes};
+  // 1. Member 0 makes the memory and tells where it is. 2. All map it and say whether they could. 3. Only if all could
+  // is it used; nobody needs a name for it any more.
+  std::optional<os::MemoryFile> memory;
+  std::string failure;
+  try {
+    if (rank == 0) {
+      memory.emplace(os::MemoryFile::create("tesserae-" + name, shape.total()));
+      store->set("memory", cat(os::process_id(), " ", memory->descriptor()));
+    } else {
+      store->wait({"memory"}, options.connect_deadline);
+      const std::string place = store->get_to_str("memory");
+      const size_t space = place.find(' ');
+      if (space == std::string::npos) throw IoError("ShmGroup", place);
+      memory.emplace(os::MemoryFile::open(std::atoi(place.c_str()), std::atoi(place.c_str() + space), shape.total()));
+    }
+  } catch (const IoError& error) {
+    failure = error.what();
+    if (rank == 0) store->set("memory", "none");
+  }
+  store->set(cat("mapped/", rank), failure.empty() ? "yes" : failure);
+  for (int member = 0; member < size; ++member) {
+    const std::string key = cat("mapped/", member);
+    store->wait({key}, options.connect_deadline);
+    const std::string said = store->get_to_str(key);
+    if (said == "yes" || !reason.empty()) continue;
+    reason = cat("rank ", members[static_cast<size_t>(member)], ": ", said);
+  }
+  if (!reason.empty()) return nullptr;
+  memory->close_descriptor();
+  auto room = std::make_unique<ShmRoom>(std::move(*memory), shape, rank);
+  return std::unique_ptr<ShmGroup>(new ShmGroup(name, members, rank, std::move(room), options));
+}
+
+ShmGroup::ShmGroup(std::string name, std::vector<int> members, int rank, std::unique_ptr<ShmRoom> room, Options options)
+    : Group(std::move(name), std::move(members), rank), room_(std::move(room)), options_(options) {
+  if (options_.liveness) options_.liveness->watch(this);
+}
+
+ShmGroup::~ShmGroup() {
+  if (options_.liveness) options_.liveness->forget(this);
+}
+
+// In bytes; the same pieces as over Gloo.
+ShmGroup::Starts ShmGroup::even_starts(const at::Tensor& buffer) const {
+  const int64_t elements = buffer.numel();
+  const int64_t piece = (elements + size() - 1) / size();
+  const int64_t length = elements % size() == 0 ? piece : (piece + 63) / 64 * 64;
+  Starts starts;
+  for (int i = 0; i <= size(); ++i) {
+    starts.push_back(std::min(elements, i * length) * static_cast<int64_t>(buffer.element_size()));
+  }
+  return starts;
+}
+
+void ShmGroup::gather_pieces(Call& call, const at::Tensor& buffer, const Starts& starts) {
+  const auto block = static_cast<int64_t>(room_->shape().ring_bytes);
+  const auto blocks_of = [&](int i) { return (starts[i + 1] - starts[i] + block - 1) / block; };
+  const auto copy = [&](int i, int64_t index, std::byte* data, bool out) {
+    const int64_t begin = starts[i] + index * block;
+    const auto length = static_cast<size_t>(std::min(block, starts[i + 1] - begin));
+    out ? std::memcpy(data, bytes_of(buffer) + begin, length) : std::memcpy(bytes_of(buffer) + begin, data, length);
+  };
+  int64_t posted = 0;
+  for (int64_t index = 0; index < blocks_of(0); ++index) {  // no piece is longer than the first
+    for (; posted < std::min(index + kLead, blocks_of(rank())); ++posted) {
+      call.post([&](std::byte* data) { copy(rank(), posted, data, true); });
+    }
+    for (int k = 1; k < size(); ++k) {
+      const int from = call.behind(k);
+      if (index >= blocks_of(from)) continue;
+      call.take(from, [&](std::byte* data) { copy(from, index, data, false); });
+    }
+  }
+}
+
+// A block holds a part of every other member's piece, in the order in which they follow this one. Each adds what it
+// reads to its own piece, in the order rank, rank - 1, rank - 2, ...
+void ShmGroup::reduce_pieces(Call& call, const at::Tensor& buffer, const Starts& starts) {
+  const int64_t part = static_cast<int64_t>(room_->shape().ring_bytes) / (size() - 1) / 64 * 64;
+  const int64_t blocks = (starts[1] - starts[0] + part - 1) / part;
+  const auto range = [&](int i, int64_t index) {
+    const int64_t begin = std::min(starts[i + 1], starts[i] + index * part);
+    return std::pair(begin, std::min(part, starts[i + 1] - begin));
+  };
+  int64_t posted = 0;
+  for (int64_t index = 0; index < blocks; ++index) {
+    for (; posted < std::min(index + kLead, blocks); ++posted) {
+      call.post([&](std::byte* data) {
+        for (int k = 1; k < size(); ++k) {
+          const auto [begin, length] = range(call.ahead(k), posted);
+          std::memcpy(data + (k - 1) * part, bytes_of(buffer) + begin, static_cast<size_t>(length));
+        }
+      });
+    }
+    const auto [begin, length] = range(rank(), index);
+    for (int k = 1; k < size(); ++k) {
+      call.take(call.behind(k), [&, begin = begin, length = length](std::byte* data) {
+        add(buffer, bytes_of(buffer) + begin, data + (k - 1) * part, length);
+      });
+    }
+  }
+}
+
+// All add all copies in the order of members; this member's own is read from the ring, too.
+void ShmGroup::reduce_whole(Call& call, const at::Tensor& buffer) {
+  const auto bytes = static_cast<int64_t>(buffer.nbytes());
+  const auto length = static_cast<size_t>(bytes);
+  std::byte* const sum = bytes_of(buffer);
+  std::byte* const own = call.post([&](std::byte* data) { std::memcpy(data, sum, length); });
+  for (int member = 0; member < size(); ++member) {
+    const auto use = [&](std::byte* data) {
+      member == 0 ? static_cast<void>(std::memcpy(sum, data, length)) : add(buffer, sum, data, bytes);
+    };
+    member == rank() ? use(own) : call.take(member, use);
+  }
+}
+
+void ShmGroup::do_all_gather(const at::Tensor& buffer) {
+  Call call(*this, Verb::all_gather, buffer);
+  gather_pieces(call, buffer, even_starts(buffer));
+}
+
+void ShmGroup::do_reduce_scatter(const at::Tensor& buffer) {
+  Call call(*this, Verb::reduce_scatter, buffer);
+  reduce_pieces(call, buffer, even_starts(buffer));
+}
+
+void ShmGroup::do_all_reduce(const at::Tensor& buffer) {
+  Call call(*this, Verb::all_reduce, buffer);
+  const auto bytes = static_cast<int64_t>(buffer.nbytes());
+  if (bytes * (size() - 1) <= kWholeReduceBytes) {
+    reduce_whole(call, buffer);
+  } else {
+    const Starts starts = even_starts(buffer);
+    reduce_pieces(call, buffer, starts);
+    gather_pieces(call, buffer, starts);
+  }
+}
+
+void ShmGroup::do_broadcast(const at::Tensor& buffer, int root) {
+  Call call(*this, Verb::broadcast, buffer, root);
+  const auto block = static_cast<int64_t>(room_->shape().ring_bytes);
+  const auto bytes = static_cast<int64_t>(buffer.nbytes());
+  for (int64_t begin = 0; begin < bytes; begin += block) {
+    const auto length = static_cast<size_t>(std::min(block, bytes - begin));
+    if (rank() == root) {
+      call.post([&](std::byte* data) { std::memcpy(data, bytes_of(buffer) + begin, length); });
+    } else {
+      call.take(root, [&](std::byte* data) { std::memcpy(bytes_of(buffer) + begin, data, length); });
+    }
+  }
+}
+
+void ShmGroup::do_barrier() {
+  Call call(*this, Verb::barrier, {});
+  call.post([](std::byte*) {});
+  for (int k = 1; k < size(); ++k) call.take(call.behind(k), [](std::byte*) {});
+}
+
+// Whatever can move moves: a member that waits for one peer still serves the others.
+void ShmGroup::do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) {
+  Call call(*this, Verb::exchange, {});
+  std::vector<Mail> mail;
+  for (const bool out : {true, false}) {
+    const size_t first = mail.size();
+    for (int peer = 0; peer < size(); ++peer) mail.emplace_back(*room_, rank(), peer, out);
+    for (const auto& message : out ? sends : receives)
+      mail[first + static_cast<size_t>(message.peer)].add(message.data);
+  }
+  std::erase_if(mail, [](const Mail& one) { return one.done(); });
+  while (!mail.empty()) {
+    call.wait([&] { return std::ranges::any_of(mail, [&](const Mail& one) { return one.ready(call); }); });
+    for (Mail& one : mail) {
+      if (one.ready(call)) one.move();
+    }
+    std::erase_if(mail, [](const Mail& one) { return one.done(); });
+  }
+}
+
+void ShmGroup::check(Clock::time_point since) const {
+  std::lock_guard lock(mutex_);
+  if (verdict_) throw Aborted();
+  const auto limit = options_.deadline + (options_.liveness ? kBackstop : std::chrono::seconds(0));
+  if (Clock::now() - since > limit) throw Late(cat("the deadline of ", options_.deadline.count(), " ms passed"));
+}
+
+std::optional<Watched::Pending> ShmGroup::pending() const {
+  std::lock_guard lock(mutex_);
+  return pending_;
+}
+
+void ShmGroup::abort(const Verdict& verdict) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!verdict_) verdict_ = verdict;
+  }
+  room_->ring_bell(rank());
+}
+
+void ShmGroup::rethrow(const std::string& what, const std::exception& cause) {
+  if (dynamic_cast<const Aborted*>(&cause)) {
+    std::unique_lock lock(mutex_);
+    const Verdict verdict = *verdict_;
+    lock.unlock();
+    verdict.raise(what);
+  }
+  if (dynamic_cast<const Late*>(&cause)) throw Timeout("Group", cat(what, ": ", cause.what()), {});
+  if (dynamic_cast<const Disagreement*>(&cause)) {
+    throw Mismatch("Group", cat(what, ": the ranks disagree: ", cause.what()));
+  }
+  throw CommError("Group", cat(what, ": ", cause.what()));
+}
+
+}  // namespace tesserae::comm

@@ -1,0 +1,80 @@
+// The behavioural suite over the backends whose ranks are processes.
+#include <gtest/gtest.h>
+
+#include "tests/comm/group_cases.h"
+#include "tests/support/ranks.h"
+
+namespace tesserae::comm {
+
+namespace {
+
+using tesserae::testing::run_ranks;
+
+std::shared_ptr<Fabric> connect(const std::string& backend, std::chrono::milliseconds deadline) {
+  FabricOptions options;
+  options.backend = backend;
+  options.deadline = deadline;
+  return Fabric::connect(mesh::World::from_environment(), options);
+}
+
+}  // namespace
+
+// One launch for all cases: starting ranks costs more than most of them. args: the backend.
+RANK_MAIN(whole_suite) {
+  const auto fabric = connect(args[0], std::chrono::minutes(2));
+  EXPECT_EQ(fabric->world().hosts(), 1);
+  for (const auto& test : group_cases()) {
+    SCOPED_TRACE(test.name);
+    test.run(*fabric);
+  }
+}
+
+RANK_MAIN(different_verbs) {
+  members_that_call_different_verbs_get_mismatch(*connect(args[0], std::chrono::minutes(2)));
+}
+
+RANK_MAIN(different_sizes) {
+  members_that_bring_different_sizes_get_mismatch(*connect(args[0], std::chrono::minutes(2)));
+}
+
+RANK_MAIN(never_calls) {
+  a_member_that_never_calls_makes_the_others_time_out(*connect(args[0], std::chrono::seconds(3)),
+                                                      std::chrono::seconds(12));
+}
+
+class ProcessSuite : public ::testing::TestWithParam<std::string> {
+ protected:
+  void expect_success(const std::string& main, int ranks) {
+    const auto results = run_ranks(main, ranks, {GetParam()}, std::chrono::seconds(200));
+    EXPECT_TRUE(results.all_succeeded()) << results.text();
+  }
+};
+
+TEST_P(ProcessSuite, TwoRanksBehave) {
+  expect_success("whole_suite", 2);
+}
+
+TEST_P(ProcessSuite, ThreeRanksBehave) {
+  expect_success("whole_suite", 3);
+}
+
+TEST_P(ProcessSuite, FourRanksBehave) {
+  expect_success("whole_suite", 4);
+}
+
+TEST_P(ProcessSuite, DifferentVerbs) {
+  expect_success("different_verbs", 3);
+}
+
+TEST_P(ProcessSuite, DifferentSizes) {
+  expect_success("different_sizes", 3);
+}
+
+TEST_P(ProcessSuite, AMemberThatNeverCalls) {
+  expect_success("never_calls", 3);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backend, ProcessSuite, ::testing::Values("gloo", "shm"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace tesserae::comm

@@ -1,0 +1,54 @@
+#include "tesserae/os/memory_file.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <new>
+
+#include "tesserae/base/error.h"
+#include "tesserae/os/futex.h"
+#include "tesserae/os/process.h"
+
+namespace tesserae::os {
+namespace {
+
+TEST(MemoryFile, IsSharedWithAProcessThatKnowsOwnerAndDescriptor) {
+  MemoryFile ours = MemoryFile::create("test", 1 << 20);
+  auto* const word = new (ours.data()) std::atomic<uint32_t>(0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const MemoryFile theirs = MemoryFile::open(parent_id(), ours.descriptor(), 1 << 20);
+    auto* const same = static_cast<std::atomic<uint32_t>*>(theirs.data());
+    same->store(7);
+    wake_all(*same);
+    ::raise(SIGKILL);  // leaves nothing behind
+  }
+  while (word->load() == 0) wait_on(*word, 0, std::chrono::milliseconds(1000));
+  EXPECT_EQ(word->load(), 7u);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WTERMSIG(status), SIGKILL);
+}
+
+TEST(MemoryFile, OfAnotherSizeOrGoneIsAnIoError) {
+  MemoryFile ours = MemoryFile::create("test", 8192);
+  const int descriptor = ours.descriptor();
+  EXPECT_THROW(MemoryFile::open(process_id(), descriptor, 4096), IoError);
+  EXPECT_EQ(MemoryFile::open(process_id(), descriptor, 8192).size(), 8192u);
+  ours.close_descriptor();
+  EXPECT_THROW(MemoryFile::open(process_id(), descriptor, 8192), IoError);
+}
+
+TEST(Futex, AWordThatHasChangedIsNotWaitedFor) {
+  const std::atomic<uint32_t> word = 1;
+  const auto begin = std::chrono::steady_clock::now();
+  wait_on(word, 0, std::chrono::minutes(10));
+  wait_on(word, 1, std::chrono::milliseconds(1));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::minutes(1));
+}
+
+}  // namespace
+}  // namespace tesserae::os
