@@ -120,5 +120,6 @@ def find_tesserae() -> bool:
 
 def newest_package() -> Path | None:
     """What PYTHONPATH must have for `import tesserae`: that of the build folder whose extension is the newest."""
-    newest = max(ROOT.glob("build/*/python/tesserae/_C.*.so"), key=lambda file: file.stat().st_mtime, default=None)
+    built = (file for file in ROOT.glob("build/*/python/tesserae/_C.*.so") if "wheel" not in file.parts[-4])
+    newest = max(built, key=lambda file: file.stat().st_mtime, default=None)
     return newest.parents[1] if newest else None

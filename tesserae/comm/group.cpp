@@ -47,6 +47,10 @@ void Group::run(std::string_view verb, Counters::Verb& counter, int64_t bytes, c
   }
 }
 
+at::Tensor Group::share(int64_t /*bytes*/) {
+  return {};
+}
+
 void Group::all_gather(const at::Tensor& buffer, Label label) {
   if (size() == 1) return;
   check_buffer("all_gather", buffer, size());

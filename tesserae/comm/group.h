@@ -62,6 +62,11 @@ class Group {
 
   void barrier(Label label = {});
 
+  /// Memory that all members see: [bytes] uint8, zeroed, on the host; it lives until the last member lets go of it. Who
+  /// may write when is for the callers to agree on, by barriers. Collective. Undefined, for all members, where the
+  /// transport has no such memory, or there is none left.
+  virtual at::Tensor share(int64_t bytes);
+
   /// Calls and bytes that left this rank through this group.
   const Counters& counters() const { return counters_; }
 

@@ -1,12 +1,14 @@
 #include "tesserae/comm/shm_group.h"
 
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 
+#include "tesserae/base/log.h"
 #include "tesserae/comm/sum.h"
 #include "tesserae/os/process.h"
 
@@ -385,6 +387,42 @@ void ShmGroup::do_exchange(const std::vector<Message>& sends, const std::vector<
     }
     std::erase_if(mail, [](const Mail& one) { return one.done(); });
   }
+}
+
+at::Tensor ShmGroup::share(int64_t bytes) {
+  // As in connect(): member 0 makes it and tells where, the others map it, and all must have succeeded.
+  at::Tensor place = at::zeros({2}, at::kLong), failures = at::zeros({1}, at::kLong);
+  std::optional<os::MemoryFile> memory;
+  const auto attempt = [&](const auto& make) {
+    try {
+      memory.emplace(make());
+    } catch (const IoError& error) {
+      failures.fill_(1);
+      log(LogLevel::warning, cat("group ", name(), ": no shared memory: ", error.what()));
+    }
+  };
+  if (rank() == 0) {
+    attempt([&] { return os::MemoryFile::create("tesserae-" + name(), static_cast<size_t>(bytes)); });
+    if (memory) {
+      place[0] = static_cast<int64_t>(os::process_id());
+      place[1] = memory->descriptor();
+    }
+  }
+  broadcast(place, 0, {"shared memory"});
+  const auto owner = place[0].item<int64_t>();
+  const auto descriptor = place[1].item<int64_t>();
+  if (rank() != 0 && owner == 0) failures.fill_(1);
+  if (rank() != 0 && owner != 0) {
+    attempt([&] {
+      return os::MemoryFile::open(static_cast<pid_t>(owner), static_cast<int>(descriptor), static_cast<size_t>(bytes));
+    });
+  }
+  all_reduce(failures, {"shared memory"});
+  if (failures.item<int64_t>() > 0) return {};
+  memory->close_descriptor();
+  const auto kept = std::make_shared<os::MemoryFile>(std::move(*memory));
+  return at::from_blob(
+      kept->data(), {bytes}, [kept](void*) {}, at::TensorOptions().dtype(at::kByte));
 }
 
 void ShmGroup::check(Clock::time_point since) const {

@@ -36,6 +36,7 @@ class ShmGroup final : public Group, private Watched {
   ~ShmGroup() override;
 
   bool blocks_host() const override { return true; }
+  at::Tensor share(int64_t bytes) override;
 
  protected:
   void do_all_gather(const at::Tensor& buffer) override;

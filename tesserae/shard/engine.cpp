@@ -49,7 +49,6 @@ void Engine::abandon_step() {
 }
 
 bool Engine::accumulating() const {
-  if (!boundary_) return true;
   for (const auto& flat : flats_) {
     if (flat.gradient && flat.gradient->pending()) return true;
   }
@@ -119,12 +118,14 @@ void Engine::after_forward(int unit) {
     if (!training) {
       release_all();
       context().pool->give_back();
+      finish_reading();
       return;
     }
   }
   // The last unit of a forward is the first of the backward: freeing it would only mean gathering it again.
   const bool needed = training && schedule_.needs_soon(unit, context().options.limit_all_gathers);
   if (context(unit).options.strategy.free_after_forward && !needed) release(unit);
+  if (!training && !forward_open_) finish_reading();  // called by itself, not by the root
 }
 
 void Engine::release(int unit, bool frozen_only) {
@@ -205,6 +206,21 @@ void Engine::close_backward() {
   }
 }
 
+// [Note: shared copy] From here on this rank may write its parts, and so may the others.
+void Engine::finish_reading() {
+  std::vector<const comm::Group*> done;
+  for (const auto& flat : flats_) {
+    if (!flat.parameter->shared()) continue;
+    Context& context = this->context(flat.unit);
+    comm::Group& group = context.parameter_group;
+    if (std::ranges::find(done, &group) != done.end()) continue;
+    done.push_back(&group);
+    const comm::Label label{"all units read", context.statistics->steps};
+    wait_and_count(context.gather_lane.submit([&group, label] { group.barrier(label); }),
+                   context.statistics->exposed_gather);
+  }
+}
+
 bool Engine::frees_after_backward(int unit) const {
   const auto& strategy = context(unit).options.strategy;
   return strategy.free_after_backward && (boundary_ || strategy.free_after_forward);
@@ -263,6 +279,7 @@ void Engine::end_backward() {
   release_after_backward();
   context().pool->give_back();
   if (boundary_) {
+    finish_reading();
     ++context().statistics->steps;
     show_gradients();
   }

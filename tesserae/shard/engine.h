@@ -62,7 +62,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void adopt(Engine& inner, const std::string& name);
   /// The handle of that unit is about to go.
   void forget(int unit) { units_[static_cast<size_t>(unit)].handle = nullptr; }
-  /// Reserves the pool, so that peak memory is known; otherwise the first step does.
+  /// Makes shared copies and reserves the pool, so that peak memory is known; otherwise the first step does.
+  /// Collective.
   void prepare();
 
   // The events of a unit, by index in units(). Called on the thread that computes.
@@ -149,6 +150,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void begin_step();
   void publish_unit(int unit);
   bool accumulating() const;
+  void finish_reading();
   void drain();
   void abandon_step();
   void check_parameters();

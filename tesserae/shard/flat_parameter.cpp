@@ -2,6 +2,7 @@
 
 #include <ATen/ops/copy.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/StorageImpl.h>
 
 namespace tesserae::shard {
 namespace {
@@ -27,12 +28,36 @@ FlatParameter::FlatParameter(Context& context, const Flat& flat, const std::vect
   if (resident_) storage_.attach(piece_);
 }
 
+void FlatParameter::share() {
+  if (flat_.layout().degrees().parameters == 1 || !context_.device.is_cpu()) return;
+  const auto dtype = flat_.dtypes().compute;
+  at::Tensor memory;
+  const auto task = [&] {
+    memory = context_.parameter_group.share(flat_.total() * static_cast<int64_t>(c10::elementSize(dtype)));
+  };
+  context_.gather_lane.submit(task).wait();
+  if (!memory.defined()) return;
+  shared_ = true;
+  show(memory.view(dtype));
+  if (!piece_.defined()) return;
+  own_.copy_(piece_);
+  // Views share the storage, so they follow it.
+  const auto drop = [](void* tensor) { delete static_cast<at::Tensor*>(tensor); };
+  piece_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
+      c10::DataPtr(own_.data_ptr(), new at::Tensor(own_), drop, context_.device));
+}
+
+void FlatParameter::show(at::Tensor whole) {
+  whole_ = std::move(whole);
+  own_ = narrow(whole_, flat_.parameter_range());
+}
+
 FlatParameter::~FlatParameter() {
   storage_.detach();
 }
 
 int64_t FlatParameter::buffer_bytes() const {
-  return resident_ ? 0 : flat_.total() * static_cast<int64_t>(c10::elementSize(flat_.dtypes().compute));
+  return resident_ || shared_ ? 0 : flat_.total() * static_cast<int64_t>(c10::elementSize(flat_.dtypes().compute));
 }
 
 int64_t FlatParameter::state_bytes() const {
@@ -43,28 +68,42 @@ void FlatParameter::cast_master() {
   const bool was_piece = same_memory(piece_, master_);
   master_ = master_.to(flat_.dtypes().master);
   if (!was_piece || master_.scalar_type() == flat_.dtypes().compute) return;
-  // From now on gathering casts, into a buffer, also where the piece was the whole.
+  // From now on gathering casts: into the shared copy, or a buffer, also where the piece was the whole.
   storage_.detach();
   piece_ = at::Tensor();
   resident_ = false;
 }
 
 void FlatParameter::start_gather() {
-  if (resident_ || shown_version_ == version_) return;
+  if (resident_ || (held_ && shown_version_ == version_)) return;
+  held_ = true;
+  shown_version_ = version_;
+  ++context_.statistics->gathers;
+  if (shared_) {
+    meet();
+    return;
+  }
   if (buffer_ < 0) {
     buffer_ = context_.pool->acquire(buffer_bytes());
     if (buffer_ != viewed_) {
       viewed_ = buffer_;
-      whole_ = context_.pool->view(buffer_, flat_.total(), flat_.dtypes().compute);
-      own_ = narrow(whole_, flat_.parameter_range());
+      show(context_.pool->view(buffer_, flat_.total(), flat_.dtypes().compute));
     }
   }
-  shown_version_ = version_;
-  ++context_.statistics->gathers;
   gather_ = context_.gather_lane.submit([this] {
     // Writing the own piece into its place also casts it when the master takes the piece's place.
     own_.copy_(piece_.defined() ? piece_ : master_);
     context_.parameter_group.all_gather(whole_, {flat_.unit(), context_.statistics->steps});
+  });
+}
+
+// Gathers the shared copy. A version that the ranks have come to already is there.
+void FlatParameter::meet() {
+  if (met_version_ == version_) return;
+  met_version_ = version_;
+  gather_ = context_.gather_lane.submit([this] {
+    if (!piece_.defined()) own_.copy_(master_);
+    context_.parameter_group.barrier({flat_.unit(), context_.statistics->steps});
   });
 }
 
@@ -79,13 +118,13 @@ void FlatParameter::finish_gather() {
 }
 
 void FlatParameter::release(bool keep) {
-  if (resident_ || buffer_ < 0) return;
+  if (!held_) return;
   gather_.wait();
   gather_ = {};
   storage_.detach();
-  context_.pool->release(buffer_, keep);
+  if (buffer_ >= 0) context_.pool->release(buffer_, keep);
   buffer_ = -1;
-  shown_version_ = -1;
+  held_ = false;
 }
 
 void FlatParameter::publish() {

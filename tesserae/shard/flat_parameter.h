@@ -16,6 +16,12 @@ namespace tesserae::shard {
 ///
 /// [Note: version] publish() raises the version of the pieces; a gathered copy remembers which version it shows. A copy
 /// that is not the newest counts as not gathered, whatever the lifetime says, so no code has to know who made it stale.
+///
+/// [Note: shared copy] Where the ranks of P share memory (Group::share), there is one gathered copy for all of them,
+/// for good: pieces, and masters of the same dtype, are parts of it. Gathering moves nothing:
+///  1. between steps each rank writes its own part (optimizer, refresh), or casts it there when it starts to gather;
+///  2. finish_gather() returns when all ranks have come to that version: then everybody reads;
+///  3. Engine::finish_reading(), after a backward or an evaluation, returns when all ranks have read: back to 1.
 class FlatParameter {
  public:
   /// `master`: this rank's chunk in the master dtype (undefined for frozen parameters). `piece`: this rank's parameter
@@ -26,16 +32,21 @@ class FlatParameter {
   FlatParameter(const FlatParameter&) = delete;
   FlatParameter& operator=(const FlatParameter&) = delete;
 
+  /// Moves what is gathered into a copy that all ranks of P share, if they can. Tensors that show the master or the
+  /// piece keep doing so. Collective, before the first gather.
+  void share();
+
   /// Starts gathering over P unless the newest version is gathered or on its way. Never waits.
   void start_gather();
   /// Waits until the newest version can be read through the module's parameters. start_gather() came before.
   void finish_gather();
   /// Gives the gathered copy up. Does nothing for parameters that are always whole (P = 1). `keep`: Pool::release().
   void release(bool keep = true);
-  /// True from start_gather() to release(): the copy takes a buffer of the pool.
-  bool holds_buffer() const { return buffer_ >= 0; }
+  /// True from start_gather() to release(): the copy takes a buffer of the pool, or stands for one.
+  bool holds_buffer() const { return held_; }
+  bool shared() const { return shared_; }
   /// True if finish_gather() has been called for the newest version.
-  bool readable() const { return resident_ || (storage_.attached() && shown_version_ == version_); }
+  bool readable() const { return resident_ || (held_ && storage_.attached() && shown_version_ == version_); }
 
   /// The master gets another dtype, that of the flat buffer; its values are cast. Before the first gather only.
   void cast_master();
@@ -57,18 +68,24 @@ class FlatParameter {
   int64_t state_bytes() const;   ///< pieces that are not the master
 
  private:
+  void show(at::Tensor whole);
+  void meet();
+
   Context& context_;
   const Flat& flat_;
   at::Tensor master_;
-  at::Tensor piece_;  // may be the master's memory
-  bool resident_;     // the piece is the whole buffer: nothing to gather
+  at::Tensor piece_;     // may be the master's memory
+  bool resident_;        // the piece is the whole buffer: nothing to gather
+  bool shared_ = false;  // whole_ is the copy for all ranks
   ComputeStorage storage_;
+  bool held_ = false;
   Pool::Buffer buffer_ = -1;
   Pool::Buffer viewed_ = -1;  // the buffer that whole_ and own_ show: addresses are stable, so views are made once
   at::Tensor whole_;
   at::Tensor own_;  // this rank's piece of whole_
   int64_t version_ = 0;
   int64_t shown_version_ = -1;
+  int64_t met_version_ = -1;  // shared: the last one that the ranks have come to together
   comm::Ticket gather_;
   comm::Ticket refresh_;
 };

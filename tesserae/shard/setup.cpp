@@ -230,7 +230,9 @@ void Engine::adopt(Engine& inner, const std::string& name) {
 }
 
 void Engine::prepare() {
+  const at::NoGradGuard no_grad;
   prepared_ = true;
+  for (auto& flat : flats_) flat.parameter->share();
   reserve_pool();
 }
 

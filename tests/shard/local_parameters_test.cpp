@@ -57,15 +57,23 @@ class JoinedNet {
     engine = engines[0];
   }
 
-  double step(const Batch& batch, double lr) {
+  double step(const Batch& batch, double lr) { return step(std::vector<Batch>{batch}, lr); }
+
+  /// Accumulates over the batches; their mean loss.
+  double step(const std::vector<Batch>& batches, double lr) {
     for (auto& parameter : parameters) parameter.mutable_grad() = at::Tensor();
-    const at::Tensor loss = net(batch.tokens, batch.targets);
-    loss.backward();
+    double loss = 0;
+    for (size_t i = 0; i < batches.size(); ++i) {
+      engine->set_boundary(i + 1 == batches.size());
+      const at::Tensor mine = net(batches[i].tokens, batches[i].targets) / static_cast<double>(batches.size());
+      mine.backward();
+      loss += mine.item<double>();
+    }
     const at::NoGradGuard no_grad;
     for (auto& parameter : parameters) {
       if (parameter.grad().defined()) parameter.sub_(parameter.grad(), lr);
     }
-    return loss.item<double>();
+    return loss;
   }
 
   Net net;
@@ -98,6 +106,27 @@ TEST(LocalParameters, AnyOptimizerTrainsLikeOneProcess) {
       expect_reference({.nested = true, .unused = true}, mesh::preset(name, 4), one_tensor);
       expect_reference({.nested = true, .unused = true}, mesh::preset(name, 4), one_tensor, /*elastic=*/true);
     }
+  }
+}
+
+TEST(LocalParameters, AnAccumulationBeginsWithTheNewValues) {
+  const NetOptions net;
+  for (const auto& degrees : mesh::all_degrees(4)) {
+    SCOPED_TRACE(to_string(degrees));
+    const Reference expected = train_reference(net, 3, 0.5, /*micro=*/2);
+    comm::run_local(4, [&](comm::Fabric& fabric) {
+      Options options;
+      options.strategy = {degrees, true, true};
+      JoinedNet joined(net, fabric, options, false);
+      for (int step = 0; step < 3; ++step) {
+        std::vector<Batch> batches;
+        for (int micro = 0; micro < 2; ++micro) {
+          batches.push_back(batch_of(net, step, micro * fabric.size() + fabric.rank(), 2 * fabric.size()));
+        }
+        const double loss = joined.engine->sum_over_ranks(joined.step(batches, 0.5)) / 4;
+        EXPECT_NEAR(loss, expected.losses[step], 1e-5 * expected.losses[step]);
+      }
+    });
   }
 }
 
