@@ -1,0 +1,192 @@
+"""Features of torch that meet the FSDP class from outside, each against torch's own FSDP in the same ranks: the sharded
+gradient scaler, torch.compile, communication hooks, checkpoint wrappers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.nn import functional as F
+
+import tesserae as tsm
+from ranks import run_ranks
+
+WIDTH, STEPS = 16, 4
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(self.norm(x)))
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block(), nn.Linear(WIDTH, 4))
+
+
+def wrap(model: nn.Module, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD) -> FSDP:
+    return FSDP(
+        model,
+        sharding_strategy=strategy,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        use_orig_params=True,
+        device_id=torch.device("cpu"),
+    )
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    random = torch.Generator().manual_seed(10 * step + dist.get_rank())
+    inputs = torch.randn(3, WIDTH, generator=random)
+    return F.cross_entropy(model(inputs), torch.randint(4, (3,), generator=random))
+
+
+def train(model: nn.Module, steps: int = STEPS) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(steps):
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def same_as_fsdp1(rank: int, world_size: int, run: Callable[[], list[float]]) -> None:
+    theirs = run()
+    tsm.init()
+    assert run() == pytest.approx(theirs, rel=1e-5)
+
+
+def scaled() -> list[float]:
+    """Trains with a scaler; in the second step one rank's gradients overflow: all ranks must skip it."""
+    model = wrap(make_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = ShardedGradScaler(device="cpu", init_scale=1024.0, growth_interval=2)
+    seen = []
+    for step in range(STEPS):
+        loss = loss_of(model, step)
+        overflow = float("inf") if step == 1 and dist.get_rank() == dist.get_world_size() - 1 else 1.0
+        scaler.scale(loss * overflow).backward()
+        scaler.unscale_(optimizer)
+        if step != 1:
+            seen.append(model.clip_grad_norm_(1.0).item())
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        seen += [loss.item(), scaler.get_scale()]
+    assert seen[4] == 512.0
+    return seen
+
+
+def test_sharded_grad_scaler() -> None:
+    run_ranks(same_as_fsdp1, 2, scaled)
+
+
+def compiled(whole: bool) -> list[float]:
+    torch._dynamo.reset()
+    model = make_model()
+    if not whole:
+        for block in list(model)[:2]:
+            block.compile(backend="aot_eager")
+        return train(wrap(model))
+    return train(torch.compile(wrap(model), backend="aot_eager"))
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["blocks", "model"])
+def test_torch_compile(whole: bool) -> None:
+    run_ranks(same_as_fsdp1, 2, functools.partial(compiled, whole))
+
+
+def reduce_whole(seen: list[int], gradients: Tensor) -> None:
+    seen.append(gradients.numel())
+    dist.all_reduce(gradients)
+    gradients.div_(dist.get_world_size())
+
+
+def reduce_shard(seen: list[int], gradients: Tensor, mine: Tensor) -> None:
+    seen.append(gradients.numel())
+    dist.reduce_scatter_tensor(mine, gradients)
+    mine.div_(dist.get_world_size())
+
+
+def hooked(rank: int, world_size: int, strategy: ShardingStrategy) -> None:
+    tsm.init()
+    expected = train(wrap(make_model(), strategy))
+    model, seen = wrap(make_model(), strategy), []
+    model.register_comm_hook(seen, reduce_whole if strategy == ShardingStrategy.NO_SHARD else reduce_shard)
+    assert train(model) == pytest.approx(expected, rel=1e-5)
+    assert len(seen) == STEPS * 3  # every unit, every step
+    assert min(seen) >= WIDTH * 4
+    with pytest.raises(tsm.InvalidArgument, match="registered already"):
+        model.register_comm_hook(seen, reduce_shard)
+
+
+@pytest.mark.parametrize("strategy", ["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD"])
+def test_comm_hook(strategy: str) -> None:
+    run_ranks(hooked, 2, ShardingStrategy[strategy])
+
+
+def no_hook_for_a_hybrid(rank: int, world_size: int) -> None:
+    tsm.init({"hybrid_shard_degree": 2})
+    with pytest.raises(tsm.InvalidArgument, match="two steps"):
+        wrap(make_model()).register_comm_hook([], reduce_shard)
+
+
+def test_comm_hook_of_a_hybrid_is_an_error() -> None:
+    run_ranks(no_hook_for_a_hybrid, 2)
+
+
+def accumulated(rank: int, world_size: int) -> None:
+    """Degrees that differ: within no_sync, too, a step begins with the values that the last one left."""
+
+    def run(model: FSDP) -> list[float]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        losses = []
+        for step in range(STEPS):
+            with model.no_sync():
+                loss = loss_of(model, 2 * step)
+                loss.backward()
+            losses.append(loss.item())
+            loss = loss_of(model, 2 * step + 1)
+            loss.backward()
+            losses.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+        return losses
+
+    expected = run(wrap(make_model()))
+    tsm.init({"degrees": {"parameters": 1, "gradients": 2, "optimizer": 2}})
+    assert run(wrap(make_model())) == pytest.approx(expected, rel=1e-5)
+
+
+def test_accumulation_with_unequal_degrees() -> None:
+    run_ranks(accumulated, 2)
+
+
+def checkpointed() -> list[float]:
+    model = wrap(make_model())
+    apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
+    model.eval()
+    with torch.no_grad():
+        before = loss_of(model, 0).item()
+    model.train()
+    return [before, *train(model)]
+
+
+def test_checkpoint_wrapper_and_eval() -> None:
+    run_ranks(same_as_fsdp1, 2, checkpointed)
