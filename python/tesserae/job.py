@@ -64,7 +64,7 @@ def _outlives_rank_zero(store: dist.Store) -> bool:
 
 
 @atexit.register
-def _leave() -> None:
+def leave() -> None:
     """Says goodbye, so that the ranks that still run do not take this one for lost."""
     for fabric in _fabrics.values():
         fabric.leave()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy
@@ -156,6 +158,39 @@ def fails_beside_training(rank: int, world_size: int, folder: Path) -> None:
     with pytest.raises(SaveFailed, match="step 3"):
         save(folder / "good", model, optimizer, step=4)
     save(folder / "good", model, optimizer, step=5, keep=1)
+
+
+LOSES_ITS_LAST_SAVE = """
+import sys
+import torch
+import torch.distributed as dist
+import tesserae as tsm
+folder, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+open(f"{folder}/no-folder", "w").close()
+dist.barrier()
+tsm.checkpoint.async_save(f"{folder}/no-folder", torch.nn.Linear(2, 2), step=7)
+print("the script ends")
+"""
+
+
+def test_a_script_whose_last_save_failed_exits_with_an_error(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(LOSES_ITS_LAST_SAVE)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path), str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        output, errors = rank.communicate(timeout=200)
+        assert "the script ends" in output
+        assert rank.returncode == 1, errors
+        assert "step 7 was not saved" in errors and "no-folder" in errors
 
 
 def test_a_failure_is_raised_on_all_ranks_and_training_goes_on(tmp_path: Path) -> None:

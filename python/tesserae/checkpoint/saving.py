@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -239,8 +240,16 @@ def fabric_for(model: ModelState | None, process_group: dist.ProcessGroup | None
 
 @atexit.register  # runs before that of tesserae.job, which ends the connections
 def _finish_at_exit() -> None:
-    with contextlib.ExitStack() as ends:
-        ends.callback(_jobs.clear)
-        if getattr(sys, "last_value", None) is None:  # after an exception others may not come: the save is given up
-            for each in _jobs.values():
-                ends.callback(each.finish, blocking=True)
+    try:
+        with contextlib.ExitStack() as ends:
+            ends.callback(_jobs.clear)
+            if getattr(sys, "last_value", None) is None:  # after an exception others may not come: the save is given up
+                for each in _jobs.values():
+                    ends.callback(each.finish, blocking=True)
+    except Exception:
+        # A script whose last save was lost must not end like one whose was not; Python itself would exit with 0 now.
+        traceback.print_exc()
+        job.leave()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
