@@ -20,7 +20,7 @@ PYTEST_SECONDS ?= 3600
 # Two tests at a time: many of them start four processes each.
 CTEST = ctest --test-dir $(BUILD) --output-on-failure --no-tests=error --parallel 2
 
-.PHONY: help setup build program demo test parity bench check format stub clean
+.PHONY: help setup build program demo test parity long bench check format stub clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ test: build  ## all tests, except the full parity product
 parity: build  ## every layout, lifetime and option against one process, every option of FSDP against FSDP1 (long)
 	@$(CTEST) -L parity_full $(TEST_ARGS)
 	@$(PYTEST) -m parity_full $(PYTEST_ARGS)
+
+long: build  ## the long forms of tests: 1,000 kills of a save
+	@$(CTEST) -C long -L long $(TEST_ARGS)
 
 bench: build  ## the same model under FSDP1, FSDP2, DDP and Tesserae, interleaved
 	@$(PYTHON) bench/compare.py $(BENCH_ARGS)
