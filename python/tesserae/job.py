@@ -15,6 +15,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from tesserae import _C, config
 
+# What carries the bytes of CPU tensors: "shm", which is Gloo between hosts, or "gloo" everywhere.
+HOST_BACKEND = "shm"
+
 _fabrics: dict[tuple[str, tuple[int, ...], str], _C.Fabric] = {}
 _counts: dict[tuple[int, ...], int] = {}
 
@@ -49,7 +52,7 @@ def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...], device: torch.dev
         me,
         len(ranks),
         served=_outlives_rank_zero(store) or ranks[0] != 0,
-        backend="nccl" if device.type == "cuda" else "shm",
+        backend="nccl" if device.type == "cuda" else HOST_BACKEND,
         device=device,
         connect_deadline=settings.connect_deadline_seconds if settings else 60.0,
         deadline=settings.deadline_seconds if settings else 300.0,

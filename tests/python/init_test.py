@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 import tesserae as tsm
 import tesserae.fsdp
 from ranks import run_ranks
-from tesserae import _C, job
+from tesserae import job
 from tesserae.logger import get_logger
 
 
@@ -135,9 +134,7 @@ def departs(rank: int, world_size: int, warn: bool) -> list[str]:
     handler.emit = records.append  # type: ignore[method-assign]
     get_logger().addHandler(handler)
     # Ranks that share memory have one copy of all units, which always suffices.
-    job._C = SimpleNamespace(
-        Fabric=SimpleNamespace(join=lambda *of, **kind: _C.Fabric.join(*of, **kind | {"backend": "gloo"}))
-    )
+    job.HOST_BACKEND = "gloo"
     model = FSDP(AnyOrder(), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=torch.device("cpu"))
     there, back = list(range(6)), list(range(5, -1, -1))
     for order, branches in [

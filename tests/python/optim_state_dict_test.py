@@ -33,6 +33,7 @@ import tesserae as tsm
 from models import MODELS, tokens
 from ranks import run_ranks
 from same_state import differences
+from with_ours import with_ours
 
 CPU = torch.device("cpu")
 CLOSE = 1e-4  # gradients are summed in another order, second moments square that
@@ -362,14 +363,6 @@ RULES = [
     parameters_without_state,
     scalar_parameters,
 ]
-
-
-def with_ours(rank: int, world_size: int, rule: Callable[..., None]) -> None:
-    warnings.simplefilter("ignore")
-    tsm.init()
-    for use_orig_params in (True, False):
-        print(f"{use_orig_params=}", flush=True)  # in the report, if it is the last
-        rule(rank, world_size, use_orig_params)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)

@@ -32,6 +32,7 @@ import tesserae as tsm
 from models import MODELS, WIDTH, tokens
 from ranks import run_ranks
 from same_state import differences
+from with_ours import with_ours
 
 CPU = torch.device("cpu")
 FULL, SHARDED, LOCAL = StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT, StateDictType.LOCAL_STATE_DICT
@@ -304,14 +305,6 @@ RULES = [
     local_state_dicts_come_back,
     types_are_settings,
 ]
-
-
-def with_ours(rank: int, world_size: int, rule: Callable[..., None]) -> None:
-    warnings.simplefilter("ignore")
-    tsm.init()
-    for use_orig_params in (True, False):
-        print(f"{use_orig_params=}", flush=True)  # in the report, if it is the last
-        rule(rank, world_size, use_orig_params)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)

@@ -82,12 +82,11 @@ def save(
 ) -> None:
     """Saves to `folder`/step-N, and returns when it is committed: complete, on disk, and found by load().
 
-    `model`: any module, sharded by FSDP or not. `optimizer`: a torch.optim.Optimizer over its
-    parameters, or a list of them. `extra`: what
-    else is the same on all ranks (rank 0's is saved); `rank_extra`: what differs, such as random_state(). Both are made
-    of None, bool, int, float, str, lists, tuples, dictionaries and tensors. `keep`: how many checkpoints stay in the
-    folder; 0: all. `process_group`: the ranks that save together; the model's own group if FSDP has it, else the
-    default group.
+    `model`: any module, sharded by FSDP or not. `optimizer`: a torch.optim.Optimizer over its parameters, or a list of
+    them. `extra`: what else is the same on all ranks (rank 0's is saved); `rank_extra`: what differs, such as
+    random_state(). Both are made of None, bool, int, float, str, lists, tuples, dictionaries and tensors. `keep`: how
+    many checkpoints stay in the folder; 0: all. `process_group`: the ranks that save together; the model's own group if
+    FSDP has it, else the default group.
 
     Collective. Without torch.distributed it saves from one process. Raises InvalidArgument for what can not be saved,
     SaveFailed (an IoError) on all ranks if a rank could not write: older checkpoints are then as they were.
