@@ -13,6 +13,8 @@ void bind_base(py::module_& module) {
                               "The caller passed something that can not work. Nothing was changed.");
   bind_error<IoError>(module, "IoError", error, "The operating system refused something: which path, and why.");
   bind_error<Corruption>(module, "Corruption", error, "Bytes were read but are not what was written.");
+  bind_error<OutOfMemory>(module, "OutOfMemory", error,
+                          "Not enough memory for what was asked; the text says whether anything was changed.");
 }
 
 }  // namespace tesserae::bindings

@@ -134,7 +134,17 @@ void bind_flat(py::module_& module) {
             const at::NoGradGuard no_grad;
             return self.local().join(defined, dtype);
           },
-          py::arg("slices"), py::arg("dtype"), "A tensor for each of the user's tensors, of its size, as one part.");
+          py::arg("slices"), py::arg("dtype"), "A tensor for each of the user's tensors, of its size, as one part.")
+      .def(
+          "split", [](const FlatBuffer& self, const at::Tensor& part) { return self.local().split(part); },
+          py::arg("part"), "The reverse of join(): views of a part.")
+      .def_property_readonly(
+          "shard",
+          [](const FlatBuffer& self) -> std::optional<int> {
+            const auto* shard = self.view().shard;
+            return shard == nullptr ? std::nullopt : std::optional(shard->index);
+          },
+          "The number of its shard in the engine; None if it is frozen.");
 
   module.def(
       "flat_buffers",

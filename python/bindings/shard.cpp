@@ -21,6 +21,7 @@ void bind_shard(py::module_& module) {
       .def_readonly("state_bytes", &Statistics::state_bytes);
   bind_unit(module);
   bind_flat(module);
+  bind_reshard(module);
 }
 
 }  // namespace tesserae::bindings

@@ -78,5 +78,6 @@ class Unit final : public shard::UnitHandle {
 
 void bind_unit(py::module_& module);
 void bind_flat(py::module_& module);
+void bind_reshard(py::module_& module);
 
 }  // namespace tesserae::bindings

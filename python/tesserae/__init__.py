@@ -24,12 +24,23 @@ if str(torch.__version__) != TORCH_VERSION:
 
 from tesserae import config as _config
 from tesserae import install as _install
-from tesserae._C import CommError, Corruption, Error, InvalidArgument, IoError, Mismatch, PeerLost, Timeout
+from tesserae._C import (
+    CommError,
+    Corruption,
+    Error,
+    InvalidArgument,
+    IoError,
+    Mismatch,
+    OutOfMemory,
+    PeerLost,
+    Timeout,
+)
 from tesserae.state import state
 from tesserae.transformation import transform
 
 if TYPE_CHECKING:
     from tesserae import checkpoint
+    from tesserae.dial import reshard
 
 __version__ = VERSION
 __all__ = [
@@ -39,11 +50,13 @@ __all__ = [
     "InvalidArgument",
     "IoError",
     "Mismatch",
+    "OutOfMemory",
     "PeerLost",
     "Timeout",
     "checkpoint",
     "init",
     "is_initialized",
+    "reshard",
     "state",
     "transform",
     "uninstall",
@@ -51,9 +64,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """tsm.checkpoint needs parts of torch that take a second to import: at its first use."""
+    """tsm.checkpoint and tsm.reshard need parts of torch that take a second to import: at their first use."""
     if name == "checkpoint":
         return importlib.import_module("tesserae.checkpoint")
+    if name == "reshard":
+        return importlib.import_module("tesserae.dial").reshard
     raise AttributeError(f"module 'tesserae' has no attribute {name!r}")
 
 
@@ -67,7 +82,7 @@ def init(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> None:
     Raises InvalidArgument (a ValueError) for a configuration that can not work and for another one than before.
     """
     wanted = _config.read(config)
-    current = _config.current()
+    current = _config.asked()
     if current is not None and current != wanted:
         raise InvalidArgument(
             f"[tsm.init] initialised already, with another configuration: {current}; call tsm.uninstall() before"

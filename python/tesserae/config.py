@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tesserae import _C
@@ -43,11 +43,17 @@ class Config:
     deadline_seconds: float
 
 
+_asked: Config | None = None
 _current: Config | None = None
 
 
-def current() -> Config | None:
+def asked() -> Config | None:
     """What `tsm.init` was given; None before it, and after `tsm.uninstall`."""
+    return _asked
+
+
+def current() -> Config | None:
+    """The same, with the degrees as they are since the dial was turned."""
     return _current
 
 
@@ -85,8 +91,8 @@ def _as_json(config: str | os.PathLike[str] | dict[str, Any] | None) -> str:
 
 def set_current(config: Config | None) -> None:
     """For tsm.init and tsm.uninstall."""
-    global _current
-    _current = config
+    global _asked, _current
+    _asked = _current = config
 
 
 def degrees_of(config: Config) -> tuple[int, int, int] | None:
@@ -96,6 +102,17 @@ def degrees_of(config: Config) -> tuple[int, int, int] | None:
     if config.hybrid_shard_degree > 0:
         return (config.hybrid_shard_degree,) * 3
     return None
+
+
+def turn(degrees: tuple[int, int, int]) -> None:
+    """The dial was turned: what is asked for, and wrapped, from now on has these degrees."""
+    global _current
+    if _current is None:
+        return
+    one = len(set(degrees)) == 1
+    _current = replace(
+        _current, hybrid_shard_degree=degrees[0] if one else 0, degrees=None if one else Degrees(*degrees)
+    )
 
 
 def check_world(config: Config, world_size: int) -> None:

@@ -64,6 +64,12 @@ class Keys:
     places: dict[nn.Parameter, Place]  # of what instances have, buffer by buffer
 
     @staticmethod
+    def of_instances(model: nn.Module) -> Keys:
+        """Without an optimizer: only the tensors, their names and places."""
+        instances = instances_of(model)
+        return Keys(instances, None, False, {}, _get_param_to_fqns(model), {}, _places(instances))
+
+    @staticmethod
     def of(
         model: nn.Module,
         optim: Optimizer | None,
@@ -73,30 +79,36 @@ class Keys:
     ) -> Keys:
         """`optim_input`: what the optimizer was made of, for want of itself. `state`: its state dict, which shows
         whether its keys are names."""
-        instances, places = instances_of(model), {}
+        instances = instances_of(model)
         for instance in instances:
             if instance._whole is not None:
                 raise _C.InvalidArgument(
                     "[optim_state_dict] called inside summon_full_params, where optimizers do not fit the parameters; "
                     "call it outside"
                 )
-            for flat, tensors, numbers in zip(instance._flats, instance._local, instance._unit.flats):
-                count = len(flat.shapes)
-                for i, tensor in enumerate(tensors):
-                    slots = [i] if len(tensors) == count else list(range(count))
-                    places[tensor] = Place(flat, slots, sorted(slots, key=numbers.__getitem__), tensor.numel())
         names, flat_names = _get_param_to_fqns(model), _get_flat_param_to_fqn(model)
         named = named or (state is not None and _is_named_optimizer(state))
         if optim is None or optim_input is not None:
             parameters = _get_param_id_to_param_from_optim_input(model, optim_input)
         else:
             parameters = _get_param_key_to_param(optim, model, named, names, flat_names)
-        return Keys(instances, optim, named, parameters, names, flat_names, places)
+        return Keys(instances, optim, named, parameters, names, flat_names, _places(instances))
 
     def names_in_module(self, parameter: nn.Parameter) -> list[str]:
         """In the order of the module."""
         names, place = self.names[parameter], self.places.get(parameter)
         return [names[slot] for slot in place.order] if place is not None and place.is_flat else names
+
+
+def _places(instances: list[Instance]) -> dict[nn.Parameter, Place]:
+    places = {}
+    for instance in instances:
+        for flat, tensors, numbers in zip(instance._flats, instance._local, instance._unit.flats):
+            count = len(flat.shapes)
+            for i, tensor in enumerate(tensors):
+                slots = [i] if len(tensors) == count else list(range(count))
+                places[tensor] = Place(flat, slots, sorted(slots, key=numbers.__getitem__), tensor.numel())
+    return places
 
 
 def plain(name: Key) -> Key:

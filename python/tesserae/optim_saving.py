@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import ShardingStrategy
 
 from tesserae import _C
+from tesserae.optim_contents import Purpose, State, agree, kinds_of
 from tesserae.optim_keys import Key, Keys
 from tesserae.sharded_values import chunk
 from tesserae.summon import views_of
@@ -25,20 +26,7 @@ from tesserae.summon import views_of
 if TYPE_CHECKING:
     from tesserae.fsdp import FullyShardedDataParallel as Instance
 
-State = dict[str, Any]  # of one parameter
-
-
-class _Tensor(NamedTuple):
-    """Stands for a state tensor of the size of the parameter's slice."""
-
-    dtype: torch.dtype
-
-
-class _Misfit(NamedTuple):
-    """A tensor of another size, which can be neither gathered nor taken from one rank."""
-
-    shape: list[int]
-    expected: int  # elements
+_PURPOSE = Purpose("optim_state_dict", "can be saved by name. Save optimizer.state_dict() on each rank")
 
 
 @torch.no_grad()
@@ -75,7 +63,7 @@ class _Saving:
         self._to_cpu = to_cpu
         self._keep = not rank0_only or sharded or dist.get_rank(group) == 0
         self._mine = {p: saved["state"][key] for key, p in keys.parameters.items() if key in saved["state"]}
-        self._contents = self._agree(group)
+        self._contents = agree(keys, self._mine, group, _PURPOSE)
         self._by_name: dict[str, State] = {}
 
     def run(self) -> dict[str, Any]:
@@ -110,24 +98,6 @@ class _Saving:
     def _settle(self, value: Any) -> Any:
         return value.cpu() if self._to_cpu and isinstance(value, Tensor) else value
 
-    def _agree(self, group: dist.ProcessGroup | None) -> dict[nn.Parameter, State]:
-        """What the state of each tensor is made of, on whatever rank. Collective."""
-        mine: dict[int, tuple[bool, State]] = {}
-        for i, (parameter, place) in enumerate(self._keys.places.items()):
-            if parameter in self._mine:
-                described = {name: _describe(value, place.numel) for name, value in self._mine[parameter].items()}
-                mine[i] = place.numel > 0, described
-        everyones: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(everyones, mine, group=group)
-        contents: dict[nn.Parameter, State] = {}
-        for i, parameter in enumerate(self._keys.places):
-            told = [(rank, *theirs[i]) for rank, theirs in enumerate(everyones) if i in theirs]
-            # A rank without elements has no say, unless nobody has any.
-            counting = [(rank, state) for rank, has_elements, state in told if has_elements]
-            for rank, state in counting or [(rank, state) for rank, _, state in told]:
-                _merge(contents.setdefault(parameter, {}), state, self._keys.names[parameter][0], rank)
-        return contents
-
     def _gather(self, instance: Instance, flat: _C.FlatBuffer, members: list[nn.Parameter]) -> None:
         """Adds the state of all parameters in a flat buffer. Collective."""
         contents = {member: self._contents.get(member, {}) for member in members}
@@ -137,9 +107,8 @@ class _Saving:
         if self._keep:
             # In the optimizer's order; the tensors are put in below.
             self._by_name.update((name, copy.deepcopy(contents[owner])) for name, owner in slots)
-        kinds = {(k, v) for state in contents.values() for k, v in state.items() if isinstance(v, _Tensor)}
         views_by_name = [name for member in members for name in self._keys.names[member]]
-        for kind, described in sorted(kinds, key=str):
+        for kind, described in kinds_of(members, contents):
             having = {member for member in members if contents[member].get(kind) == described}
             parts = [
                 self._mine[m].get(kind) if m in having and m in self._mine and m.numel() > 0 else None for m in members
@@ -156,28 +125,3 @@ class _Saving:
         if self._sharded and instance.sharding_strategy != ShardingStrategy.NO_SHARD:
             return self._settle(chunk(instance, view))
         return view.to("cpu" if self._to_cpu else view.device, copy=True)
-
-
-def _describe(value: Any, numel: int) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    if value.dim() == 0:
-        return value.detach().cpu()
-    return _Tensor(value.dtype) if value.numel() == numel else _Misfit(list(value.shape), numel)
-
-
-def _merge(merged: State, state: State, parameter: str, rank: int) -> None:
-    for name, value in state.items():
-        if isinstance(value, _Misfit):
-            raise _C.InvalidArgument(
-                f"[optim_state_dict] state {name!r} of {parameter} has shape {value.shape} on rank {rank}, where its "
-                f"slice has {value.expected} elements: only state with one element for each of the parameter's, and "
-                "scalars, can be saved by name. Save optimizer.state_dict() on each rank"
-            )
-        before = merged.setdefault(name, value)
-        tensors = isinstance(before, Tensor) and isinstance(value, Tensor)
-        if not (torch.equal(before, value) if tensors else before == value):
-            raise _C.InvalidArgument(
-                f"[optim_state_dict] ranks differ in state {name!r} of {parameter}: {before} and, on rank {rank}, "
-                f"{value}"
-            )

@@ -124,6 +124,10 @@ class State:
         fabric = fabric_of(None, device)
         return [fabric.joined_rank(rank) for rank in _C.replica_group(fabric.size, degrees, fabric.rank)]
 
+    def forget_replicas(self) -> None:
+        """The degree has changed."""
+        self._groups = {key: group for key, group in self._groups.items() if key[1] != "rep_rank_process_group"}
+
     def forget(self) -> None:
         """For tsm.uninstall."""
         self._groups.clear()

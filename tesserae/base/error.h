@@ -32,6 +32,12 @@ class Corruption : public Error {
   using Error::Error;
 };
 
+/// There is not enough memory for what was asked. The text says whether anything was changed.
+class OutOfMemory : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Joins its arguments into one string with operator<<.
 template <class... Parts>
 std::string cat(const Parts&... parts) {

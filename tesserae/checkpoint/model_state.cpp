@@ -142,11 +142,7 @@ std::vector<Counter> add_state(const Checkpoint& checkpoint, shard::Sharded& sha
 }  // namespace
 
 bool writes_part(const shard::Flat& flat, int rank) {
-  const mesh::Layout& layout = flat.layout();
-  if (flat.trainable()) return layout.replica(rank) == 0;
-  // What is frozen has no master: it lies in whole parameter pieces.
-  const std::vector<int> first = layout.parameter_group(0);
-  return std::ranges::find(first, rank) != first.end();
+  return flat.layout().replica(rank) == 0;
 }
 
 std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optimizer) {

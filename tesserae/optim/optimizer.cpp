@@ -16,6 +16,7 @@ namespace tesserae::optim {
 Optimizer::Optimizer(Target target, double lr, DecayPolicy decays)
     : target_(std::move(target)), lr_(lr), decays_(std::move(decays)), states_(target_.shards->size()) {
   if (!decays_) decays_ = decays_if_matrix;
+  if (target_.attach) attached_ = target_.attach(*this);
 }
 
 StepResult Optimizer::step(const StepOptions& options) {
@@ -63,6 +64,23 @@ void Optimizer::visit_state(
     visit(shards[i], "step", state.step);
     state.places.clear();
   }
+}
+
+std::vector<c10::ScalarType> Optimizer::dtypes(const shard::Shard& shard) {
+  std::vector<c10::ScalarType> found;
+  for (const auto& tensor : states_[static_cast<size_t>(shard.index)].flat) found.push_back(tensor.scalar_type());
+  return found;
+}
+
+std::vector<at::Tensor> Optimizer::take(const shard::Shard& shard) {
+  State& state = states_[static_cast<size_t>(shard.index)];
+  for (auto& views : state.views) views = Views();
+  state.places.clear();
+  return std::exchange(state.flat, {});
+}
+
+void Optimizer::put(const shard::Shard& shard, std::vector<at::Tensor> tensors) {
+  states_[static_cast<size_t>(shard.index)].flat = std::move(tensors);
 }
 
 void Optimizer::allocate_state() {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -32,10 +33,11 @@ struct StepResult {
 /// Shards without a gradient are left alone: their state does not decay and their step counter stands still. State is
 /// made when a shard has its first gradient, in the master's dtype and on its device; it may be moved out and in by
 /// visit_state.
-class Optimizer {
+class Optimizer : public shard::Companion {
  public:
   Optimizer(Target target, double lr, DecayPolicy decays);
-  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
 
   /// One step: norm (one all-reduce), unscaling and clipping (fused into the update), update and publication shard by
   /// shard, so that the refresh of one shard overlaps with the update of the next. Gradients stay; they may hold the
@@ -47,11 +49,16 @@ class Optimizer {
   void set_lr(double lr) { lr_ = lr; }
 
   /// Calls visit for each tensor of state that exists: of the shape of the shard's master, or a scalar (named "step").
-  /// `visit` may assign another tensor, for example after the shards were cut anew.
+  /// `visit` may assign another tensor of that shape.
   void visit_state(
       const std::function<void(const shard::Shard& shard, std::string_view name, at::Tensor& tensor)>& visit);
   /// Makes the initial state of every shard that has none, so that a loader can fill it.
   void allocate_state();
+
+  // State moves with the shards; see Companion. Counters stay.
+  std::vector<c10::ScalarType> dtypes(const shard::Shard& shard) override;
+  std::vector<at::Tensor> take(const shard::Shard& shard) override;
+  void put(const shard::Shard& shard, std::vector<at::Tensor> tensors) override;
 
  protected:
   /// Views of one shard's segments of one kind: the tensor lists that a fused kernel takes.
@@ -83,6 +90,7 @@ class Optimizer {
   double lr_;
   DecayPolicy decays_;
   std::vector<State> states_;
+  std::shared_ptr<void> attached_;  // last: nobody calls a companion that is half gone
 };
 
 }  // namespace tesserae::optim

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include "tesserae/shard/companion.h"
 #include "tesserae/shard/shard.h"
 
 namespace tesserae::shard {
@@ -17,6 +19,8 @@ struct Target {
   std::vector<shard::Shard>* shards = nullptr;
   std::function<void(int index)> publish;  ///< called for each updated shard, in order, as soon as it has new values
   std::function<void()> zero_grad;         ///< forgets all gradients
+  /// The companion's tensors move with the shards until what is returned is dropped. Unset where shards never move.
+  std::function<std::shared_ptr<void>(shard::Companion& companion)> attach;
   /// What this rank counts of its chunk in a sum over all ranks: one over the number of replicas.
   std::function<double(int index)> share;
   /// Collective: adds up what each rank computed from its own chunks, each counted by its share.

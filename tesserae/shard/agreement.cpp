@@ -69,4 +69,14 @@ void require_agreement(comm::Fabric& fabric, const std::string& text) {
   throw comm::Mismatch("shard_model", what);
 }
 
+std::vector<double> from_all_ranks(comm::Fabric& fabric, double value, comm::Label label) {
+  at::Tensor values = at::zeros({fabric.size()}, at::TensorOptions().dtype(at::kDouble));
+  values.mutable_data_ptr<double>()[fabric.rank()] = value;
+  at::Tensor shared = values.to(fabric.device());
+  if (fabric.size() > 1) fabric.everyone().all_gather(shared, label);
+  values = shared.cpu();
+  const double* data = values.const_data_ptr<double>();
+  return {data, data + values.numel()};
+}
+
 }  // namespace tesserae::shard

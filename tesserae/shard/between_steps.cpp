@@ -1,24 +1,15 @@
 // What an engine does between steps: publish new values, visit parameters, count.
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <numeric>
 
 #include "tesserae/base/error.h"
+#include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 
 namespace tesserae::shard {
-namespace {
-
-// [ranks]: what each rank passes.
-at::Tensor from_all_ranks(Context& context, double value) {
-  comm::Fabric& fabric = *context.fabric;
-  at::Tensor values = at::zeros({fabric.size()}, at::TensorOptions().dtype(at::kDouble).device(fabric.device()));
-  values[fabric.rank()] = value;
-  if (fabric.size() > 1) fabric.everyone().all_gather(values, {"", context.statistics->steps});
-  return values;
-}
-
-}  // namespace
 
 void Engine::publish(int shard) {
   for (auto& flat : flats_) {
@@ -96,11 +87,12 @@ Engine::FlatView Engine::flat_of(int unit, int index) {
 }
 
 double Engine::sum_over_ranks(double value) {
-  return from_all_ranks(context(), value).sum().item<double>();
+  const auto all = from_all_ranks(*context().fabric, value, {"", context().statistics->steps});
+  return std::accumulate(all.begin(), all.end(), 0.0);
 }
 
 double Engine::max_over_ranks(double value) {
-  return from_all_ranks(context(), value).max().item<double>();
+  return std::ranges::max(from_all_ranks(*context().fabric, value, {"", context().statistics->steps}));
 }
 
 int Engine::replicas(int shard) const {
@@ -128,7 +120,7 @@ std::string Engine::describe() const {
 Statistics Engine::statistics() const {
   Statistics now = *context().statistics;
   now.pool_reserved_bytes = context().pool->reserved_bytes();
-  now.pool_misses = context().pool->misses();
+  now.pool_misses += context().pool->misses();
   now.allocations += now.pool_misses;
   for (const auto& flat : flats_) {
     now.state_bytes += flat.parameter->state_bytes();

@@ -21,6 +21,10 @@ void allow_access(Impl& storage) {
   if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) storage.clear_data_ptr_access_error_msg_();
 }
 
+int64_t bytes_of(const Flat& flat) {
+  return flat.total() * static_cast<int64_t>(c10::elementSize(flat.dtypes().compute));
+}
+
 }  // namespace
 
 void move_from_meta(const at::Tensor& parameter, c10::Device device) {
@@ -30,7 +34,7 @@ void move_from_meta(const at::Tensor& parameter, c10::Device device) {
 ComputeStorage::ComputeStorage(const Flat& flat, c10::Device device, const std::vector<at::Tensor>& parameters)
     : storage_(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false),
       device_(device),
-      bytes_(flat.total() * static_cast<int64_t>(c10::elementSize(flat.dtypes().compute))),
+      bytes_(bytes_of(flat)),
       sharded_message_(cat("[ComputeStorage] a parameter of unit \"", flat.unit(), "\" (",
                            flat.slots().front().names.front(),
                            ", ...) was read while it is sharded: it holds memory only during the unit's forward and "
@@ -54,6 +58,11 @@ ComputeStorage::ComputeStorage(const Flat& flat, c10::Device device, const std::
   detach();
 }
 
+ComputeStorage::ComputeStorage(ComputeStorage&& other, const Flat& flat) : ComputeStorage(std::move(other)) {
+  bytes_ = bytes_of(flat);
+  detach();
+}
+
 void ComputeStorage::attach(const at::Tensor& memory) {
   auto* storage = storage_.unsafeGetStorageImpl();
   allow_access(*storage);
@@ -63,6 +72,7 @@ void ComputeStorage::attach(const at::Tensor& memory) {
 }
 
 void ComputeStorage::detach() {
+  if (!storage_) return;  // moved from
   auto* storage = storage_.unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(c10::DataPtr(nullptr, device_));
   storage->set_nbytes(size_t{0});

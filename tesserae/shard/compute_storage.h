@@ -21,6 +21,11 @@ class ComputeStorage {
   /// the compute dtype; what they held before is dropped. They keep identity, requires_grad and hooks.
   ComputeStorage(const Flat& flat, c10::Device device, const std::vector<at::Tensor>& parameters);
 
+  /// The same storage, and so the same parameters, for the same slots in a buffer of another size (a chunk's padding
+  /// depends on the degrees). `other` is empty afterwards.
+  ComputeStorage(ComputeStorage&& other, const Flat& flat);
+  ComputeStorage(ComputeStorage&&) = default;
+
   /// Points at `memory` ([flat.total()], compute dtype, contiguous), which must stay until detach().
   void attach(const at::Tensor& memory);
   /// Reading a parameter now throws an error that says that it is sharded.

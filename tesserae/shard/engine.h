@@ -7,12 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/shard/companion.h"
 #include "tesserae/shard/context.h"
 #include "tesserae/shard/discover.h"
 #include "tesserae/shard/flat_gradient.h"
 #include "tesserae/shard/flat_parameter.h"
 #include "tesserae/shard/gradient_hooks.h"
 #include "tesserae/shard/local_parameters.h"
+#include "tesserae/shard/resharding.h"
 #include "tesserae/shard/schedule.h"
 #include "tesserae/shard/shard.h"
 
@@ -91,6 +93,23 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Keeps the masters of a unit (and so gradients and optimizer state) in `dtype` from now on; what is computed with
   /// keeps its own. Before the first step, else InvalidArgument.
   void set_master_dtype(int unit, c10::ScalarType dtype);
+
+  /// Turns the dial: from now on the training state is sharded by `degrees`, in all units. Values stay what they are,
+  /// bit by bit: masters, gradients, frozen parameters and what companions keep move to their new owners, straight from
+  /// ranks that have them and no more than is lacking; gathered copies and the pool are made anew. Lifetimes stay; one
+  /// that never freed because P was 1 frees after forward and after backward now. reshard.cpp opens with the protocol.
+  ///
+  /// Between steps, also in the middle of an accumulation: what was accumulated inside no_sync is then brought to its
+  /// owners first. Collective over the job. Throws, with nothing changed: InvalidArgument for impossible degrees,
+  /// inside a step, or with a reduce hook that can not stand for them; comm::Mismatch if ranks ask for different
+  /// degrees or hold different state; OutOfMemory on all ranks if one host or device can not hold the new parts. A
+  /// CommError or OutOfMemory after parts began to move leaves the model between two layouts: every later step throws,
+  /// and the job goes on from its last checkpoint.
+  Resharding reshard(const mesh::Degrees& degrees);
+
+  /// `companion` moves along with the shards until it is detached; it outlives that.
+  void attach(Companion& companion) { companions_.push_back(&companion); }
+  void detach(Companion& companion) { std::erase(companions_, &companion); }
 
   /// What the user did to `.grad` since, and the reverse; see LocalParameters.
   void take_gradients();
@@ -172,6 +191,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool frees_after_backward(int unit) const;
 
   void reduce(FlatState& flat);
+
+  void require_resharding(const mesh::Degrees& degrees) const;
+  [[noreturn]] void throw_torn() const;
+  void settle();
+  std::vector<bool> gradients_of_all();
+  std::vector<std::shared_ptr<Context>> contexts_for(const mesh::Degrees& degrees) const;
+  void require_memory(const std::vector<std::shared_ptr<Context>>& contexts, const std::vector<bool>& gradients);
+  int64_t bytes_of(const FlatState& state, const Flat& flat, bool has_gradient);
+  void recut(FlatState& state, Context& context, bool has_gradient);
+  void require_parts(comm::Fabric& fabric, const std::string& failure, const Flat& flat) const;
   void limit_reductions(int most);
 
   std::shared_ptr<void> owner_;
@@ -183,11 +212,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::deque<FlatGradient*> reductions_;  // in flight, oldest first
   std::shared_ptr<Engine*> alive_;        // hooks in a graph that outlives the engine find it empty
 
+  std::vector<Companion*> companions_;
+
   bool shows_parameters_ = false;
   bool prepared_ = false;
   bool boundary_ = true;
   bool forward_open_ = false;
   bool backward_open_ = false;
+  bool torn_ = false;  // a change of degrees failed half-way
 };
 
 }  // namespace tesserae::shard

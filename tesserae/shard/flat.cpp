@@ -9,8 +9,12 @@ namespace tesserae::shard {
 namespace {
 
 constexpr int64_t slot_alignment = 8;  // 16 bytes in the narrowest dtype (two bytes)
-constexpr int64_t chunk_alignment =
-    64;  // 128 bytes in the narrowest dtype: NCCL demotes its protocol below (pytorch#195450)
+
+mesh::Layout layout_of(bool trainable, const mesh::Layout& layout) {
+  if (trainable) return layout;
+  const int parameters = layout.degrees().parameters;
+  return {layout.ranks(), {parameters, parameters, parameters}};
+}
 
 }  // namespace
 
@@ -20,7 +24,7 @@ Flat::Flat(std::string unit, std::vector<Slot> parameters, Dtypes dtypes, bool t
       slots_(std::move(parameters)),
       dtypes_(dtypes),
       trainable_(trainable),
-      layout_(layout),
+      layout_(layout_of(trainable, layout)),
       rank_(rank) {
   for (auto& slot : slots_) {
     const int64_t begin = round_up(elements_, slot_alignment);
@@ -31,7 +35,7 @@ Flat::Flat(std::string unit, std::vector<Slot> parameters, Dtypes dtypes, bool t
     elements_ = checked_add(begin, slot.elements);
     parameters_ += slot.elements;
   }
-  chunk_ = layout_.chunk_elements(elements_, chunk_alignment);
+  chunk_ = layout_.chunk_elements(elements_, alignment);
   if (total() > elements_) gaps_.push_back({elements_, total()});
 }
 

@@ -37,7 +37,12 @@ class Flat {
     c10::ScalarType master;
   };
 
-  /// `parameters`: names and shapes, in the order of the buffer.
+  /// Each chunk is a multiple of so many elements, 128 bytes in the narrowest dtype: NCCL demotes its protocol below
+  /// (pytorch#195450).
+  static constexpr int64_t alignment = 64;
+
+  /// `parameters`: names and shapes, in the order of the buffer. Frozen ones have nothing but a parameter piece: their
+  /// layout is that of `layout`'s P alone.
   Flat(std::string unit, std::vector<Slot> parameters, Dtypes dtypes, bool trainable, const mesh::Layout& layout,
        int rank);
 
@@ -62,6 +67,7 @@ class Flat {
   mesh::Range parameter_range() const { return part(layout_.parameter_piece(rank_), parameter_piece()); }
 
   const mesh::Layout& layout() const { return layout_; }
+  int rank() const { return rank_; }
 
   /// The parts of the slots that lie in `range`, relative to its begin.
   std::vector<Slice> slices(const mesh::Range& range) const;

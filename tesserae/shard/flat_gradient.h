@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "tesserae/comm/lane.h"
@@ -52,6 +53,8 @@ class FlatGradient {
   /// discard(), and Shard::grad becomes undefined; its memory is kept for the next backward, or until give_back().
   void zero();
   void give_back() { grad_ = at::Tensor(); }
+  /// Makes `grad` ([chunk], master dtype) the memory of Shard::grad.
+  void adopt(at::Tensor grad) { grad_ = std::move(grad); }
 
   /// The memory of Shard::grad ([chunk], master dtype), made at its first use; undefined content.
   const at::Tensor& memory();

@@ -17,14 +17,14 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-FlatParameter::FlatParameter(Context& context, const Flat& flat, const std::vector<at::Tensor>& parameters,
-                             at::Tensor master, at::Tensor piece)
+FlatParameter::FlatParameter(Context& context, const Flat& flat, ComputeStorage storage, at::Tensor master,
+                             at::Tensor piece)
     : context_(context),
       flat_(flat),
       master_(std::move(master)),
       piece_(std::move(piece)),
       resident_(piece_.defined() && flat.layout().degrees().parameters == 1),
-      storage_(flat, context.device, parameters) {
+      storage_(std::move(storage)) {
   if (resident_) storage_.attach(piece_);
 }
 

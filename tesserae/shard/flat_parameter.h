@@ -26,11 +26,13 @@ class FlatParameter {
  public:
   /// `master`: this rank's chunk in the master dtype (undefined for frozen parameters). `piece`: this rank's parameter
   /// piece in the compute dtype; undefined if the master takes its place (Flat::master_is_piece) in another dtype.
-  FlatParameter(Context& context, const Flat& flat, const std::vector<at::Tensor>& parameters, at::Tensor master,
-                at::Tensor piece);
+  FlatParameter(Context& context, const Flat& flat, ComputeStorage storage, at::Tensor master, at::Tensor piece);
   ~FlatParameter();
   FlatParameter(const FlatParameter&) = delete;
   FlatParameter& operator=(const FlatParameter&) = delete;
+
+  /// What the module's parameters are views of, for the one that takes this one's place.
+  ComputeStorage take_storage() { return std::move(storage_); }
 
   /// Moves what is gathered into a copy that all ranks of P share, if they can. Tensors that show the master or the
   /// piece keep doing so. Collective, before the first gather.

@@ -67,6 +67,12 @@ void LocalParameters::take_values() {
   }
 }
 
+std::vector<at::Tensor> LocalParameters::parameters() const {
+  std::vector<at::Tensor> all;
+  for (const auto& entry : entries_) all.push_back(entry.parameter);
+  return all;
+}
+
 void LocalParameters::show_requires_grad(const std::vector<at::Tensor>& tensors) const {
   for (size_t i = 0; i < tensors.size(); ++i) {
     const bool wanted = entries_[entries_.size() == 1 ? 0 : i].parameter.requires_grad();
@@ -133,6 +139,12 @@ at::Tensor LocalParameters::join(const std::vector<at::Tensor>& slices, c10::Sca
     narrow(part, range).copy_(slices[i].reshape({-1}));
   }
   return part;
+}
+
+std::vector<at::Tensor> LocalParameters::split(const at::Tensor& part) const {
+  std::vector<at::Tensor> slices;
+  for (const auto& entry : entries_) slices.push_back(narrow(part, entry.part));
+  return slices;
 }
 
 }  // namespace tesserae::shard

@@ -33,6 +33,9 @@ class LocalParameters {
   /// The tensors show this rank's part, as one dimension. They may be on the meta device before.
   void show_part();
 
+  /// The tensors themselves, as the constructor takes them.
+  std::vector<at::Tensor> parameters() const;
+
   /// `tensors`, one for each slot, require a gradient as the user's do.
   void show_requires_grad(const std::vector<at::Tensor>& tensors) const;
 
@@ -44,6 +47,8 @@ class LocalParameters {
   /// This rank's part of some state that an optimizer keeps for each tensor, joined to what FlatParameter::gather
   /// takes: slices[i] belongs to parameters[i] and has as many elements (undefined: zeros).
   at::Tensor join(const std::vector<at::Tensor>& slices, c10::ScalarType dtype) const;
+  /// The reverse: views of `part`, one for each of the user's tensors, perhaps without an element.
+  std::vector<at::Tensor> split(const at::Tensor& part) const;
 
  private:
   struct Entry {

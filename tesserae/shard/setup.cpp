@@ -16,6 +16,7 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/shard/engine.h"
+#include "tesserae/shard/parts.h"
 
 namespace tesserae::shard {
 namespace {
@@ -127,22 +128,10 @@ void Engine::build_flat(int unit, const FlatSpec& spec) {
   state.tensors = spec.parameters;
   const Flat& flat = *state.flat;
 
-  // Padding must be finite: it travels with the rest.
-  const auto memory = [&](int64_t elements, c10::ScalarType dtype, bool host) {
-    ++context.statistics->allocations;
-    const c10::Device device = host ? c10::Device(c10::kCPU) : context.device;
-    return at::zeros({elements}, at::TensorOptions().dtype(dtype).device(device));
-  };
-  const bool offload = context.options.offload;
   at::Tensor master, piece;
-  if (flat.trainable()) master = memory(flat.chunk(), dtypes.master, offload);
-  if (!flat.master_is_piece()) {
-    // A frozen piece that is gathered before each use may wait on the host, one that is used in place may not.
-    const bool waits = !flat.trainable() && flat.layout().degrees().parameters > 1;
-    piece = memory(flat.parameter_piece(), dtypes.compute, offload && waits);
-  } else if (dtypes.master == dtypes.compute && master.device() == context.device) {
-    piece = master;
-  }
+  // Padding must be finite: it travels with the rest.
+  if (flat.trainable()) master = new_part(context, flat, dtypes.master).zero_();
+  piece = flat.trainable() ? piece_for(context, flat, master) : new_part(context, flat, dtypes.compute).zero_();
   for (size_t i = 0; i < spec.parameters.size(); ++i) {
     const Slot& slot = flat.slots()[i];
     const at::Tensor values = initial_values(context, slot, spec.parameters[i], dtypes.master);
@@ -156,7 +145,8 @@ void Engine::build_flat(int unit, const FlatSpec& spec) {
   } else {
     units_[static_cast<size_t>(unit)].has_frozen = true;
   }
-  state.parameter = std::make_unique<FlatParameter>(context, flat, spec.parameters, master, piece);
+  state.parameter = std::make_unique<FlatParameter>(
+      context, flat, ComputeStorage(flat, context.device, spec.parameters), master, piece);
   units_[static_cast<size_t>(unit)].flats.push_back(static_cast<int>(flats_.size()));
   flats_.push_back(std::move(state));
 }

@@ -41,6 +41,10 @@ void Sharded::visit_parameters(const std::function<void(const std::string&, at::
   engine_->visit_parameters(visit, writeback);
 }
 
+Resharding Sharded::reshard(const mesh::Degrees& degrees) {
+  return engine_->reshard(degrees);
+}
+
 double Sharded::sum_over_ranks(double value) {
   return engine_->sum_over_ranks(value);
 }

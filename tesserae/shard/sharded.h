@@ -9,6 +9,7 @@
 
 #include "tesserae/comm/fabric.h"
 #include "tesserae/shard/options.h"
+#include "tesserae/shard/resharding.h"
 #include "tesserae/shard/shard.h"
 #include "tesserae/shard/statistics.h"
 
@@ -48,6 +49,10 @@ class Sharded {
   /// memory at a time. Collective. With `writeback`, what visit changed is kept.
   void visit_parameters(const std::function<void(const std::string& name, at::Tensor parameter)>& visit,
                         bool writeback = false);
+
+  /// Turns the dial: cuts masters, gradients and what has been attached to the shards (Engine::attach) anew for other
+  /// degrees, between two steps. Values stay what they are, bit by bit. See Engine::reshard. Collective.
+  Resharding reshard(const mesh::Degrees& degrees);
 
   /// Sum over all ranks of the job; a collective on the control lane.
   double sum_over_ranks(double value);

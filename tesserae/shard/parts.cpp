@@ -1,0 +1,87 @@
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tesserae/mesh/transfer.h"
+#include "tesserae/shard/memory.h"
+#include "tesserae/shard/parts.h"
+
+namespace tesserae::shard {
+namespace {
+
+// Where `elements` of the flat buffer lie in a rank's part that begins at `begin`.
+at::Tensor narrow(const at::Tensor& part, const mesh::Range& elements, const mesh::Range& owned) {
+  return part.narrow(0, elements.begin - owned.begin, elements.size());
+}
+
+// Messages travel in memory of the group's device; parts on the host (offload) go through it.
+class Staged {
+ public:
+  explicit Staged(c10::Device device) : device_(device) {}
+  at::Tensor out(const at::Tensor& data) const { return data.to(device_); }
+  at::Tensor in(const at::Tensor& data) {
+    if (data.device() == device_) return data;
+    arrivals_.emplace_back(data, at::empty_like(data, data.options().device(device_)));
+    return arrivals_.back().second;
+  }
+  void finish() const {
+    for (const auto& [data, arrived] : arrivals_) data.copy_(arrived);
+  }
+
+ private:
+  c10::Device device_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> arrivals_;
+};
+
+at::Tensor new_tensor(Context& context, int64_t elements, c10::ScalarType dtype, bool host) {
+  ++context.statistics->allocations;
+  return allocate(elements, dtype, host ? c10::Device(c10::kCPU) : context.device);
+}
+
+}  // namespace
+
+at::Tensor new_part(Context& context, const Flat& flat, c10::ScalarType dtype) {
+  // A frozen piece that is gathered before each use may wait on the host, one that is used in place may not.
+  const bool waits = flat.trainable() || flat.layout().degrees().parameters > 1;
+  at::Tensor part = new_tensor(context, flat.chunk(), dtype, context.options.offload && waits);
+  const int64_t used = std::clamp(flat.elements() - flat.chunk_range().begin, int64_t{0}, flat.chunk());
+  part.narrow(0, used, flat.chunk() - used).zero_();
+  return part;
+}
+
+at::Tensor piece_for(Context& context, const Flat& flat, const at::Tensor& master) {
+  const auto compute = flat.dtypes().compute;
+  if (!flat.master_is_piece()) return new_tensor(context, flat.parameter_piece(), compute, /*host=*/false).zero_();
+  return flat.dtypes().master == compute && master.device() == context.device ? master : at::Tensor();
+}
+
+void move_parts(comm::Fabric& fabric, const Flat& from, const Flat& to, const std::vector<at::Tensor>& before,
+                const std::vector<at::Tensor>& after) {
+  const int rank = from.rank();
+  const auto plan = [&](const auto& planner) {
+    return planner(from.layout(), to.layout(), from.elements(), Flat::alignment, rank);
+  };
+  const auto gets = plan(mesh::plan_transfer), gives = plan(mesh::plan_sends);
+  const mesh::Range had = from.chunk_range(), has = to.chunk_range();
+  Staged staged(fabric.device());
+  std::vector<comm::Message> sends, receives;
+  // Between two ranks there is at most one range of each tensor, so both sides have them in the same order.
+  for (size_t i = 0; i < before.size(); ++i) {
+    for (const mesh::Move& move : gives) {
+      sends.push_back({move.peer, staged.out(narrow(before[i], move.source, had))});
+    }
+    for (const mesh::Move& move : gets) {
+      const at::Tensor place = narrow(after[i], move.destination, has);
+      if (move.peer == rank) {
+        place.copy_(narrow(before[i], move.source, had));
+      } else {
+        receives.push_back({move.peer, staged.in(place)});
+      }
+    }
+  }
+  fabric.everyone().exchange(sends, receives, {from.unit()});
+  staged.finish();
+}
+
+}  // namespace tesserae::shard

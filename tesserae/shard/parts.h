@@ -1,0 +1,29 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "tesserae/comm/fabric.h"
+#include "tesserae/shard/context.h"
+#include "tesserae/shard/flat.h"
+
+namespace tesserae::shard {
+
+// A rank's part of a flat buffer: the chunk of the master, or the piece of what is frozen.
+
+/// Memory for it, on the host if the options offload it; the content is undefined, but for zeros behind the last
+/// element of the flat buffer.
+at::Tensor new_part(Context& context, const Flat& flat, c10::ScalarType dtype);
+
+/// The piece that is gathered, beside that master: the master itself where it can be, undefined where gathering casts
+/// the master, else memory of zeros.
+at::Tensor piece_for(Context& context, const Flat& flat, const at::Tensor& master);
+
+/// Fills `after` (parts of `to`) with the elements of `before` (parts of `from`): pairs of one dtype, the same number
+/// on all ranks. `from` and `to` differ in their layouts only. Each rank sends what others lack and the transfer plan
+/// says that they get from it. Collective over the job.
+void move_parts(comm::Fabric& fabric, const Flat& from, const Flat& to, const std::vector<at::Tensor>& before,
+                const std::vector<at::Tensor>& after);
+
+}  // namespace tesserae::shard
