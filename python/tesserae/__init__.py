@@ -40,7 +40,7 @@ from tesserae.transformation import transform
 
 if TYPE_CHECKING:
     from tesserae import checkpoint
-    from tesserae.dial import reshard
+    from tesserae.resharding import reshard
 
 __version__ = VERSION
 __all__ = [
@@ -68,7 +68,7 @@ def __getattr__(name: str) -> Any:
     if name == "checkpoint":
         return importlib.import_module("tesserae.checkpoint")
     if name == "reshard":
-        return importlib.import_module("tesserae.dial").reshard
+        return importlib.import_module("tesserae.resharding").reshard
     raise AttributeError(f"module 'tesserae' has no attribute {name!r}")
 
 
@@ -90,6 +90,7 @@ def init(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> None:
     if torch.distributed.is_initialized():
         _config.check_world(wanted, torch.distributed.get_world_size())
     _install.install()
+    importlib.import_module("tesserae.dial").watch(wanted)
     _config.set_current(wanted)
 
 
@@ -105,4 +106,5 @@ def uninstall() -> None:
     """
     _install.uninstall()
     _config.set_current(None)
+    importlib.import_module("tesserae.dial").forget()
     state.forget()

@@ -38,9 +38,17 @@ class Config:
     expert_parallel_degree: int
     random_seed: int
     degrees: Degrees | None
+    automatic: bool  # hybrid_shard_degree is "auto": where it begins, 0, is up to the script
+    schedule: tuple[tuple[int, tuple[int, int, int]], ...]  # from the edge after that step on, these degrees
+    headroom: float
     run_folder: str | None
     connect_deadline_seconds: float
     deadline_seconds: float
+
+    @property
+    def has_dial(self) -> bool:
+        """Whether anything can turn the dial but the script itself."""
+        return self.automatic or bool(self.schedule) or self.run_folder is not None
 
 
 _asked: Config | None = None
@@ -66,12 +74,25 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
     run = resolved["run"]
     fields = {name: resolved[name] for name in Config.__dataclass_fields__ if name in resolved}
     fields["degrees"] = Degrees(**resolved["degrees"]) if resolved["degrees"] is not None else None
+    automatic = resolved["hybrid_shard_degree"] == "auto"
+    if automatic:
+        fields["hybrid_shard_degree"] = 0
     return Config(
         **fields,
+        automatic=automatic,
+        schedule=tuple((entry["step"], _scheduled(entry)) for entry in resolved["dial"]["schedule"]),
+        headroom=float(resolved["dial"]["headroom"]),
         run_folder=run["folder"],
         connect_deadline_seconds=float(run["connect_deadline_seconds"]),
         deadline_seconds=float(run["deadline_seconds"]),
     )
+
+
+def _scheduled(entry: dict[str, Any]) -> tuple[int, int, int]:
+    degrees = entry.get("degrees")
+    if degrees is not None:
+        return degrees["parameters"], degrees["gradients"], degrees["optimizer"]
+    return (entry["hybrid_shard_degree"],) * 3
 
 
 def _as_json(config: str | os.PathLike[str] | dict[str, Any] | None) -> str:
@@ -117,6 +138,6 @@ def turn(degrees: tuple[int, int, int]) -> None:
 
 def check_world(config: Config, world_size: int) -> None:
     """Raises InvalidArgument if the degrees do not fit that many ranks."""
-    degrees = degrees_of(config)
-    if degrees is not None:
-        _C.check_degrees(world_size, degrees)
+    for degrees in (degrees_of(config), *(degrees for _, degrees in config.schedule)):
+        if degrees is not None:
+            _C.check_degrees(world_size, degrees)

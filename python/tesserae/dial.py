@@ -1,171 +1,138 @@
-"""tsm.reshard: another sharding degree while training runs.
+"""The dial of a script: its configuration's schedule, requests through dial.sock, and the automatic choice.
 
-1. Ranks tell each other what the optimizers' state is made of; what can not move is an error of all ranks.
-2. The engine moves everything to its new owners (tesserae/shard/reshard.cpp), unit by unit: it asks for the state of
-   one flat buffer at a time, joined to one tensor a kind, and gives back tensors whose slices become the new state.
-3. A rank that has elements of a parameter for the first time takes over the scalars of its state.
+1. The root of a model asks at the begin of each training forward. Where a backward outside no_sync() has ended since
+   the last time, that is a step edge, on all ranks alike: the engine counts them.
+2. The first edge makes the C++ Dial, which decides; every rank gets the same answer.
+3. Degrees are changed as tsm.reshard() does it, with all optimizers that have stepped parameters of the model. What can
+   not be is told to people and to who asked; training goes on as before.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable
+import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.distributed.fsdp import ShardingStrategy
+from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from tesserae import _C, config
-from tesserae.optim_contents import Like, Purpose, State, agree, kinds_of
-from tesserae.optim_keys import Keys
-from tesserae.state import state
 from tesserae.summon import instances_of
 
 if TYPE_CHECKING:
     from tesserae.fsdp import FullyShardedDataParallel as Instance
 
-Resharding = _C.Resharding
-_PURPOSE = Purpose("tsm.reshard", "can move to another degree. Save a checkpoint, and start again at that degree")
+_dials: weakref.WeakKeyDictionary[nn.Module, Dial] = weakref.WeakKeyDictionary()
+_hook: RemovableHandle | None = None
 
 
-@torch.no_grad()
-def reshard(
-    model: nn.Module,
-    optimizer: Optimizer | Iterable[Optimizer] | None,
-    *,
-    hybrid_shard_degree: int | None = None,
-    degrees: dict[str, int] | tuple[int, int, int] | None = None,
-) -> Resharding:
-    """Turns the dial: from now on the FSDP units in `model` are sharded over `hybrid_shard_degree` ranks (1: everything
-    on every rank), or by three `degrees`: (parameters, gradients, optimizer), or a dict of these names.
-
-    Between two steps, or in the middle of an accumulation. Parameters, gradients and the state of `optimizer` (one or
-    several; None if there is none) keep their values bit by bit; tensors that the optimizer holds stay the same objects
-    and have another size. Step counters, schedulers, data loaders are not touched. Collective.
-
-    Returns what it took on this rank. Raises, with nothing changed: InvalidArgument for degrees that do not divide the
-    ranks (the text names the nearest that do) and for optimizer state that has neither one element for each of the
-    parameter's nor is a scalar; Mismatch if ranks ask for different degrees; OutOfMemory. An error of communication
-    while state moves ends the job, which goes on from its last checkpoint.
-    """
-    wanted = _degrees(hybrid_shard_degree, degrees)
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or [])
-    roots = [instance for instance in instances_of(model) if instance.check_is_root()]
-    if not roots:
-        raise _C.InvalidArgument("[tsm.reshard] there is no FSDP instance of tesserae in the model; wrap it first")
-    for instance in instances_of(model):
-        if instance._whole is not None:
-            raise _C.InvalidArgument("[tsm.reshard] called inside summon_full_params; leave that context first")
-    for root in roots:
-        root._unit.require_between_steps("tsm.reshard")
-    _wait_for_saves()
-    results = [_reshard_root(root, optimizers, wanted) for root in roots]
-    for instance in instances_of(model):
-        instance.sharding_strategy = _strategy_of(instance.sharding_strategy, wanted, instance.world_size)
-    config.turn(wanted)
-    state.forget_replicas()
-    return results[0]
+def watch(settings: config.Config) -> None:
+    """For tsm.init: sees which optimizers step, if the configuration asks for a dial."""
+    global _hook
+    if settings.has_dial and _hook is None:
+        _hook = register_optimizer_step_post_hook(_stepped)
 
 
-def _reshard_root(root: Instance, optimizers: list[Optimizer], wanted: tuple[int, int, int]) -> Resharding:
-    keys = Keys.of_instances(root)
-    mine = {p: each.state[p] for each in optimizers for p in keys.places if p in each.state}
-    owner = {p: each for each in optimizers for group in each.param_groups for p in group["params"]}
-    # 1.
-    contents = agree(keys, mine, root._everyone, _PURPOSE)
-    moving = _Moving(instances_of(root), owner, contents)
-    # 2.
-    result = _C.reshard(root._unit, wanted, moving)
-    # 3.
-    for parameter, content in contents.items():
-        if parameter not in owner or parameter.numel() == 0:
-            continue
-        now = owner[parameter].state[parameter]
-        for name, value in content.items():
-            if name not in now and not isinstance(value, Like):
-                now[name] = copy.deepcopy(value)
-    return result
+def forget() -> None:
+    """For tsm.uninstall."""
+    global _hook
+    _dials.clear()
+    if _hook is not None:
+        _hook.remove()
+        _hook = None
 
 
-class _Moving:
-    """The optimizers' state, for the engine: see shard::Companion."""
-
-    def __init__(
-        self, instances: list[Instance], owner: dict[nn.Parameter, Optimizer], contents: dict[nn.Parameter, State]
-    ) -> None:
-        self._owner = owner
-        self._contents = contents
-        self._buffers: dict[int, tuple[_C.FlatBuffer, list[nn.Parameter]]] = {}
-        self._kinds: dict[int, list[tuple[str, Like]]] = {}
-        for instance in instances:
-            for flat, members in zip(instance._flats, instance._local):
-                if flat.shard is not None:
-                    self._buffers[flat.shard] = flat, members
-                    self._kinds[flat.shard] = kinds_of(members, contents)
-
-    def dtypes(self, shard: int) -> list[torch.dtype]:
-        return [like.dtype for _, like in self._kinds[shard]]
-
-    def take(self, shard: int) -> list[Tensor]:
-        flat, members = self._buffers[shard]
-        joined = []
-        for name, like in self._kinds[shard]:
-            slices = [self._take(member, name) if member.numel() > 0 else None for member in members]
-            joined.append(flat.join(slices, like.dtype))
-        return joined
-
-    def put(self, shard: int, tensors: list[Tensor]) -> None:
-        flat, members = self._buffers[shard]
-        for (name, like), tensor in zip(self._kinds[shard], tensors):
-            for member, part in zip(members, flat.split(tensor)):
-                content = self._contents.get(member, {})
-                if content.get(name) != like or member not in self._owner:
-                    continue
-                now = self._owner[member].state[member]
-                for before, value in content.items():  # in the order that the optimizer gave them
-                    if before == name:
-                        break
-                    if not isinstance(value, Like):
-                        now.setdefault(before, copy.deepcopy(value))
-                now[name] = part
-
-    def _take(self, member: nn.Parameter, name: str) -> Tensor | None:
-        """What moves is held once: the optimizer lets go of it. The name keeps its place among the others."""
-        now: dict[str, Any] = self._owner[member].state.get(member, {}) if member in self._owner else {}
-        tensor = now.get(name)
-        if tensor is not None:
-            now[name] = None
-        return tensor
+def begin_step(root: Instance) -> None:
+    """A training forward of this root begins. Collective at a step edge."""
+    settings = config.current()
+    if settings is None or not settings.has_dial:
+        return
+    if root not in _dials:
+        _dials[root] = Dial(root, settings)
+    _dials[root].begin_step()
 
 
-def _degrees(hybrid: int | None, degrees: dict[str, int] | tuple[int, int, int] | None) -> tuple[int, int, int]:
-    if (hybrid is None) == (degrees is None):
-        raise _C.InvalidArgument("[tsm.reshard] pass either hybrid_shard_degree or degrees")
-    if hybrid is not None:
-        return hybrid, hybrid, hybrid
-    names = ("parameters", "gradients", "optimizer")
-    if isinstance(degrees, dict):
-        if set(degrees) != set(names):
-            raise _C.InvalidArgument(f"[tsm.reshard] degrees has the keys {sorted(degrees)}; it takes {list(names)}")
-        return tuple(degrees[name] for name in names)  # type: ignore[return-value]
-    first, second, third = degrees  # type: ignore[misc]
-    return first, second, third
+def tell(root: Instance, change: _C.Resharding) -> None:
+    """The script itself has turned the dial of this root."""
+    dial = _dials.get(root)
+    if dial is not None:
+        dial.changed(change)
 
 
-def _strategy_of(before: ShardingStrategy, wanted: tuple[int, int, int], ranks: int) -> ShardingStrategy:
-    """What comes closest among FSDP's names, for those who read the attribute."""
-    keeps = before in (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy._HYBRID_SHARD_ZERO2)
-    if wanted[2] == 1:
-        return ShardingStrategy.NO_SHARD
-    if wanted[0] == ranks:
-        return ShardingStrategy.SHARD_GRAD_OP if keeps else ShardingStrategy.FULL_SHARD
-    return ShardingStrategy._HYBRID_SHARD_ZERO2 if keeps else ShardingStrategy.HYBRID_SHARD
+def _stepped(optimizer: Optimizer, *_: Any) -> None:
+    for dial in list(_dials.values()):
+        dial.stepped(optimizer)
 
 
-def _wait_for_saves() -> None:
-    """What an asynchronous save still copies must not move."""
-    from tesserae.checkpoint.saving import wait_copied
+class Dial:
+    """That of one root, on this rank."""
 
-    wait_copied()
+    def __init__(self, root: Instance, settings: config.Config) -> None:
+        self._root = weakref.ref(root)
+        self._settings = settings
+        self._parameters = {id(p) for part in instances_of(root) for local in part._local for p in local}
+        self._optimizers: list[Optimizer] = []
+        self._dial: _C.Dial | None = None
+        self._steps = root._unit.statistics().steps
+        self._first_step = self._steps
+        self._begun: float | None = None
+        self._ended = 0.0
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        self._ended = time.perf_counter()
+        known = any(optimizer is other for other in self._optimizers)
+        if not known and any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"]):
+            self._optimizers.append(optimizer)
+
+    def begin_step(self) -> None:
+        root = self._root()
+        if root is None:
+            return
+        steps = root._unit.statistics().steps
+        if self._begun is not None and steps > self._steps:
+            self._at_edge(root, steps)
+            self._begun = None
+        self._steps = steps
+        if self._begun is None:
+            self._begun = time.perf_counter()
+
+    def changed(self, change: _C.Resharding) -> None:
+        if self._dial is not None:
+            self._dial.changed(change)
+
+    def _at_edge(self, root: Instance, steps: int) -> None:
+        begun = self._begun or 0.0
+        # What a script does between its steps (evaluation, saving) is no part of them.
+        seconds = (self._ended if self._ended > begun else time.perf_counter()) - begun
+        if self._dial is None:
+            self._dial = self._make(root)
+        wish = self._dial.at_step_edge(steps - self._first_step, seconds)
+        if wish is None:
+            return
+        from tesserae.resharding import reshard
+
+        try:
+            reshard(root, self._optimizers, degrees=wish)
+        except (_C.InvalidArgument, _C.OutOfMemory) as error:
+            self._dial.refused(str(error))
+
+    def _make(self, root: Instance) -> _C.Dial:
+        return _C.Dial(
+            unit=root._unit,
+            schedule=list(self._settings.schedule),
+            automatic=self._settings.automatic,
+            headroom=self._settings.headroom,
+            folder=self._settings.run_folder or "",
+            state_per_master=self._state_per_master(),
+        )
+
+    def _state_per_master(self) -> float:
+        """Bytes of optimizer state for each byte of a parameter, by this rank's slices."""
+        masters = state = 0
+        for optimizer in self._optimizers:
+            for parameter, values in optimizer.state.items():
+                masters += parameter.nbytes
+                state += sum(v.nbytes for v in values.values() if hasattr(v, "nbytes") and v.dim() > 0)
+        return state / masters if masters else 2.0

@@ -34,7 +34,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.fsdp._common_utils import TrainingState
 from torch.distributed.utils import _cast_forward_inputs, _sync_params_and_buffers, _to_kwargs
 
-from tesserae import _C, arguments, config, install, swap
+from tesserae import _C, arguments, config, dial, install, swap
 from tesserae.emulate import FlatHandle, mark_flat_parameter
 from tesserae.logger import get_logger
 from tesserae.optim_state_dict import OptimStateDicts
@@ -243,6 +243,8 @@ class FullyShardedDataParallel(WholeParameters, StateDicts, OptimStateDicts, Tor
         return output
 
     def _begin_step(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        if torch.is_grad_enabled():
+            dial.begin_step(self)
         self._warn_of_pool_misses()
         if not self._buffers_cast:
             for instance in self._all_instances():

@@ -28,18 +28,22 @@ FlatParameter::FlatParameter(Context& context, const Flat& flat, ComputeStorage 
   if (resident_) storage_.attach(piece_);
 }
 
-void FlatParameter::share() {
-  if (flat_.layout().degrees().parameters == 1 || !context_.device.is_cpu()) return;
-  const auto dtype = flat_.dtypes().compute;
+at::Tensor FlatParameter::shared_memory(Context& context, const Flat& flat) {
+  if (flat.layout().degrees().parameters == 1 || !context.device.is_cpu()) return {};
+  const auto dtype = flat.dtypes().compute;
   at::Tensor memory;
   const auto task = [&] {
-    memory = context_.parameter_group.share(flat_.total() * static_cast<int64_t>(c10::elementSize(dtype)));
+    memory = context.parameter_group.share(flat.total() * static_cast<int64_t>(c10::elementSize(dtype)));
   };
-  context_.gather_lane.submit(task).wait();
-  if (!memory.defined()) return;
+  context.gather_lane.submit(task).wait();
+  return memory.defined() ? memory.view(dtype) : memory;
+}
+
+void FlatParameter::share(at::Tensor whole) {
+  if (!whole.defined()) return;
   shared_ = true;
-  show(memory.view(dtype));
-  if (!piece_.defined()) return;
+  show(std::move(whole));
+  if (!piece_.defined() || same_memory(piece_, own_)) return;
   own_.copy_(piece_);
   // Views share the storage, so they follow it.
   const auto drop = [](void* tensor) { delete static_cast<at::Tensor*>(tensor); };

@@ -34,9 +34,12 @@ class FlatParameter {
   /// What the module's parameters are views of, for the one that takes this one's place.
   ComputeStorage take_storage() { return std::move(storage_); }
 
-  /// Moves what is gathered into a copy that all ranks of P share, if they can. Tensors that show the master or the
-  /// piece keep doing so. Collective, before the first gather.
-  void share();
+  /// Memory for a copy that all ranks of P share: [flat.total()], compute dtype, zeros. Undefined if P is 1 or there is
+  /// no such memory. Collective.
+  static at::Tensor shared_memory(Context& context, const Flat& flat);
+  /// What is gathered lies in `whole`, which is such memory, from now on. A piece that does not lie there yet moves
+  /// there; tensors that show it keep doing so. Before the first gather; does nothing if `whole` is undefined.
+  void share(at::Tensor whole);
 
   /// Starts gathering over P unless the newest version is gathered or on its way. Never waits.
   void start_gather();

@@ -1,4 +1,5 @@
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <utility>
@@ -48,6 +49,18 @@ at::Tensor new_part(Context& context, const Flat& flat, c10::ScalarType dtype) {
   const int64_t used = std::clamp(flat.elements() - flat.chunk_range().begin, int64_t{0}, flat.chunk());
   part.narrow(0, used, flat.chunk() - used).zero_();
   return part;
+}
+
+at::Tensor new_part(Context& context, const Flat& flat, const at::Tensor& shared) {
+  const auto& dtypes = flat.dtypes();
+  const bool is_piece = !flat.trainable() || (flat.master_is_piece() && dtypes.master == dtypes.compute);
+  if (!shared.defined() || !is_piece) return new_part(context, flat, flat.trainable() ? dtypes.master : dtypes.compute);
+  ++context.statistics->allocations;
+  const mesh::Range range = flat.chunk_range();
+  // A storage of its own, as large as the part: what users save of it is the part.
+  return at::from_blob(
+      shared.narrow(0, range.begin, range.size()).mutable_data_ptr(), {range.size()}, [shared](void*) {},
+      shared.options());
 }
 
 at::Tensor piece_for(Context& context, const Flat& flat, const at::Tensor& master) {

@@ -16,6 +16,10 @@ namespace tesserae::shard {
 /// element of the flat buffer.
 at::Tensor new_part(Context& context, const Flat& flat, c10::ScalarType dtype);
 
+/// The same, in its place in a copy that the ranks of P share (FlatParameter::shared_memory), if that is where this
+/// part lies anyway.
+at::Tensor new_part(Context& context, const Flat& flat, const at::Tensor& shared);
+
 /// The piece that is gathered, beside that master: the master itself where it can be, undefined where gathering casts
 /// the master, else memory of zeros.
 at::Tensor piece_for(Context& context, const Flat& flat, const at::Tensor& master);

@@ -240,10 +240,14 @@ void Engine::recut(FlatState& state, Context& context, bool has_gradient) {
     for (auto& tensor : companion->take(*shard)) before.push_back(std::move(tensor));
     kept.push_back(before.size());
   }
+  const at::Tensor shared = prepared_ ? FlatParameter::shared_memory(context, *flat) : at::Tensor();
   std::vector<at::Tensor> after;
   std::string failure;
   try {
-    for (const auto& tensor : before) after.push_back(new_part(context, *flat, tensor.scalar_type()));
+    after.push_back(new_part(context, *flat, shared));
+    while (after.size() < before.size()) {
+      after.push_back(new_part(context, *flat, before[after.size()].scalar_type()));
+    }
   } catch (const std::exception& error) {
     failure = error.what();
   }
@@ -258,7 +262,7 @@ void Engine::recut(FlatState& state, Context& context, bool has_gradient) {
   const at::Tensor master = shard != nullptr ? after[0] : at::Tensor();
   state.parameter = std::make_unique<FlatParameter>(context, *flat, std::move(storage), master,
                                                     shard != nullptr ? piece_for(context, *flat, master) : after[0]);
-  if (prepared_) state.parameter->share();
+  state.parameter->share(shared);
   if (shard != nullptr) {
     *shard = {shard->index, master, has_gradient ? after[1] : at::Tensor(), flat->slices(flat->chunk_range())};
     state.gradient = std::make_unique<FlatGradient>(context, *flat, *shard);

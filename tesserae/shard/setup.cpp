@@ -222,7 +222,7 @@ void Engine::adopt(Engine& inner, const std::string& name) {
 void Engine::prepare() {
   const at::NoGradGuard no_grad;
   prepared_ = true;
-  for (auto& flat : flats_) flat.parameter->share();
+  for (auto& flat : flats_) flat.parameter->share(FlatParameter::shared_memory(context(flat.unit), *flat.flat));
   reserve_pool();
 }
 

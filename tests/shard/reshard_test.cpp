@@ -1,0 +1,178 @@
+// When a change of degrees is refused, and that nothing has changed then. What it does: tests/parity/reshard_test.cpp.
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "tesserae/base/error.h"
+#include "tesserae/comm/error.h"
+#include "tesserae/os/faulty_files.h"
+#include "tesserae/shard/engine.h"
+#include "tests/shard/net.h"
+
+namespace tesserae::shard::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::shared_ptr<comm::Fabric> share(comm::Fabric& fabric) {
+  return {&fabric, [](comm::Fabric*) {}};
+}
+
+template <class Kind, class Call>
+std::string error_of(const Call& call) {
+  try {
+    call();
+  } catch (const Kind& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+struct Trained {
+  explicit Trained(comm::Fabric& fabric, const std::string& preset = "FULL_SHARD", Options options = {})
+      : rank(fabric.rank()), ranks(fabric.size()) {
+    fill_all(*net);
+    options.strategy = mesh::preset(preset, ranks);
+    sharded.emplace(shard_model(net, share(fabric), options));
+  }
+  at::Tensor loss(int64_t step) {
+    const Batch batch = batch_of(net->options, step, rank, ranks);
+    return net(batch.tokens, batch.targets);
+  }
+  void step(int64_t number) {
+    loss(number).backward();
+    sgd(*sharded, 0.1);
+  }
+  Values values() {
+    Values found;
+    sharded->visit_parameters([&](const std::string& name, const at::Tensor& value) { found[name] = value.clone(); });
+    return found;
+  }
+
+  int rank, ranks;
+  Net net{NetOptions{}};
+  std::optional<Sharded> sharded;
+};
+
+/// A host with next to no free memory.
+class SmallHost : public os::FaultyFiles {
+ public:
+  using os::FaultyFiles::FaultyFiles;
+  std::unique_ptr<os::ReadableFile> open(const os::Path& path) override {
+    if (path == "/proc/meminfo") return std::make_unique<Text>();
+    return os::FaultyFiles::open(path);
+  }
+
+ private:
+  struct Text : os::ReadableFile {
+    size_t read_at(uint64_t offset, std::span<char> bytes) override {
+      const std::string_view text = "MemTotal: 4096 kB\nMemAvailable: 1 kB\n";
+      const std::string_view rest = text.substr(std::min<size_t>(offset, text.size()), bytes.size());
+      std::memcpy(bytes.data(), rest.data(), rest.size());
+      return rest.size();
+    }
+  };
+};
+
+TEST(Reshard, MemoryThatIsNotThereIsAnErrorOfAllRanksBeforeAnythingMoves) {
+  comm::run_local(4, [](comm::Fabric& fabric) {
+    Trained run(fabric);
+    run.step(0);
+    const Values before = run.values();
+    fabric.everyone().barrier();
+    {
+      static SmallHost small(os::files());
+      std::optional<os::ScopedFiles> scope;
+      if (fabric.rank() == 0) scope.emplace(small);
+      fabric.everyone().barrier();
+      const std::string text = error_of<OutOfMemory>([&] { run.sharded->reshard({1, 1, 1}); });
+      EXPECT_THAT(text, HasSubstr("Nothing was changed"));
+      EXPECT_THAT(text, HasSubstr("P=4 G=4 O=4 to P=1 G=1 O=1"));
+      fabric.everyone().barrier();
+    }
+    fabric.everyone().barrier();
+    EXPECT_EQ(run.sharded->options().strategy.degrees, (mesh::Degrees{4, 4, 4}));
+    EXPECT_EQ(worst_difference(run.values(), before), 0);
+    run.step(1);
+    run.sharded->reshard({1, 1, 1});  // there is memory again
+    run.step(2);
+  });
+}
+
+TEST(Reshard, DegreesThatDoNotDivideNameTheNearest) {
+  comm::run_local(4, [](comm::Fabric& fabric) {
+    Trained run(fabric);
+    EXPECT_THAT(error_of<InvalidArgument>([&] { run.sharded->reshard({3, 3, 3}); }), HasSubstr("P=2 G=2 O=2"));
+    run.step(0);
+  });
+}
+
+TEST(Reshard, RanksThatAskForDifferentDegreesAreToldSo) {
+  comm::run_local(4, [](comm::Fabric& fabric) {
+    Trained run(fabric);
+    const int degree = fabric.rank() == 3 ? 1 : 2;
+    const std::string text = error_of<comm::Mismatch>([&] { run.sharded->reshard({degree, degree, degree}); });
+    EXPECT_THAT(text, HasSubstr("rank 3"));
+    run.step(0);
+  });
+}
+
+TEST(Reshard, NotInsideABackward) {
+  comm::run_local(2, [](comm::Fabric& fabric) {
+    Trained run(fabric);
+    std::string text;
+    const at::Tensor loss = run.loss(0);
+    loss.register_hook([&](const at::TensorBase&) {
+      text = error_of<InvalidArgument>([&] { run.sharded->reshard({1, 1, 1}); });
+    });
+    loss.backward();
+    EXPECT_THAT(text, HasSubstr("between steps"));
+  });
+}
+
+// Saved tensors show the storage of the parameters, which stays.
+TEST(Reshard, AGraphFromBeforeStillGoesBackward) {
+  Values gradients[2];
+  for (const bool turned : {false, true}) {
+    comm::run_local(2, [&](comm::Fabric& fabric) {
+      Trained run(fabric);
+      const at::Tensor loss = run.loss(0);
+      if (turned) run.sharded->reshard({1, 1, 1});
+      loss.backward();
+      sgd(*run.sharded, 0.1);
+      const Values values = run.values();
+      if (fabric.rank() == 0) gradients[turned] = values;
+    });
+  }
+  EXPECT_LT(worst_difference(gradients[1], gradients[0]), 1e-6);
+}
+
+TEST(Reshard, AStepThatWasCutShortIsForgottenFirst) {
+  comm::run_local(2, [](comm::Fabric& fabric) {
+    Trained run(fabric), fresh(fabric);
+    const at::Tensor loss = run.loss(7);
+    run.net->scale.register_hook([](const at::TensorBase&) { throw std::runtime_error("cut"); });
+    EXPECT_THROW(loss.backward(), std::exception);
+    run.sharded->reshard({1, 1, 1});
+    EXPECT_EQ(worst_difference(run.values(), fresh.values()), 0);
+    for (const auto& shard : run.sharded->shards()) EXPECT_FALSE(shard.grad.defined());
+  });
+}
+
+TEST(Reshard, WhatNeverFreedBecausePWasOneFreesAfterwards) {
+  comm::run_local(2, [](comm::Fabric& fabric) {
+    Trained run(fabric, "NO_SHARD");
+    EXPECT_FALSE(run.sharded->options().strategy.free_after_forward);
+    run.sharded->reshard({2, 2, 2});
+    EXPECT_TRUE(run.sharded->options().strategy.free_after_forward);
+    EXPECT_TRUE(run.sharded->options().strategy.free_after_backward);
+    run.step(0);
+    EXPECT_GT(run.sharded->statistics().gathers, 0);
+  });
+}
+
+}  // namespace
+}  // namespace tesserae::shard::testing
