@@ -7,6 +7,7 @@
 #include "cli/verbs.h"
 #include "tesserae/base/error.h"
 #include "tesserae/dial/client.h"
+#include "tesserae/train/json.h"
 
 namespace tesserae::cli {
 namespace {
@@ -82,6 +83,8 @@ void print_event(const Json& event) {
 }
 
 int run(const Arguments& arguments) {
+  const int asked = (arguments.degree > 0) + !arguments.degrees.empty() + arguments.automatic + arguments.show;
+  if (asked > 1) throw train::ConfigError("", "tesserae dial takes one of --degree, --degrees, --auto and --show");
   dial::Client client(arguments.folder, request_of(arguments));
   const os::Deadline deadline(std::chrono::nanoseconds(static_cast<int64_t>(arguments.wait_seconds * 1e9)));
   while (true) {
@@ -106,18 +109,16 @@ void add_dial(CLI::App& program, int& status) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* verb = program.add_subcommand("dial", "Change the sharding degree of a run while it trains, or show it");
   verb->add_option("RUN_DIR", arguments->folder, "The run folder")->required();
-  CLI::Option_group* what = verb->add_option_group("What");
-  what->add_option("--degree", arguments->degree, "Shard all state over D ranks (1: replicate it)")
+  verb->add_option("--degree", arguments->degree, "Shard all state over D ranks; 1 replicates it")
       ->check(CLI::Range(1, 1 << 20))
       ->type_name("D");
-  what->add_option("--degrees", arguments->degrees,
-                   "The three degrees: parameters, gradients, optimizer; each divides the next")
+  verb->add_option("--degrees", arguments->degrees,
+                   "The three degrees, each dividing the next: of parameters, gradients and optimizer state")
       ->delimiter(',')
       ->expected(3)
       ->type_name("P,G,O");
-  what->add_flag("--auto", arguments->automatic, "The run chooses by itself from now on");
-  what->add_flag("--show", arguments->show, "Show degrees, step time and memory (the default)");
-  what->require_option(0, 1);
+  verb->add_flag("--auto", arguments->automatic, "The run chooses by itself from now on");
+  verb->add_flag("--show", arguments->show, "Show degrees, step time and memory (the default)");
   verb->add_option("--wait", arguments->wait_seconds, "How long to wait for the change and two steps after it")
       ->check(CLI::PositiveNumber)
       ->type_name("SECONDS")

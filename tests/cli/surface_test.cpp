@@ -47,7 +47,7 @@ TEST(Surface, Train) {
 
 TEST(Surface, Dial) {
   EXPECT_THAT(entries(help({"dial"})),
-              ElementsAre("RUN_DIR", "-h,--help", "--wait", "--degree", "--degrees", "--auto", "--show"));
+              ElementsAre("RUN_DIR", "-h,--help", "--degree", "--degrees", "--auto", "--show", "--wait"));
 }
 
 TEST(Surface, Config) {

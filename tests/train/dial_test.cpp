@@ -193,7 +193,7 @@ TEST_F(DialledJob, AKilledRunLeavesASocketThatTheNextOneReplaces) {
   }
   ASSERT_TRUE(os::files().exists(job_.path("run") + "/dial.sock"));
   EXPECT_THAT(dial("run", {"--show"}).second, HasSubstr("no run listens in"));
-  std::vector<std::string> again = ranks(2, {"train.steps=1000000"});
+  std::vector<std::string> again = ranks(2, {"train.steps=1000000", "checkpoint.every_steps=5"});
   again.insert(again.end(), {"--resume", "auto"});
   Program next = job_.start("run", again);
   EXPECT_TRUE(next.wait_for("  loss ", seconds(100))) << next.output << next.errors;
@@ -224,7 +224,9 @@ TEST_F(DialJob, AutoChoosesAndSaysWhy) {
   for (size_t i = 0; i < replayed.recorded.size(); ++i) {
     const auto &was = replayed.recorded[i].decision, &is = replayed.decided[i];
     ASSERT_EQ(was.has_value(), is.has_value()) << "step " << i + 1;
-    if (was) EXPECT_EQ(was->degrees, is->degrees) << "step " << i + 1;
+    if (was) {
+      EXPECT_EQ(was->degrees, is->degrees) << "step " << i + 1;
+    }
   }
   const Json summary = job_.summary("auto");
   EXPECT_GE(summary["dial"]["changes"], 1);
