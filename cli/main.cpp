@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
   program.require_subcommand(1);
   program.footer(exit_statuses);
   cli::add_train(program, status);
+  cli::add_dial(program, status);
   cli::add_config(program, status);
   cli::add_inspect(program, status);
   cli::add_verify(program, status);

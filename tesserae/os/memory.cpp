@@ -1,13 +1,17 @@
 #include "tesserae/os/memory.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <optional>
 #include <string>
 
 #include "tesserae/base/error.h"
+#include "tesserae/os/descriptor.h"
 #include "tesserae/os/files.h"
 
 namespace tesserae::os {
@@ -36,6 +40,9 @@ std::optional<uint64_t> group_limit(const Path& path) {
   return number(files().read(path));
 }
 
+/// The highest peak that recent_memory() made the system forget.
+std::atomic<uint64_t> forgotten_peak{0};
+
 }  // namespace
 
 ProcessMemory process_memory(pid_t process) {
@@ -43,15 +50,32 @@ ProcessMemory process_memory(pid_t process) {
   const Path folder = process == 0 ? Path("/proc/self") : Path("/proc") / std::to_string(process);
   const std::string rollup = files().read(folder / "smaps_rollup");
   const std::string status = files().read(folder / "status");
+  const uint64_t peak = kilobytes(function, folder / "status", status, "VmHWM");
+  const bool own = process == 0 || process == ::getpid();
   return {.resident = kilobytes(function, folder / "smaps_rollup", rollup, "Rss"),
           .proportional = kilobytes(function, folder / "smaps_rollup", rollup, "Pss"),
-          .peak_resident = kilobytes(function, folder / "status", status, "VmHWM")};
+          .peak_resident = own ? std::max(peak, forgotten_peak.load()) : peak};
 }
 
 uint64_t peak_resident() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
+  return std::max(static_cast<uint64_t>(usage.ru_maxrss) * 1024, forgotten_peak.load());
+}
+
+RecentMemory recent_memory() {
+  constexpr std::string_view function = "recent_memory";
+  const Path path = "/proc/self/status";
+  const std::string status = files().read(path);
+  const RecentMemory memory{.resident = kilobytes(function, path, status, "VmRSS"),
+                            .peak = kilobytes(function, path, status, "VmHWM")};
+  uint64_t before = forgotten_peak;
+  while (before < memory.peak && !forgotten_peak.compare_exchange_weak(before, memory.peak)) {
+  }
+  // 5: the peak is what is resident now (proc(5)). A failure is harmless, see the header.
+  const Descriptor file(::open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC));
+  [[maybe_unused]] const ssize_t written = file ? ::write(file.get(), "5", 1) : -1;
+  return memory;
 }
 
 HostMemory host_memory() {

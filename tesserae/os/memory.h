@@ -20,6 +20,16 @@ ProcessMemory process_memory(pid_t process = 0);
 /// The most that was ever resident in this process, in bytes. Cheap.
 uint64_t peak_resident();
 
+/// Resident memory of this process, in bytes: now, and the most since the last call (the first time: since the process
+/// began). Cheap enough for every step. It makes the system forget the peak: peak_resident() and process_memory() of
+/// this process still know it, programs outside (/usr/bin/time) do not. Where the system refuses, `peak` is that of all
+/// time.
+struct RecentMemory {
+  uint64_t resident = 0;
+  uint64_t peak = 0;
+};
+RecentMemory recent_memory();
+
 /// What this host has, in bytes, within the limit that a container (cgroup v2) sets.
 struct HostMemory {
   uint64_t total = 0;

@@ -33,6 +33,10 @@ void Checkpointing::before_update() {
   saver_->wait_copied();
 }
 
+void Checkpointing::layout_changed() {
+  if (memory_) memory_->layout_changed();
+}
+
 Checkpointing::Wishes Checkpointing::wishes() const {
   if (!saver_) return {};
   const std::chrono::duration<double, std::ratio<60>> passed = os::now() - last_save_;

@@ -48,8 +48,10 @@ class Checkpointing {
   /// The state has just been restored (or is new): nothing is to be saved before the next step.
   void begin();
 
-  /// Returns when parameters and the optimizer's state may be written.
+  /// Returns when parameters and the optimizer's state may be written, or move.
   void before_update();
+  /// The state has another layout now: what is kept from here on is of that. before_update() came before.
+  void layout_changed();
   Wishes wishes() const;
   /// Saves what is due; `ending`: this was the last step of this process, which is always saved, and waited for.
   /// Throws SaveFailed on all ranks if the configuration says that a failure stops the run; a failure at the end is

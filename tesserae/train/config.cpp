@@ -118,9 +118,15 @@ Config::Optimizer read_optimizer(const Json& c) {
           .min_lr_ratio = o["min_lr_ratio"]};
 }
 
+mesh::Degrees degrees_of(const Json& d) {
+  return {.parameters = d["parameters"], .gradients = d["gradients"], .optimizer = d["optimizer"]};
+}
+
 Config::Sharding read_sharding(const Json& c) {
   const Json& s = c["sharding"];
-  Config::Sharding sharding{.hybrid_shard_degree = c["hybrid_shard_degree"],
+  const bool automatic = c["hybrid_shard_degree"].is_string();
+  Config::Sharding sharding{.hybrid_shard_degree = automatic ? 0 : c["hybrid_shard_degree"].get<int>(),
+                            .automatic = automatic,
                             .degrees = std::nullopt,
                             .strategy = s["strategy"].is_null() ? "" : s["strategy"].get<std::string>(),
                             .free_after_forward = optional_value<bool>(s["free_after_forward"]),
@@ -131,13 +137,14 @@ Config::Sharding read_sharding(const Json& c) {
   const int degree = sharding.hybrid_shard_degree;
   const std::string& name = sharding.strategy;
   const bool takes_degree = name == "HYBRID_SHARD" || name == "HYBRID_SHARD_ZERO2" || name == "ZERO_PP";
+  check_one_dial(c);
+  if (automatic && !name.empty()) {
+    throw ConfigError("sharding.strategy", cat(name, " contradicts hybrid_shard_degree = \"auto\": give one of them"));
+  }
   if (!c["degrees"].is_null()) {
-    check_one_dial(c);
     if (!name.empty())
       throw ConfigError("degrees", cat("contradicts sharding.strategy = ", name, ": give one of them"));
-    sharding.degrees = {.parameters = c["degrees"]["parameters"],
-                        .gradients = c["degrees"]["gradients"],
-                        .optimizer = c["degrees"]["optimizer"]};
+    sharding.degrees = degrees_of(c["degrees"]);
   } else if (takes_degree && degree == 0) {
     throw ConfigError("hybrid_shard_degree",
                       cat("must be given with sharding.strategy = ", name, ": it is its degree"));
@@ -174,10 +181,6 @@ void check_available(const Json& c) {
     throw ConfigError(
         key, cat(feature, " is not available yet: only ", harmless.dump(), " is taken, but it is ", brief(c[key])));
   };
-  if (c["hybrid_shard_degree"].is_string()) {
-    throw ConfigError("hybrid_shard_degree",
-                      "\"auto\" is not available yet: give a number that divides the number of ranks");
-  }
   only("activation_loading_horizon", 2, "activation offloading");
   only("tensor_parallel_degree", 1, "tensor parallelism");
   only("context_parallel_degree", 1, "context parallelism");
@@ -185,9 +188,24 @@ void check_available(const Json& c) {
 }
 
 void check_one_dial(const Json& c) {
-  if (c["degrees"].is_null() || c["hybrid_shard_degree"] == 0) return;
-  throw ConfigError("degrees",
-                    cat("contradicts hybrid_shard_degree = ", c["hybrid_shard_degree"], ": give one of them"));
+  const Json& degree = c["hybrid_shard_degree"];
+  if (!c["degrees"].is_null() && degree != 0) {
+    throw ConfigError("degrees", cat("contradicts hybrid_shard_degree = ", degree, ": give one of them"));
+  }
+  const Json& schedule = c["dial"]["schedule"];
+  if (degree.is_string() && !schedule.empty()) {
+    throw ConfigError("dial.schedule", "contradicts hybrid_shard_degree = \"auto\": give one of them");
+  }
+  for (size_t i = 0; i < schedule.size(); ++i) {
+    const std::string key = cat("dial.schedule[", i, "]");
+    if (schedule[i]["hybrid_shard_degree"].is_null() == schedule[i]["degrees"].is_null()) {
+      throw ConfigError(key, "must have either hybrid_shard_degree or degrees");
+    }
+    if (i > 0 && schedule[i]["step"] <= schedule[i - 1]["step"]) {
+      throw ConfigError(key + ".step", cat("must be more than that of the entry before, ", schedule[i - 1]["step"],
+                                           ", but is ", schedule[i]["step"]));
+    }
+  }
 }
 
 Config make_config(const Json& resolved, const std::string& name) {
@@ -202,12 +220,29 @@ Config make_config(const Json& resolved, const std::string& name) {
   config.checkpoint = read_checkpoint(c);
   config.optimizer = read_optimizer(c);
   config.sharding = read_sharding(c);
+  config.dial_headroom = c["dial"]["headroom"];
   read_precision(c, config);
   return config;
 }
 
 Config load_config(const std::string& path, const std::vector<std::string>& assignments) {
   return make_config(resolve_config(path, assignments), path);
+}
+
+std::vector<std::pair<int64_t, mesh::Degrees>> dial_schedule(const Json& c, int ranks) {
+  std::vector<std::pair<int64_t, mesh::Degrees>> changes;
+  for (const Json& entry : c["dial"]["schedule"]) {
+    const char* key = entry["degrees"].is_null() ? "hybrid_shard_degree" : "degrees";
+    try {
+      changes.emplace_back(entry["step"],
+                           entry["degrees"].is_null()
+                               ? mesh::from_hybrid_shard_degree(entry["hybrid_shard_degree"], ranks).degrees
+                               : mesh::Layout(ranks, degrees_of(entry["degrees"])).degrees());
+    } catch (const InvalidArgument& error) {
+      throw ConfigError(cat("dial.schedule[", changes.size(), "].", key), without_function(error));
+    }
+  }
+  return changes;
 }
 
 mesh::Strategy strategy_of(const Config& config, int ranks) {

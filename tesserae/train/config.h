@@ -71,12 +71,15 @@ struct Config {
 
   struct Sharding {
     int hybrid_shard_degree = 0;
+    bool automatic = false;  ///< hybrid_shard_degree is "auto"
     std::optional<mesh::Degrees> degrees;
     std::string strategy;  ///< empty: none was named
     std::optional<bool> free_after_forward, free_after_backward;
     int limit_all_gathers = 0, limit_reductions = 0;
     bool warn_of_pool_misses = false;
   } sharding;
+
+  double dial_headroom = 0;  ///< for the schedule: dial_schedule()
 
   Json resolved;  ///< what is written to the run folder
 };
@@ -88,14 +91,20 @@ Config make_config(const Json& resolved, const std::string& name);
 /// Throws ConfigError for the first of SMP v2's keys that asks for a feature which is not there yet.
 void check_available(const Json& resolved);
 
-/// Throws ConfigError if both `degrees` and `hybrid_shard_degree` are given.
+/// Throws ConfigError if both `degrees` and `hybrid_shard_degree` are given, if the schedule of the section `dial` is
+/// no schedule, and if there is one beside "auto".
 void check_one_dial(const Json& resolved);
 
 /// resolve_config and make_config.
 Config load_config(const std::string& path, const std::vector<std::string>& assignments = {});
 
-/// The strategy of this configuration for so many ranks. Throws ConfigError naming the key whose degree does not fit.
+/// The strategy of this configuration for so many ranks; with "auto" that of FULL_SHARD, until the job has met and its
+/// degrees are chosen. Throws ConfigError naming the key whose degree does not fit.
 mesh::Strategy strategy_of(const Config& config, int ranks);
+
+/// The schedule of the section `dial` (of a resolved configuration, of this or of tsm.init) for so many ranks: steps
+/// and degrees. Throws ConfigError naming the entry whose degrees do not fit.
+std::vector<std::pair<int64_t, mesh::Degrees>> dial_schedule(const Json& resolved, int ranks);
 
 /// The dtypes of this configuration where `auto` means bf16 (`has_bf16`) or fp32.
 shard::Precision precision_of(const Config& config, bool has_bf16);

@@ -104,6 +104,11 @@ void MemoryTier::wait_copied() {
   if (copying_.valid()) copying_.get();
 }
 
+void MemoryTier::layout_changed() {
+  wait_copied();
+  layout_ = state_.layout();
+}
+
 /// Takes away what a larger job left on this host under the same key: this one has no ranks that could.
 void MemoryTier::remove_beyond(const std::string& prefix, int ranks) noexcept {
   try {

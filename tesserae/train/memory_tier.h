@@ -34,6 +34,8 @@ class MemoryTier {
   void save();
   /// Returns when the state's memory may be written again.
   void wait_copied();
+  /// Snapshots are of the state's new layout from now on; those of the old one stay until they are replaced.
+  void layout_changed();
 
   /// Fills the state from the newest snapshot that all ranks have, or that the neighbours of those without have, if it
   /// is of step `at_least` or later and of this layout. Collective. Returns its step; nothing: there is no such

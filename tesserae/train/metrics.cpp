@@ -27,7 +27,10 @@ std::string to_line(const StepRecord& record) {
                {"grad_norm", record.grad_norm},
                {"tokens_per_second", record.tokens_per_second},
                {"step_ms", record.step_ms},
-               {"comm_ms", record.comm_ms}};
+               {"comm_ms", record.comm_ms},
+               {"degrees", {record.degrees.parameters, record.degrees.gradients, record.degrees.optimizer}},
+               {"memory_bytes", static_cast<int64_t>(record.memory_bytes)},
+               {"state_bytes", static_cast<int64_t>(record.state_bytes)}};
   if (record.skipped) line["skipped"] = true;
   if (record.val_loss) line["val_loss"] = *record.val_loss;
   return line.dump();

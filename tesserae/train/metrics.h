@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/mesh/layout.h"
 #include "tesserae/os/files.h"
 #include "tesserae/train/json.h"
 
@@ -20,6 +21,9 @@ struct StepRecord {
   double tokens_per_second = 0;    ///< of all ranks together
   double step_ms = 0;              ///< wall clock, without evaluation
   double comm_ms = 0;              ///< of it, the time that the training thread waited for other ranks
+  mesh::Degrees degrees;           ///< with which it ran
+  double memory_bytes = 0;         ///< the most that any rank held during it
+  double state_bytes = 0;          ///< parameters, masters and gradients that rank 0 holds between steps
   bool skipped = false;            ///< the gradients were not finite: nothing was updated
   std::optional<double> val_loss;  ///< if the model was evaluated after this step
 };

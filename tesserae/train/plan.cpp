@@ -56,6 +56,7 @@ Plan plan_job(const Config& config, int ranks, int local_ranks, int local_rank) 
   Plan plan;
   plan.ranks = ranks;
   plan.strategy = strategy_of(config, ranks);
+  dial_schedule(config.resolved, ranks);              // throws what can not be followed
   choose_device(config.run.device, local_ranks - 1);  // the last one is the first that finds no GPU
   plan.device = choose_device(config.run.device, local_rank);
   check_backend(config, plan.device);
@@ -84,13 +85,16 @@ std::string dtype_name(c10::ScalarType dtype) {
 }
 
 std::string describe(const Plan& plan, const Config& config) {
+  std::string degrees = mesh::to_string(plan.strategy.degrees);
+  if (config.sharding.automatic) {
+    degrees = plan.choice.empty() ? "degrees are chosen at the start" : cat(degrees, " (auto; ", plan.choice, ")");
+  }
   const auto precision = plan.precision.parameters.value_or(at::kFloat);
   return cat(short_number(static_cast<double>(plan.parameters)), " parameters in ", dtype_name(precision), " on ",
              plan.ranks, plan.ranks == 1 ? " rank" : " ranks", " (", c10::DeviceTypeName(plan.device.type(), true),
-             "), ", mesh::to_string(plan.strategy.degrees), "\n",
-             short_number(static_cast<double>(plan.stream->size())), " tokens in ", plan.stream->files(),
-             plan.stream->files() == 1 ? " file" : " files", ": ", plan.training_samples, " samples of ",
-             config.data.sequence_length, " to train on, ", plan.validation_samples, " held out; ",
+             "), ", degrees, "\n", short_number(static_cast<double>(plan.stream->size())), " tokens in ",
+             plan.stream->files(), plan.stream->files() == 1 ? " file" : " files", ": ", plan.training_samples,
+             " samples of ", config.data.sequence_length, " to train on, ", plan.validation_samples, " held out; ",
              short_number(static_cast<double>(plan.tokens_per_step)), " tokens a step");
 }
 

@@ -18,6 +18,7 @@ struct Plan {
   int ranks = 1;
   c10::Device device = c10::kCPU;  ///< of this rank
   mesh::Strategy strategy;
+  std::string choice;  ///< with hybrid_shard_degree "auto": why these degrees; empty while they are not chosen yet
   shard::Precision precision;
   model::GptConfig model;  ///< with the vocabulary
   int64_t parameters = 0;

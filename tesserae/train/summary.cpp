@@ -40,6 +40,11 @@ Json make_summary(const RunFigures& figures, const RunFacts& facts) {
         {"pool_reserved_bytes", facts.engine.pool_reserved_bytes},
         {"pool_misses", facts.engine.pool_misses},
         {"state_bytes", facts.engine.state_bytes}}},
+      {"dial",
+       {{"changes", facts.dial.changes},
+        {"seconds", facts.dial.seconds},
+        {"bytes_moved", facts.dial.bytes},
+        {"steps_spent_on_trying", facts.dial.steps_spent}}},
       {"ended", os::utc_time()}};
   if (facts.checkpoints) {
     summary["checkpoints"] = {{"saved", facts.checkpoints->saved},

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/dial/dial.h"
 #include "tesserae/mesh/layout.h"
 #include "tesserae/shard/statistics.h"
 #include "tesserae/train/checkpointing.h"
@@ -27,6 +28,7 @@ struct RunFacts {
   shard::Statistics engine;           ///< of rank 0
   int stopped_by = 0;                 ///< the signal that ended the run early, or 0
   std::optional<Origin> origin;       ///< what this process continued
+  dial::Dial::Figures dial;           ///< changes of degrees
   std::optional<Checkpointing::Figures> checkpoints;  ///< of this process; unset: none were asked for
 };
 

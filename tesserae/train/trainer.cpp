@@ -6,16 +6,20 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
+#include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 #include "tesserae/comm/fabric.h"
+#include "tesserae/dial/links.h"
 #include "tesserae/model/generate.h"
 #include "tesserae/optim/schedule.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/os/signal_numbers.h"
 #include "tesserae/train/checkpointing.h"
+#include "tesserae/train/dialing.h"
 #include "tesserae/train/restore.h"
 #include "tesserae/train/run_output.h"
 #include "tesserae/train/sample.h"
@@ -40,10 +44,12 @@ std::chrono::milliseconds milliseconds(double seconds) {
 ///     be saved;
 ///  4. at the steps that want it: evaluation;
 ///  5. rank 0 writes the record;
-///  6. at the steps that want it: a checkpoint.
+///  6. at the steps that want it: the degrees change (dial/dial.h; that was agreed on in 3);
+///  7. at the steps that want it: a checkpoint.
 class Run {
  public:
-  Run(const Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> fabric, const Resume& resume)
+  Run(const Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> fabric, const Resume& resume,
+      std::optional<dial::Links> links)
       : config_(config),
         plan_(plan),
         fabric_(std::move(fabric)),
@@ -66,6 +72,9 @@ class Run {
     origin_ = restore(state_, resume, folders_, checkpoints_.memory());
     checkpoints_.begin();
     if (fabric_->rank() == 0) output_.emplace(config, plan, folders_, origin_);
+    dial_ = std::make_unique<dial::Dial>(
+        fabric_, state_.layout().degrees(),
+        dial_options(config, state_, folders_.run, links, [this](const std::string& line) { output_->say(line); }));
   }
 
   int run() {
@@ -78,6 +87,7 @@ class Run {
       if ((last || due) && stopped_by_ == 0) record.val_loss = evaluate();
       if (output_) output_->add(record);
       warn_of(record);
+      if (turn_to_ && !last) turn_dial(*turn_to_);
       checkpoints_.after_step(wishes_, last);
     }
     finish(seconds_since(begin));
@@ -112,14 +122,29 @@ class Run {
     record.skipped = result.skipped;
     state_.position = state_.loader.after(1, state_.position);
     ++state_.step;
-    const double waited = agree(loss_sum.item<double>() / static_cast<double>(micro_batches), record.loss);
+    record.degrees = state_.layout().degrees();
+    const double loss = loss_sum.item<double>() / static_cast<double>(micro_batches);
+    const double waited = agree(loss, seconds_since(begin), record);
     const double seconds = seconds_since(begin);
     const shard::Statistics after = state_.sharded.statistics();
     record.step_ms = seconds * 1e3;
+    record.state_bytes = static_cast<double>(after.state_bytes);
     record.comm_ms =
         1e3 * (waited + after.exposed_gather - before.exposed_gather + after.exposed_reduce - before.exposed_reduce);
     record.tokens_per_second = static_cast<double>(plan_.tokens_per_step) / seconds;
     return record;
+  }
+
+  /// Step 6.
+  void turn_dial(const mesh::Degrees& to) {
+    checkpoints_.before_update();  // nobody copies what is about to move
+    try {
+      dial_->changed(state_.reshard(to));
+    } catch (const OutOfMemory& error) {
+      return dial_->refused(error.what());  // nothing has moved; if anything had, the next step would say so
+    }
+    checkpoints_.layout_changed();
+    misses_seen_ = state_.sharded.statistics().pool_misses;  // the pool is another one
   }
 
   at::Tensor loss_of(const data::Batch& batch) {
@@ -128,15 +153,21 @@ class Run {
 
   /// Step 3. Every rank must end after the same step, or the others would wait for it: so a signal that reached one
   /// rank is told to all. Returns the seconds that it took.
-  double agree(double loss, double& mean) {
+  double agree(double loss, double step_seconds, StepRecord& record) {
     const os::TimePoint begin = os::now();
     const Checkpointing::Wishes own = checkpoints_.wishes();
     const int signal = stop_.signal();
-    const std::vector<double> sums = sum_over_ranks({loss, static_cast<double>(signal), own.save, own.failed});
-    mean = sums[0] / fabric_->size();
+    std::vector<double> row = {loss, static_cast<double>(signal), own.save, own.failed};
+    const size_t words = row.size();
+    const std::vector<double> dialed = dial_->to_sum(state_.step, step_seconds);
+    row.insert(row.end(), dialed.begin(), dialed.end());
+    const std::vector<double> sums = sum_over_ranks(row);
+    record.loss = sums[0] / fabric_->size();
     // Ranks may have had different signals; what counts is that there was one.
     if (sums[1] > 0) stopped_by_ = signal > 0 ? signal : os::signal_terminate;
     wishes_ = {.save = sums[2], .failed = sums[3]};
+    turn_to_ = dial_->from_sums(state_.step, std::span(sums).subspan(words));
+    record.memory_bytes = dial_->seen().memory;
     return seconds_since(begin);
   }
 
@@ -186,6 +217,7 @@ class Run {
     facts.engine = state_.sharded.statistics();
     facts.stopped_by = stopped_by_;
     facts.origin = origin_;
+    facts.dial = dial_->figures();
     if (config_.checkpoint.enabled()) facts.checkpoints = checkpoints_.figures();
     output_->finish(facts, sample);
   }
@@ -233,6 +265,8 @@ class Run {
   Checkpointing checkpoints_;
   Checkpointing::Wishes wishes_;  // of the last step, of all ranks together
   std::optional<Origin> origin_;
+  std::unique_ptr<dial::Dial> dial_;
+  std::optional<mesh::Degrees> turn_to_;  // agreed on after the last step
   int stopped_by_ = 0;
   int64_t misses_seen_ = 0;
 };
@@ -246,7 +280,13 @@ int train(const Config& config, const Plan& plan, const mesh::World& world, cons
   options.connect_deadline = milliseconds(config.run.connect_deadline_seconds);
   options.deadline = milliseconds(config.run.deadline_seconds);
   auto fabric = comm::Fabric::connect(world, options);
-  return Run(config, plan, std::move(fabric), resume).run();
+  Plan chosen = plan;
+  std::optional<dial::Links> links;
+  if (config.sharding.automatic) {
+    links = dial::measure_links(*fabric);
+    choose_degrees(chosen, config, *fabric, *links);
+  }
+  return Run(config, chosen, std::move(fabric), resume, links).run();
 }
 
 }  // namespace tesserae::train

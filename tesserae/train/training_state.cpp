@@ -53,7 +53,8 @@ TrainingState::TrainingState(const Config& config, const Plan& plan, std::shared
       sharded(shard(model, fabric, config, plan)),
       optimizer(make_optimizer(sharded, config.optimizer)),
       config_(config),
-      plan_(plan) {
+      plan_(plan),
+      degrees_(plan.strategy.degrees) {
   if (plan.precision.parameters == at::kHalf) scaler.emplace();
   seed_random();
 }
@@ -70,7 +71,7 @@ checkpoint::State TrainingState::to_save() {
 }
 
 mesh::Layout TrainingState::layout() const {
-  return {fabric->size(), plan_.strategy.degrees};
+  return {fabric->size(), degrees_};
 }
 
 nlohmann::json TrainingState::description() const {
@@ -119,6 +120,13 @@ void TrainingState::take_over(const nlohmann::json& description, int64_t at_step
     throw InvalidArgument("TrainingState::take_over", cat("what the checkpoint of step ", step,
                                                           " says of its training can not be: ", error.what()));
   }
+}
+
+shard::Resharding TrainingState::reshard(const mesh::Degrees& degrees) {
+  sharded.zero_grad();  // gradients of a step that is over need not move
+  const shard::Resharding change = sharded.reshard(degrees);
+  degrees_ = degrees;
+  return change;
 }
 
 void TrainingState::seed_random() {

@@ -12,6 +12,7 @@
 #include "tesserae/model/gpt.h"
 #include "tesserae/optim/loss_scaler.h"
 #include "tesserae/optim/optimizer.h"
+#include "tesserae/shard/resharding.h"
 #include "tesserae/shard/sharded.h"
 #include "tesserae/train/config.h"
 #include "tesserae/train/plan.h"
@@ -39,7 +40,7 @@ class TrainingState {
 
   /// This rank's part, with the memory that it lives in (checkpoint/saver.h says how long that must stay as it is).
   checkpoint::State to_save();
-  mesh::Layout layout() const;
+  mesh::Layout layout() const;  ///< as it is now: the dial may have changed it
   /// What is said in a checkpoint beside the tensors, as docs/format.md shows it.
   nlohmann::json description() const;
 
@@ -49,6 +50,8 @@ class TrainingState {
   void load(const checkpoint::Checkpoint& checkpoint);
   /// Takes over what description() said at that step; also of a checkpoint of another program, which may say nothing.
   void take_over(const nlohmann::json& description, int64_t at_step);
+  /// Changes the degrees, between steps, when nobody reads or copies the state. Collective.
+  shard::Resharding reshard(const mesh::Degrees& degrees);
   /// Random numbers for a rank that has none to continue: other ones at each step.
   void seed_random();
   /// All ranks, after all have loaded.
@@ -57,6 +60,7 @@ class TrainingState {
  private:
   const Config& config_;
   const Plan& plan_;
+  mesh::Degrees degrees_;
 };
 
 }  // namespace tesserae::train

@@ -37,12 +37,17 @@ std::vector<std::string> entries(const std::string& text) {
 
 TEST(Surface, Program) {
   EXPECT_THAT(entries(help({})),
-              ElementsAre("-h,--help", "--version", "train", "config", "inspect", "verify", "convert"));
+              ElementsAre("-h,--help", "--version", "train", "dial", "config", "inspect", "verify", "convert"));
 }
 
 TEST(Surface, Train) {
   EXPECT_THAT(entries(help({"train"})),
               ElementsAre("CONFIG", "-h,--help", "--nproc", "--set", "--resume", "--dry-run"));
+}
+
+TEST(Surface, Dial) {
+  EXPECT_THAT(entries(help({"dial"})),
+              ElementsAre("RUN_DIR", "-h,--help", "--degree", "--degrees", "--auto", "--show", "--wait"));
 }
 
 TEST(Surface, Config) {

@@ -31,6 +31,22 @@ TEST(Memory, SeesWhatThisProcessTouches) {
   EXPECT_GE(peak_resident() + 4 * MB, during.resident);
 }
 
+TEST(Memory, RecentPeaksAreForgottenAndTheProcessOnesAreNot) {
+  recent_memory();
+  const uint64_t before = recent_memory().peak;
+  const size_t size = 64 * MB;
+  void* block = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(block, MAP_FAILED);
+  std::memset(block, 1, size);
+  ::munmap(block, size);
+  const RecentMemory during = recent_memory();
+  EXPECT_GE(during.peak, before + 60 * MB);
+  EXPECT_GE(during.peak, during.resident + 60 * MB) << "it is gone already";
+  EXPECT_LE(recent_memory().peak, during.peak - 60 * MB) << "since the last call there was nothing";
+  EXPECT_GE(peak_resident(), during.peak);
+  EXPECT_GE(process_memory().peak_resident, during.peak);
+}
+
 TEST(Memory, SharedPagesAreDividedAmongThoseWhoMapThem) {
   const size_t size = 32 * MB;
   void* block = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -51,6 +51,34 @@ TEST(Config, StrategyComesFromDegreeNameOrDegrees) {
   EXPECT_TRUE(raw.free_after_forward);
 }
 
+TEST(Config, AutoBeginsWithWhateverIsChosenLater) {
+  const Config config = with(R"("hybrid_shard_degree": "auto", "dial": {"headroom": 0.2})");
+  EXPECT_TRUE(config.sharding.automatic);
+  EXPECT_EQ(config.dial_headroom, 0.2);
+  EXPECT_EQ(strategy_of(config, 4).degrees, (mesh::Degrees{4, 4, 4}));
+  EXPECT_FALSE(plain().sharding.automatic);
+  EXPECT_EQ(plain().dial_headroom, 0.1);
+}
+
+TEST(Config, TheScheduleIsStepsAndDegrees) {
+  const Config config = with(R"("dial": {"schedule": [{"step": 200, "hybrid_shard_degree": 4},
+      {"step": 400, "degrees": {"parameters": 1, "gradients": 2, "optimizer": 4}}]})");
+  using Change = std::pair<int64_t, mesh::Degrees>;
+  EXPECT_EQ(dial_schedule(config.resolved, 4), (std::vector<Change>{{200, {4, 4, 4}}, {400, {1, 2, 4}}}));
+  EXPECT_TRUE(dial_schedule(plain().resolved, 4).empty());
+  EXPECT_EQ(error_of([&] { dial_schedule(config.resolved, 6); }),
+            "[configuration] dial.schedule[0].hybrid_shard_degree: hybrid_shard_degree=4 does not divide the 6 ranks; "
+            "nearest valid: 3, 6");
+  const std::string error = error_of([] {
+    dial_schedule(with(R"("dial": {"schedule": [{"step": 1, "hybrid_shard_degree": 1},
+        {"step": 2, "degrees": {"parameters": 4, "gradients": 2, "optimizer": 4}}]})")
+                      .resolved,
+                  4);
+  });
+  EXPECT_TRUE(error.starts_with("[configuration] dial.schedule[1].degrees: ")) << error;
+  EXPECT_NE(error.find("nearest valid: "), std::string::npos) << error;
+}
+
 TEST(Config, LifetimesOverrideTheStrategy) {
   EXPECT_FALSE(strategy_of(with(R"("sharding": {"strategy": "SHARD_GRAD_OP"})"), 2).free_after_forward);
   const auto kept = strategy_of(with(R"("sharding": {"free_after_forward": false, "free_after_backward": false})"), 2);
@@ -126,9 +154,20 @@ INSTANTIATE_TEST_SUITE_P(
         Contradiction{R"("model": {"heads": 4, "kv_heads": 3})", "model: kv_heads 3 does not divide heads 4"},
         Contradiction{R"("train": {"eval_every": 5, "eval_batches": 0})",
                       "train.eval_every: is 5, but train.eval_batches is 0: there is nothing to evaluate"},
-        Contradiction{
-            R"("hybrid_shard_degree": "auto")",
-            "hybrid_shard_degree: \"auto\" is not available yet: give a number that divides the number of ranks"},
+        Contradiction{R"("hybrid_shard_degree": "auto", "degrees": {"parameters": 1, "gradients": 1, "optimizer": 2})",
+                      "degrees: contradicts hybrid_shard_degree = \"auto\": give one of them"},
+        Contradiction{R"("hybrid_shard_degree": "auto", "sharding": {"strategy": "ZERO_1"})",
+                      "sharding.strategy: ZERO_1 contradicts hybrid_shard_degree = \"auto\": give one of them"},
+        Contradiction{R"("hybrid_shard_degree": "auto", "dial": {"schedule": [{"step": 2, "hybrid_shard_degree": 2}]})",
+                      "dial.schedule: contradicts hybrid_shard_degree = \"auto\": give one of them"},
+        Contradiction{R"("dial": {"schedule": [{"step": 2}]})",
+                      "dial.schedule[0]: must have either hybrid_shard_degree or degrees"},
+        Contradiction{R"("dial": {"schedule": [{"step": 2, "hybrid_shard_degree": 2,
+                          "degrees": {"parameters": 1, "gradients": 1, "optimizer": 2}}]})",
+                      "dial.schedule[0]: must have either hybrid_shard_degree or degrees"},
+        Contradiction{R"("dial": {"schedule": [{"step": 3, "hybrid_shard_degree": 2},
+                                               {"step": 3, "hybrid_shard_degree": 4}]})",
+                      "dial.schedule[1].step: must be more than that of the entry before, 3, but is 3"},
         Contradiction{R"("tensor_parallel_degree": 2)",
                       "tensor_parallel_degree: tensor parallelism is not available yet: only 1 is taken, but it is 2"},
         Contradiction{

@@ -16,7 +16,8 @@ TEST(InitConfig, IsFilledWithTheDefaultsOfSmp) {
     "hybrid_shard_degree": 0, "sm_activation_offloading": true, "activation_loading_horizon": 2,
     "fsdp_cache_flush_warnings": true, "allow_empty_shards": false, "tensor_parallel_degree": 1,
     "context_parallel_degree": 1, "expert_parallel_degree": 1, "random_seed": 12345, "degrees": null, "$comment": "",
-    "run": {"folder": null, "connect_deadline_seconds": 60, "deadline_seconds": 300}})"));
+    "run": {"folder": null, "connect_deadline_seconds": 60, "deadline_seconds": 300},
+    "dial": {"headroom": 0.1, "schedule": []}})"));
 }
 
 TEST(InitConfig, TakesEveryKeyOfSmpWhereItsFeatureIsNotAskedFor) {
@@ -33,6 +34,14 @@ TEST(InitConfig, TakesRawDegreesAndDeadlines) {
                                    "run": {"deadline_seconds": 5}, "$comment": ["why"]})");
   EXPECT_EQ(config["degrees"]["gradients"], 4);
   EXPECT_EQ(config["run"]["deadline_seconds"], 5);
+}
+
+TEST(InitConfig, TakesTheDial) {
+  const Json config = resolved(R"({"hybrid_shard_degree": "auto", "dial": {"headroom": 0.25}})");
+  EXPECT_EQ(config["hybrid_shard_degree"], "auto");
+  EXPECT_EQ(config["dial"]["headroom"], 0.25);
+  EXPECT_EQ(
+      resolved(R"({"dial": {"schedule": [{"step": 7, "hybrid_shard_degree": 2}]}})")["dial"]["schedule"][0]["step"], 7);
 }
 
 struct Case {
@@ -67,8 +76,11 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"negative_degree", R"({"hybrid_shard_degree": -1})", "hybrid_shard_degree: must be at least 0, but is -1"},
         Case{"degree_of_yes", R"({"hybrid_shard_degree": true})",
              "hybrid_shard_degree: must be an integer or \"auto\", but is true"},
-        Case{"auto_degree", R"({"hybrid_shard_degree": "auto"})",
-             "hybrid_shard_degree: \"auto\" is not available yet: give a number that divides the number of ranks"},
+        Case{"two_plans",
+             R"({"hybrid_shard_degree": "auto", "dial": {"schedule": [{"step": 1, "hybrid_shard_degree": 1}]}})",
+             "dial.schedule: contradicts hybrid_shard_degree = \"auto\": give one of them"},
+        Case{"schedule_without_degree", R"({"dial": {"schedule": [{"step": 1}]}})",
+             "dial.schedule[0]: must have either hybrid_shard_degree or degrees"},
         Case{"horizon", R"({"activation_loading_horizon": 4})",
              "activation_loading_horizon: activation offloading is not available yet: only 2 is taken, but it is 4"},
         Case{"no_horizon", R"({"activation_loading_horizon": 0})",

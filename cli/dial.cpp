@@ -1,0 +1,134 @@
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/verbs.h"
+#include "tesserae/base/error.h"
+#include "tesserae/dial/client.h"
+#include "tesserae/train/json.h"
+
+namespace tesserae::cli {
+namespace {
+
+using dial::Json;
+
+struct Arguments {
+  std::string folder;
+  int degree = 0;            // 0: not given
+  std::vector<int> degrees;  // empty: not given
+  bool show = false, automatic = false;
+  double wait_seconds = 300;
+};
+
+Json request_of(const Arguments& arguments) {
+  if (arguments.degree > 0) return {{"ask", "turn"}, {"degree", arguments.degree}};
+  if (!arguments.degrees.empty()) return {{"ask", "turn"}, {"degrees", arguments.degrees}};
+  return {{"ask", arguments.automatic ? "auto" : "show"}};
+}
+
+std::string degrees_text(const Json& degrees) {
+  return mesh::to_string(dial::degrees_from(degrees));
+}
+
+void print_status(const Json& event) {
+  if (event.at("step").is_null() || event.at("step") == 0) {
+    std::printf("the first step is not over yet\n");
+    return;
+  }
+  std::printf("step %lld: %s on %d ranks, %.1f ms a step, %.0f MB held by the fullest rank",
+              event.at("step").get<long long>(), degrees_text(event.at("degrees")).c_str(),
+              event.at("ranks").get<int>(), 1e3 * event.at("step_seconds").get<double>(),
+              event.at("memory_bytes").get<double>() / 1e6);
+  const double place = event.at("place_bytes");
+  if (place > 0) std::printf(", %.0f %% of memory free", 100 * event.at("free_bytes").get<double>() / place);
+  std::printf("\n");
+  if (event.at("automatic").get<bool>()) {
+    const Json& tuner = event.at("tuner");
+    std::printf("auto: %s\n", tuner.is_string() ? tuner.get<std::string>().c_str() : "begins at the next step");
+  }
+  const Json& change = event.at("last_change");
+  if (change.is_null()) return;
+  std::printf("last change after step %lld: %s -> %s in %.3f s, %.1f MB moved (%s)\n",
+              change.at("step").get<long long>(), degrees_text(change.at("from")).c_str(),
+              degrees_text(change.at("to")).c_str(), change.at("seconds").get<double>(),
+              change.at("bytes").get<double>() / 1e6, change.at("why").get<std::string>().c_str());
+}
+
+/// A text of the run without the name of the function that it came from.
+std::string message_of(const Json& event) {
+  const std::string text = event.value("message", "the run refused without a reason");
+  const size_t end = text.find("] ");
+  return text.front() == '[' && end != std::string::npos ? text.substr(end + 2) : text;
+}
+
+void print_event(const Json& event) {
+  const std::string name = event.at("event");
+  if (name == "status") {
+    print_status(event);
+  } else if (name == "automatic") {
+    std::printf("the run chooses its degrees itself from now on\n");
+  } else if (name == "unchanged") {
+    std::printf("%s: as it was\n", degrees_text(event.at("degrees")).c_str());
+  } else if (name == "changed") {
+    std::printf("step %lld: %s -> %s in %.3f s, %.1f MB moved\n", event.at("step").get<long long>(),
+                degrees_text(event.at("from")).c_str(), degrees_text(event.at("to")).c_str(),
+                event.at("seconds").get<double>(), event.at("bytes").get<double>() / 1e6);
+  } else if (name == "timed") {
+    std::printf("step %lld took %.1f ms; before the change %.1f ms\n", event.at("step").get<long long>(),
+                1e3 * event.at("step_seconds").get<double>(), 1e3 * event.at("step_seconds_before").get<double>());
+  }
+  std::fflush(stdout);
+}
+
+int run(const Arguments& arguments) {
+  const int asked = (arguments.degree > 0) + !arguments.degrees.empty() + arguments.automatic + arguments.show;
+  if (asked > 1) throw train::ConfigError("", "tesserae dial takes one of --degree, --degrees, --auto and --show");
+  dial::Client client(arguments.folder, request_of(arguments));
+  const os::Deadline deadline(std::chrono::nanoseconds(static_cast<int64_t>(arguments.wait_seconds * 1e9)));
+  while (true) {
+    const std::optional<Json> event = client.next(deadline);
+    if (!event) {
+      throw IoError("dial", cat("the run in ", arguments.folder, " has not answered within ", arguments.wait_seconds,
+                                " s; what it was asked for may still be done (--show tells; --wait waits longer)"));
+    }
+    if (event->at("event") == "error") throw InvalidArgument("dial", message_of(*event));
+    try {
+      print_event(*event);
+    } catch (const Json::exception& error) {
+      throw IoError("dial", cat("the run in ", arguments.folder, " is of another version: ", error.what()));
+    }
+    if (dial::is_last(*event)) return 0;
+  }
+}
+
+}  // namespace
+
+void add_dial(CLI::App& program, int& status) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* verb = program.add_subcommand("dial", "Change the sharding degree of a run while it trains, or show it");
+  verb->add_option("RUN_DIR", arguments->folder, "The run folder")->required();
+  verb->add_option("--degree", arguments->degree, "Shard all state over D ranks; 1 replicates it")
+      ->check(CLI::Range(1, 1 << 20))
+      ->type_name("D");
+  verb->add_option("--degrees", arguments->degrees,
+                   "The three degrees, each dividing the next: of parameters, gradients and optimizer state")
+      ->delimiter(',')
+      ->expected(3)
+      ->type_name("P,G,O");
+  verb->add_flag("--auto", arguments->automatic, "The run chooses by itself from now on");
+  verb->add_flag("--show", arguments->show, "Show degrees, step time and memory (the default)");
+  verb->add_option("--wait", arguments->wait_seconds, "How long to wait for the change and two steps after it")
+      ->check(CLI::PositiveNumber)
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  verb->footer(
+      "It talks to the run through RUN_DIR/dial.sock: on the host of its rank 0, as the user that started it.\n"
+      "The change takes place at the next step edge; training goes on with the same numbers. A change by hand takes\n"
+      "the dial from an automatic choice until --auto gives it back.\n"
+      "It prints how long the change took, how many bytes rank 0 sent, and the step time before and after.");
+  verb->callback([arguments, &status] { status = run(*arguments); });
+}
+
+}  // namespace tesserae::cli

@@ -1,0 +1,286 @@
+#include "tesserae/dial/dial.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "tesserae/base/log.h"
+#include "tesserae/dial/facts.h"
+#include "tesserae/dial/links.h"
+
+// At the edge after a step:
+//  1. rank 0 looks what is wished: the schedule's entry for this edge; requests from outside, the last one counts and
+//  is
+//     stronger; else what the tuner decided after the step before;
+//  2. all ranks add up one row of numbers: rank 0's wish, and in places of their own what each rank saw of the step;
+//  3. all take the same wish and the same view from the sums; rank 0 tells its tuner of the step, for the next edge;
+//  4. the caller changes the degrees and says so: rank 0 tells people and who asked; the second step afterwards is
+//     measured for them, since the first still pays for new buffers.
+namespace tesserae::dial {
+namespace {
+
+enum Head : size_t { parameters, gradients, optimizer, begin_tuner, head_words };
+enum Word : size_t { seconds, used, transient, free_now, total, rank_words };
+
+constexpr int64_t timed_after = 2;  // steps after a change
+
+std::string megabytes(double bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f MB", bytes / 1e6);
+  return text;
+}
+
+std::string in_seconds(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3f s", value);
+  return text;
+}
+
+}  // namespace
+
+Dial::Dial(std::shared_ptr<comm::Fabric> fabric, mesh::Degrees now, DialOptions options)
+    : fabric_(std::move(fabric)), degrees_(now), options_(std::move(options)), automatic_(options_.automatic) {
+  tuner_wanted_ = automatic_;
+  if (!options_.folder.empty()) open();
+  place_memory(fabric_->device());  // peaks count from here on
+}
+
+Dial::~Dial() = default;
+
+/// Rank 0's files; a folder that another run has is an error for all.
+void Dial::open() {
+  std::string taken;
+  if (leads()) {
+    try {
+      server_ = std::make_unique<Server>(options_.folder, fabric_->size());
+      server_->set_status(status(0));
+    } catch (const os::AddressInUse& error) {
+      taken = error.what();
+    } catch (const IoError& error) {
+      log(LogLevel::warning, cat(error.what(), "; the run takes no requests from outside"));
+    }
+  }
+  at::Tensor failed = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(fabric_->device()));
+  failed.fill_(taken.empty() ? 0 : 1);
+  fabric_->everyone().all_reduce(failed);
+  if (failed.item<double>() == 0) return;
+  throw os::AddressInUse("dial", taken.empty() ? cat("a live run has the folder ", options_.folder.native()) : taken);
+}
+
+std::optional<mesh::Degrees> Dial::at_step_edge(int64_t step, double step_seconds) {
+  const std::vector<double> own = to_sum(step, step_seconds);
+  at::Tensor values = at::zeros({static_cast<int64_t>(own.size())}, at::TensorOptions().dtype(at::kDouble));
+  std::ranges::copy(own, values.mutable_data_ptr<double>());
+  at::Tensor shared = values.to(fabric_->device());
+  fabric_->everyone().all_reduce(shared);
+  values = shared.cpu();
+  return from_sums(step, {values.const_data_ptr<double>(), own.size()});
+}
+
+std::vector<double> Dial::to_sum(int64_t step, double step_seconds) {
+  std::vector<double> row(head_words + rank_words * static_cast<size_t>(fabric_->size()), 0.0);
+  if (leads()) {
+    follow_schedule(step);  // 1
+    take_requests();
+    if (wish_) {
+      row[parameters] = wish_->degrees.parameters;
+      row[gradients] = wish_->degrees.gradients;
+      row[optimizer] = wish_->degrees.optimizer;
+      deciding_ = std::exchange(wish_, std::nullopt);
+    }
+    row[begin_tuner] = std::exchange(tuner_wanted_, false) ? 1 : 0;
+  }
+  const PlaceMemory memory = place_memory(fabric_->device());
+  double* const own = row.data() + head_words + rank_words * static_cast<size_t>(fabric_->rank());
+  own[seconds] = step_seconds;
+  own[used] = memory.used;
+  own[transient] = memory.transient;
+  own[free_now] = memory.free;
+  own[total] = memory.total;
+  return row;
+}
+
+std::optional<mesh::Degrees> Dial::from_sums(int64_t step, std::span<const double> sums) {
+  step_ = step;
+  look(sums);  // 3
+  if (sums[begin_tuner] > 0) begin_tuning();
+  if (leads()) {
+    tune(step);
+    time(step);
+    if (server_) server_->set_status(status(step));
+  }
+  change_seconds_ = 0;
+  const mesh::Degrees to{.parameters = static_cast<int>(sums[parameters]),
+                         .gradients = static_cast<int>(sums[gradients]),
+                         .optimizer = static_cast<int>(sums[optimizer])};
+  if (to.optimizer > 0) return to;
+  return std::nullopt;
+}
+
+void Dial::follow_schedule(int64_t step) {
+  // The last entry that is due: a run that was resumed may begin behind several.
+  while (next_scheduled_ < options_.schedule.size() && options_.schedule[next_scheduled_].step <= step) {
+    const Scheduled& due = options_.schedule[next_scheduled_++];
+    wish_.reset();
+    if (due.degrees != degrees_) wish_ = {.degrees = due.degrees, .why = "as scheduled"};
+  }
+}
+
+void Dial::take_requests() {
+  if (!server_) return;
+  for (const Server::Asked& asked : server_->take()) {
+    if (asked.request.kind == Request::Kind::automatic) {
+      tuner_wanted_ = tuner_wanted_ || !automatic_;
+      automatic_ = true;
+      tell(asked.client, {{"event", "automatic"}});
+      continue;
+    }
+    automatic_ = tuner_wanted_ = false;
+    tuner_.reset();
+    if (wish_) tell(wish_->client, error_event("another request came after this one"));
+    wish_.reset();
+    if (asked.request.degrees == degrees_) {
+      tell(asked.client, {{"event", "unchanged"}, {"degrees", to_json(degrees_)}});
+    } else {
+      wish_ = {.degrees = asked.request.degrees, .why = "as requested", .client = asked.client};
+    }
+  }
+}
+
+/// All ranks: what needs all of them is found out together.
+void Dial::begin_tuning() {
+  if (!options_.links) options_.links = measure_links(*fabric_);
+  options_.facts.shared_copy = ranks_can_share(*fabric_);
+  if (!leads()) return;
+  tuner_.emplace(options_.facts, *options_.links, options_.tuner);
+  if (options_.folder.empty()) return;
+  try {
+    if (!record_) record_ = std::make_unique<Record>(options_.folder / "dial.jsonl");
+    record_->begin(options_.facts, *options_.links, options_.tuner);
+  } catch (const IoError& error) {
+    log(LogLevel::warning, cat(error.what(), "; the tuner's decisions are not recorded"));
+    record_.reset();
+  }
+}
+
+/// What the ranks saw; of memory, the place that has the smallest share to spare.
+void Dial::look(std::span<const double> sums) {
+  seen_ = {};
+  const auto row = [&](int rank) {
+    return sums.subspan(head_words + rank_words * static_cast<size_t>(rank), rank_words);
+  };
+  for (int rank = 0; rank < fabric_->size(); ++rank) {
+    seen_.seconds = std::max(seen_.seconds, row(rank)[seconds]);
+    seen_.memory = std::max(seen_.memory, row(rank)[used]);
+  }
+  for (int begin = 0, end = 0; begin < fabric_->size(); begin = end) {
+    end = options_.facts.ranks_share_place ? fabric_->world().host_ranks(begin).back() + 1 : begin + 1;
+    const double place = row(begin)[total];
+    double free = row(begin)[free_now];
+    for (int rank = begin; rank < end; ++rank) free = std::min(free, row(rank)[free_now]);
+    // Ranks of a host reach their peaks at about the same time.
+    for (int rank = begin; rank < end; ++rank) free -= row(rank)[transient];
+    free = std::max(0.0, free);
+    if (place <= 0 || (seen_.place > 0 && free / place >= seen_.free / seen_.place)) continue;
+    seen_.place = place;
+    seen_.free = free;
+  }
+}
+
+void Dial::tune(int64_t step) {
+  if (!tuner_) return;
+  const Observation observation{.step = step,
+                                .degrees = degrees_,
+                                .seconds = seen_.seconds,
+                                .change_seconds = change_seconds_,
+                                .place = seen_.place,
+                                .free = seen_.free};
+  const std::optional<Decision> decision = tuner_->observe(observation);
+  figures_.steps_spent = tuner_->steps_spent();
+  try {
+    if (record_) record_->add(observation, decision);
+  } catch (const IoError& error) {
+    log(LogLevel::warning, cat(error.what(), "; the tuner's decisions are recorded no longer"));
+    record_.reset();
+  }
+  if (!decision) return;
+  if (decision->degrees == degrees_) {
+    say(cat("step ", step, ": ", mesh::to_string(degrees_), " stays (auto; ", decision->why, ")"));
+  } else {
+    wish_ = {.degrees = decision->degrees, .why = cat("auto; ", decision->why)};
+  }
+}
+
+void Dial::changed(const shard::Resharding& change) {
+  degrees_ = change.to;
+  change_seconds_ += change.seconds;
+  ++figures_.changes;
+  figures_.seconds += change.seconds;
+  figures_.bytes += static_cast<double>(change.bytes);
+  place_memory(fabric_->device());  // what the change itself needed is no memory of a step
+  if (!leads()) return;
+  const Wish wish = std::exchange(deciding_, std::nullopt).value_or(Wish{.degrees = change.to, .why = ""});
+  say(cat("step ", step_, ": ", mesh::to_string(change.from), " -> ", mesh::to_string(change.to), " in ",
+          in_seconds(change.seconds), ", ", megabytes(static_cast<double>(change.bytes)), " moved (", wish.why, ")"));
+  last_change_ = {{"step", step_},
+                  {"from", to_json(change.from)},
+                  {"to", to_json(change.to)},
+                  {"seconds", change.seconds},
+                  {"bytes", change.bytes},
+                  {"why", wish.why}};
+  if (wish.client == 0) return;
+  Json event = {{"event", "changed"}};
+  event.update(last_change_);
+  tell(wish.client, event);
+  timings_.push_back({.client = wish.client, .at_step = step_ + timed_after, .before = seen_.seconds});
+}
+
+void Dial::refused(const std::string& why) {
+  if (!leads()) return;
+  const Wish wish = std::exchange(deciding_, std::nullopt).value_or(Wish{.degrees = degrees_, .why = ""});
+  const std::string line = cat("step ", step_, ": ", mesh::to_string(degrees_), " stays, ",
+                               mesh::to_string(wish.degrees), " can not be had: ", why);
+  log(LogLevel::warning, line);
+  tell(wish.client, error_event(line));
+}
+
+void Dial::time(int64_t step) {
+  std::erase_if(timings_, [&](const Timing& timing) {
+    if (step < timing.at_step) return false;
+    tell(timing.client,
+         {{"event", "timed"}, {"step", step}, {"step_seconds", seen_.seconds}, {"step_seconds_before", timing.before}});
+    return true;
+  });
+}
+
+void Dial::tell(int64_t client, const Json& event) {
+  if (server_ && client != 0) server_->tell(client, event);
+}
+
+void Dial::say(const std::string& line) const {
+  options_.say ? options_.say(line) : log(LogLevel::info, line);
+}
+
+Json Dial::status(int64_t step) const {
+  Json status = {{"event", "status"},
+                 {"step", step},
+                 {"ranks", fabric_->size()},
+                 {"degrees", to_json(degrees_)},
+                 {"automatic", automatic_},
+                 {"tuner", tuner_ ? Json(tuner_->state()) : Json(nullptr)},
+                 {"step_seconds", seen_.seconds},
+                 {"memory_bytes", seen_.memory},
+                 {"place_bytes", seen_.place},
+                 {"free_bytes", seen_.free},
+                 {"last_change", last_change_}};
+  return status;
+}
+
+Dial::Figures Dial::figures() const {
+  return figures_;
+}
+
+}  // namespace tesserae::dial

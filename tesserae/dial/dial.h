@@ -1,0 +1,132 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tesserae/comm/fabric.h"
+#include "tesserae/dial/estimate.h"
+#include "tesserae/dial/record.h"
+#include "tesserae/dial/server.h"
+#include "tesserae/dial/tuner.h"
+#include "tesserae/os/files.h"
+#include "tesserae/shard/resharding.h"
+
+namespace tesserae::dial {
+
+/// From the edge after `step` on, these degrees.
+struct Scheduled {
+  int64_t step = 0;
+  mesh::Degrees degrees;
+};
+
+struct DialOptions {
+  std::vector<Scheduled> schedule;  ///< ascending steps
+  bool automatic = false;           ///< the tuner chooses; not with a schedule
+  TunerOptions tuner;
+  Facts facts;                 ///< of the job, for the tuner: facts_of()
+  std::optional<Links> links;  ///< unset: measured when the tuner begins
+  os::Path folder;             ///< of the run, for dial.sock and dial.jsonl; empty: no requests from outside, no record
+  std::function<void(const std::string&)> say;  ///< rank 0's, a line for people; unset: the log
+};
+
+/// When a job changes its degrees: by its schedule, by requests through dial.sock, or as the tuner finds; a request is
+/// stronger than the schedule. All ranks have one and ask it at each step edge; rank 0 decides, and all hear the same.
+/// A request takes the dial from the tuner until one gives it back.
+///
+///   optimizer.step();
+///   if (auto to = dial.at_step_edge(step, seconds)) dial.changed(sharded.reshard(*to));
+///
+/// Used from the training thread.
+class Dial {
+ public:
+  /// Collective if there is a folder. `now`: the degrees in use. Throws os::AddressInUse on all ranks if a live run
+  /// has that folder; a folder where there can be no socket is a warning.
+  Dial(std::shared_ptr<comm::Fabric> fabric, mesh::Degrees now, DialOptions options);
+  ~Dial();
+
+  /// After step `step`, which took `seconds`: the degrees to change to, the same on all ranks; nothing: as they are.
+  /// Collective, one all-reduce of a few numbers. The caller changes them (shard::Sharded::reshard) and says changed().
+  std::optional<mesh::Degrees> at_step_edge(int64_t step, double seconds);
+
+  /// The same in two halves, for callers that sum something over ranks at each step anyway: what this rank adds (the
+  /// same count on all), and what came of it.
+  std::vector<double> to_sum(int64_t step, double seconds);
+  std::optional<mesh::Degrees> from_sums(int64_t step, std::span<const double> sums);
+
+  /// The change is done.
+  void changed(const shard::Resharding& change);
+  /// It could not be done, and nothing was changed: rank 0 tells people and who asked.
+  void refused(const std::string& why);
+
+  const mesh::Degrees& degrees() const { return degrees_; }
+  bool automatic() const { return automatic_; }
+
+  /// Of the last step, over all ranks; bytes.
+  struct Seen {
+    double seconds = 0;  ///< of the slowest rank
+    double memory = 0;   ///< the most that any rank held
+    double place = 0;    ///< size of the fullest place, a host or a device; 0: unknown
+    double free = 0;     ///< the least that was free of it during the step
+  };
+  const Seen& seen() const { return seen_; }
+
+  /// Of this process.
+  struct Figures {
+    int64_t changes = 0;
+    double seconds = 0;
+    double bytes = 0;
+    double steps_spent = 0;  ///< by the tuner on trying
+  };
+  Figures figures() const;
+
+ private:
+  struct Wish {
+    mesh::Degrees degrees;
+    std::string why;
+    int64_t client = 0;  // who waits for it; 0: nobody
+  };
+
+  bool leads() const { return fabric_->rank() == 0; }
+  void open();
+  void take_requests();
+  void follow_schedule(int64_t step);
+  void begin_tuning();
+  void look(std::span<const double> sums);
+  void tune(int64_t step);
+  void time(int64_t step);
+  void tell(int64_t client, const Json& event);
+  void say(const std::string& line) const;
+  Json status(int64_t step) const;
+
+  std::shared_ptr<comm::Fabric> fabric_;
+  mesh::Degrees degrees_;
+  DialOptions options_;
+  bool automatic_;
+  size_t next_scheduled_ = 0;
+  Seen seen_;
+  Figures figures_;
+  double change_seconds_ = 0;  // of a change since the last step
+  int64_t step_ = 0;
+
+  // Rank 0's.
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<Record> record_;
+  std::optional<Tuner> tuner_;
+  bool tuner_wanted_ = false;            // it begins at the next edge, on all ranks together
+  std::optional<Wish> wish_, deciding_;  // what is to be done; what all ranks are being told
+  struct Timing {
+    int64_t client = 0;
+    int64_t at_step = 0;
+    double before = 0;
+  };
+  std::vector<Timing> timings_;
+  Json last_change_;
+};
+
+}  // namespace tesserae::dial

@@ -1,0 +1,89 @@
+#include "tesserae/dial/links.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "tesserae/os/clock.h"
+
+namespace tesserae::dial {
+namespace {
+
+constexpr int64_t gathered_bytes = 4 << 20;
+constexpr int64_t copied_bytes = 8 << 20;
+constexpr int repeats = 3;
+
+at::Tensor bytes_on(const comm::Fabric& fabric, int64_t bytes) {
+  return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(fabric.device()));
+}
+
+/// The best of some runs: what disturbed the others is no property of the link. The first one only warms up.
+template <class Body>
+double best_seconds(const at::Tensor& tensor, const Body& body) {
+  double best = 1e9;
+  for (int i = 0; i <= repeats; ++i) {
+    const os::TimePoint begin = os::now();
+    body();
+    if (!tensor.is_cpu()) tensor.narrow(0, 0, 1).cpu();  // waits for the device
+    if (i > 0) best = std::min(best, std::chrono::duration<double>(os::now() - begin).count());
+  }
+  return std::max(best, 1e-9);
+}
+
+struct Measured {
+  double bandwidth, latency;
+};
+
+Measured measure(comm::Fabric& fabric, comm::Group& group) {
+  const int64_t piece = gathered_bytes / group.size();
+  const at::Tensor buffer = bytes_on(fabric, piece * group.size());
+  const double seconds = best_seconds(buffer, [&] { group.all_gather(buffer); });
+  return {.bandwidth = static_cast<double>(piece * (group.size() - 1)) / seconds,
+          .latency = best_seconds(buffer, [&] { group.barrier(); })};
+}
+
+double max_over_ranks(comm::Fabric& fabric, double value) {
+  at::Tensor values = at::zeros({fabric.size()}, at::TensorOptions().dtype(at::kDouble).device(fabric.device()));
+  values[fabric.rank()] = value;
+  fabric.everyone().all_reduce(values);
+  return values.max().item<double>();
+}
+
+}  // namespace
+
+Links measure_links(comm::Fabric& fabric) {
+  Links links;
+  const mesh::World& world = fabric.world();
+  const auto slowest = [&fabric](double own) { return 1 / max_over_ranks(fabric, 1 / own); };
+  if (fabric.size() > 1) {
+    const Measured all = measure(fabric, fabric.everyone());
+    links.between = slowest(all.bandwidth);
+    links.between_latency = max_over_ranks(fabric, all.latency);
+    links.inside = links.between;
+    links.inside_latency = links.between_latency;
+    if (world.hosts() > 1) {
+      // A rank that is alone on its host has no such link; hosts with others tell.
+      const std::vector<int> neighbours = world.host_ranks(fabric.rank());
+      Measured own{.bandwidth = 1e12, .latency = 0};
+      if (neighbours.size() > 1) own = measure(fabric, fabric.group(neighbours, comm::Traffic::control));
+      links.inside = slowest(own.bandwidth);
+      links.inside_latency = max_over_ranks(fabric, own.latency);
+    }
+  }
+  const at::Tensor from = bytes_on(fabric, copied_bytes), to = bytes_on(fabric, copied_bytes);
+  links.memory = slowest(2.0 * copied_bytes / best_seconds(to, [&] { to.copy_(from); }));
+  return links;
+}
+
+bool ranks_can_share(comm::Fabric& fabric) {
+  if (fabric.size() == 1 || !fabric.device().is_cpu()) return false;
+  const std::vector<int> neighbours = fabric.world().host_ranks(fabric.rank());
+  comm::Group& group =
+      fabric.world().hosts() == 1 ? fabric.everyone() : fabric.group(neighbours, comm::Traffic::control);
+  const bool can = neighbours.size() == 1 || group.share(128).defined();  // alone on its host: nobody to share with
+  return max_over_ranks(fabric, can ? 0 : 1) == 0;
+}
+
+}  // namespace tesserae::dial

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tesserae/dial/estimate.h"
+#include "tesserae/mesh/layout.h"
+
+namespace tesserae::dial {
+
+struct TunerOptions {
+  double headroom = 0.1;    ///< share of a place's memory that stays free
+  double budget = 0.02;     ///< share of all steps that may be spent on trying
+  int allowance = 24;       ///< so many steps may be spent in advance; paid back after allowance / budget steps
+  int settle_steps = 3;     ///< of a run: not measured, since they pay for buffers and caches
+  int reference_steps = 5;  ///< measured of the layout in use before others are tried
+  int trial_steps = 3;      ///< measured of a layout that is tried
+  int window = 10;          ///< steps whose median is compared with the reference
+  double worth = 0.03;      ///< how much faster a layout must be to be kept
+  double drift = 0.1;       ///< how much the step time must move to look again
+
+  bool operator==(const TunerOptions&) const = default;
+};
+
+/// What the ranks saw of one step.
+struct Observation {
+  int64_t step = 0;           ///< that has just ended
+  mesh::Degrees degrees;      ///< with which it ran
+  double seconds = 0;         ///< of the slowest rank
+  double change_seconds = 0;  ///< of a change of degrees right before it; not in `seconds`
+  double place = 0;           ///< bytes of memory of the fullest place, a host or a device; 0: unknown
+  double free = 0;            ///< the least that was free of it during the step
+};
+
+/// Use these degrees from the next step edge on. If they are in use already: only something to say.
+struct Decision {
+  mesh::Degrees degrees;
+  std::string why;
+};
+
+/// The automatic choice of degrees: estimates what is worth trying, tries it, keeps what is fastest and fits. tuner.cpp
+/// opens with the rules, docs/auto.md explains them.
+///
+/// A function of what it is told and of nothing else: it has no clock, no communication and no tensor, so a log of its
+/// observations gives the same decisions again (record.h).
+class Tuner {
+ public:
+  Tuner(const Facts& facts, const Links& links, TunerOptions options = {});
+
+  /// Tells of each step in turn. A decision may take effect one step later than the next edge; until then the tuner
+  /// waits. Changes that others make are taken as they come.
+  std::optional<Decision> observe(const Observation& seen);
+
+  double steps_spent() const { return spent_; }  ///< on trying, changes counted in steps
+  double steps_allowed() const;                  ///< so far
+  /// What it is doing, for people: "holding P=2 G=2 O=2, 103.1 ms a step".
+  std::string state() const;
+
+ private:
+  enum class Phase { settling, trying, holding };
+  struct Layout {
+    mesh::Degrees degrees;
+    double memory = 0;  // memory_of()
+    double moving = 0;  // moving_seconds()
+  };
+
+  void take(const Observation& seen);
+  bool arrived(const Observation& seen);
+  std::optional<Decision> relieve(const Observation& seen);
+  std::optional<Decision> judge();
+  std::optional<Decision> next();
+  std::optional<Decision> turn(const mesh::Degrees& degrees, Phase phase, std::string why);
+  void begin_look();
+  bool drifted() const;
+  bool relaxed() const;
+
+  const Layout& layout_of(const mesh::Degrees& degrees) const;
+  std::vector<mesh::Degrees> worth_trying() const;
+  double predicted_seconds(const mesh::Degrees& degrees) const;
+  double predicted_free(const mesh::Degrees& degrees) const;
+  bool fits(const mesh::Degrees& degrees) const;
+  bool was_tried(const mesh::Degrees& degrees) const;
+
+  TunerOptions options_;
+  std::vector<Layout> all_;
+
+  Phase phase_ = Phase::settling;
+  std::optional<mesh::Degrees> current_;    // of the last observation
+  std::optional<mesh::Degrees> incumbent_;  // the best so far: where a look ends
+  std::optional<mesh::Degrees> pending_;    // decided, not yet seen
+  int waited_ = 0;
+
+  std::deque<double> samples_, free_;  // of the current layout, the last `window` steps
+  int skip_ = 0;                       // steps that are not measured
+  double place_ = 0;
+  double reference_ = 0, spread_ = 0;  // seconds of the incumbent; relative noise of a step
+  double exposed_ = 1;                 // share of moving_seconds that a step shows, as far as trials told
+
+  bool look_due_ = false;
+  bool trial_on_ = false;                 // steps count as spent until the incumbent runs again
+  std::vector<mesh::Degrees> tried_;      // in this look
+  std::string last_trial_;                // in words
+  std::optional<mesh::Degrees> too_big_;  // what ran out of memory
+  double change_steps_ = 0;               // what a change costs, in steps
+  double spent_ = 0;
+  std::optional<int64_t> first_step_;
+  int64_t steps_ = 0;
+};
+
+}  // namespace tesserae::dial

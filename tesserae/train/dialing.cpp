@@ -1,0 +1,68 @@
+#include "tesserae/train/dialing.h"
+
+#include <utility>
+
+#include "tesserae/dial/facts.h"
+#include "tesserae/dial/links.h"
+
+namespace tesserae::train {
+namespace {
+
+/// The optimizer's state in bytes for each byte of a master.
+double state_per_master(const Config::Optimizer& optimizer) {
+  if (optimizer.name == "adamw") return 2;
+  return optimizer.momentum > 0 ? 1 : 0;
+}
+
+dial::Facts planned_facts(const Plan& plan, const Config& config, comm::Fabric& fabric) {
+  const model::GptSizes sizes = model::sizes(plan.model);
+  const auto bytes = [](std::optional<c10::ScalarType> dtype, c10::ScalarType otherwise) {
+    return static_cast<int>(c10::elementSize(dtype.value_or(otherwise)));
+  };
+  const c10::ScalarType compute = plan.precision.parameters.value_or(plan.model.dtype);
+  dial::Facts facts = dial::facts_of(fabric);
+  facts.parameters = sizes.total;
+  facts.root_unit = sizes.root;
+  facts.largest_unit = sizes.block;
+  facts.units = static_cast<int>(plan.model.layers) + 1;
+  facts.compute_bytes = bytes(compute, compute);
+  facts.reduce_bytes = bytes(plan.precision.reduce, compute);
+  facts.master_bytes = bytes(plan.precision.masters, plan.model.dtype);
+  facts.state_bytes = state_per_master(config.optimizer) * facts.master_bytes;
+  facts.gathers_at_once = config.sharding.limit_all_gathers;
+  facts.reductions_at_once = config.sharding.limit_reductions;
+  facts.free_after_forward = plan.strategy.free_after_forward;
+  facts.free_after_backward = plan.strategy.free_after_backward;
+  facts.micro_batches = static_cast<int>(config.train.accumulate);
+  facts.two_hop = config.train.accumulation == shard::Accumulation::two_hop;
+  facts.shared_copy = dial::ranks_can_share(fabric);
+  return facts;
+}
+
+}  // namespace
+
+void choose_degrees(Plan& plan, const Config& config, comm::Fabric& fabric, const dial::Links& links) {
+  const dial::PlaceMemory place = dial::fullest_place(fabric);
+  const dial::FirstChoice choice =
+      dial::first_choice(planned_facts(plan, config, fabric), links, place.total, place.free, config.dial_headroom);
+  plan.strategy.degrees = choice.degrees;
+  plan.choice = choice.why;
+}
+
+dial::DialOptions dial_options(const Config& config, TrainingState& state, const os::Path& run_folder,
+                               std::optional<dial::Links> links, std::function<void(const std::string&)> say) {
+  dial::DialOptions options;
+  for (const auto& [step, degrees] : dial_schedule(config.resolved, state.fabric->size())) {
+    options.schedule.push_back({.step = step, .degrees = degrees});
+  }
+  options.automatic = config.sharding.automatic;
+  options.tuner.headroom = config.dial_headroom;
+  options.facts = dial::facts_of(state.sharded.engine(), state_per_master(config.optimizer),
+                                 static_cast<int>(config.train.accumulate));
+  options.links = links;
+  options.folder = run_folder;
+  options.say = std::move(say);
+  return options;
+}
+
+}  // namespace tesserae::train

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "tesserae/dial/dial.h"
+#include "tesserae/train/config.h"
+#include "tesserae/train/plan.h"
+#include "tesserae/train/training_state.h"
+
+namespace tesserae::train {
+
+/// With hybrid_shard_degree "auto": the degrees to begin with, before there is a model to measure. Collective; the same
+/// on all ranks.
+void choose_degrees(Plan& plan, const Config& config, comm::Fabric& fabric, const dial::Links& links);
+
+/// The dial of a run as its configuration says. `links`: if they are measured already. `say`: rank 0's.
+dial::DialOptions dial_options(const Config& config, TrainingState& state, const os::Path& run_folder,
+                               std::optional<dial::Links> links, std::function<void(const std::string&)> say);
+
+}  // namespace tesserae::train

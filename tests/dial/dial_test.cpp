@@ -1,0 +1,211 @@
+#include "tesserae/dial/dial.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "tesserae/dial/client.h"
+#include "tesserae/dial/facts.h"
+#include "tesserae/dial/links.h"
+#include "tests/os/scratch.h"
+#include "tests/support/ranks.h"
+
+// The controller, among ranks that are threads. Nothing is really moved here: what a caller of the Dial does with its
+// answers is what tests/train checks.
+
+namespace tesserae::dial {
+namespace {
+
+using mesh::Degrees;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Change = std::pair<int64_t, Degrees>;
+
+std::shared_ptr<comm::Fabric> not_owned(comm::Fabric& fabric) {
+  return {std::shared_ptr<void>(), &fabric};
+}
+
+shard::Resharding done(const Degrees& from, const Degrees& to) {
+  shard::Resharding change;
+  change.from = from;
+  change.to = to;
+  change.seconds = 0.25;
+  change.bytes = 3'000'000;
+  return change;
+}
+
+/// Each rank's changes over `steps` steps; `at_step` runs on rank 0 before the edge.
+std::vector<std::vector<Change>> run(int ranks, int64_t steps, const DialOptions& options, Degrees begin = {},
+                                     const std::function<void(int64_t)>& at_step = {}, int64_t first = 1) {
+  std::vector<std::vector<Change>> changes(static_cast<size_t>(ranks));
+  comm::run_local(ranks, [&](comm::Fabric& fabric) {
+    DialOptions own = options;
+    own.facts = facts_of(fabric);
+    Dial dial(not_owned(fabric), begin, own);
+    for (int64_t step = first; step < first + steps; ++step) {
+      if (fabric.rank() == 0 && at_step) at_step(step);
+      const auto to = dial.at_step_edge(step, 0.1 + 0.01 * fabric.rank());
+      EXPECT_DOUBLE_EQ(dial.seen().seconds, 0.1 + 0.01 * (ranks - 1)) << "of the slowest rank";
+      EXPECT_GT(dial.seen().memory, 1e6);
+      EXPECT_GT(dial.seen().place, 1e8);
+      EXPECT_LT(dial.seen().free, dial.seen().place);
+      if (!to) continue;
+      changes[static_cast<size_t>(fabric.rank())].emplace_back(step, *to);
+      dial.changed(done(dial.degrees(), *to));
+    }
+  });
+  for (const auto& of_rank : changes) EXPECT_EQ(of_rank, changes[0]) << "all ranks hear the same";
+  return changes;
+}
+
+TEST(Dial, FollowsTheSchedule) {
+  DialOptions options;
+  std::vector<std::string> said;
+  options.say = [&](const std::string& line) { said.push_back(line); };
+  options.schedule = {{3, {2, 2, 2}}, {5, {1, 2, 4}}, {6, {1, 2, 4}}};
+  EXPECT_THAT(run(4, 8, options)[0], ElementsAre(Change(3, {2, 2, 2}), Change(5, {1, 2, 4})));
+  EXPECT_THAT(said, ElementsAre("step 3: P=1 G=1 O=1 -> P=2 G=2 O=2 in 0.250 s, 3.0 MB moved (as scheduled)",
+                                "step 5: P=2 G=2 O=2 -> P=1 G=2 O=4 in 0.250 s, 3.0 MB moved (as scheduled)"));
+}
+
+TEST(Dial, ARunThatIsResumedTakesTheEntryThatCountsThere) {
+  DialOptions options;
+  options.schedule = {{3, {2, 2, 2}}, {5, {4, 4, 4}}, {100, {1, 1, 1}}};
+  EXPECT_THAT(run(4, 5, options, {1, 1, 1}, {}, 51)[0], ElementsAre(Change(51, {4, 4, 4})));
+}
+
+class DialRequests : public os::Scratch {
+ protected:
+  DialRequests() { options_.folder = folder_; }
+  Client& ask(const Json& request) {
+    clients_.push_back(std::make_unique<Client>(folder_, request));
+    // The server's thread has it when it has answered.
+    if (request["ask"] == "turn") {
+      EXPECT_EQ(event(*clients_.back())["event"], "accepted");
+    }
+    return *clients_.back();
+  }
+  static Json event(Client& client) {
+    return client.next(os::Deadline(std::chrono::seconds(20))).value_or(Json{{"event", "nothing came"}});
+  }
+
+  DialOptions options_;
+  std::vector<std::unique_ptr<Client>> clients_;
+};
+
+TEST_F(DialRequests, AreFollowedAtTheNextEdgeAndTimed) {
+  const auto changes = run(2, 8, options_, {1, 1, 1}, [&](int64_t step) {
+    if (step == 4) ask({{"ask", "turn"}, {"degree", 2}});
+  });
+  EXPECT_THAT(changes[0], ElementsAre(Change(4, {2, 2, 2})));
+  const Json changed = event(*clients_[0]);
+  EXPECT_EQ(changed["event"], "changed");
+  EXPECT_EQ(changed["step"], 4);
+  EXPECT_EQ(changed["from"], (Json{1, 1, 1}));
+  EXPECT_EQ(changed["to"], (Json{2, 2, 2}));
+  EXPECT_EQ(changed["seconds"], 0.25);
+  EXPECT_EQ(changed["bytes"], 3'000'000);
+  const Json timed = event(*clients_[0]);
+  EXPECT_EQ(timed["event"], "timed");
+  EXPECT_EQ(timed["step"], 6) << "the second step with the new degrees";
+}
+
+TEST_F(DialRequests, TheLastOfTwoCountsAndItIsStrongerThanTheSchedule) {
+  options_.schedule = {{4, {4, 4, 4}}};
+  const auto changes = run(4, 6, options_, {1, 1, 1}, [&](int64_t step) {
+    if (step != 4) return;
+    ask({{"ask", "turn"}, {"degree", 4}});
+    ask({{"ask", "turn"}, {"degree", 2}});
+  });
+  EXPECT_THAT(changes[0], ElementsAre(Change(4, {2, 2, 2})));
+  EXPECT_EQ(event(*clients_[0])["message"], "another request came after this one");
+  EXPECT_EQ(event(*clients_[1])["event"], "changed");
+}
+
+TEST_F(DialRequests, ForWhatIsThereAlreadyChangeNothing) {
+  const auto changes = run(2, 3, options_, {2, 2, 2}, [&](int64_t step) {
+    if (step == 2) ask({{"ask", "turn"}, {"degree", 2}});
+  });
+  EXPECT_TRUE(changes[0].empty());
+  EXPECT_EQ(event(*clients_[0])["event"], "unchanged");
+}
+
+TEST_F(DialRequests, TakeTheDialFromTheTunerAndGiveItBack) {
+  options_.automatic = true;
+  options_.links = Links{};
+  std::vector<bool> automatic;
+  run(2, 30, options_, {1, 1, 1}, [&](int64_t step) {
+    const auto is_automatic = [&] {
+      Client client(folder_, {{"ask", "show"}});
+      return event(client)["automatic"].get<bool>();
+    };
+    if (step == 3) automatic.push_back(is_automatic());
+    if (step == 3) ask({{"ask", "turn"}, {"degree", 2}});
+    if (step == 5) automatic.push_back(is_automatic());
+    if (step != 6) return;
+    EXPECT_EQ(event(*clients_[0])["event"], "changed");
+    ask({{"ask", "auto"}});  // answered at an edge: this one, or the next
+    os::sleep_for(std::chrono::milliseconds(50));
+  });
+  EXPECT_THAT(automatic, ElementsAre(true, false));
+  EXPECT_EQ(event(*clients_[1])["event"], "automatic");
+  const std::string record = os::files().read(folder_ / "dial.jsonl");
+  EXPECT_GE(std::ranges::count(record, '\n'), 1 + 2 + 1 + 20) << "two lives of a tuner: begin and each of their steps";
+  const Replay replayed = replay(record);
+  for (size_t i = 0; i < replayed.decided.size(); ++i) {
+    EXPECT_EQ(replayed.decided[i].has_value(), replayed.recorded[i].decision.has_value());
+  }
+}
+
+TEST_F(DialRequests, AFolderOfALiveRunIsAnErrorOnAllRanks) {
+  const Server live(folder_, 2);
+  std::mutex mutex;
+  int refused = 0;
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    DialOptions own = options_;
+    own.facts = facts_of(fabric);
+    EXPECT_THROW(Dial(not_owned(fabric), {}, own), os::AddressInUse);
+    const std::scoped_lock lock(mutex);
+    ++refused;
+  });
+  EXPECT_EQ(refused, 2);
+}
+
+TEST_F(DialRequests, AFolderWithoutRoomForASocketIsNoReasonToStop) {
+  options_.folder = folder_ / "missing";
+  options_.schedule = {{2, {2, 2, 2}}};
+  EXPECT_THAT(run(2, 3, options_)[0], ElementsAre(Change(2, {2, 2, 2})));
+}
+
+}  // namespace
+
+RANK_MAIN(measures_links) {
+  const auto fabric = comm::Fabric::connect(mesh::World::from_environment());
+  const Links links = measure_links(*fabric);
+  testing::report("inside", links.inside);
+  testing::report("between", links.between);
+  testing::report("latency", links.inside_latency);
+  testing::report("memory", links.memory);
+  testing::report("shares", ranks_can_share(*fabric) ? 1 : 0);
+  const PlaceMemory place = fullest_place(*fabric);
+  testing::report("free", place.free / place.total);
+}
+
+TEST(Links, AreMeasuredAndTheSameOnAllRanks) {
+  const auto results = testing::run_ranks("measures_links", 2);
+  ASSERT_TRUE(results.all_succeeded()) << results.text();
+  for (const char* key : {"inside", "between", "latency", "memory", "shares", "free"}) {
+    EXPECT_EQ(results[0].value(key), results[1].value(key)) << key;
+  }
+  EXPECT_GT(results[0].value("inside"), 1e7);
+  EXPECT_LT(results[0].value("inside"), 1e12);
+  EXPECT_GT(results[0].value("memory"), 1e8);
+  EXPECT_LT(results[0].value("latency"), 1);
+  EXPECT_EQ(results[0].value("shares"), 1) << "shm is the default on one host";
+  EXPECT_GT(results[0].value("free"), 0);
+  EXPECT_LE(results[0].value("free"), 1);
+}
+
+}  // namespace tesserae::dial
