@@ -1,6 +1,6 @@
 """bench/hosts.sh: hosts that are namespaces. Needs root and iproute2; exits with 77 where they are missing.
 
-    python tests/bench/hosts_test.py [--step-program build/release/bench/bench_step]
+python tests/bench/hosts_test.py [--step-program build/release/bench/bench_step]
 """
 
 from __future__ import annotations
