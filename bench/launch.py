@@ -23,6 +23,7 @@ SHARE_OF_TIME = 0.01  # that sampling may take
 SHORTEST_INTERVAL = 0.25  # seconds
 UNAVAILABLE = 77  # how a program ends that can not run here
 HOSTS = Path(__file__).resolve().parent / "hosts.sh"
+BYTE_CODE = HOSTS.parent.parent / "build" / "pycache"
 
 
 class Unavailable(RuntimeError):
@@ -45,9 +46,16 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def environment() -> dict[str, str]:
+    """Byte code of Python modules is kept, whatever the machine's settings and however torch was installed: compiling
+    torch's modules anew in each process takes seconds, and would be charged to whoever restarts."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"PYTHONPYCACHEPREFIX": str(BYTE_CODE)}
+
+
 def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     """What torchrun would set. One compute thread a rank."""
-    return os.environ | {
+    return environment() | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -119,7 +127,7 @@ def launch(command: list[str], ranks: int, deadline: float, hosts: int = 1, rate
         command = [*command, "--json", str(report)]
         if hosts > 1:
             where = ["--hosts", str(hosts), "--ranks", str(ranks // hosts), "--rate", rate, "--report", str(link)]
-            watched = watch([[str(HOSTS), *where, "--", *command]], [dict(os.environ)], Path(folder, "log"), deadline)
+            watched = watch([[str(HOSTS), *where, "--", *command]], [environment()], Path(folder, "log"), deadline)
         else:
             port = free_port()
             environments = [rank_environment(rank, ranks, port) for rank in range(ranks)]
