@@ -136,6 +136,8 @@ def markdown(data: dict) -> str:
     rows = data["jobs"]
     right = sum(row["ratio"] <= WITHIN for row in rows)
     lines = [
+        "![Every layout of every job, and the one that auto chose](images/auto_sweep.png)",
+        "",
         f'"auto" settles within 5 % of the best layout in {right} of {len(rows)} jobs.',
         "",
         "| job (model, sequences a rank, link between 2 hosts) | best | ms a step | worst | auto | ms a step "

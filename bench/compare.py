@@ -194,8 +194,9 @@ def main() -> int:
 
 
 def update(document: Path, cases: dict[str, dict], names: Sequence[str]) -> None:
-    text = "\n".join(report.markdown(name, cases[name]) for name in names if name in cases)
-    if text and not report.update_between_markers(document, "bench", text):
+    picture = "![Tokens a second, case by case](images/speed.png)\n\n" if document.parent.name == "docs" else ""
+    text = picture + "\n".join(report.markdown(name, cases[name]) for name in names if name in cases)
+    if cases and not report.update_between_markers(document, "bench", text):
         print(
             f"compare: {document.name} has no <!-- bench:begin --> ... <!-- bench:end -->: left alone", file=sys.stderr
         )

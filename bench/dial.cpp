@@ -8,8 +8,8 @@
 //   seconds        until the slowest rank could go on
 //   lost_seconds   how much later the first step after it ended than without it: seconds, and what that step took more
 //                  than one of its kind
-//   bytes          that ranks received from each other, as the engine counts them, over all ranks; link_bytes: what
-//                  really went out of the host that sent most (loopback counts, memory does not)
+//   bytes          that ranks sent each other, as the engine counts them, over all ranks; link_bytes: what really went
+//                  out of the host that sent most (loopback counts, shared memory does not)
 //   needed_seconds what an all-gather of as many bytes between the same ranks takes, measured in this run
 //   steps          seconds, in steps before and after it
 //   *_pss          memory of all ranks (shared pages once): in training before and after; with --memory, the sum of

@@ -240,6 +240,7 @@ def markdown(data: dict) -> str:
     about = data["about"]
     text = ""
     if table := data.get("table"):
+        text += "![Time that a change takes](images/dial_cost.png)\n\n"
         text += f"{about['case']}, {about['parameters'] / 1e6:.0f} M parameters with AdamW, shared memory:\n\n"
         text += (
             "| degree | bytes moved | live: seconds | in steps, before / after | training stands still | "
@@ -266,6 +267,8 @@ def markdown(data: dict) -> str:
                     f"| {link} | {row['from']} → {row['to']} | {moved / 1e6:,.0f} MB | {row['seconds']['median']:.2f} "
                     f"| {row['needed_seconds']['median']:.2f} | {ratio} |\n"
                 )
+    text += "\n![Tokens a second and memory while the degree changes](images/dial.png)\n"
+    text += "\n![The same while auto settles](images/auto.png)\n"
     return text
 
 

@@ -112,6 +112,8 @@ def engine(options: argparse.Namespace) -> list[dict]:
 
 def markdown(data: dict) -> str:
     lines = [
+        "![Speed, memory and host cost by the number of ranks](images/growth.png)",
+        "",
         f"{data['case']}, full sharding:",
         "",
         "| ranks | " + " | ".join(f"{title(c)}, ms a step | tokens/s | host memory" for c in CANDIDATES) + " |",

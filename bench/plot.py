@@ -1,7 +1,7 @@
 """Draws what the other scripts of bench/ measured: bench/out/*.json become docs/images/*.png.
 
 python bench/plot.py                      # all of which there are results
-python bench/plot.py --only speed,dial    # of speed, memory, growth, dial, auto, dial_cost
+python bench/plot.py --only speed,dial    # of speed, memory, growth, dial, auto, dial_cost, auto_sweep
 python bench/plot.py --out /tmp/out --images /tmp/images
 """
 
@@ -14,7 +14,11 @@ import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import matplotlib
+try:
+    import matplotlib
+except ImportError:
+    print("plot: matplotlib is not installed: pip install -r requirements-dev.txt", file=sys.stderr)
+    sys.exit(77)
 
 matplotlib.use("Agg")  # no display needed
 
@@ -194,7 +198,7 @@ def timeline(out: Path, kind: str, heading: str) -> Figure | None:
     used = [(r["step"], r["memory_bytes"] / 2**30) for r in run["steps"] if r.get("memory_bytes")]
     if used:
         memory_axes.plot(*zip(*used, strict=True), color=PEER, linewidth=1.3)
-    memory_axes.set(ylabel="memory, all ranks, GiB", xlabel="step")
+    memory_axes.set(ylabel="fullest rank, GiB", xlabel="step")
     for axes in (speed_axes, memory_axes):
         from_zero(axes)
     top = speed_axes.get_ylim()[1]
@@ -237,6 +241,34 @@ def dial_cost(out: Path) -> Figure | None:
     return figure
 
 
+def auto_sweep(out: Path) -> Figure | None:
+    """For each job: every layout, by how much slower than the best it is, and the one that auto chose."""
+    file = out / "auto_sweep.json"
+    jobs = json.loads(file.read_text())["jobs"] if file.exists() else []
+    if not jobs:
+        return None
+    figure, axes = pyplot.subplots(figsize=(WIDTH, 1.1 + 0.28 * len(jobs)))
+    for at, row in enumerate(jobs):
+        times = row["step_ms"]
+        best = min(times.values())
+        chosen = ",".join(map(str, row["chosen"]))
+        ratios = [value / best for layout, value in times.items() if layout != chosen]
+        axes.plot(ratios, [at] * len(ratios), "o", color=CEILING, markersize=5)
+        axes.plot([times[chosen] / best], [at], "o", color=OURS, markersize=7)
+    axes.axvspan(1, 1.05, color=FAINT, alpha=0.6, linewidth=0)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator([1, 1.5, 2, 3, 5, 10, 20, 50]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_yticks(range(len(jobs)), [row["job"]["name"] for row in jobs])
+    axes.invert_yaxis()
+    axes.set(
+        title="Step time of every layout (grey) and of the one that auto chose", xlabel="times the best layout's step"
+    )
+    figure.tight_layout()
+    return figure
+
+
 PLOTS = {
     "speed": speed,
     "memory": memory,
@@ -244,6 +276,7 @@ PLOTS = {
     "dial": dial,
     "auto": auto,
     "dial_cost": dial_cost,
+    "auto_sweep": auto_sweep,
 }
 
 
