@@ -2,8 +2,8 @@
 # bench/hosts.sh: see --help below.
 #
 # How it works:
-#   1. Every host is a network namespace and a host name of its own, held by a process that sleeps. One more namespace
-#      is the switch: a bridge.
+#   1. Every host is a network namespace with a host name, an /etc/hosts and a /dev/shm of its own, held by a process
+#      that sleeps. One more namespace is the switch: a bridge.
 #   2. A host's eth0 is one end of a cable (veth), the other is a port of the switch. Both ends send at the rate that
 #      was asked for (tc tbf), so a link carries that much in each direction, and no host receives more.
 #   3. The ranks start inside their hosts with torchrun's variables. Ranks of two hosts have nothing but the link:
@@ -21,8 +21,9 @@ help() {
 usage: bench/hosts.sh [OPTION...] -- COMMAND [ARGUMENT...]
 
 Runs COMMAND as the ranks of a job on several hosts, all of them on this machine: each host is a network namespace with
-a host name of its own, and a link of a given speed between them. Ranks find torchrun's variables (RANK, WORLD_SIZE,
-LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT) and GLOO_SOCKET_IFNAME.
+a host name (host0, host1, ...) and a /dev/shm of its own; links of a given speed join them. Files are shared. Ranks
+find torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT) and
+GLOO_SOCKET_IFNAME.
 
   --hosts N      hosts (2)
   --ranks N      ranks on each host (1)
@@ -88,10 +89,11 @@ for tool in unshare nsenter setpriv; do
 done
 
 set -m  # each job is a process group: what a rank started ends with it, and Ctrl-C at the terminal comes here alone
-holders=() processes=()
+holders=() processes=() names=''
 
 end_all() {
   trap '' INT TERM HUP
+  rm -f "$names"
   exec 2>/dev/null  # the shell would report every process that it ends
   local process waited
   for process in "${processes[@]}"; do kill -TERM -- "-$process" 2>/dev/null || true; done
@@ -115,7 +117,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 make_namespace() {  # sets `holder`
-  setpriv --pdeathsig KILL unshare --net --uts sleep infinity </dev/null &>/dev/null &
+  setpriv --pdeathsig KILL unshare --net --uts --mount sleep infinity </dev/null &>/dev/null &
   holder=$!
   holders+=("$holder")
   local attempt
@@ -128,7 +130,7 @@ make_namespace() {  # sets `holder`
   can_not "no network namespace came to be within 2 seconds"
 }
 inside() {  # HOLDER COMMAND...
-  nsenter --target "$1" --net --uts "${@:2}"
+  nsenter --target "$1" --net --uts --mount "${@:2}"
 }
 shape() {  # HOLDER DEVICE
   local parent=(root)
@@ -145,6 +147,10 @@ shape() {  # HOLDER DEVICE
   fi
 }
 
+names=$(mktemp)  # gone as soon as it is mounted in all hosts
+echo '127.0.0.1 localhost' >"$names"
+for ((host = 0; host < hosts; ++host)); do echo "10.77.0.$((host + 1)) host$host" >>"$names"; done
+
 make_namespace
 switch=$holder
 inside "$switch" ip link add bridge type bridge || can_not "this kernel makes no bridges"
@@ -154,6 +160,8 @@ for ((host = 0; host < hosts; ++host)); do
   make_namespace
   host_holders+=("$holder")
   inside "$holder" hostname "host$host"
+  inside "$holder" mount --bind "$names" /etc/hosts || can_not "can not mount an /etc/hosts"
+  inside "$holder" mount -t tmpfs -o mode=1777 hosts.sh /dev/shm || can_not "can not mount a /dev/shm"
   inside "$switch" ip link add "port$host" type veth peer name eth0 netns "/proc/$holder/ns/net" ||
     can_not "this kernel makes no virtual Ethernet (veth)"
   inside "$switch" ip link set "port$host" master bridge up
@@ -164,11 +172,12 @@ for ((host = 0; host < hosts; ++host)); do
   # Delay is one way: only where a packet leaves its host.
   delay=0 shape "$switch" "port$host"
 done
+rm "$names"
 
 start=$EPOCHREALTIME
 for ((rank = 0; rank < hosts * ranks; ++rank)); do
-  setpriv --pdeathsig KILL nsenter --target "${host_holders[rank / ranks]}" --net --uts \
-    env RANK=$rank WORLD_SIZE=$((hosts * ranks)) LOCAL_RANK=$((rank % ranks)) LOCAL_WORLD_SIZE="$ranks" \
+  setpriv --pdeathsig KILL nsenter --target "${host_holders[rank / ranks]}" --net --uts --mount \
+    env --chdir="$PWD" RANK=$rank WORLD_SIZE=$((hosts * ranks)) LOCAL_RANK=$((rank % ranks)) LOCAL_WORLD_SIZE="$ranks" \
     GROUP_RANK=$((rank / ranks)) MASTER_ADDR=10.77.0.1 MASTER_PORT="$port" GLOO_SOCKET_IFNAME=eth0 \
     OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" "$@" </dev/null &
   processes+=($!)

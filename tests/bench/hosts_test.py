@@ -81,6 +81,17 @@ class Hosts(unittest.TestCase):
         expected = [f"{rank} 6 {rank % 2} 2 {rank // 2} host{rank // 2}" for rank in range(6)]
         self.assertEqual(sorted(done.stdout.splitlines()), expected, done.stderr)
 
+    def test_hosts_know_each_other_by_name_share_files_and_no_memory(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            script = f'touch "{folder}/$RANK" "/dev/shm/hosts_test_$RANK"; getent hosts host0 host1; ls /dev/shm; pwd'
+            done = hosts("--", "bash", "-c", script)
+            self.assertEqual(sorted(file.name for file in Path(folder).iterdir()), ["0", "1"])
+        addresses = [[f"10.77.0.{host + 1}", f"host{host}"] for host in (0, 1)] * 2
+        memory = [["hosts_test_0"], ["hosts_test_1"]]
+        expected = sorted([*addresses, *memory, [os.getcwd()], [os.getcwd()]])
+        self.assertEqual(sorted(line.split() for line in done.stdout.splitlines()), expected, done.stderr)
+        self.assertEqual(list(Path("/dev/shm").glob("hosts_test_*")), [])
+
     def test_a_link_carries_no_more_than_its_rate_and_nearly_that(self) -> None:
         rate, size = 40e6, 8_000_000
         report, _ = self.report_of("--rate", "40mbit", "--", sys.executable, "-c", TRANSFER, str(size))
