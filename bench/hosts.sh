@@ -149,7 +149,10 @@ shape() {  # HOLDER DEVICE
 
 names=$(mktemp)  # gone as soon as it is mounted in all hosts
 echo '127.0.0.1 localhost' >"$names"
-for ((host = 0; host < hosts; ++host)); do echo "10.77.0.$((host + 1)) host$host" >>"$names"; done
+for ((host = 0; host < hosts; ++host)); do
+  # Sockets that speak both versions of IP see the second form.
+  printf '%s host%d\n' "10.77.0.$((host + 1))" "$host" "::ffff:10.77.0.$((host + 1))" "$host" >>"$names"
+done
 
 make_namespace
 switch=$holder
