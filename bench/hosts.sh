@@ -90,6 +90,8 @@ done
 
 set -m  # each job is a process group: what a rank started ends with it, and Ctrl-C at the terminal comes here alone
 holders=() processes=() names=''
+# COMMAND after this dies with this script, also if that ended before it could be told to.
+with_us=(setpriv --pdeathsig KILL sh -c '[ "$PPID" = "$0" ] && exec "$@"' $$)
 
 end_all() {
   trap '' INT TERM HUP
@@ -117,7 +119,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 make_namespace() {  # sets `holder`
-  setpriv --pdeathsig KILL unshare --net --uts --mount sleep infinity </dev/null &>/dev/null &
+  "${with_us[@]}" unshare --net --uts --mount sleep infinity </dev/null &>/dev/null &
   holder=$!
   holders+=("$holder")
   local attempt
@@ -179,7 +181,7 @@ rm "$names"
 
 start=$EPOCHREALTIME
 for ((rank = 0; rank < hosts * ranks; ++rank)); do
-  setpriv --pdeathsig KILL nsenter --target "${host_holders[rank / ranks]}" --net --uts --mount \
+  "${with_us[@]}" nsenter --target "${host_holders[rank / ranks]}" --net --uts --mount \
     env --chdir="$PWD" RANK=$rank WORLD_SIZE=$((hosts * ranks)) LOCAL_RANK=$((rank % ranks)) LOCAL_WORLD_SIZE="$ranks" \
     GROUP_RANK=$((rank / ranks)) MASTER_ADDR=10.77.0.1 MASTER_PORT="$port" GLOO_SOCKET_IFNAME=eth0 \
     OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" "$@" </dev/null &

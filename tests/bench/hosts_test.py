@@ -83,7 +83,8 @@ class Hosts(unittest.TestCase):
 
     def test_hosts_know_each_other_by_name_share_files_and_no_memory(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            script = f'touch "{folder}/$RANK" "/dev/shm/hosts_test_$RANK"; getent ahostsv4 host0 host1 | grep STREAM; ls /dev/shm; pwd'
+            look = "for host in host0 host1; do getent ahostsv4 $host | grep 'STREAM host'; done; ls /dev/shm; pwd"
+            script = f'touch "{folder}/$RANK" "/dev/shm/hosts_test_$RANK"; {look}'
             done = hosts("--", "bash", "-c", script)
             self.assertEqual(sorted(file.name for file in Path(folder).iterdir()), ["0", "1"])
         addresses = [[f"10.77.0.{host + 1}", "STREAM", f"host{host}"] for host in (0, 1)] * 2
