@@ -9,6 +9,7 @@ DEMO_CONFIG ?= examples/python-source.json
 DEMO_ARGS ?=
 TEST_ARGS ?=
 PYTEST_ARGS ?=
+BENCH ?= compare host_cost growth transport
 BENCH_ARGS ?=
 
 BUILD := build/$(PRESET)
@@ -20,10 +21,10 @@ PYTEST_SECONDS ?= 3600
 # Two tests at a time: many of them start four processes each.
 CTEST = ctest --test-dir $(BUILD) --output-on-failure --no-tests=error --parallel 2
 
-.PHONY: help setup build program demo test parity long bench check format stub clean
+.PHONY: help setup build program demo test parity long bench dial-bench check format stub clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  PRESET=release|dev|asan|tsan chooses the build, DEMO_ARGS, TEST_ARGS, PYTEST_ARGS and BENCH_ARGS are passed on"
 
 setup:  ## install what is missing; make the Python environment (done once, by every target that needs it)
@@ -50,8 +51,18 @@ parity: build  ## every layout, lifetime and option against one process, every o
 long: build  ## the long forms of tests: 1,000 kills of a save
 	@$(CTEST) -C long -L long $(TEST_ARGS)
 
-bench: build  ## the same model under FSDP1, FSDP2, DDP and Tesserae, interleaved
-	@$(PYTHON) bench/compare.py $(BENCH_ARGS)
+bench: build  ## FSDP1, FSDP2, DDP and Tesserae, interleaved; tables and plots in docs/ (2 hours; BENCH=compare: a part)
+	@for part in $(BENCH); do \
+	  if [ -f bench/$$part.py ]; then $(PYTHON) bench/$$part.py --update-docs $(BENCH_ARGS); fi; \
+	done
+	@$(PYTHON) bench/plot.py
+
+dial-bench: build  ## changes of the sharding degree beside restarts from a checkpoint, and "auto" beside all layouts
+	@$(PYTHON) bench/dial.py --update-docs $(BENCH_ARGS)
+	@$(PYTHON) bench/dial.py --links gloo,1gbit --update-docs $(BENCH_ARGS)
+	@$(PYTHON) bench/dial.py --timeline $(BENCH_ARGS)
+	@$(PYTHON) bench/auto_sweep.py --update-docs
+	@$(PYTHON) bench/plot.py
 
 check:  ## what needs no build: the order of the layers, the format
 	@tools/check_layers.py

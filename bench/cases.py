@@ -22,6 +22,8 @@ class Case:
     ranks: int
     batch: int = 1
     precision: str = "fp32"
+    hosts: int = 1
+    rate: str = ""  # of the link of each host, if there are several: as bench/hosts.sh takes it
 
     def arguments(self) -> list[str]:
         """The options that bench/peers.py and bench/step.cpp share."""
@@ -53,6 +55,17 @@ CASES = {
         sequence=512,
         ranks=2,
     ),
+    "D": Case(
+        "34 M parameters, 256 tokens a rank, 2 hosts x 2 ranks, 1 Gbit/s between them, fp32",
+        dimension=512,
+        layers=8,
+        heads=8,
+        vocabulary=8192,
+        sequence=256,
+        ranks=4,
+        hosts=2,
+        rate="1gbit",
+    ),
     "E": replace(A, title="118 M parameters, 128 tokens a rank, 2 ranks, bf16", precision="bf16"),
     "tiny": Case(
         "0.3 M parameters, 32 tokens a rank, 2 ranks, fp32 (proves that the comparison runs, nothing else)",
@@ -63,6 +76,17 @@ CASES = {
         sequence=32,
         ranks=2,
     ),
+    "tiny-hosts": Case(
+        "0.3 M parameters, 32 tokens a rank, 2 hosts x 2 ranks, 100 Mbit/s (proves that it runs, nothing else)",
+        dimension=64,
+        layers=4,
+        heads=4,
+        vocabulary=512,
+        sequence=32,
+        ranks=4,
+        hosts=2,
+        rate="100mbit",
+    ),
 }
 
 # name: what the table calls it
@@ -72,19 +96,36 @@ TITLES = {
     "ddp": "DDP",
     "fsdp1": "FSDP1",
     "fsdp1-grad-op": "FSDP1, SHARD_GRAD_OP",
+    "fsdp1-hybrid": "FSDP1, HYBRID_SHARD within hosts",
     "fsdp2": "FSDP2",
     "fsdp2-grad-op": "FSDP2, reshard_after_forward=False",
+    "fsdp2-hybrid": "FSDP2, sharded within hosts",
+    "fsdp2-shm": "FSDP2 over Tesserae's shared memory",
     "ours-python": "Tesserae, Python",
     "ours": "Tesserae, C++",
 }
-DEFAULT = ("plain", "ours-plain", "ddp", "fsdp1", "fsdp2", "ours-python", "ours")
+# What a peer's name ends with: more of its command line. `{local}` is the number of ranks on a host.
+VARIANTS = {
+    "-grad-op": ("--strategy", "SHARD_GRAD_OP"),
+    "-hybrid": ("--strategy", "HYBRID_SHARD", "--degree", "{local}"),
+    "-shm": ("--backend", "tesserae"),
+}
+ON_ONE_HOST = ("plain", "ours-plain", "ddp", "fsdp1", "fsdp2", "fsdp2-shm", "ours-python", "ours")
+BETWEEN_HOSTS = ("ours-plain", "ddp", "fsdp2", "fsdp2-hybrid", "ours", "ours:best")
 WITHOUT_COMMUNICATION = ("plain", "ours-plain")
 REFERENCE = "fsdp2"
+BEST = "ours:best"  # stands for ours under the layout that was the fastest in a trial of all of them
+
+
+def default_candidates(case: Case) -> tuple[str, ...]:
+    return BETWEEN_HOSTS if case.hosts > 1 else ON_ONE_HOST
 
 
 def title(candidate: str) -> str:
     """`ours:ZERO_2` and `ours:2,2,4` are ours under another strategy or with those degrees P,G,O."""
     name, _, layout = candidate.partition(":")
+    if layout[:1].isdigit():
+        layout = "P={} G={} O={}".format(*layout.split(","))
     return f"{TITLES[name]}, {layout}" if layout else TITLES[name]
 
 
@@ -93,17 +134,27 @@ def is_candidate(candidate: str) -> bool:
     return name in TITLES and (not colon or (name == "ours" and bool(layout)))
 
 
-def command(candidate: str, step_program: Path) -> list[str]:
+def layouts(ranks: int) -> list[str]:
+    """Every valid P,G,O: each divides the next, and the last the number of ranks."""
+    dividing = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
+    return [f"{p},{g},{o}" for p in dividing for g in dividing for o in dividing if g % p == 0 and o % g == 0]
+
+
+def command(candidate: str, step_program: Path, case: Case) -> list[str]:
     name, _, layout = candidate.partition(":")
     if name == "ours":
         layout = layout or "FULL_SHARD"
         return [str(step_program), "--mode", "sharded", "--degrees" if layout[0].isdigit() else "--strategy", layout]
     if name == "ours-plain":
         return [str(step_program), "--mode", "plain"]
+    peer = [sys.executable, str(HERE / "peers.py"), "--mode"]
     if name == "ours-python":
-        return [sys.executable, str(HERE / "peers.py"), "--mode", "tesserae"]
-    peer = [sys.executable, str(HERE / "peers.py"), "--mode", name.removesuffix("-grad-op")]
-    return [*peer, "--strategy", "SHARD_GRAD_OP"] if name.endswith("-grad-op") else peer
+        return [*peer, "tesserae"]
+    for ending, arguments in VARIANTS.items():
+        if name.endswith(ending):
+            local = str(case.ranks // case.hosts)
+            return [*peer, name.removesuffix(ending), *(word.format(local=local) for word in arguments)]
+    return [*peer, name]
 
 
 def newest_program(name: str) -> Path | None:

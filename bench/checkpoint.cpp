@@ -9,9 +9,7 @@
 //   async_call     how long an asynchronous save holds training up: in the call, and before the next optimizer step
 //   async_lost     how much longer the steps after that call take in all, the call included
 //   checksum       what a save spends on checksums
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/randint.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -21,13 +19,10 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/measure.h"
+#include "bench/training.h"
 #include "tesserae/checkpoint/checkpoint.h"
 #include "tesserae/checkpoint/checksum.h"
-#include "tesserae/model/gpt.h"
-#include "tesserae/model/init.h"
-#include "tesserae/optim/adamw.h"
 #include "tesserae/os/program.h"
-#include "tesserae/shard/sharded.h"
 #include "tesserae/train/launcher.h"
 
 namespace tesserae::bench {
@@ -37,10 +32,7 @@ using nlohmann::json;
 
 struct Options {
   int nproc = 0;
-  model::GptConfig model;
-  int64_t sequence = 128;
-  int64_t batch = 1;
-  std::string precision = "fp32";
+  TrainingOptions training;
   os::Path folder;
   int saves = 3;
   int steps = 3;
@@ -52,11 +44,9 @@ class Bench {
  public:
   Bench(const Options& options, std::shared_ptr<comm::Fabric> fabric)
       : options_(options),
-        fabric_(std::move(fabric)),
-        model_(on_meta(options.model)),
-        sharded_(shard(model_, fabric_, options)),
-        optimizer_(sharded_),
-        saver_(fabric_, {.folder = options.folder, .keep = 1}) {}
+        fabric_(fabric),
+        training_(options.training, fabric, mesh::preset("FULL_SHARD", fabric->size())),
+        saver_(std::move(fabric), {.folder = options.folder, .keep = 1}) {}
 
   json run() {
     for (int i = 0; i < 2; ++i) step();
@@ -66,42 +56,24 @@ class Bench {
     measure("load", options_.saves, [this] { load(); });
     measure("checksum", options_.saves, [this] { hash(); });
     report_["ranks"] = fabric_->size();
-    report_["parameters"] = sharded_.parameter_count();
+    report_["parameters"] = training_.sharded().parameter_count();
     report_["bytes"] = checkpoint::Checkpoint::open(newest()).manifest().bytes();
     return report_;
   }
 
  private:
-  static model::Gpt on_meta(model::GptConfig config) {
-    config.device = c10::kMeta;
-    return model::Gpt(config);
-  }
-
-  static shard::Sharded shard(model::Gpt& model, const std::shared_ptr<comm::Fabric>& fabric, const Options& options) {
-    shard::Options how;
-    how.strategy = mesh::preset("FULL_SHARD", fabric->size());
-    if (options.precision == "bf16") how.precision = shard::Precision::bf16();
-    how.initialize = model::initialize(options.model);
-    return shard::shard_model(model, fabric, how);
-  }
-
   void step() {
-    const auto generator = at::make_generator<at::CPUGeneratorImpl>(
-        1000 + static_cast<uint64_t>(steps_++ * fabric_->size() + fabric_->rank()));
-    const auto tokens =
-        at::randint(options_.model.vocabulary, {options_.batch, options_.sequence + 1}, generator, at::kLong);
-    model_->forward(tokens.slice(1, 0, -1).contiguous(), tokens.slice(1, 1).contiguous()).backward();
+    training_.backward();
     const Stopwatch watch;
     saver_.wait_copied();
     waited_ += watch.wall_us() / 1e6;
-    optimizer_.step({.measure_norm = false});
-    optimizer_.zero_grad();
+    training_.update();
   }
 
   checkpoint::State state() {
-    return {.step = steps_,
-            .layout = mesh::Layout(fabric_->size(), sharded_.options().strategy.degrees),
-            .pieces = checkpoint::model_pieces(sharded_, &optimizer_)};
+    return {.step = training_.steps(),
+            .layout = mesh::Layout(fabric_->size(), training_.sharded().options().strategy.degrees),
+            .pieces = checkpoint::model_pieces(training_.sharded(), &training_.optimizer())};
   }
 
   void save_asynchronously() {
@@ -121,12 +93,12 @@ class Bench {
   os::Path newest() const { return checkpoint::list_checkpoints(options_.folder).back().path; }
 
   void load() {
-    checkpoint::load_model(checkpoint::Checkpoint::open(newest()), sharded_, &optimizer_);
-    checkpoint::publish_model(sharded_);
+    checkpoint::load_model(checkpoint::Checkpoint::open(newest()), training_.sharded(), &training_.optimizer());
+    checkpoint::publish_model(training_.sharded());
   }
 
   void hash() {
-    for (const checkpoint::Piece& piece : checkpoint::model_pieces(sharded_, &optimizer_)) {
+    for (const checkpoint::Piece& piece : checkpoint::model_pieces(training_.sharded(), &training_.optimizer())) {
       if (!piece.written) continue;
       const auto* bytes = static_cast<const char*>(piece.data.const_data_ptr());
       const size_t block = static_cast<size_t>(saver_.options().block_bytes);
@@ -148,12 +120,9 @@ class Bench {
 
   const Options& options_;
   std::shared_ptr<comm::Fabric> fabric_;
-  model::Gpt model_;
-  shard::Sharded sharded_;
-  optim::AdamW optimizer_;
+  Training training_;
   checkpoint::Saver saver_;
   json report_;
-  int64_t steps_ = 0;
   double waited_ = 0;
   uint64_t sum_ = 0;
 };
@@ -161,13 +130,7 @@ class Bench {
 int parse(int argc, char** argv, Options& o) {
   CLI::App app("Measures saving and loading of a transformer's training state.");
   app.add_option("--nproc", o.nproc, "start so many ranks on this host");
-  app.add_option("--dimension", o.model.dimension)->required();
-  app.add_option("--layers", o.model.layers)->required();
-  app.add_option("--heads", o.model.heads)->required();
-  app.add_option("--vocabulary", o.model.vocabulary)->required();
-  app.add_option("--sequence", o.sequence)->check(CLI::PositiveNumber);
-  app.add_option("--batch", o.batch)->check(CLI::PositiveNumber);
-  app.add_option("--precision", o.precision)->check(CLI::IsMember({"fp32", "bf16"}));
+  o.training.add_to(app);
   app.add_option("--folder", o.folder, "where checkpoints go")->required();
   app.add_option("--saves", o.saves, "of each kind")->check(CLI::PositiveNumber);
   app.add_option("--steps", o.steps, "after each asynchronous save")->check(CLI::PositiveNumber);
@@ -177,8 +140,6 @@ int parse(int argc, char** argv, Options& o) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   }
-  o.model.tied = false;
-  o.model.max_sequence = o.sequence;
   return -1;
 }
 

@@ -4,39 +4,54 @@ Rounds are interleaved: each runs every candidate once, as freshly started ranks
 minute of the machine hits all alike. Ratios are taken round by round. Run it on a machine that does nothing else:
 
     python bench/compare.py --cases A,C --rounds 5
-    python bench/compare.py --cases tiny --quick                 # proves in seconds that it works
+    python bench/compare.py --cases tiny,tiny-hosts --quick      # proves in a minute that it works
     python bench/compare.py --candidates fsdp2,ours,ours:ZERO_2  # ours under other strategies or degrees (ours:2,2,4)
+    python bench/compare.py --cases D --candidates fsdp2,ours:best  # the best of our layouts, found by a short trial
 
-Writes bench/out/compare.json and, where matplotlib is installed, bench/out/compare.png; --update-docs puts the table
-between the markers in README.md and docs/performance.md.
+A case with several hosts (D) needs root and iproute2, see bench/hosts.sh; without them it is left out. Results are
+added to bench/out/compare.json, which bench/plot.py draws; --update-docs puts the tables of all cases that are in it
+between the markers in docs/performance.md, and that of case A into README.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
-import os
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import report
-from cases import CASES, DEFAULT, ROOT, WITHOUT_COMMUNICATION, Case, command, is_candidate, newest_program, title
-from launch import Run, launch
+from cases import (
+    BEST,
+    CASES,
+    ROOT,
+    WITHOUT_COMMUNICATION,
+    Case,
+    command,
+    default_candidates,
+    is_candidate,
+    layouts,
+    newest_program,
+    title,
+)
+from launch import Run, Unavailable, launch
 
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md")
-QUIET_LOAD = 0.5
+ALL = "A,B,C,D,E"
+IN_README = ("A",)
 LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 1e-2}  # relative; fp32 differs in the order of sums only
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default="A,C", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--cases", default=ALL, help=f"of {', '.join(CASES)}")
     parser.add_argument(
-        "--candidates", default=",".join(DEFAULT), help="separated by commas, or by spaces if degrees are given"
+        "--candidates",
+        default="",
+        help="separated by commas, or by spaces if degrees are given; default: those of the case, see bench/cases.py",
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="timed steps a run")
@@ -51,12 +66,12 @@ def parse() -> argparse.Namespace:
         options.rounds, options.steps, options.warmup = 2, 2, 1
     options.cases = options.cases.split(",")
     separator = None if " " in options.candidates.strip() else ","
-    options.candidates = options.candidates.split(separator)
+    options.candidates = options.candidates.split(separator) if options.candidates else []
     if unknown := [case for case in options.cases if case not in CASES]:
         parser.error(f"unknown case {unknown[0]!r}; cases are {', '.join(CASES)}")
     if unknown := [name for name in options.candidates if not is_candidate(name)]:
         parser.error(f"unknown candidate {unknown[0]!r}; see TITLES in bench/cases.py")
-    if any(name.startswith("ours") for name in options.candidates):
+    if not options.candidates or any(name.startswith("ours") for name in options.candidates):
         options.step_program = options.step_program or newest_program("bench_step")
         if not options.step_program:
             parser.error(
@@ -66,31 +81,56 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def compare(name: str, options: argparse.Namespace) -> list[dict[str, Run]]:
-    """One dictionary a round, by candidate. A candidate that fails is reported and left out from then on."""
-    case, candidates = CASES[name], list(options.candidates)
-    rounds: list[dict[str, Run]] = []
+def compare(name: str, options: argparse.Namespace) -> tuple[list[dict[str, Run]], dict[str, float], bool]:
+    """One dictionary a round, by candidate; what a trial of our layouts found, if one was asked for (ms a step); and
+    whether all went well. A candidate that fails is reported and left out from then on."""
+    case, well = CASES[name], True
+    asked = list(options.candidates or default_candidates(case))
+    trial: dict[str, float] = {}
+    if BEST in asked:
+        trial = try_layouts(name, case, options)
+        best = min(trial, key=lambda layout: trial[layout])
+        asked = [c for c in asked if c != f"ours:{best}"]
+        asked = [f"ours:{best}" if c == BEST else c for c in asked]
+    candidates, rounds = list(asked), []
     for index in range(options.rounds):
         runs: dict[str, Run] = {}
         shift = index % max(len(candidates), 1)
         for candidate in candidates[shift:] + candidates[:shift]:
-            where = f"{name}, round {index + 1}/{options.rounds}: {title(candidate):28}"
+            where = f"{name}, round {index + 1}/{options.rounds}: {title(candidate):35}"
             progress(where)
             try:
-                runs[candidate] = run(candidate, case, options)
+                runs[candidate] = run(candidate, case, options, options.steps, options.warmup)
+            except Unavailable as reason:
+                progress(f"{name}: {title(candidate)} is left out: {reason}", done=True)
+                candidates.remove(candidate)
+                continue
             except RuntimeError as error:
                 progress(f"{name}: {title(candidate)} failed and is left out\n{error}", done=True)
                 candidates.remove(candidate)
+                well = False
                 continue
             progress(f"{where} {statistics.median(runs[candidate].report['step_ms']):9,.1f} ms a step", done=True)
-        rounds.append({candidate: runs[candidate] for candidate in options.candidates if candidate in runs})
+        rounds.append({candidate: runs[candidate] for candidate in asked if candidate in runs})
     check(name, rounds)
-    return rounds
+    return rounds, trial, well
 
 
-def run(candidate: str, case: Case, options: argparse.Namespace) -> Run:
-    timing = ["--steps", str(options.steps), "--warmup", str(options.warmup)]
-    return launch([*command(candidate, options.step_program), *case.arguments(), *timing], case.ranks, options.deadline)
+def try_layouts(name: str, case: Case, options: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds of a step under each layout, from a short run each. Layouts that are nearly as fast may change
+    places; the rounds measure the one that is chosen anew."""
+    trial = {}
+    for layout in layouts(case.ranks):
+        figures = run(f"ours:{layout}", case, options, steps=min(3, options.steps), warmup=1).report
+        trial[layout] = statistics.median(figures["step_ms"])
+        progress(f"{name}, trial: {title(f'ours:{layout}'):35} {trial[layout]:9,.1f} ms a step", done=True)
+    return trial
+
+
+def run(candidate: str, case: Case, options: argparse.Namespace, steps: int, warmup: int) -> Run:
+    timing = ["--steps", str(steps), "--warmup", str(warmup)]
+    arguments = [*command(candidate, options.step_program, case), *case.arguments(), *timing]
+    return launch(arguments, case.ranks, options.deadline, case.hosts, case.rate)
 
 
 def check(name: str, rounds: list[dict[str, Run]]) -> None:
@@ -121,47 +161,45 @@ def progress(text: str, done: bool = False) -> None:
 
 def main() -> int:
     options = parse()
-    import torch
-
-    data = {
-        "machine": report.machine(),
-        "torch": torch.__version__,
-        "rounds": options.rounds,
-        "steps": options.steps,
-        "warmup": options.warmup,
-        "date": datetime.date.today().isoformat(),
-        "cases": {},
-    }
-    if data["machine"]["load_before"] > QUIET_LOAD:
-        print(f"compare: the machine is busy (load {os.getloadavg()[0]:.1f}): figures will be off", file=sys.stderr)
-    summaries, complete = {}, True
     options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / "compare.json"
+    data = json.loads(file.read_text()) if file.exists() else {}
+    cases = data["cases"] = {name: case for name, case in data.get("cases", {}).items() if "about" in case}
+    complete = True
     for name in options.cases:
-        rounds = compare(name, options)
-        complete = complete and all(set(round_) == set(options.candidates) for round_ in rounds)
+        about = report.about() | {"rounds": options.rounds, "steps": options.steps, "warmup": options.warmup}
+        report.warn_if_busy("compare", about)
+        try:
+            rounds, trial, well = compare(name, options)
+        except Unavailable as reason:
+            print(f"compare: case {name} is left out: {reason}", file=sys.stderr)
+            continue
+        complete = complete and well
         if not rounds[0]:
             continue
-        summaries[name] = report.summarize(rounds)
-        data["cases"][name] = {
+        cases[name] = {
             "case": asdict(CASES[name]),
-            "summary": report.as_json(summaries[name]),
+            "about": about,
+            "summary": report.as_json(report.summarize(rounds)),
+            "trial_ms": trial,
             "rounds": [{c: asdict(r) for c, r in round_.items()} for round_ in rounds],
         }
-        (options.out / "compare.json").write_text(json.dumps(data, indent=1) + "\n")  # what is done survives a Ctrl-C
+        file.write_text(json.dumps(data, indent=1) + "\n")  # what is done survives a Ctrl-C
+        print(report.markdown(name, cases[name]))
 
-    tables = [report.markdown(name, summary) for name, summary in summaries.items()]
-    text = "\n".join([*tables, report.describe(data)])
-    print(text)
-    if not report.plot(summaries, options.out / "compare.png"):
-        print("compare: no plot: matplotlib is not installed", file=sys.stderr)
     if options.update_docs:
-        for document in DOCUMENTS:
-            if not report.update_between_markers(document, "bench", text):
-                print(
-                    f"compare: {document.name} has no <!-- bench:begin --> ... <!-- bench:end -->: left alone",
-                    file=sys.stderr,
-                )
+        update(ROOT / "docs" / "performance.md", cases, [name for name in CASES if name in ALL])
+        update(ROOT / "README.md", cases, IN_README)
     return 0 if complete else 1
+
+
+def update(document: Path, cases: dict[str, dict], names: Sequence[str]) -> None:
+    picture = "![Tokens a second, case by case](images/speed.png)\n\n" if document.parent.name == "docs" else ""
+    text = picture + "\n".join(report.markdown(name, cases[name]) for name in names if name in cases)
+    if cases and not report.update_between_markers(document, "bench", text):
+        print(
+            f"compare: {document.name} has no <!-- bench:begin --> ... <!-- bench:end -->: left alone", file=sys.stderr
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Starts the ranks of one benchmark run on this machine, watches their memory, and collects their report.
+"""Starts the ranks of one benchmark run on this machine, watches their memory, and collects their report. Ranks of
+several hosts are started by bench/hosts.sh.
 
 Memory is the sum of PSS over the ranks (shared pages count once), sampled from /proc/PID/smaps_rollup. For that the
 kernel walks the page tables and holds up page faults meanwhile: samples are spaced to cost at most 1% of the time.
@@ -20,15 +21,23 @@ from pathlib import Path
 
 SHARE_OF_TIME = 0.01  # that sampling may take
 SHORTEST_INTERVAL = 0.25  # seconds
+UNAVAILABLE = 77  # how a program ends that can not run here
+HOSTS = Path(__file__).resolve().parent / "hosts.sh"
+BYTE_CODE = HOSTS.parent.parent / "build" / "pycache"
+
+
+class Unavailable(RuntimeError):
+    """This run is impossible on this machine, or with what is built; the message says why."""
 
 
 @dataclass(frozen=True)
 class Run:
     report: dict  # what rank 0 wrote
     peak_pss: int  # bytes, sum over the ranks; 0 where the kernel does not tell
-    peak_rss: int  # bytes, sum over the ranks of each one's own peak: exact, but counts shared pages for every rank
+    peak_rss: int  # bytes, sum over the ranks of each one's own peak: counts shared pages for every rank; 0: not known
     cpu_seconds: float  # sum over the ranks, start and end included
     seconds: float
+    link: dict | None = None  # of several hosts: what bench/hosts.sh says of the bytes between them
 
 
 def free_port() -> int:
@@ -37,9 +46,16 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def environment() -> dict[str, str]:
+    """Byte code of Python modules is kept, whatever the machine's settings and however torch was installed: compiling
+    torch's modules anew in each process takes seconds, and would be charged to whoever restarts."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"PYTHONPYCACHEPREFIX": str(BYTE_CODE)}
+
+
 def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     """What torchrun would set. One compute thread a rank."""
-    return os.environ | {
+    return environment() | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -59,18 +75,24 @@ def proportional_set_size(pid: int) -> int:
     return int(found.group(1)) * 1024 if found else 0
 
 
+def family(pid: int) -> list[int]:
+    """The process and all below it."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return [pid]
+    return [pid] + [below for child in children for below in family(int(child))]
+
+
 class Ranks:
     """The processes of one run; leaving the `with` block kills those that still live."""
 
-    def __init__(self, command: list[str], ranks: int, log: Path):
-        port = free_port()
+    def __init__(self, commands: list[list[str]], environments: list[dict[str, str]], log: Path):
         self.usage: list[resource.struct_rusage] = []
         with log.open("wb") as sink:
             self.processes = [
-                subprocess.Popen(
-                    command, env=rank_environment(rank, ranks, port), stdout=sink, stderr=sink, start_new_session=True
-                )
-                for rank in range(ranks)
+                subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
+                for command, environment in zip(commands, environments, strict=True)
             ]
 
     def __enter__(self) -> Ranks:
@@ -97,33 +119,58 @@ class Ranks:
                 self.usage.append(usage)
 
 
-def launch(command: list[str], ranks: int, deadline: float) -> Run:
-    """Runs `command --json FILE` as `ranks` processes. RuntimeError, with the end of their output, if one fails."""
+def launch(command: list[str], ranks: int, deadline: float, hosts: int = 1, rate: str = "") -> Run:
+    """Runs `command --json FILE` as `ranks` processes, on `hosts` hosts that links of `rate` join. RuntimeError, with
+    the end of their output, if one fails; Unavailable if this machine can not do it."""
     with tempfile.TemporaryDirectory() as folder:
-        report, log = Path(folder, "report.json"), Path(folder, "log")
-        start, peak, next_sample = time.monotonic(), 0, 0.0
-        with Ranks([*command, "--json", str(report)], ranks, log) as processes:
-            while processes.alive():
-                processes.reap()
-                now = time.monotonic()
-                if failures := processes.failures():
-                    raise RuntimeError(f"{' '.join(command)}: a rank ended with {failures[0]}\n{tail(log)}")
-                if now - start > deadline:
-                    raise RuntimeError(f"{' '.join(command)}: no end after {deadline:.0f} s\n{tail(log)}")
-                if now >= next_sample:
-                    peak = max(peak, sum(proportional_set_size(process.pid) for process in processes.alive()))
-                    next_sample = time.monotonic() + max(SHORTEST_INTERVAL, (time.monotonic() - now) / SHARE_OF_TIME)
-                time.sleep(0.02)
+        report, link = Path(folder, "report.json"), Path(folder, "link.json")
+        command = [*command, "--json", str(report)]
+        if hosts > 1:
+            where = ["--hosts", str(hosts), "--ranks", str(ranks // hosts), "--rate", rate, "--report", str(link)]
+            watched = watch([[str(HOSTS), *where, "--", *command]], [environment()], Path(folder, "log"), deadline)
+        else:
+            port = free_port()
+            environments = [rank_environment(rank, ranks, port) for rank in range(ranks)]
+            watched = watch([command] * ranks, environments, Path(folder, "log"), deadline)
         if not report.exists():
-            raise RuntimeError(f"{' '.join(command)}: ended without a report\n{tail(log)}")
-        usage = processes.usage
+            raise RuntimeError(f"{' '.join(command)}: ended without a report")
+        usage = watched.usage
         return Run(
             report=json.loads(report.read_text()),
-            peak_pss=peak,
-            peak_rss=sum(u.ru_maxrss for u in usage) * 1024,
+            peak_pss=watched.peak_pss,
+            peak_rss=sum(u.ru_maxrss for u in usage) * 1024 if hosts == 1 else 0,
             cpu_seconds=sum(u.ru_utime + u.ru_stime for u in usage),
-            seconds=time.monotonic() - start,
+            seconds=watched.seconds,
+            link=json.loads(link.read_text()) if hosts > 1 else None,
         )
+
+
+@dataclass(frozen=True)
+class Watched:
+    peak_pss: int
+    seconds: float
+    usage: list[resource.struct_rusage]
+
+
+def watch(commands: list[list[str]], environments: list[dict[str, str]], log: Path, deadline: float) -> Watched:
+    """Runs the commands side by side until all have ended; the memory of what they start counts too."""
+    start, peak, next_sample = time.monotonic(), 0, 0.0
+    with Ranks(commands, environments, log) as processes:
+        while processes.alive():
+            processes.reap()
+            now = time.monotonic()
+            if failures := processes.failures():
+                if failures[0] == UNAVAILABLE:
+                    raise Unavailable(tail(log, lines=1))
+                raise RuntimeError(f"{' '.join(commands[0])}: a rank ended with {failures[0]}\n{tail(log)}")
+            if now - start > deadline:
+                raise RuntimeError(f"{' '.join(commands[0])}: no end after {deadline:.0f} s\n{tail(log)}")
+            if now >= next_sample:
+                pids = [pid for process in processes.alive() for pid in family(process.pid)]
+                peak = max(peak, sum(map(proportional_set_size, pids)))
+                next_sample = time.monotonic() + max(SHORTEST_INTERVAL, (time.monotonic() - now) / SHARE_OF_TIME)
+            time.sleep(0.02)
+    return Watched(peak, time.monotonic() - start, processes.usage)
 
 
 def tail(log: Path, lines: int = 30) -> str:

@@ -63,8 +63,32 @@ def parse() -> argparse.Namespace:
         "--data-ranks", type=int, default=0, help="train in one process on the batches of so many ranks"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--backend",
+        choices=("default", "tesserae"),
+        default="default",
+        help="what carries the bytes: Gloo (NCCL on cuda), or the backend that tesserae registers with torch",
+    )
     parser.add_argument("--json", type=Path, help="where rank 0 writes its report; default: standard output")
     return parser.parse_args()
+
+
+def backend_of(options: argparse.Namespace) -> str:
+    if options.backend == "default":
+        return "nccl" if options.device == "cuda" else "gloo"
+    if not find_tesserae():
+        unavailable("tesserae is neither installed nor built below build/")
+    import tesserae  # noqa: F401  # registers it
+
+    if not hasattr(dist.Backend, options.backend.upper()):
+        unavailable("this build of tesserae registers no backend with torch.distributed")
+    return f"cpu:{options.backend}"
+
+
+def unavailable(why: str) -> NoReturn:
+    """For compare.py: this candidate can not run here, and that is no failure."""
+    print(f"peers: {why}", file=sys.stderr, flush=True)
+    sys.exit(77)
 
 
 def default_feed_forward(dimension: int) -> int:
@@ -116,7 +140,7 @@ def wrap_fsdp1(model: nn.Module, options: argparse.Namespace, device: torch.devi
 
 def wrap_tesserae(model: nn.Module, options: argparse.Namespace, device: torch.device) -> nn.Module:
     if not find_tesserae():
-        raise SystemExit("peers: tesserae is neither installed nor built below build/")
+        unavailable("tesserae is neither installed nor built below build/")
     import tesserae
 
     tesserae.init()
@@ -199,7 +223,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     communicates = options.mode != "plain"
     if communicates:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group(backend_of(options))
 
     base_rss = peak_rss()
     shape = shape_of(options)
@@ -236,6 +260,7 @@ def main() -> None:
     timed = step_ms[options.warmup :]
     report = {
         "mode": options.mode,
+        "backend": dist.get_backend() if communicates else None,
         "strategy": options.strategy if options.mode not in ("plain", "ddp") else None,
         "ranks": ranks,
         "parameters": parameters,

@@ -1,16 +1,20 @@
-"""Turns the runs of a comparison into figures, tables and a plot."""
+"""Turns the runs of a comparison into figures and tables; bench/plot.py draws them."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 import re
 import statistics
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cases import CASES, REFERENCE, title
 from launch import Run
+
+QUIET_LOAD = 0.5
 
 
 @dataclass(frozen=True)
@@ -68,22 +72,30 @@ def memory_of(rounds: list[dict[str, Run]], candidate: str) -> int:
     return max((run.peak_pss or run.peak_rss for run in runs), default=0)
 
 
-def markdown(case: str, summaries: list[Summary]) -> str:
+def markdown(case: str, entry: dict) -> str:
+    """`entry`: what compare.json says of the case."""
     lines = [
         f"**{case}**: {CASES[case].title}",
         "",
         "| | ms a step | tokens/s | of FSDP2 (lowest to highest round) | host memory, all ranks | of FSDP2 |",
         "|---|--:|--:|--:|--:|--:|",
     ]
-    for s in summaries:
-        name = f"**{title(s.candidate)}**" if s.candidate in ("ours", "ours-python") else title(s.candidate)
+    for s in summaries_of(entry):
+        name = f"**{title(s.candidate)}**" if is_ours(s.candidate) else title(s.candidate)
         ratio = f"{s.ratio.median:.2f} ({s.ratio.low:.2f} to {s.ratio.high:.2f})" if s.ratio else ""
         memory_ratio = f"{s.memory_ratio:.2f}" if s.memory_ratio else ""
         lines.append(
             f"| {name} | {s.step_ms.median:,.0f} | {s.tokens_per_second.median:,.0f} | {ratio} "
             f"| {s.memory / 2**20:,.0f} MiB | {memory_ratio} |"
         )
+    lines += ["", describe(entry["about"], f"{entry['about']['rounds']} rounds of {entry['about']['steps']} steps")]
+    if entry.get("trial_ms"):
+        lines.append(f"The layout was chosen by a short trial of {len(entry['trial_ms'])}.")
     return "\n".join(lines) + "\n"
+
+
+def is_ours(candidate: str) -> bool:
+    return candidate.startswith("ours") and candidate != "ours-plain"
 
 
 def machine() -> dict[str, object]:
@@ -98,11 +110,23 @@ def machine() -> dict[str, object]:
     }
 
 
-def describe(data: dict) -> str:
-    m = data["machine"]
+def about() -> dict[str, object]:
+    """What a file of results says of where and when it was measured."""
+    import torch
+
+    return {"machine": machine(), "torch": torch.__version__, "date": datetime.date.today().isoformat()}
+
+
+def warn_if_busy(program: str, about: dict) -> None:
+    if about["machine"]["load_before"] > QUIET_LOAD:
+        print(f"{program}: the machine is busy (load {os.getloadavg()[0]:.1f}): figures will be off", file=sys.stderr)
+
+
+def describe(about: dict, over: str) -> str:
+    m = about["machine"]
     return (
-        f"{m['cores']} cores ({m['cpu']}), {m['memory_bytes'] / 2**30:.0f} GiB, torch {data['torch']}, Gloo, "
-        f"one thread a rank; medians over {data['rounds']} rounds of {data['steps']} steps, {data['date']}."
+        f"{m['cores']} cores ({m['cpu']}), {m['memory_bytes'] / 2**30:.0f} GiB, torch {about['torch']}, "
+        f"one thread a rank; medians over {over}, {about['date']}."
     )
 
 
@@ -118,37 +142,15 @@ def update_between_markers(file: Path, name: str, text: str) -> bool:
     return True
 
 
-def plot(results: dict[str, list[Summary]], file: Path) -> bool:
-    """Tokens/s and memory against the reference, a group of bars a case. False if matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    height = 1.2 + 0.35 * sum(map(len, results.values()))
-    figure, (speed, memory) = pyplot.subplots(1, 2, figsize=(11, height), sharey=True)
-    labels, position = [], 0.0
-    for case, summaries in results.items():
-        for s in summaries:
-            colour = "tab:orange" if s.candidate.startswith("ours") else "tab:gray"
-            if s.ratio:
-                error = [[s.ratio.median - s.ratio.low], [s.ratio.high - s.ratio.median]]
-                speed.barh(position, s.ratio.median, xerr=error, color=colour)
-            memory.barh(position, s.memory / 2**30, color=colour)
-            labels.append((position, f"{case}: {title(s.candidate)}"))
-            position += 1
-        position += 0.7
-    speed.set_yticks([p for p, _ in labels], [text for _, text in labels])
-    speed.invert_yaxis()
-    speed.axvline(1.0, color="black", linewidth=0.8)
-    speed.set_xlabel("tokens/s, FSDP2 = 1 (bar: median; line: lowest to highest round)")
-    memory.set_xlabel("host memory of all ranks, GiB")
-    figure.tight_layout()
-    figure.savefig(file, dpi=150)
-    return True
-
-
 def as_json(summaries: list[Summary]) -> list[dict]:
     return [asdict(summary) for summary in summaries]
+
+
+def summaries_of(entry: dict) -> list[Summary]:
+    """The inverse of as_json."""
+
+    def spread(values: dict | None) -> Spread | None:
+        return Spread(**values) if values else None
+
+    spreads = ("step_ms", "tokens_per_second", "ratio")
+    return [Summary(**(row | {name: spread(row[name]) for name in spreads})) for row in entry["summary"]]

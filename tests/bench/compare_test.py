@@ -45,7 +45,9 @@ class Summary(unittest.TestCase):
     def test_without_the_reference_there_is_no_ratio(self) -> None:
         (ours,) = report.summarize([{"ours": run(150)}])
         self.assertIsNone(ours.ratio)
-        self.assertIn("| Tesserae", report.markdown("tiny", [ours]).replace("**", ""))
+        entry = {"summary": report.as_json([ours]), "about": report.about() | {"rounds": 1, "steps": 2}}
+        self.assertEqual(report.summaries_of(entry), [ours])
+        self.assertIn("| Tesserae, C++ | 7 | 150 |", report.markdown("tiny", entry).replace("**", ""))
 
 
 class Fairness(unittest.TestCase):
@@ -66,14 +68,21 @@ class Fairness(unittest.TestCase):
 
 class Candidates(unittest.TestCase):
     def test_ours_takes_a_strategy_or_degrees(self) -> None:
-        program = Path("bench_step")
-        self.assertEqual(cases.command("ours:ZERO_2", program)[-2:], ["--strategy", "ZERO_2"])
-        self.assertEqual(cases.command("ours:2,2,4", program)[-2:], ["--degrees", "2,2,4"])
-        self.assertEqual(
-            cases.command("fsdp2-grad-op", program)[-4:], ["--mode", "fsdp2", "--strategy", "SHARD_GRAD_OP"]
-        )
+        def end_of(candidate: str, words: int) -> list[str]:
+            return cases.command(candidate, Path("bench_step"), cases.CASES["D"])[-words:]
+
+        self.assertEqual(end_of("ours:ZERO_2", 2), ["--strategy", "ZERO_2"])
+        self.assertEqual(end_of("ours:2,2,4", 2), ["--degrees", "2,2,4"])
+        self.assertEqual(end_of("fsdp2-grad-op", 4), ["--mode", "fsdp2", "--strategy", "SHARD_GRAD_OP"])
+        self.assertEqual(end_of("fsdp2-hybrid", 4), ["--strategy", "HYBRID_SHARD", "--degree", "2"])
+        self.assertEqual(end_of("ours-python", 2), ["--mode", "tesserae"])
+        self.assertEqual(cases.title("ours:2,2,4"), "Tesserae, C++, P=2 G=2 O=4")
         self.assertFalse(cases.is_candidate("fsdp2:ZERO_2"))
         self.assertFalse(cases.is_candidate("fsdp3"))
+
+    def test_layouts_are_all_that_divide(self) -> None:
+        self.assertEqual(cases.layouts(2), ["1,1,1", "1,1,2", "1,2,2", "2,2,2"])
+        self.assertEqual(len(cases.layouts(4)), 10)
 
 
 class Markers(unittest.TestCase):
@@ -101,6 +110,10 @@ class Launch(unittest.TestCase):
     def test_a_failing_rank_ends_the_others_and_its_output_is_shown(self) -> None:
         with self.assertRaisesRegex(RuntimeError, "ended with 3(.|\n)*no such layer"):
             self.launch("if rank == '1': print('no such layer', flush=True); sys.exit(3)\ntime.sleep(600)")
+
+    def test_a_rank_that_can_not_run_here_is_no_failure(self) -> None:
+        with self.assertRaisesRegex(launch.Unavailable, "no such backend"):
+            self.launch("print('no such backend', flush=True); sys.exit(77)")
 
     def test_a_run_that_hangs_is_ended(self) -> None:
         with self.assertRaisesRegex(RuntimeError, "no end after"):

@@ -1,0 +1,180 @@
+"""Does `"hybrid_shard_degree": "auto"` find the best layout? For each of a dozen jobs (model size, batch, one host or
+two with links of different speed) every layout is measured, and compared with the one on which "auto" settles.
+
+    python bench/auto_sweep.py                                 # about 15 minutes; jobs with links need root
+    python bench/auto_sweep.py --jobs "M b1,S b1 100mbit"      # some of them
+    python bench/auto_sweep.py --quick                         # one job: proves that it works
+
+Both are runs of `tesserae train`: one whose schedule goes through all layouts, twice and in opposite orders, so that a
+slow minute of the machine hits all alike, and one with "auto". A layout counts as right if its step, as the first run
+measured it, is at most 5 % longer than that of the best.
+
+Writes bench/out/auto_sweep.json, which bench/plot.py draws; --update-docs puts the table between the markers `auto` in
+docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import report
+from cases import ROOT, layouts
+from launch import Unavailable
+from train_run import Degrees, TrainRun, name_of, newest_tesserae, schedule_of, train
+
+MODELS: dict[str, dict[str, object]] = {
+    "S": {"model.dimension": 128, "model.layers": 4, "model.heads": 4, "data.sequence_length": 128},
+    "M": {"model.dimension": 256, "model.layers": 6, "model.heads": 4, "data.sequence_length": 128},
+    "L": {"model.dimension": 384, "model.layers": 8, "model.heads": 6, "data.sequence_length": 128},
+}
+WITHIN = 1.05  # of the best
+
+
+@dataclass(frozen=True)
+class Job:
+    model: str
+    batch: int  # sequences a rank
+    rate: str = ""  # of the links between two hosts; empty: one host
+    ranks: int = 4
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} b{self.batch}" + (f" {self.rate}" if self.rate else "")
+
+    def run(self, options: argparse.Namespace, settings: dict[str, object]) -> TrainRun:
+        common = {**MODELS[self.model], "train.batch_per_rank": self.batch}
+        hosts = 2 if self.rate else 1
+        return train(options.tesserae, {**common, **settings}, self.ranks, options.deadline, hosts, self.rate)
+
+
+JOBS = [
+    Job("S", 1),
+    Job("S", 8),
+    Job("M", 1),
+    Job("M", 8),
+    Job("L", 1),
+    Job("S", 1, "100mbit"),
+    Job("S", 8, "100mbit"),
+    Job("S", 1, "1gbit"),
+    Job("M", 1, "1gbit"),
+    Job("M", 8, "1gbit"),
+    Job("S", 1, "10gbit"),
+    Job("M", 1, "10gbit"),
+    Job("L", 1, "10gbit"),
+]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", default=",".join(job.name for job in JOBS))
+    parser.add_argument("--steps", type=int, default=4, help="of each layout, twice; the first is not counted")
+    parser.add_argument("--auto-steps", type=int, default=80, help="of the run with auto")
+    parser.add_argument("--quick", action="store_true", help="one job")
+    parser.add_argument("--deadline", type=float, default=600, help="seconds a run")
+    parser.add_argument("--tesserae", type=Path, help="default: the newest cli/tesserae below build/")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out")
+    parser.add_argument("--update-docs", action="store_true")
+    options = parser.parse_args()
+    wanted = ["S b1"] if options.quick else options.jobs.split(",")
+    named = {job.name: job for job in JOBS}
+    if unknown := [name for name in wanted if name not in named]:
+        parser.error(f"unknown job {unknown[0]!r}; there are {', '.join(named)}")
+    options.jobs = [named[name] for name in wanted]
+    options.tesserae = options.tesserae or newest_tesserae()
+    if not options.tesserae:
+        parser.error("tesserae is not built: make build")
+    return options
+
+
+def all_layouts(ranks: int) -> list[Degrees]:
+    degrees = [tuple(map(int, layout.split(","))) for layout in layouts(ranks)]
+    return [(p, g, o) for p, g, o in degrees]
+
+
+def sweep(job: Job, options: argparse.Namespace) -> dict[Degrees, float]:
+    """Milliseconds of a step under each layout."""
+    forth = all_layouts(job.ranks)
+    order = forth + forth[::-1]
+    p, g, o = order[0]
+    settings = {
+        "train.steps": options.steps * len(order),
+        "hybrid_shard_degree": 0,  # the layout is said below
+        "degrees": {"parameters": p, "gradients": g, "optimizer": o},
+        "dial.schedule": schedule_of(order, options.steps),
+    }
+    return job.run(options, settings).step_ms(dropped=1)
+
+
+def settle(job: Job, options: argparse.Namespace) -> TrainRun:
+    return job.run(options, {"train.steps": options.auto_steps, "hybrid_shard_degree": "auto"})
+
+
+def measure(job: Job, options: argparse.Namespace) -> dict:
+    times = sweep(job, options)
+    auto = settle(job, options)
+    chosen = auto.layout(-1)
+    best = min(times, key=lambda layout: times[layout])
+    tail = [record["step_ms"] for record in auto.steps[-10:]]
+    return {
+        "job": asdict(job) | {"name": job.name},
+        "step_ms": {",".join(map(str, layout)): value for layout, value in times.items()},
+        "best": best,
+        "chosen": chosen,
+        "ratio": times[chosen] / times[best],
+        "changes": len(auto.changes()),
+        "settled_after": max((change["step"] for change in auto.changes()), default=0),
+        "auto_step_ms": statistics.median(tail),
+    }
+
+
+def markdown(data: dict) -> str:
+    rows = data["jobs"]
+    right = sum(row["ratio"] <= WITHIN for row in rows)
+    lines = [
+        "![Every layout of every job, and the one that auto chose](images/auto_sweep.png)",
+        "",
+        f'"auto" settles within 5 % of the best layout in {right} of {len(rows)} jobs.',
+        "",
+        "| job (model, sequences a rank, link between 2 hosts) | best | ms a step | worst | auto | ms a step "
+        "| of the best | settled after step |",
+        "|---|---|--:|--:|---|--:|--:|--:|",
+    ]
+    for row in rows:
+        times = row["step_ms"]
+        best, chosen = (times[",".join(map(str, row[key]))] for key in ("best", "chosen"))
+        lines.append(
+            f"| {row['job']['name']} | {name_of(row['best'])} | {best:,.0f} | {max(times.values()):,.0f} "
+            f"| {name_of(row['chosen'])} | {chosen:,.0f} | {row['ratio']:.2f} | {row['settled_after']} |"
+        )
+    lines += ["", report.describe(data["about"], "the steps of each layout")]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    options = parse()
+    data: dict = {"about": report.about(), "jobs": []}
+    report.warn_if_busy("auto_sweep", data["about"])
+    options.out.mkdir(parents=True, exist_ok=True)
+    for job in options.jobs:
+        try:
+            row = measure(job, options)
+        except Unavailable as reason:
+            print(f"auto_sweep: {job.name} is left out: {reason}", file=sys.stderr)
+            continue
+        data["jobs"].append(row)
+        (options.out / "auto_sweep.json").write_text(json.dumps(data, indent=1) + "\n")
+        best, chosen = name_of(row["best"]), name_of(row["chosen"])
+        print(f"auto_sweep: {job.name}: best {best}, auto {chosen}, {row['ratio']:.2f} of the best", file=sys.stderr)
+    text = markdown(data)
+    print(text)
+    if options.update_docs and not report.update_between_markers(ROOT / "docs" / "performance.md", "auto", text):
+        print("auto_sweep: docs/performance.md lacks the markers auto:begin and auto:end", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""What it costs to change the sharding degree of a model in training: live (bench_dial), beside what people do today,
+which is to save, stop and go on from the checkpoint (FSDP2 with DCP, bench/dial_peer.py). Both in turn, in each round:
+
+    python bench/dial.py                          # 118 M parameters + AdamW, 4 ranks, degrees 4 -> 2 -> 1 -> 4
+    python bench/dial.py --links gloo,1gbit       # live only, over Gloo on this host and between 2 hosts x 2 ranks
+    python bench/dial.py --timeline               # a run of `tesserae train` with a schedule, and one with "auto"
+    python bench/dial.py --case tiny --quick      # proves that it works
+
+The restart is timed from the outside: from the end of the last step of the old processes to the end of the first step
+of the new ones, less a step. It contains saving, the end of the old processes, the start and imports of new ones,
+building the model and loading. The checkpoint lies in --folder; on /dev/shm it costs no disk.
+
+A live change over a link should take little more than its bytes need there. For links between hosts these are the
+bytes that left a host's network interface meanwhile, at the rate of the link; for Gloo on one host, what an
+all-gather of as many bytes takes.
+
+Writes bench/out/dial.json (and dial_timeline.json), which bench/plot.py draws; --update-docs puts the tables between
+the markers `dial` in docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import shutil
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import report
+from cases import CASES, HERE, ROOT, Case, newest_program
+from launch import Run, Unavailable, launch
+from train_run import name_of, newest_tesserae, schedule_of, train
+
+LINKS = {"gloo": ("gloo", 1, ""), "100mbit": ("auto", 2, "100mbit"), "1gbit": ("auto", 2, "1gbit")}
+RATE = {"100mbit": 100e6, "1gbit": 1e9}  # bits a second
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", default="B", choices=tuple(CASES))
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--degrees", default="4,2,1,4", help="the first one, and those that it is changed to")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3, help="timed steps before and after each change")
+    parser.add_argument("--links", default="", help=f"measure only live changes over these: {', '.join(LINKS)}")
+    parser.add_argument("--timeline", action="store_true", help="measure only the timelines of `tesserae train`")
+    parser.add_argument("--quick", action="store_true", help="1 round of 2 steps")
+    parser.add_argument("--folder", type=Path, help="of the peer's checkpoints; default: a temporary one")
+    parser.add_argument("--deadline", type=float, default=1800, help="seconds a run")
+    parser.add_argument("--program", type=Path, help="default: the newest bench_dial below build/")
+    parser.add_argument("--tesserae", type=Path, help="default: the newest cli/tesserae below build/")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out")
+    parser.add_argument("--update-docs", action="store_true")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.steps = 1, 2
+    options.case = replace(CASES[options.case], ranks=options.ranks, hosts=1, rate="")
+    options.degrees = [int(degree) for degree in options.degrees.split(",")]
+    options.links = [link for link in options.links.split(",") if link]
+    if unknown := [link for link in options.links if link not in LINKS]:
+        parser.error(f"unknown link {unknown[0]!r}; there are {', '.join(LINKS)}")
+    options.program = options.program or newest_program("bench_dial")
+    options.tesserae = options.tesserae or newest_tesserae()
+    if not options.program or not options.tesserae:
+        parser.error("bench_dial and tesserae are not built: make build")
+    return options
+
+
+def live(options: argparse.Namespace, link: str = "", degrees: list[int] | None = None, memory: bool = False) -> Run:
+    case: Case = options.case
+    backend, hosts, rate = LINKS.get(link, ("auto", 1, ""))
+    turns = ",".join(map(str, degrees or options.degrees))
+    command = [str(options.program), "--degrees", turns, "--steps", str(options.steps), "--backend", backend]
+    if memory:
+        command.append("--memory")
+    return launch([*command, *case.arguments()], case.ranks, options.deadline, hosts, rate)
+
+
+def restart(options: argparse.Namespace, folder: Path) -> list[dict]:
+    """For each change, how long training stood still, in seconds, and where the time went."""
+    case: Case = options.case
+    command = [sys.executable, str(HERE / "dial_peer.py"), *case.arguments(), "--steps", str(options.steps)]
+    lives: list[dict] = []
+    for index, degree in enumerate(options.degrees):
+        arguments = ["--degree", str(degree)]
+        if index > 0:
+            arguments += ["--load", str(folder / str(index - 1))]
+        if index + 1 < len(options.degrees):
+            arguments += ["--save", str(folder / str(index))]
+        lives.append(launch([*command, *arguments], case.ranks, options.deadline).report)
+        shutil.rmtree(folder / str(index - 1), ignore_errors=True)
+    changes = []
+    for old, new in itertools.pairwise(lives):
+        left, first = old["steps"][-1][1], new["steps"][0][1]
+        step = statistics.median(end - start for start, end in new["steps"][1:])
+        changes.append(
+            {
+                "lost_seconds": first - left - step,
+                "save": old["saved"] - left,
+                "processes": new["born"] - old["saved"],
+                "imports_and_model": new["ready"] - new["born"],
+                "load": new["loaded"] - new["ready"],
+            }
+        )
+    return changes
+
+
+def warm_up(options: argparse.Namespace, folder: Path) -> None:
+    """The first import of torch compiles it, and reads it from the disk: no restart should pay for that."""
+    once = argparse.Namespace(**vars(options))
+    once.case, once.degrees, once.steps = replace(CASES["tiny"], ranks=options.ranks), options.degrees[:2], 2
+    restart(once, folder)
+
+
+def same_losses(changed: Run, unchanged: Run) -> None:
+    """A change of the degree changes no number but by rounding."""
+    pairs = zip(changed.report["losses"], unchanged.report["losses"], strict=False)
+    for step, (a, b) in enumerate(pairs):
+        if not math.isclose(a, b, rel_tol=1e-3):
+            raise RuntimeError(f"after changes of the degree the loss of step {step} is {a}, without them {b}")
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return vars(report.Spread.of(values))
+
+
+def measure(options: argparse.Namespace) -> dict:
+    """Live changes and restarts, in turn."""
+    live_runs: list[Run] = []
+    restarts: list[list[dict]] = []
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        warm_up(options, Path(folder))
+        for index in range(options.rounds):
+            for who in ("live", "restart") if index % 2 == 0 else ("restart", "live"):
+                if who == "live":
+                    live_runs.append(live(options))
+                    lost = [change["lost_seconds"] for change in live_runs[-1].report["changes"]]
+                else:
+                    restarts.append(restart(options, Path(folder)))
+                    lost = [change["lost_seconds"] for change in restarts[-1]]
+                figures = ", ".join(f"{seconds:.2f}" for seconds in lost)
+                print(f"dial: round {index + 1}/{options.rounds}: {who:7} {figures} s", file=sys.stderr)
+    same_losses(live_runs[0], live(replace_steps(options), degrees=[options.degrees[0]]))
+    sampled = live(options, memory=True).report["changes"]
+    table = []
+    for at, change in enumerate(live_runs[0].report["changes"]):
+        mine = [run.report["changes"][at] for run in live_runs]
+        theirs = [changes[at] for changes in restarts]
+        pairs = zip(mine, theirs, strict=True)
+        table.append(
+            {
+                "from": change["from"],
+                "to": change["to"],
+                "bytes": change["bytes"],
+                "seconds": spread([c["seconds"] for c in mine]),
+                "ours": spread([c["lost_seconds"] for c in mine]),
+                "steps_before": spread([c["steps"]["before"] for c in mine]),
+                "steps_after": spread([c["steps"]["after"] for c in mine]),
+                "restart": spread([c["lost_seconds"] for c in theirs]),
+                "ratio": spread([theirs_["lost_seconds"] / mine_["lost_seconds"] for mine_, theirs_ in pairs]),
+                "before_pss": sampled[at]["before_pss"],
+                "peak_pss": sampled[at]["peak_pss"],
+                "after_pss": sampled[at]["after_pss"],
+            }
+        )
+    return {
+        "table": table,
+        "live": [run.report for run in live_runs],
+        "restart": restarts,
+        "memory": sampled,
+    }
+
+
+def replace_steps(options: argparse.Namespace) -> argparse.Namespace:
+    """For one run without changes that has as many steps as one with all of them."""
+    longer = argparse.Namespace(**vars(options))
+    longer.steps = options.steps + (options.steps + 1) * (len(options.degrees) - 1)
+    return longer
+
+
+def measure_links(options: argparse.Namespace) -> dict[str, list[dict]]:
+    measured = {}
+    for link in options.links:
+        try:
+            runs = [live(options, link).report["changes"] for _ in range(options.rounds)]
+        except Unavailable as reason:
+            print(f"dial: {link} is left out: {reason}", file=sys.stderr)
+            continue
+        rows = []
+        for at, change in enumerate(runs[0]):
+            needed = [needed_seconds(run[at], link) for run in runs]
+            seconds = [run[at]["seconds"] for run in runs]
+            rows.append(
+                {
+                    "from": change["from"],
+                    "to": change["to"],
+                    "bytes": change["bytes"],
+                    "link_bytes": change["link_bytes"],
+                    "seconds": spread(seconds),
+                    "needed_seconds": spread(needed),
+                    # Where nothing needs to move, the ratio says nothing.
+                    "ratio": spread([s / n for s, n in zip(seconds, needed, strict=True)])
+                    if min(needed) > 0.01
+                    else None,
+                }
+            )
+            print(f"dial: {link}: {rows[-1]}", file=sys.stderr)
+        measured[link] = rows
+    return measured
+
+
+def needed_seconds(change: dict, link: str) -> float:
+    return change["link_bytes"] * 8 / RATE[link] if link in RATE else change["needed_seconds"]
+
+
+def measure_timelines(options: argparse.Namespace) -> dict:
+    """The metrics of two runs of `tesserae train`, of the demo's transformer made larger."""
+    steps = 24 if options.quick else 90
+    model = {} if options.quick else {"model.dimension": 512, "model.layers": 8, "model.heads": 8}
+    turns = [(degree, degree, degree) for degree in (options.ranks, 1, options.ranks // 2)]
+    how: dict[str, dict[str, object]] = {
+        "schedule": {"hybrid_shard_degree": options.ranks, "dial.schedule": schedule_of(turns, steps // len(turns))},
+        "auto": {"hybrid_shard_degree": "auto"},
+    }
+    measured: dict = {"about": report.about()}
+    for kind, settings in how.items():
+        run = train(options.tesserae, {**settings, **model, "train.steps": steps}, options.ranks, options.deadline)
+        changes = [change | {"from": name_of(change["from"]), "to": name_of(change["to"])} for change in run.changes()]
+        measured[kind] = {"steps": run.steps, "changes": changes}
+        print(f"dial: {kind}: {changes}", file=sys.stderr)
+    return measured
+
+
+def markdown(data: dict) -> str:
+    about = data["about"]
+    text = ""
+    if table := data.get("table"):
+        text += "![Time that a change takes](images/dial_cost.png)\n\n"
+        text += f"{about['case']}, {about['parameters'] / 1e6:.0f} M parameters with AdamW, shared memory:\n\n"
+        text += (
+            "| degree | bytes moved | live: seconds | in steps, before / after | training stands still | "
+            "restart from a checkpoint | ratio (lowest to highest) | memory before, peak, after |\n"
+            "|---|--:|--:|--:|--:|--:|--:|--:|\n"
+        )
+        for row in table:
+            memory = ", ".join(f"{row[key] / 2**20:,.0f}" for key in ("before_pss", "peak_pss", "after_pss"))
+            ratio = row["ratio"]
+            text += (
+                f"| {row['from']} → {row['to']} | {row['bytes'] / 1e6:,.0f} MB | {row['seconds']['median']:.3f} "
+                f"| {row['steps_before']['median']:.2f} / {row['steps_after']['median']:.2f} "
+                f"| {row['ours']['median']:.2f} s | {row['restart']['median']:.2f} s "
+                f"| {ratio['median']:,.0f} ({ratio['low']:,.0f} to {ratio['high']:,.0f}) | {memory} MiB |\n"
+            )
+        text += "\n" + report.describe(about, f"{about['rounds']} rounds") + "\n"
+    if links := data.get("links"):
+        text += "\n| link | degree | bytes | seconds | its bytes need | ratio |\n|---|---|--:|--:|--:|--:|\n"
+        for link, rows in links.items():
+            for row in rows:
+                moved = row["bytes" if link == "gloo" else "link_bytes"]
+                ratio = f"{row['ratio']['median']:.2f}" if row["ratio"] else "-"
+                text += (
+                    f"| {link} | {row['from']} → {row['to']} | {moved / 1e6:,.0f} MB | {row['seconds']['median']:.2f} "
+                    f"| {row['needed_seconds']['median']:.2f} | {ratio} |\n"
+                )
+    text += "\n![Tokens a second and memory while the degree changes](images/dial.png)\n"
+    text += "\n![The same while auto settles](images/auto.png)\n"
+    return text
+
+
+def main() -> None:
+    options = parse()
+    options.out.mkdir(parents=True, exist_ok=True)
+    about = report.about() | {"rounds": options.rounds, "case": options.case.title}
+    report.warn_if_busy("dial", about)
+    if options.timeline:
+        timelines = measure_timelines(options)
+        (options.out / "dial_timeline.json").write_text(json.dumps(timelines, indent=1) + "\n")
+        return
+    file = options.out / "dial.json"
+    data = json.loads(file.read_text()) if file.exists() else {}
+    if options.links:
+        data["links"] = data.get("links", {}) | measure_links(options)
+    else:
+        data |= measure(options)
+    data["about"] = about | {"parameters": data["live"][0]["parameters"] if "live" in data else 0}
+    file.write_text(json.dumps(data, indent=1) + "\n")
+    text = markdown(data)
+    print(text)
+    if options.update_docs and not report.update_between_markers(ROOT / "docs" / "performance.md", "dial", text):
+        print("dial: docs/performance.md lacks the markers dial:begin and dial:end", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
