@@ -14,7 +14,7 @@ void bind_base(py::module_& module) {
   bind_error<IoError>(module, "IoError", error, "The operating system refused something: which path, and why.");
   bind_error<Corruption>(module, "Corruption", error, "Bytes were read but are not what was written.");
   bind_error<OutOfMemory>(module, "OutOfMemory", error,
-                          "Not enough memory for what was asked; the text says whether anything was changed.");
+                          "There is not enough memory for what was asked. Nothing was changed.");
 }
 
 }  // namespace tesserae::bindings

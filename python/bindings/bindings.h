@@ -14,6 +14,7 @@ void bind_comm(py::module_& module);
 void bind_fabric(py::module_& module);
 void bind_shard(py::module_& module);
 void bind_optim(py::module_& module);
+void bind_dial(py::module_& module);
 void bind_checkpoint(py::module_& module);
 void bind_saver(py::module_& module);  // part of the layer checkpoint
 void bind_train(py::module_& module);

@@ -13,6 +13,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_fabric(module);
   bind_shard(module);
   bind_optim(module);
+  bind_dial(module);
   bind_checkpoint(module);
   bind_train(module);
 }

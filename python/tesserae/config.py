@@ -71,10 +71,6 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
     Raises InvalidArgument (a ValueError) that names the key, and for an unknown one the nearest known key.
     """
     resolved = json.loads(_C.validate_init_config(_as_json(config)))
-    if resolved["hybrid_shard_degree"] == "auto" or resolved["dial"]["schedule"]:
-        key = "dial.schedule" if resolved["dial"]["schedule"] else "hybrid_shard_degree"
-        what = "a schedule" if resolved["dial"]["schedule"] else '"auto"'
-        raise _C.InvalidArgument(f"[configuration] {key}: {what} is not available yet in scripts: give a number")
     run = resolved["run"]
     fields = {name: resolved[name] for name in Config.__dataclass_fields__ if name in resolved}
     fields["degrees"] = Degrees(**resolved["degrees"]) if resolved["degrees"] is not None else None

@@ -32,7 +32,7 @@ class Corruption : public Error {
   using Error::Error;
 };
 
-/// There is not enough memory for what was asked. The text says whether anything was changed.
+/// There is not enough memory for what was asked. Nothing was changed.
 class OutOfMemory : public Error {
  public:
   using Error::Error;

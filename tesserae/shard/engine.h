@@ -103,8 +103,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// owners first. Collective over the job. Throws, with nothing changed: InvalidArgument for impossible degrees,
   /// inside a step, or with a reduce hook that can not stand for them; comm::Mismatch if ranks ask for different
   /// degrees or hold different state; OutOfMemory on all ranks if one host or device can not hold the new parts. A
-  /// CommError or OutOfMemory after parts began to move leaves the model between two layouts: every later step throws,
-  /// and the job goes on from its last checkpoint.
+  /// CommError (a lost peer, or memory that could not be allocated after all) leaves the model between two layouts:
+  /// every later step throws, and the job goes on from its last checkpoint.
   Resharding reshard(const mesh::Degrees& degrees);
 
   /// `companion` moves along with the shards until it is detached; it outlives that.

@@ -284,9 +284,9 @@ void Engine::require_parts(comm::Fabric& fabric, const std::string& failure, con
   const auto failed = from_all_ranks(fabric, failure.empty() ? 0 : 1);
   const auto first = std::ranges::max_element(failed);
   if (*first == 0) return;
-  throw OutOfMemory(
+  throw comm::CommError(
       name, cat("rank ", first - failed.begin(), " has no memory for its part of unit \"", flat.unit(), "\" ", failure,
-                ": the training state is between two layouts. Start the job again from its last ", "checkpoint"));
+                ": the training state is between two layouts. Start the job again from its last checkpoint"));
 }
 
 }  // namespace tesserae::shard

@@ -13,9 +13,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import ShardingStrategy
 
 import tesserae as tsm
-from tesserae import _C
 from checkpoint_models import Net, train
 from ranks import run_ranks
+from tesserae import _C
 
 PROGRAM = Path(_C.__file__).parents[2] / "cli" / "tesserae"
 
