@@ -199,7 +199,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::shared_ptr<Context>> contexts_for(const mesh::Degrees& degrees) const;
   void require_memory(const std::vector<std::shared_ptr<Context>>& contexts, const std::vector<bool>& gradients);
   int64_t bytes_of(const FlatState& state, const Flat& flat, bool has_gradient);
-  void recut(FlatState& state, Context& context, bool has_gradient);
+  uint64_t recut(FlatState& state, Context& context, bool has_gradient);
   void require_parts(comm::Fabric& fabric, const std::string& failure, const Flat& flat) const;
   void limit_reductions(int most);
 

@@ -35,6 +35,32 @@ class Staged {
   std::vector<std::pair<at::Tensor, at::Tensor>> arrivals_;
 };
 
+// What this rank sends and receives in one group.
+class Messages {
+ public:
+  explicit Messages(std::vector<int> members) : members_(std::move(members)) {}
+
+  const std::vector<int>& members() const { return members_; }
+  bool knows(int rank) const { return index_of(rank) < static_cast<int>(members_.size()); }
+  void send(int rank, at::Tensor data) { sends_.push_back({index_of(rank), std::move(data)}); }
+  void receive(int rank, at::Tensor data) { receives_.push_back({index_of(rank), std::move(data)}); }
+
+  /// Returns the bytes that were sent.
+  uint64_t exchange(comm::Group& group, const comm::Label& label) const {
+    const uint64_t before = group.counters().exchange.bytes;
+    group.exchange(sends_, receives_, label);
+    return group.counters().exchange.bytes - before;
+  }
+
+ private:
+  int index_of(int rank) const {
+    return static_cast<int>(std::ranges::find(members_, rank) - members_.begin());
+  }
+
+  std::vector<int> members_;
+  std::vector<comm::Message> sends_, receives_;
+};
+
 at::Tensor new_tensor(Context& context, int64_t elements, c10::ScalarType dtype, bool host) {
   ++context.statistics->allocations;
   return allocate(elements, dtype, host ? c10::Device(c10::kCPU) : context.device);
@@ -69,8 +95,8 @@ at::Tensor piece_for(Context& context, const Flat& flat, const at::Tensor& maste
   return flat.dtypes().master == compute && master.device() == context.device ? master : at::Tensor();
 }
 
-void move_parts(comm::Fabric& fabric, const Flat& from, const Flat& to, const std::vector<at::Tensor>& before,
-                const std::vector<at::Tensor>& after) {
+uint64_t move_parts(comm::Fabric& fabric, const Flat& from, const Flat& to, const std::vector<at::Tensor>& before,
+                    const std::vector<at::Tensor>& after) {
   const int rank = from.rank();
   const auto plan = [&](const auto& planner) {
     return planner(from.layout(), to.layout(), from.elements(), Flat::alignment, rank);
@@ -78,23 +104,27 @@ void move_parts(comm::Fabric& fabric, const Flat& from, const Flat& to, const st
   const auto gets = plan(mesh::plan_transfer), gives = plan(mesh::plan_sends);
   const mesh::Range had = from.chunk_range(), has = to.chunk_range();
   Staged staged(fabric.device());
-  std::vector<comm::Message> sends, receives;
+  Messages near(fabric.world().host_ranks(rank)), far(fabric.everyone().members());
+  const auto messages = [&](int peer) -> Messages& { return near.knows(peer) ? near : far; };
   // Between two ranks there is at most one range of each tensor, so both sides have them in the same order.
   for (size_t i = 0; i < before.size(); ++i) {
     for (const mesh::Move& move : gives) {
-      sends.push_back({move.peer, staged.out(narrow(before[i], move.source, had))});
+      messages(move.peer).send(move.peer, staged.out(narrow(before[i], move.source, had)));
     }
     for (const mesh::Move& move : gets) {
       const at::Tensor place = narrow(after[i], move.destination, has);
       if (move.peer == rank) {
         place.copy_(narrow(before[i], move.source, had));
       } else {
-        receives.push_back({move.peer, staged.in(place)});
+        messages(move.peer).receive(move.peer, staged.in(place));
       }
     }
   }
-  fabric.everyone().exchange(sends, receives, {from.unit()});
+  const comm::Label label{from.unit()};
+  const uint64_t bytes = near.exchange(fabric.group(near.members(), comm::Traffic::control), label) +
+                         far.exchange(fabric.everyone(), label);
   staged.finish();
+  return bytes;
 }
 
 }  // namespace tesserae::shard

@@ -59,7 +59,6 @@ Resharding Engine::reshard(const mesh::Degrees& degrees) {
   const auto begin = std::chrono::steady_clock::now();
   const at::NoGradGuard no_grad;
   Resharding result{context().layout.degrees(), degrees};
-  const auto sent = [this] { return context().fabric->everyone().counters().exchange.bytes; };
   // 1.
   require_resharding(degrees);
   if (std::ranges::all_of(units_, [&](const UnitState& unit) { return unit.context->layout.degrees() == degrees; })) {
@@ -77,14 +76,13 @@ Resharding Engine::reshard(const mesh::Degrees& degrees) {
   context().statistics->pool_misses += context().pool->misses();
   for (auto& unit : units_) unit.context->pool = contexts.front()->pool;
   // 6.
-  const uint64_t before = sent();
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     for (const int flat : units_[unit].flats) {
-      recut(flats_[static_cast<size_t>(flat)], *contexts[unit], gradients[static_cast<size_t>(flat)]);
+      result.bytes +=
+          recut(flats_[static_cast<size_t>(flat)], *contexts[unit], gradients[static_cast<size_t>(flat)]);
     }
     units_[unit].context = contexts[unit];
   }
-  result.bytes = sent() - before;
   // 7.
   if (prepared_) reserve_pool();
   for (auto& flat : flats_) flat.parameter->publish();
@@ -227,7 +225,7 @@ int64_t Engine::bytes_of(const FlatState& state, const Flat& flat, bool has_grad
 
 // 6.
 
-void Engine::recut(FlatState& state, Context& context, bool has_gradient) {
+uint64_t Engine::recut(FlatState& state, Context& context, bool has_gradient) {
   Shard* const shard = state.shard < 0 ? nullptr : &shards_[static_cast<size_t>(state.shard)];
   const Flat& from = *state.flat;
   auto flat =
@@ -252,7 +250,7 @@ void Engine::recut(FlatState& state, Context& context, bool has_gradient) {
     failure = error.what();
   }
   require_parts(*context.fabric, failure, from);
-  move_parts(*context.fabric, from, *flat, before, after);
+  const uint64_t bytes = move_parts(*context.fabric, from, *flat, before, after);
 
   const std::vector<at::Tensor> shown = state.local ? state.local->parameters() : std::vector<at::Tensor>();
   ComputeStorage storage(state.parameter->take_storage(), *flat);
@@ -278,6 +276,7 @@ void Engine::recut(FlatState& state, Context& context, bool has_gradient) {
     companions_[i]->put(*shard,
                         {after.begin() + static_cast<int64_t>(begin), after.begin() + static_cast<int64_t>(kept[i])});
   }
+  return bytes;
 }
 
 void Engine::require_parts(comm::Fabric& fabric, const std::string& failure, const Flat& flat) const {
