@@ -32,9 +32,9 @@ double hop_seconds(const Traffic::Hop& hop, const Links& links) {
   return hop.bytes / bandwidth + hop.calls * latency;
 }
 
-std::string gigabytes(double bytes) {
+std::string in_words(double bytes) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.2f GB", bytes / 1e9);
+  std::snprintf(text, sizeof text, bytes < 1e9 ? "%.1f MB" : "%.1f GB", bytes / (bytes < 1e9 ? 1e6 : 1e9));
   return text;
 }
 
@@ -147,11 +147,11 @@ FirstChoice first_choice(const Facts& facts, const Links& links, double place, d
     if (fastest == nullptr || candidate.seconds < fastest->seconds) fastest = &candidate;
   }
   if (fastest == nullptr) {
-    return {smallest->degrees, cat("needs least: ", gigabytes(smallest->memory), " of ", gigabytes(room),
+    return {smallest->degrees, cat("needs least: ", in_words(smallest->memory), " of ", in_words(room),
                                    " that may be used before activations are known")};
   }
-  return {fastest->degrees, cat("estimated to be fastest of what fits: ", gigabytes(fastest->memory), " of ",
-                                gigabytes(room), " that may be used before activations are known")};
+  return {fastest->degrees, cat("estimated to be fastest of what fits: ", in_words(fastest->memory), " of ",
+                                in_words(room), " that may be used before activations are known")};
 }
 
 }  // namespace tesserae::dial
