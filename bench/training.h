@@ -33,9 +33,9 @@ class Training {
  public:
   Training(const TrainingOptions& options, std::shared_ptr<comm::Fabric> fabric, const mesh::Strategy& strategy);
 
-  at::Tensor backward();         ///< forward and backward on the next batch; the loss of this rank, detached
-  void update();                 ///< optimizer step and zero_grad
-  at::Tensor step();             ///< both
+  at::Tensor backward();                    ///< forward and backward on the next batch; the loss of this rank, detached
+  void update();                            ///< optimizer step and zero_grad
+  at::Tensor step();                        ///< both
   int64_t steps() const { return steps_; }  ///< backwards so far
 
   comm::Fabric& fabric() { return *fabric_; }
