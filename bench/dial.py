@@ -241,7 +241,10 @@ def markdown(data: dict) -> str:
     text = ""
     if table := data.get("table"):
         text += "![Time that a change takes](images/dial_cost.png)\n\n"
-        text += f"{about['case']}, {about['parameters'] / 1e6:.0f} M parameters with AdamW, shared memory:\n\n"
+        live_run = data["live"][0]
+        text += (
+            f"{live_run['parameters'] / 1e6:.0f} M parameters with AdamW, {live_run['ranks']} ranks, shared memory:\n\n"
+        )
         text += (
             "| degree | bytes moved | live: seconds | in steps, before / after | training stands still | "
             "restart from a checkpoint | ratio (lowest to highest) | memory before, peak, after |\n"
@@ -275,7 +278,7 @@ def markdown(data: dict) -> str:
 def main() -> None:
     options = parse()
     options.out.mkdir(parents=True, exist_ok=True)
-    about = report.about() | {"rounds": options.rounds, "case": options.case.title}
+    about = report.about() | {"rounds": options.rounds}
     report.warn_if_busy("dial", about)
     if options.timeline:
         timelines = measure_timelines(options)
@@ -287,7 +290,7 @@ def main() -> None:
         data["links"] = data.get("links", {}) | measure_links(options)
     else:
         data |= measure(options)
-    data["about"] = about | {"parameters": data["live"][0]["parameters"] if "live" in data else 0}
+    data["about"] = about
     file.write_text(json.dumps(data, indent=1) + "\n")
     text = markdown(data)
     print(text)

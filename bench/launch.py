@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -155,6 +156,7 @@ class Watched:
 def watch(commands: list[list[str]], environments: list[dict[str, str]], log: Path, deadline: float) -> Watched:
     """Runs the commands side by side until all have ended; the memory of what they start counts too."""
     start, peak, next_sample = time.monotonic(), 0, 0.0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that leaving the block ends the ranks
     with Ranks(commands, environments, log) as processes:
         while processes.alive():
             processes.reap()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -110,6 +113,19 @@ class Launch(unittest.TestCase):
     def test_a_failing_rank_ends_the_others_and_its_output_is_shown(self) -> None:
         with self.assertRaisesRegex(RuntimeError, "ended with 3(.|\n)*no such layer"):
             self.launch("if rank == '1': print('no such layer', flush=True); sys.exit(3)\ntime.sleep(600)")
+
+    def test_no_rank_outlives_a_benchmark_that_is_ended(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            note = f"from pathlib import Path; Path({folder!r}, str(os.getpid())).touch(); time.sleep(600)"
+            program = f"import launch; launch.launch([{sys.executable!r}, '-c', {self.PROGRAM + note!r}], 2, 600)"
+            bench = subprocess.Popen(
+                [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT / "bench")}
+            )
+            while len(pids := [int(file.name) for file in Path(folder).iterdir()]) < 2:
+                time.sleep(0.05)
+            bench.terminate()
+            self.assertEqual(bench.wait(60), 143)
+            self.assertEqual([pid for pid in pids if Path(f"/proc/{pid}").exists()], [])
 
     def test_a_rank_that_can_not_run_here_is_no_failure(self) -> None:
         with self.assertRaisesRegex(launch.Unavailable, "no such backend"):
