@@ -1,5 +1,5 @@
-"""The collectives of sharded training on torch.distributed's backend "tesserae" (shared memory) against Gloo: both in one
-run of the same processes, in turn, one thread a rank.
+"""The collectives of sharded training on torch.distributed's backend "tesserae" (shared memory) against Gloo: both in
+one run of the same processes, in turn, one thread a rank.
 
     python bench/transport.py [--ranks 2 4] [--mib 64] [--rounds 9] [--json FILE]
 
@@ -40,7 +40,7 @@ def measure(rank: int, ranks: int, elements: int, rounds: int, folder: str) -> N
     import tesserae  # noqa: F401 - registers the backend
 
     store = dist.FileStore(f"{folder}/store", ranks)
-    dist.init_process_group("cpu:tesserae", store=store, rank=rank, world_size=ranks)
+    dist.init_process_group("tesserae", store=store, rank=rank, world_size=ranks)
     groups = {"tesserae": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     whole, other, piece = torch.ones(elements), torch.ones(elements), torch.ones(elements // ranks)
     verbs: dict[str, Callable[[dist.ProcessGroup], object]] = {

@@ -10,7 +10,8 @@ namespace tesserae::bindings {
 namespace py = pybind11;
 
 /// Adds the Python class `name` for the C++ error class `E` to `module`, derived from `bases` (a class or a tuple), and
-/// has every E that leaves C++ raised as it, also where torch's own functions wait for our process groups. `fill(object, error)` sets attributes of the raised object.
+/// has every E that leaves C++ raised as it, also where torch's own functions wait for our process groups.
+/// `fill(object, error)` sets attributes of the raised object.
 ///
 /// Base classes come before those derived from them: pybind11 asks the translator that was added last first.
 template <class E, class Fill>

@@ -1,7 +1,7 @@
 """torch.distributed's backend "tesserae": process groups over shared memory, for CPU tensors.
 
     import tesserae
-    torch.distributed.init_process_group("cpu:tesserae")
+    torch.distributed.init_process_group("tesserae")          # or "cpu:tesserae,cuda:nccl"
 
 Each process group has connections of its own, a thread that runs its operations in order, and a liveness channel. What
 a group does is C++ (tesserae/comm/process_group.h); here is only how torch comes to make one.

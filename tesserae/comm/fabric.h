@@ -27,7 +27,7 @@ struct FabricOptions {
   std::chrono::milliseconds connect_deadline{60'000};
   std::chrono::milliseconds deadline{300'000};
   bool names_process = true;  ///< lines of the log carry the rank in this fabric
-  std::string host;           ///< label of the machine of this rank; empty: its own identity (tests place ranks as they like)
+  std::string host;  ///< label of the machine of this rank; empty: its own identity (tests place ranks as they like)
 };
 
 /// What a lane carries. Groups are made for one lane, so that lanes never wait for each other.

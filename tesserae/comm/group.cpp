@@ -76,9 +76,9 @@ void Group::reduce_scatter_to(const at::Tensor& output, const at::Tensor& input,
   check_buffer("reduce_scatter", input, size());
   check_reduction("reduce_scatter", input, how);
   if (output.numel() * size() != input.numel() || output.scalar_type() != input.scalar_type()) {
-    throw InvalidArgument("reduce_scatter", cat("group ", name_, ": ", output.numel(), " x ", output.scalar_type(),
-                                                " is no piece of ", input.numel(), " x ", input.scalar_type(), " for ",
-                                                size(), " members"));
+    throw InvalidArgument("reduce_scatter",
+                          cat("group ", name_, ": ", output.numel(), " x ", output.scalar_type(), " is no piece of ",
+                              input.numel(), " x ", input.scalar_type(), " for ", size(), " members"));
   }
   if (size() == 1) {
     at::AutoDispatchBelowADInplaceOrView guard;

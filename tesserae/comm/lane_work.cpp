@@ -39,8 +39,9 @@ bool LaneWork::wait(std::chrono::milliseconds timeout) {
   if (limit <= kNoTimeout) {
     cv_.wait(lock, ended);
   } else if (!cv_.wait_for(lock, limit, ended)) {
-    throw Timeout(title_, cat("operation #", sequence_, " of rank ", rank_, " has not ended after ", limit.count(),
-                              " ms; it goes on until the group's own deadline"),
+    throw Timeout(title_,
+                  cat("operation #", sequence_, " of rank ", rank_, " has not ended after ", limit.count(),
+                      " ms; it goes on until the group's own deadline"),
                   {});
   }
   if (exception_) std::rethrow_exception(exception_);

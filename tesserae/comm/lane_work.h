@@ -12,8 +12,8 @@ namespace tesserae::comm {
 /// One operation of a ProcessGroup from its submission to its end: what torch's callers hold. Thread-safe.
 class LaneWork final : public c10d::Work {
  public:
-  /// `title`: a literal, seen by the profiler and in errors. `limit`: how long wait() waits if it is not told; 0 or less:
-  /// until the operation ends, which it does at the group's deadline.
+  /// `title`: a literal, seen by the profiler and in errors. `limit`: how long wait() waits if it is not told; 0 or
+  /// less: until the operation ends, which it does at the group's deadline.
   LaneWork(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
            std::vector<at::Tensor> outputs, uint64_t sequence, std::chrono::milliseconds limit);
 

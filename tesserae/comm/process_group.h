@@ -21,10 +21,11 @@ namespace tesserae::comm {
 ///
 /// CPU tensors of any layout in memory; results are those of torch's Gloo group, and all ranks get the same bits.
 /// Operations run in the order of their calls, on a thread of the group, beside the caller: tensors are the group's
-/// until the Work has ended. Collectives are called by all ranks in the same order; send and recv match by rank and tag.
+/// until the Work has ended. Collectives are called by all ranks in the same order; send and recv match by rank and
+/// tag.
 ///
-/// A call that can not work throws InvalidArgument at once. An operation that fails throws PeerLost, Timeout or Mismatch
-/// from Work::wait, and so does every later one. Ranks in these errors are global ranks.
+/// A call that can not work throws InvalidArgument at once. An operation that fails throws PeerLost, Timeout or
+/// Mismatch from Work::wait, and so does every later one. Ranks in these errors are global ranks.
 class ProcessGroup final : public c10d::Backend {
  public:
   struct Setup {
@@ -101,7 +102,7 @@ class ProcessGroup final : public c10d::Backend {
 
   const Setup setup_;
   std::atomic<uint64_t> sequence_ = 0;
-  std::exception_ptr failure_;  // of the lane's thread
+  std::exception_ptr failure_;         // of the lane's thread
   std::vector<int64_t> global_ranks_;  // by rank of the fabric
   c10::intrusive_ptr<c10d::Backend> messages_;
   Group* group_ = nullptr;

@@ -47,8 +47,8 @@ void check_pieces(const char* title, const Tensors& pieces, const at::Tensor& li
   for (const auto& piece : pieces) {
     check_tensor(title, piece);
     if (piece.numel() != like.numel() || piece.scalar_type() != like.scalar_type()) {
-      throw InvalidArgument(title, cat("the tensors must be of one size and dtype, here ", contents(piece), " and ",
-                                       contents(like)));
+      throw InvalidArgument(
+          title, cat("the tensors must be of one size and dtype, here ", contents(piece), " and ", contents(like)));
     }
   }
 }
@@ -371,14 +371,13 @@ void ProcessGroup::check_counts(const char* title, const std::vector<int64_t>& s
   for (int from = 0; from < size_; ++from) {
     for (int to = 0; to < size_; ++to) {
       if (counts[from][0][to] == counts[to][1][from]) continue;
-      throw Mismatch(title, cat("the ranks disagree: rank ", from, " sends ", counts[from][0][to],
-                                " elements to rank ", to, ", which expects ", counts[to][1][from], " of it"));
+      throw Mismatch(title, cat("the ranks disagree: rank ", from, " sends ", counts[from][0][to], " elements to rank ",
+                                to, ", which expects ", counts[to][1][from], " of it"));
     }
   }
 }
 
-ProcessGroup::WorkPtr ProcessGroup::alltoall(Tensors& outputs, Tensors& inputs,
-                                             const c10d::AllToAllOptions& options) {
+ProcessGroup::WorkPtr ProcessGroup::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
   const char* const title = "tesserae:all_to_all";
   if (static_cast<int>(outputs.size()) != size_ || static_cast<int>(inputs.size()) != size_) {
     throw InvalidArgument(title, cat(inputs.size(), " inputs and ", outputs.size(), " outputs for ", size_, " ranks"));

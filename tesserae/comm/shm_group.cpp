@@ -346,7 +346,8 @@ void ShmGroup::reduce_whole(Call& call, const at::Tensor& buffer) {
   std::byte* const own = call.post([&](std::byte* data) { std::memcpy(data, sum, length); });
   for (int member = 0; member < size(); ++member) {
     const auto use = [&](std::byte* data) {
-      member == 0 ? static_cast<void>(std::memcpy(sum, data, length)) : reduce_bytes(buffer, call.reduction(), sum, sum, data, bytes);
+      member == 0 ? static_cast<void>(std::memcpy(sum, data, length))
+                  : reduce_bytes(buffer, call.reduction(), sum, sum, data, bytes);
     };
     member == rank() ? use(own) : call.take(member, use);
   }
