@@ -41,14 +41,15 @@ demo: program  ## train a small transformer on 4 ranks on the source of Python's
 	@$(BUILD)/cli/tesserae train $(DEMO_CONFIG) $(DEMO_ARGS)
 
 test: build  ## all tests, except the full parity product
-	@if [ -d $(BUILD)/python ]; then $(PYTEST) -m "not parity_full" $(PYTEST_ARGS); fi
+	@if [ -d $(BUILD)/python ]; then $(PYTEST) -m "not parity_full and not long" $(PYTEST_ARGS); fi
 	@$(CTEST) -LE parity_full $(TEST_ARGS)
 
 parity: build  ## every layout, lifetime and option against one process, every option of FSDP against FSDP1 (long)
 	@$(CTEST) -L parity_full $(TEST_ARGS)
 	@$(PYTEST) -m parity_full $(PYTEST_ARGS)
 
-long: build  ## the long forms of tests: 1,000 kills of a save
+long: build  ## the long forms of tests: 1,000 kills of a save, 100 of jobs on shared memory
+	@if [ -d $(BUILD)/python ]; then $(PYTEST) -m long $(PYTEST_ARGS); fi
 	@$(CTEST) -C long -L long $(TEST_ARGS)
 
 bench: build  ## FSDP1, FSDP2, DDP and Tesserae, interleaved; tables and plots in docs/ (2 hours; BENCH=compare: a part)

@@ -12,6 +12,7 @@ void bind_base(py::module_& module);
 void bind_mesh(py::module_& module);
 void bind_comm(py::module_& module);
 void bind_fabric(py::module_& module);
+void bind_process_group(py::module_& module);  // part of the layer comm
 void bind_shard(py::module_& module);
 void bind_optim(py::module_& module);
 void bind_dial(py::module_& module);

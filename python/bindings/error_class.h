@@ -10,7 +10,8 @@ namespace tesserae::bindings {
 namespace py = pybind11;
 
 /// Adds the Python class `name` for the C++ error class `E` to `module`, derived from `bases` (a class or a tuple), and
-/// has every E that leaves C++ raised as it. `fill(object, error)` sets attributes of the raised object.
+/// has every E that leaves C++ raised as it, also where torch's own functions wait for our process groups.
+/// `fill(object, error)` sets attributes of the raised object.
 ///
 /// Base classes come before those derived from them: pybind11 asks the translator that was added last first.
 template <class E, class Fill>
@@ -22,7 +23,7 @@ py::object bind_error(py::module_& module, const char* name, py::object bases, c
   if (!*type) throw py::error_already_set();
   module.attr(name) = *type;
   static Fill keep = std::move(fill);
-  py::register_local_exception_translator([](std::exception_ptr pointer) {
+  py::register_exception_translator([](std::exception_ptr pointer) {
     try {
       std::rethrow_exception(std::move(pointer));
     } catch (const E& error) {

@@ -11,6 +11,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_mesh(module);
   bind_comm(module);
   bind_fabric(module);
+  bind_process_group(module);
   bind_shard(module);
   bind_optim(module);
   bind_dial(module);

@@ -6,6 +6,7 @@ The engine of tesserae. Everything here is private to the package; use tesserae 
 from __future__ import annotations
 import collections.abc
 import torch
+import torch._C._distributed_c10d
 import torch.distributed.distributed_c10d
 import typing
 
@@ -33,6 +34,7 @@ __all__: list[str] = [
     "all_degrees",
     "check_degrees",
     "clip_gradients",
+    "connect_process_group",
     "flat_buffers",
     "flat_slices",
     "list_checkpoints",
@@ -41,6 +43,7 @@ __all__: list[str] = [
     "publish_unit",
     "read_config_file",
     "replica_group",
+    "shutdown_process_groups",
     "unit_degrees",
     "unit_fabric",
     "validate_init_config",
@@ -430,6 +433,20 @@ def clip_gradients(
     Collective: scales the gradients of the unit's engine to this norm at most; returns the norm that they had.
     """
 
+def connect_process_group(
+    store: torch.distributed.distributed_c10d.Store,
+    rank: typing.SupportsInt | typing.SupportsIndex,
+    size: typing.SupportsInt | typing.SupportsIndex,
+    *,
+    name: str,
+    global_ranks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    timeout: typing.SupportsFloat | typing.SupportsIndex,
+    served: bool,
+) -> torch._C._distributed_c10d.Backend:
+    """
+    Collective: a process group of torch over shared memory. `global_ranks`: empty for the default group.
+    """
+
 def flat_buffers(unit: typing.Any) -> list[FlatBuffer]: ...
 def flat_slices(
     unit: Unit, index: typing.SupportsInt | typing.SupportsIndex
@@ -484,6 +501,11 @@ def replica_group(
 ) -> list[int]:
     """
     The ranks that hold the same chunk.
+    """
+
+def shutdown_process_groups() -> None:
+    """
+    Ends all of them, before the process ends.
     """
 
 def unit_degrees(unit: Unit) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ if str(torch.__version__) != TORCH_VERSION:
         f"{torch.__version__} is installed here; build it again with `pip install .` in this environment"
     )
 
+from tesserae import backend as _backend
 from tesserae import config as _config
 from tesserae import install as _install
 from tesserae._C import (
@@ -61,6 +62,9 @@ __all__ = [
     "transform",
     "uninstall",
 ]
+
+
+_backend.register()
 
 
 def __getattr__(name: str) -> Any:

@@ -51,7 +51,7 @@ def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...], device: torch.dev
         dist.PrefixStore(f"tesserae/{name}/{device.type}/{count}", store),
         me,
         len(ranks),
-        served=_outlives_rank_zero(store) or ranks[0] != 0,
+        served=outlives_rank_zero(store) or ranks[0] != 0,
         backend="nccl" if device.type == "cuda" else HOST_BACKEND,
         device=device,
         connect_deadline=settings.connect_deadline_seconds if settings else 60.0,
@@ -59,7 +59,7 @@ def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...], device: torch.dev
     )
 
 
-def _outlives_rank_zero(store: dist.Store) -> bool:
+def outlives_rank_zero(store: dist.Store) -> bool:
     """Whether the store is served by somebody else than rank 0 of the script."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store

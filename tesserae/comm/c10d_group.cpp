@@ -11,6 +11,12 @@ at::Tensor own_piece(const at::Tensor& flat, int rank, int size) {
   return flat.narrow(0, rank * length, length);
 }
 
+c10d::ReduceOp op_of(Reduction how) {
+  using Op = c10d::ReduceOp;
+  constexpr Op::RedOpType ops[] = {Op::SUM, Op::PRODUCT, Op::MIN, Op::MAX, Op::BAND, Op::BOR, Op::BXOR};
+  return ops[static_cast<size_t>(how)];
+}
+
 }  // namespace
 
 C10dGroup::C10dGroup(std::string name, std::vector<int> members, c10::intrusive_ptr<c10d::Backend> backend,
@@ -45,17 +51,19 @@ void C10dGroup::do_all_gather(const at::Tensor& buffer) {
   run([&] { return backend_->_allgather_base(flat, piece, how); });
 }
 
-void C10dGroup::do_reduce_scatter(const at::Tensor& buffer) {
+void C10dGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how_reduced) {
   auto flat = buffer.view(-1);
   auto piece = own_piece(flat, rank(), size());
   c10d::ReduceScatterOptions how;
+  how.reduceOp = op_of(how_reduced);
   how.timeout = options_.deadline;
   run([&] { return backend_->_reduce_scatter_base(piece, flat, how); });
 }
 
-void C10dGroup::do_all_reduce(const at::Tensor& buffer) {
+void C10dGroup::do_all_reduce(const at::Tensor& buffer, Reduction how_reduced) {
   std::vector<at::Tensor> one{buffer};
   c10d::AllreduceOptions how;
+  how.reduceOp = op_of(how_reduced);
   how.timeout = options_.deadline;
   run([&] { return backend_->allreduce(one, how); });
 }
@@ -90,7 +98,7 @@ void C10dGroup::do_exchange(const std::vector<Message>& sends, const std::vector
   for (const auto& work : works) work->wait();
 }
 
-void C10dGroup::do_barrier() {
+void C10dGroup::do_barrier(std::string_view /*what*/) {
   c10d::BarrierOptions how;
   how.timeout = options_.deadline;
   run([&] { return backend_->barrier(how); });

@@ -47,7 +47,7 @@ class ConnectedFabric final : public Fabric {
         serves_(world.launch().rank == 0 && !world.launch().store_is_served),
         liveness_(world_, rendezvous_.own_connection("liveness"), server()),
         table_(world_.rank(), world_.size(), nccl_ ? Lane::Kind::stream : Lane::Kind::threaded, options.device) {
-    set_log_rank(world_.rank());
+    if (options.names_process) set_log_rank(world_.rank());
   }
 
   ~ConnectedFabric() override {

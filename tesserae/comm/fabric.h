@@ -26,6 +26,7 @@ struct FabricOptions {
   c10::Device device = c10::kCPU;
   std::chrono::milliseconds connect_deadline{60'000};
   std::chrono::milliseconds deadline{300'000};
+  bool names_process = true;  ///< lines of the log carry the rank in this fabric
   std::string host;  ///< label of the machine of this rank; empty: its own identity (tests place ranks as they like)
 };
 

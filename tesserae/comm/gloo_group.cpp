@@ -2,11 +2,11 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <cstdlib>
 
-#include "tesserae/comm/sum.h"
 #include "tesserae/os/signals.h"
 
 namespace tesserae::comm {
@@ -51,6 +51,15 @@ GlooDevice make_gloo_device(bool one_host) {
   return c10d::ProcessGroupGloo::createDefaultDevice();
 }
 
+c10::intrusive_ptr<c10d::Backend> make_gloo_messages(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                                     bool one_host, std::chrono::milliseconds timeout) {
+  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  options->devices.push_back(make_gloo_device(one_host));
+  options->threads = 1;
+  const auto prefixed = c10::make_intrusive<c10d::PrefixStore>("messages", store);
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, rank, size, std::move(options));
+}
+
 // The protocol of a verb:
 // 1. begin: what members must agree on becomes visible to the liveness channel; a verdict that came before is thrown;
 // 2. send and receive start transfers under the operation's fingerprint;
@@ -58,8 +67,8 @@ GlooDevice make_gloo_device(bool one_host) {
 // 4. end: no transfer is left that could still touch the caller's memory, whether the verb succeeded or not.
 class GlooGroup::Call {
  public:
-  Call(GlooGroup& group, const char* verb, const at::Tensor& buffer, int root = -1, bool collective = true)
-      : group_(group), verb_(verb), root_(root), since_(Clock::now()) {
+  Call(GlooGroup& group, std::string verb, const at::Tensor& buffer, int root = -1, bool collective = true)
+      : group_(group), verb_(std::move(verb)), root_(root), since_(Clock::now()) {
     if (buffer.defined()) {
       elements_ = buffer.numel();
       dtype_ = buffer.scalar_type();
@@ -157,14 +166,14 @@ class GlooGroup::Call {
 
   int fingerprint(uint64_t salt) const {
     uint32_t hash = 2166136261u;
-    for (const char* c = verb_; *c; ++c) hash = mix(hash, static_cast<uint64_t>(*c));
+    for (const char c : verb_) hash = mix(hash, static_cast<uint64_t>(c));
     hash = mix(mix(hash, sequence_), static_cast<uint64_t>(elements_));
     hash = mix(mix(hash, dtype_ ? static_cast<uint64_t>(*dtype_) : 255), salt);
     return static_cast<int>(mix(hash, static_cast<uint64_t>(root_)) & 0x3fffffffu);
   }
 
   GlooGroup& group_;
-  const char* verb_;
+  std::string verb_;
   int root_;
   Clock::time_point since_;
   int64_t elements_ = 0;
@@ -217,7 +226,8 @@ void GlooGroup::gather_pieces(Call& call, const at::Tensor& flat, const Starts& 
 // summation is rank, rank - 1, rank - 2, ... Pieces travel in chunks, all rounds of a chunk before the next chunk.
 // then_gather: a chunk goes to all others as soon as it is summed. It lands where this member's own part of that chunk
 // was, which its owner has by then: the sum came out of it.
-void GlooGroup::reduce_pieces(Call& call, const at::Tensor& flat, const Starts& starts, bool then_gather) {
+void GlooGroup::reduce_pieces(Call& call, const at::Tensor& flat, const Starts& starts, Reduction how,
+                              bool then_gather) {
   const int64_t chunk = std::max<int64_t>(1, options_.chunk_bytes / static_cast<int64_t>(flat.element_size()));
   const int64_t rounds = size() - 1;
   const auto chunks_of = [&](int i) { return (starts[i + 1] - starts[i] + chunk - 1) / chunk; };
@@ -250,7 +260,7 @@ void GlooGroup::reduce_pieces(Call& call, const at::Tensor& flat, const Starts& 
   for (int64_t step = 0; step < steps; ++step) {
     call.wait(received[static_cast<size_t>(step)]);
     const auto sum = chunk_at(rank(), step / rounds);
-    add_into(sum, landing(step));
+    reduce_to(sum, sum, landing(step), how);
     if (step + kDepth < steps) receive(step + kDepth);
     const bool summed = step % rounds == rounds - 1;
     for (int64_t k = 1; then_gather && summed && k <= rounds; ++k) call.send(sum, ahead(k), /*salt=*/1);
@@ -259,7 +269,7 @@ void GlooGroup::reduce_pieces(Call& call, const at::Tensor& flat, const Starts& 
 }
 
 // All get all copies and add them in the order of members.
-void GlooGroup::reduce_whole(Call& call, const at::Tensor& flat) {
+void GlooGroup::reduce_whole(Call& call, const at::Tensor& flat, Reduction how) {
   const int64_t elements = flat.numel();
   const auto copies = scratch(elements * size(), flat.scalar_type()).view({size(), elements});
   copies[rank()].copy_(flat);
@@ -270,7 +280,7 @@ void GlooGroup::reduce_whole(Call& call, const at::Tensor& flat) {
   }
   call.wait_all();
   flat.copy_(copies[0]);
-  for (int i = 1; i < size(); ++i) add_into(flat, copies[i]);
+  for (int i = 1; i < size(); ++i) reduce_to(flat, flat, copies[i], how);
 }
 
 void GlooGroup::do_all_gather(const at::Tensor& buffer) {
@@ -278,18 +288,18 @@ void GlooGroup::do_all_gather(const at::Tensor& buffer) {
   gather_pieces(call, buffer.view(-1), even_starts(buffer.numel()));
 }
 
-void GlooGroup::do_reduce_scatter(const at::Tensor& buffer) {
-  Call call(*this, "reduce_scatter", buffer);
-  reduce_pieces(call, buffer.view(-1), even_starts(buffer.numel()), /*then_gather=*/false);
+void GlooGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how) {
+  Call call(*this, verb_of("reduce_scatter", how), buffer);
+  reduce_pieces(call, buffer.view(-1), even_starts(buffer.numel()), how, /*then_gather=*/false);
 }
 
-void GlooGroup::do_all_reduce(const at::Tensor& buffer) {
-  Call call(*this, "all_reduce", buffer);
+void GlooGroup::do_all_reduce(const at::Tensor& buffer, Reduction how) {
+  Call call(*this, verb_of("all_reduce", how), buffer);
   const auto flat = buffer.view(-1);
   if (static_cast<int64_t>(buffer.nbytes()) * (size() - 1) <= kWholeReduceBytes) {
-    reduce_whole(call, flat);
+    reduce_whole(call, flat, how);
   } else {
-    reduce_pieces(call, flat, even_starts(buffer.numel()), /*then_gather=*/true);
+    reduce_pieces(call, flat, even_starts(buffer.numel()), how, /*then_gather=*/true);
   }
 }
 
@@ -313,8 +323,8 @@ void GlooGroup::do_exchange(const std::vector<Message>& sends, const std::vector
   call.wait_all();
 }
 
-void GlooGroup::do_barrier() {
-  Call call(*this, "barrier", {});
+void GlooGroup::do_barrier(std::string_view what) {
+  Call call(*this, what.empty() ? "barrier" : std::string(what), {});
   const auto token = at::zeros({2}, at::kByte);
   // In round d all know of 2d members that they came.
   for (int distance = 1; distance < size(); distance *= 2) {

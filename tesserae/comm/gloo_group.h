@@ -20,6 +20,10 @@ using GlooDevice = std::shared_ptr<::gloo::transport::Device>;
 /// GLOO_SOCKET_IFNAME, else the one that this host's name resolves to.
 GlooDevice make_gloo_device(bool one_host);
 
+/// torch's own group over Gloo, for what it does better than we: messages that match by tag and come at any time.
+c10::intrusive_ptr<c10d::Backend> make_gloo_messages(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                                     bool one_host, std::chrono::milliseconds timeout);
+
 /// A group over Gloo's TCP connections, with collectives of our own on Gloo's point-to-point messages: those are run by
 /// Gloo's device thread alone, land in place, and leave the choice of algorithm and of summation order to us.
 ///
@@ -45,11 +49,11 @@ class GlooGroup final : public Group, private Watched {
 
  protected:
   void do_all_gather(const at::Tensor& buffer) override;
-  void do_reduce_scatter(const at::Tensor& buffer) override;
-  void do_all_reduce(const at::Tensor& buffer) override;
+  void do_reduce_scatter(const at::Tensor& buffer, Reduction how) override;
+  void do_all_reduce(const at::Tensor& buffer, Reduction how) override;
   void do_broadcast(const at::Tensor& buffer, int root) override;
   void do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) override;
-  void do_barrier() override;
+  void do_barrier(std::string_view what) override;
   [[noreturn]] void rethrow(const std::string& what, const std::exception& cause) override;
 
  private:
@@ -62,8 +66,8 @@ class GlooGroup final : public Group, private Watched {
   /// Piece i of a buffer is elements [start[i], start[i + 1]).
   using Starts = std::vector<int64_t>;
   void gather_pieces(Call& call, const at::Tensor& flat, const Starts& starts);
-  void reduce_pieces(Call& call, const at::Tensor& flat, const Starts& starts, bool then_gather);
-  void reduce_whole(Call& call, const at::Tensor& flat);
+  void reduce_pieces(Call& call, const at::Tensor& flat, const Starts& starts, Reduction how, bool then_gather);
+  void reduce_whole(Call& call, const at::Tensor& flat, Reduction how);
   Starts even_starts(int64_t elements) const;
   at::Tensor scratch(int64_t elements, at::ScalarType dtype);
 

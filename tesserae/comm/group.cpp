@@ -26,6 +26,11 @@ void Group::check_buffer(std::string_view verb, const at::Tensor& buffer, int64_
   }
 }
 
+void Group::check_reduction(std::string_view verb, const at::Tensor& buffer, Reduction how) const {
+  if (can_reduce(how, buffer.scalar_type())) return;
+  throw InvalidArgument(verb, cat("group ", name_, ": there is no ", how, " of ", buffer.scalar_type()));
+}
+
 // Runs one verb of the transport: counts it, keeps it out of autograd, and makes its failure a CommError that stays.
 template <class Body>
 void Group::run(std::string_view verb, Counters::Verb& counter, int64_t bytes, const Label& label, const Body& body) {
@@ -58,19 +63,45 @@ void Group::all_gather(const at::Tensor& buffer, Label label) {
   run("all_gather", counters_.all_gather, bytes, label, [&] { do_all_gather(buffer); });
 }
 
-void Group::reduce_scatter(const at::Tensor& buffer, Label label) {
+void Group::reduce_scatter(const at::Tensor& buffer, Label label, Reduction how) {
   if (size() == 1) return;
   check_buffer("reduce_scatter", buffer, size());
+  check_reduction("reduce_scatter", buffer, how);
   const int64_t bytes = static_cast<int64_t>(buffer.nbytes()) / size() * (size() - 1);
-  run("reduce_scatter", counters_.reduce_scatter, bytes, label, [&] { do_reduce_scatter(buffer); });
+  run("reduce_scatter", counters_.reduce_scatter, bytes, label, [&] { do_reduce_scatter(buffer, how); });
 }
 
-void Group::all_reduce(const at::Tensor& buffer, Label label) {
+void Group::reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Label label, Reduction how) {
+  check_buffer("reduce_scatter", output, 1);
+  check_buffer("reduce_scatter", input, size());
+  check_reduction("reduce_scatter", input, how);
+  if (output.numel() * size() != input.numel() || output.scalar_type() != input.scalar_type()) {
+    throw InvalidArgument("reduce_scatter",
+                          cat("group ", name_, ": ", output.numel(), " x ", output.scalar_type(), " is no piece of ",
+                              input.numel(), " x ", input.scalar_type(), " for ", size(), " members"));
+  }
+  if (size() == 1) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    output.view(-1).copy_(input.view(-1));
+    return;
+  }
+  const int64_t bytes = static_cast<int64_t>(output.nbytes()) * (size() - 1);
+  run("reduce_scatter", counters_.reduce_scatter, bytes, label, [&] { do_reduce_scatter_to(output, input, how); });
+}
+
+void Group::do_reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Reduction how) {
+  const at::Tensor pieces = input.view(-1).clone();
+  do_reduce_scatter(pieces, how);
+  output.view(-1).copy_(pieces.narrow(0, rank_ * output.numel(), output.numel()));
+}
+
+void Group::all_reduce(const at::Tensor& buffer, Label label, Reduction how) {
   if (size() == 1) return;
   check_buffer("all_reduce", buffer, 1);
+  check_reduction("all_reduce", buffer, how);
   // What a bandwidth-optimal all-reduce sends; small buffers may take fewer, larger steps.
   const int64_t bytes = 2 * static_cast<int64_t>(buffer.nbytes()) * (size() - 1) / size();
-  run("all_reduce", counters_.all_reduce, bytes, label, [&] { do_all_reduce(buffer); });
+  run("all_reduce", counters_.all_reduce, bytes, label, [&] { do_all_reduce(buffer, how); });
 }
 
 void Group::broadcast(const at::Tensor& buffer, int root, Label label) {
@@ -135,9 +166,9 @@ void Group::exchange(const std::vector<Message>& sends, const std::vector<Messag
   run("exchange", counters_.exchange, bytes, label, [&] { do_exchange(out, in); });
 }
 
-void Group::barrier(Label label) {
+void Group::barrier(Label label, std::string_view what) {
   if (size() == 1) return;
-  run("barrier", counters_.barrier, 0, label, [&] { do_barrier(); });
+  run("barrier", counters_.barrier, 0, label, [&] { do_barrier(what); });
 }
 
 }  // namespace tesserae::comm

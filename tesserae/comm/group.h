@@ -10,6 +10,7 @@
 
 #include "tesserae/comm/counters.h"
 #include "tesserae/comm/error.h"
+#include "tesserae/comm/reduction.h"
 
 namespace tesserae::comm {
 
@@ -44,11 +45,16 @@ class Group {
   void all_gather(const at::Tensor& buffer, Label label = {});
 
   /// In place: `buffer` is size() equal pieces; afterwards piece rank() holds the sum over all members of their piece
-  /// rank(). The other pieces are left undefined. The order of summation depends on nothing but size() and rank().
-  void reduce_scatter(const at::Tensor& buffer, Label label = {});
+  /// rank(), or what else `how` says. The other pieces are left undefined. The order of summation depends on nothing
+  /// but size() and rank(). Throws InvalidArgument for a dtype that can not be reduced so.
+  void reduce_scatter(const at::Tensor& buffer, Label label = {}, Reduction how = Reduction::sum);
 
-  /// In place sum. All members end with the same bits.
-  void all_reduce(const at::Tensor& buffer, Label label = {});
+  /// The same from `input` to `output`, which is as large as one piece and no part of `input`; `input` is only read.
+  void reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Label label = {},
+                         Reduction how = Reduction::sum);
+
+  /// In place sum, or what else `how` says. All members end with the same bits.
+  void all_reduce(const at::Tensor& buffer, Label label = {}, Reduction how = Reduction::sum);
 
   void broadcast(const at::Tensor& buffer, int root, Label label = {});
 
@@ -60,7 +66,8 @@ class Group {
   /// call.
   void exchange(const std::vector<Message>& sends, const std::vector<Message>& receives, Label label = {});
 
-  void barrier(Label label = {});
+  /// `what`: of what this is the beginning, in words; members that bring different words get Mismatch.
+  void barrier(Label label = {}, std::string_view what = {});
 
   /// Memory that all members see: [bytes] uint8, zeroed, on the host; it lives until the last member lets go of it. Who
   /// may write when is for the callers to agree on, by barriers. Collective. Undefined, for all members, where the
@@ -75,11 +82,13 @@ class Group {
 
   // The transports. Arguments are checked: contiguous, divisible, size() > 1.
   virtual void do_all_gather(const at::Tensor& buffer) = 0;
-  virtual void do_reduce_scatter(const at::Tensor& buffer) = 0;
-  virtual void do_all_reduce(const at::Tensor& buffer) = 0;
+  virtual void do_reduce_scatter(const at::Tensor& buffer, Reduction how) = 0;
+  /// Copies where a transport has no better way.
+  virtual void do_reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Reduction how);
+  virtual void do_all_reduce(const at::Tensor& buffer, Reduction how) = 0;
   virtual void do_broadcast(const at::Tensor& buffer, int root) = 0;
   virtual void do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) = 0;
-  virtual void do_barrier() = 0;
+  virtual void do_barrier(std::string_view what) = 0;
   /// Turns whatever the transport threw into PeerLost, Timeout or Mismatch. `what` describes the operation.
   [[noreturn]] virtual void rethrow(const std::string& what, const std::exception& cause) = 0;
 
@@ -87,6 +96,7 @@ class Group {
   template <class Body>
   void run(std::string_view verb, Counters::Verb& counter, int64_t bytes, const Label& label, const Body& body);
   void check_buffer(std::string_view verb, const at::Tensor& buffer, int64_t pieces) const;
+  void check_reduction(std::string_view verb, const at::Tensor& buffer, Reduction how) const;
   std::string describe(std::string_view verb, const Label& label) const;
 
   std::string name_;

@@ -123,6 +123,14 @@ Verdict Liveness::judge(const Watched& group, int suspect, const std::string& sy
   return state.verdict.value_or(Verdict{Verdict::Kind::lost, {suspect}, symptom});
 }
 
+Verdict Liveness::dispute(const Watched& group, const Verdict& verdict) {
+  std::unique_lock lock(mutex_);
+  auto& state = cases_.at(const_cast<Watched*>(&group));
+  if (!state.dispute) state.dispute = verdict;
+  changed_.wait_for(lock, 2 * kStoreTimeout, [&] { return state.verdict.has_value(); });
+  return state.verdict.value_or(verdict);
+}
+
 std::vector<int> Liveness::lost() const {
   std::lock_guard lock(mutex_);
   return lost_;
@@ -293,6 +301,7 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
     if (now - lost_since < kGrace && !asked) return std::nullopt;
     return Verdict{Verdict::Kind::lost, lost, "its process or its host is gone"};
   }
+  if (state.dispute) return conclude(group, *state.dispute);
   const auto blocked = pending ? now - pending->since : Clock::duration::zero();
   if (!asked && (blocked < kSlow || now < state.next_look)) return std::nullopt;
   state.next_look = now + beat_;

@@ -41,6 +41,10 @@ class Liveness {
   /// Why an operation of `group` failed whose transport blames `suspect`. Waits for the answer, a few seconds at most.
   Verdict judge(const Watched& group, int suspect, const std::string& symptom);
 
+  /// Tells all members of `group` that it has failed with this verdict, which one member alone can give (it read what
+  /// another one brought). Returns the first that any member gave.
+  Verdict dispute(const Watched& group, const Verdict& verdict);
+
   /// Ranks that ended without a goodbye, the first in front.
   std::vector<int> lost() const;
 
@@ -60,6 +64,7 @@ class Liveness {
     std::optional<Clock::time_point> asked;
     int suspect = -1;
     std::string symptom;
+    std::optional<Verdict> dispute;  ///< one that a member gave
     std::optional<Verdict> verdict;
   };
   struct Pulse {

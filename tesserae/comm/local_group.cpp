@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "tesserae/comm/sum.h"
-
 namespace tesserae::comm {
 
 namespace {
@@ -110,21 +108,21 @@ void LocalGroup::do_all_gather(const at::Tensor& buffer) {
   });
 }
 
-void LocalGroup::do_reduce_scatter(const at::Tensor& buffer) {
-  meet({"reduce_scatter", 0, buffer, true}, [](const std::vector<LocalRoom::Offer>& offers) {
+void LocalGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how) {
+  meet({verb_of("reduce_scatter", how), 0, buffer, true}, [how](const std::vector<LocalRoom::Offer>& offers) {
     // Nobody's piece p but p's own is written, so the pieces can be summed one after the other.
     for (size_t p = 0; p < offers.size(); ++p) {
       at::Tensor sum = piece(offers[0].buffer, p, offers.size()).clone();
-      for (size_t i = 1; i < offers.size(); ++i) add_into(sum, piece(offers[i].buffer, p, offers.size()));
+      for (size_t i = 1; i < offers.size(); ++i) reduce_to(sum, sum, piece(offers[i].buffer, p, offers.size()), how);
       piece(offers[p].buffer, p, offers.size()).copy_(sum);
     }
   });
 }
 
-void LocalGroup::do_all_reduce(const at::Tensor& buffer) {
-  meet({"all_reduce", 0, buffer, true}, [](const std::vector<LocalRoom::Offer>& offers) {
+void LocalGroup::do_all_reduce(const at::Tensor& buffer, Reduction how) {
+  meet({verb_of("all_reduce", how), 0, buffer, true}, [how](const std::vector<LocalRoom::Offer>& offers) {
     const at::Tensor& sum = offers[0].buffer;
-    for (size_t i = 1; i < offers.size(); ++i) add_into(sum, offers[i].buffer);
+    for (size_t i = 1; i < offers.size(); ++i) reduce_to(sum, sum, offers[i].buffer, how);
     for (size_t i = 1; i < offers.size(); ++i) offers[i].buffer.copy_(sum);
   });
 }
@@ -137,8 +135,8 @@ void LocalGroup::do_broadcast(const at::Tensor& buffer, int root) {
   });
 }
 
-void LocalGroup::do_barrier() {
-  meet({"barrier", 0, {}, true}, [](const std::vector<LocalRoom::Offer>&) {});
+void LocalGroup::do_barrier(std::string_view what) {
+  meet({what.empty() ? "barrier" : std::string(what), 0, {}, true}, [](const std::vector<LocalRoom::Offer>&) {});
 }
 
 void LocalGroup::do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) {

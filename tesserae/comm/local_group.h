@@ -53,11 +53,11 @@ class LocalGroup final : public Group {
 
  protected:
   void do_all_gather(const at::Tensor& buffer) override;
-  void do_reduce_scatter(const at::Tensor& buffer) override;
-  void do_all_reduce(const at::Tensor& buffer) override;
+  void do_reduce_scatter(const at::Tensor& buffer, Reduction how) override;
+  void do_all_reduce(const at::Tensor& buffer, Reduction how) override;
   void do_broadcast(const at::Tensor& buffer, int root) override;
   void do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) override;
-  void do_barrier() override;
+  void do_barrier(std::string_view what) override;
   [[noreturn]] void rethrow(const std::string& what, const std::exception& cause) override;
 
  private:

@@ -13,11 +13,12 @@ class NullGroup final : public Group {
 
  protected:
   void do_all_gather(const at::Tensor&) override {}
-  void do_reduce_scatter(const at::Tensor&) override {}
-  void do_all_reduce(const at::Tensor&) override {}
+  void do_reduce_scatter(const at::Tensor&, Reduction) override {}
+  void do_reduce_scatter_to(const at::Tensor&, const at::Tensor&, Reduction) override {}
+  void do_all_reduce(const at::Tensor&, Reduction) override {}
   void do_broadcast(const at::Tensor&, int) override {}
   void do_exchange(const std::vector<Message>&, const std::vector<Message>&) override {}
-  void do_barrier() override {}
+  void do_barrier(std::string_view) override {}
   [[noreturn]] void rethrow(const std::string& what, const std::exception& cause) override {
     throw CommError("Group", what + ": " + cause.what());
   }

@@ -9,7 +9,6 @@
 #include <deque>
 
 #include "tesserae/base/log.h"
-#include "tesserae/comm/sum.h"
 #include "tesserae/os/process.h"
 
 namespace tesserae::comm {
@@ -26,6 +25,8 @@ constexpr size_t kMailBytes = 64 * 1024;
 constexpr int64_t kLead = 2;
 static_assert(kLead < static_cast<int64_t>(ShmRoom::ring_blocks), "a writer that is ahead must find a free block");
 constexpr std::chrono::seconds kBackstop{15};
+// What is said of a barrier in words fits in a block.
+constexpr size_t kLongestText = 1024;
 
 struct Aborted : std::runtime_error {
   Aborted() : std::runtime_error("aborted") {}
@@ -41,8 +42,11 @@ enum class Verb : uint32_t { all_gather = 1, reduce_scatter, all_reduce, broadca
 
 constexpr const char* kNames[] = {"", "all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier", "exchange"};
 
-std::string text_of(const ShmLabel& label) {
-  std::string text = label.verb < std::size(kNames) ? kNames[label.verb] : "an unknown verb";
+// `data`: of the block with that label.
+std::string text_of(const ShmLabel& label, const std::byte* data) {
+  if (label.text_bytes > 0) return std::string(reinterpret_cast<const char*>(data), label.text_bytes);
+  const char* name = label.verb < std::size(kNames) ? kNames[label.verb] : "an unknown verb";
+  std::string text = verb_of(name, static_cast<Reduction>(label.reduction));
   if (label.dtype >= 0) text += cat(" of ", label.elements, " x ", static_cast<at::ScalarType>(label.dtype));
   if (label.root >= 0) text += cat(" from member ", label.root);
   return text;
@@ -52,10 +56,15 @@ std::byte* bytes_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.mutable_data_ptr());
 }
 
-void add(const at::Tensor& like, std::byte* sum, std::byte* part, int64_t bytes) {
-  const auto options = at::TensorOptions().dtype(like.scalar_type());
+void reduce_bytes(const at::Tensor& like, Reduction how, std::byte* result, std::byte* left, std::byte* right,
+                  int64_t bytes) {
   const int64_t elements = bytes / static_cast<int64_t>(like.element_size());
-  if (elements > 0) add_into(at::from_blob(sum, {elements}, options), at::from_blob(part, {elements}, options));
+  if (elements == 0) return;
+  const auto view = [&, options = at::TensorOptions().dtype(like.scalar_type())](std::byte* data) {
+    return at::from_blob(data, {elements}, options);
+  };
+  const at::Tensor out = view(result);
+  reduce_to(out, left == result ? out : view(left), view(right), how);
 }
 
 }  // namespace
@@ -64,10 +73,14 @@ void add(const at::Tensor& like, std::byte* sum, std::byte* part, int64_t bytes)
 // 2. blocks are written and read; 3. nothing is left to do for others: what they have not read yet lies in the ring.
 class ShmGroup::Call {
  public:
-  Call(ShmGroup& group, Verb verb, const at::Tensor& buffer, int root = -1)
-      : group_(group), room_(*group.room_), since_(Clock::now()) {
+  Call(ShmGroup& group, Verb verb, const at::Tensor& buffer, int root = -1, Reduction how = Reduction::sum,
+       std::string_view what = {})
+      : group_(group), room_(*group.room_), since_(Clock::now()), text_(what.substr(0, kLongestText)) {
     label_.verb = static_cast<uint32_t>(verb);
     label_.root = root;
+    label_.reduction = static_cast<uint16_t>(how);
+    label_.text_bytes = static_cast<uint16_t>(text_.size());
+    if (!text_.empty()) label_.elements = static_cast<int64_t>(std::hash<std::string_view>()(what));
     if (buffer.defined()) {
       label_.elements = buffer.numel();
       label_.dtype = static_cast<int32_t>(buffer.scalar_type());
@@ -75,7 +88,7 @@ class ShmGroup::Call {
     if (verb != Verb::exchange) label_.sequence = ++group.collectives_;
     std::lock_guard lock(group.mutex_);
     if (group.verdict_) throw Aborted();
-    group.pending_ = Pending{label_.sequence, text_of(label_), since_};
+    group.pending_ = Pending{label_.sequence, text(), since_};
   }
   ~Call() {
     std::lock_guard lock(group_.mutex_);
@@ -109,21 +122,25 @@ class ShmGroup::Call {
     const uint64_t index = count.load(std::memory_order_relaxed);
     const ShmRoom::Block block = room_.ring_block(from, index);
     wait([&] {
-      return room_.written(from).load(std::memory_order_acquire) > index && agrees(*block.label, label_, from);
+      if (room_.written(from).load(std::memory_order_acquire) <= index) return false;
+      check_agreement(block, label_, from);
+      return true;
     });
     use(block.data);
     count.store(index + 1, std::memory_order_release);
     room_.ring_bell(from);
   }
 
-  /// True if the block is of this operation. Who disagrees is for the liveness channel to say, to all members alike;
-  /// without one, this member says it.
-  bool agrees(const ShmLabel& theirs, const ShmLabel& ours, int from) const {
-    if (theirs == ours) return true;
-    if (group_.options_.liveness != nullptr) return false;
-    throw Disagreement(cat("rank ", group_.members()[static_cast<size_t>(from)], ": ", text_of(theirs), "; rank ",
-                           group_.members()[static_cast<size_t>(group_.rank())], ": ", text_of(ours)));
+  /// Throws Disagreement if the block is not of this operation.
+  void check_agreement(const ShmRoom::Block& theirs, const ShmLabel& ours, int from) const {
+    if (*theirs.label == ours) return;
+    const std::string our_text = ours == label_ ? text() : text_of(ours, nullptr);
+    throw Disagreement(cat("rank ", group_.members()[static_cast<size_t>(from)], " called ",
+                           text_of(*theirs.label, theirs.data), ", rank ",
+                           group_.members()[static_cast<size_t>(group_.rank())], " called ", our_text));
   }
+  Reduction reduction() const { return static_cast<Reduction>(label_.reduction); }
+  std::string text() const { return text_of(label_, reinterpret_cast<const std::byte*>(text_.data())); }
 
   template <class Ready>
   void wait(const Ready& ready) const {
@@ -138,6 +155,7 @@ class ShmGroup::Call {
   ShmGroup& group_;
   ShmRoom& room_;
   Clock::time_point since_;
+  std::string text_;
   ShmLabel label_;
 };
 
@@ -193,7 +211,12 @@ class ShmGroup::Mail {
   bool has_block(const Call& call) const {
     const uint64_t index = room_->mail_read(peer_, self_).load(std::memory_order_relaxed);
     return room_->mail_written(peer_, self_).load(std::memory_order_acquire) > index &&
-           call.agrees(*room_->mail_block(peer_, self_, index).label, label(), peer_);
+           agrees(call, room_->mail_block(peer_, self_, index));
+  }
+
+  bool agrees(const Call& call, const ShmRoom::Block& block) const {
+    call.check_agreement(block, label(), peer_);
+    return true;
   }
 
   ShmRoom* room_;
@@ -286,8 +309,8 @@ void ShmGroup::gather_pieces(Call& call, const at::Tensor& buffer, const Starts&
 }
 
 // A block holds a part of every other member's piece, in the order in which they follow this one. Each adds what it
-// reads to its own piece, in the order rank, rank - 1, rank - 2, ...
-void ShmGroup::reduce_pieces(Call& call, const at::Tensor& buffer, const Starts& starts) {
+// reads to its own piece, in the order rank, rank - 1, rank - 2, ... The sum of that is at `result`.
+void ShmGroup::reduce_pieces(Call& call, const at::Tensor& buffer, const Starts& starts, std::byte* result) {
   const int64_t part = static_cast<int64_t>(room_->shape().ring_bytes) / (size() - 1) / 64 * 64;
   const int64_t blocks = (starts[1] - starts[0] + part - 1) / part;
   const auto range = [&](int i, int64_t index) {
@@ -305,9 +328,11 @@ void ShmGroup::reduce_pieces(Call& call, const at::Tensor& buffer, const Starts&
       });
     }
     const auto [begin, length] = range(rank(), index);
+    std::byte* const sum = result + (begin - starts[rank()]);
     for (int k = 1; k < size(); ++k) {
-      call.take(call.behind(k), [&, begin = begin, length = length](std::byte* data) {
-        add(buffer, bytes_of(buffer) + begin, data + (k - 1) * part, length);
+      std::byte* const left = k == 1 ? bytes_of(buffer) + begin : sum;
+      call.take(call.behind(k), [&, length = length](std::byte* data) {
+        reduce_bytes(buffer, call.reduction(), sum, left, data + (k - 1) * part, length);
       });
     }
   }
@@ -321,7 +346,8 @@ void ShmGroup::reduce_whole(Call& call, const at::Tensor& buffer) {
   std::byte* const own = call.post([&](std::byte* data) { std::memcpy(data, sum, length); });
   for (int member = 0; member < size(); ++member) {
     const auto use = [&](std::byte* data) {
-      member == 0 ? static_cast<void>(std::memcpy(sum, data, length)) : add(buffer, sum, data, bytes);
+      member == 0 ? static_cast<void>(std::memcpy(sum, data, length))
+                  : reduce_bytes(buffer, call.reduction(), sum, sum, data, bytes);
     };
     member == rank() ? use(own) : call.take(member, use);
   }
@@ -332,19 +358,25 @@ void ShmGroup::do_all_gather(const at::Tensor& buffer) {
   gather_pieces(call, buffer, even_starts(buffer));
 }
 
-void ShmGroup::do_reduce_scatter(const at::Tensor& buffer) {
-  Call call(*this, Verb::reduce_scatter, buffer);
-  reduce_pieces(call, buffer, even_starts(buffer));
+void ShmGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how) {
+  const Starts starts = even_starts(buffer);
+  Call call(*this, Verb::reduce_scatter, buffer, -1, how);
+  reduce_pieces(call, buffer, starts, bytes_of(buffer) + starts[rank()]);
 }
 
-void ShmGroup::do_all_reduce(const at::Tensor& buffer) {
-  Call call(*this, Verb::all_reduce, buffer);
+void ShmGroup::do_reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Reduction how) {
+  Call call(*this, Verb::reduce_scatter, input, -1, how);
+  reduce_pieces(call, input, even_starts(input), bytes_of(output));
+}
+
+void ShmGroup::do_all_reduce(const at::Tensor& buffer, Reduction how) {
+  Call call(*this, Verb::all_reduce, buffer, -1, how);
   const auto bytes = static_cast<int64_t>(buffer.nbytes());
   if (bytes * (size() - 1) <= kWholeReduceBytes) {
     reduce_whole(call, buffer);
   } else {
     const Starts starts = even_starts(buffer);
-    reduce_pieces(call, buffer, starts);
+    reduce_pieces(call, buffer, starts, bytes_of(buffer) + starts[rank()]);
     gather_pieces(call, buffer, starts);
   }
 }
@@ -363,9 +395,9 @@ void ShmGroup::do_broadcast(const at::Tensor& buffer, int root) {
   }
 }
 
-void ShmGroup::do_barrier() {
-  Call call(*this, Verb::barrier, {});
-  call.post([](std::byte*) {});
+void ShmGroup::do_barrier(std::string_view what) {
+  Call call(*this, Verb::barrier, {}, -1, Reduction::sum, what);
+  call.post([&](std::byte* data) { std::memcpy(data, what.data(), std::min(what.size(), kLongestText)); });
   for (int k = 1; k < size(); ++k) call.take(call.behind(k), [](std::byte*) {});
 }
 
@@ -454,7 +486,8 @@ void ShmGroup::rethrow(const std::string& what, const std::exception& cause) {
   }
   if (dynamic_cast<const Late*>(&cause)) throw Timeout("Group", cat(what, ": ", cause.what()), {});
   if (dynamic_cast<const Disagreement*>(&cause)) {
-    throw Mismatch("Group", cat(what, ": the ranks disagree: ", cause.what()));
+    const Verdict verdict{Verdict::Kind::mismatch, {}, cause.what()};
+    (options_.liveness ? options_.liveness->dispute(*this, verdict) : verdict).raise(what);
   }
   throw CommError("Group", cat(what, ": ", cause.what()));
 }

@@ -18,7 +18,8 @@ struct ShmLabel {
   int32_t root = -1;
   int64_t elements = 0;
   int32_t dtype = -1;
-  uint32_t reserved = 0;
+  uint16_t reduction = 0;
+  uint16_t text_bytes = 0;  ///< a barrier's data are words; `elements` is their hash
   bool operator==(const ShmLabel&) const = default;
 };
 

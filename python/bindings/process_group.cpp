@@ -1,0 +1,27 @@
+#include "tesserae/comm/process_group.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/bindings/bindings.h"
+
+namespace tesserae::bindings {
+
+void bind_process_group(py::module_& module) {
+  using comm::ProcessGroup;
+  py::module_::import("torch._C._distributed_c10d");  // torch's type of what connect returns
+  module.def(
+      "connect_process_group",
+      [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const std::string& name,
+         const std::vector<int64_t>& global_ranks, double timeout, bool served) {
+        const std::chrono::milliseconds limit(static_cast<int64_t>(timeout * 1e3));
+        return ProcessGroup::connect(store, rank, size, {name, global_ranks, limit, served});
+      },
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("name"), py::arg("global_ranks"),
+      py::arg("timeout"), py::arg("served"), py::call_guard<py::gil_scoped_release>(),
+      "Collective: a process group of torch over shared memory. `global_ranks`: empty for the default group.");
+  module.def("shutdown_process_groups", &ProcessGroup::shutdown_all, py::call_guard<py::gil_scoped_release>(),
+             "Ends all of them, before the process ends.");
+}
+
+}  // namespace tesserae::bindings
