@@ -93,6 +93,8 @@ def init(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> None:
         )
     if torch.distributed.is_initialized():
         _config.check_world(wanted, torch.distributed.get_world_size())
+    if current == wanted:
+        return
     _install.install()
     importlib.import_module("tesserae.dial").watch(wanted)
     _config.set_current(wanted)

@@ -113,6 +113,10 @@ class Dial:
             return
         from tesserae.resharding import reshard
 
+        if not self._optimizers:
+            # Its state may be loaded and not be known here: it would be left behind.
+            self._dial.refused("no optimizer has stepped a parameter of this model in this process yet")
+            return
         try:
             reshard(root, self._optimizers, degrees=wish)
         except (_C.InvalidArgument, _C.OutOfMemory) as error:

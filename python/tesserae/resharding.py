@@ -18,7 +18,7 @@ from torch.distributed.fsdp import ShardingStrategy
 from torch.optim import Optimizer
 
 from tesserae import _C, config, dial
-from tesserae.optim_contents import Like, Purpose, State, agree, kinds_of
+from tesserae.optim_contents import Like, Purpose, agree, kinds_of
 from tesserae.optim_keys import Keys
 from tesserae.state import state
 from tesserae.summon import instances_of
@@ -47,69 +47,77 @@ def reshard(
 
     Returns what it took on this rank. Raises, with nothing changed: InvalidArgument for degrees that do not divide the
     ranks (the text names the nearest that do) and for optimizer state that has neither one element for each of the
-    parameter's nor is a scalar; Mismatch if ranks ask for different degrees; OutOfMemory. An error of communication
-    while state moves ends the job, which goes on from its last checkpoint.
+    parameter's nor is a scalar; Mismatch if ranks ask for different degrees; OutOfMemory (with several roots in
+    `model`, those before the one that does not fit have changed). An error of communication while state moves ends the
+    job, which goes on from its last checkpoint.
     """
     wanted = _degrees(hybrid_shard_degree, degrees)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or [])
-    roots = [instance for instance in instances_of(model) if instance.check_is_root()]
+    instances = instances_of(model)
+    roots = [instance for instance in instances if instance.check_is_root()]
     if not roots:
         raise _C.InvalidArgument("[tsm.reshard] there is no FSDP instance of tesserae in the model; wrap it first")
-    for instance in instances_of(model):
+    for instance in instances:
         if instance._whole is not None:
             raise _C.InvalidArgument("[tsm.reshard] called inside summon_full_params; leave that context first")
-    for root in roots:
-        root._unit.require_between_steps("tsm.reshard")
+        instance._unit.require_between_steps("tsm.reshard")
     _wait_for_saves()
-    results = [_reshard_root(root, optimizers, wanted) for root in roots]
-    for root, result in zip(roots, results):
-        dial.tell(root, result)
-    for instance in instances_of(model):
-        instance.sharding_strategy = _strategy_of(instance.sharding_strategy, wanted, instance.world_size)
+    # 1. Of all roots, before anything of one moves.
+    movings = [_Moving(root, optimizers) for root in roots]
+    results = []
+    for root, moving in zip(roots, movings):
+        # 2.
+        moving.forget_what_stood_still()
+        results.append(_C.reshard(root._unit, wanted, moving))
+        # 3.
+        moving.complete()
+        for instance in instances_of(root):
+            instance.sharding_strategy = _strategy_of(instance.sharding_strategy, wanted, instance.world_size)
+        dial.tell(root, results[-1])
     config.turn(wanted)
     state.forget_replicas()
     return results[0]
 
 
-def _reshard_root(root: Instance, optimizers: list[Optimizer], wanted: tuple[int, int, int]) -> Resharding:
-    keys = Keys.of_instances(root)
-    mine = {p: each.state[p] for each in optimizers for p in keys.places if p in each.state}
-    owner = {p: each for each in optimizers for group in each.param_groups for p in group["params"]}
-    # 1.
-    contents = agree(keys, mine, root._everyone, _PURPOSE)
-    moving = _Moving(instances_of(root), owner, contents)
-    # What is left of a time when there were elements here: its counters stood still since.
-    for parameter, place in keys.places.items():
-        if place.numel == 0 and parameter in owner:
-            owner[parameter].state.pop(parameter, None)
-    # 2.
-    result = _C.reshard(root._unit, wanted, moving)
-    # 3.
-    for parameter, content in contents.items():
-        if parameter not in owner or parameter.numel() == 0:
-            continue
-        now = owner[parameter].state[parameter]
-        for name, value in content.items():
-            if name not in now and not isinstance(value, Like):
-                now[name] = copy.deepcopy(value)
-    return result
-
-
 class _Moving:
-    """The optimizers' state, for the engine: see shard::Companion."""
+    """The optimizers' state of one root's parameters, for the engine: see shard::Companion. Making it is collective."""
 
-    def __init__(
-        self, instances: list[Instance], owner: dict[nn.Parameter, Optimizer], contents: dict[nn.Parameter, State]
-    ) -> None:
-        self._owner = owner
-        self._contents = contents
+    def __init__(self, root: Instance, optimizers: list[Optimizer]) -> None:
+        keys = Keys.of_instances(root)
+        mine = {p: each.state[p] for each in optimizers for p in keys.places if p in each.state}
+        self._owner = {p: each for each in optimizers for group in each.param_groups for p in group["params"]}
+        self._group = {p: group for each in optimizers for group in each.param_groups for p in group["params"]}
+        self._empty = [p for p, place in keys.places.items() if place.numel == 0 and p in self._owner]
+        self._contents = agree(keys, mine, root._everyone, _PURPOSE)
         self._buffers: dict[int, tuple[_C.FlatBuffer, list[nn.Parameter]]] = {}
         self._kinds: dict[int, list[tuple[str, Like]]] = {}
-        for instance in instances:
+        for instance in instances_of(root):
             for flat, members in zip(instance._flats, instance._local):
                 if flat.shard is not None:
                     self._buffers[flat.shard] = flat, members
-                    self._kinds[flat.shard] = kinds_of(members, contents)
+                    self._kinds[flat.shard] = kinds_of(members, self._contents)
+
+    def forget_what_stood_still(self) -> None:
+        """What is left of a time when there were elements here: its counters have not moved since."""
+        for parameter in self._empty:
+            self._owner[parameter].state.pop(parameter, None)
+
+    def complete(self) -> None:
+        """Scalars where a rank has elements of a parameter for the first time."""
+        for parameter, content in self._contents.items():
+            if parameter not in self._owner or parameter.numel() == 0:
+                continue
+            now = self._owner[parameter].state[parameter]
+            for name, value in content.items():
+                if name not in now and not isinstance(value, Like):
+                    now[name] = self._scalar(parameter, value)
+
+    def _scalar(self, parameter: nn.Parameter, value: Any) -> Any:
+        """A copy, where the optimizer has it: kernels that are fused or captured read counters on the device."""
+        group = self._group[parameter]
+        if isinstance(value, Tensor) and (group.get("fused") or group.get("capturable")):
+            return value.to(parameter.device, copy=True)
+        return copy.deepcopy(value)
 
     def dtypes(self, shard: int) -> list[torch.dtype]:
         return [like.dtype for _, like in self._kinds[shard]]
@@ -118,7 +126,7 @@ class _Moving:
         flat, members = self._buffers[shard]
         joined = []
         for name, like in self._kinds[shard]:
-            slices = [self._take(member, name) if member.numel() > 0 else None for member in members]
+            slices = [self._take(member, name, like) for member in members]
             joined.append(flat.join(slices, like.dtype))
         return joined
 
@@ -137,12 +145,14 @@ class _Moving:
                     if before == name:
                         break
                     if not isinstance(value, Like):
-                        now.setdefault(before, copy.deepcopy(value))
+                        now.setdefault(before, self._scalar(member, value))
                 now[name] = part
 
-    def _take(self, member: nn.Parameter, name: str) -> Tensor | None:
+    def _take(self, member: nn.Parameter, name: str, like: Like) -> Tensor | None:
         """What moves is held once: the optimizer lets go of it. The name keeps its place among the others."""
-        now: dict[str, Any] = self._owner[member].state.get(member, {}) if member in self._owner else {}
+        if member.numel() == 0 or member not in self._owner or self._contents.get(member, {}).get(name) != like:
+            return None
+        now = self._owner[member].state.get(member, {})
         tensor = now.get(name)
         if tensor is not None:
             now[name] = None

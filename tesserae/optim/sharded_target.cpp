@@ -9,11 +9,7 @@ Target target_of(shard::Engine& engine) {
   target.shards = &engine.shards();
   target.publish = [&engine](int index) { engine.publish(index); };
   target.zero_grad = [&engine] { engine.zero_grad(); };
-  target.attach = [&engine](shard::Companion& companion) {
-    engine.attach(companion);
-    return std::shared_ptr<void>(&companion,
-                                 [&engine](void* gone) { engine.detach(*static_cast<shard::Companion*>(gone)); });
-  };
+  target.attach = [&engine](shard::Companion& companion) { return engine.attach(companion); };
   // Degrees are read at each call: they change when the model is resharded.
   target.share = [&engine](int index) { return 1.0 / engine.replicas(index); };
   target.sum_over_chunks = [&engine](double value) { return engine.sum_over_ranks(value); };

@@ -12,6 +12,7 @@
 namespace tesserae::shard {
 
 void Engine::publish(int shard) {
+  require_whole();
   for (auto& flat : flats_) {
     if (flat.shard == shard) flat.parameter->publish();
   }
@@ -60,6 +61,7 @@ void Engine::show_gradients() {
 }
 
 void Engine::visit_parameters(const std::function<void(const std::string&, at::Tensor)>& visit, bool writeback) {
+  require_whole();
   const at::NoGradGuard no_grad;
   for (auto& flat : flats_) {
     const at::Tensor whole = flat.parameter->gather(flat.parameter->part());

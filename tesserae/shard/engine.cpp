@@ -24,7 +24,7 @@ void Engine::before_forward(int unit) {
 }
 
 void Engine::begin_step() {
-  if (torn_) throw_torn();
+  require_whole();
   if (backward_open_) abandon_step();
   if (forward_open_) release_all();  // a forward threw before its end
   if (!prepared_) prepare();

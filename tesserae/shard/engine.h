@@ -101,15 +101,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   ///
   /// Between steps, also in the middle of an accumulation: what was accumulated inside no_sync is then brought to its
   /// owners first. Collective over the job. Throws, with nothing changed: InvalidArgument for impossible degrees,
-  /// inside a step, or with a reduce hook that can not stand for them; comm::Mismatch if ranks ask for different
+  /// inside a backward, or with a reduce hook that can not stand for them; comm::Mismatch if ranks ask for different
   /// degrees or hold different state; OutOfMemory on all ranks if one host or device can not hold the new parts. A
   /// CommError (a lost peer, or memory that could not be allocated after all) leaves the model between two layouts:
   /// every later step throws, and the job goes on from its last checkpoint.
   Resharding reshard(const mesh::Degrees& degrees);
 
-  /// `companion` moves along with the shards until it is detached; it outlives that.
-  void attach(Companion& companion) { companions_.push_back(&companion); }
-  void detach(Companion& companion) { std::erase(companions_, &companion); }
+  /// `companion` moves along with the shards until what is returned is dropped, which may be after the engine. Of the
+  /// root: an engine that adopts another does not take over its companions.
+  std::shared_ptr<void> attach(Companion& companion);
 
   /// What the user did to `.grad` since, and the reverse; see LocalParameters.
   void take_gradients();
@@ -193,14 +193,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void reduce(FlatState& flat);
 
   void require_resharding(const mesh::Degrees& degrees) const;
+  void require_possible(const mesh::Degrees& degrees) const;
+  void require_whole() const {
+    if (torn_) throw_torn();
+  }
   [[noreturn]] void throw_torn() const;
   void settle();
   std::vector<bool> gradients_of_all();
   std::vector<std::shared_ptr<Context>> contexts_for(const mesh::Degrees& degrees) const;
-  void require_memory(const std::vector<std::shared_ptr<Context>>& contexts, const std::vector<bool>& gradients);
-  int64_t bytes_of(const FlatState& state, const Flat& flat, bool has_gradient);
+  void require_memory(const std::vector<bool>& gradients);
+  void require_place(c10::Device place, double mine) const;
+  int64_t bytes_of(const FlatState& state, const Flat& flat, bool has_gradient) const;
   uint64_t recut(FlatState& state, Context& context, bool has_gradient);
-  void require_parts(comm::Fabric& fabric, const std::string& failure, const Flat& flat) const;
+  void require_all(const std::string& failure, const std::string& what) const;
   void limit_reductions(int most);
 
   std::shared_ptr<void> owner_;
@@ -213,6 +218,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<Engine*> alive_;        // hooks in a graph that outlives the engine find it empty
 
   std::vector<Companion*> companions_;
+  std::vector<std::shared_ptr<Context>>
+      next_contexts_;  // by unit, while degrees change: flats that were recut use them
 
   bool shows_parameters_ = false;
   bool prepared_ = false;

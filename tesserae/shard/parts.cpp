@@ -53,9 +53,7 @@ class Messages {
   }
 
  private:
-  int index_of(int rank) const {
-    return static_cast<int>(std::ranges::find(members_, rank) - members_.begin());
-  }
+  int index_of(int rank) const { return static_cast<int>(std::ranges::find(members_, rank) - members_.begin()); }
 
   std::vector<int> members_;
   std::vector<comm::Message> sends_, receives_;
@@ -97,6 +95,11 @@ at::Tensor piece_for(Context& context, const Flat& flat, const at::Tensor& maste
 
 uint64_t move_parts(comm::Fabric& fabric, const Flat& from, const Flat& to, const std::vector<at::Tensor>& before,
                     const std::vector<at::Tensor>& after) {
+  if (before.size() > 1 && before.front().device() != fabric.device()) {  // staged: one at a time
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < before.size(); ++i) bytes += move_parts(fabric, from, to, {before[i]}, {after[i]});
+    return bytes;
+  }
   const int rank = from.rank();
   const auto plan = [&](const auto& planner) {
     return planner(from.layout(), to.layout(), from.elements(), Flat::alignment, rank);
@@ -108,9 +111,8 @@ uint64_t move_parts(comm::Fabric& fabric, const Flat& from, const Flat& to, cons
   const auto messages = [&](int peer) -> Messages& { return near.knows(peer) ? near : far; };
   // Between two ranks there is at most one range of each tensor, so both sides have them in the same order.
   for (size_t i = 0; i < before.size(); ++i) {
-    for (const mesh::Move& move : gives) {
-      messages(move.peer).send(move.peer, staged.out(narrow(before[i], move.source, had)));
-    }
+    const at::Tensor source = gives.empty() ? before[i] : staged.out(before[i]);
+    for (const mesh::Move& move : gives) messages(move.peer).send(move.peer, narrow(source, move.source, had));
     for (const mesh::Move& move : gets) {
       const at::Tensor place = narrow(after[i], move.destination, has);
       if (move.peer == rank) {

@@ -28,8 +28,9 @@ at::Tensor piece_for(Context& context, const Flat& flat, const at::Tensor& maste
 /// on all ranks. `from` and `to` differ in their layouts only. Each rank sends what others lack and the transfer plan
 /// says that they get from it; returns how many bytes. Collective over the job.
 ///
-/// Ranks of a host exchange theirs in a group of their own, which may have memory where one that spans hosts has a wire.
+/// Ranks of a host exchange theirs in a group of their own, which may have memory where one that spans hosts has a
+/// wire.
 uint64_t move_parts(comm::Fabric& fabric, const Flat& from, const Flat& to, const std::vector<at::Tensor>& before,
-                const std::vector<at::Tensor>& after);
+                    const std::vector<at::Tensor>& after);
 
 }  // namespace tesserae::shard

@@ -292,7 +292,7 @@ RANK_MAIN(killed_half_way) {
   Job job(*fabric, kind, {4, 4, 4});
   job.step();
   Killer killer(fabric->rank() == 1);
-  job.sharded().engine().attach(killer);
+  const auto attached = job.sharded().engine().attach(killer);
   try {
     job.sharded().reshard({2, 2, 2});
     ADD_FAILURE() << "nobody noticed";

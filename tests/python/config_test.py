@@ -29,6 +29,9 @@ DEFAULTS = config.Config(
     expert_parallel_degree=1,
     random_seed=12345,
     degrees=None,
+    automatic=False,
+    schedule=(),
+    headroom=0.1,
     run_folder=None,
     connect_deadline_seconds=60.0,
     deadline_seconds=300.0,
@@ -85,7 +88,6 @@ def test_every_key_of_smp_is_taken_where_its_feature_is_not_asked_for() -> None:
     ("document", "text"),
     [
         ({"hybrid_shard_degre": 2}, r"hybrid_shard_degre: unknown key; did you mean hybrid_shard_degree\?"),
-        ({"hybrid_shard_degree": "auto"}, r'hybrid_shard_degree: "auto" is not available yet'),
         ({"tensor_parallel_degree": 2}, "tensor_parallel_degree: tensor parallelism is not available yet"),
         ({"hybrid_shard_degree": -1}, "hybrid_shard_degree: must be at least 0, but is -1"),
         ({"train": {"steps": 5}}, "train: is read by `tesserae train` only"),

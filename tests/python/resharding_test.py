@@ -147,6 +147,7 @@ def tells(rank: int, world_size: int) -> None:
     assert model.sharding_strategy.name == "HYBRID_SHARD"
     assert tsm.state.hybrid_shard_degree == 2 and dist.get_world_size(tsm.state.rep_rank_process_group) == 2
     tsm.init({"hybrid_shard_degree": 4})  # as at the start: does nothing
+    assert tsm.state.hybrid_shard_degree == 2
     tsm.reshard(model, optimizer, degrees={"parameters": 1, "gradients": 2, "optimizer": 4})
     assert tsm.state.hybrid_shard_degree == 0
     assert tsm.reshard(model, optimizer, degrees=(1, 2, 4)).bytes == 0

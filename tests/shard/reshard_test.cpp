@@ -102,6 +102,41 @@ TEST(Reshard, MemoryThatIsNotThereIsAnErrorOfAllRanksBeforeAnythingMoves) {
   });
 }
 
+// What was accumulated is brought to its owners before memory is looked at: the user must see it, or his next backward
+// would take it for dropped.
+TEST(Reshard, ARefusalInTheMiddleOfAnAccumulationLosesNothing) {
+  comm::run_local(2, [](comm::Fabric& fabric) {
+    Trained run(fabric);
+    Engine& engine = run.sharded->engine();
+    std::vector<at::Tensor> shown;
+    for (int unit = 0; unit < engine.unit_count(); ++unit) {
+      std::vector<std::vector<at::Tensor>> local;
+      for (int i = 0; i < engine.flats_of(unit); ++i) {
+        local.push_back({at::empty({0}).set_requires_grad(true)});
+        shown.push_back(local.back().front());
+      }
+      engine.show_parameters(unit, local);
+    }
+    {
+      const NoSync scope = run.sharded->no_sync();
+      run.loss(0).backward();
+    }
+    {
+      static SmallHost small(os::files());
+      fabric.everyone().barrier();
+      std::optional<os::ScopedFiles> scope;
+      if (fabric.rank() == 0) scope.emplace(small);
+      fabric.everyone().barrier();
+      EXPECT_THROW(run.sharded->reshard({1, 1, 1}), OutOfMemory);
+      fabric.everyone().barrier();
+    }
+    for (const at::Tensor& tensor : shown) {
+      ASSERT_TRUE(tensor.grad().defined());
+      EXPECT_GT(tensor.grad().abs().sum().item<double>(), 0);
+    }
+  });
+}
+
 TEST(Reshard, DegreesThatDoNotDivideNameTheNearest) {
   comm::run_local(4, [](comm::Fabric& fabric) {
     Trained run(fabric);
