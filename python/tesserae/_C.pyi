@@ -16,6 +16,7 @@ __all__: list[str] = [
     "Corruption",
     "Counters",
     "Damaged",
+    "Dial",
     "Error",
     "Fabric",
     "FlatBuffer",
@@ -23,8 +24,10 @@ __all__: list[str] = [
     "IoError",
     "Mismatch",
     "Options",
+    "OutOfMemory",
     "PeerLost",
     "Piece",
+    "Resharding",
     "SaveFailed",
     "Saver",
     "Statistics",
@@ -43,6 +46,7 @@ __all__: list[str] = [
     "publish_unit",
     "read_config_file",
     "replica_group",
+    "reshard",
     "shutdown_process_groups",
     "unit_degrees",
     "unit_fabric",
@@ -68,6 +72,11 @@ class IoError(Error):
 class Corruption(Error):
     """
     Bytes were read but are not what was written.
+    """
+
+class OutOfMemory(Error):
+    """
+    There is not enough memory for what was asked. Nothing was changed.
     """
 
 class CommError(Error):
@@ -287,6 +296,10 @@ class FlatBuffer:
         """
         The user's tensors show this rank's part of values and gradients, whatever they were made to show before.
         """
+    def split(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """
+        The reverse of join(): views of a part.
+        """
     def take(self) -> None:
         """
         Takes what the user did to values and gradients of his tensors, which show this rank's part.
@@ -309,9 +322,71 @@ class FlatBuffer:
     @property
     def shapes(self) -> list[list[int]]: ...
     @property
+    def shard(self) -> int | None:
+        """
+        The number of its shard in the engine; None if it is frozen.
+        """
+    @property
     def total(self) -> int: ...
     @property
     def trainable(self) -> bool: ...
+
+class Resharding:
+    """
+    What a change of degrees did on this rank.
+    """
+    @property
+    def after(self) -> tuple[int, int, int]:
+        """
+        The degrees since.
+        """
+    @property
+    def before(self) -> tuple[int, int, int]:
+        """
+        The degrees (parameters, gradients, optimizer) before it.
+        """
+    @property
+    def bytes(self) -> int:
+        """
+        That this rank sent to others.
+        """
+    @property
+    def seconds(self) -> float:
+        """
+        Until the model could train again.
+        """
+
+class Dial:
+    """
+    When a job changes its degrees; see tesserae/dial/dial.h.
+    """
+    def __init__(
+        self,
+        *,
+        unit: Unit,
+        schedule: collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex,
+                tuple[
+                    typing.SupportsInt | typing.SupportsIndex,
+                    typing.SupportsInt | typing.SupportsIndex,
+                    typing.SupportsInt | typing.SupportsIndex,
+                ],
+            ]
+        ],
+        automatic: bool,
+        headroom: typing.SupportsFloat | typing.SupportsIndex,
+        folder: str,
+        state_per_master: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> None: ...
+    def at_step_edge(
+        self, step: typing.SupportsInt | typing.SupportsIndex, seconds: typing.SupportsFloat | typing.SupportsIndex
+    ) -> tuple[int, int, int] | None:
+        """
+        Collective: the degrees to change to after this step, the same on all ranks; None: as they are.
+        """
+    def changed(self, change: Resharding) -> None: ...
+    def refused(self, why: str) -> None: ...
 
 class Damaged(Corruption):
     """
@@ -501,6 +576,19 @@ def replica_group(
 ) -> list[int]:
     """
     The ranks that hold the same chunk.
+    """
+
+def reshard(
+    unit: Unit,
+    degrees: tuple[
+        typing.SupportsInt | typing.SupportsIndex,
+        typing.SupportsInt | typing.SupportsIndex,
+        typing.SupportsInt | typing.SupportsIndex,
+    ],
+    state: typing.Any,
+) -> Resharding:
+    """
+    Collective: the engine of that unit goes over to (parameters, gradients, optimizer) between steps. `state` keeps tensors beside its shards: dtypes(shard), take(shard) and put(shard, tensors), as in tesserae/shard/companion.h.
     """
 
 def shutdown_process_groups() -> None:

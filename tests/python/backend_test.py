@@ -170,9 +170,9 @@ def messages(group: dist.ProcessGroup, dtype: torch.dtype, size: int) -> Results
     anybody = torch.zeros(2, dtype=dtype)
     if me == 0:
         for _ in range(world - 1):
-            assert dist.recv(anybody, group=group) in range(1, world)
-    else:
-        dist.send(torch.ones(2, dtype=dtype), 0, group)
+            assert dist.recv(anybody, group=group, tag=3) in range(1, world)
+    else:  # a tag of its own: anybody's next message must not be taken for this one
+        dist.send(torch.ones(2, dtype=dtype), 0, group, tag=3)
     swapped = torch.zeros(size, dtype=dtype)
     operations = [
         dist.P2POp(dist.isend, sample((size,), dtype), ahead, group),

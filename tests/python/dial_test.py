@@ -113,7 +113,10 @@ def chooses(rank: int, world_size: int, folder: str) -> None:
     if rank == 0:
         record = (Path(folder) / "dial.jsonl").read_text().splitlines()
         events = [json.loads(line) for line in record]
-        assert any("why" in event for event in events), events[:5]
+        decisions = [event["decision"] for event in events if "decision" in event]
+        assert decisions and all(decision["why"] for decision in decisions), events[:5]
+        asked = list(decisions[-1]["degrees"])
+        assert [int(each[2:]) for each in degrees_of(model).split()] == asked
 
 
 def test_the_automatic_choice_says_why(tmp_path: Path) -> None:
