@@ -20,7 +20,9 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kWholeReduceBytes = 64 * 1024;
 // Two ranks' rings lie in the second-level cache.
 constexpr size_t kBlockBytes = 256 * 1024;
-constexpr size_t kMailBytes = 64 * 1024;
+// Of a message: where ranks outnumber cores each block costs a change of process, so large ones; less in large groups,
+// which have a ring for each pair.
+constexpr size_t kMailBytes = 512 * 1024, kLeastMailBytes = 64 * 1024, kMailOfAll = 64 * 1024 * 1024;
 // So many blocks a writer is ahead of what it reads itself.
 constexpr int64_t kLead = 2;
 static_assert(kLead < static_cast<int64_t>(ShmRoom::ring_blocks), "a writer that is ahead must find a free block");
@@ -50,6 +52,11 @@ std::string text_of(const ShmLabel& label, const std::byte* data) {
   if (label.dtype >= 0) text += cat(" of ", label.elements, " x ", static_cast<at::ScalarType>(label.dtype));
   if (label.root >= 0) text += cat(" from member ", label.root);
   return text;
+}
+
+size_t mail_bytes(size_t members) {
+  const size_t share = kMailOfAll / (members * members * ShmRoom::mail_blocks);
+  return std::clamp(share / kLeastMailBytes * kLeastMailBytes, kLeastMailBytes, kMailBytes);
 }
 
 std::byte* bytes_of(const at::Tensor& tensor) {
@@ -232,7 +239,8 @@ std::unique_ptr<ShmGroup> ShmGroup::connect(const std::string& name, const std::
   const int size = static_cast<int>(members.size());
   const size_t block = options.block_bytes > 0 ? options.block_bytes : kBlockBytes;
   // A block of a reduction has a part for each other member, of whole cache lines.
-  const ShmRoom::Shape shape{size, std::max(block, static_cast<size_t>(size) * 4096), kMailBytes};
+  const ShmRoom::Shape shape{size, std::max(block, static_cast<size_t>(size) * 4096),
+                             mail_bytes(static_cast<size_t>(size))};
   // 1. Member 0 makes the memory and tells where it is. 2. All map it and say whether they could. 3. Only if all could
   // is it used; nobody needs a name for it any more.
   std::optional<os::MemoryFile> memory;
