@@ -28,10 +28,9 @@
 #include <thread>
 
 #include "bench/measure.h"
+#include "bench/start_ranks.h"
 #include "bench/training.h"
 #include "tesserae/os/memory.h"
-#include "tesserae/os/program.h"
-#include "tesserae/train/launcher.h"
 
 namespace tesserae::bench {
 namespace {
@@ -210,15 +209,6 @@ int parse(int argc, char** argv, Options& o) {
   return -1;
 }
 
-int start_ranks(const Options& options, int argc, char** argv) {
-  train::LocalJob job;
-  job.ranks = options.nproc;
-  job.command = {os::program_path()};
-  job.command.insert(job.command.end(), argv + 1, argv + argc);
-  job.environment = {{"OMP_NUM_THREADS", "1"}};
-  return train::run_local_job(job);
-}
-
 void run(const Options& options) {
   at::set_num_threads(1);
   comm::FabricOptions how;
@@ -241,7 +231,7 @@ int main(int argc, char** argv) {
   bench::Options options;
   if (const int status = bench::parse(argc, argv, options); status >= 0) return status;
   try {
-    if (options.nproc > 0 && std::getenv("RANK") == nullptr) return bench::start_ranks(options, argc, argv);
+    if (options.nproc > 0 && std::getenv("RANK") == nullptr) return bench::start_ranks(options.nproc, argc, argv);
     bench::run(options);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_dial: %s\n", error.what());

@@ -22,13 +22,13 @@
 
 #include "bench/measure.h"
 #include "bench/plain_adamw.h"
+#include "bench/start_ranks.h"
 #include "bench/step_options.h"
 #include "tesserae/comm/fabric.h"
 #include "tesserae/model/gpt.h"
 #include "tesserae/model/init.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/os/memory.h"
-#include "tesserae/os/program.h"
 #include "tesserae/shard/sharded.h"
 #include "tesserae/train/launcher.h"
 
@@ -223,15 +223,6 @@ bool starts_ranks(const StepOptions& options) {
   return options.nproc > 0 && std::getenv("RANK") == nullptr;
 }
 
-int start_ranks(const StepOptions& options, int argc, char** argv) {
-  train::LocalJob job;
-  job.ranks = options.nproc;
-  job.command = {os::program_path()};
-  job.command.insert(job.command.end(), argv + 1, argv + argc);
-  job.environment = {{"OMP_NUM_THREADS", "1"}};
-  return train::run_local_job(job);
-}
-
 }  // namespace
 }  // namespace tesserae::bench
 
@@ -240,7 +231,7 @@ int main(int argc, char** argv) {
   bench::StepOptions options;
   if (const int status = bench::parse(argc, argv, options); status >= 0) return status;
   try {
-    if (bench::starts_ranks(options)) return bench::start_ranks(options, argc, argv);
+    if (bench::starts_ranks(options)) return bench::start_ranks(options.nproc, argc, argv);
     bench::run(options);
   } catch (const comm::PeerLost& error) {
     std::fprintf(stderr, "bench_step: %s\n", error.what());
