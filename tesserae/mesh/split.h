@@ -24,8 +24,8 @@ struct Split {
   bool operator==(const Split&) const = default;
 };
 
-/// The shape of one part of a tensor of shape `whole`; the same for all parts, padding included. Throws InvalidArgument,
-/// naming the numbers of parts that would do, where `split` can not cut it.
+/// The shape of one part of a tensor of shape `whole`; the same for all parts, padding included. Throws
+/// InvalidArgument, naming the numbers of parts that would do, where `split` can not cut it.
 std::vector<int64_t> part_shape(const std::vector<int64_t>& whole, const Split& split);
 
 /// Elements of this part that are elements of the whole tensor: they come first in it, padding last.
