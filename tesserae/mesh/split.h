@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "tesserae/mesh/transfer.h"
@@ -24,8 +25,11 @@ struct Split {
   bool operator==(const Split&) const = default;
 };
 
-/// The shape of one part of a tensor of shape `whole`; the same for all parts, padding included. Throws InvalidArgument,
-/// naming the numbers of parts that would do, where `split` can not cut it.
+/// "dimension 1 cut in 4 parts", "no split".
+std::string to_string(const Split& split);
+
+/// The shape of one part of a tensor of shape `whole`; the same for all parts, padding included. Throws
+/// InvalidArgument, naming the numbers of parts that would do, where `split` can not cut it.
 std::vector<int64_t> part_shape(const std::vector<int64_t>& whole, const Split& split);
 
 /// Elements of this part that are elements of the whole tensor: they come first in it, padding last.
@@ -38,7 +42,8 @@ int64_t part_begin(const std::vector<int64_t>& whole, const Split& split);
 /// Where a run of a part lies in another order of the same tensor: calls `visit(from, to)` for the longest runs that
 /// are contiguous in both, in ascending order of `from`. `elements`: a run of the part that `split` means, padding is
 /// skipped; `to`: of the stored order of `stored` (whose index does not count; whole: plain row-major order), as long
-/// as `from`. Takes time in proportion to the number of runs.
+/// as `from`. Takes time in proportion to the number of runs, and no memory. Throws InvalidArgument for elements that
+/// no part has.
 void for_each_run(const std::vector<int64_t>& whole, const Split& split, const Range& elements, const Split& stored,
                   const std::function<void(const Range& from, const Range& to)>& visit);
 
