@@ -1,6 +1,7 @@
 // What an engine does between steps: publish new values, visit parameters, count.
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <numeric>
@@ -78,7 +79,9 @@ void Engine::visit_parameters(const std::function<void(const std::string&, at::T
 
 int64_t Engine::parameter_count() const {
   int64_t count = 0;
-  for (const auto& flat : flats_) count += flat.flat->parameter_elements();
+  for (const auto& flat : flats_) {
+    for (const Slot& slot : flat.flat->slots()) count += c10::multiply_integers(slot.whole);
+  }
   return count;
 }
 

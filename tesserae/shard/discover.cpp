@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "tesserae/base/error.h"
+#include "tesserae/shard/split_parameters.h"
 #include "tesserae/shard/unit.h"
 
 namespace tesserae::shard {
@@ -27,20 +28,34 @@ class Walk {
       unit = static_cast<int>(units.size()) - 1;
     }
     const std::string prefix = path.empty() ? "" : path + ".";
-    for (const auto& item : module.named_parameters(/*recurse=*/false)) add(item.value(), prefix + item.key(), unit);
+    std::vector<SplitParameter> splits;
+    if (const auto* split = dynamic_cast<const SplitParameters*>(&module)) splits = split->split_parameters();
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      const auto found = std::ranges::find(splits, item.key(), &SplitParameter::name);
+      const bool is_split = found != splits.end() && !found->split.whole();
+      add({{prefix + item.key()},
+           item.value(),
+           is_split ? found->split : mesh::Split{},
+           is_split ? found->whole : std::vector<int64_t>{}},
+          unit);
+    }
     for (const auto& child : module.named_children()) visit(*child.value(), prefix + child.key(), unit);
   }
 
  private:
-  void add(const at::Tensor& parameter, const std::string& name, int unit) {
-    if (!parameter.defined()) return;
-    const auto [entry, fresh] = seen_.try_emplace(parameter.unsafeGetTensorImpl(), parameters.size());
+  void add(NamedParameter named, int unit) {
+    if (!named.parameter.defined()) return;
+    const auto [entry, fresh] = seen_.try_emplace(named.parameter.unsafeGetTensorImpl(), parameters.size());
     if (fresh) {
-      parameters.push_back({{{name}, parameter}, unit});
+      parameters.push_back({std::move(named), unit});
       return;
     }
     Found& found = parameters[entry->second];
-    found.names.push_back(name);
+    found.names.push_back(named.names.front());
+    if (found.split != named.split || found.whole != named.whole) {
+      throw InvalidArgument("shard_model", cat("the tied parameters ", found.names.front(), " and ",
+                                               named.names.front(), " are split in different ways"));
+    }
     found.owner = common_ancestor(found.owner, unit);
   }
 
@@ -67,7 +82,7 @@ std::vector<FlatSpec> group_parameters(const std::vector<NamedParameter>& parame
                           [](const NamedParameter* named) { return named->parameter.dim() >= 2; });
     FlatSpec flat{{}, {}, key.second, !key.first};
     for (const NamedParameter* named : members) {
-      flat.slots.push_back({named->names, named->parameter.sizes().vec(), 0, 0});
+      flat.slots.push_back({named->names, named->parameter.sizes().vec(), 0, 0, named->split, named->whole});
       flat.parameters.push_back(named->parameter);
     }
     flats.push_back(std::move(flat));
@@ -101,7 +116,9 @@ std::string describe(const std::vector<UnitSpec>& units) {
       for (const auto& slot : flat.slots) {
         out << "parameter " << slot.names.front() << " [";
         for (size_t d = 0; d < slot.shape.size(); ++d) out << (d ? ", " : "") << slot.shape[d];
-        out << "] " << c10::toString(flat.dtype) << (flat.trainable ? "" : " frozen") << "\n";
+        out << "] " << c10::toString(flat.dtype) << (flat.trainable ? "" : " frozen");
+        if (!slot.split.whole()) out << " part " << slot.split.index << " of " << slot.split.parts;
+        out << "\n";
       }
     }
   }

@@ -35,6 +35,8 @@ struct UnitSpec {
 struct NamedParameter {
   std::vector<std::string> names;
   at::Tensor parameter;
+  mesh::Split split = {};           ///< which part of a larger tensor it is
+  std::vector<int64_t> whole = {};  ///< shape of that tensor; {}: the parameter is whole
 };
 
 /// Sorts a unit's parameters into flat buffers: one for each (requires_grad, dtype), in it matrices before vectors.
@@ -42,6 +44,7 @@ std::vector<FlatSpec> group_parameters(const std::vector<NamedParameter>& parame
 
 /// Finds the units below (and including) `root` and who owns which parameter: the innermost unit around it. A parameter
 /// that several modules share (tied weights) is one slot, owned by the innermost unit that encloses all of its users.
+/// Modules that are SplitParameters say which of their parameters are parts of larger tensors.
 /// Throws InvalidArgument if the root is no unit, has no parameters, or is part of a sharded model already.
 std::vector<UnitSpec> discover_units(torch::nn::Module& root);
 

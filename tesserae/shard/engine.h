@@ -126,7 +126,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int flats_of(int unit) const { return static_cast<int>(units_[static_cast<size_t>(unit)].flats.size()); }
   FlatView flat_of(int unit, int index);
 
-  // Over all ranks of the job, on the control lane.
+  // Over all ranks of the fabric (the data-parallel ranks), on the control lane.
   double sum_over_ranks(double value);
   double max_over_ranks(double value);
   /// How many ranks hold the same chunk as this one of that shard.
@@ -136,7 +136,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::string describe() const;
   std::string unit_name(int unit) const { return units_[static_cast<size_t>(unit)].name; }
   int unit_count() const { return static_cast<int>(units_.size()); }
-  int64_t parameter_count() const;
+  int64_t parameter_count() const;  ///< of the whole model, split parameters included
   Statistics statistics() const;
   /// That of the root, or of another unit.
   Context& context(int unit = 0) { return *units_[static_cast<size_t>(unit)].context; }

@@ -27,6 +27,7 @@ Flat::Flat(std::string unit, std::vector<Slot> parameters, Dtypes dtypes, bool t
       layout_(layout_of(trainable, layout)),
       rank_(rank) {
   for (auto& slot : slots_) {
+    if (slot.whole.empty()) slot.whole = slot.shape;
     const int64_t begin = round_up(elements_, slot_alignment);
     if (begin > elements_) gaps_.push_back({elements_, begin});
     slot.begin = begin;
@@ -53,7 +54,8 @@ std::vector<Slice> Flat::slices(const mesh::Range& range) const {
     const int64_t begin = std::max(slot.begin, range.begin);
     const int64_t end = std::min(slot.end(), range.end);
     if (begin >= end) continue;
-    found.push_back({slot.names.front(), slot.shape, begin - range.begin, end - range.begin, begin - slot.begin});
+    found.push_back({slot.names.front(), slot.shape, begin - range.begin, end - range.begin, begin - slot.begin,
+                     slot.split, slot.whole});
   }
   return found;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tesserae/mesh/layout.h"
+#include "tesserae/mesh/split.h"
 #include "tesserae/mesh/transfer.h"
 #include "tesserae/shard/options.h"
 #include "tesserae/shard/shard.h"
@@ -17,9 +18,11 @@ namespace tesserae::shard {
 /// One parameter of a flat buffer. Tied parameters are one slot with several names.
 struct Slot {
   std::vector<std::string> names;  ///< the first is the one that counts
-  std::vector<int64_t> shape;
-  int64_t begin = 0;  ///< first element in the flat buffer
+  std::vector<int64_t> shape;      ///< of this rank's part, where the parameter is split among tensor-parallel ranks
+  int64_t begin = 0;               ///< first element in the flat buffer
   int64_t elements = 0;
+  mesh::Split split = {};
+  std::vector<int64_t> whole = {};  ///< shape of the whole tensor; given as {}: `shape`
   int64_t end() const { return begin + elements; }
 };
 

@@ -15,6 +15,9 @@ class Tensor;
 namespace torch::nn {
 class Module;
 }
+namespace tesserae::comm {
+class Group;
+}
 
 namespace tesserae::shard {
 
@@ -62,8 +65,14 @@ struct Options {
   bool sync_module_states = false;
 
   /// Fills the parameters of one unit's own modules; called unit by unit for parameters on the meta device, with the
-  /// unit's whole parameters in memory. The same call on every rank must give the same numbers (model/init.h does).
+  /// unit's whole parameters in memory. The same call on every rank must give the same numbers (model/init.h does). Of
+  /// a parameter that is split it is given the whole tensor, of which the rank keeps its part.
   std::function<void(const std::string& name, at::Tensor& parameter)> initialize;
+
+  /// The tensor-parallel ranks that hold the other parts of split parameters (tensor::Parallel::group), on the control
+  /// lane; owned by the fabric. Null: nothing is split. They call what is collective over the job together, and sums
+  /// over the model (gradient norms) include their parts.
+  comm::Group* tensor_group = nullptr;
 };
 
 }  // namespace tesserae::shard

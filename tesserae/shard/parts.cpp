@@ -2,6 +2,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "tesserae/mesh/transfer.h"
@@ -59,6 +60,13 @@ class Messages {
   std::vector<comm::Message> sends_, receives_;
 };
 
+// By rank in the fabric; the groups of a fabric of some ranks name their members by rank in the job.
+std::vector<int> all_ranks(const comm::Fabric& fabric) {
+  std::vector<int> ranks(static_cast<size_t>(fabric.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 at::Tensor new_tensor(Context& context, int64_t elements, c10::ScalarType dtype, bool host) {
   ++context.statistics->allocations;
   return allocate(elements, dtype, host ? c10::Device(c10::kCPU) : context.device);
@@ -107,7 +115,7 @@ uint64_t move_parts(comm::Fabric& fabric, const Flat& from, const Flat& to, cons
   const auto gets = plan(mesh::plan_transfer), gives = plan(mesh::plan_sends);
   const mesh::Range had = from.chunk_range(), has = to.chunk_range();
   Staged staged(fabric.device());
-  Messages near(fabric.world().host_ranks(rank)), far(fabric.everyone().members());
+  Messages near(fabric.world().host_ranks(rank)), far(all_ranks(fabric));
   const auto messages = [&](int peer) -> Messages& { return near.knows(peer) ? near : far; };
   // Between two ranks there is at most one range of each tensor, so both sides have them in the same order.
   for (size_t i = 0; i < before.size(); ++i) {

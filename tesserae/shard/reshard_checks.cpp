@@ -1,5 +1,6 @@
 // Steps 1 and 4 of reshard.cpp: what must hold before anything moves.
 
+#include <ATen/ops/full.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
@@ -30,6 +31,15 @@ double sum_of(const std::vector<double>& values, const std::vector<int>& ranks) 
   double sum = 0;
   for (const int rank : ranks) sum += values[static_cast<size_t>(rank)];
   return sum;
+}
+
+// What one tensor-parallel rank can not do, none does: the largest of what each of them brings. All ranks of a fabric
+// bring the same.
+double largest_of(comm::Group* tensor_group, double value, c10::Device device) {
+  if (tensor_group == nullptr || tensor_group->size() == 1) return value;
+  const at::Tensor shared = at::full({1}, value, at::TensorOptions().dtype(at::kDouble).device(device));
+  tensor_group->all_reduce(shared, {}, comm::Reduction::maximum);
+  return shared.item<double>();
 }
 
 std::string megabytes(double bytes) {
@@ -66,8 +76,14 @@ void Engine::require_resharding(const mesh::Degrees& degrees) const {
     impossible = std::current_exception();
   }
   const auto failed = from_all_ranks(fabric, impossible ? 1 : 0);
-  if (impossible) std::rethrow_exception(impossible);
   const auto first = std::ranges::max_element(failed);
+  const double any = largest_of(context().options.tensor_group, *first, fabric.device());
+  if (impossible) std::rethrow_exception(impossible);
+  if (any > *first) {
+    throw InvalidArgument(name,
+                          cat(to_string(degrees), " can not be on another tensor-parallel rank, whose error says ",
+                              "why. Nothing was changed"));
+  }
   if (*first > 0) {
     throw InvalidArgument(name, cat(to_string(degrees), " can not be on rank ", first - failed.begin(),
                                     ", whose error says why. Nothing was changed"));
@@ -118,7 +134,13 @@ void Engine::require_place(c10::Device place, double mine) const {
   const double free = available(place, std::max(needed, 0.0));
   const auto shortages = from_all_ranks(fabric, needed - free);
   const auto worst = std::ranges::max_element(shortages);
-  if (*worst <= 0) return;
+  const double most = largest_of(context().options.tensor_group, *worst, fabric.device());
+  if (most <= 0) return;
+  if (most > *worst) {
+    throw OutOfMemory(name, cat("to go to ", to_string(next_contexts_.front()->layout.degrees()),
+                                ", a rank of another tensor-parallel index lacks ", megabytes(most),
+                                ". Nothing was changed; choose higher degrees"));
+  }
   throw OutOfMemory(
       name, cat("to go from ", to_string(context().layout.degrees()), " to ",
                 to_string(next_contexts_.front()->layout.degrees()), ", ", place.is_cpu() ? "the host" : "the device",

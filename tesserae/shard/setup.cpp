@@ -17,6 +17,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/parts.h"
+#include "tesserae/shard/split_parameters.h"
 
 namespace tesserae::shard {
 namespace {
@@ -36,6 +37,15 @@ void copy_part(const Slot& slot, const at::Tensor& values, const mesh::Range& ra
   destination.narrow(0, begin - range.begin, end - begin).copy_(values.narrow(0, begin - slot.begin, end - begin));
 }
 
+void require_tensor_group(const Slot& slot, const comm::Group* group) {
+  const int ranks = group == nullptr ? 1 : group->size();
+  if (slot.split.whole() || (slot.split.parts == ranks && slot.split.index == group->rank())) return;
+  throw InvalidArgument("shard_model",
+                        cat("parameter ", slot.names.front(), " is part ", slot.split.index, " of ", slot.split.parts,
+                            ", but Options::tensor_group has ", ranks, ranks == 1 ? " rank" : " ranks",
+                            "; pass the group of the tensor-parallel ranks that the model was built with"));
+}
+
 // The initial values of one parameter, flattened, on the device.
 at::Tensor initial_values(Context& context, const Slot& slot, const at::Tensor& parameter, c10::ScalarType master) {
   at::Tensor values;
@@ -45,8 +55,9 @@ at::Tensor initial_values(Context& context, const Slot& slot, const at::Tensor& 
       throw InvalidArgument("shard_model", cat("parameter ", slot.names.front(), " is on the meta device and ",
                                                "Options::initialize is not set, so it would have no values"));
     }
-    values = at::empty(slot.shape, at::TensorOptions().dtype(master).device(context.device));
+    values = at::empty(slot.whole, at::TensorOptions().dtype(master).device(context.device));
     initialize(slot.names.front(), values);
+    values = part_of(values, slot.split);
   } else {
     values = parameter.detach().to(context.device).contiguous();
   }
@@ -134,6 +145,7 @@ void Engine::build_flat(int unit, const FlatSpec& spec) {
   piece = flat.trainable() ? piece_for(context, flat, master) : new_part(context, flat, dtypes.compute).zero_();
   for (size_t i = 0; i < spec.parameters.size(); ++i) {
     const Slot& slot = flat.slots()[i];
+    require_tensor_group(slot, context.options.tensor_group);
     const at::Tensor values = initial_values(context, slot, spec.parameters[i], dtypes.master);
     if (master.defined()) copy_part(slot, values, flat.chunk_range(), master);
     if (piece.defined() && !flat.master_is_piece()) copy_part(slot, values, flat.parameter_range(), piece);

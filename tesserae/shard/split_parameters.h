@@ -1,0 +1,33 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tesserae/mesh/split.h"
+
+namespace tesserae::shard {
+
+/// A parameter that is this rank's part of a larger tensor.
+struct SplitParameter {
+  std::string name;  ///< in the module that declares it, without a path: "weight"
+  mesh::Split split;
+  std::vector<int64_t> whole;  ///< shape of the whole tensor
+};
+
+/// A module some of whose own parameters are parts derives from this besides torch::nn::Module (tensor/layers.h). What
+/// walks a module tree asks for it: discover_units, and those that fill parameters.
+class SplitParameters {
+ public:
+  virtual ~SplitParameters() = default;
+  /// Those of the module itself, not of its children. Parameters that are not named are whole.
+  virtual std::vector<SplitParameter> split_parameters() const = 0;
+};
+
+/// The part of `whole` that `split` means, contiguous, padding zero. Throws InvalidArgument where `split` can not cut
+/// it.
+at::Tensor part_of(const at::Tensor& whole, const mesh::Split& split);
+
+}  // namespace tesserae::shard
