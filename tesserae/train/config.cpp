@@ -133,6 +133,8 @@ Config::Sharding read_sharding(const Json& c) {
                             .free_after_backward = optional_value<bool>(s["free_after_backward"]),
                             .limit_all_gathers = s["limit_all_gathers"],
                             .limit_reductions = s["limit_reductions"],
+                            .tensor_parallel_degree = c["tensor_parallel_degree"],
+                            .sequence_parallel = s["sequence_parallel"],
                             .warn_of_pool_misses = c["fsdp_cache_flush_warnings"]};
   const int degree = sharding.hybrid_shard_degree;
   const std::string& name = sharding.strategy;
@@ -182,7 +184,6 @@ void check_available(const Json& c) {
         key, cat(feature, " is not available yet: only ", harmless.dump(), " is taken, but it is ", brief(c[key])));
   };
   only("activation_loading_horizon", 2, "activation offloading");
-  only("tensor_parallel_degree", 1, "tensor parallelism");
   only("context_parallel_degree", 1, "context parallelism");
   only("expert_parallel_degree", 1, "expert parallelism");
 }
