@@ -22,6 +22,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -31,6 +32,7 @@
 #include "bench/start_ranks.h"
 #include "bench/training.h"
 #include "tesserae/os/memory.h"
+#include "tesserae/os/pages.h"
 
 namespace tesserae::bench {
 namespace {
@@ -44,6 +46,7 @@ struct Options {
   int steps = 3, warmup = 2;
   std::string backend = "auto";
   bool memory = false;
+  bool touch = false;
   std::string json;
 };
 
@@ -110,7 +113,7 @@ class Bench {
     double before = median_step();
     double memory = memory_in_use();
     for (size_t i = 1; i < options_.degrees.size(); ++i) {
-      json change = turn(options_.degrees[i]);
+      json change = turn(options_.degrees[i - 1], options_.degrees[i]);
       const double first = step();
       const double after = median_step();
       const double seconds = change["seconds"];
@@ -152,7 +155,8 @@ class Bench {
     return median(seconds);
   }
 
-  json turn(int degree) {
+  json turn(int from, int degree) {
+    touch_memory(from, degree);
     training_.fabric().everyone().barrier();
     const double link_before = sent_over_link();
     PeakMemory peak(options_.memory);
@@ -165,6 +169,21 @@ class Bench {
     change["link_bytes"] = training_.largest(sent_over_link() - link_before);
     if (options_.memory) change["peak_pss"] = training_.sum(peak.stop());
     return change;
+  }
+
+  // Takes memory and gives it back, on all ranks at once: afterwards the machine has so much free memory of its own. A
+  // virtual machine may have lent its free memory to its host, and gets it back much more slowly than memory is
+  // written.
+  void touch_memory(int from, int to) {
+    const double state = 4.0 * sizeof(float) * static_cast<double>(training_.sharded().parameter_count());
+    const double growth = state / to - state / from;
+    if (!options_.touch || growth <= 0) return;
+    const auto bytes = static_cast<size_t>(1.25 * growth) + (size_t{128} << 20);
+    training_.fabric().everyone().barrier();
+    auto* const memory = static_cast<char*>(os::map_pages(bytes));
+    std::memset(memory, 1, bytes);
+    training_.fabric().everyone().barrier();
+    os::unmap_pages(memory, bytes);
   }
 
   double memory_in_use() { return training_.sum(static_cast<double>(os::process_memory().proportional)); }
@@ -199,6 +218,7 @@ int parse(int argc, char** argv, Options& o) {
   app.add_option("--steps", o.steps, "timed steps before and after each change")->check(CLI::PositiveNumber);
   app.add_option("--warmup", o.warmup, "steps before those")->check(CLI::NonNegativeNumber);
   app.add_option("--backend", o.backend)->check(CLI::IsMember({"auto", "gloo", "shm"}));
+  app.add_flag("--touch", o.touch, "before each change, take and give back as much memory as it is going to take");
   app.add_flag("--memory", o.memory, "sample memory during each change");
   app.add_option("--json", o.json, "where rank 0 writes its report; default: standard output");
   try {

@@ -10,6 +10,10 @@ The restart is timed from the outside: from the end of the last step of the old 
 of the new ones, less a step. It contains saving, the end of the old processes, the start and imports of new ones,
 building the model and loading. The checkpoint lies in --folder; on /dev/shm it costs no disk.
 
+Free memory of a virtual machine may be lent to its host, and getting it back takes many times as long as writing it.
+Neither side pays for that: right before memory is needed, all ranks take as much and give it back (bench_dial before a
+change to more memory, dial_peer.py before it builds the model; its time is taken off). With --lent-memory they do pay.
+
 A live change over a link should take little more than its bytes need there. For links between hosts these are the
 bytes that left a host's network interface meanwhile, at the rate of the link; for Gloo on one host, what an
 all-gather of as many bytes takes.
@@ -49,6 +53,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="timed steps before and after each change")
     parser.add_argument("--links", default="", help=f"measure only live changes over these: {', '.join(LINKS)}")
     parser.add_argument("--timeline", action="store_true", help="measure only the timelines of `tesserae train`")
+    parser.add_argument("--lent-memory", action="store_true", help="do not see to it that free memory is at hand")
     parser.add_argument("--quick", action="store_true", help="1 round of 2 steps")
     parser.add_argument("--folder", type=Path, help="of the peer's checkpoints; default: a temporary one")
     parser.add_argument("--deadline", type=float, default=1800, help="seconds a run")
@@ -78,7 +83,14 @@ def live(options: argparse.Namespace, link: str = "", degrees: list[int] | None 
     command = [str(options.program), "--degrees", turns, "--steps", str(options.steps), "--backend", backend]
     if memory:
         command.append("--memory")
+    if not options.lent_memory:
+        command.append("--touch")
     return launch([*command, *case.arguments()], case.ranks, options.deadline, hosts, rate)
+
+
+def state_bytes(case: Case) -> int:
+    """About what parameters, gradients and two moments of the model take, in fp32."""
+    return 16 * (12 * case.dimension**2 * case.layers + 2 * case.vocabulary * case.dimension)
 
 
 def restart(options: argparse.Namespace, folder: Path) -> list[dict]:
@@ -88,6 +100,8 @@ def restart(options: argparse.Namespace, folder: Path) -> list[dict]:
     lives: list[dict] = []
     for index, degree in enumerate(options.degrees):
         arguments = ["--degree", str(degree)]
+        if not options.lent_memory:
+            arguments += ["--touch", str(state_bytes(case) // degree // 2**20)]
         if index > 0:
             arguments += ["--load", str(folder / str(index - 1))]
         if index + 1 < len(options.degrees):
@@ -100,10 +114,10 @@ def restart(options: argparse.Namespace, folder: Path) -> list[dict]:
         step = statistics.median(end - start for start, end in new["steps"][1:])
         changes.append(
             {
-                "lost_seconds": first - left - step,
+                "lost_seconds": first - left - step - new["touched"],
                 "save": old["saved"] - left,
                 "processes": new["born"] - old["saved"],
-                "imports_and_model": new["ready"] - new["born"],
+                "imports_and_model": new["ready"] - new["born"] - new["touched"],
                 "load": new["loaded"] - new["ready"],
             }
         )

@@ -34,20 +34,34 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--load", type=Path, help="the checkpoint to go on from")
     parser.add_argument("--save", type=Path, help="where to save after the last step")
+    parser.add_argument("--touch", type=int, default=0, help="MiB that each rank takes and gives back at first")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.strategy = "FULL_SHARD"
     return options
 
 
+def touch(mib: int) -> float:
+    """Takes memory and gives it back, on all ranks at once, and returns how long that took: see bench/dial.py."""
+    if mib == 0:
+        return 0
+    dist.barrier()
+    start = time.time()
+    memory = torch.ones(mib, 2**20, dtype=torch.uint8)
+    dist.barrier()
+    del memory
+    return time.time() - start
+
+
 def main() -> None:
     options = parse()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    touched = touch(options.touch)
     if options.degree == dist.get_world_size():
         options.degree = 0  # one dimension of the mesh is enough
     bench = Bench(options)
-    report: dict = {"born": born, "ready": time.time(), "steps": []}
+    report: dict = {"born": born, "touched": touched, "ready": time.time(), "steps": []}
     if options.load:
         state = bench.state()
         dcp.load(state, checkpoint_id=options.load)

@@ -1,3 +1,5 @@
+#include <ATen/ops/full.h>
+
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -11,6 +13,7 @@
 #include "tesserae/comm/nccl.h"
 #include "tesserae/comm/rendezvous.h"
 #include "tesserae/comm/shm_group.h"
+#include "tesserae/comm/two_level_group.h"
 #include "tesserae/os/host.h"
 
 namespace tesserae::comm {
@@ -41,7 +44,8 @@ class ConnectedFabric final : public Fabric {
                   const std::string& backend)
       : options_(options),
         nccl_(backend == "nccl"),
-        shm_(backend == "shm"),
+        wants_shm_(backend == "shm"),
+        shm_(wants_shm_),
         rendezvous_(std::move(rendezvous)),
         world_(rendezvous_.meet(options.host.empty() ? os::host_identity() : options.host)),
         serves_(world.launch().rank == 0 && !world.launch().store_is_served),
@@ -66,12 +70,14 @@ class ConnectedFabric final : public Fabric {
   const mesh::World& world() const override { return world_; }
   c10::Device device() const override { return options_.device; }
   Group& group(const std::vector<int>& members, Traffic traffic) override {
-    return table_.group(members, traffic, [&](std::string name, const std::vector<int>& members, int rank) {
+    const auto make = [&](std::string name, const std::vector<int>& members, int rank) -> std::unique_ptr<Group> {
       const auto store = rendezvous_.store("group/" + name);
       if (nccl_) return make_nccl_group(std::move(name), members, rank, store);
       if (auto group = make_shm_group(name, members, rank)) return group;
-      return make_gloo_group(std::move(name), members, rank, store, traffic);
-    });
+      auto flat = make_gloo_group(name, members, rank, store, traffic);
+      return with_two_levels(std::move(name), std::move(flat));
+    };
+    return table_.group(members, traffic, make);
   }
   Lane& lane(Traffic traffic) override { return table_.lane(traffic); }
   Counters counters() const override { return table_.counters(); }
@@ -88,7 +94,7 @@ class ConnectedFabric final : public Fabric {
   }
 
   // Null if the members do not share a host, or can not share memory.
-  std::unique_ptr<Group> make_shm_group(const std::string& name, const std::vector<int>& members, int rank) {
+  std::unique_ptr<ShmGroup> make_shm_group(const std::string& name, const std::vector<int>& members, int rank) {
     const std::vector<int>& near = world_.host_ranks(world_.rank());
     const auto is_near = [&near](int member) { return std::find(near.begin(), near.end(), member) != near.end(); };
     if (!shm_ || !std::all_of(members.begin(), members.end(), is_near)) return nullptr;
@@ -102,13 +108,35 @@ class ConnectedFabric final : public Fabric {
     return group;
   }
 
-  std::unique_ptr<Group> make_gloo_group(std::string name, const std::vector<int>& members, int rank,
-                                         const StorePtr& store, Traffic traffic) {
+  std::unique_ptr<GlooGroup> make_gloo_group(std::string name, const std::vector<int>& members, int rank,
+                                             const StorePtr& store, Traffic traffic) {
     // One device, hence one thread, per kind of traffic: a gather need not wait for the bytes of a reduction.
     auto& device = devices_[traffic];
     if (!device) device = make_gloo_device(world_.hosts() == 1);
     GlooGroup::Options options{options_.connect_deadline, options_.deadline, device, &liveness_};
     return std::make_unique<GlooGroup>(std::move(name), members, rank, store, options);
+  }
+
+  // Puts a near group beside the flat one, where that saves bytes between hosts and each host has memory to share.
+  std::unique_ptr<Group> with_two_levels(std::string name, std::unique_ptr<GlooGroup> flat) {
+    std::vector<int> host_of;
+    for (const int member : flat->members()) host_of.push_back(world_.host(member));
+    auto hosts = members_by_host(host_of);
+    if (!wants_shm_ || !has_two_levels(hosts)) return flat;
+    std::vector<int> near;
+    int own = 0;
+    for (const int member : flat->members()) {
+      if (world_.host(member) != world_.host(world_.rank())) continue;
+      if (member == world_.rank()) own = static_cast<int>(near.size());
+      near.push_back(member);
+    }
+    auto near_group = make_shm_group(cat(name, ".host", world_.host(world_.rank())), near, own);
+    // All or none.
+    const at::Tensor without = at::full({1}, near_group ? 0 : 1, at::kLong);
+    flat->all_reduce(without, {"two levels"});
+    if (without.item<int64_t>() > 0) return flat;
+    return std::make_unique<TwoLevelGroup>(std::move(name), std::move(flat), std::move(near_group), std::move(hosts),
+                                           options_.deadline, liveness_);
   }
 
   std::unique_ptr<Group> make_nccl_group(std::string name, const std::vector<int>& members, int rank,
@@ -121,6 +149,7 @@ class ConnectedFabric final : public Fabric {
 
   FabricOptions options_;
   bool nccl_;
+  const bool wants_shm_;
   bool shm_;  // as long as sharing memory works
   Rendezvous rendezvous_;
   mesh::World world_;

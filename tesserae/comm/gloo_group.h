@@ -71,6 +71,7 @@ class GlooGroup final : public Group, private Watched {
   Starts even_starts(int64_t elements) const;
   at::Tensor scratch(int64_t elements, at::ScalarType dtype);
 
+  friend class TwoLevelGroup;  // for abort()
   const std::string& watched_name() const override { return name(); }
   const std::vector<int>& watched_members() const override { return members(); }
   std::chrono::milliseconds watched_deadline() const override { return options_.deadline; }

@@ -63,6 +63,7 @@ class ShmGroup final : public Group, private Watched {
   /// Throws if waiting is of no use any more.
   void check(std::chrono::steady_clock::time_point since) const;
 
+  friend class TwoLevelGroup;  // for abort()
   const std::string& watched_name() const override { return name(); }
   const std::vector<int>& watched_members() const override { return members(); }
   std::chrono::milliseconds watched_deadline() const override { return options_.deadline; }

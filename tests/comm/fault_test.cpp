@@ -43,13 +43,15 @@ double first_of(const std::vector<int>& ranks) {
 
 }  // namespace
 
-// args: verb, victim, fate, deadline in seconds, "apart" if the last rank is on a host of its own, backend.
+// args: verb, victim, fate, deadline in seconds, backend; before that: "apart" if the last rank is on a host of its
+// own, "halves" if there are two hosts with as many ranks.
 RANK_MAIN(runs_until_a_rank_falls) {
   const auto world = mesh::World::from_environment();
   FabricOptions options;
   options.backend = args[5];
   options.deadline = std::chrono::seconds(std::stoi(args[3]));
   if (args[4] == "apart") options.host = world.rank() == world.size() - 1 ? "far" : "near";
+  if (args[4] == "halves") options.host = std::to_string(world.rank() / 2);
   const auto fabric = Fabric::connect(world, options);
   auto& group = fabric->group(fabric->everyone().members(), Traffic::gather);
   const auto buffer = at::zeros({group.size() * (int64_t{1} << 20)});
@@ -114,7 +116,9 @@ TEST_P(KilledRank, IsNamedByAllSurvivors) {
 INSTANTIATE_TEST_SUITE_P(Fault, KilledRank,
                          ::testing::Values(Fall{"all_gather", 2}, Fall{"reduce_scatter", 1}, Fall{"all_reduce", 0},
                                            Fall{"all_gather", 3, "apart"}, Fall{"all_gather", 2, "together", "shm"},
-                                           Fall{"reduce_scatter", 0, "together", "shm"}),
+                                           Fall{"reduce_scatter", 0, "together", "shm"},
+                                           Fall{"all_gather", 3, "halves", "shm"},
+                                           Fall{"reduce_scatter", 0, "halves", "shm"}),
                          name_of);
 
 class StoppedRank : public ::testing::TestWithParam<Fall> {};
@@ -123,11 +127,11 @@ TEST_P(StoppedRank, IsNamedAtTheDeadline) {
   const auto& fall = GetParam();
   RankJob job;
   job.main = "runs_until_a_rank_falls";
-  job.ranks = 3;
+  job.ranks = fall.where == "halves" ? 4 : 3;
   job.args = {fall.verb, std::to_string(fall.victim), "stopped", "4", fall.where, fall.backend};
   job.left_behind = {fall.victim};
   const auto results = run_ranks(job);
-  for (int rank = 0; rank < 3; ++rank) {
+  for (int rank = 0; rank < job.ranks; ++rank) {
     if (rank == fall.victim) continue;
     ASSERT_TRUE(results[rank].exit.success()) << results.text();
     EXPECT_EQ(results[rank].value("silent"), fall.victim) << results.text();
@@ -141,7 +145,8 @@ TEST_P(StoppedRank, IsNamedAtTheDeadline) {
 // Rank 0 serves the store, on which the knowledge about the others depends.
 INSTANTIATE_TEST_SUITE_P(Fault, StoppedRank,
                          ::testing::Values(Fall{"all_gather", 1}, Fall{"reduce_scatter", 0},
-                                           Fall{"all_reduce", 1, "together", "shm"}),
+                                           Fall{"all_reduce", 1, "together", "shm"},
+                                           Fall{"all_gather", 1, "halves", "shm"}),
                          name_of);
 
 TEST(Fault, ARankThatEndsByAnExceptionIsNamed) {

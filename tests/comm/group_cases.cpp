@@ -30,6 +30,17 @@ std::vector<int> everyone_backwards(const Fabric& fabric) {
   return members;
 }
 
+// Members of a host need not lie side by side: those of gradient groups do not.
+std::vector<int> everyone_even_first(Fabric& fabric) {
+  std::vector<int> members = fabric.everyone().members();
+  std::ranges::stable_partition(members, [](int rank) { return rank % 2 == 0; });
+  return members;
+}
+
+std::vector<std::vector<int>> orders(Fabric& fabric) {
+  return {fabric.everyone().members(), everyone_backwards(fabric), everyone_even_first(fabric)};
+}
+
 // Small integers, so that sums over a few members are exact in every dtype.
 at::Tensor pattern(int member, int64_t elements, at::ScalarType dtype) {
   return at::arange(elements, at::kLong).remainder(7).add(1).mul(member + 1).to(dtype);
@@ -50,7 +61,7 @@ at::Tensor piece(const at::Tensor& buffer, int index, int pieces) {
 }
 
 void all_gather_fills_the_pieces_of_the_others(Fabric& fabric) {
-  for (const auto& members : {fabric.everyone().members(), everyone_backwards(fabric)}) {
+  for (const auto& members : orders(fabric)) {
     auto& group = fabric.group(members, Traffic::gather);
     const int size = group.size();
     for (const auto dtype : kDtypes) {
@@ -68,7 +79,7 @@ void all_gather_fills_the_pieces_of_the_others(Fabric& fabric) {
 }
 
 void reduce_scatter_leaves_the_sum_in_the_own_piece(Fabric& fabric) {
-  for (const auto& members : {fabric.everyone().members(), everyone_backwards(fabric)}) {
+  for (const auto& members : orders(fabric)) {
     auto& group = fabric.group(members, Traffic::reduce);
     for (const auto dtype : kDtypes) {
       for (const int64_t elements : kPieces) {

@@ -1,0 +1,284 @@
+#include "tesserae/comm/two_level_group.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+namespace tesserae::comm {
+namespace {
+
+// Below this a message costs its latency, not its bytes (as for Gloo).
+constexpr size_t kFlatReduceBytes = 64 * 1024;
+
+// What members tell each other of a collective fits in here.
+constexpr int64_t kTextBytes = 192;
+
+struct Disagreement : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+at::Tensor written(const std::string& text) {
+  const at::Tensor bytes = at::zeros({kTextBytes}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr(), text.data(), std::min(text.size(), static_cast<size_t>(kTextBytes - 1)));
+  return bytes;
+}
+
+std::string read(const at::Tensor& bytes) {
+  return static_cast<const char*>(bytes.const_data_ptr());
+}
+
+at::Tensor piece_of(const at::Tensor& flat, int member, int members) {
+  const int64_t length = flat.numel() / members;
+  return flat.narrow(0, member * length, length);
+}
+
+}  // namespace
+
+MembersByHost members_by_host(const std::vector<int>& host_of) {
+  std::map<int, std::vector<int>> by_host;
+  for (size_t member = 0; member < host_of.size(); ++member)
+    by_host[host_of[member]].push_back(static_cast<int>(member));
+  MembersByHost hosts;
+  for (auto& [host, members] : by_host) hosts.push_back(std::move(members));
+  return hosts;
+}
+
+bool has_two_levels(const MembersByHost& hosts) {
+  const auto even = [&](const auto& host) { return host.size() == hosts.front().size(); };
+  return hosts.size() > 1 && hosts.front().size() > 1 && std::ranges::all_of(hosts, even);
+}
+
+class TwoLevelGroup::Call {
+ public:
+  Call(TwoLevelGroup& group, const std::string& text, bool collective = true) : group_(group) {
+    const uint64_t sequence = collective ? ++group.collectives_ : 0;
+    {
+      std::lock_guard lock(group.mutex_);
+      group.pending_ = Pending{sequence, text, std::chrono::steady_clock::now()};
+    }
+    if (collective) group.agree(text);
+  }
+  Call(TwoLevelGroup& group, const char* verb, const at::Tensor& buffer)
+      : Call(group, cat(verb, " of ", buffer.numel(), " x ", buffer.scalar_type())) {}
+  ~Call() {
+    std::lock_guard lock(group_.mutex_);
+    group_.pending_.reset();
+  }
+
+ private:
+  TwoLevelGroup& group_;
+};
+
+TwoLevelGroup::TwoLevelGroup(std::string name, std::unique_ptr<GlooGroup> flat, std::unique_ptr<ShmGroup> near,
+                             MembersByHost hosts, std::chrono::milliseconds deadline, Liveness& liveness)
+    : Group(std::move(name), flat->members(), flat->rank()),
+      flat_(std::move(flat)),
+      near_(std::move(near)),
+      hosts_(std::move(hosts)),
+      deadline_(deadline),
+      liveness_(liveness) {
+  while (counterpart(host_) != rank()) ++host_;
+  liveness_.watch(this);
+}
+
+TwoLevelGroup::~TwoLevelGroup() {
+  liveness_.forget(this);
+}
+
+// 0.
+void TwoLevelGroup::agree(const std::string& text) {
+  const auto compare = [&](const at::Tensor& theirs, int member) {
+    const std::string other = read(theirs);
+    if (other == read(written(text))) return;
+    throw Disagreement(cat("rank ", members()[static_cast<size_t>(member)], " called ", other, ", rank ",
+                           members()[static_cast<size_t>(rank())], " called ", text));
+  };
+  const at::Tensor near = at::empty({near_->size(), kTextBytes}, at::kByte);
+  near[near_->rank()].copy_(written(text));
+  near_->all_gather(near);
+  for (int i = 0; i < near_->size(); ++i) compare(near[i], hosts_[static_cast<size_t>(host_)][static_cast<size_t>(i)]);
+  const at::Tensor own = near[near_->rank()], far = at::empty({hosts(), kTextBytes}, at::kByte);
+  std::vector<Message> sends, receives;
+  for (int k = 1; k < hosts(); ++k) {
+    sends.push_back({counterpart((host_ + k) % hosts()), own});
+    const int from = (host_ + hosts() - k) % hosts();
+    receives.push_back({counterpart(from), far[from]});
+  }
+  flat_->exchange(sends, receives);
+  for (const Message& message : receives) compare(message.data, message.peer);
+}
+
+at::Tensor TwoLevelGroup::pieces_of(int host, const at::Tensor& flat, bool& copied) const {
+  const auto& members = hosts_[static_cast<size_t>(host)];
+  const auto count = static_cast<int>(members.size());
+  copied = members.back() - members.front() != count - 1;  // they are in ascending order
+  if (!copied) return flat.narrow(0, members.front() * (flat.numel() / size()), flat.numel() / size() * count);
+  std::vector<at::Tensor> pieces;
+  for (const int member : members) pieces.push_back(piece_of(flat, member, size()));
+  return at::cat(pieces);
+}
+
+void TwoLevelGroup::gather(const at::Tensor& flat) {
+  // 1.
+  std::vector<Message> sends, receives;
+  for (int k = 1; k < hosts(); ++k) {
+    const int to = counterpart((host_ + k) % hosts()), from = counterpart((host_ + hosts() - k) % hosts());
+    sends.push_back({to, piece_of(flat, rank(), size())});
+    receives.push_back({from, piece_of(flat, from, size())});
+  }
+  flat_->exchange(sends, receives);
+  // 2.
+  for (int host = 0; host < hosts(); ++host) {
+    bool copied = false;
+    const at::Tensor pieces = pieces_of(host, flat, copied);
+    near_->all_gather(pieces);
+    for (int i = 0; copied && i < near_->size(); ++i) {
+      const int member = hosts_[static_cast<size_t>(host)][static_cast<size_t>(i)];
+      piece_of(flat, member, size()).copy_(piece_of(pieces, i, near_->size()));
+    }
+  }
+}
+
+void TwoLevelGroup::reduce(const at::Tensor& flat, Reduction how) {
+  std::vector<Message> sends, receives;
+  at::Tensor sum;
+  // The other hosts' first: they wait for it.
+  for (int k = 1; k <= hosts(); ++k) {
+    const int host = (host_ + k) % hosts();
+    // 1.
+    bool copied = false;
+    const at::Tensor pieces = pieces_of(host, flat, copied);
+    near_->reduce_scatter(pieces, {}, how);
+    const at::Tensor reduced = piece_of(pieces, near_->rank(), near_->size());
+    if (host == host_) {
+      sum = reduced;
+      continue;
+    }
+    sends.push_back({counterpart(host), reduced});
+    const int from = counterpart((host_ + hosts() - k) % hosts());
+    receives.push_back({from, at::empty_like(reduced)});
+  }
+  // 2.
+  flat_->exchange(sends, receives);
+  // 3.
+  const at::Tensor result = piece_of(flat, rank(), size());
+  for (const Message& message : receives) {
+    reduce_to(result, sum, message.data, how);
+    sum = result;
+  }
+}
+
+void TwoLevelGroup::do_all_gather(const at::Tensor& buffer) {
+  const Call call(*this, "all_gather", buffer);
+  gather(buffer.view(-1));
+}
+
+void TwoLevelGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how) {
+  const Call call(*this, verb_of("reduce_scatter", how).c_str(), buffer);
+  reduce(buffer.view(-1), how);
+}
+
+void TwoLevelGroup::do_all_reduce(const at::Tensor& buffer, Reduction how) {
+  const Call call(*this, verb_of("all_reduce", how).c_str(), buffer);
+  if (buffer.nbytes() <= kFlatReduceBytes) {
+    flat_->all_reduce(buffer, {}, how);
+    return;
+  }
+  const at::Tensor flat = buffer.view(-1);
+  const int64_t piece = (flat.numel() + size() - 1) / size();
+  const bool even = flat.numel() == piece * size();
+  const at::Tensor pieces = even ? flat : at::zeros({piece * size()}, flat.options());
+  if (!even) pieces.narrow(0, 0, flat.numel()).copy_(flat);
+  reduce(pieces, how);
+  gather(pieces);
+  if (!even) flat.copy_(pieces.narrow(0, 0, flat.numel()));
+}
+
+void TwoLevelGroup::do_broadcast(const at::Tensor& buffer, int root) {
+  const Call call(*this, cat("broadcast of ", buffer.numel(), " x ", buffer.scalar_type(), " from member ", root));
+  // 1.
+  int root_host = 0, place = -1;
+  for (int host = 0; host < hosts(); ++host) {
+    const auto& members = hosts_[static_cast<size_t>(host)];
+    const auto found = std::ranges::find(members, root);
+    if (found == members.end()) continue;
+    root_host = host;
+    place = static_cast<int>(found - members.begin());
+  }
+  if (rank() == root) {
+    std::vector<Message> sends;
+    for (int k = 1; k < hosts(); ++k) sends.push_back({counterpart((host_ + k) % hosts()), buffer.view(-1)});
+    flat_->exchange(sends, {});
+  } else if (near_->rank() == place) {
+    flat_->exchange({}, {{counterpart(root_host), buffer.view(-1)}});
+  }
+  // 2.
+  near_->broadcast(buffer, place);
+}
+
+void TwoLevelGroup::do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) {
+  const auto& near = hosts_[static_cast<size_t>(host_)];
+  const auto split = [&](const std::vector<Message>& all) {
+    std::pair<std::vector<Message>, std::vector<Message>> parts;  // near, far
+    for (const Message& message : all) {
+      const auto found = std::ranges::find(near, message.peer);
+      if (found == near.end()) {
+        parts.second.push_back(message);
+      } else {
+        parts.first.push_back({static_cast<int>(found - near.begin()), message.data});
+      }
+    }
+    return parts;
+  };
+  const auto [near_sends, far_sends] = split(sends);
+  const auto [near_receives, far_receives] = split(receives);
+  const Call call(*this, "exchange", /*collective=*/false);
+  // All members in this order, so nobody who is near waits for somebody far.
+  near_->exchange(near_sends, near_receives);
+  flat_->exchange(far_sends, far_receives);
+}
+
+void TwoLevelGroup::do_barrier(std::string_view what) {
+  const Call call(*this, what.empty() ? "barrier" : std::string(what));
+  flat_->barrier();
+}
+
+std::optional<Watched::Pending> TwoLevelGroup::pending() const {
+  std::lock_guard lock(mutex_);
+  return pending_;
+}
+
+// What the inner groups do, or do next, fails: the verb that they do it for need not look by itself.
+void TwoLevelGroup::abort(const Verdict& verdict) {
+  flat_->abort(verdict);
+  near_->abort(verdict);
+  std::lock_guard lock(mutex_);
+  verdict_ = verdict;
+}
+
+// The inner groups know what happened, and to whom; this one for which unit and step.
+void TwoLevelGroup::rethrow(const std::string& what, const std::exception& cause) {
+  if (dynamic_cast<const Disagreement*>(&cause)) {
+    liveness_.dispute(*this, {Verdict::Kind::mismatch, {}, cause.what()}).raise(what);
+  }
+  {
+    std::unique_lock lock(mutex_);
+    if (const auto verdict = verdict_) {
+      lock.unlock();
+      verdict->raise(what);
+    }
+  }
+  const std::string text = cat(what, ": ", cause.what());
+  if (const auto* lost = dynamic_cast<const PeerLost*>(&cause)) throw PeerLost("Group", text, lost->ranks);
+  if (const auto* late = dynamic_cast<const Timeout*>(&cause)) throw Timeout("Group", text, late->silent);
+  if (dynamic_cast<const Mismatch*>(&cause)) throw Mismatch("Group", text);
+  throw CommError("Group", text);
+}
+
+}  // namespace tesserae::comm

@@ -1,0 +1,100 @@
+#include "tesserae/tensor/layers.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/rms_norm.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "tesserae/base/error.h"
+
+namespace tesserae::tensor {
+namespace {
+
+std::string divisors_of(int64_t number) {
+  std::string list;
+  for (int64_t divisor = 1; divisor <= std::min<int64_t>(number, 1024); ++divisor) {
+    if (number % divisor == 0) list += cat(list.empty() ? "" : ", ", divisor);
+  }
+  return list;
+}
+
+at::Tensor part(const std::vector<int64_t>& whole, const mesh::Split& split, const LayerOptions& options) {
+  return at::empty(mesh::part_shape(whole, split), options.tensors);
+}
+
+}  // namespace
+
+int64_t size_of_part(const char* what, int64_t size, const Parallel& parallel) {
+  if (size % parallel.size() == 0) return size / parallel.size();
+  throw InvalidArgument("tensor parallelism", cat(what, " ", size, " can not be cut for a tensor-parallel degree of ",
+                                                  parallel.size(), "; degrees that would do: ", divisors_of(size)));
+}
+
+Heads heads_of_rank(int64_t query, int64_t key_value, const Parallel& parallel) {
+  const int64_t ranks = parallel.size();
+  if (query % ranks == 0 && key_value % ranks == 0) return {query / ranks, key_value / ranks};
+  throw InvalidArgument(
+      "tensor parallelism",
+      cat("heads ", query, " and kv_heads ", key_value, " can not be cut for a tensor-parallel degree of ", ranks,
+          ", which must divide both; degrees that would do: ", divisors_of(std::gcd(query, key_value))));
+}
+
+ColumnLinearImpl::ColumnLinearImpl(int64_t in, int64_t out, const LayerOptions& options, bool with_bias,
+                                   bool gather_output)
+    : in_(in), out_(out), options_(options), gather_output_(gather_output) {
+  const mesh::Split split = options_.parallel->split(0);
+  weight = register_parameter("weight", part({out, in}, split, options_));
+  if (with_bias) bias = register_parameter("bias", part({out}, split, options_));
+}
+
+at::Tensor ColumnLinearImpl::forward(const at::Tensor& x) const {
+  const at::Tensor y = column_linear(x, weight, bias, options_.parallel, options_.sequence_dim);
+  return gather_output_ ? gather_from(y, -1, options_.parallel).narrow(-1, 0, out_) : y;
+}
+
+std::vector<shard::SplitParameter> ColumnLinearImpl::split_parameters() const {
+  const mesh::Split split = options_.parallel->split(0);
+  return {{"weight", split, {out_, in_}}, {"bias", split, {out_}}};
+}
+
+RowLinearImpl::RowLinearImpl(int64_t in, int64_t out, const LayerOptions& options, bool with_bias)
+    : in_(in), out_(out), options_(options) {
+  size_of_part("the input width", in, *options_.parallel);
+  weight = register_parameter("weight", part({out, in}, options_.parallel->split(1), options_));
+  if (with_bias) bias = register_parameter("bias", at::empty({out}, options_.tensors));
+}
+
+at::Tensor RowLinearImpl::forward(const at::Tensor& x) const {
+  return row_linear(x, weight, bias, options_.parallel, options_.sequence_dim);
+}
+
+std::vector<shard::SplitParameter> RowLinearImpl::split_parameters() const {
+  return {{"weight", options_.parallel->split(1), {out_, in_}}};
+}
+
+VocabularyEmbeddingImpl::VocabularyEmbeddingImpl(int64_t vocabulary, int64_t dimension, const LayerOptions& options)
+    : vocabulary_(vocabulary), dimension_(dimension), options_(options) {
+  weight = register_parameter("weight", part({vocabulary, dimension}, options_.parallel->split(0), options_));
+}
+
+at::Tensor VocabularyEmbeddingImpl::forward(const at::Tensor& tokens) const {
+  return vocabulary_embedding(tokens, weight, options_.parallel, options_.sequence_dim);
+}
+
+std::vector<shard::SplitParameter> VocabularyEmbeddingImpl::split_parameters() const {
+  return {{"weight", options_.parallel->split(0), {vocabulary_, dimension_}}};
+}
+
+RmsNormImpl::RmsNormImpl(int64_t dimension, double epsilon, const LayerOptions& options)
+    : epsilon_(epsilon), options_(options) {
+  weight = register_parameter("weight", at::empty({dimension}, options_.tensors));
+}
+
+at::Tensor RmsNormImpl::forward(const at::Tensor& x) const {
+  const at::Tensor scale = options_.sequence_dim == no_sequence ? weight : copy_to_parallel(weight, options_.parallel);
+  return at::rms_norm(x, weight.sizes(), scale, epsilon_);
+}
+
+}  // namespace tesserae::tensor

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tesserae/comm/fabric.h"
+#include "tesserae/mesh/split.h"
+
+namespace tesserae::tensor {
+
+/// The ranks among which the tensors of a layer are split, as one of them sees them. Shared by all layers of a model.
+///
+/// [Note: order of collectives] The functions of this layer (functions.h) talk on the control lane and its groups: from
+/// the thread that computes, or as tasks of the lane that have ended, or are ordered before what the caller's stream
+/// does next, when the function returns. So the group is free between two calls, and the order of its collectives is
+/// that of the calls, which is the same on all ranks that run the same model. The engine gathers and reduces on lanes
+/// beside, in groups of other ranks. Neither can make the other wait for ever: what a rank waits for was begun, in the
+/// same order, by every rank that has come as far in the program, so the rank that is furthest behind can always go on.
+class Parallel {
+ public:
+  /// One rank: every tensor is whole, nothing is sent, and the functions are what they are on one process.
+  Parallel();
+  /// The job ranks `members` (mesh::Axes::tensor_group), by tensor index, this one among them. Makes their group at
+  /// once, which all of them do in the same order. Keeps the fabric.
+  Parallel(std::shared_ptr<comm::Fabric> fabric, const std::vector<int>& members);
+
+  int index() const { return group_->rank(); }
+  int size() const { return group_->size(); }
+  /// On the control lane. What shard::Options::tensor_group and gradient norms need.
+  comm::Group& group() const { return *group_; }
+  comm::Lane& lane() const { return *lane_; }
+
+  /// This rank's part of a tensor that is cut along `dim`.
+  mesh::Split split(int dim, int blocks = 1) const { return {dim, size(), index(), blocks}; }
+
+  /// A gathered or reduced tensor of at least so many bytes is sent in pieces, while the pieces that have come, or are
+  /// still to go, are multiplied. Every rank has the same.
+  int64_t piece_bytes = 1 << 20;
+
+ private:
+  std::shared_ptr<comm::Fabric> fabric_;
+  comm::Group* group_;
+  comm::Lane* lane_;
+};
+
+}  // namespace tesserae::tensor
