@@ -24,15 +24,19 @@ void require_divisible(const char* field, int64_t value, int tensor) {
                                           "; these do: ", good));
 }
 
+/// In how many parts the residual stream between the split layers is cut.
+double stream_parts(const Execution& run) {
+  return run.sequence_parallel ? run.tensor : 1;
+}
+
 /// Bytes for each token that one block keeps for its backward.
 double block_bytes_of_token(const model::GptConfig& model, const Execution& run) {
   const auto d = static_cast<double>(model.dimension), kv = static_cast<double>(kv_dimension(model));
   const auto f = static_cast<double>(model.feed_forward), heads = static_cast<double>(model.heads);
   const double T = run.tensor;
-  const double inputs = 2 * d / (run.sequence_parallel ? T : 1);  // of both norms
-  const double gathered = 2 * d;                                  // what both norms give, input of the split layers
+  const double residual = 4 * d / stream_parts(run);  // of both norms: what they take, and what they give
   const double split = (2 * d + 2 * kv + 4 * f) / T;  // query, attention's result, key, value; gate, silu, up, product
-  return run.compute_bytes * (inputs + gathered + split) + 4 * heads / T;  // and attention's log-sum-exp, in fp32
+  return run.compute_bytes * (residual + split) + 4 * heads / T;  // and attention's log-sum-exp, in fp32
 }
 
 }  // namespace
@@ -58,11 +62,11 @@ Activations activations_of(const model::GptConfig& given, const Execution& run) 
   const auto tokens = static_cast<double>(run.tokens()), layers = static_cast<double>(model.layers);
   const double T = run.tensor, c = run.compute_bytes;
   const auto d = static_cast<double>(model.dimension);
-  const double input = c * d / (run.sequence_parallel ? T : 1);
+  const double input = c * d / stream_parts(run);
   const double block = block_bytes_of_token(model, run);
   const double rows = static_cast<double>(round_up(model.vocabulary, run.tensor)) / T;
   // The loss is computed in fp32: logarithms of the softmax and their gradient, besides the logits of another dtype.
-  const double head = input + c * d + rows * (8 + (c < 4 ? c : 0));
+  const double head = 2 * input + rows * (8 + (c < 4 ? c : 0));
   Activations result;
   if (!run.recompute) {
     result.blocks = tokens * layers * block;
@@ -88,12 +92,15 @@ double operations_of_token(const model::GptConfig& given, const Execution& run) 
 TensorTraffic tensor_traffic_of(const model::GptConfig& given, const Execution& run) {
   if (run.tensor == 1) return {};
   const model::GptConfig model = resolved(given);
-  // An all-reduce, or an all-gather with its reduce-scatter: the same bytes.
-  const double pair = 2.0 * (run.tensor - 1) / run.tensor * static_cast<double>(run.tokens()) *
-                      static_cast<double>(model.dimension) * run.compute_bytes;
-  const double pairs_of_block = run.recompute ? 6 : 4;  // attention and feed-forward: forward, again, backward
-  const double pairs = pairs_of_block * static_cast<double>(model.layers) + 2;  // embedding forward, head backward
-  return {.bytes = pairs * pair, .calls = pairs * (run.sequence_parallel ? 2 : 1)};
+  // One all-gather or reduce-scatter of the residual stream; an all-reduce sends as much as two.
+  const auto tokens = static_cast<double>(run.tokens()), layers = static_cast<double>(model.layers);
+  const double share = static_cast<double>(run.tensor - 1) / run.tensor;
+  const double one = share * tokens * static_cast<double>(model.dimension) * run.compute_bytes;
+  const double of_block = 4 + (run.sequence_parallel ? 6 : 4) + (run.recompute ? 4 : 0);
+  const double of_root = 4;                     // embedding and head
+  const double loss = 2 * share * 12 * tokens;  // a maximum and two sums of each token, in fp32
+  const double calls = (of_block * layers + of_root) / (run.sequence_parallel ? 1 : 2) + 3;
+  return {.bytes = (of_block * layers + of_root) * one + loss, .calls = calls};
 }
 
 }  // namespace tesserae::plan

@@ -34,14 +34,14 @@ TEST(PlanModel, PartsOfTheParameters) {
 }
 
 TEST(PlanModel, Activations) {
-  // A token of a block: two inputs and two gathered norms of 8; query and result of 8, key and value of 8, 4 x 16; two
+  // A token of a block: inputs and results of two norms of 8; query and result of 8, key and value of 8, 4 x 16; two
   // bytes each. Two heads keep 4 bytes.
   Execution run{.sequence = 3, .micro_batch = 2, .compute_bytes = 2};
   EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 16 + 96) + 2 * 4));
   EXPECT_EQ(activations_of(tiny(), run).head, 6 * (2 * 8 + 2 * 8 + 10 * (8 + 2)));
   run.tensor = 2;
-  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (8 + 16 + 48) + 4));
-  EXPECT_EQ(activations_of(tiny(), run).head, 6 * (2 * 4 + 2 * 8 + 5 * (8 + 2)));
+  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 48) + 4));
+  EXPECT_EQ(activations_of(tiny(), run).head, 6 * (2 * 4 + 2 * 4 + 5 * (8 + 2)));
   run.sequence_parallel = false;
   EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 16 + 48) + 4));
   run = {.sequence = 3, .micro_batch = 2, .compute_bytes = 2, .recompute = true};
@@ -58,13 +58,13 @@ TEST(PlanModel, OperationsAndTraffic) {
   run.recompute = true;
   EXPECT_EQ(operations_of_token(tiny(), run), 4 * 2 * (1280 + 96) + 3 * 160);
   run.tensor = 2;
-  // An all-reduce of 6 x 8 values of 2 bytes between two ranks sends 96 bytes of each.
-  EXPECT_EQ(tensor_traffic_of(tiny(), run).bytes, 96 * (2 * 6 + 2));
-  EXPECT_EQ(tensor_traffic_of(tiny(), run).calls, 2 * (2 * 6 + 2));
+  // A gather of 6 x 8 values of 2 bytes between two ranks sends 48 bytes of each; the loss three sums of 6 x 4 bytes.
+  EXPECT_EQ(tensor_traffic_of(tiny(), run).bytes, 48 * (2 * 14 + 4) + 72);
+  EXPECT_EQ(tensor_traffic_of(tiny(), run).calls, 2 * 14 + 4 + 3);
   run.recompute = false;
   run.sequence_parallel = false;
-  EXPECT_EQ(tensor_traffic_of(tiny(), run).bytes, 96 * (2 * 4 + 2));
-  EXPECT_EQ(tensor_traffic_of(tiny(), run).calls, 2 * 4 + 2);
+  EXPECT_EQ(tensor_traffic_of(tiny(), run).bytes, 48 * (2 * 8 + 4) + 72);
+  EXPECT_EQ(tensor_traffic_of(tiny(), run).calls, 2 * 4 + 2 + 3);
 }
 
 }  // namespace
