@@ -89,6 +89,15 @@ TEST(Estimate, AHostHoldsItsRanksAndOneSharedCopyForEachGroup) {
   EXPECT_DOUBLE_EQ(memory_of(facts, {4, 4, 4}), memory_of_rank(facts, {4, 4, 4}, 0).total()) << "a device has one rank";
 }
 
+TEST(Estimate, AHostHoldsTheTensorParallelRanksOfEachRank) {
+  Facts facts = model(1);
+  const double one = memory_of(facts, {2, 2, 2});
+  facts.tensor = 2;
+  EXPECT_DOUBLE_EQ(memory_of(facts, {2, 2, 2}), 2 * one);
+  facts.ranks_share_place = false;
+  EXPECT_DOUBLE_EQ(memory_of(facts, {2, 2, 2}), one / 4) << "a device has one of them";
+}
+
 TEST(Estimate, GroupsThatSpanHostsShareNothing) {
   Facts facts = model(2);
   facts.shared_copy = true;
