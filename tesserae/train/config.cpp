@@ -182,7 +182,6 @@ void check_available(const Json& c) {
         key, cat(feature, " is not available yet: only ", harmless.dump(), " is taken, but it is ", brief(c[key])));
   };
   only("activation_loading_horizon", 2, "activation offloading");
-  only("tensor_parallel_degree", 1, "tensor parallelism");
   only("context_parallel_degree", 1, "context parallelism");
   only("expert_parallel_degree", 1, "expert parallelism");
 }
@@ -213,6 +212,10 @@ Config make_config(const Json& resolved, const std::string& name) {
   config.resolved = resolved;
   Json& c = config.resolved;
   check_available(c);
+  if (c["tensor_parallel_degree"] != 1) {
+    throw ConfigError("tensor_parallel_degree", cat("tensor parallelism is not available yet: only 1 is taken, but it is ",
+                                                    brief(c["tensor_parallel_degree"])));
+  }
   config.run = read_run(c, name);
   read_model(c, config);
   config.data = read_data(c);
