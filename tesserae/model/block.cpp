@@ -1,10 +1,11 @@
 #include "tesserae/model/block.h"
 
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
 
 #include <utility>
+
+#include "tesserae/tensor/dropout.h"
 
 namespace tesserae::model {
 
@@ -17,43 +18,50 @@ std::shared_ptr<Rotary> rotary_of(const GptConfig& config) {
 }  // namespace
 
 AttentionImpl::AttentionImpl(const GptConfig& config, std::shared_ptr<Rotary> rotary)
-    : heads_(config.heads),
-      kv_heads_(config.kv_heads),
+    : options_(layer_options(config)),
+      heads_(tensor::heads_of_rank(config.heads, config.kv_heads, *config.parallel)),
       head_dimension_(config.dimension / config.heads),
       rotary_(std::move(rotary)) {
-  const int64_t kv_dimension = kv_heads_ * head_dimension_;
-  query_ = register_module("query", Linear(config.dimension, config.dimension, config));
-  key_ = register_module("key", Linear(config.dimension, kv_dimension, config));
-  value_ = register_module("value", Linear(config.dimension, kv_dimension, config));
-  output_ = register_module("output", Linear(config.dimension, config.dimension, config));
+  const int64_t kv_dimension = config.kv_heads * head_dimension_;
+  query_ = register_module("query", tensor::ColumnLinear(config.dimension, config.dimension, options_));
+  key_ = register_module("key", tensor::ColumnLinear(config.dimension, kv_dimension, options_));
+  value_ = register_module("value", tensor::ColumnLinear(config.dimension, kv_dimension, options_));
+  output_ = register_module("output", tensor::RowLinear(config.dimension, config.dimension, options_));
 }
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x) {
-  const auto q = rotary_->rotate(query_(x).unflatten(-1, {heads_, head_dimension_}));
-  const auto k = rotary_->rotate(key_(x).unflatten(-1, {kv_heads_, head_dimension_}));
-  const auto v = value_(x).unflatten(-1, {kv_heads_, head_dimension_});
-  const auto y = at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                                  /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
-                                                  /*scale=*/std::nullopt, /*enable_gqa=*/heads_ != kv_heads_);
+  const auto all = tensor::column_linear(x, {query_->weight, key_->weight, value_->weight}, {}, options_.parallel,
+                                         options_.sequence_dim);
+  const auto q = rotary_->rotate(all[0].unflatten(-1, {heads_.query, head_dimension_}));
+  const auto k = rotary_->rotate(all[1].unflatten(-1, {heads_.key_value, head_dimension_}));
+  const auto v = all[2].unflatten(-1, {heads_.key_value, head_dimension_});
+  const auto y =
+      at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                       /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
+                                       /*scale=*/std::nullopt, /*enable_gqa=*/heads_.query != heads_.key_value);
   return output_(y.transpose(1, 2).flatten(-2));
 }
 
-FeedForwardImpl::FeedForwardImpl(const GptConfig& config) {
-  gate_ = register_module("gate", Linear(config.dimension, config.feed_forward, config));
-  up_ = register_module("up", Linear(config.dimension, config.feed_forward, config));
-  down_ = register_module("down", Linear(config.feed_forward, config.dimension, config));
+FeedForwardImpl::FeedForwardImpl(const GptConfig& config) : options_(layer_options(config)) {
+  gate_ = register_module("gate", tensor::ColumnLinear(config.dimension, config.feed_forward, options_));
+  up_ = register_module("up", tensor::ColumnLinear(config.dimension, config.feed_forward, options_));
+  down_ = register_module("down", tensor::RowLinear(config.feed_forward, config.dimension, options_));
 }
 
 at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
-  return down_(at::silu(gate_(x)).mul(up_(x)));
+  const auto both =
+      tensor::column_linear(x, {gate_->weight, up_->weight}, {}, options_.parallel, options_.sequence_dim);
+  return down_(at::silu(both[0]).mul(both[1]));
 }
 
 BlockImpl::BlockImpl(const GptConfig& given, std::shared_ptr<Rotary> rotary) : dropout_(given.dropout) {
   const GptConfig config = resolved(given);
+  options_ = layer_options(config);
   if (rotary == nullptr) rotary = rotary_of(config);
-  attention_norm_ = register_module("attention_norm", RmsNorm(config));
+  attention_norm_ = register_module("attention_norm", tensor::RmsNorm(config.dimension, config.norm_epsilon, options_));
   attention_ = register_module("attention", Attention(config, std::move(rotary)));
-  feed_forward_norm_ = register_module("feed_forward_norm", RmsNorm(config));
+  feed_forward_norm_ =
+      register_module("feed_forward_norm", tensor::RmsNorm(config.dimension, config.norm_epsilon, options_));
   feed_forward_ = register_module("feed_forward", FeedForward(config));
 }
 
@@ -63,7 +71,8 @@ at::Tensor BlockImpl::forward(at::Tensor x) {
 }
 
 at::Tensor BlockImpl::drop(const at::Tensor& branch) const {
-  return dropout_ > 0 ? at::dropout(branch, dropout_, is_training()) : branch;
+  const auto place = options_.sequence_dim == tensor::no_sequence ? tensor::Place::repeated : tensor::Place::split;
+  return dropout_ > 0 ? tensor::dropout(branch, dropout_, is_training(), place, options_.parallel) : branch;
 }
 
 }  // namespace tesserae::model

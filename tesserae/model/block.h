@@ -16,9 +16,12 @@ class AttentionImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);  ///< [batch, time, dimension]
 
  private:
-  int64_t heads_, kv_heads_, head_dimension_;
+  tensor::LayerOptions options_;
+  tensor::Heads heads_;  // of this rank
+  int64_t head_dimension_;
   std::shared_ptr<Rotary> rotary_;
-  Linear query_{nullptr}, key_{nullptr}, value_{nullptr}, output_{nullptr};
+  tensor::ColumnLinear query_{nullptr}, key_{nullptr}, value_{nullptr};
+  tensor::RowLinear output_{nullptr};
 };
 TORCH_MODULE(Attention);
 
@@ -29,7 +32,9 @@ class FeedForwardImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);
 
  private:
-  Linear gate_{nullptr}, up_{nullptr}, down_{nullptr};
+  tensor::LayerOptions options_;
+  tensor::ColumnLinear gate_{nullptr}, up_{nullptr};
+  tensor::RowLinear down_{nullptr};
 };
 TORCH_MODULE(FeedForward);
 
@@ -38,13 +43,15 @@ class BlockImpl : public torch::nn::Module {
  public:
   /// Blocks of one model share `rotary`; without one, the block makes its own.
   explicit BlockImpl(const GptConfig& config, std::shared_ptr<Rotary> rotary = nullptr);
-  at::Tensor forward(at::Tensor x);  ///< [batch, time, dimension]
+  /// [batch, time, dimension]; of time, this rank's piece if the model is sequence-parallel.
+  at::Tensor forward(at::Tensor x);
 
  private:
   at::Tensor drop(const at::Tensor& branch) const;
 
   double dropout_;
-  RmsNorm attention_norm_{nullptr}, feed_forward_norm_{nullptr};
+  tensor::LayerOptions options_;
+  tensor::RmsNorm attention_norm_{nullptr}, feed_forward_norm_{nullptr};
   Attention attention_{nullptr};
   FeedForward feed_forward_{nullptr};
 };

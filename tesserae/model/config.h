@@ -4,6 +4,11 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <memory>
+
+namespace tesserae::tensor {
+class Parallel;
+}
 
 namespace tesserae::model {
 
@@ -24,6 +29,11 @@ struct GptConfig {
   uint64_t seed = 12345;           ///< of the initial parameters; see init.h
   c10::Device device = c10::kCPU;  ///< where parameters are made; kMeta: nowhere, the engine initialises them
   c10::ScalarType dtype = c10::kFloat;
+
+  /// The tensor-parallel ranks that the model is split over; its degree divides heads, kv_heads and feed_forward. (One
+  /// rank.) All of them build the model together.
+  std::shared_ptr<const tensor::Parallel> parallel = nullptr;
+  bool sequence_parallel = false;  ///< between the split layers, each of those ranks has its piece of the sequence
 };
 
 /// The same with every zero replaced. Throws InvalidArgument, naming field and value, for a shape that can not work.

@@ -1,34 +1,36 @@
 #include "tesserae/model/gpt.h"
 
-#include <ATen/core/Reduction.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/log_softmax.h>
-#include <ATen/ops/nll_loss.h>
+#include <ATen/ops/constant_pad_nd.h>
 
 #include <memory>
 #include <string>
 
+#include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
 #include "tesserae/model/init.h"
+#include "tesserae/tensor/dropout.h"
 
 namespace tesserae::model {
 
-GptImpl::GptImpl(const GptConfig& config) : config_(resolved(config)) {
+namespace {
+
+constexpr int64_t ignored = -100;
+
+}  // namespace
+
+GptImpl::GptImpl(const GptConfig& config) : config_(resolved(config)), options_(layer_options(config_)) {
   const auto rotary = std::make_shared<Rotary>(config_.dimension / config_.heads, config_.rope_base);
-  embedding_ = register_module("embedding", Embedding(config_));
+  embedding_ =
+      register_module("embedding", tensor::VocabularyEmbedding(config_.vocabulary, config_.dimension, options_));
   const auto list = register_module("blocks", std::make_shared<torch::nn::Module>("Blocks"));
   for (int64_t i = 0; i < config_.layers; ++i) {
     blocks_.emplace_back(list->register_module(std::to_string(i), shard::Unit<BlockImpl>(config_, rotary)));
   }
-  norm_ = register_module("norm", RmsNorm(config_));
-  if (!config_.tied) head_ = register_module("head", Linear(config_.dimension, config_.vocabulary, config_));
-
-  if (config_.device.is_meta()) return;
-  const at::NoGradGuard no_grad;
-  const auto fill = initialize(config_);
-  for (auto& parameter : named_parameters()) fill(parameter.key(), parameter.value());
+  norm_ = register_module("norm", tensor::RmsNorm(config_.dimension, config_.norm_epsilon, options_));
+  if (!config_.tied) {
+    head_ = register_module("head", tensor::ColumnLinear(config_.dimension, config_.vocabulary, options_));
+  }
+  if (!config_.device.is_meta()) shard::fill_parameters(*this, initialize(config_));
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& tokens, const at::Tensor& targets) {
@@ -36,23 +38,37 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens, const at::Tensor& targets)
     throw InvalidArgument("Gpt", cat("tokens have shape ", tokens.sizes(), "; it must be [batch, time] with time <= ",
                                      config_.max_sequence, " (max_sequence)"));
   }
+  const int64_t time = tokens.size(1);
+  const int64_t padding = config_.sequence_parallel ? round_up(time, config_.parallel->size()) - time : 0;
+  if (padding == 0) return forward_padded(tokens, targets);
+  // Pieces of the sequence are equal. What follows a token does not change what is computed for it.
+  const auto pad = [padding](const at::Tensor& x, int64_t value) {
+    return x.defined() ? at::constant_pad_nd(x, {0, padding}, value) : x;
+  };
+  const at::Tensor result = forward_padded(pad(tokens, 0), pad(targets, ignored));
+  return targets.defined() ? result : result.narrow(1, 0, time);
+}
+
+at::Tensor GptImpl::forward_padded(const at::Tensor& tokens, const at::Tensor& targets) {
   at::Tensor x = embedding_(tokens);
-  if (config_.dropout > 0) x = at::dropout(x, config_.dropout, is_training());
+  if (config_.dropout > 0) {
+    const auto place = config_.sequence_parallel ? tensor::Place::split : tensor::Place::repeated;
+    x = tensor::dropout(x, config_.dropout, is_training(), place, config_.parallel);
+  }
   for (auto& block : blocks_) x = block->forward(x);
   x = norm_(x);
   const auto& head = config_.tied ? embedding_->weight : head_->weight;
-  if (!targets.defined()) return at::linear(x, head);
-  return cross_entropy(at::linear(x, head), targets);
+  const at::Tensor logits = tensor::column_linear(x, head, {}, config_.parallel, options_.sequence_dim);
+  if (!targets.defined()) {
+    return tensor::gather_from(logits, -1, config_.parallel).narrow(-1, 0, config_.vocabulary);
+  }
+  const at::Tensor losses =
+      tensor::vocabulary_cross_entropy(logits, targets, config_.vocabulary, config_.parallel, ignored);
+  return losses.sum().div(targets.ne(ignored).sum());
 }
 
 void GptImpl::checkpoint_activations_of_blocks(bool on) {
   for (auto& block : blocks_) block->checkpoint_activations(on);
-}
-
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {
-  // log_softmax keeps its output for backward and nothing else: the logits, in whichever dtype, are freed here.
-  const auto log_probabilities = at::log_softmax(logits.flatten(0, -2), -1, at::kFloat);
-  return at::nll_loss(log_probabilities, targets.flatten(), /*weight=*/{}, at::Reduction::Mean, /*ignore_index=*/-100);
 }
 
 }  // namespace tesserae::model

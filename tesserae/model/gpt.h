@@ -20,7 +20,7 @@ class GptImpl : public torch::nn::Module {
 
   /// The logits [batch, time, vocabulary] for tokens [batch, time] (int64). With `targets` of the same shape: the mean
   /// cross entropy in nats a token, in fp32; targets of -100 do not count. Throws InvalidArgument for a sequence longer
-  /// than config.max_sequence.
+  /// than config.max_sequence. With tensor-parallel ranks, all of them pass the same and get the same.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets = {});
 
   /// Recomputes the activations of every block in backward instead of keeping them.
@@ -29,18 +29,17 @@ class GptImpl : public torch::nn::Module {
   const GptConfig& config() const { return config_; }  ///< resolved
 
  private:
+  at::Tensor forward_padded(const at::Tensor& tokens, const at::Tensor& targets);
+
   GptConfig config_;
-  Embedding embedding_{nullptr};
+  tensor::LayerOptions options_;
+  tensor::VocabularyEmbedding embedding_{nullptr};
   std::vector<shard::Unit<BlockImpl>> blocks_;
-  RmsNorm norm_{nullptr};
-  Linear head_{nullptr};  // empty if tied
+  tensor::RmsNorm norm_{nullptr};
+  tensor::ColumnLinear head_{nullptr};  // empty if tied
 };
 
 /// The root is a unit, too: embedding, last norm and head are gathered together.
 using Gpt = shard::Unit<GptImpl>;
-
-/// Mean cross entropy of logits [..., vocabulary] against targets [...], computed in fp32; targets of -100 do not
-/// count.
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
 
 }  // namespace tesserae::model

@@ -31,6 +31,30 @@ at::Tensor sum_of_powers(const at::Tensor& flat, double p) {
   return powers(rows).add_(powers(rest));
 }
 
+// What of a shard this rank counts: all of it, or the parts of split parameters, in as few runs as there can be.
+// Padding is zero.
+std::vector<at::Tensor> counted(const shard::Shard& shard, const Target& target) {
+  if (!shard.grad.defined() || shard.grad.numel() == 0) return {};
+  if (target.counts_repeated) return {shard.grad};
+  std::vector<at::Tensor> runs;
+  const shard::Slice* first = nullptr;
+  const shard::Slice* last = nullptr;
+  const auto close = [&] {
+    if (first != nullptr) runs.push_back(shard.grad.slice(0, first->begin, last->end));
+    first = nullptr;
+  };
+  for (const auto& slice : shard.slices) {
+    if (slice.split.whole()) {
+      close();
+      continue;
+    }
+    if (first == nullptr) first = &slice;
+    last = &slice;
+  }
+  close();
+  return runs;
+}
+
 }  // namespace
 
 double global_norm(const Target& target, double p) {
@@ -38,9 +62,10 @@ double global_norm(const Target& target, double p) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> parts;
   for (const auto& shard : *target.shards) {
-    if (!shard.grad.defined() || shard.grad.numel() == 0) continue;
-    at::Tensor part = sum_of_powers(shard.grad, p);
-    parts.push_back(std::isinf(p) ? part : part.mul_(target.share(shard.index)));
+    for (const auto& run : counted(shard, target)) {
+      at::Tensor part = sum_of_powers(run, p);
+      parts.push_back(std::isinf(p) ? part : part.mul_(target.share(shard.index)));
+    }
   }
   if (std::isinf(p)) return target.max_over_chunks(parts.empty() ? 0.0 : at::stack(parts).max().item<double>());
   const double mine = parts.empty() ? 0.0 : at::stack(parts).sum().item<double>();

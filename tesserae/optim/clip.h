@@ -4,7 +4,8 @@
 
 namespace tesserae::optim {
 
-/// The norm of the whole model's gradient, as one process would see it: the 2-norm, or another p-norm with p > 0
+/// The norm of the whole model's gradient, as one process would see it (parameters that tensor-parallel ranks
+/// hold whole count once): the 2-norm, or another p-norm with p > 0
 /// (infinity: the largest magnitude). One collective. 0 if there is no gradient. Not finite if a gradient is not, or if
 /// a run of 4,096 elements has a norm above 1.8e19. Throws InvalidArgument unless p > 0.
 double global_norm(const Target& target, double p = 2);

@@ -12,7 +12,7 @@ namespace tesserae::optim {
 ///   scaler.scale(loss).backward();
 ///   optimizer.step({.scaler = &scaler});
 ///
-/// All ranks see the same all-reduced norm, so their scales never differ.
+/// All ranks, tensor-parallel ones included, see the same all-reduced norm, so their scales never differ.
 class LossScaler {
  public:
   struct Options {

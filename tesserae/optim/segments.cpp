@@ -10,7 +10,7 @@ std::vector<Segment> segments(const shard::Shard& shard, const DecayPolicy& deca
   std::vector<Segment> out;
   for (const auto& slice : shard.slices) {
     if (slice.begin == slice.end) continue;
-    const bool decay = decays(slice.name, slice.shape);
+    const bool decay = decays(slice.name, slice.split.whole() ? slice.shape : slice.whole);
     if (!out.empty() && out.back().decay == decay) {
       out.back().end = slice.end;
     } else {

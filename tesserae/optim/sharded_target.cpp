@@ -1,8 +1,24 @@
+#include <ATen/ops/full.h>
+
 #include "tesserae/optim/target.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
 
 namespace tesserae::optim {
+
+namespace {
+
+// After the data-parallel ranks of each tensor index: all of these bring the same, so all ranks get the same bits.
+double over_tensor_ranks(shard::Engine& engine, double value, comm::Reduction how) {
+  comm::Group* group = engine.context().options.tensor_group;
+  if (group == nullptr || group->size() == 1) return value;
+  const auto options = at::TensorOptions().dtype(at::kDouble).device(engine.context().device);
+  const at::Tensor shared = at::full({1}, value, options);
+  group->all_reduce(shared, {"", engine.context().statistics->steps}, how);
+  return shared.item<double>();
+}
+
+}  // namespace
 
 Target target_of(shard::Engine& engine) {
   Target target;
@@ -12,8 +28,14 @@ Target target_of(shard::Engine& engine) {
   target.attach = [&engine](shard::Companion& companion) { return engine.attach(companion); };
   // Degrees are read at each call: they change when the model is resharded.
   target.share = [&engine](int index) { return 1.0 / engine.replicas(index); };
-  target.sum_over_chunks = [&engine](double value) { return engine.sum_over_ranks(value); };
-  target.max_over_chunks = [&engine](double value) { return engine.max_over_ranks(value); };
+  const comm::Group* tensor_group = engine.context().options.tensor_group;
+  target.counts_repeated = tensor_group == nullptr || tensor_group->rank() == 0;
+  target.sum_over_chunks = [&engine](double value) {
+    return over_tensor_ranks(engine, engine.sum_over_ranks(value), comm::Reduction::sum);
+  };
+  target.max_over_chunks = [&engine](double value) {
+    return over_tensor_ranks(engine, engine.max_over_ranks(value), comm::Reduction::maximum);
+  };
   return target;
 }
 

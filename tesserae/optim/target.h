@@ -23,7 +23,11 @@ struct Target {
   std::function<std::shared_ptr<void>(shard::Companion& companion)> attach;
   /// What this rank counts of its chunk in a sum over all ranks: one over the number of replicas.
   std::function<double(int index)> share;
-  /// Collective: adds up what each rank computed from its own chunks, each counted by its share.
+  /// Whether this rank counts the parameters that all tensor-parallel ranks hold whole: true on one of them. The parts
+  /// of split parameters are counted by each.
+  bool counts_repeated = true;
+  /// Collective over data- and tensor-parallel ranks: adds up what each rank computed from its own chunks, each counted
+  /// by its share.
   std::function<double(double value)> sum_over_chunks;
   /// Collective: the largest of what each rank computed from its own chunks.
   std::function<double(double value)> max_over_chunks;

@@ -1,8 +1,12 @@
 #include "tesserae/shard/split_parameters.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "tesserae/base/error.h"
 
@@ -27,6 +31,30 @@ at::Tensor part_of(const at::Tensor& whole, const mesh::Split& split) {
     runs.push_back(whole.narrow(split.dim, i * block + split.index * run, run));
   }
   return at::cat(runs, split.dim).contiguous();
+}
+
+void fill_parameters(torch::nn::Module& root,
+                     const std::function<void(const std::string& name, at::Tensor& parameter)>& fill) {
+  const at::NoGradGuard no_grad;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  const auto fill_own = [&](torch::nn::Module& module, const std::string& prefix) {
+    std::vector<SplitParameter> splits;
+    if (const auto* split = dynamic_cast<const SplitParameters*>(&module)) splits = split->split_parameters();
+    for (auto& own : module.named_parameters(/*recurse=*/false)) {
+      if (!seen.insert(own.value().unsafeGetTensorImpl()).second) continue;
+      const auto found = std::ranges::find(splits, own.key(), &SplitParameter::name);
+      if (found == splits.end() || found->split.whole()) {
+        fill(prefix + own.key(), own.value());
+        continue;
+      }
+      at::Tensor whole = at::empty(found->whole, own.value().options().requires_grad(false));
+      fill(prefix + own.key(), whole);
+      own.value().copy_(part_of(whole, found->split));
+    }
+  };
+  // The root may be filled in its own constructor, when nobody shares it yet.
+  fill_own(root, "");
+  for (const auto& item : root.named_modules("", /*include_self=*/false)) fill_own(*item.value(), item.key() + ".");
 }
 
 }  // namespace tesserae::shard

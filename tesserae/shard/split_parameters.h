@@ -3,10 +3,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "tesserae/mesh/split.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace tesserae::shard {
 
@@ -29,5 +34,10 @@ class SplitParameters {
 /// The part of `whole` that `split` means, contiguous, padding zero. Throws InvalidArgument where `split` can not cut
 /// it.
 at::Tensor part_of(const at::Tensor& whole, const mesh::Split& split);
+
+/// Gives every parameter of `root` values: `fill` gets its name and the whole tensor, of which a split parameter keeps
+/// its part. Tied parameters are filled once, under their first name.
+void fill_parameters(torch::nn::Module& root,
+                     const std::function<void(const std::string& name, at::Tensor& parameter)>& fill);
 
 }  // namespace tesserae::shard

@@ -1,7 +1,7 @@
 // The cross entropy of logits whose columns are split: log(sum_j exp(l_j - m)) + m - l_target for each token, with the
 // maximum m, the sum and the target's logit over all ranks. What is sent: one maximum, then two sums in one message.
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
@@ -48,11 +48,10 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     shares.exp_();
     const at::Tensor sums = at::stack({shares.sum(1), own});
     group.all_reduce(sums);
-    shares.div_(sums[0].unsqueeze(1));
 
     const at::Tensor counted = targets.ne(ignored);
     // Gradient of a logit: its share of the sum, less one for the target.
-    context->save_for_backward({shares, target.column, target.here, counted});
+    context->save_for_backward({shares, sums[0], target.column, target.here, counted});
     context->saved_data["dtype"] = static_cast<int64_t>(logits.scalar_type());
     return sums[0].log().sub_(sums[1]).masked_fill_(counted.logical_not(), 0);
   }
@@ -61,9 +60,9 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     kept(context);
     const variable_list saved = context->get_saved_variables();
     const auto dtype = static_cast<c10::ScalarType>(context->saved_data["dtype"].toInt());
-    const at::Tensor weight = gradients[0].mul(saved[3]).unsqueeze(1);
-    at::Tensor gradient = saved[0].mul(weight);
-    gradient.scatter_add_(1, saved[1], weight.mul(saved[2]).neg_());
+    const at::Tensor weight = gradients[0].mul(saved[4]).unsqueeze(1);
+    at::Tensor gradient = saved[0].mul(weight.div(saved[1].unsqueeze(1)));
+    gradient.scatter_add_(1, saved[2], weight.mul(saved[3]).neg_());
     return {gradient.to(dtype), {}, {}, {}, {}};
   }
 };
@@ -77,7 +76,9 @@ at::Tensor vocabulary_cross_entropy(const at::Tensor& logits, const at::Tensor& 
     throw InvalidArgument(name, cat("logits of shape ", logits.sizes(), " and targets of shape ", targets.sizes()));
   }
   const at::Tensor wrong = targets.lt(0).logical_or_(targets.ge(vocabulary)).logical_and_(targets.ne(ignored));
-  if (targets.numel() > 0 && wrong.any().item<bool>()) {
+  if (!targets.device().is_cpu()) {
+    at::_assert_async(wrong.any().logical_not());  // the host does not wait for the device
+  } else if (targets.numel() > 0 && wrong.any().item<bool>()) {
     throw InvalidArgument(name, cat("a target is ", targets.masked_select(wrong)[0].item<int64_t>(),
                                     "; it must be a token below ", vocabulary, ", or ", ignored));
   }

@@ -1,0 +1,346 @@
+// Tensor parallelism: every (T, P, G, O) of a job against one process on the same global batches.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <mutex>
+
+#include "tesserae/comm/sub_fabric.h"
+#include "tesserae/mesh/axes.h"
+#include "tesserae/model/gpt.h"
+#include "tesserae/optim/adamw.h"
+#include "tesserae/optim/sgd.h"
+#include "tesserae/shard/engine.h"
+#include "tesserae/shard/sharded.h"
+#include "tesserae/shard/split_parameters.h"
+#include "tesserae/tensor/parallel.h"
+#include "tests/support/ranks.h"
+
+namespace tesserae::testing {
+namespace {
+
+constexpr int64_t rows = 8;  // of the global batch of a step
+constexpr int64_t vocabulary = 37;
+constexpr double clip_norm = 0.5;
+
+struct Case {
+  int tensor_degree = 1;
+  mesh::Strategy strategy = {};
+  bool sequence = false;
+  bool bf16 = false;
+  int accumulation = 0;  // 0: one backward a step; 1: two, Accumulation::local; 2: two, Accumulation::two_hop
+  bool clip = false;
+  bool checkpoint = false;
+  bool tied = true;
+  bool frozen = false;
+  bool adamw = false;  // losses are compared, not parameters: it amplifies the order of summation
+};
+
+std::string to_string(const Case& c) {
+  return cat("T=", c.tensor_degree, " ", mesh::to_string(c.strategy.degrees), c.sequence ? " sequence" : "",
+             c.bf16 ? " bf16" : "", " accumulation ", c.accumulation, c.clip ? " clips" : "",
+             c.checkpoint ? " checkpoints" : "", c.tied ? " tied" : "", c.frozen ? " frozen" : "",
+             c.adamw ? " adamw" : "");
+}
+
+/// What a job is: how many ranks, and how much of it a machine has time for.
+struct Size {
+  int ranks;
+  int steps;
+  int64_t kv_heads;
+  int64_t length;
+};
+
+/// Every (T, P, G, O), with and without sequence parallelism; the other choices change from case to case.
+std::vector<Case> cases(int ranks) {
+  std::vector<Case> list;
+  for (int degree = 1; degree <= ranks; degree *= 2) {
+    for (const auto& degrees : mesh::all_degrees(ranks / degree)) {
+      for (const bool sequence : {false, true}) {
+        const int i = static_cast<int>(list.size());
+        list.push_back({.tensor_degree = degree,
+                        .strategy = {degrees, i % 3 != 0, i % 3 != 1},
+                        .sequence = sequence,
+                        .bf16 = i % 7 == 6,
+                        .accumulation = i / 2 % 3,
+                        .clip = i / 3 % 2 == 0,
+                        .checkpoint = i / 4 % 2 == 1,
+                        .tied = i / 5 % 2 == 0,
+                        .frozen = i % 5 == 4,
+                        .adamw = i % 4 == 3});
+      }
+    }
+  }
+  return list;
+}
+
+model::GptConfig config(const Case& c, const Size& size) {
+  model::GptConfig config;
+  config.vocabulary = vocabulary;  // no multiple of any degree: the last parts have padding
+  config.dimension = 32;
+  config.layers = 2;
+  config.heads = 8;
+  config.kv_heads = size.kv_heads;
+  config.feed_forward = 40;
+  config.max_sequence = size.length;
+  config.tied = c.tied;
+  config.sequence_parallel = c.sequence;
+  return config;
+}
+
+struct Result {
+  std::vector<double> losses, norms;
+  std::map<std::string, at::Tensor> parameters;
+  at::Tensor logits;
+};
+
+at::Tensor tokens_of(int step, int64_t length) {
+  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + step));
+  return at::randint(vocabulary, {rows, length + 1}, generator, at::TensorOptions().dtype(at::kLong));
+}
+
+/// The whole tensors, from this rank's parts and the others'.
+std::map<std::string, at::Tensor> whole_parameters(shard::Sharded& sharded, const tensor::ParallelPtr& parallel) {
+  std::map<std::string, const shard::Slot*> slots;
+  shard::Engine& engine = sharded.engine();
+  for (int unit = 0; unit < engine.unit_count(); ++unit) {
+    for (int flat = 0; flat < engine.flats_of(unit); ++flat) {
+      for (const auto& slot : engine.flat_of(unit, flat).flat.slots()) slots[slot.names.front()] = &slot;
+    }
+  }
+  std::map<std::string, at::Tensor> whole;
+  sharded.visit_parameters([&](const std::string& name, const at::Tensor& value) {
+    const shard::Slot& slot = *slots.at(name);
+    if (slot.split.whole()) {
+      const at::Tensor everyones = tensor::gather_from(value.unsqueeze(0), 0, parallel);
+      for (int rank = 0; rank < parallel->size(); ++rank) {
+        EXPECT_TRUE(everyones[rank].equal(value)) << name << ": repeated parameters are alike to the bit";
+      }
+      whole[name] = value.clone();
+    } else {
+      const int64_t dim = slot.split.dim;
+      whole[name] = tensor::gather_from(value, dim, parallel).narrow(dim, 0, slot.whole[static_cast<size_t>(dim)]);
+    }
+  });
+  return whole;
+}
+
+/// Trains on the rows of this data-parallel rank; alone, on all of them.
+Result train(const std::shared_ptr<comm::Fabric>& job, const Case& c, const Size& size) {
+  const mesh::Axes axes(job->size(), c.tensor_degree);
+  const auto parallel = std::make_shared<const tensor::Parallel>(job, axes.tensor_group(job->rank()));
+  const auto data = comm::sub_fabric(job, axes.data_group(job->rank()));
+
+  model::GptConfig model_config = config(c, size);
+  model_config.parallel = parallel;
+  model::Gpt net(model_config);
+  if (c.frozen) {
+    for (auto& parameter : net->named_parameters()) {
+      const bool freeze =
+          parameter.key() == "blocks.0.attention.query.weight" || parameter.key() == "blocks.1.attention_norm.weight";
+      if (freeze) parameter.value().set_requires_grad(false);
+    }
+  }
+  if (c.checkpoint) net->checkpoint_activations_of_blocks();
+  shard::Options options;
+  options.strategy = c.strategy;
+  options.tensor_group = &parallel->group();
+  if (c.bf16) options.precision = shard::Precision::bf16();
+  if (c.accumulation == 2) options.accumulation = shard::Accumulation::two_hop;
+  auto sharded = shard::shard_model(net, data, options);
+  std::unique_ptr<optim::Optimizer> optimizer;
+  if (c.adamw) {
+    optimizer = std::make_unique<optim::AdamW>(sharded, optim::AdamWOptions{.lr = 1e-3});
+  } else {
+    optimizer = std::make_unique<optim::Sgd>(sharded, optim::SgdOptions{.lr = 0.3, .momentum = 0.9});
+  }
+
+  const int micro = c.accumulation == 0 ? 1 : 2;
+  const int64_t share = rows / micro / data->size(), length = size.length;
+  Result result;
+  for (int step = 0; step < size.steps; ++step) {
+    const at::Tensor tokens = tokens_of(step, length);
+    double total = 0;
+    for (int part = 0; part < micro; ++part) {
+      const at::Tensor mine = tokens.narrow(0, (part * data->size() + data->rank()) * share, share);
+      const auto backward = [&] {
+        at::Tensor loss = net(mine.narrow(1, 0, length), mine.narrow(1, 1, length)) / micro;
+        loss.backward();
+        total += loss.item<double>();
+      };
+      if (part + 1 < micro) {
+        const auto scope = sharded.no_sync();
+        backward();
+      } else {
+        backward();
+      }
+    }
+    result.losses.push_back(sharded.sum_over_ranks(total) / data->size());
+    result.norms.push_back(optimizer->step({.clip_norm = c.clip ? clip_norm : 0}).norm);
+    optimizer->zero_grad();
+  }
+  {
+    const at::NoGradGuard no_grad;
+    result.logits = net(tokens_of(0, length).narrow(1, 0, length - 1));
+  }
+  result.parameters = whole_parameters(sharded, parallel);
+  return result;
+}
+
+/// What one process computes; the same for all degrees.
+const Result& reference(Case c, const Size& size) {
+  static std::mutex mutex;
+  static std::map<std::string, Result> known;
+  const std::lock_guard lock(mutex);
+  c.strategy = mesh::preset("NO_SHARD", 1);
+  c.tensor_degree = 1;
+  c.checkpoint = c.sequence = false;
+  const std::string key = cat(to_string(c), " ", size.ranks);
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  return known[key] = train(comm::Fabric::null(mesh::World::single_host(0, 1)), c, size);
+}
+
+double worst(const std::vector<double>& actual, const std::vector<double>& expected) {
+  double worst = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    worst = std::max(worst, std::abs(actual[i] - expected[i]) / std::abs(expected[i]));
+  }
+  return worst;
+}
+
+double worst(const at::Tensor& actual, const at::Tensor& expected) {
+  return (actual - expected).abs().max().item<double>() / expected.abs().max().item<double>();
+}
+
+/// The largest difference in fp32, on the rank of a job.
+double run_cases(const std::shared_ptr<comm::Fabric>& job, const Size& size) {
+  double largest = 0;
+  for (const auto& c : cases(size.ranks)) {
+    const Result mine = train(job, c, size);
+    if (job->rank() != 0) continue;
+    const Result& expected = reference(c, size);
+    const double tolerance = c.bf16 ? 2e-2 : 1e-5;
+    const double losses = worst(mine.losses, expected.losses);
+    EXPECT_LE(losses, tolerance) << "losses: " << to_string(c);
+    if (c.bf16 || c.adamw) continue;
+    const double norms = worst(mine.norms, expected.norms), logits = worst(mine.logits, expected.logits);
+    EXPECT_LE(norms, tolerance) << "norms: " << to_string(c);
+    EXPECT_LE(logits, tolerance) << "logits: " << to_string(c);
+    largest = std::max({largest, losses, norms, logits});
+    for (const auto& [name, value] : expected.parameters) {
+      const double parameter = worst(mine.parameters.at(name), value);
+      EXPECT_LE(parameter, tolerance) << name << ": " << to_string(c);
+      largest = std::max(largest, parameter);
+    }
+  }
+  return largest;
+}
+
+constexpr Size four{.ranks = 4, .steps = 20, .kv_heads = 4, .length = 12};
+constexpr Size eight{.ranks = 8, .steps = 3, .kv_heads = 8, .length = 11};  // 11 tokens: sequences are padded
+
+RANK_MAIN(tensor_parity) {
+  report("worst", run_cases(comm::Fabric::connect(mesh::World::from_environment()), four));
+}
+
+TEST(TensorParity, FourProcesses) {
+  const auto results = run_ranks("tensor_parity", four.ranks, {}, std::chrono::seconds(900));
+  ASSERT_TRUE(results.all_succeeded()) << results.text();
+  std::printf("%zu cases on %d ranks; worst difference in fp32 %.2g\n", cases(four.ranks).size(), four.ranks,
+              results[0].value("worst"));
+}
+
+std::shared_ptr<comm::Fabric> borrowed(comm::Fabric& fabric) {
+  return {&fabric, [](comm::Fabric*) {}};
+}
+
+TEST(TensorParity, EightThreads) {
+  comm::run_local(eight.ranks, [](comm::Fabric& job) { run_cases(borrowed(job), eight); });
+}
+
+// The gradient of every parameter, before any optimizer: each rank's parts against those of the whole gradient.
+TEST(TensorParity, Gradients) {
+  for (const bool sequence : {false, true}) {
+    const Case c{.sequence = sequence, .tied = false};
+    model::Gpt whole(config(c, four));
+    const at::Tensor tokens = tokens_of(0, four.length);
+    const auto loss = [&](model::Gpt& net) {
+      return net(tokens.narrow(1, 0, four.length), tokens.narrow(1, 1, four.length));
+    };
+    loss(whole).backward();
+    const auto expected = whole->named_parameters();
+    comm::run_local(4, [&](comm::Fabric& job) {
+      const auto parallel = std::make_shared<const tensor::Parallel>(borrowed(job), std::vector{0, 1, 2, 3});
+      model::GptConfig split_config = config(c, four);
+      split_config.parallel = parallel;
+      model::Gpt net(split_config);
+      loss(net).backward();
+      for (const auto& unit : shard::discover_units(*net)) {
+        for (const auto& flat : unit.flats) {
+          for (size_t i = 0; i < flat.slots.size(); ++i) {
+            const auto& slot = flat.slots[i];
+            const at::Tensor gradient = expected[slot.names.front()].grad();
+            EXPECT_LE(worst(flat.parameters[i].grad(), shard::part_of(gradient, slot.split)), 1e-5)
+                << slot.names.front();
+            EXPECT_TRUE(flat.parameters[i].equal(shard::part_of(expected[slot.names.front()], slot.split)))
+                << slot.names.front() << ": initial values do not depend on the degree";
+          }
+        }
+      }
+    });
+  }
+}
+
+// A gradient that overflowed on one rank, in a part that no other rank has, is seen by all.
+TEST(TensorParity, AllRanksSkipTheSameStep) {
+  comm::run_local(4, [](comm::Fabric& job) {
+    const mesh::Axes axes(4, 2);
+    const auto parallel = std::make_shared<const tensor::Parallel>(borrowed(job), axes.tensor_group(job.rank()));
+    model::GptConfig model_config = config({}, four);
+    model_config.parallel = parallel;
+    model::Gpt net(model_config);
+    shard::Options options;
+    options.strategy = mesh::preset("FULL_SHARD", 2);
+    options.tensor_group = &parallel->group();
+    auto sharded = shard::shard_model(net, comm::sub_fabric(borrowed(job), axes.data_group(job.rank())), options);
+    optim::Sgd optimizer(sharded);
+    optim::LossScaler scaler;
+    const at::Tensor tokens = tokens_of(0, four.length);
+    const auto step = [&](bool overflow) {
+      scaler.scale(net(tokens.narrow(1, 0, four.length), tokens.narrow(1, 1, four.length))).backward();
+      auto& shard = sharded.shards().back();
+      if (overflow && job.rank() == 3) {
+        const auto split = std::ranges::find_if(shard.slices, [](const auto& s) { return !s.split.whole(); });
+        ASSERT_NE(split, shard.slices.end());
+        shard.grad[split->begin].fill_(INFINITY);
+      }
+      const auto result = optimizer.step({.scaler = &scaler});
+      EXPECT_EQ(result.skipped, overflow);
+      optimizer.zero_grad();
+    };
+    step(false);
+    step(true);
+    EXPECT_EQ(scaler.scale(), 32768);
+    step(false);
+  });
+}
+
+// An engine that is not told of the other parts would count them wrongly.
+TEST(TensorParity, ASplitModelNeedsItsGroup) {
+  EXPECT_THROW(comm::run_local(
+                   2,
+                   [](comm::Fabric& job) {
+                     model::GptConfig model_config = config({}, four);
+                     model_config.parallel = std::make_shared<const tensor::Parallel>(borrowed(job), std::vector{0, 1});
+                     model::Gpt net(model_config);
+                     shard::shard_model(net, comm::sub_fabric(borrowed(job), {job.rank()}));
+                   }),
+               InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tesserae::testing

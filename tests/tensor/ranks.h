@@ -1,0 +1,57 @@
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <numeric>
+
+#include "tesserae/tensor/parallel.h"
+
+namespace tesserae::testing {
+
+/// A fabric that its thread owns, for those who want to share it; they end before.
+inline std::shared_ptr<comm::Fabric> borrowed(comm::Fabric& fabric) {
+  return {&fabric, [](comm::Fabric*) {}};
+}
+
+/// Runs `body` as so many tensor-parallel ranks. `piece_bytes`: small, so that tensors are sent in pieces; 0: never.
+inline void run_parallel(int ranks, const std::function<void(const std::shared_ptr<tensor::Parallel>&)>& body,
+                         int64_t piece_bytes = 0) {
+  comm::run_local(
+      ranks,
+      [&](comm::Fabric& fabric) {
+        std::vector<int> all(static_cast<size_t>(ranks));
+        std::iota(all.begin(), all.end(), 0);
+        const auto parallel = std::make_shared<tensor::Parallel>(borrowed(fabric), all);
+        if (piece_bytes > 0) parallel->piece_bytes = piece_bytes;
+        body(parallel);
+      },
+      std::chrono::minutes(1));
+}
+
+/// The same numbers on every rank.
+inline at::Tensor numbers(at::IntArrayRef shape, uint64_t seed) {
+  return at::randn(shape, at::detail::createCPUGenerator(seed), at::TensorOptions().dtype(at::kDouble));
+}
+
+inline at::Tensor leaf(const at::Tensor& x) {
+  return x.detach().clone().set_requires_grad(true);
+}
+
+inline at::Tensor piece(const at::Tensor& x, int64_t dim, const tensor::Parallel& parallel) {
+  const int64_t size = x.size(dim) / parallel.size();
+  return x.narrow(dim, parallel.index() * size, size);
+}
+
+inline void expect_close(const at::Tensor& actual, const at::Tensor& expected, const char* what) {
+  ASSERT_TRUE(actual.defined()) << what;
+  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
+  EXPECT_LE((actual - expected).abs().max().item<double>(), 1e-12 * expected.abs().max().item<double>() + 1e-14)
+      << what;
+}
+
+}  // namespace tesserae::testing
