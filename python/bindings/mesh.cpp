@@ -49,7 +49,9 @@ void bind_mesh(py::module_& module) {
 
   using mesh::Split;
   py::class_<Split>(module, "Split", "How a tensor is cut among tensor-parallel ranks; see tesserae/mesh/split.h.")
-      .def(py::init([](int dim, int parts, int index, int blocks) { return Split{dim, parts, index, blocks}; }),
+      .def(py::init([](int dim, int parts, int index, int blocks) {
+             return Split{dim, parts, index, blocks};
+           }),
            py::arg("dim") = 0, py::arg("parts") = 1, py::arg("index") = 0, py::arg("blocks") = 1)
       .def_readonly("dim", &Split::dim)
       .def_readonly("parts", &Split::parts)

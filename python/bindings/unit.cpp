@@ -155,7 +155,8 @@ void bind_unit(py::module_& module) {
            }),
            py::kw_only(), py::arg("degrees"), py::arg("free_after_forward"), py::arg("free_after_backward"),
            py::arg("parameters"), py::arg("reduce"), py::arg("limit_all_gathers"), py::arg("offload"),
-           py::arg("parallel") = nullptr, "`parallel`: among whom the unit's parameters may be split; it must outlive them.");
+           py::arg("parallel") = nullptr,
+           "`parallel`: among whom the unit's parameters may be split; it must outlive them.");
 
   py::class_<Unit>(module, "Unit", "The parameters of one FSDP instance; see python/bindings/unit.h.")
       .def(py::init([](std::shared_ptr<comm::Fabric> fabric, Options options,

@@ -169,9 +169,7 @@ def _own_keys(instance: Instance, state: dict[str, Any], prefix: str) -> list[st
     return [
         key
         for key, value in state.items()
-        if key.startswith(prefix)
-        and type(value) in (Tensor, nn.Parameter)
-        and _storage_of(value) in mine
+        if key.startswith(prefix) and type(value) in (Tensor, nn.Parameter) and _storage_of(value) in mine
     ]
 
 

@@ -1,10 +1,10 @@
 """tsm.transform: puts tensor-parallel layers into a model, as SMP v2 does. At a degree of 1 there is nothing to put.
 
- 1. Heads that the ranks do not divide are refused.
- 2. Layers become tensor-parallel ones where they stand, by the plan of the model's family or by the script's own.
- 3. With load_state_dict_from_rank0 the first tensor-parallel group takes rank 0's weights, one tensor at a time.
- 4. Parameters are cut; on the meta device they have only another shape, and get values when FSDP wraps the model.
- 5. The loss of a language model takes logits as they are split; dropout draws other numbers where activations are split.
+1. Heads that the ranks do not divide are refused.
+2. Layers become tensor-parallel ones where they stand, by the plan of the model's family or by the script's own.
+3. With load_state_dict_from_rank0 the first tensor-parallel group takes rank 0's weights, one tensor at a time.
+4. Parameters are cut; on the meta device they have only another shape, and get values when FSDP wraps the model.
+5. The loss of a language model takes logits as they are split; dropout draws other numbers where activations are split.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
 from tesserae import _C, job
 from tesserae.state import state
-from tesserae.tensor_parallel import dropout, families, loss, plan as plans
+from tesserae.tensor_parallel import dropout, families, loss
+from tesserae.tensor_parallel import plan as plans
 from tesserae.tensor_parallel.layers import Head
 from tesserae.tensor_parallel.parts import cut_parameters
 from tesserae.utils.module_utils import default_device
@@ -49,8 +50,8 @@ def transform(
     """
     if config is not None:
         raise _C.InvalidArgument(
-            f"[tsm.transform] config = {config!r}: expert parallelism is not available yet; leave it out. How layers are "
-            "split is told by plan="
+            f"[tsm.transform] config = {config!r}: expert parallelism is not available yet; leave it out. How layers "
+            "are split is told by plan="
         )
     if job.tensor_degree() > 1:
         place = torch.device(device) if device is not None else default_device()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +61,9 @@ def llama(**changes: Any) -> nn.Module:
 def mistral(**changes: Any) -> nn.Module:
     sizes = {"num_attention_heads": HEADS, "num_key_value_heads": 4, "intermediate_size": 40, "num_hidden_layers": 2}
     tied = {"tie_word_embeddings": True, "sliding_window": 4}
-    return MistralForCausalLM(MistralConfig(vocab_size=VOCABULARY, hidden_size=WIDTH, **TOKENS, **sizes | tied | changes))
+    return MistralForCausalLM(
+        MistralConfig(vocab_size=VOCABULARY, hidden_size=WIDTH, **TOKENS, **sizes | tied | changes)
+    )
 
 
 def gpt_neox(**changes: Any) -> nn.Module:
@@ -256,3 +257,206 @@ def parity(rank: int, world_size: int, tp: int, degree: int, names: list[str]) -
 def test_parity(world_size: int, tp: int, degree: int, names: list[str]) -> None:
     """Forward, tokens, twelve clipped steps with accumulation, and state dicts are those of one process."""
     assert run_ranks(parity, world_size, tp, degree, names, deadline=240) == [[]] * world_size
+
+
+# ---- random numbers ----
+def dropout_of(name: str, seed: int, **changes: Any) -> list[str]:
+    """Masks of split activations differ between the ranks, those of repeated ones do not, and what is recomputed has
+    the same."""
+    import tesserae as tsm
+
+    torch.manual_seed(seed)
+    model = tsm.transform(MODELS[name](**changes)).train()
+    seen: list[Tensor] = []  # the generator's state where activations are the same on all ranks
+    drawn: list[Tensor] = []  # and inside attention, where they are split
+    for path, module in model.named_modules():
+        if type(module).__name__.startswith("Row"):
+            module.register_forward_hook(lambda *_: seen.append(torch.get_rng_state()))
+        if type(module).__name__.startswith("Column") and "attn" in path:
+            module.register_forward_hook(lambda *_: drawn.append(torch.get_rng_state()))
+    tokens, found = batch(0, 0, 0), []
+    torch.manual_seed(seed)
+    first = loss_of(name, model, tokens)
+    first.backward()
+    gradients = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+    group = tsm.state.tp_process_group
+    for what, states, equal in (("repeated", seen, True), ("split", drawn, False)):
+        everyone: list[Any] = [None] * tsm.state.tp_size
+        dist.all_gather_object(everyone, torch.stack(states), group)
+        same = [bool(torch.equal(a, b)) for a, b in zip(everyone[0], everyone[-1], strict=True)]
+        if set(same) != {equal}:
+            found.append(f"{name}: random numbers of {what} activations are the same on the ranks: {same}")
+    model.zero_grad()
+    model.gradient_checkpointing_enable()
+    torch.manual_seed(seed)
+    again = loss_of(name, model, tokens)
+    again.backward()
+    if again.item() != first.item():
+        found.append(f"{name}: the loss is {again.item()} with checkpointing, not {first.item()}")
+    for key, parameter in model.named_parameters():
+        if not distance(parameter.grad, gradients[key]) <= TOLERANCE:
+            found.append(f"{name}: the gradient of {key} differs with checkpointing")
+    return found
+
+
+# ---- from the meta device, from rank 0 ----
+def delayed(rank: int, world_size: int) -> list[str]:
+    import tesserae as tsm
+    from tesserae.delayed_param import DelayedParamIniter
+
+    tsm.init({"tensor_parallel_degree": 2, "hybrid_shard_degree": 2, "random_seed": 5})
+    found = []
+
+    def whole_state(model: FullyShardedDataParallel, kind: StateDictType = StateDictType.FULL_STATE_DICT) -> Any:
+        with FullyShardedDataParallel.state_dict_type(model, kind):
+            return model.state_dict()
+
+    def check(what: str, model: FullyShardedDataParallel, expected: dict[str, Tensor]) -> None:
+        state = whole_state(model)
+        wrong = [key for key in expected if not torch.equal(state[key], expected[key])]
+        found.extend([f"{what}: {wrong}"] if wrong else [])
+
+    # Any degree gives the numbers of one.
+    for name in ("llama", "gpt_neox"):
+        with torch.device("meta"):
+            model, alone = MODELS[name](), MODELS[name]()
+        states = []
+        for part in (tsm.transform(model), alone):
+            torch.manual_seed(3)
+            init = DelayedParamIniter(part)
+            with init.validate_params_and_buffers_inited():
+                states.append(
+                    wrap(
+                        name,
+                        part,
+                        param_init_fn=init.get_param_init_fn(),
+                        post_param_init_fn=init.get_post_param_init_fn(),
+                    )
+                )
+        check(f"{name} from the meta device", states[0], whole_state(states[1]))
+
+    # Only rank 0 has the weights.
+    for name in ("mistral", "gpt2"):
+        with torch.device("cpu" if rank == 0 else "meta"):
+            model = MODELS[name]()
+        model = tsm.transform(model, load_state_dict_from_rank0=True)
+        init = DelayedParamIniter(model)
+        sharded = wrap(name, model, param_init_fn=init.get_param_init_fn(), sync_module_states=True)
+        check(f"{name} from rank 0", sharded, MODELS[name]().state_dict())
+        # Whole tensors, and sharded ones, go in and come out.
+        other = MODELS[name](seed=1).state_dict()
+        sharded.load_state_dict(copy.deepcopy(other))
+        check(f"{name}, loaded", sharded, other)
+        with FullyShardedDataParallel.state_dict_type(sharded, StateDictType.SHARDED_STATE_DICT):
+            chunks = sharded.state_dict()
+            sharded.load_state_dict(MODELS[name]().state_dict())
+            sharded.load_state_dict(chunks)
+        check(f"{name}, loaded from chunks", sharded, other)
+        from torch.distributed.fsdp import FullStateDictConfig
+
+        with FullyShardedDataParallel.state_dict_type(
+            sharded, StateDictType.FULL_STATE_DICT, FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+        ):
+            state = sharded.state_dict()
+        if sorted(state) != (sorted(other) if rank == 0 else []):
+            found.append(f"{name}: with rank0_only this rank has {list(state)}")
+        elif not all(torch.equal(state[key], other[key]) for key in state):
+            found.append(f"{name}: with rank0_only other values")
+
+    # Masks.
+    found += dropout_of("gpt2", 7, attn_pdrop=0.5, resid_pdrop=0.1, embd_pdrop=0.1)
+    found += dropout_of("llama", 8, attention_dropout=0.5)
+    return found + turning() + errors()
+
+
+def turning() -> list[str]:
+    """The dial turns in the middle of training, at all tensor indices."""
+    import tesserae as tsm
+
+    model = wrap("llama", tsm.transform(MODELS["llama"]()))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(6):
+        loss = loss_of("llama", model, batch(0, 0, tsm.state.dp_rank))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step in (1, 3):
+            tsm.reshard(model, optimizer, hybrid_shard_degree=1 if step == 1 else 2)
+            if tsm.state.hybrid_shard_degree != (1 if step == 1 else 2):
+                return ["the dial did not turn"]
+    plain = MODELS["llama"]()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    expected = []
+    for _ in range(6):
+        each = [loss_of("llama", plain, batch(0, 0, rank)) for rank in range(tsm.state.dp_size)]
+        (sum(each) / len(each)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(each[tsm.state.dp_rank].item())
+    return [] if furthest(losses, expected) <= 1e-4 else [f"losses {losses} over changes of degree, not {expected}"]
+
+
+def errors() -> list[str]:
+    """What can not be, and what the error must say."""
+    import tesserae as tsm
+
+    def mlp(**sizes: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, sizes.get("inner", 12)), nn.GELU(), nn.Linear(sizes.get("inner", 12), 8))
+
+    world = dist.group.WORLD
+    cases: list[tuple[Callable[[], Any], list[str]]] = [
+        (lambda: tsm.transform(MODELS["llama"](num_key_value_heads=1)), ["heads", "1"]),
+        (lambda: tsm.transform(mlp()), ["Sequential is not known", "plan="]),
+        (lambda: tsm.transform(mlp(), plan={"*q_proj": "column"}), ["no module matches '*q_proj'", "'0', '2'"]),
+        (lambda: tsm.transform(mlp(), plan={"0": "columns"}), ["'columns' of '0'", "column, row"]),
+        (lambda: tsm.transform(mlp(inner=15), plan={"0": "column", "2": "row"}), ["15", "1, 3, 5, 15"]),
+        (lambda: tsm.transform(mlp(), plan={"1": "row"}), ["1 is a GELU"]),
+        (lambda: tsm.transform(mlp(), config={"moe": True}), ["expert parallelism"]),
+        (lambda: tsm.transform(tsm.transform(MODELS["llama"]())), ["transform a model once"]),
+        (
+            lambda: FullyShardedDataParallel(tsm.transform(MODELS["llama"]()), process_group=world),
+            ["tsm.state.dp_process_group", "[0, 1, 2, 3]"],
+        ),
+    ]
+    found = []
+    for index, (call, words) in enumerate(cases):
+        try:
+            call()
+            found.append(f"case {index}: no error")
+        except tsm.InvalidArgument as error:
+            missing = [word for word in words if word not in str(error)]
+            found += [f"case {index}: {missing} is not in {error}"] if missing else []
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(2)
+    plain = mlp()
+    split = tsm.transform(copy.deepcopy(plain), plan={"0": "column", "2": "row"})
+    if not distance(split(x).detach(), plain(x).detach()) <= TOLERANCE:
+        found.append("a plan gives another output")
+    if split[0].weight.shape != (6, 8) or split[2].weight.shape != (8, 6):
+        found.append(f"a plan gives parts {split[0].weight.shape} and {split[2].weight.shape}")
+    return found
+
+
+def test_beginnings_dropout_dial_and_errors() -> None:
+    assert run_ranks(delayed, 4, deadline=240) == [[]] * 4
+
+
+def impossible_degrees(rank: int, world_size: int) -> list[str]:
+    import tesserae as tsm
+
+    texts = []
+    for config in ({"tensor_parallel_degree": 3}, {"tensor_parallel_degree": 2, "hybrid_shard_degree": 4}):
+        with pytest.raises(tsm.InvalidArgument) as raised:
+            tsm.init(config)
+        texts.append(str(raised.value))
+        assert not tsm.is_initialized()
+    return texts
+
+
+def test_impossible_degrees() -> None:
+    """The text names what would be possible."""
+    for tensor, data in run_ranks(impossible_degrees, 4):
+        assert "3" in tensor and "2 or 4" in tensor.replace(" and ", " or "), tensor
+        assert "4" in data and "2" in data, data

@@ -21,7 +21,9 @@ from tesserae.tensor_parallel.layers import Row
 _ATTRIBUTES = ("attention_dropout", "dropout")  # probabilities that modules pass on to a function
 
 
-def install(patterns: tuple[str, ...], model: nn.Module, parallel: _C.Parallel, seed: int, device: torch.device) -> None:
+def install(
+    patterns: tuple[str, ...], model: nn.Module, parallel: _C.Parallel, seed: int, device: torch.device
+) -> None:
     random = _C.SplitRandom(parallel, seed, device)
     for name, module in model.named_modules():
         rows = [child for child in module.children() if isinstance(child, Row)]

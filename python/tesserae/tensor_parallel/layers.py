@@ -124,12 +124,14 @@ def is_linear(layer: nn.Module) -> bool:
     return type(layer) is nn.Linear or _is_conv1d(layer)
 
 
-def _linear(layer: nn.Module, kind: type[_Linear], name: str, parallel: _C.Parallel, by_rows: bool, blocks: int) -> None:
+def _linear(
+    layer: nn.Module, kind: type[_Linear], name: str, parallel: _C.Parallel, by_rows: bool, blocks: int
+) -> None:
     """`by_rows`: of the matrix [out, in]."""
     if not is_linear(layer):
         raise _C.InvalidArgument(
-            f"[tsm.transform] {name} is a {type(layer).__name__}; only nn.Linear and transformers' Conv1D can be cut by "
-            "columns or rows. Take it out of the plan"
+            f"[tsm.transform] {name} is a {type(layer).__name__}; only nn.Linear and transformers' Conv1D can be cut "
+            "by columns or rows. Take it out of the plan"
         )
     transposed = _is_conv1d(layer)
     shape = tuple(layer.weight.shape)
@@ -151,13 +153,14 @@ def _linear(layer: nn.Module, kind: type[_Linear], name: str, parallel: _C.Paral
 def _embedding(layer: nn.Module, kind: type[SplitModule], name: str, parallel: _C.Parallel, dim: int) -> None:
     if not isinstance(layer, nn.Embedding) or type(layer).forward is not nn.Embedding.forward:
         raise _C.InvalidArgument(
-            f"[tsm.transform] {name} is a {type(layer).__name__}; only nn.Embedding can be cut so. Take it out of the plan"
+            f"[tsm.transform] {name} is a {type(layer).__name__}; only nn.Embedding can be cut so. Take it out of "
+            "the plan"
         )
     for option in ("max_norm", "scale_grad_by_freq", "sparse"):
         if getattr(layer, option):
             raise _C.InvalidArgument(
-                f"[tsm.transform] {name} is an embedding with {option}, which needs all of it on one rank; take it out of "
-                "the plan"
+                f"[tsm.transform] {name} is an embedding with {option}, which needs all of it on one rank; take it out "
+                "of the plan"
             )
     shape = tuple(layer.weight.shape)
     if dim == 1:

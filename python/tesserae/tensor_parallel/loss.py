@@ -70,8 +70,8 @@ class _Loss:
             return None
         if not self._inside and not self._computed:
             raise _C.InvalidArgument(
-                f"[forward] a {type(model).__name__} was given labels and did not call its loss_function, so its loss is "
-                "of a part of the vocabulary; compute the loss from the logits of a forward without labels"
+                f"[forward] a {type(model).__name__} was given labels and did not call its loss_function, so its loss "
+                "is of a part of the vocabulary; compute the loss from the logits of a forward without labels"
             )
         if isinstance(output, tuple):
             return (self._mean(output[0], labels), *output[1:]) if self._inside else (output[0], *output[2:])

@@ -95,11 +95,7 @@ def cut_parameters(modules: Iterable[SplitModule]) -> None:
                     f"cut differently: {split.split} and {cut[whole][1].split}; give them plans of the same kind"
                 )
             if whole not in cut:
-                part = (
-                    whole.new_empty(split.part_shape())
-                    if whole.is_meta
-                    else _C.part_of(whole.detach(), split.split)
-                )
+                part = whole.new_empty(split.part_shape()) if whole.is_meta else _C.part_of(whole.detach(), split.split)
                 if part.data_ptr() == whole.data_ptr() and not whole.is_meta:
                     part = part.clone()  # not a view that keeps the whole alive
                 cut[whole] = nn.Parameter(part, requires_grad=whole.requires_grad), split

@@ -1,12 +1,12 @@
 """Which layers of a model are split, and how: patterns of module names, as of a shell -> kinds.
 
-    {"*.q_proj": "column", "*.o_proj": "row", "*.attention": "divide:num_heads"}
+   {"*.q_proj": "column", "*.o_proj": "row", "*.attention": "divide:num_heads"}
 
- - "column", "row"            nn.Linear or Conv1D, by output or input features (layers.py)
- - "column:3"                 the same for three matrices in one, side by side: each is cut by itself
- - "head"                     the linear layer to the vocabulary
- - "vocabulary", "features"   nn.Embedding, by its rows or by its columns
- - "divide:num_heads,size"    attributes of a module, which its forward reads: those of this rank
+- "column", "row"            nn.Linear or Conv1D, by output or input features (layers.py)
+- "column:3"                 the same for three matrices in one, side by side: each is cut by itself
+- "head"                     the linear layer to the vocabulary
+- "vocabulary", "features"   nn.Embedding, by its rows or by its columns
+- "divide:num_heads,size"    attributes of a module, which its forward reads: those of this rank
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def apply(plan: Plan, model: nn.Module, parallel: _C.Parallel, every: bool = Tru
     if every and unmatched:
         left = [name for module, name in names.items() if is_linear(module) and module not in chosen]
         raise _C.InvalidArgument(
-            f"[tsm.transform] no module matches {_shown(unmatched)} of the plan; linear layers that no pattern matches: "
-            f"{_shown(left) if left else 'none'}"
+            f"[tsm.transform] no module matches {_shown(unmatched)} of the plan; linear layers that no pattern "
+            f"matches: {_shown(left) if left else 'none'}"
         )
     layers = []
     for module, (_, kind) in chosen.items():
@@ -64,8 +64,8 @@ def _check_kinds(plan: Plan) -> None:
         good = what in KINDS and (not colon or (what == "column" and argument.isdigit() and int(argument) > 0))
         if not good and not (what == "divide" and argument):
             raise _C.InvalidArgument(
-                f"[tsm.transform] the plan says {kind!r} of {pattern!r}; it takes {', '.join(KINDS)}, column:BLOCKS and "
-                "divide:ATTRIBUTE,..."
+                f"[tsm.transform] the plan says {kind!r} of {pattern!r}; it takes {', '.join(KINDS)}, column:BLOCKS "
+                "and divide:ATTRIBUTE,..."
             )
 
 
