@@ -32,7 +32,13 @@ uint64_t bytes_of(const StoredTensor& tensor) {
 std::string shape_of(const StoredTensor& tensor) {
   std::string text;
   for (const int64_t size : tensor.shape) text += cat(text.empty() ? "" : " x ", size);
-  return text.empty() ? "scalar" : text;
+  if (text.empty()) return "scalar";
+  return tensor.split.whole() ? text : cat(text, " (", mesh::to_string(tensor.split), ")");
+}
+
+std::string layout_of(const checkpoint::Manifest& manifest) {
+  const std::string degrees = mesh::to_string(manifest.layout.degrees());
+  return manifest.tensor == 1 ? degrees : cat("T=", manifest.tensor, " ", degrees);
 }
 
 /// Columns of the same width; `right`: those that hold numbers.
@@ -80,8 +86,8 @@ void print(const Checkpoint& checkpoint) {
   const checkpoint::Manifest& manifest = checkpoint.manifest();
   std::printf("%s\n", checkpoint.path().c_str());
   std::printf("step      %s\n", grouped(static_cast<uint64_t>(manifest.step)).c_str());
-  std::printf("saved by  %d %s, %s\n", manifest.layout.ranks(), manifest.layout.ranks() == 1 ? "rank" : "ranks",
-              mesh::to_string(manifest.layout.degrees()).c_str());
+  const int ranks = manifest.layout.ranks() * manifest.tensor;
+  std::printf("saved by  %d %s, %s\n", ranks, ranks == 1 ? "rank" : "ranks", layout_of(manifest).c_str());
   std::printf("holds     %s parameters, %s elements of optimizer state\n",
               grouped(elements_under(manifest, "model/")).c_str(),
               grouped(elements_under(manifest, "optimizer/")).c_str());
@@ -106,7 +112,8 @@ Json describe(const Checkpoint& checkpoint) {
                   {{"ranks", manifest.layout.ranks()},
                    {"parameters", degrees.parameters},
                    {"gradients", degrees.gradients},
-                   {"optimizer", degrees.optimizer}}},
+                   {"optimizer", degrees.optimizer},
+                   {"tensor", manifest.tensor}}},
                  {"training", Json::parse(manifest.training.dump())},
                  {"bytes", manifest.bytes()},
                  {"files", Json::array()},
@@ -115,11 +122,15 @@ Json describe(const Checkpoint& checkpoint) {
     result["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
   }
   for (const StoredTensor& tensor : manifest.tensors) {
-    result["tensors"].push_back({{"name", tensor.name},
-                                 {"dtype", to_string(tensor.dtype)},
-                                 {"shape", tensor.shape},
-                                 {"bytes", bytes_of(tensor)},
-                                 {"parts", tensor.parts.size()}});
+    Json entry = {{"name", tensor.name},
+                  {"dtype", to_string(tensor.dtype)},
+                  {"shape", tensor.shape},
+                  {"bytes", bytes_of(tensor)},
+                  {"parts", tensor.parts.size()}};
+    if (const mesh::Split& split = tensor.split; !split.whole()) {
+      entry["split"] = {{"dim", split.dim}, {"parts", split.parts}, {"blocks", split.blocks}};
+    }
+    result["tensors"].push_back(std::move(entry));
   }
   return result;
 }
@@ -132,8 +143,8 @@ bool print_list(const std::vector<os::Path>& paths) {
     try {
       const checkpoint::Manifest& manifest = Checkpoint::open(path).manifest();
       rows.push_back({path.native(), grouped(static_cast<uint64_t>(manifest.step)), grouped(manifest.bytes()),
-                      std::to_string(manifest.files.size()), std::to_string(manifest.layout.ranks()),
-                      mesh::to_string(manifest.layout.degrees())});
+                      std::to_string(manifest.files.size()), std::to_string(manifest.layout.ranks() * manifest.tensor),
+                      layout_of(manifest)});
     } catch (const Error& error) {
       good = false;
       rows.push_back({path.native(), "?", "?", "?", "?", error.what()});

@@ -26,6 +26,7 @@
 //     random_state.h   the random numbers of a rank
 //     snapshot.h       copies of pieces in host memory
 //     saver.h          saving, in step with training or beside it
+//     placement.h      where stored elements lie in a piece
 //     load.h           filling pieces; choosing what to load, together
 //     agreement.h      what ranks tell each other about a save or load
 //     weights.h        whole weights in Hugging Face's files

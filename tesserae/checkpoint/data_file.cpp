@@ -75,14 +75,14 @@ class BlockWriter {
 };
 
 FileTensor describe(const Source& source) {
-  StoredTensor whole{source.name, source.dtype, source.shape, {}};
+  const StoredTensor whole{source.name, source.dtype, source.shape, {}, source.split};
   const auto [begin, end] = source.elements;
   const int64_t elements = whole.elements();
   if (begin < 0 || begin > end || end > elements || (source.data == nullptr && !source.fill && begin < end)) {
     throw InvalidArgument("write_data_file", cat("tensor \"", source.name, "\" has ", elements, " elements and [",
                                                  begin, ", ", end, ") are to be written"));
   }
-  if (begin == 0 && end == elements) return {source.name, source.dtype, source.shape};
+  if (begin == 0 && end == elements && source.split.whole()) return {source.name, source.dtype, source.shape};
   return {cat(source.name, "[", begin, ":", end, "]"), source.dtype, {end - begin}};
 }
 
@@ -102,6 +102,7 @@ Manifest write_data_file(const SaveJob& job, const os::Path& directory, const st
   written.step = job.step;
   written.attempt = job.attempt;
   written.layout = job.layout;
+  written.tensor = job.tensor;
   written.block_bytes = job.block_bytes;
   if (sources.empty()) return written;
 
@@ -130,12 +131,14 @@ Manifest write_data_file(const SaveJob& job, const os::Path& directory, const st
   for (size_t i = 0; i < order.size(); ++i) {
     const Source& source = *order[i];
     StoredTensor& tensor = stored[source.name];
-    if (!tensor.name.empty() && (tensor.dtype != source.dtype || tensor.shape != source.shape)) {
-      throw InvalidArgument("write_data_file", cat("two types or shapes for tensor \"", source.name, "\""));
+    if (!tensor.name.empty() &&
+        (tensor.dtype != source.dtype || tensor.shape != source.shape || tensor.split != source.split)) {
+      throw InvalidArgument("write_data_file", cat("two types, shapes or splits for tensor \"", source.name, "\""));
     }
     tensor.name = source.name;
     tensor.dtype = source.dtype;
     tensor.shape = source.shape;
+    tensor.split = source.split;
     if (!source.elements.empty()) tensor.parts.push_back({0, source.elements, header.size() + tensors[i].begin});
   }
   for (auto& [tensor_name, tensor] : stored) {

@@ -10,8 +10,8 @@ namespace tesserae::checkpoint {
 
 /// Writes `sources` as the safetensors file of this rank in `directory`, synced and closed, and returns what a manifest
 /// says of it: one file, or none where there is nothing to write. Tensors that are written whole keep name and shape;
-/// of others the file has the run "NAME[begin:end]", as one dimension. Memory: one block. Throws IoError,
-/// InvalidArgument naming the tensor, Cancelled.
+/// of others the file has the run "NAME[begin:end]" of the stored order, as one dimension. Memory: one block. Throws
+/// IoError, InvalidArgument naming the tensor, Cancelled.
 Manifest write_data_file(const SaveJob& job, const os::Path& directory, const std::vector<Source>& sources,
                          const std::stop_token& stop);
 

@@ -1,4 +1,6 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
@@ -7,6 +9,7 @@
 #include <utility>
 
 #include "tesserae/checkpoint/agreement.h"
+#include "tesserae/checkpoint/load.h"
 #include "tesserae/checkpoint/weight_folder.h"
 #include "tesserae/checkpoint/weights.h"
 #include "tesserae/shard/engine.h"
@@ -14,6 +17,8 @@
 
 namespace tesserae::checkpoint {
 namespace {
+
+constexpr int largest_stretch_blocks = 64;
 
 /// The type in the files of a tensor of type `type`.
 c10::ScalarType exported(c10::ScalarType type, const ExportOptions& options) {
@@ -41,6 +46,33 @@ void write_values(WeightFolder& folder, const at::Tensor& values, c10::ScalarTyp
   }
 }
 
+/// Writes a tensor that is stored in row-major order, as its parts come: each is contiguous in its file.
+void write_stored(WeightFolder& folder, const Checkpoint& checkpoint, const StoredTensor& tensor,
+                  c10::ScalarType type) {
+  const c10::ScalarType stored = scalar_type_of(tensor.dtype);
+  for (const Part& part : tensor.parts) {
+    checkpoint.read({{.tensor = tensor.name, .elements = part.elements, .take = [&](int64_t, std::string_view bytes) {
+                        const auto count = static_cast<int64_t>(bytes.size() / c10::elementSize(stored));
+                        write_values(folder, at::from_blob(const_cast<char*>(bytes.data()), {count}, stored), type);
+                      }}});
+  }
+}
+
+/// Writes a tensor that is stored split. A stretch of it lies in all of its parts: with a block for each part, every
+/// stored block is read once, or twice where a stretch ends within it.
+void write_split(WeightFolder& folder, const Checkpoint& checkpoint, const StoredTensor& tensor, c10::ScalarType type) {
+  const int64_t elements = tensor.elements();
+  const auto block = static_cast<int64_t>(checkpoint.manifest().block_bytes) / element_bytes(tensor.dtype);
+  const int64_t stretch = std::min<int64_t>(elements, block * std::min(tensor.split.parts, largest_stretch_blocks));
+  const at::Tensor buffer = at::empty({stretch}, scalar_type_of(tensor.dtype));
+  for (int64_t begin = 0; begin < elements; begin += stretch) {
+    const mesh::Range range{begin, std::min(begin + stretch, elements)};
+    const at::Tensor values = buffer.narrow(0, 0, range.size());
+    load(checkpoint, {{.name = tensor.name, .shape = tensor.shape, .elements = range, .data = values}});
+    write_values(folder, values, type);
+  }
+}
+
 /// A stable order by descending width, so that every element of the files is aligned.
 template <class T, class Width>
 void widest_first(std::vector<T>& list, const Width& width) {
@@ -62,6 +94,23 @@ std::vector<shard::Engine::FlatView> flats_in_order(shard::Engine& engine, const
   return sorted;
 }
 
+/// The whole tensor from its parts, one of each member of `group`: cut in blocks, joined block by block, without
+/// padding. A collective of the group.
+at::Tensor join_parts(const at::Tensor& part, const shard::Slot& slot, comm::Group& group) {
+  at::Tensor all = at::empty({slot.split.parts, part.numel()}, part.options());
+  all[group.rank()].copy_(part);
+  group.all_gather(all.view({-1}));
+  const int64_t dim = slot.split.dim;
+  const int64_t rows = slot.shape[static_cast<size_t>(dim)] / slot.split.blocks;
+  std::vector<at::Tensor> runs;
+  for (int block = 0; block < slot.split.blocks; ++block) {
+    for (int member = 0; member < slot.split.parts; ++member) {
+      runs.push_back(all[member].view(slot.shape).narrow(dim, block * rows, rows));
+    }
+  }
+  return at::cat(runs, dim).narrow(dim, 0, slot.whole[static_cast<size_t>(dim)]);
+}
+
 }  // namespace
 
 void export_weights(const Checkpoint& checkpoint, const os::Path& folder, const ExportOptions& options) {
@@ -77,15 +126,8 @@ void export_weights(const Checkpoint& checkpoint, const os::Path& folder, const 
   }
   WeightFolder files(folder, std::move(announced), options.file_bytes);
   for (const StoredTensor* tensor : stored) {
-    const c10::ScalarType type = scalar_type_of(tensor->dtype);
-    for (const Part& part : tensor->parts) {  // in the order of elements; each is contiguous in its file
-      checkpoint.read(
-          {{.tensor = tensor->name, .elements = part.elements, .take = [&](int64_t, std::string_view bytes) {
-              const auto count = static_cast<int64_t>(bytes.size() / c10::elementSize(type));
-              const at::Tensor values = at::from_blob(const_cast<char*>(bytes.data()), {count}, type);
-              write_values(files, values, type_of(tensor));
-            }}});
-    }
+    const auto& write = tensor->split.whole() ? write_stored : write_split;
+    write(files, checkpoint, *tensor, type_of(tensor));
   }
   files.finish();
 }
@@ -96,9 +138,10 @@ void export_weights(shard::Sharded& sharded, const os::Path& folder, const Expor
   const auto views = flats_in_order(sharded.engine(), options);
   std::unique_ptr<WeightFolder> files;
   std::string failure;
+  comm::Group* const tensor_group = sharded.options().tensor_group;
   // Rank 0 may fail while the others wait for it in a collective: it goes on gathering, and says so at the end.
   auto on_rank_0 = [&](const std::function<void()>& action) {
-    if (fabric.rank() != 0 || !failure.empty()) return;
+    if (fabric.rank() != 0 || (tensor_group != nullptr && tensor_group->rank() != 0) || !failure.empty()) return;
     try {
       action();
     } catch (const std::exception& caught) {
@@ -110,22 +153,25 @@ void export_weights(shard::Sharded& sharded, const os::Path& folder, const Expor
     for (const auto& view : views) {
       const Dtype dtype = dtype_of(exported(view.parameter.part().scalar_type(), options));
       for (const shard::Slot& slot : view.flat.slots()) {
-        announced.push_back({options.names.theirs(slot.names.front()), dtype, slot.shape});
+        announced.push_back({options.names.theirs(slot.names.front()), dtype, slot.whole});
       }
     }
     files = std::make_unique<WeightFolder>(folder, std::move(announced), options.file_bytes);
   });
   for (const auto& view : views) {
     const at::Tensor whole = view.parameter.gather(view.parameter.part());
-    on_rank_0([&] {
-      for (const shard::Slot& slot : view.flat.slots()) {
-        write_values(*files, whole.narrow(0, slot.begin, slot.elements), exported(whole.scalar_type(), options));
-      }
-    });
+    for (const shard::Slot& slot : view.flat.slots()) {
+      if (fabric.rank() != 0) break;
+      at::Tensor values = whole.narrow(0, slot.begin, slot.elements);
+      if (!slot.split.whole()) values = join_parts(values, slot, *tensor_group);
+      on_rank_0([&] { write_values(*files, values, exported(whole.scalar_type(), options)); });
+    }
   }
   on_rank_0([&] { files->finish(); });
   failure = text_of(fabric, failure, 0);
+  const bool failed = on_any_tensor_rank(tensor_group, !failure.empty(), fabric.device());
   if (!failure.empty()) throw IoError("export_weights", cat("rank 0: ", failure));
+  if (failed) throw IoError("export_weights", "the rank that writes has failed; its error says why");
 }
 
 }  // namespace tesserae::checkpoint

@@ -1,5 +1,4 @@
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <random>
@@ -9,6 +8,7 @@
 #include "tesserae/checkpoint/agreement.h"
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/model_state.h"
+#include "tesserae/checkpoint/placement.h"
 #include "tesserae/checkpoint/weights.h"
 #include "tesserae/checkpoint/writer.h"
 #include "tesserae/shard/engine.h"
@@ -43,10 +43,10 @@ std::map<std::string, std::string> match_names(const WeightFiles& files, shard::
                                               "\"; give a name map, or name it in may_miss"));
         }
         const std::string& found = theirs.at(*name);
-        if (files.tensors().at(found).shape != slot.shape) {
+        if (files.tensors().at(found).shape != slot.whole) {
           throw InvalidArgument(
               function, cat("tensor \"", found, "\" has shape ", at::IntArrayRef(files.tensors().at(found).shape),
-                            ", parameter \"", *name, "\" has ", at::IntArrayRef(slot.shape)));
+                            ", parameter \"", *name, "\" has ", at::IntArrayRef(slot.whole)));
         }
         source.emplace(slot.names.front(), found);
       }
@@ -67,12 +67,15 @@ void read_piece(const WeightFiles& files, const std::string& name, const Piece& 
     throw InvalidArgument(function, cat("tensor \"", name, "\" has type ", to_string(tensor.dtype)));
   }
   const int64_t width = element_bytes(tensor.dtype);
+  const Placement placement(piece, {}, type);  // files have whole tensors
   buffer.resize(block_bytes);
-  for (int64_t at = piece.elements.begin; at < piece.elements.end;) {
-    const int64_t count = std::min(block_bytes / width, piece.elements.end - at);
-    files.read(name, static_cast<uint64_t>(at * width), {buffer.data(), static_cast<size_t>(count * width)});
-    piece.data.narrow(0, at - piece.elements.begin, count).copy_(at::from_blob(buffer.data(), {count}, type));
-    at += count;
+  for (const mesh::Range& run : placement.runs(block_bytes / width)) {
+    for (int64_t at = run.begin; at < run.end;) {
+      const int64_t count = std::min(block_bytes / width, run.end - at);
+      files.read(name, static_cast<uint64_t>(at * width), {buffer.data(), static_cast<size_t>(count * width)});
+      placement.put(at, {buffer.data(), static_cast<size_t>(count * width)});
+      at += count;
+    }
   }
 }
 
@@ -95,11 +98,13 @@ void import_weights(const WeightFiles& files, shard::Sharded& sharded, const Imp
   }
   comm::Fabric& fabric = sharded.fabric();
   const int rank = lowest_rank_with(fabric, !failure.empty());
+  const bool failed = on_any_tensor_rank(sharded.options().tensor_group, rank >= 0, fabric.device());
   if (rank >= 0) {
     failure = text_of(fabric, failure, rank);
     if (own) std::rethrow_exception(own);
     throw IoError(function, cat("rank ", rank, ": ", failure));
   }
+  if (failed) throw IoError(function, "a rank of another tensor-parallel index has failed; its error says why");
   publish_model(sharded);
 }
 

@@ -1,22 +1,34 @@
 #include "tesserae/checkpoint/load.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 
+#include <memory>
 #include <utility>
 
 #include "tesserae/base/log.h"
 #include "tesserae/checkpoint/agreement.h"
 #include "tesserae/checkpoint/folder.h"
+#include "tesserae/checkpoint/placement.h"
 
 namespace tesserae::checkpoint {
 namespace {
 
-/// Copies verified bytes into their place in a tensor of another type or on another device.
-void place(const at::Tensor& flat, int64_t begin, c10::ScalarType type, std::string_view bytes) {
-  const int64_t count = static_cast<int64_t>(bytes.size()) / static_cast<int64_t>(c10::elementSize(type));
-  const at::Tensor values = at::from_blob(const_cast<char*>(bytes.data()), {count}, at::TensorOptions().dtype(type));
-  flat.narrow(0, begin, count).copy_(values);
+/// What to read for a piece, and where to put it.
+void add_wanted(const Checkpoint& checkpoint, const StoredTensor& stored, const Piece& piece,
+                std::vector<Wanted>& wanted) {
+  const auto placement = std::make_shared<Placement>(piece, stored.split, scalar_type_of(stored.dtype));
+  const bool as_it_is =
+      placement->contiguous() && scalar_type_of(stored.dtype) == piece.data.scalar_type() && piece.data.is_cpu();
+  const auto block = static_cast<int64_t>(checkpoint.manifest().block_bytes);
+  for (const mesh::Range& run : placement->runs(block / element_bytes(stored.dtype))) {
+    Wanted want{piece.name, run};
+    if (as_it_is) {
+      want.destination = static_cast<char*>(piece.data.mutable_data_ptr());
+    } else {
+      want.take = [placement](int64_t first, std::string_view bytes) { placement->put(first, bytes); };
+    }
+    wanted.push_back(std::move(want));
+  }
 }
 
 /// What became of an attempt to load one checkpoint on all ranks.
@@ -110,14 +122,7 @@ void load(const Checkpoint& checkpoint, const std::vector<Piece>& pieces) {
     if (!same && !(at::isFloatingType(type) && at::isFloatingType(piece.data.scalar_type()))) {
       refuse(cat("has type ", to_string(stored->dtype), ", here it is ", c10::toString(piece.data.scalar_type())));
     }
-    Wanted want{piece.name, piece.elements};
-    if (same && piece.data.is_cpu()) {
-      want.destination = static_cast<char*>(piece.data.mutable_data_ptr());
-    } else {
-      want.take = [flat = piece.data.detach().view({-1}), begin = piece.elements.begin, type](
-                      int64_t first, std::string_view bytes) { place(flat, first - begin, type, bytes); };
-    }
-    if (!piece.elements.empty()) wanted.push_back(std::move(want));
+    add_wanted(checkpoint, *stored, piece, wanted);
   }
   checkpoint.read(wanted);
 }

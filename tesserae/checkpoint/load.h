@@ -10,8 +10,9 @@
 
 namespace tesserae::checkpoint {
 
-/// Fills `pieces` from a checkpoint of any layout. Every byte is checked before it counts (Checkpoint::read); floating
-/// point types are converted where they differ. Memory beyond the pieces: one block. Not collective: ranks read at the
+/// Fills `pieces` from a checkpoint of any layout and any split of its tensors; padding of pieces stays as it is. Every
+/// byte is checked before it counts (Checkpoint::read); floating point types are converted where they differ. Memory
+/// beyond the pieces: one block, and one more where types differ. Not collective: ranks read at the
 /// same time, each what it needs. Throws InvalidArgument for a piece that the checkpoint does not have (unless it is
 /// optional) or has in another shape, Damaged, IoError; pieces then hold anything.
 void load(const Checkpoint& checkpoint, const std::vector<Piece>& pieces);

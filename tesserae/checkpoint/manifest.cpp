@@ -37,6 +37,14 @@ std::string defect_of_tensor(const StoredTensor& tensor, const Manifest& manifes
   }
   if (int64_t bytes = 0; __builtin_mul_overflow(elements, width, &bytes)) return "the shape overflows";
 
+  try {
+    if (mesh::stored_order(tensor.shape, tensor.split) != tensor.split) {
+      return cat(to_string(tensor.split), ": that order has a simpler name");
+    }
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+
   int64_t expected = 0;
   for (const Part& part : tensor.parts) {
     const auto& [begin, end] = part.elements;
@@ -77,6 +85,11 @@ const StoredTensor* Manifest::find(std::string_view name) const {
   return found != tensors.end() && found->name == name ? &*found : nullptr;
 }
 
+int64_t version_of(const Manifest& manifest) {
+  auto split = [](const StoredTensor& tensor) { return !tensor.split.whole(); };
+  return manifest.tensor != 1 || std::ranges::any_of(manifest.tensors, split) ? 2 : 1;
+}
+
 uint64_t Manifest::bytes() const {
   uint64_t sum = 0;
   for (const DataFile& file : files) sum += file.bytes;
@@ -90,6 +103,7 @@ std::string defect(const Manifest& manifest, Extent extent) {
                ManifestLimits::largest_block);
   }
   if (manifest.step < 0) return cat("step ", manifest.step);
+  if (manifest.tensor < 1) return cat("tensor-parallel degree ", manifest.tensor);
   if (!manifest.training.is_object()) return "the training state is no object";
   std::vector<std::string_view> names;
   for (const DataFile& file : manifest.files) {
@@ -134,8 +148,8 @@ Manifest join(std::vector<Manifest> fragments) {
         joined = std::move(tensor);
         continue;
       }
-      if (joined.dtype != tensor.dtype || joined.shape != tensor.shape) {
-        throw InvalidArgument("join", cat("ranks disagree about type or shape of tensor \"", tensor.name, "\""));
+      if (joined.dtype != tensor.dtype || joined.shape != tensor.shape || joined.split != tensor.split) {
+        throw InvalidArgument("join", cat("ranks disagree about type, shape or split of tensor \"", tensor.name, "\""));
       }
       joined.parts.insert(joined.parts.end(), tensor.parts.begin(), tensor.parts.end());
     }

@@ -8,6 +8,7 @@
 
 #include "tesserae/checkpoint/dtype.h"
 #include "tesserae/mesh/layout.h"
+#include "tesserae/mesh/split.h"
 #include "tesserae/mesh/transfer.h"
 
 namespace tesserae::checkpoint {
@@ -22,7 +23,7 @@ struct DataFile {
 /// A run of elements of one tensor in a data file.
 struct Part {
   int file = 0;          ///< index in Manifest::files
-  mesh::Range elements;  ///< of the flattened tensor
+  mesh::Range elements;  ///< of the flattened tensor, in its stored order
   uint64_t offset = 0;   ///< byte of the file at which they begin; a multiple of the element's size
 };
 
@@ -32,6 +33,7 @@ struct StoredTensor {
   Dtype dtype = Dtype::F32;
   std::vector<int64_t> shape;
   std::vector<Part> parts;  ///< ascending; in a checkpoint they cover every element exactly once
+  mesh::Split split = {};   ///< the order in which elements count, as mesh::stored_order names it; whole: row-major
 
   int64_t elements() const;  ///< InvalidArgument if the shape overflows
 };
@@ -41,6 +43,7 @@ struct Manifest {
   int64_t step = 0;
   std::string attempt;  ///< names the save that wrote it; every data file carries it too
   mesh::Layout layout{1, {}};
+  int tensor = 1;  ///< the tensor-parallel degree: `layout` is that of the ranks of one tensor index
   uint64_t block_bytes = 1 << 20;
   std::vector<DataFile> files;
   std::vector<StoredTensor> tensors;                   ///< sorted by name, names are unique
@@ -51,8 +54,10 @@ struct Manifest {
   uint64_t bytes() const;  ///< of all data files
 };
 
-/// Version of the format that this code writes. Readers refuse larger ones.
-inline constexpr int64_t format_version = 1;
+/// Readers refuse larger versions. 2 is written only where something of it is used (tensors stored split, a
+/// tensor-parallel degree), so that programs which know 1 go on reading what they can.
+inline constexpr int64_t format_version = 2;
+int64_t version_of(const Manifest& manifest);
 
 /// Limits that a writer keeps and a reader insists on.
 struct ManifestLimits {

@@ -39,9 +39,10 @@ class Reader {
     format_.text = [](std::string& name) {
       if (name != format_name) throw json::Refusal{cat("expected \"", format_name, "\"")};
     };
-    version_.integer = [this](int64_t version) {
+    version_node_.integer = [this](int64_t version) {
       if (version > format_version) throw NewerVersion{version};
-      if (version != format_version) throw json::Refusal{cat("there was no version ", version)};
+      if (version < 1) throw json::Refusal{cat("there was no version ", version)};
+      version_ = version;
     };
     step_ = json::integer_into(manifest.step);
     attempt_ = json::text_into(manifest.attempt);
@@ -52,7 +53,7 @@ class Reader {
     define_files();
     define_tensors();
     root_ = json::object_of({{"format", &format_},
-                             {"version", &version_},
+                             {"version", &version_node_},
                              {"step", &step_},
                              {"attempt", &attempt_},
                              {"layout", &layout_},
@@ -68,22 +69,21 @@ class Reader {
   };
 
   json::Node& root() { return root_; }
+  int64_t version() const { return version_; }
   std::string tensor() const { return manifest_.tensors.empty() ? "" : manifest_.tensors.back().name; }
 
  private:
   void define_layout() {
-    const char* keys[] = {"ranks", "parameters", "gradients", "optimizer"};
+    const char* keys[] = {"ranks", "parameters", "gradients", "optimizer", "tensor"};
     std::vector<json::Field> fields;
-    for (size_t i = 0; i < 4; ++i) {
-      degrees_[i].integer = [this, i](int64_t value) {
-        if (value < 1 || value > (1 << 24)) throw json::Refusal{cat(value, " ranks")};
-        degree_[i] = static_cast<int>(value);
-      };
-      fields.push_back({keys[i], &degrees_[i]});
+    for (size_t i = 0; i < 5; ++i) {
+      degrees_[i].integer = [this, i](int64_t value) { degree_[i] = number_of_ranks(value); };
+      fields.push_back({keys[i], &degrees_[i], /*optional=*/i == 4});
     }
     layout_ = json::object_of(fields, {}, [this] {
       try {
         manifest_.layout = mesh::Layout(degree_[0], {degree_[1], degree_[2], degree_[3]});
+        manifest_.tensor = degree_[4];
       } catch (const InvalidArgument& error) {
         throw json::Refusal{error.what()};
       }
@@ -129,9 +129,27 @@ class Reader {
           {static_cast<int>(part_[0]), {part_[1], part_[2]}, static_cast<uint64_t>(part_[3])});
     };
     parts_.element = [this](size_t) { return &part_node_; };
-    tensor_ = json::object_of({{"name", &name_}, {"dtype", &dtype_}, {"shape", &shape_}, {"parts", &parts_}},
+    split_dim_.integer = [this](int64_t dim) {
+      if (dim >= static_cast<int64_t>(ManifestLimits::dimensions)) throw json::Refusal{cat("dimension ", dim)};
+      manifest_.tensors.back().split.dim = static_cast<int>(dim);
+    };
+    split_parts_.integer = [this](int64_t parts) { manifest_.tensors.back().split.parts = number_of_ranks(parts); };
+    split_blocks_.integer = [this](int64_t blocks) { manifest_.tensors.back().split.blocks = number_of_ranks(blocks); };
+    split_ = json::object_of({{"dim", &split_dim_}, {"parts", &split_parts_}, {"blocks", &split_blocks_}}, {}, [this] {
+      if (manifest_.tensors.back().split.whole()) throw json::Refusal{"a split in one part"};
+    });
+    tensor_ = json::object_of({{"name", &name_},
+                               {"dtype", &dtype_},
+                               {"shape", &shape_},
+                               {"split", &split_, /*optional=*/true},
+                               {"parts", &parts_}},
                               [this] { manifest_.tensors.emplace_back(); });
     tensors_.element = [this](size_t) { return &tensor_; };
+  }
+
+  static int number_of_ranks(int64_t value) {
+    if (value < 1 || value > (1 << 24)) throw json::Refusal{cat(value, " ranks")};
+    return static_cast<int>(value);
   }
 
   static uint64_t checksum_of(std::string_view text) {
@@ -141,12 +159,14 @@ class Reader {
   }
 
   Manifest& manifest_;
-  json::Node format_, version_, step_, attempt_, training_, block_bytes_, checksum_;
-  json::Node degrees_[4], layout_;
+  json::Node format_, version_node_, step_, attempt_, training_, block_bytes_, checksum_;
+  json::Node degrees_[5], layout_;
   json::Node file_name_, file_bytes_, file_checksum_, file_blocks_, file_, files_;
   json::Node name_, dtype_, size_, shape_, number_, part_node_, parts_, tensor_, tensors_;
+  json::Node split_dim_, split_parts_, split_blocks_, split_;
   json::Node root_;
-  int degree_[4] = {1, 1, 1, 1};
+  int64_t version_ = 1;
+  int degree_[5] = {1, 1, 1, 1, 1};
   uint64_t file_sum_ = 0;
   int64_t part_[4] = {0, 0, 0, 0};
   size_t filled_ = 0;
@@ -157,11 +177,12 @@ class Reader {
 std::string to_text(const Manifest& manifest) {
   if (const std::string bad = defect(manifest, Extent::fragment); !bad.empty()) throw InvalidArgument("to_text", bad);
   const mesh::Degrees& degrees = manifest.layout.degrees();
-  std::string text =
-      cat("{\"format\":\"", format_name, "\",\n\"version\":", format_version, ",\n\"step\":", manifest.step,
-          ",\n\"attempt\":", quoted(manifest.attempt), ",\n\"layout\":{\"ranks\":", manifest.layout.ranks(),
-          ",\"parameters\":", degrees.parameters, ",\"gradients\":", degrees.gradients,
-          ",\"optimizer\":", degrees.optimizer, "},\n\"training\":");
+  std::string text = cat("{\"format\":\"", format_name, "\",\n\"version\":", version_of(manifest),
+                         ",\n\"step\":", manifest.step, ",\n\"attempt\":", quoted(manifest.attempt),
+                         ",\n\"layout\":{\"ranks\":", manifest.layout.ranks(), ",\"parameters\":", degrees.parameters,
+                         ",\"gradients\":", degrees.gradients, ",\"optimizer\":", degrees.optimizer);
+  if (manifest.tensor != 1) text += cat(",\"tensor\":", manifest.tensor);
+  text += "},\n\"training\":";
   try {
     text += manifest.training.dump();
   } catch (const nlohmann::json::exception& failure) {
@@ -178,7 +199,11 @@ std::string to_text(const Manifest& manifest) {
   separator = "\n";
   for (const StoredTensor& tensor : manifest.tensors) {
     text += cat(separator, "{\"name\":", quoted(tensor.name), ",\"dtype\":\"", to_string(tensor.dtype),
-                "\",\"shape\":", nlohmann::json(tensor.shape).dump(), ",\"parts\":[");
+                "\",\"shape\":", nlohmann::json(tensor.shape).dump());
+    if (const mesh::Split& split = tensor.split; !split.whole()) {
+      text += cat(",\"split\":{\"dim\":", split.dim, ",\"parts\":", split.parts, ",\"blocks\":", split.blocks, "}");
+    }
+    text += ",\"parts\":[";
     separator = ",\n";
     const char* comma = "";
     for (const Part& part : tensor.parts) {
@@ -221,6 +246,9 @@ Manifest parse_manifest_unchecked(std::string_view text, const std::string& file
   } catch (const Reader::NewerVersion& newer) {
     throw InvalidArgument(function, cat(file, " has format version ", newer.version, ", this program reads up to ",
                                         format_version, "; use a newer Tesserae"));
+  }
+  if (const int64_t needed = version_of(manifest); needed > reader.version()) {
+    throw Damaged(function, {file, "", {}, cat("it says version ", reader.version(), " and is version ", needed)});
   }
   if (const std::string bad = defect(manifest, extent); !bad.empty()) throw Damaged(function, {file, "", {}, bad});
   return manifest;

@@ -9,6 +9,7 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/checkpoint/load.h"
+#include "tesserae/comm/group.h"
 #include "tesserae/optim/optimizer.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
@@ -33,24 +34,35 @@ std::vector<const shard::Flat*> flats_by_shard(Engine& engine) {
   return flats;
 }
 
-/// The slices of a rank's part of a flat buffer as pieces.
+/// False on the tensor-parallel ranks of a higher index: what is not split is the same on all of them, and is written
+/// by the first.
+bool is_first_tensor_rank(const shard::Sharded& sharded) {
+  const comm::Group* const group = sharded.options().tensor_group;
+  return group == nullptr || group->rank() == 0;
+}
+
+/// The slices of a rank's part of a flat buffer as pieces. `written`: those that are split; `whole_written`: the
+/// others.
 void add_slices(const std::string& prefix, const std::vector<shard::Slice>& slices, const at::Tensor& part,
-                bool written, std::vector<Piece>& pieces) {
+                bool written, bool whole_written, std::vector<Piece>& pieces) {
   for (const shard::Slice& slice : slices) {
     const int64_t count = slice.end - slice.begin;
     pieces.push_back({.name = prefix + slice.name,
-                      .shape = slice.shape,
+                      .shape = slice.whole,
+                      .split = slice.split,
                       .elements = {slice.offset, slice.offset + count},
                       .data = part.detach().narrow(0, slice.begin, count),
-                      .written = written});
+                      .written = slice.split.whole() ? whole_written : written});
   }
 }
 
 void add_parameters(shard::Sharded& sharded, std::vector<Piece>& pieces) {
   const int rank = sharded.fabric().rank();
+  const bool first = is_first_tensor_rank(sharded);
   for_each_flat(sharded.engine(), [&](int, const Engine::FlatView& view) {
-    add_slices("model/", view.flat.slices(view.parameter.part_range()), view.parameter.part(),
-               writes_part(view.flat, rank), pieces);
+    const bool written = writes_part(view.flat, rank);
+    add_slices("model/", view.flat.slices(view.parameter.part_range()), view.parameter.part(), written,
+               written && first, pieces);
   });
 }
 
@@ -129,7 +141,7 @@ std::vector<Counter> add_state(const Checkpoint& checkpoint, shard::Sharded& sha
     }
     tensor.zero_();
     std::vector<Piece> slices;
-    add_slices(state_prefix(state), shard.slices, tensor, false, slices);
+    add_slices(state_prefix(state), shard.slices, tensor, false, false, slices);
     require_state(checkpoint, slices, state);
     for (Piece& piece : slices) {
       piece.optional = true;
@@ -151,12 +163,13 @@ std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optim
   if (optimizer == nullptr) return pieces;
   const auto flats = flats_by_shard(sharded.engine());
   const int rank = sharded.fabric().rank();
+  const bool first = is_first_tensor_rank(sharded);
   optimizer->visit_state([&](const shard::Shard& shard, std::string_view state, at::Tensor& tensor) {
     const bool written = writes_part(*flats[static_cast<size_t>(shard.index)], rank);
     if (tensor.dim() == 0) {
-      add_counter(shard, state, tensor, written, pieces);
+      add_counter(shard, state, tensor, written && first, pieces);
     } else {
-      add_slices(state_prefix(state), shard.slices, tensor, written, pieces);
+      add_slices(state_prefix(state), shard.slices, tensor, written, written && first, pieces);
     }
   });
   return pieces;

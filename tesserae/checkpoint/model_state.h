@@ -21,14 +21,16 @@ bool writes_part(const shard::Flat& flat, int rank);
 
 /// This rank's pieces of a sharded model: masters ("model/NAME"; frozen parameters in the dtype that they have) and,
 /// with an optimizer, its state as far as it exists ("optimizer/exp_avg/NAME"; counters as "optimizer/step/NAME", one
-/// for each parameter). The first replica writes. Valid until the shards are cut anew. No collective.
+/// for each parameter). Of a parameter that is split among tensor-parallel ranks each has its part, with the whole
+/// tensor's shape. The first replica writes; what is not split, of the first tensor-parallel rank. Valid until the
+/// shards are cut anew. No collective.
 std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optimizer);
 
-/// Fills the model and, if there is one, the optimizer from a checkpoint of any layout and world size, in this rank's
-/// part only. State that the checkpoint does not have of a parameter starts at zero, as it does before the parameter's
-/// first gradient. No collective: publish_model follows when all ranks are done. Throws what load() throws;
-/// InvalidArgument if the state is another optimizer's, or if parameters that share a flat buffer here have different
-/// step counters there.
+/// Fills the model and, if there is one, the optimizer from a checkpoint of any layout, tensor-parallel degree and
+/// world size, in this rank's part only. State that the checkpoint does not have of a parameter starts at zero, as it
+/// does before the parameter's first gradient. No collective: publish_model follows when all ranks are done. Throws
+/// what load() throws; InvalidArgument if the state is another optimizer's, or if parameters that share a flat buffer
+/// here have different step counters there.
 void load_model(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Optimizer* optimizer);
 
 /// Makes the values that load_model() filled in what the next forward sees. All ranks call it.

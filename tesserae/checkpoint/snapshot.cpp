@@ -26,7 +26,14 @@ Source describe(const Piece& piece) {
     throw InvalidArgument("Saver::save", cat("piece of \"", piece.name, "\" is not contiguous or has ",
                                              piece.data.numel(), " elements instead of ", piece.elements.size()));
   }
-  return {piece.name, dtype_of(piece.data.scalar_type()), piece.shape, piece.elements};
+  // A part lies in the stored order as it lies in memory, without its padding, which comes last.
+  const int64_t begin = mesh::part_begin(piece.shape, piece.split);
+  const int64_t end = mesh::part_elements(piece.shape, piece.split);
+  return {.name = piece.name,
+          .dtype = dtype_of(piece.data.scalar_type()),
+          .shape = piece.shape,
+          .elements = {begin + std::min(piece.elements.begin, end), begin + std::min(piece.elements.end, end)},
+          .split = mesh::stored_order(piece.shape, piece.split)};
 }
 
 at::Tensor flat_bytes(const at::Tensor& tensor) {
@@ -92,8 +99,8 @@ void Snapshot::copy_piece(size_t index, bool wait) {
     std::memcpy(static_cast<char*>(buffer_.mutable_data_ptr()) + offsets_[index], piece.data.const_data_ptr(),
                 sources_[index].bytes());
   } else {
-    const at::Tensor bytes = flat_bytes(piece.data);
-    buffer_.narrow(0, offsets_[index], bytes.numel()).copy_(bytes, /*non_blocking=*/!wait);
+    const auto count = static_cast<int64_t>(sources_[index].bytes());
+    buffer_.narrow(0, offsets_[index], count).copy_(flat_bytes(piece.data).narrow(0, 0, count), /*non_blocking=*/!wait);
   }
   if (wait) piece.data.reset();
 }

@@ -10,6 +10,7 @@
 
 #include "tesserae/checkpoint/dtype.h"
 #include "tesserae/mesh/layout.h"
+#include "tesserae/mesh/split.h"
 #include "tesserae/mesh/transfer.h"
 
 namespace tesserae::checkpoint {
@@ -20,7 +21,8 @@ namespace tesserae::checkpoint {
 struct Piece {
   std::string name;
   std::vector<int64_t> shape;  ///< of the whole tensor
-  mesh::Range elements;        ///< of the flattened tensor
+  mesh::Split split = {};      ///< which part of the whole tensor `elements` is about
+  mesh::Range elements;        ///< of the flattened part; padding is neither written nor filled
   at::Tensor data;             ///< contiguous, elements.size() elements; the live memory, on any device
   /// This rank writes it. Of several ranks that hold the same elements, one does.
   bool written = true;
@@ -36,7 +38,8 @@ Piece replicated(std::string name, const at::Tensor& tensor, int rank);
 /// What a save takes, on one rank.
 struct State {
   int64_t step = 0;
-  mesh::Layout layout{1, {}};
+  mesh::Layout layout{1, {}};  ///< of the data-parallel ranks of one tensor index
+  int tensor = 1;              ///< the tensor-parallel degree: so many times layout.ranks() take part
   std::vector<Piece> pieces;
   nlohmann::json training = nlohmann::json::object();  ///< rank 0's is kept
 };

@@ -28,13 +28,15 @@ struct ExportOptions {
 };
 
 /// Writes the parameters and buffers of a checkpoint to `folder` as Hugging Face lays weights out: model.safetensors,
-/// or model-00001-of-0000N.safetensors with model.safetensors.index.json. Streamed: memory is one block. Files appear
+/// or model-00001-of-0000N.safetensors with model.safetensors.index.json. Streamed: memory is one block, of a
+/// tensor that is stored split one for each of up to 64 parts. Files appear
 /// under their names when complete, the index last. Throws Damaged, IoError, InvalidArgument (two tensors get one
 /// name).
 void export_weights(const Checkpoint& checkpoint, const os::Path& folder, const ExportOptions& options = {});
 
-/// The same from a live model, in the dtype that it computes in unless told otherwise. Collective; rank 0 writes.
-/// Memory beyond the model: one unit. A failure of rank 0 is thrown on all ranks.
+/// The same from a live model, in the dtype that it computes in unless told otherwise. Collective, also over the
+/// tensor-parallel ranks, whose parts are joined; the first rank of the job writes. Memory beyond the model: one unit,
+/// and twice the largest split tensor. A failure of rank 0 is thrown on all ranks.
 void export_weights(shard::Sharded& sharded, const os::Path& folder, const ExportOptions& options = {});
 
 /// Weights in safetensors files: a file, an index, or a folder with model.safetensors or model.safetensors.index.json.

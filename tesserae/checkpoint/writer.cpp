@@ -49,9 +49,9 @@ std::string mark_name(int rank, std::string_view kind) {
 }
 
 void check(const SaveJob& job) {
-  if (job.step < 0 || job.rank < 0 || job.rank >= job.layout.ranks() || !file_name_defect(job.attempt).empty()) {
-    throw InvalidArgument("write_part", cat("step ", job.step, ", rank ", job.rank, " of ", job.layout.ranks(),
-                                            ", attempt \"", job.attempt, "\": one of these can not be"));
+  if (job.step < 0 || job.rank < 0 || job.rank >= job.ranks() || !file_name_defect(job.attempt).empty()) {
+    throw InvalidArgument("write_part", cat("step ", job.step, ", rank ", job.rank, " of ", job.ranks(), ", attempt \"",
+                                            job.attempt, "\": one of these can not be"));
   }
 }
 
@@ -111,7 +111,7 @@ void wait_for_parts(const SaveJob& job, const std::stop_token& stop) {
     const std::vector<std::string> names = os::files().list(work);
     auto there = [&names](const std::string& name) { return std::ranges::binary_search(names, name); };
     std::vector<int> missing;
-    for (int rank = 0; rank < job.layout.ranks(); ++rank) {
+    for (int rank = 0; rank < job.ranks(); ++rank) {
       if (there(mark_name(rank, "failed"))) {
         throw IoError("commit", cat("rank ", rank, " failed: ", os::files().read(work / mark_name(rank, "failed"))));
       }
@@ -133,7 +133,7 @@ void wait_for_parts(const SaveJob& job, const std::stop_token& stop) {
 void write_manifest(const SaveJob& job, const nlohmann::json& training) {
   const os::Path work = work_of(job);
   std::vector<Manifest> fragments;
-  for (int rank = 0; rank < job.layout.ranks(); ++rank) {
+  for (int rank = 0; rank < job.ranks(); ++rank) {
     const os::Path path = work / mark_name(rank, "done");
     fragments.push_back(parse_manifest(os::files().read(path), path.native(), Extent::fragment));
   }
@@ -209,7 +209,7 @@ os::Path commit(const SaveJob& job, const nlohmann::json& training, const std::s
   crash_point("all-done", job.rank);
   write_manifest(job, training);  // 6
   crash_point("manifest-written", job.rank);
-  for (int rank = 0; rank < job.layout.ranks(); ++rank) os::files().remove(work / mark_name(rank, "done"));  // 7
+  for (int rank = 0; rank < job.ranks(); ++rank) os::files().remove(work / mark_name(rank, "done"));  // 7
   crash_point("marks-removed", job.rank);
   os::files().sync_directory(work);
   crash_point("directory-synced", job.rank);

@@ -13,6 +13,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/checkpoint/dtype.h"
 #include "tesserae/mesh/layout.h"
+#include "tesserae/mesh/split.h"
 #include "tesserae/mesh/transfer.h"
 #include "tesserae/os/files.h"
 
@@ -24,10 +25,13 @@ struct SaveJob {
   int64_t step = 0;
   std::string attempt;  ///< [a-z0-9-]+; never used before, by any job
   mesh::Layout layout{1, {}};
-  int rank = 0;
-  int keep = 0;  ///< how many committed checkpoints stay; 0: all
+  int tensor = 1;  ///< the tensor-parallel degree
+  int rank = 0;    ///< in [0, ranks())
+  int keep = 0;    ///< how many committed checkpoints stay; 0: all
   uint64_t block_bytes = 1 << 20;
   std::chrono::milliseconds deadline = std::chrono::minutes(30);  ///< for the slowest rank to have written
+
+  int ranks() const { return layout.ranks() * tensor; }
 };
 
 /// Elements of a tensor that this rank writes, in host memory or made while they are written. Each element of a tensor
@@ -36,11 +40,12 @@ struct Source {
   std::string name;
   Dtype dtype = Dtype::F32;
   std::vector<int64_t> shape;  ///< of the whole tensor
-  mesh::Range elements;
+  mesh::Range elements;        ///< in the stored order, see `split`
   const char* data = nullptr;  ///< element `elements.begin` is here; nullptr: `fill` gives the bytes
   /// Fills `bytes` with those from `offset` on, counted from element `elements.begin`. Called in ascending order, for
   /// at most a block at a time.
   std::function<void(uint64_t offset, std::span<char> bytes)> fill = {};
+  mesh::Split split = {};  ///< StoredTensor::split; the same on all ranks
 
   uint64_t bytes() const { return static_cast<uint64_t>(elements.size() * element_bytes(dtype)); }
 };

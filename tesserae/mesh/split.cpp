@@ -109,6 +109,11 @@ int64_t part_begin(const std::vector<int64_t>& whole, const Split& split) {
   return form.strips * form.begin;
 }
 
+Split stored_order(const std::vector<int64_t>& whole, const Split& split) {
+  if (strips_of(whole, split).strips == 1) return {};
+  return {.dim = split.dim, .parts = split.parts, .index = 0, .blocks = split.blocks};
+}
+
 void for_each_run(const std::vector<int64_t>& whole, const Split& split, const Range& elements, const Split& stored,
                   const std::function<void(const Range& from, const Range& to)>& visit) {
   const Strips mine = strips_of(whole, split);

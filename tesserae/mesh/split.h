@@ -39,6 +39,10 @@ int64_t part_elements(const std::vector<int64_t>& whole, const Split& split);
 /// element of the stored order at which this part begins.
 int64_t part_begin(const std::vector<int64_t>& whole, const Split& split);
 
+/// The stored order of a split, as its simplest name: without index, and no split where parts lie one after the other
+/// in row-major order anyway.
+Split stored_order(const std::vector<int64_t>& whole, const Split& split);
+
 /// Where a run of a part lies in another order of the same tensor: calls `visit(from, to)` for the longest runs that
 /// are contiguous in both, in ascending order of `from`. `elements`: a run of the part that `split` means, padding is
 /// skipped; `to`: of the stored order of `stored` (whose index does not count; whole: plain row-major order), as long

@@ -71,7 +71,7 @@ TEST(Manifest, EveryChangedByteIsFound) {
 }
 
 TEST(Manifest, NewerVersionsAreToldApartFromDamage) {
-  const std::string newer = replaced(to_text(sample()), "\"version\":1", "\"version\":2");
+  const std::string newer = replaced(to_text(sample()), "\"version\":1", "\"version\":3");
   EXPECT_THROW(parse_manifest_unchecked(newer, "m.json", Extent::checkpoint), InvalidArgument);
   EXPECT_THROW(parse_manifest(newer, "m.json"), Damaged);  // nobody wrote that text
 }
@@ -127,6 +127,54 @@ TEST(Manifest, RefusesWhatCanNotBe) {
   }
 }
 
+Manifest split_sample() {
+  Manifest manifest = sample();
+  manifest.tensor = 2;
+  manifest.tensors[0].shape = {3, 5, 2};
+  manifest.tensors[0].parts = {{0, {0, 10}, 64}, {1, {10, 30}, 0}};
+  manifest.tensors[0].split = {.dim = 1, .parts = 5};
+  return manifest;
+}
+
+TEST(Manifest, SplitTensorsComeBackAndNeedVersion2) {
+  const std::string text = to_text(split_sample());
+  EXPECT_THAT(text, HasSubstr("\"version\":2,"));
+  EXPECT_THAT(to_text(sample()), HasSubstr("\"version\":1,"));
+  const Manifest after = parse_manifest(text, "m.json");
+  EXPECT_EQ(after.tensor, 2);
+  EXPECT_EQ(after.find("model/a")->split, (mesh::Split{.dim = 1, .parts = 5}));
+  EXPECT_EQ(after.find("model/none")->split, mesh::Split{});
+  EXPECT_EQ(to_text(after), text);
+}
+
+TEST(Manifest, RefusesSplitsThatCanNotBe) {
+  const std::string text = to_text(split_sample());
+  EXPECT_EQ(refusal_of(text), "");
+  const std::string split = R"("split":{"dim":1,"parts":5,"blocks":1})";
+  const std::vector<std::array<std::string, 3>> cases{
+      {"\"version\":2", "\"version\":1", "says version 1 and is version 2"},
+      {split, R"("split":{"dim":1,"parts":5})", "key \"blocks\" is missing"},
+      {split, R"("split":{"dim":1,"parts":5,"blocks":1,"index":0})", "unknown key"},
+      {split, R"("split":{"dim":1,"parts":5,"blocks":1,"blocks":1})", "occurs twice"},
+      {split, R"("split":[1,5,1])", "found a list"},
+      {split, R"("split":{"dim":1,"parts":4,"blocks":1})", "these numbers of parts would do: 1, 5"},
+      {split, R"("split":{"dim":1,"parts":5,"blocks":2})", "no multiple of the number of blocks"},
+      {split, R"("split":{"dim":3,"parts":5,"blocks":1})", "no such dimension"},
+      {split, R"("split":{"dim":9223372036854775807,"parts":5,"blocks":1})", "dimension 9223372036854775807"},
+      {split, R"("split":{"dim":1,"parts":9223372036854775807,"blocks":1})", "ranks"},
+      {split, R"("split":{"dim":1,"parts":0,"blocks":1})", "0 ranks"},
+      {split, R"("split":{"dim":1,"parts":1,"blocks":1})", "a split in one part"},
+      {split, R"("split":{"dim":1,"parts":5,"blocks":0})", "0 ranks"},
+      {split, R"("split":{"dim":0,"parts":3,"blocks":1})", "simpler name"},
+      {"\"tensor\":2", "\"tensor\":0", "0 ranks"},
+      {"\"tensor\":2", "\"tensor\":-1", "negative"},
+      {"\"tensor\":2", "\"tensor\":9223372036854775807", "ranks"},
+  };
+  for (const auto& [from, to, expected] : cases) {
+    EXPECT_THAT(refusal_of(replaced(text, from, to)), HasSubstr(expected)) << from << " -> " << to;
+  }
+}
+
 TEST(Manifest, FragmentsMayHaveGaps) {
   const std::string text = replaced(to_text(sample()), "[3,5]", "[3,6]");
   EXPECT_EQ(refusal_of(text, Extent::fragment), "");
@@ -165,7 +213,7 @@ TEST(Manifest, JoinFindsWhatDoesNotFit) {
               HasSubstr("begins before 4"));
   EXPECT_THAT(failure({fragment(0, {{"a", Dtype::F32, {4}, {{0, {0, 2}, 64}}}}),
                        fragment(1, {{"a", Dtype::F32, {5}, {{0, {2, 4}, 64}}}})}),
-              HasSubstr("disagree about type or shape of tensor \"a\""));
+              HasSubstr("disagree about type, shape or split of tensor \"a\""));
 }
 
 TEST(Checksum, IsXxh3) {

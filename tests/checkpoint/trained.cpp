@@ -63,8 +63,14 @@ void Assembled::add(const std::vector<checkpoint::Piece>& pieces) {
     const at::Tensor data = piece.data.contiguous();
     std::string& value = values_[piece.name];
     if (value.empty()) value.assign(elements * data.element_size(), '\x7f');
-    value.replace(static_cast<size_t>(piece.elements.begin) * data.element_size(), data.nbytes(),
-                  static_cast<const char*>(data.const_data_ptr()), data.nbytes());
+    const auto* const bytes = static_cast<const char*>(data.const_data_ptr());
+    const size_t width = data.element_size();
+    mesh::for_each_run(piece.shape, piece.split, piece.elements, {},
+                       [&](const mesh::Range& from, const mesh::Range& to) {
+                         value.replace(static_cast<size_t>(to.begin) * width, static_cast<size_t>(to.size()) * width,
+                                       bytes + static_cast<size_t>(from.begin - piece.elements.begin) * width,
+                                       static_cast<size_t>(to.size()) * width);
+                       });
   }
 }
 

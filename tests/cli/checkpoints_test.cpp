@@ -79,7 +79,7 @@ TEST_F(CheckpointVerbs, InspectListsSeveral) {
 TEST_F(CheckpointVerbs, InspectSpeaksJson) {
   const Json one = Json::parse(say({"inspect", step(2), "--json"}).output);
   EXPECT_EQ(one["step"], 2);
-  EXPECT_EQ(one["layout"], (Json{{"ranks", 2}, {"parameters", 2}, {"gradients", 2}, {"optimizer", 2}}));
+  EXPECT_EQ(one["layout"], (Json{{"ranks", 2}, {"parameters", 2}, {"gradients", 2}, {"optimizer", 2}, {"tensor", 1}}));
   EXPECT_EQ(one["training"]["config"]["model"]["dimension"], 32);
   uint64_t elements = 0;
   for (const Json& tensor : one["tensors"]) {

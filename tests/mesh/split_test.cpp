@@ -96,6 +96,7 @@ TEST(Split, ShapeElementsAndBeginAreThoseOfTheDefinition) {
           ASSERT_EQ(part[static_cast<size_t>(place)], padding) << "padding comes last";
         }
         begin += real;
+        ASSERT_EQ(stored_by_definition(whole, stored_order(whole, split)), stored_by_definition(whole, split));
       }
       ASSERT_EQ(begin, product(whole));
     }
@@ -149,6 +150,14 @@ TEST(Split, RunsFromAnySplitToAnyOtherCoverEachElementOnceAndAreMaximal) {
     }
   }
   EXPECT_GT(checked, 100'000);
+}
+
+TEST(Split, OrdersThatAreRowMajorHaveOneName) {
+  EXPECT_EQ(stored_order({13, 4}, {.dim = 0, .parts = 5, .index = 2}), Split{});
+  EXPECT_EQ(stored_order({1, 4}, {.dim = 1, .parts = 2, .index = 1}), Split{});
+  EXPECT_EQ(stored_order({0, 4}, {.dim = 1, .parts = 2}), Split{});
+  EXPECT_EQ(stored_order({3, 4}, {.dim = 1, .parts = 2, .index = 1}), (Split{.dim = 1, .parts = 2}));
+  EXPECT_EQ(stored_order({12}, {.dim = 0, .parts = 2, .index = 1, .blocks = 3}), (Split{.parts = 2, .blocks = 3}));
 }
 
 TEST(Split, TakesAsManyStepsAsThereAreRuns) {
