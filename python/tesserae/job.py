@@ -65,6 +65,12 @@ def data_fabric(device: torch.device) -> _C.Fabric:
     return _data_fabrics[key]
 
 
+def whole_fabric(fabric: _C.Fabric) -> _C.Fabric:
+    """The job's fabric, of which data_fabric() has made this one; any other as it is."""
+    wholes = {id(whole): whole for whole in _fabrics.values()}
+    return next((wholes[key] for (key, _), part in _data_fabrics.items() if part is fabric), fabric)
+
+
 def parallel_of(device: torch.device) -> _C.Parallel:
     """The ranks among which layers are split, on `device`. Collective over the job at the first call."""
     whole, degree = fabric_of(None, device), tensor_degree()

@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -441,6 +442,56 @@ def errors() -> list[str]:
 
 def test_beginnings_dropout_dial_and_errors() -> None:
     assert run_ranks(delayed, 4, deadline=240) == [[]] * 4
+
+
+# ---- checkpoints ----
+def trained(rank: int, world_size: int, tp: int, folder: str, load: bool) -> dict[str, Any]:
+    """Two steps of AdamW, saved; or what was saved, loaded at this degree. The logical tensors, from every rank."""
+    import tesserae as tsm
+
+    if tp > 1:
+        tsm.init({"tensor_parallel_degree": tp})
+    found = {}
+    for name in ("mistral", "gpt2"):
+        model: Any = tsm.transform(MODELS[name](seed=2 if load else 0))
+        model = wrap(name, model) if tp > 1 else model
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if load:
+            assert tsm.checkpoint.load(f"{folder}/{name}", model, optimizer).step == 2
+        else:
+            for step in range(2):
+                loss_of(name, model, batch(step, 0, 0)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            tsm.checkpoint.save(f"{folder}/{name}", model, optimizer, step=2)
+        if tp == 1:
+            named = dict(model.named_parameters())
+            moments = {key: optimizer.state[p]["exp_avg"] for key, p in named.items()}
+            found[name] = model.state_dict(), moments
+            continue
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+            state = FullyShardedDataParallel.optim_state_dict(model, optimizer)["state"]
+            found[name] = model.state_dict(), {key: value["exp_avg"] for key, value in state.items()}
+            again = FullyShardedDataParallel.optim_state_dict_to_load(
+                model, optimizer, FullyShardedDataParallel.optim_state_dict(model, optimizer)
+            )
+        before = [t.clone() for values in optimizer.state.values() for t in values.values()]
+        optimizer.load_state_dict(again)
+        after = [t for values in optimizer.state.values() for t in values.values()]
+        assert all(map(torch.equal, before, after)) and len(before) == len(after)
+    return found
+
+
+def test_checkpoints_load_at_any_degree(tmp_path: Path) -> None:
+    """Bitwise: weights and moments."""
+    saved = run_ranks(trained, 4, 2, str(tmp_path), False, deadline=240)
+    loaded = run_ranks(trained, 4, 4, str(tmp_path), True, deadline=240)
+    alone = trained(0, 1, 1, str(tmp_path), True)
+    for everyone in (*saved[1:], *loaded, alone):
+        for name, tensors in saved[0].items():
+            for ours, theirs in zip(everyone[name], tensors, strict=True):
+                assert set(ours) == set(theirs)
+                assert [key for key in theirs if not torch.equal(ours[key], theirs[key])] == []
 
 
 def impossible_degrees(rank: int, world_size: int) -> list[str]:
