@@ -50,6 +50,7 @@ class DelayedParamIniter:
         self._around: dict[int, tuple[nn.Module, ...]] = {}  # the modules around one, innermost first, by its id
         self._awaited: Counter[int] = Counter()  # how many modules inside one wait for values, by its id
         self._shapes: dict[int, torch.Size] = {}
+        self._made: dict[int, nn.Parameter | None] = {}  # by id of what was on the meta device
         self._survey(model, None, ())
 
     def get_param_init_fn(self) -> Init:
@@ -127,11 +128,17 @@ class DelayedParamIniter:
                 "reset_parameters(), and no Hugging Face model is around it; pass init_method_using_config"
             )
         device = default_device()
+        before = dict(module._parameters)
         empty_module_params(module, device)
         move_buffers_to_device(module, device)
         self._shapes.update((id(p), p.shape) for p in module.parameters(recurse=False))
         with whole_parameters(module, keep=False):
             initialise(module)
+        for name, old in before.items():  # what was tied on the meta device is tied here
+            if old is not None:
+                self._kept.append(old)
+                module._parameters[name] = self._made.setdefault(id(old), module._parameters[name])
+        self._shapes.update((id(p), p.shape) for p in module.parameters(recurse=False))
         for outer in self._around[id(module)]:
             self._awaited[id(outer)] -= 1
             if self._awaited[id(outer)] == 0 and id(outer) in self._initialisers and self._is_whole(outer):

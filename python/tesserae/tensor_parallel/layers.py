@@ -138,7 +138,7 @@ def _linear(
     dim = int(by_rows == transposed)
     size = shape[dim]
     if kind is not Head:
-        _C.size_of_part(name, size // blocks, parallel)
+        _C.size_of_part(f"{'out' if by_rows else 'in'}_features of {name}:", size // blocks, parallel)
     elif transposed:
         raise _C.InvalidArgument(f"[tsm.transform] the head {name} is a Conv1D; only nn.Linear can be one")
     splits = {"weight": SplitParameter(parallel.split(dim, blocks), shape)}
@@ -164,7 +164,7 @@ def _embedding(layer: nn.Module, kind: type[SplitModule], name: str, parallel: _
             )
     shape = tuple(layer.weight.shape)
     if dim == 1:
-        _C.size_of_part(name, shape[1], parallel)
+        _C.size_of_part(f"features of {name}:", shape[1], parallel)
     split_module(layer, _derived(kind, type(layer)), parallel, {"weight": SplitParameter(parallel.split(dim), shape)})
 
 

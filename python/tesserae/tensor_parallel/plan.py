@@ -76,7 +76,7 @@ def _divide(module: nn.Module, name: str, attributes: list[str], parallel: _C.Pa
             raise _C.InvalidArgument(
                 f"[tsm.transform] {name} is to divide {attribute!r}, which is {size!r}; it must be a whole number"
             )
-        setattr(module, attribute, _C.size_of_part(f"{name}.{attribute}", size, parallel))
+        setattr(module, attribute, _C.size_of_part(f"{name}.{attribute}:", size, parallel))
 
 
 def _shown(names: list[str], most: int = 20) -> str:
