@@ -305,7 +305,15 @@ def delayed(rank: int, world_size: int) -> list[str]:
     import tesserae as tsm
     from tesserae.delayed_param import DelayedParamIniter
 
-    tsm.init({"tensor_parallel_degree": 2, "hybrid_shard_degree": 2, "random_seed": 5})
+    schedule = [{"step": 2, "hybrid_shard_degree": 1}]
+    tsm.init(
+        {
+            "tensor_parallel_degree": 2,
+            "hybrid_shard_degree": 2,
+            "random_seed": 5,
+            "dial": {"schedule": schedule},
+        }
+    )
     found = []
 
     def whole_state(model: FullyShardedDataParallel, kind: StateDictType = StateDictType.FULL_STATE_DICT) -> Any:
@@ -371,22 +379,23 @@ def delayed(rank: int, world_size: int) -> list[str]:
 
 
 def turning() -> list[str]:
-    """The dial turns in the middle of training, at all tensor indices."""
+    """The dial turns in the middle of training, by schedule and by hand, at all tensor indices."""
     import tesserae as tsm
 
     model = wrap("llama", tsm.transform(MODELS["llama"]()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
+    losses, degrees = [], []
     for step in range(6):
         loss = loss_of("llama", model, batch(0, 0, tsm.state.dp_rank))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        if step in (1, 3):
-            tsm.reshard(model, optimizer, hybrid_shard_degree=1 if step == 1 else 2)
-            if tsm.state.hybrid_shard_degree != (1 if step == 1 else 2):
-                return ["the dial did not turn"]
+        degrees.append(tsm.state.hybrid_shard_degree)
+        if step == 3:
+            tsm.reshard(model, optimizer, hybrid_shard_degree=2)
+    if degrees != [2, 2, 1, 1, 2, 2]:
+        return [f"degrees {degrees}"]
     plain = MODELS["llama"]()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
     expected = []
@@ -409,7 +418,7 @@ def errors() -> list[str]:
     world = dist.group.WORLD
     cases: list[tuple[Callable[[], Any], list[str]]] = [
         (lambda: tsm.transform(MODELS["llama"](num_key_value_heads=1)), ["heads", "1"]),
-        (lambda: tsm.transform(mlp()), ["Sequential is not known", "plan="]),
+        (lambda: tsm.transform(mlp()), ["a Sequential over 2 ranks is not known", "plan="]),
         (lambda: tsm.transform(mlp(), plan={"*q_proj": "column"}), ["no module matches '*q_proj'", "'0', '2'"]),
         (lambda: tsm.transform(mlp(), plan={"0": "columns"}), ["'columns' of '0'", "column, row"]),
         (lambda: tsm.transform(mlp(inner=15), plan={"0": "column", "2": "row"}), ["15", "1, 3, 5, 15"]),

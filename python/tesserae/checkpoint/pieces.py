@@ -69,7 +69,7 @@ class Pieces:
                     begin,
                     end,
                     flat.narrow(0, start, end - begin),
-                    split=split if split is not None else _C.Split(),
+                    split=split,
                     changes_in_forward=changes_in_forward,
                     optional=optional,
                 )
