@@ -144,8 +144,6 @@ def _linear(
     splits = {"weight": SplitParameter(parallel.split(dim, blocks), shape)}
     if by_rows and layer.bias is not None:
         splits["bias"] = SplitParameter(parallel.split(0, blocks), (size,))
-    if transposed and layer.bias is None:
-        raise _C.InvalidArgument(f"[tsm.transform] the Conv1D {name} has no bias, which it always has")
     split_module(layer, _derived(kind, type(layer)), parallel, splits)
     layer._tesserae_transposed = transposed  # type: ignore[assignment]
 
