@@ -17,7 +17,7 @@ using checkpoint::Checkpoint;
 using checkpoint::Piece;
 
 Piece make_piece(std::string name, std::vector<int64_t> shape, int64_t begin, int64_t end, const at::Tensor& data,
-                 bool changes_in_forward, bool optional) {
+                 const std::optional<mesh::Split>& split, bool changes_in_forward, bool optional) {
   if (!data.is_contiguous() || data.numel() != end - begin) {
     throw InvalidArgument("Piece", cat(name, ": elements ", begin, " to ", end, " are in a tensor of ", data.numel(),
                                        data.is_contiguous() ? "" : ", which is not contiguous"));
@@ -31,6 +31,7 @@ Piece make_piece(std::string name, std::vector<int64_t> shape, int64_t begin, in
   // detach(): another C++ object, so that a thread of the saver never ends the life of a Python object.
   return {.name = std::move(name),
           .shape = std::move(shape),
+          .split = split.value_or(mesh::Split{}),
           .elements = {begin, end},
           .data = data.detach(),
           .changes_in_forward = changes_in_forward,
@@ -145,8 +146,10 @@ void bind_checkpoint(py::module_& module) {
 
   py::class_<Piece>(module, "Piece", "This rank's part of one tensor; see tesserae/checkpoint/state.h.")
       .def(py::init(&make_piece), py::arg("name"), py::arg("shape"), py::arg("begin"), py::arg("end"), py::arg("data"),
-           py::kw_only(), py::arg("changes_in_forward") = false, py::arg("optional") = false,
-           "Elements [begin, end) of the flattened tensor are in `data`, contiguous: the memory to save or to fill.");
+           py::kw_only(), py::arg("split") = std::nullopt, py::arg("changes_in_forward") = false,
+           py::arg("optional") = false,
+           "Elements [begin, end) of the flattened tensor, or of its part that `split` means, are in `data`, "
+           "contiguous: the memory to save or to fill.");
 
   py::class_<Checkpoint>(module, "Checkpoint", "A committed checkpoint, open for reading.")
       .def_static(

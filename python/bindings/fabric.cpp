@@ -4,6 +4,7 @@
 
 #include "python/bindings/bindings.h"
 #include "tesserae/comm/fabric.h"
+#include "tesserae/comm/sub_fabric.h"
 
 namespace tesserae::bindings {
 
@@ -48,6 +49,12 @@ void bind_fabric(py::module_& module) {
       .def(
           "joined_rank", [](const Fabric& self, int rank) { return self.world().launcher_rank(rank); }, py::arg("rank"),
           "Which rank among those that joined is `rank` in the order of hosts.")
+      .def(
+          "of_ranks",
+          [](const std::shared_ptr<Fabric>& self, const std::vector<int>& members) {
+            return comm::sub_fabric(self, members);
+          },
+          py::arg("members"), "What these ranks, ascending and this one among them, have of it: a fabric of their own.")
       .def("counters", &Fabric::counters)
       .def("leave", &Fabric::leave, without_gil, "Says goodbye before the process ends.");
 }

@@ -12,7 +12,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_comm(module);
   bind_fabric(module);
   bind_process_group(module);
+  bind_parallel(module);
   bind_shard(module);
+  bind_tensor(module);
   bind_optim(module);
   bind_dial(module);
   bind_checkpoint(module);

@@ -8,6 +8,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/gradient_hooks.h"
+#include "tesserae/tensor/parallel.h"
 
 namespace tesserae::bindings {
 namespace {
@@ -32,7 +33,9 @@ void for_each_tensor(const py::handle& value, const Visit& visit) {
 
 Unit::Unit(std::shared_ptr<comm::Fabric> fabric, shard::Options options, const std::vector<Parameter>& parameters) {
   std::vector<shard::NamedParameter> named;
-  for (const auto& parameter : parameters) named.push_back({parameter.names, parameter.compute});
+  for (const auto& parameter : parameters) {
+    named.push_back({parameter.names, parameter.compute, parameter.split, parameter.whole});
+  }
   shard::UnitSpec spec{"", -1, this, shard::group_parameters(named)};
   for (const auto& flat : spec.flats) {
     std::vector<int> order;
@@ -136,7 +139,7 @@ void bind_unit(py::module_& module) {
   py::class_<Options>(module, "Options", "How a unit is sharded; see tesserae/shard/options.h.")
       .def(py::init([](std::tuple<int, int, int> degrees, bool free_after_forward, bool free_after_backward,
                        std::optional<at::ScalarType> parameters, std::optional<at::ScalarType> reduce,
-                       int limit_all_gathers, bool offload) {
+                       int limit_all_gathers, bool offload, const std::shared_ptr<tensor::Parallel>& parallel) {
              Options options;
              options.strategy.degrees = {std::get<0>(degrees), std::get<1>(degrees), std::get<2>(degrees)};
              options.strategy.free_after_forward = free_after_forward;
@@ -147,19 +150,28 @@ void bind_unit(py::module_& module) {
              options.elastic = true;  // what users of FSDP, and of zero_grad(set_to_none=True), count on
              options.limit_all_gathers = limit_all_gathers;
              options.offload = offload;
+             if (parallel) options.tensor_group = &parallel->group();
              return options;
            }),
            py::kw_only(), py::arg("degrees"), py::arg("free_after_forward"), py::arg("free_after_backward"),
-           py::arg("parameters"), py::arg("reduce"), py::arg("limit_all_gathers"), py::arg("offload"));
+           py::arg("parameters"), py::arg("reduce"), py::arg("limit_all_gathers"), py::arg("offload"),
+           py::arg("parallel") = nullptr,
+           "`parallel`: among whom the unit's parameters may be split; it must outlive them.");
 
   py::class_<Unit>(module, "Unit", "The parameters of one FSDP instance; see python/bindings/unit.h.")
       .def(py::init([](std::shared_ptr<comm::Fabric> fabric, Options options,
-                       const std::vector<std::vector<std::string>>& names, const std::vector<at::Tensor>& compute) {
+                       const std::vector<std::vector<std::string>>& names, const std::vector<at::Tensor>& compute,
+                       const std::vector<std::pair<mesh::Split, std::vector<int64_t>>>& splits) {
              std::vector<Unit::Parameter> parameters;
-             for (size_t i = 0; i < compute.size(); ++i) parameters.push_back({names[i], compute[i]});
+             for (size_t i = 0; i < compute.size(); ++i) {
+               parameters.push_back({names[i], compute[i]});
+               if (i < splits.size()) std::tie(parameters.back().split, parameters.back().whole) = splits[i];
+             }
              return std::make_unique<Unit>(std::move(fabric), std::move(options), parameters);
            }),
-           py::arg("fabric"), py::arg("options"), py::arg("names"), py::arg("compute"), without_gil)
+           py::arg("fabric"), py::arg("options"), py::arg("names"), py::arg("compute"),
+           py::arg("splits") = std::vector<std::pair<mesh::Split, std::vector<int64_t>>>(), without_gil,
+           "`splits`: for each parameter how it is cut, and the shape of the whole; {}: all are whole.")
       .def_property_readonly("flats", &Unit::flats,
                              "For each flat buffer, which of the constructor's parameters are in it, by slot.")
       .def_property_readonly("has_frozen", &Unit::has_frozen)

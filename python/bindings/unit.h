@@ -24,6 +24,8 @@ class Unit final : public shard::UnitHandle {
   struct Parameter {
     std::vector<std::string> names;
     at::Tensor compute;
+    mesh::Split split = {};           ///< which part of a larger tensor it is
+    std::vector<int64_t> whole = {};  ///< the shape of that tensor; {}: it is whole
   };
   /// An entry of a module that shows the compute parameter inside the unit's forward and backward, the shard outside.
   struct Entry {

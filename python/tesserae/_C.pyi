@@ -25,11 +25,14 @@ __all__: list[str] = [
     "Mismatch",
     "Options",
     "OutOfMemory",
+    "Parallel",
     "PeerLost",
     "Piece",
     "Resharding",
     "SaveFailed",
     "Saver",
+    "Split",
+    "SplitRandom",
     "Statistics",
     "Timeout",
     "Unit",
@@ -37,20 +40,30 @@ __all__: list[str] = [
     "all_degrees",
     "check_degrees",
     "clip_gradients",
+    "column_linear",
     "connect_process_group",
+    "data_group",
     "flat_buffers",
     "flat_slices",
+    "gather_from",
+    "heads_of_rank",
     "list_checkpoints",
     "load_checkpoint",
     "parameter_group",
+    "part_of",
     "publish_unit",
     "read_config_file",
     "replica_group",
     "reshard",
+    "row_linear",
     "shutdown_process_groups",
+    "size_of_part",
+    "tensor_group",
     "unit_degrees",
     "unit_fabric",
     "validate_init_config",
+    "vocabulary_cross_entropy",
+    "vocabulary_embedding",
     "write_checkpoint",
 ]
 
@@ -78,6 +91,34 @@ class OutOfMemory(Error):
     """
     There is not enough memory for what was asked. Nothing was changed.
     """
+
+class Split:
+    """
+    How a tensor is cut among tensor-parallel ranks; see tesserae/mesh/split.h.
+    """
+
+    __hash__: typing.ClassVar[None] = None
+    def __eq__(self, arg0: Split) -> bool: ...
+    def __init__(
+        self,
+        dim: typing.SupportsInt | typing.SupportsIndex = 0,
+        parts: typing.SupportsInt | typing.SupportsIndex = 1,
+        index: typing.SupportsInt | typing.SupportsIndex = 0,
+        blocks: typing.SupportsInt | typing.SupportsIndex = 1,
+    ) -> None: ...
+    def __repr__(self) -> str: ...
+    def part_shape(self, whole: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> list[int]:
+        """
+        The shape of one part, padding included. Raises InvalidArgument where it can not be cut.
+        """
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def parts(self) -> int: ...
 
 class CommError(Error):
     """
@@ -150,6 +191,10 @@ class Fabric:
         """
         Says goodbye before the process ends.
         """
+    def of_ranks(self, members: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> Fabric:
+        """
+        What these ranks, ascending and this one among them, have of it: a fabric of their own.
+        """
     @property
     def hosts(self) -> int: ...
     @property
@@ -157,6 +202,40 @@ class Fabric:
         """
         This process's rank in the order of hosts.
         """
+    @property
+    def size(self) -> int: ...
+
+class Parallel:
+    """
+    The ranks among which the tensors of layers are split; see tesserae/tensor/parallel.h.
+    """
+    def __init__(
+        self, fabric: Fabric, members: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> None:
+        """
+        Collective over `members`, ranks of the fabric.
+        """
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """
+        Collective, in place: all have what the first has; contiguous.
+        """
+    def split(
+        self, dim: typing.SupportsInt | typing.SupportsIndex, blocks: typing.SupportsInt | typing.SupportsIndex = 1
+    ) -> Split:
+        """
+        This rank's part of a tensor that is cut along `dim`.
+        """
+    def whole_of(
+        self,
+        part: torch.Tensor,
+        split: Split,
+        whole: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> torch.Tensor:
+        """
+        Collective: the whole tensor of shape `whole`, of which each rank brings its part. No autograd.
+        """
+    @property
+    def index(self) -> int: ...
     @property
     def size(self) -> int: ...
 
@@ -205,7 +284,11 @@ class Options:
         reduce: torch.dtype | None,
         limit_all_gathers: typing.SupportsInt | typing.SupportsIndex,
         offload: bool,
-    ) -> None: ...
+        parallel: Parallel = None,
+    ) -> None:
+        """
+        `parallel`: among whom the unit's parameters may be split; it must outlive them.
+        """
 
 class Unit:
     """
@@ -217,7 +300,13 @@ class Unit:
         options: Options,
         names: collections.abc.Sequence[collections.abc.Sequence[str]],
         compute: collections.abc.Sequence[torch.Tensor],
-    ) -> None: ...
+        splits: collections.abc.Sequence[
+            tuple[Split, collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]]
+        ] = [],
+    ) -> None:
+        """
+        `splits`: for each parameter how it is cut, and the shape of the whole; {}: all are whole.
+        """
     def adopt(self, inner: Unit, name: str) -> None: ...
     def boundary(self) -> bool: ...
     def describe(self) -> str:
@@ -356,6 +445,18 @@ class Resharding:
         Until the model could train again.
         """
 
+class SplitRandom:
+    """
+    Random numbers of split computation; tesserae/tensor/split_random.h.
+    """
+    def __init__(
+        self, parallel: Parallel, seed: typing.SupportsInt | typing.SupportsIndex, device: torch.device
+    ) -> None: ...
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
+    @property
+    def inside(self) -> bool: ...
+
 class Dial:
     """
     When a job changes its degrees; see tesserae/dial/dial.h.
@@ -410,11 +511,12 @@ class Piece:
         end: typing.SupportsInt | typing.SupportsIndex,
         data: torch.Tensor,
         *,
+        split: Split | None = None,
         changes_in_forward: bool = False,
         optional: bool = False,
     ) -> None:
         """
-        Elements [begin, end) of the flattened tensor are in `data`, contiguous: the memory to save or to fill.
+        Elements [begin, end) of the flattened tensor, or of its part that `split` means, are in `data`, contiguous: the memory to save or to fill.
         """
 
 class Checkpoint:
@@ -468,6 +570,7 @@ class Saver:
             typing.SupportsInt | typing.SupportsIndex,
             typing.SupportsInt | typing.SupportsIndex,
         ],
+        tensor: typing.SupportsInt | typing.SupportsIndex,
         pieces: collections.abc.Sequence[Piece],
         training: str,
         asynchronous: bool,
@@ -508,6 +611,16 @@ def clip_gradients(
     Collective: scales the gradients of the unit's engine to this norm at most; returns the norm that they had.
     """
 
+def column_linear(
+    x: torch.Tensor,
+    weights: collections.abc.Sequence[torch.Tensor],
+    biases: collections.abc.Sequence[torch.Tensor | None],
+    parallel: Parallel,
+) -> list[torch.Tensor]:
+    """
+    y_i = x W_i^T + b_i for weights cut by rows, which all read the same x; all have a bias or none (None).
+    """
+
 def connect_process_group(
     store: torch.distributed.distributed_c10d.Store,
     rank: typing.SupportsInt | typing.SupportsIndex,
@@ -522,12 +635,35 @@ def connect_process_group(
     Collective: a process group of torch over shared memory. `global_ranks`: empty for the default group.
     """
 
+def data_group(
+    ranks: typing.SupportsInt | typing.SupportsIndex,
+    tensor_degree: typing.SupportsInt | typing.SupportsIndex,
+    rank: typing.SupportsInt | typing.SupportsIndex,
+) -> list[int]:
+    """
+    The ranks that share the tensor index of `rank`.
+    """
+
 def flat_buffers(unit: typing.Any) -> list[FlatBuffer]: ...
 def flat_slices(
     unit: Unit, index: typing.SupportsInt | typing.SupportsIndex
 ) -> tuple[bool, list[tuple[int, int, int, int]]]:
     """
     Whether this rank writes its part of a flat buffer, and (slot, begin, end, offset) for each slot in the part: elements [begin, end) of the part are those of the slot from `offset` on.
+    """
+
+def gather_from(x: torch.Tensor, dim: typing.SupportsInt | typing.SupportsIndex, parallel: Parallel) -> torch.Tensor:
+    """
+    Puts split pieces along `dim` together.
+    """
+
+def heads_of_rank(
+    query: typing.SupportsInt | typing.SupportsIndex,
+    key_value: typing.SupportsInt | typing.SupportsIndex,
+    parallel: Parallel,
+) -> tuple[int, int]:
+    """
+    How many heads each rank has. Raises InvalidArgument, naming the degrees that would do.
     """
 
 def list_checkpoints(folder: str) -> list[str]:
@@ -553,6 +689,11 @@ def parameter_group(
 ) -> list[int]:
     """
     The ranks that together hold all parameter pieces.
+    """
+
+def part_of(whole: torch.Tensor, split: Split) -> torch.Tensor:
+    """
+    The part of a whole tensor that `split` means, contiguous, padding zero.
     """
 
 def publish_unit(unit: Unit) -> None:
@@ -591,9 +732,28 @@ def reshard(
     Collective: the engine of that unit goes over to (parameters, gradients, optimizer) between steps. `state` keeps tensors beside its shards: dtypes(shard), take(shard) and put(shard, tensors), as in tesserae/shard/companion.h.
     """
 
+def row_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, parallel: Parallel) -> torch.Tensor:
+    """
+    y = x W^T + b for a weight cut by columns and x split along its last dimension; y is repeated.
+    """
+
 def shutdown_process_groups() -> None:
     """
     Ends all of them, before the process ends.
+    """
+
+def size_of_part(what: str, size: typing.SupportsInt | typing.SupportsIndex, parallel: Parallel) -> int:
+    """
+    Raises InvalidArgument, naming `what` and the degrees that would do, unless the ranks divide `size`.
+    """
+
+def tensor_group(
+    ranks: typing.SupportsInt | typing.SupportsIndex,
+    tensor_degree: typing.SupportsInt | typing.SupportsIndex,
+    rank: typing.SupportsInt | typing.SupportsIndex,
+) -> list[int]:
+    """
+    The ranks that hold the parts of split tensors together, by tensor index. Raises InvalidArgument, naming the nearest degrees that would do.
     """
 
 def unit_degrees(unit: Unit) -> tuple[int, int, int]:
@@ -607,6 +767,18 @@ def validate_init_config(document: str) -> str:
     A configuration of tsm.init, as JSON text, checked and with every default filled in. InvalidArgument names the key that can not work.
     """
 
+def vocabulary_cross_entropy(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    vocabulary: typing.SupportsInt | typing.SupportsIndex,
+    parallel: Parallel,
+    ignored: typing.SupportsInt | typing.SupportsIndex = -100,
+) -> torch.Tensor:
+    """
+    Of each token, fp32, from this rank's columns of the logits.
+    """
+
+def vocabulary_embedding(tokens: torch.Tensor, weight: torch.Tensor, parallel: Parallel) -> torch.Tensor: ...
 def write_checkpoint(
     folder: str,
     step: typing.SupportsInt | typing.SupportsIndex,

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy
 
 from tesserae import _C, config
-from tesserae.job import fabric_of
+from tesserae.job import data_fabric, fabric_of, parallel_of, tensor_degree
+from tesserae.state import state
 
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 # Parameters stay gathered between forward and backward.
@@ -45,7 +46,7 @@ def connect(
             f"[FSDP] {strategy} with two process groups (or a two-dimensional device mesh): these are for "
             "ShardingStrategy.HYBRID_SHARD and _HYBRID_SHARD_ZERO2"
         )
-    fabric = fabric_of(group, device)
+    fabric = data_fabric(device) if process_group is None and mesh is None else fabric_of(group, device)
     degrees = _degrees(strategy, fabric, degree)
     _C.check_degrees(fabric.size, degrees)
     if shard_ranks is not None and degree == degrees[0]:
@@ -80,6 +81,28 @@ def _group_and_degree(process_group: Any, mesh: Any) -> tuple[dist.ProcessGroup 
             )
         return None, shard.size(), dist.get_process_group_ranks(shard)
     return process_group, None, None
+
+
+def groups_of(process_group: Any, mesh: Any) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """The group over which the script shards, and that of all ranks that train; None for the default group."""
+    if mesh is not None:
+        return mesh.get_group(mesh.ndim - 1), mesh.get_group() if mesh.ndim == 1 else None
+    if isinstance(process_group, (tuple, list)):
+        return process_group[0], None
+    if process_group is None and tensor_degree() > 1:
+        process_group = state.dp_process_group
+    return process_group, process_group
+
+
+def require_one_tensor_index(group: dist.ProcessGroup | None) -> None:
+    """Ranks that shard split parameters together hold the same parts of them."""
+    ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+    if {rank % state.tp_size for rank in ranks} != {state.tp_rank}:
+        raise _C.InvalidArgument(
+            f"[FSDP] the model is split over {state.tp_size} tensor-parallel ranks, and process_group (or device_mesh) "
+            f"has the ranks {ranks}, which hold different parts of it: leave it out, or pass "
+            "tsm.state.dp_process_group"
+        )
 
 
 def _degrees(strategy: ShardingStrategy, fabric: _C.Fabric, degree: int | None) -> Degrees:
@@ -121,6 +144,7 @@ def options(
     backward_prefetch: BackwardPrefetch | None,
     forward_prefetch: bool,
     limit_all_gathers: bool,
+    device: torch.device,
 ) -> _C.Options:
     """What the engine takes. Without any prefetch one unit is gathered at a time; else two, or four without the
     limit."""
@@ -139,4 +163,5 @@ def options(
         reduce=precision.reduce_dtype,
         limit_all_gathers=(2 if limit_all_gathers else 4) if prefetches else 1,
         offload=offload is not None and offload.offload_params,
+        parallel=parallel_of(device) if tensor_degree() > 1 else None,
     )

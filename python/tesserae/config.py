@@ -137,7 +137,10 @@ def turn(degrees: tuple[int, int, int]) -> None:
 
 
 def check_world(config: Config, world_size: int) -> None:
-    """Raises InvalidArgument if the degrees do not fit that many ranks."""
+    """Raises InvalidArgument if the degrees do not fit that many ranks: the tensor-parallel one divides them, and the
+    others what is left, the data-parallel ranks."""
+    tensor = config.tensor_parallel_degree
+    data_ranks = len(_C.data_group(world_size, tensor, 0))
     for degrees in (degrees_of(config), *(degrees for _, degrees in config.schedule)):
         if degrees is not None:
-            _C.check_degrees(world_size, degrees)
+            _C.check_degrees(data_ranks, degrees)

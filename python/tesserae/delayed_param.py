@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
 
 from tesserae.logger import get_logger
+from tesserae.tensor_parallel.parts import whole_parameters
 from tesserae.utils.module_utils import default_device, empty_module_params, move_buffers_to_device
 
 Init = Callable[[nn.Module], object]
@@ -33,7 +34,9 @@ class DelayedParamIniter:
     of the nearest model around the module), any other module by its `reset_parameters`. These are asked children first,
     for modules without parameters too, since some (T5's attention) set what their children hold.
 
-    Values come from this rank's random generator: seed all ranks alike, or pass sync_module_states=True.
+    Values come from this rank's random generator: seed all ranks alike, or pass sync_module_states=True (ranks of one
+    tensor-parallel group are always seeded alike). Layers that tsm.transform has split are initialised whole, one at a
+    time, and cut: the numbers do not depend on the tensor-parallel degree.
     """
 
     def __init__(self, model: nn.Module, init_method_using_config: Init | None = None, verbose: bool = False) -> None:
@@ -47,6 +50,7 @@ class DelayedParamIniter:
         self._around: dict[int, tuple[nn.Module, ...]] = {}  # the modules around one, innermost first, by its id
         self._awaited: Counter[int] = Counter()  # how many modules inside one wait for values, by its id
         self._shapes: dict[int, torch.Size] = {}
+        self._made: dict[int, nn.Parameter | None] = {}  # by id of what was on the meta device
         self._survey(model, None, ())
 
     def get_param_init_fn(self) -> Init:
@@ -124,14 +128,24 @@ class DelayedParamIniter:
                 "reset_parameters(), and no Hugging Face model is around it; pass init_method_using_config"
             )
         device = default_device()
+        before = dict(module._parameters)
         empty_module_params(module, device)
         move_buffers_to_device(module, device)
         self._shapes.update((id(p), p.shape) for p in module.parameters(recurse=False))
-        initialise(module)
+        with whole_parameters(module, keep=False):
+            initialise(module)
+        for name, old in before.items():  # what was tied on the meta device is tied here
+            if old is not None:
+                self._kept.append(old)
+                module._parameters[name] = self._made.setdefault(id(old), module._parameters[name])
+        self._shapes.update((id(p), p.shape) for p in module.parameters(recurse=False))
         for outer in self._around[id(module)]:
             self._awaited[id(outer)] -= 1
             if self._awaited[id(outer)] == 0 and id(outer) in self._initialisers and self._is_whole(outer):
-                self._initialisers[id(outer)](outer)
+                with ExitStack() as whole:  # some initialise what their children hold
+                    for child in outer.children():
+                        whole.enter_context(whole_parameters(child, keep=True))
+                    self._initialisers[id(outer)](outer)
 
     def _is_whole(self, module: nn.Module) -> bool:
         """Nothing in it is sharded already, as part of a unit further in."""

@@ -13,12 +13,14 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from tesserae import _C, config
+from tesserae import _C, config, job
+from tesserae.state import state
 from tesserae.summon import instances_of
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ class Dial:
     def __init__(self, root: Instance, settings: config.Config) -> None:
         self._root = weakref.ref(root)
         self._settings = settings
+        self._device = root.compute_device
         self._parameters = {id(p) for part in instances_of(root) for local in part._local for p in local}
         self._optimizers: list[Optimizer] = []
         self._dial: _C.Dial | None = None
@@ -108,7 +111,7 @@ class Dial:
         seconds = (self._ended if self._ended > begun else time.perf_counter()) - begun
         if self._dial is None:
             self._dial = self._make(root)
-        wish = self._dial.at_step_edge(steps - self._first_step, seconds)
+        wish = self._same_on_all(self._dial.at_step_edge(steps - self._first_step, seconds))
         if wish is None:
             return
         from tesserae.resharding import reshard
@@ -122,13 +125,22 @@ class Dial:
         except (_C.InvalidArgument, _C.OutOfMemory) as error:
             self._dial.refused(str(error))
 
+    def _same_on_all(self, wish: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
+        """The data-parallel ranks of each tensor index have a dial; all tensor indices do what that of index 0 says."""
+        if job.tensor_degree() == 1:
+            return wish
+        told = torch.tensor(wish or (0, 0, 0), device=self._device)
+        job.parallel_of(self._device).broadcast(told)
+        first, second, third = told.tolist()
+        return (first, second, third) if first else None
+
     def _make(self, root: Instance) -> _C.Dial:
         return _C.Dial(
             unit=root._unit,
             schedule=list(self._settings.schedule),
             automatic=self._settings.automatic,
             headroom=self._settings.headroom,
-            folder=self._settings.run_folder or "",
+            folder=(self._settings.run_folder or "") if job.tensor_degree() == 1 or state.tp_rank == 0 else "",
             state_per_master=self._state_per_master(),
         )
 

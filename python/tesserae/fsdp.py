@@ -41,6 +41,7 @@ from tesserae.optim_state_dict import OptimStateDicts
 from tesserae.retired import retire
 from tesserae.state_dict import StateDicts, finish_loading
 from tesserae.summon import WholeParameters
+from tesserae.tensor_parallel.parts import split_of
 
 _BROADCAST_BUCKET_BYTES = 250 * 1024 * 1024
 
@@ -99,7 +100,7 @@ class FullyShardedDataParallel(WholeParameters, StateDicts, OptimStateDicts, Tor
         self.compute_device = device
         self.mixed_precision = mixed_precision or MixedPrecision()
         self.cpu_offload = cpu_offload or CPUOffload()
-        self.process_group, self._everyone = _groups_of(process_group, device_mesh)
+        self.process_group, self._everyone = arguments.groups_of(process_group, device_mesh)
         self.rank, self.world_size = fabric.rank, fabric.size
         self._device_mesh = device_mesh
         self._use_orig_params = use_orig_params
@@ -141,7 +142,14 @@ class FullyShardedDataParallel(WholeParameters, StateDicts, OptimStateDicts, Tor
             # 4.
             self._managed = managed
             options = arguments.options(
-                strategy, degrees, mixed_precision, cpu_offload, backward_prefetch, forward_prefetch, limit_all_gathers
+                strategy,
+                degrees,
+                mixed_precision,
+                cpu_offload,
+                backward_prefetch,
+                forward_prefetch,
+                limit_all_gathers,
+                device,
             )
             self._shard(module, fabric, options)
             _init_utils._init_state_dict_state(self)
@@ -195,7 +203,7 @@ class FullyShardedDataParallel(WholeParameters, StateDicts, OptimStateDicts, Tor
     def _shard(self, module: nn.Module, fabric: _C.Fabric, options: _C.Options) -> None:
         managed = self._managed
         compute = [swap.make_compute(m, as_parameter=self._use_orig_params) for m in managed]
-        self._unit = _C.Unit(fabric, options, [m.names for m in managed], compute)
+        self._unit = _C.Unit(fabric, options, [m.names for m in managed], compute, self._splits())
         self._flats = _C.flat_buffers(self._unit)
         if self._use_orig_params:
             local = [[managed[i].parameter for i in order] for order in self._unit.flats]
@@ -218,6 +226,14 @@ class FullyShardedDataParallel(WholeParameters, StateDicts, OptimStateDicts, Tor
         self._local = local
         if local:
             self._handle = FlatHandle(self, local[0][0])
+
+    def _splits(self) -> list[tuple[_C.Split, list[int]]]:
+        """How each parameter is cut among tensor-parallel ranks, and the shape of the whole."""
+        splits = [split_of(m.entries) for m in self._managed]
+        if not any(splits):
+            return []
+        arguments.require_one_tensor_index(self._everyone)
+        return [(s.split, list(s.whole)) if s is not None else (_C.Split(), []) for s in splits]
 
     # Steps.
 
@@ -426,12 +442,3 @@ def _strategy(asked: ShardingStrategy | None) -> ShardingStrategy:
     if degree > 1 and strategy != ShardingStrategy._HYBRID_SHARD_ZERO2:
         return ShardingStrategy.HYBRID_SHARD
     return strategy
-
-
-def _groups_of(process_group: Any, mesh: Any) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """The group over which the script shards, and that of all ranks that train; None for the default group."""
-    if mesh is not None:
-        return mesh.get_group(mesh.ndim - 1), mesh.get_group() if mesh.ndim == 1 else None
-    if isinstance(process_group, (tuple, list)):
-        return process_group[0], None
-    return process_group, process_group

@@ -2,6 +2,9 @@
 
 The engine makes its own groups, over any ranks that its degrees ask for; of the script's group it uses the members and
 the store through which they met. One fabric for each set of ranks and device, kept until the process ends.
+
+With a tensor-parallel degree above 1 the ranks of the job have two axes: of its fabric, the ranks of one tensor index
+have a part of their own, over which FSDP shards, and those of one data-parallel rank the group of their split layers.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ HOST_BACKEND = "shm"
 
 _fabrics: dict[tuple[str, tuple[int, ...], str], _C.Fabric] = {}
 _counts: dict[tuple[int, ...], int] = {}
+_data_fabrics: dict[tuple[int, int], _C.Fabric] = {}  # by id of the job's fabric, which _fabrics keeps, and degree
+_parallels: dict[tuple[int, int], _C.Parallel] = {}
 
 
 def fabric_of(group: dist.ProcessGroup | None, device: torch.device) -> _C.Fabric:
@@ -37,6 +42,53 @@ def fabric_of(group: dist.ProcessGroup | None, device: torch.device) -> _C.Fabri
     if key not in _fabrics:
         _fabrics[key] = _connect(group if group is not None else default, ranks, device)
     return _fabrics[key]
+
+
+def tensor_degree() -> int:
+    """Over how many ranks layers are split; 1 before tsm.init."""
+    settings = config.current()
+    return settings.tensor_parallel_degree if settings is not None else 1
+
+
+def data_fabric(device: torch.device) -> _C.Fabric:
+    """The fabric of the data-parallel ranks of this rank's tensor index: all ranks at a degree of 1.
+
+    Collective over the job at the first call. Raises InvalidArgument for a degree that does not divide the ranks.
+    """
+    whole, degree = fabric_of(None, device), tensor_degree()
+    if degree == 1:
+        return whole
+    key = (id(whole), degree)
+    if key not in _data_fabrics:
+        _require_neighbours(whole, degree)
+        _data_fabrics[key] = whole.of_ranks(_C.data_group(whole.size, degree, whole.rank))
+    return _data_fabrics[key]
+
+
+def whole_fabric(fabric: _C.Fabric) -> _C.Fabric:
+    """The job's fabric, of which data_fabric() has made this one; any other as it is."""
+    wholes = {id(whole): whole for whole in _fabrics.values()}
+    return next((wholes[key] for (key, _), part in _data_fabrics.items() if part is fabric), fabric)
+
+
+def parallel_of(device: torch.device) -> _C.Parallel:
+    """The ranks among which layers are split, on `device`. Collective over the job at the first call."""
+    whole, degree = fabric_of(None, device), tensor_degree()
+    key = (id(whole), degree)
+    if key not in _parallels:
+        _require_neighbours(whole, degree)
+        _parallels[key] = _C.Parallel(whole, _C.tensor_group(whole.size, degree, whole.rank))
+    return _parallels[key]
+
+
+def _require_neighbours(whole: _C.Fabric, degree: int) -> None:
+    """tsm.state counts torch's ranks, the engine ranks in the order of hosts: they must be the same."""
+    order = [whole.joined_rank(rank) for rank in range(whole.size)]
+    if degree > 1 and order != sorted(order):
+        raise _C.InvalidArgument(
+            f"[tsm.init] tensor_parallel_degree = {degree}, but ranks were not started host by host: in the order of "
+            f"hosts they are {order}. Give neighbouring ranks the same host, as torchrun does"
+        )
 
 
 def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...], device: torch.device) -> _C.Fabric:
@@ -71,4 +123,6 @@ def leave() -> None:
     """Says goodbye, so that the ranks that still run do not take this one for lost."""
     for fabric in _fabrics.values():
         fabric.leave()
+    _parallels.clear()
+    _data_fabrics.clear()
     _fabrics.clear()

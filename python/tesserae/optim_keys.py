@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from tesserae import _C
 from tesserae.summon import instances_of
+from tesserae.tensor_parallel.parts import SplitParameter, split_of
 
 if TYPE_CHECKING:
     from tesserae.fsdp import FullyShardedDataParallel as Instance
@@ -35,17 +36,24 @@ class Place:
     slots: list[int]
     order: list[int]  # the same in the order of the module; the buffer has matrices first
     numel: int  # of the tensor, on this rank
+    splits: list[SplitParameter | None]  # by slot of the buffer: what is a tensor-parallel part
 
     @property
     def is_flat(self) -> bool:
         return len(self.slots) > 1
 
     def shape(self, slot: int) -> torch.Size:
-        """Of the whole parameter."""
+        """Of the parameter: of this rank's part, if it is split over tensor-parallel ranks."""
         return torch.Size(self.flat.shapes[slot])
 
+    def cut(self, slot: int, value: Any) -> Any:
+        """What this rank has of a whole state tensor of a parameter that is split."""
+        split = self.splits[slot]
+        is_whole = split is not None and isinstance(value, torch.Tensor) and value.shape == torch.Size(split.whole)
+        return _C.part_of(value, split.split) if is_whole else value
+
     def range_of(self, slot: int) -> tuple[int, int]:
-        """Which elements of the whole parameter are on this rank."""
+        """Which elements of the parameter are on this rank."""
         begin, size = self.flat.begins[slot], self.shape(slot).numel()
         low, high = (min(max(edge - begin, 0), size) for edge in self.flat.part_range)
         return low, high
@@ -105,9 +113,10 @@ def _places(instances: list[Instance]) -> dict[nn.Parameter, Place]:
     for instance in instances:
         for flat, tensors, numbers in zip(instance._flats, instance._local, instance._unit.flats):
             count = len(flat.shapes)
+            splits = [split_of(instance._managed[number].entries) for number in numbers]
             for i, tensor in enumerate(tensors):
                 slots = [i] if len(tensors) == count else list(range(count))
-                places[tensor] = Place(flat, slots, sorted(slots, key=numbers.__getitem__), tensor.numel())
+                places[tensor] = Place(flat, slots, sorted(slots, key=numbers.__getitem__), tensor.numel(), splits)
     return places
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tesserae import _C
+from tesserae import _C, job
 from tesserae.optim_keys import Key, Keys, Place, plain
 from tesserae.sharded_values import whole_of
 
@@ -33,6 +33,8 @@ class _Source:
 
     def __init__(self, saved: dict[str, Any], rank0_only: bool, instance: Instance, group: Any) -> None:
         self._instance = instance
+        if job.tensor_degree() > 1:
+            group = dist.group.WORLD  # rank 0 of the job has it for all tensor indices
         self._group = (group or instance._everyone or dist.group.WORLD) if rank0_only else None
         self.saved = self._tell(saved) if rank0_only else saved
         if "state" not in self.saved:
@@ -118,7 +120,7 @@ def _state_of(source: _Source, place: Place | None, states: list[dict[str, Any]]
     low, high = place.range_of(slot)
     result = {}
     for name, value in states[0].items():
-        value = source.value(value)
+        value = place.cut(slot, source.value(value))
         if _per_element(name, value, place.shape(slot), names[0]):
             value = value.reshape(-1)[low:high].clone()
         result[name] = value
@@ -132,7 +134,7 @@ def _joined(source: _Source, place: Place, states: list[dict[str, Any]], names: 
         low, high = place.range_of(slot)
         offset = place.flat.begins[slot] + low - place.flat.part_range[0]
         for name, value in states[slot].items():
-            value = source.value(value)
+            value = place.cut(slot, source.value(value))
             if _per_element(name, value, place.shape(slot), parameter):
                 part = result.setdefault(name, value.new_zeros(place.numel))
                 part[offset : offset + high - low].copy_(value.reshape(-1)[low:high])

@@ -3,7 +3,8 @@
 1. Ranks tell each other what they have: for a slice without elements an optimizer has nothing.
 2. For each flat buffer and each kind of state tensor: the parts are gathered, and each parameter gets a copy of its
    own.
-3. Keys become names: one for each parameter, the first of tied ones.
+3. What is split over tensor-parallel ranks is put together from them.
+4. Keys become names: one for each parameter, the first of tied ones.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import ShardingStrategy
 
-from tesserae import _C
+from tesserae import _C, job
 from tesserae.optim_contents import Purpose, State, agree, kinds_of
 from tesserae.optim_keys import Key, Keys
 from tesserae.sharded_values import chunk
+from tesserae.state import state as place_in_job
 from tesserae.summon import views_of
+from tesserae.tensor_parallel.parts import SplitParameter
 
 if TYPE_CHECKING:
     from tesserae.fsdp import FullyShardedDataParallel as Instance
@@ -56,12 +59,15 @@ class _Saving:
         to_cpu: bool,
         group: dist.ProcessGroup | None,
     ) -> None:
-        group = group or keys.instances[0]._everyone
+        if group is None or job.tensor_degree() > 1:
+            group = keys.instances[0]._everyone
         self._keys = keys
         self._saved = saved
         self._sharded = sharded
         self._to_cpu = to_cpu
-        self._keep = not rank0_only or sharded or dist.get_rank(group) == 0
+        everybody = not rank0_only or sharded
+        self._gathers = everybody or dist.get_rank(group) == 0
+        self._keep = self._gathers and (everybody or job.tensor_degree() == 1 or place_in_job.tp_rank == 0)
         self._mine = {p: saved["state"][key] for key, p in keys.parameters.items() if key in saved["state"]}
         self._contents = agree(keys, self._mine, group, _PURPOSE)
         self._by_name: dict[str, State] = {}
@@ -104,7 +110,7 @@ class _Saving:
         slots = [  # (name, whose state it is)
             (name, member) for member in members for name in self._keys.names[member] if member in self._contents
         ]
-        if self._keep:
+        if self._gathers:
             # In the optimizer's order; the tensors are put in below.
             self._by_name.update((name, copy.deepcopy(contents[owner])) for name, owner in slots)
         views_by_name = [name for member in members for name in self._keys.names[member]]
@@ -114,14 +120,17 @@ class _Saving:
                 self._mine[m].get(kind) if m in having and m in self._mine and m.numel() > 0 else None for m in members
             ]
             whole = flat.gather(flat.join(parts, described.dtype))
-            if not self._keep:
+            if not self._gathers:
                 continue
             views = dict(zip(views_by_name, views_of(flat, whole)))
             for name, owner in slots:
                 if owner in having:
-                    self._by_name[name][kind] = self._copy(instance, views[name])
+                    split = self._keys.places[owner].splits[views_by_name.index(name)]
+                    self._by_name[name][kind] = self._copy(instance, views[name], split)
 
-    def _copy(self, instance: Instance, view: Tensor) -> Tensor:
+    def _copy(self, instance: Instance, view: Tensor, split: SplitParameter | None) -> Tensor:
+        if split is not None:
+            view = job.parallel_of(instance.compute_device).whole_of(view, split.split, list(split.whole))
         if self._sharded and instance.sharding_strategy != ShardingStrategy.NO_SHARD:
             return self._settle(chunk(instance, view))
         return view.to("cpu" if self._to_cpu else view.device, copy=True)

@@ -75,20 +75,42 @@ class State:
         """
         return self._group("rep_rank_process_group", self._replicas)
 
-    # ---- tensor parallelism: of degree 1 ----
+    # ---- tensor parallelism: rank r of the job has tensor index r mod tp_size, and data-parallel rank r / tp_size ----
     @property
     def tp_size(self) -> int:
         return self.tensor_parallel_degree
 
     @property
     def tp_rank(self) -> int:
-        self._config()
-        return 0
+        return self.rank % self.tp_size
 
     @property
     def tp_process_group(self) -> dist.ProcessGroup | None:
-        """The ranks among which layers are split: this rank alone."""
-        return self._group("tp_process_group", lambda: [self.rank])
+        """The ranks among which layers are split, by tp_rank; they read the same data. Made at the first access, which
+        these ranks make together."""
+        return self._group("tp_process_group", self.tp_ranks)
+
+    @property
+    def dp_size(self) -> int:
+        """How many different batches a step has: world_size / tp_size."""
+        return self.world_size // self.tp_size
+
+    @property
+    def dp_rank(self) -> int:
+        return self.rank // self.tp_size
+
+    @property
+    def dp_process_group(self) -> dist.ProcessGroup | None:
+        """The ranks of this tp_rank, by dp_rank: FSDP shards over them. Made at the first access, which these ranks
+        make together."""
+        return self._group("dp_process_group", self.dp_ranks)
+
+    def tp_ranks(self) -> list[int]:
+        """Of the job. Raises InvalidArgument, naming the nearest degrees, if tp_size does not divide its ranks."""
+        return _C.tensor_group(self.world_size, self.tp_size, self.rank)
+
+    def dp_ranks(self) -> list[int]:
+        return _C.data_group(self.world_size, self.tp_size, self.rank)
 
     # ----
     def _config(self) -> configuration.Config:
@@ -115,14 +137,15 @@ class State:
         return self._groups[key]
 
     def _replicas(self) -> list[int] | None:
-        from tesserae.job import fabric_of
+        from tesserae.job import data_fabric
 
         degrees = configuration.degrees_of(self._config())
         if degrees is None:
             return None
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        fabric = fabric_of(None, device)
-        return [fabric.joined_rank(rank) for rank in _C.replica_group(fabric.size, degrees, fabric.rank)]
+        fabric = data_fabric(device)
+        ranks = [fabric.joined_rank(rank) for rank in _C.replica_group(fabric.size, degrees, fabric.rank)]
+        return ranks if self.tp_size == 1 else [self.dp_ranks()[rank] for rank in ranks]
 
     def forget_replicas(self) -> None:
         """The degree has changed."""

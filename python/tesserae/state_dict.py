@@ -79,7 +79,7 @@ class StateDicts:
                 _replace_by_parts(self, destination, prefix)
             else:
                 _replace_whole(self, destination, prefix, None if full else self, drop=wish.rank0_only)
-        _restore_buffers(self, destination, prefix, drop=wish.rank0_only and not self._is_first_rank())
+        _restore_buffers(self, destination, prefix, drop=wish.rank0_only and not self._keeps_whole())
         for hook in self._state_dict_hooks.values():
             result = hook(self, destination, prefix, destination._metadata.get(prefix[:-1], {}))
             destination = destination if result is None else result
@@ -169,10 +169,14 @@ def _own_keys(instance: Instance, state: dict[str, Any], prefix: str) -> list[st
     return [
         key
         for key, value in state.items()
-        if key.startswith(prefix)
-        and type(value) in (Tensor, nn.Parameter)
-        and value.untyped_storage().data_ptr() in mine
+        if key.startswith(prefix) and type(value) in (Tensor, nn.Parameter) and _storage_of(value) in mine
     ]
+
+
+def _storage_of(value: Tensor) -> int:
+    """Of a tensor that was put together from tensor-parallel parts: that of this rank's part."""
+    mark = getattr(value, "_tesserae_part", None)
+    return mark.storage if mark is not None else value.untyped_storage().data_ptr()
 
 
 def _replace_whole(
@@ -183,12 +187,16 @@ def _replace_whole(
     offload = instance._state_dict_config.offload_to_cpu
     for key in _own_keys(instance, state, prefix):
         value = state[key]
-        if drop and not instance._is_first_rank():
+        mark = value.__dict__.pop("_tesserae_part", None)  # put together already: a copy
+        if drop and not instance._keeps_whole():
             del state[key]
             continue
-        place = (value.data_ptr(), value.shape)
+        place = mark.place if mark is not None else (value.data_ptr(), value.shape)
         if place not in copies:
-            copy = chunk(sharded_by, value) if sharded_by is not None else value.detach().clone()
+            if sharded_by is not None:
+                copy = chunk(sharded_by, value)
+            else:
+                copy = value.detach().clone() if mark is None else value
             copies[place] = copy.cpu() if offload else copy
         state[key] = copies[place]
 

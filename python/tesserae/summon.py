@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp._common_utils import TrainingState
 
-from tesserae import _C, swap
+from tesserae import _C, job, swap
+from tesserae.state import state
 
 if TYPE_CHECKING:
     from tesserae.fsdp import FullyShardedDataParallel as Instance
@@ -244,7 +245,12 @@ class WholeParameters:
             return nn.Module.apply(self, fn)
 
     def _is_first_rank(self: Instance) -> bool:
+        """The first of those that shard: with tensor parallelism one of each tensor index."""
         return dist.get_rank(self._everyone) == 0
+
+    def _keeps_whole(self: Instance) -> bool:
+        """The one rank that has a state dict with rank0_only=True."""
+        return self._is_first_rank() and (job.tensor_degree() == 1 or state.tp_rank == 0)
 
 
 def instances_of(module: nn.Module) -> list[Instance]:

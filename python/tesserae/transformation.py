@@ -1,13 +1,28 @@
-"""tsm.transform: where SMP v2 puts tensor-parallel layers into a model. At a degree of 1 there is nothing to put."""
+"""tsm.transform: puts tensor-parallel layers into a model, as SMP v2 does. At a degree of 1 there is nothing to put.
+
+1. Heads that the ranks do not divide are refused.
+2. Layers become tensor-parallel ones where they stand, by the plan of the model's family or by the script's own.
+3. With load_state_dict_from_rank0 the first tensor-parallel group takes rank 0's weights, one tensor at a time.
+4. Parameters are cut; on the meta device they have only another shape, and get values when FSDP wraps the model.
+5. The loss of a language model takes logits as they are split; dropout draws other numbers where activations are split.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
-from tesserae import _C
+from tesserae import _C, job
+from tesserae.state import state
+from tesserae.tensor_parallel import dropout, families, loss
+from tesserae.tensor_parallel import plan as plans
+from tesserae.tensor_parallel.layers import Head
+from tesserae.tensor_parallel.parts import cut_parameters
+from tesserae.utils.module_utils import default_device
 
 
 def transform(
@@ -17,16 +32,89 @@ def transform(
     config: Any = None,
     load_state_dict_from_rank0: bool = False,
     cp_comm_type: str = "p2p",
+    *,
+    plan: Mapping[str, str] | None = None,
 ) -> nn.Module:
-    """The model as it is, moved to `device` and `dtype` if they are given and it is not on the meta device.
+    """The model itself, with layers that are split over the tensor_parallel_degree of tsm.init, before FSDP wraps it.
 
-    With `load_state_dict_from_rank0`, FSDP's sync_module_states brings rank 0's weights to the others, as in SMP v2.
-    Raises InvalidArgument for a `config`: mixtures of experts are not available yet.
+    Known are Llama, Mistral, GPT-NeoX, GPT-2 and T5 of Hugging Face; for others `plan` says which layers are split how,
+    by patterns of module names: {"*.q_proj": "column", "*.o_proj": "row"}; docs/python.md has its words. Parameters
+    have values, the same on all ranks, or are on the meta device. With `load_state_dict_from_rank0` only rank 0's have
+    values: its tensor-parallel group takes them here, the other ranks by FSDP's sync_module_states.
+    Afterwards the model is moved to `device` and `dtype` if they are given and it is not on the meta device.
+
+    Every rank calls it, after init_process_group; ranks of one tensor-parallel group are seeded alike and read the same
+    data. Raises InvalidArgument: for heads and sizes that the degree does not divide (naming the degrees that would
+    do), for patterns of the plan that match nothing, for other models without a plan, for a `config` (mixtures of
+    experts are not available yet).
     """
     if config is not None:
         raise _C.InvalidArgument(
-            f"[tsm.transform] config = {config!r}: expert parallelism is not available yet; leave it out"
+            f"[tsm.transform] config = {config!r}: expert parallelism is not available yet; leave it out. How layers "
+            "are split is told by plan="
         )
+    if job.tensor_degree() > 1:
+        place = torch.device(device) if device is not None else default_device()
+        _split(model, plan, job.parallel_of(place), load_state_dict_from_rank0, place)
     if any(tensor.is_meta for tensor in model.parameters()):
         device = None
     return model.to(device=device, dtype=dtype) if device is not None or dtype is not None else model
+
+
+def _split(
+    model: nn.Module, plan: Mapping[str, str] | None, parallel: _C.Parallel, from_rank0: bool, place: torch.device
+) -> None:
+    if any(isinstance(part, TorchFSDP) for part in model.modules()):
+        raise _C.InvalidArgument("[tsm.transform] the model is wrapped by FSDP already; transform it before")
+    family = families.family_of(model)
+    if plan is None and family is None:
+        raise _C.InvalidArgument(
+            f"[tsm.transform] how to split a {type(model).__name__} over {parallel.size} ranks is not known; known are "
+            f"Hugging Face's {', '.join(families.FAMILIES)}. Pass plan={{pattern of module names: kind}}"
+        )
+    # 1.
+    if plan is None and family is not None:
+        families.check_heads(family, model.config, parallel)
+    # 2.
+    layers = plans.apply(plan if plan is not None else family.plan, model, parallel, every=plan is not None)  # type: ignore[union-attr]
+    # 3.
+    if from_rank0:
+        _take_from_rank0(model, parallel, place)
+    # 4.
+    cut_parameters(layers)
+    # 5.
+    if plan is None and family is not None:
+        families.put_together(family, model)
+    heads = [layer for layer in layers if isinstance(layer, Head)]
+    if len(heads) == 1:
+        loss.install(model, heads[0], parallel, plan is None and family is not None and family.loss_inside)
+    patterns = family.dropout if plan is None and family is not None else ("*",)
+    dropout.install(patterns, model, parallel, state.random_seed, place)
+
+
+@torch.no_grad()
+def _take_from_rank0(model: nn.Module, parallel: _C.Parallel, place: torch.device) -> None:
+    """In the first tensor-parallel group. The others' parameters are on the meta device from now on."""
+    first = state.dp_rank == 0
+    moved: dict[torch.Tensor, torch.Tensor] = {}
+    for module in model.modules():
+        for name, value in [*module._parameters.items(), *module._buffers.items()]:
+            if value is None:
+                continue
+            if value not in moved:
+                moved[value] = _taken(value, parallel, place) if first else value
+            if isinstance(value, nn.Parameter):
+                module._parameters[name] = moved[value]  # type: ignore[assignment]
+            else:
+                module._buffers[name] = moved[value]
+
+
+def _taken(value: torch.Tensor, parallel: _C.Parallel, place: torch.device) -> torch.Tensor:
+    if value.is_meta and parallel.index == 0:
+        raise _C.InvalidArgument(
+            "[tsm.transform] load_state_dict_from_rank0: rank 0's model is on the meta device; it must have its values"
+        )
+    given = value.detach().to(place) if parallel.index == 0 else torch.empty_like(value, device=place)
+    given = given.contiguous()
+    parallel.broadcast(given)
+    return nn.Parameter(given, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else given

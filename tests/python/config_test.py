@@ -88,7 +88,8 @@ def test_every_key_of_smp_is_taken_where_its_feature_is_not_asked_for() -> None:
     ("document", "text"),
     [
         ({"hybrid_shard_degre": 2}, r"hybrid_shard_degre: unknown key; did you mean hybrid_shard_degree\?"),
-        ({"tensor_parallel_degree": 2}, "tensor_parallel_degree: tensor parallelism is not available yet"),
+        ({"tensor_parallel_degree": 0}, "tensor_parallel_degree"),
+        ({"context_parallel_degree": 2}, "context_parallel_degree: context parallelism is not available yet"),
         ({"hybrid_shard_degree": -1}, "hybrid_shard_degree: must be at least 0, but is -1"),
         ({"train": {"steps": 5}}, "train: is read by `tesserae train` only"),
         ({"random_seed": {1, 2}}, r"\[tsm.init\] the configuration holds what JSON can not say"),

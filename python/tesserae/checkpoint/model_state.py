@@ -17,9 +17,11 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tesserae import _C, swap
+from tesserae import _C, job, swap
 from tesserae.checkpoint.pieces import Cut, Pieces, cuts_of_dtensor, whole
 from tesserae.fsdp import FullyShardedDataParallel
+from tesserae.state import state
+from tesserae.tensor_parallel.parts import split_of
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Slot:
     shape: Sequence[int]  # of the whole
     cuts: list[Cut]
     written: bool
+    split: _C.Split | None = None  # the cuts are of this tensor-parallel part of the whole
 
 
 @dataclass
@@ -108,7 +111,13 @@ class ModelState:
                 cuts, written = whole(parameter), fabric.rank == 0
                 if isinstance(parameter, DTensor):
                     cuts, written = cuts_of_dtensor(managed.names[0], parameter, fabric.size)
-                self.held.append(Held(parameter, [Slot(managed.names, parameter.shape, cuts, written)]))
+                split = split_of(managed.entries)
+                if split is not None:
+                    written = fabric.rank < split.split.parts
+                    slot = Slot(managed.names, split.whole, cuts, written, split.split)
+                else:
+                    slot = Slot(managed.names, parameter.shape, cuts, written)
+                self.held.append(Held(parameter, [slot]))
 
     def add_to(self, pieces: Pieces, rank: int, strict: bool = True) -> None:
         for held in self.held:
@@ -118,6 +127,7 @@ class ModelState:
                     slot.shape,
                     slot.cuts,
                     held.parameter,
+                    split=slot.split,
                     written=slot.written,
                     optional=not strict,
                 )
@@ -170,9 +180,11 @@ def _held_by(instance: FullyShardedDataParallel, root: str) -> list[Held]:
             "[checkpoint] called inside summon_full_params, where parameters are not sharded; call it outside"
         )
     held = []
+    first = job.tensor_degree() == 1 or state.tp_rank == 0  # of those that have what is not split
     for index, (flat, parameters) in enumerate(zip(instance._flats, instance._local, strict=True)):
         written, slices = _C.flat_slices(instance._unit, index)
         names, shapes = flat.names, flat.shapes
+        splits = [split_of(instance._managed[number].entries) for number in instance._unit.flats[index]]
         here = {slot: (begin, end, offset) for slot, begin, end, offset in slices}
         slots = []
         for slot, slot_names in enumerate(names):
@@ -180,7 +192,11 @@ def _held_by(instance: FullyShardedDataParallel, root: str) -> list[Held]:
             if slot in here:
                 begin, end, offset = here[slot]
                 cuts = [(offset, offset + end - begin, begin if not instance._use_orig_params else 0)]
-            slots.append(Slot([root + name for name in slot_names], shapes[slot], cuts, written))
+            full_names, split = [root + name for name in slot_names], splits[slot]
+            if split is not None:
+                slots.append(Slot(full_names, split.whole, cuts, written, split.split))
+            else:
+                slots.append(Slot(full_names, shapes[slot], cuts, written and first))
         if instance._use_orig_params:
             held += [Held(p, [slot], flat=True) for p, slot in zip(parameters, slots, strict=True)]
         else:

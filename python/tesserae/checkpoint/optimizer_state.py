@@ -97,7 +97,7 @@ class OptimizerState:
             if not isinstance(live, torch.Tensor) or live.shape != parameter.shape:
                 tensor = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
             for slot in slots:
-                pieces.add(names[id(slot)], slot.shape, slot.cuts, tensor, optional=True)
+                pieces.add(names[id(slot)], slot.shape, slot.cuts, tensor, split=slot.split, optional=True)
             return lambda: tensor
         if shape == []:
             counts = torch.zeros(len(slots), dtype=dtype)
@@ -163,7 +163,7 @@ def _save_value(pieces: Pieces, held: Held, key: str, value: Any, numbers: dict[
     for slot in held.slots:
         name = f"optimizer/{key}/{slot.names[0]}"
         if value.shape == parameter.shape:
-            pieces.add([name], slot.shape, slot.cuts, value, written=slot.written)
+            pieces.add([name], slot.shape, slot.cuts, value, split=slot.split, written=slot.written)
         elif value.dim() == 0:
             # Who has the parameter's first element writes it.
             pieces.add([name], [], [(0, 1, 0)], value, written=slot.written and _has_first(slot))
@@ -187,7 +187,7 @@ def as_tensor(key: str, value: Any, numbers: dict[str, str]) -> Any:
 
 
 def _has_first(slot: Slot) -> bool:
-    return any(begin == 0 for begin, _, _ in slot.cuts)
+    return any(begin == 0 for begin, _, _ in slot.cuts) and (slot.split is None or slot.split.index == 0)
 
 
 def _number(

@@ -38,12 +38,14 @@ class Pieces:
         cuts: Sequence[Cut],
         tensor: torch.Tensor,
         *,
+        split: _C.Split | None = None,
         written: bool = True,
         changes_in_forward: bool = False,
         optional: bool = False,
     ) -> None:
         """`tensor`: this rank's memory. `names`: what the tensor may be called in a checkpoint; it is saved under the
-        first. `written`: this rank saves it. `optional`: a checkpoint may lack it, it then stays as it is."""
+        first. `split`: the cuts are of this part of the whole. `written`: this rank saves it. `optional`: a checkpoint
+        may lack it, it then stays as it is."""
         name = names[0]
         if self.stored is not None:
             name = next((n for n in names if n in self.stored), name)
@@ -67,6 +69,7 @@ class Pieces:
                     begin,
                     end,
                     flat.narrow(0, start, end - begin),
+                    split=split,
                     changes_in_forward=changes_in_forward,
                     optional=optional,
                 )

@@ -169,7 +169,10 @@ def _save(
         return pieces, training
 
     degrees = state.degrees if state is not None else (1, 1, 1)
-    save_pieces(fabric, folder, collect, step=step, keep=keep, degrees=degrees, asynchronous=asynchronous)
+    tensor = fabric.size // state.fabric.size if state is not None and state.fabric is not None else 1
+    save_pieces(
+        fabric, folder, collect, step=step, keep=keep, degrees=degrees, tensor=tensor, asynchronous=asynchronous
+    )
 
 
 def save_pieces(
@@ -180,6 +183,7 @@ def save_pieces(
     step: int,
     keep: int,
     degrees: tuple[int, int, int],
+    tensor: int = 1,
     asynchronous: bool,
 ) -> None:
     """What all savers do: collect() returns the pieces and the manifest's "training"."""
@@ -196,6 +200,7 @@ def save_pieces(
             keep=keep,
             step=step,
             degrees=degrees,
+            tensor=tensor,
             pieces=pieces.pieces,
             training=json.dumps(training),
             asynchronous=asynchronous,
@@ -223,12 +228,13 @@ def together(fabric: _C.Fabric, function: str, call: Callable[[], Any]) -> Any:
 def fabric_for(model: ModelState | None, process_group: dist.ProcessGroup | None) -> _C.Fabric:
     """The ranks that save or load together. Collective at the first call for a group."""
     if model is not None and model.fabric is not None:
-        if process_group is not None and dist.get_world_size(process_group) != model.fabric.size:
+        fabric = job.whole_fabric(model.fabric)  # all tensor indices save, and load, together
+        if process_group is not None and dist.get_world_size(process_group) != fabric.size:
             raise _C.InvalidArgument(
                 f"[checkpoint] process_group has {dist.get_world_size(process_group)} ranks and the model is sharded "
-                f"over {model.fabric.size}; leave process_group out"
+                f"over {fabric.size}; leave process_group out"
             )
-        return model.fabric
+        return fabric
     if dist.is_initialized():
         return job.fabric_of(process_group, model.device if model is not None else torch.device("cpu"))
     global _alone

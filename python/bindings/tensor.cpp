@@ -1,0 +1,114 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/bindings/bindings.h"
+#include "tesserae/shard/split_parameters.h"
+#include "tesserae/tensor/functions.h"
+#include "tesserae/tensor/layers.h"
+#include "tesserae/tensor/split_random.h"
+#include "tesserae/tensor/whole.h"
+
+namespace tesserae::bindings {
+namespace {
+
+using Gil = py::gil_scoped_release;
+using tensor::Parallel;
+using Among = std::shared_ptr<Parallel>;
+using MaybeTensor = std::optional<at::Tensor>;
+
+// Backward runs these functions' nodes in C++, on threads of autograd that hold no GIL.
+void bind_functions(py::module_& module) {
+  const auto without_gil = py::call_guard<Gil>();
+  module.def(
+      "column_linear",
+      [](const at::Tensor& x, const std::vector<at::Tensor>& weights, const std::vector<MaybeTensor>& biases,
+         const Among& parallel) {
+        std::vector<at::Tensor> all;
+        for (const auto& bias : biases) {
+          if (bias) all.push_back(*bias);
+        }
+        return tensor::column_linear(x, weights, all, parallel);
+      },
+      py::arg("x"), py::arg("weights"), py::arg("biases"), py::arg("parallel"), without_gil,
+      "y_i = x W_i^T + b_i for weights cut by rows, which all read the same x; all have a bias or none (None).");
+  module.def(
+      "row_linear",
+      [](const at::Tensor& x, const at::Tensor& weight, const MaybeTensor& bias, const Among& parallel) {
+        return tensor::row_linear(x, weight, bias.value_or(at::Tensor()), parallel);
+      },
+      py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("parallel"), without_gil,
+      "y = x W^T + b for a weight cut by columns and x split along its last dimension; y is repeated.");
+  module.def(
+      "vocabulary_embedding",
+      [](const at::Tensor& tokens, const at::Tensor& weight, const Among& parallel) {
+        return tensor::vocabulary_embedding(tokens, weight, parallel);
+      },
+      py::arg("tokens"), py::arg("weight"), py::arg("parallel"), without_gil);
+  module.def(
+      "vocabulary_cross_entropy",
+      [](const at::Tensor& logits, const at::Tensor& targets, int64_t vocabulary, const Among& parallel,
+         int64_t ignored) { return tensor::vocabulary_cross_entropy(logits, targets, vocabulary, parallel, ignored); },
+      py::arg("logits"), py::arg("targets"), py::arg("vocabulary"), py::arg("parallel"), py::arg("ignored") = -100,
+      without_gil, "Of each token, fp32, from this rank's columns of the logits.");
+  module.def(
+      "gather_from",
+      [](const at::Tensor& x, int64_t dim, const Among& parallel) { return tensor::gather_from(x, dim, parallel); },
+      py::arg("x"), py::arg("dim"), py::arg("parallel"), without_gil, "Puts split pieces along `dim` together.");
+}
+
+}  // namespace
+
+void bind_parallel(py::module_& module) {
+  const auto without_gil = py::call_guard<Gil>();
+  py::class_<Parallel, Among>(module, "Parallel",
+                              "The ranks among which the tensors of layers are split; see tesserae/tensor/parallel.h.")
+      .def(py::init<std::shared_ptr<comm::Fabric>, const std::vector<int>&>(), py::arg("fabric"), py::arg("members"),
+           without_gil, "Collective over `members`, ranks of the fabric.")
+      .def_property_readonly("index", &Parallel::index)
+      .def_property_readonly("size", &Parallel::size)
+      .def("split", &Parallel::split, py::arg("dim"), py::arg("blocks") = 1,
+           "This rank's part of a tensor that is cut along `dim`.")
+      .def(
+          "whole_of",
+          [](const Among& self, const at::Tensor& part, const mesh::Split& split, const std::vector<int64_t>& whole) {
+            return tensor::whole_of(part, split, whole, *self);
+          },
+          py::arg("part"), py::arg("split"), py::arg("whole"), without_gil,
+          "Collective: the whole tensor of shape `whole`, of which each rank brings its part. No autograd.")
+      .def(
+          "broadcast", [](const Among& self, const at::Tensor& tensor) { self->group().broadcast(tensor, 0); },
+          py::arg("tensor"), without_gil, "Collective, in place: all have what the first has; contiguous.");
+}
+
+void bind_tensor(py::module_& module) {
+  bind_functions(module);
+  module.def("part_of", &shard::part_of, py::arg("whole"), py::arg("split"), py::call_guard<Gil>(),
+             "The part of a whole tensor that `split` means, contiguous, padding zero.");
+  module.def(
+      "heads_of_rank",
+      [](int64_t query, int64_t key_value, const Among& parallel) {
+        const auto heads = tensor::heads_of_rank(query, key_value, *parallel);
+        return std::make_pair(heads.query, heads.key_value);
+      },
+      py::arg("query"), py::arg("key_value"), py::arg("parallel"),
+      "How many heads each rank has. Raises InvalidArgument, naming the degrees that would do.");
+  module.def(
+      "size_of_part",
+      [](const std::string& what, int64_t size, const Among& parallel) {
+        return tensor::size_of_part(what.c_str(), size, *parallel);
+      },
+      py::arg("what"), py::arg("size"), py::arg("parallel"),
+      "Raises InvalidArgument, naming `what` and the degrees that would do, unless the ranks divide `size`.");
+
+  using tensor::SplitRandom;
+  py::class_<SplitRandom>(module, "SplitRandom", "Random numbers of split computation; tesserae/tensor/split_random.h.")
+      .def(py::init([](const Among& parallel, uint64_t seed, const at::Device& device) {
+             return std::make_unique<SplitRandom>(*parallel, seed, device);
+           }),
+           py::arg("parallel"), py::arg("seed"), py::arg("device"))
+      .def("begin", &SplitRandom::begin)
+      .def("end", &SplitRandom::end)
+      .def_property_readonly("inside", &SplitRandom::inside);
+}
+
+}  // namespace tesserae::bindings

@@ -1,0 +1,51 @@
+"""Dropout on split activations: each tensor-parallel rank has other heads and features, so it draws other masks.
+
+Ranks of one tensor-parallel group are seeded alike: where activations are the same on all, dropout draws the same mask
+on all, as it does in any model. Where they are split the default generators are the rank's own (C++: SplitRandom),
+ 1. from the begin of a module that the family names (attention, a dense block),
+ 2. to the begin of its row layer, whose sum, and what follows in the module, is the same on all again;
+ 3. or to the end of the module, if an exception ends it before.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from tesserae import _C
+from tesserae.tensor_parallel.layers import Row
+
+_ATTRIBUTES = ("attention_dropout", "dropout")  # probabilities that modules pass on to a function
+
+
+def install(
+    patterns: tuple[str, ...], model: nn.Module, parallel: _C.Parallel, seed: int, device: torch.device
+) -> None:
+    random = _C.SplitRandom(parallel, seed, device)
+    for name, module in model.named_modules():
+        rows = [child for child in module.children() if isinstance(child, Row)]
+        if rows and any(fnmatchcase(name, pattern) for pattern in patterns) and _drops(module):
+            _install(module, rows[0], random)
+
+
+def _install(module: nn.Module, row: Row, random: _C.SplitRandom) -> None:
+    def begin(module: nn.Module, _: Any) -> None:
+        if module.training:
+            random.begin()
+
+    def end(*_: Any) -> None:
+        random.end()
+
+    module.register_forward_pre_hook(begin)
+    row.register_forward_pre_hook(end)
+    module.register_forward_hook(end, always_call=True)
+
+
+def _drops(module: nn.Module) -> bool:
+    """Whether it may drop anything; probabilities of 0 cost nothing."""
+    inside = any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
+    passed = any(isinstance(p := getattr(module, name, 0), (int, float)) and p > 0 for name in _ATTRIBUTES)
+    return inside or passed

@@ -1,0 +1,120 @@
+"""What is known of Hugging Face's models, by the model_type of their configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from tesserae import _C
+from tesserae.tensor_parallel.layers import Together
+
+
+@dataclass(frozen=True)
+class Family:
+    plan: dict[str, str]
+    heads: tuple[str, str]  # names in the configuration: of queries, of keys and values
+    # Layers that read the same input, by a pattern of the names of the module around them.
+    together: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # Modules in which dropout works on split activations: from their begin to their row layer.
+    dropout: tuple[str, ...] = ()
+    # The loss is computed inside forward, from labels that are targets as they are; else by model.loss_function.
+    loss_inside: bool = False
+
+
+_LLAMA = Family(
+    plan={
+        "*self_attn.q_proj": "column",
+        "*self_attn.k_proj": "column",
+        "*self_attn.v_proj": "column",
+        "*self_attn.o_proj": "row",
+        "*mlp.gate_proj": "column",
+        "*mlp.up_proj": "column",
+        "*mlp.down_proj": "row",
+        "*embed_tokens": "vocabulary",
+        "lm_head": "head",
+    },
+    heads=("num_attention_heads", "num_key_value_heads"),
+    together={"*self_attn": ("q_proj", "k_proj", "v_proj"), "*mlp": ("gate_proj", "up_proj")},
+    dropout=("*self_attn",),
+)
+
+FAMILIES = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "gpt_neox": Family(
+        plan={
+            "*attention.query_key_value": "column",  # head by head: query, key and value of one after the other
+            "*attention.dense": "row",
+            "*mlp.dense_h_to_4h": "column",
+            "*mlp.dense_4h_to_h": "row",
+            "*embed_in": "vocabulary",
+            "lm_head": "head",
+            "embed_out": "head",  # its name before transformers 5
+        },
+        heads=("num_attention_heads", "num_attention_heads"),
+        dropout=("*attention",),
+    ),
+    "gpt2": Family(
+        plan={
+            "*.attn": "divide:num_heads,split_size",
+            "*crossattention": "divide:num_heads,split_size",
+            "*crossattention.c_attn": "column:2",
+            "*crossattention.q_attn": "column",
+            "*crossattention.c_proj": "row",
+            "*.attn.c_attn": "column:3",
+            "*.attn.c_proj": "row",
+            "*mlp.c_fc": "column",
+            "*mlp.c_proj": "row",
+            "*wte": "vocabulary",
+            "lm_head": "head",
+        },
+        heads=("num_attention_heads", "num_attention_heads"),
+        dropout=("*.attn", "*crossattention"),
+    ),
+    "t5": Family(
+        plan={
+            "*SelfAttention": "divide:n_heads,inner_dim",
+            "*EncDecAttention": "divide:n_heads,inner_dim",
+            "*Attention.q": "column",
+            "*Attention.k": "column",
+            "*Attention.v": "column",
+            "*Attention.o": "row",
+            "*Attention.relative_attention_bias": "features",  # of a head each
+            "*DenseReluDense.wi": "column",
+            "*DenseReluDense.wi_0": "column",
+            "*DenseReluDense.wi_1": "column",
+            "*DenseReluDense.wo": "row",
+            "*shared": "vocabulary",
+            "*embed_tokens": "vocabulary",
+            "lm_head": "head",
+        },
+        heads=("num_heads", "num_heads"),
+        together={
+            "*SelfAttention": ("q", "k", "v"),
+            "*EncDecAttention": ("k", "v"),
+            "*DenseReluDense": ("wi_0", "wi_1"),
+        },
+        dropout=("*Attention", "*DenseReluDense"),
+        loss_inside=True,
+    ),
+}
+
+
+def family_of(model: nn.Module) -> Family | None:
+    return FAMILIES.get(getattr(getattr(model, "config", None), "model_type", ""))
+
+
+def check_heads(family: Family, config: Any, parallel: _C.Parallel) -> None:
+    """Raises InvalidArgument, naming the degrees that would do, for heads that the ranks do not divide."""
+    query, key_value = (getattr(config, name) for name in family.heads)
+    _C.heads_of_rank(query, query if key_value is None else key_value, parallel)
+
+
+def put_together(family: Family, model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        for pattern, layers in family.together.items():
+            if fnmatchcase(name, pattern) and all(layer in module._modules for layer in layers):
+                Together(module, layers)

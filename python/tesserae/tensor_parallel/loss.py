@@ -1,0 +1,117 @@
+"""The loss of a language model from logits of which each rank has the columns of its tokens: they are never gathered.
+
+In training, where forward is given labels, the head leaves logits split; the loss is computed from them in C++, and the
+output has no logits (None: a part of them would be taken for all). Without labels, or without gradients, the head puts
+logits together, and the model does what it always does: generation, evaluation, losses of the user's own.
+
+Models whose forward calls model.loss_function get another function there. In T5's the loss is part of forward: labels
+are taken out of the arguments before, as decoder_input_ids, and the loss is put into the output after it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tesserae import _C
+from tesserae.tensor_parallel.layers import Head
+
+IGNORED = -100
+
+
+def install(model: nn.Module, head: Head, parallel: _C.Parallel, loss_inside: bool) -> None:
+    """For models of which it is known how they compute their loss; the head of any other always gathers."""
+    kind = type(model).__name__
+    causal = kind.endswith(("ForCausalLM", "LMHeadModel")) and hasattr(model, "loss_function")
+    if (kind.endswith("ForConditionalGeneration") if loss_inside else causal) and "labels" in _arguments(model):
+        _Loss(model, head, parallel, loss_inside)
+
+
+def _arguments(model: nn.Module) -> list[str]:
+    return list(inspect.signature(model.forward).parameters)
+
+
+class _Loss:
+    """Of one model. Its hooks keep it."""
+
+    def __init__(self, model: nn.Module, head: Head, parallel: _C.Parallel, inside: bool) -> None:
+        self._place = _arguments(model).index("labels")
+        self._head, self._parallel, self._inside = head, parallel, inside
+        self._vocabulary = head._tesserae_splits["weight"].whole[0]
+        self._labels: Tensor | None = None
+        self._computed = False
+        if not inside:
+            self._otherwise = model.loss_function
+            model.loss_function = self._causal  # type: ignore[assignment]
+        model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        model.register_forward_hook(self._end, with_kwargs=True, always_call=True)
+
+    def _begin(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+        labels = kwargs.get("labels") if len(args) <= self._place else args[self._place]
+        self._head._tesserae_gathers = labels is None or not torch.is_grad_enabled()
+        self._computed = False
+        if self._head._tesserae_gathers or not self._inside:
+            return None
+        self._labels = labels
+        if len(args) > self._place:
+            args = (*args[: self._place], None, *args[self._place + 1 :])
+        kwargs = {**kwargs, "labels": None}
+        if kwargs.get("decoder_input_ids") is None and kwargs.get("decoder_inputs_embeds") is None:
+            kwargs["decoder_input_ids"] = model._shift_right(labels)  # type: ignore[operator]
+        return args, kwargs
+
+    def _end(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+        split, labels = not self._head._tesserae_gathers, self._labels
+        self._head._tesserae_gathers, self._labels = True, None
+        if not split or output is None:  # None: forward has thrown
+            return None
+        if not self._inside and not self._computed:
+            raise _C.InvalidArgument(
+                f"[forward] a {type(model).__name__} was given labels and did not call its loss_function, so its loss "
+                "is of a part of the vocabulary; compute the loss from the logits of a forward without labels"
+            )
+        if isinstance(output, tuple):
+            return (self._mean(output[0], labels), *output[1:]) if self._inside else (output[0], *output[2:])
+        values = {name: value for name, value in output.items() if name != "logits"}
+        if self._inside:
+            values["loss"] = self._mean(output["logits"], labels)
+        return type(output)(**values)
+
+    def _causal(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        vocab_size: int,
+        num_items_in_batch: Tensor | int | None = None,
+        ignore_index: int = IGNORED,
+        shift_labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """As transformers' ForCausalLMLoss: each position predicts the next token."""
+        if self._head._tesserae_gathers:
+            if shift_labels is not None:
+                kwargs["shift_labels"] = shift_labels
+            return self._otherwise(
+                logits=logits,
+                labels=labels,
+                vocab_size=vocab_size,
+                num_items_in_batch=num_items_in_batch,
+                ignore_index=ignore_index,
+                **kwargs,
+            )
+        self._computed = True
+        if shift_labels is None:
+            shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        return self._mean(logits, shift_labels, num_items_in_batch, ignore_index)
+
+    def _mean(
+        self, logits: Tensor, targets: Tensor | None, items: Tensor | int | None = None, ignored: int = IGNORED
+    ) -> Tensor:
+        assert targets is not None
+        targets = targets.to(logits.device).reshape(logits.shape[:-1]).contiguous()
+        losses = _C.vocabulary_cross_entropy(logits, targets, self._vocabulary, self._parallel, ignored)
+        count = (targets != ignored).sum() if items is None else items
+        return losses.sum() / (count.to(logits.device) if isinstance(count, Tensor) else count)

@@ -1,0 +1,140 @@
+"""Modules some of whose parameters are this rank's parts of larger tensors.
+
+A SplitModule has parameters of the shape of a part, under the names that they have in the whole model. Outside, they
+are whole: its entries of a state dict are put together from all tensor-parallel ranks (a collective), and whole tensors
+that are loaded are cut. What walks a model for FSDP asks split_of() which parameters are parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tesserae import _C
+
+
+@dataclass(frozen=True)
+class SplitParameter:
+    """How a parameter is cut, and the shape of the whole tensor."""
+
+    split: _C.Split
+    whole: tuple[int, ...]
+
+    def part_shape(self) -> torch.Size:
+        return torch.Size(self.split.part_shape(list(self.whole)))
+
+
+@dataclass(frozen=True)
+class Mark:
+    """On an entry of a state dict that was put together: of which memory it shows the part."""
+
+    storage: int
+    place: tuple[int, torch.Size]
+
+
+class SplitModule(nn.Module):
+    """Becomes the class of a module of the user's: see split_module()."""
+
+    _tesserae_parallel: _C.Parallel
+    _tesserae_splits: Mapping[str, SplitParameter]  # by name in this module
+
+    def reset_parameters(self) -> None:
+        """As the unsplit layer does it, with the same random numbers."""
+        with whole_parameters(self, keep=False):
+            super().reset_parameters()  # type: ignore[misc]
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, split in self._tesserae_splits.items():
+            part = destination.get(prefix + name)
+            # Another shape: a slice of FSDP's, where only another rank wants to know.
+            if part is not None and part.shape == split.part_shape():
+                destination[prefix + name] = self._whole_of(part, split)
+
+    def _whole_of(self, part: Tensor, split: SplitParameter) -> Tensor:
+        if part.is_meta:
+            return part.new_empty(split.whole)
+        whole = self._tesserae_parallel.whole_of(part.detach(), split.split, list(split.whole))
+        whole._tesserae_part = Mark(part.untyped_storage().data_ptr(), (part.data_ptr(), part.shape))
+        return whole
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name, split in self._tesserae_splits.items():
+            value = state_dict.get(prefix + name)
+            if isinstance(value, Tensor) and value.shape == torch.Size(split.whole):
+                state_dict[prefix + name] = _C.part_of(value, split.split)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def split_module(
+    module: nn.Module, kind: type[SplitModule], parallel: _C.Parallel, splits: dict[str, SplitParameter]
+) -> None:
+    """`module` is a `kind` from now on, which is derived from its class: the same object, with its hooks, for whoever
+    has a reference to it. Its parameters are not touched: see cut_parameters()."""
+    module.__class__ = kind
+    module._tesserae_parallel = parallel  # type: ignore[assignment]
+    module._tesserae_splits = splits  # type: ignore[assignment]
+
+
+def cut_parameters(modules: Iterable[SplitModule]) -> None:
+    """Whole parameters become parts: in the memory of a part, tied ones tied as before."""
+    cut: dict[nn.Parameter, tuple[nn.Parameter, SplitParameter]] = {}
+    for module in modules:
+        for name, split in module._tesserae_splits.items():
+            whole = module._parameters[name]
+            if whole is None:
+                continue
+            if whole in cut and cut[whole][1] != split:
+                raise _C.InvalidArgument(
+                    f"[tsm.transform] the parameter {name} of a {type(module).__name__} is tied to another one that is "
+                    f"cut differently: {split.split} and {cut[whole][1].split}; give them plans of the same kind"
+                )
+            if whole not in cut:
+                part = whole.new_empty(split.part_shape()) if whole.is_meta else _C.part_of(whole.detach(), split.split)
+                if part.data_ptr() == whole.data_ptr() and not whole.is_meta:
+                    part = part.clone()  # not a view that keeps the whole alive
+                cut[whole] = nn.Parameter(part, requires_grad=whole.requires_grad), split
+            module._parameters[name] = cut[whole][0]
+
+
+@contextmanager
+def whole_parameters(module: nn.Module, keep: bool) -> Generator[None]:
+    """The module's parameters are whole tensors within this context, and afterwards what is then in their parts.
+    `keep`: with the values that they have, which is collective; else with memory for whoever gives them values."""
+    if not isinstance(module, SplitModule):
+        yield
+        return
+    parts: dict[str, nn.Parameter] = {}
+    for name, split in module._tesserae_splits.items():
+        part = module._parameters[name]
+        if part is None or part.shape == torch.Size(split.whole):  # whole already: a context within another
+            continue
+        parts[name] = part
+        whole = module._whole_of(part, split) if keep else part.new_empty(split.whole)
+        module._parameters[name] = nn.Parameter(whole.detach(), requires_grad=part.requires_grad)
+    try:
+        yield
+        with torch.no_grad():
+            for name, part in parts.items():
+                part.copy_(_C.part_of(module._parameters[name].detach(), module._tesserae_splits[name].split))
+    finally:
+        module._parameters.update(parts)
+
+
+def split_of(entries: Iterable[tuple[nn.Module, str]]) -> SplitParameter | None:
+    """How the parameter is cut that the modules have under these names; None: it is whole. Raises InvalidArgument if
+    they do not agree."""
+    modules = list(entries)
+    found = [m._tesserae_splits.get(name) if isinstance(m, SplitModule) else None for m, name in modules]
+    if any(split != found[0] for split in found):
+        names = ", ".join(f"{type(module).__name__}.{name}" for module, name in modules)
+        raise _C.InvalidArgument(
+            f"[FSDP] the parameter that {names} share is cut in different ways ({', '.join(map(str, found))}); give "
+            "tied layers the same plan"
+        )
+    return found[0]

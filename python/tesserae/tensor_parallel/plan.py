@@ -1,0 +1,84 @@
+"""Which layers of a model are split, and how: patterns of module names, as of a shell -> kinds.
+
+   {"*.q_proj": "column", "*.o_proj": "row", "*.attention": "divide:num_heads"}
+
+- "column", "row"            nn.Linear or Conv1D, by output or input features (layers.py)
+- "column:3"                 the same for three matrices in one, side by side: each is cut by itself
+- "head"                     the linear layer to the vocabulary
+- "vocabulary", "features"   nn.Embedding, by its rows or by its columns
+- "divide:num_heads,size"    attributes of a module, which its forward reads: those of this rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from tesserae import _C
+from tesserae.tensor_parallel.layers import KINDS, is_linear
+from tesserae.tensor_parallel.parts import SplitModule
+
+Plan = Mapping[str, str]
+
+
+def apply(plan: Plan, model: nn.Module, parallel: _C.Parallel, every: bool = True) -> list[SplitModule]:
+    """Splits the layers that the plan names; their parameters are still whole. Returns them.
+
+    `every`: each pattern must match. Raises InvalidArgument that lists the patterns that did not and the linear layers
+    that are in no pattern; and, with the degrees that would do, for what can not be divided.
+    """
+    _check_kinds(plan)
+    names = {module: name for name, module in model.named_modules()}
+    chosen: dict[nn.Module, tuple[str, str]] = {}  # pattern and kind; the first that matches
+    matched = set()
+    for pattern, kind in plan.items():
+        for module, name in names.items():
+            if fnmatchcase(name, pattern):
+                matched.add(pattern)
+                chosen.setdefault(module, (pattern, kind))
+    unmatched = [pattern for pattern in plan if pattern not in matched]
+    if every and unmatched:
+        left = [name for module, name in names.items() if is_linear(module) and module not in chosen]
+        raise _C.InvalidArgument(
+            f"[tsm.transform] no module matches {_shown(unmatched)} of the plan; linear layers that no pattern "
+            f"matches: {_shown(left) if left else 'none'}"
+        )
+    layers = []
+    for module, (_, kind) in chosen.items():
+        if isinstance(module, SplitModule):
+            raise _C.InvalidArgument(f"[tsm.transform] {names[module]} has been split already; transform a model once")
+        what, _, argument = kind.partition(":")
+        if what == "divide":
+            _divide(module, names[module], argument.split(","), parallel)
+        else:
+            KINDS[what](module, names[module], parallel, int(argument or 1))
+            layers.append(module)
+    return layers  # type: ignore[return-value]
+
+
+def _check_kinds(plan: Plan) -> None:
+    for pattern, kind in plan.items():
+        what, colon, argument = str(kind).partition(":")
+        good = what in KINDS and (not colon or (what == "column" and argument.isdigit() and int(argument) > 0))
+        if not good and not (what == "divide" and argument):
+            raise _C.InvalidArgument(
+                f"[tsm.transform] the plan says {kind!r} of {pattern!r}; it takes {', '.join(KINDS)}, column:BLOCKS "
+                "and divide:ATTRIBUTE,..."
+            )
+
+
+def _divide(module: nn.Module, name: str, attributes: list[str], parallel: _C.Parallel) -> None:
+    for attribute in attributes:
+        size = getattr(module, attribute, None)
+        if not isinstance(size, int):
+            raise _C.InvalidArgument(
+                f"[tsm.transform] {name} is to divide {attribute!r}, which is {size!r}; it must be a whole number"
+            )
+        setattr(module, attribute, _C.size_of_part(f"{name}.{attribute}:", size, parallel))
+
+
+def _shown(names: list[str], most: int = 20) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
