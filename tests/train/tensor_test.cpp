@@ -100,9 +100,10 @@ TEST_F(TensorJob, DegreesThatDoNotDivideNameWhatWould) {
     return program.output + program.errors;
   };
   EXPECT_THAT(refused(4, {"tensor_parallel_degree=3"}), HasSubstr("tensor_parallel_degree"));
-  EXPECT_THAT(refused(4, {"tensor_parallel_degree=4", "model.heads=2"}),
-              HasSubstr("tensor_parallel_degree must divide model.heads = 2, but is 4; heads, kv_heads and feed_forward "
-                        "can all be split over the divisors of 2"));
+  EXPECT_THAT(
+      refused(4, {"tensor_parallel_degree=4", "model.heads=2"}),
+      HasSubstr("tensor_parallel_degree must divide model.heads = 2, but is 4; heads, kv_heads and feed_forward "
+                "can all be split over the divisors of 2"));
   EXPECT_THAT(refused(4, {"tensor_parallel_degree=2", "hybrid_shard_degree=4"}), HasSubstr("hybrid_shard_degree"));
 }
 
