@@ -30,10 +30,9 @@ class TensorJob : public testing::Test {
     ASSERT_EQ(expected.size(), 24u);
     ASSERT_EQ(lines.size(), expected.size());
     for (size_t i = 0; i < lines.size(); ++i) {
-      for (const char* key : {"loss", "grad_norm"}) {
-        const double wanted = expected[i][key];
-        EXPECT_NEAR(lines[i][key].get<double>(), wanted, 1e-4 * wanted) << key << " of step " << i + 1;
-      }
+      const double loss = expected[i]["loss"], norm = expected[i]["grad_norm"];
+      EXPECT_NEAR(lines[i]["loss"].get<double>(), loss, 1e-4 * loss) << "step " << i + 1;
+      EXPECT_NEAR(lines[i]["grad_norm"].get<double>(), norm, 1e-3 * norm) << "step " << i + 1;
     }
     EXPECT_NEAR(lines.back()["val_loss"].get<double>(), expected.back()["val_loss"].get<double>(), 1e-3);
   }
@@ -102,7 +101,7 @@ TEST_F(TensorJob, DegreesThatDoNotDivideNameWhatWould) {
   EXPECT_THAT(refused(4, {"tensor_parallel_degree=3"}), HasSubstr("tensor_parallel_degree"));
   EXPECT_THAT(
       refused(4, {"tensor_parallel_degree=4", "model.heads=2"}),
-      HasSubstr("tensor_parallel_degree must divide model.heads = 2, but is 4; heads, kv_heads and feed_forward "
+      HasSubstr("tensor_parallel_degree: must divide model.heads = 2, but is 4; heads, kv_heads and feed_forward "
                 "can all be split over the divisors of 2"));
   EXPECT_THAT(refused(4, {"tensor_parallel_degree=2", "hybrid_shard_degree=4"}), HasSubstr("hybrid_shard_degree"));
 }
