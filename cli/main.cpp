@@ -35,6 +35,7 @@ int main(int argc, char** argv) {
   cli::add_config(program, status);
   cli::add_inspect(program, status);
   cli::add_verify(program, status);
+  cli::add_plan(program, status);
   cli::add_convert(program, status);
   try {
     program.parse(argc, argv);

@@ -12,7 +12,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-LAYERS = ["base", "os", "mesh", "comm", "shard", "optim", "dial", "tensor", "checkpoint", "data", "model", "train"]
+LAYERS = [
+    "base",
+    "os",
+    "mesh",
+    "comm",
+    "shard",
+    "optim",
+    "dial",
+    "tensor",
+    "checkpoint",
+    "data",
+    "model",
+    "plan",
+    "train",
+]
 TOP = {"tesserae", "python", "cli", "tests", "bench", "examples", "docs", "cmake", "tools"}
 TESTS = {*LAYERS, "support", "parity", "cli", "bench", "python"}
 PYTHON = {"tesserae", "bindings"}

@@ -54,8 +54,9 @@ Dial::~Dial() = default;
 void Dial::open() {
   std::string taken;
   if (leads()) {
+    const int ranks = options_.facts.ranks() > 0 ? options_.facts.ranks() : fabric_->size();
     try {
-      server_ = std::make_unique<Server>(options_.folder, fabric_->size());
+      server_ = std::make_unique<Server>(options_.folder, ranks);
       server_->set_status(status(0));
     } catch (const os::AddressInUse& error) {
       taken = error.what();

@@ -67,12 +67,13 @@ RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int 
 
 double memory_of(const Facts& facts, const mesh::Degrees& degrees) {
   const auto copy = static_cast<double>(facts.parameters) * facts.compute_bytes;
+  const int neighbours = facts.ranks_share_place ? facts.tensor : 1;
   double fullest = 0, place = 0;
   for (int rank = 0; rank < facts.ranks(); ++rank) {
     const bool new_place = rank == 0 || !facts.ranks_share_place || spans_hosts(facts, rank - 1, rank);
     if (new_place) place = 0;
-    place += memory_of_rank(facts, degrees, rank).total();
-    if (shares(facts, degrees, rank) && rank % degrees.parameters == 0) place += copy;
+    place += neighbours * memory_of_rank(facts, degrees, rank).total();
+    if (shares(facts, degrees, rank) && rank % degrees.parameters == 0) place += neighbours * copy;
     fullest = std::max(fullest, place);
   }
   return fullest;

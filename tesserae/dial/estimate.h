@@ -11,8 +11,9 @@ namespace tesserae::dial {
 /// What memory and time of a step depend on beside the degrees. Bytes are those of one element. docs/auto.md derives
 /// the formulas of this file.
 struct Facts {
-  std::vector<int> host_of;  ///< of each rank, ranks of a host one after the other
-  int64_t parameters = 0;    ///< Psi: elements of the model
+  std::vector<int> host_of;  ///< of each data-parallel rank, ranks of a host one after the other
+  int tensor = 1;            ///< tensor-parallel ranks for each of them: as many times a rank's memory is in its place
+  int64_t parameters = 0;    ///< Psi: elements of the model; with tensor-parallel ranks, of the parts of one of them
   int64_t root_unit = 0;     ///< elements of the root, which is gathered and reduced beside the others
   int64_t largest_unit = 0;  ///< elements of the largest inner unit
   int units = 1;             ///< with the root

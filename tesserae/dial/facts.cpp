@@ -20,7 +20,6 @@ Facts facts_of(const comm::Fabric& fabric) {
 Facts facts_of(shard::Engine& engine, double state_per_master, int micro_batches) {
   const shard::Options& options = engine.context().options;
   Facts facts = facts_of(*engine.context().fabric);
-  facts.parameters = engine.parameter_count();
   facts.units = engine.unit_count();
   for (int unit = 0; unit < engine.unit_count(); ++unit) {
     int64_t elements = 0;
@@ -31,6 +30,7 @@ Facts facts_of(shard::Engine& engine, double state_per_master, int micro_batches
       facts.reduce_bytes = static_cast<int>(c10::elementSize(view.flat.dtypes().reduce));
       facts.master_bytes = static_cast<int>(c10::elementSize(view.flat.dtypes().master));
     }
+    facts.parameters += elements;
     (unit == 0 ? facts.root_unit : facts.largest_unit) = unit == 0 ? elements : std::max(facts.largest_unit, elements);
   }
   facts.state_bytes = state_per_master * facts.master_bytes;

@@ -25,6 +25,7 @@ void fields_of(F& facts, const Visit& visit, const Facts* /*of*/) {
   visit("free_after_backward", facts.free_after_backward);
   visit("micro_batches", facts.micro_batches);
   visit("two_hop", facts.two_hop);
+  visit("tensor", facts.tensor);
   visit("ranks_share_place", facts.ranks_share_place);
   visit("shared_copy", facts.shared_copy);
 }

@@ -2,11 +2,20 @@
 
 #include <utility>
 
+#include "tesserae/comm/sub_fabric.h"
 #include "tesserae/dial/facts.h"
 #include "tesserae/dial/links.h"
 
 namespace tesserae::train {
 namespace {
+
+/// How many tensor-parallel ranks of a data-parallel one are in the same place.
+int tensor_ranks_of_host(const comm::Fabric& fabric, int tensor) {
+  const mesh::World& world = fabric.world();
+  int count = 0;
+  while (count < tensor && world.host(count) == world.host(0)) ++count;
+  return count;
+}
 
 /// The optimizer's state in bytes for each byte of a master.
 double state_per_master(const Config::Optimizer& optimizer) {
@@ -14,16 +23,17 @@ double state_per_master(const Config::Optimizer& optimizer) {
   return optimizer.momentum > 0 ? 1 : 0;
 }
 
-dial::Facts planned_facts(const Plan& plan, const Config& config, comm::Fabric& fabric) {
+dial::Facts planned_facts(const Plan& plan, const Config& config, const comm::Fabric& job, comm::Fabric& data) {
   const model::GptSizes sizes = model::sizes(plan.model);
   const auto bytes = [](std::optional<c10::ScalarType> dtype, c10::ScalarType otherwise) {
     return static_cast<int>(c10::elementSize(dtype.value_or(otherwise)));
   };
   const c10::ScalarType compute = plan.precision.parameters.value_or(plan.model.dtype);
-  dial::Facts facts = dial::facts_of(fabric);
-  facts.parameters = sizes.total;
-  facts.root_unit = sizes.root;
-  facts.largest_unit = sizes.block;
+  dial::Facts facts = dial::facts_of(data);
+  facts.tensor = tensor_ranks_of_host(job, plan.tensor);
+  facts.parameters = sizes.total / plan.tensor;  // but for norms, of which each rank has all
+  facts.root_unit = sizes.root / plan.tensor;
+  facts.largest_unit = sizes.block / plan.tensor;
   facts.units = static_cast<int>(plan.model.layers) + 1;
   facts.compute_bytes = bytes(compute, compute);
   facts.reduce_bytes = bytes(plan.precision.reduce, compute);
@@ -35,16 +45,18 @@ dial::Facts planned_facts(const Plan& plan, const Config& config, comm::Fabric& 
   facts.free_after_backward = plan.strategy.free_after_backward;
   facts.micro_batches = static_cast<int>(config.train.accumulate);
   facts.two_hop = config.train.accumulation == shard::Accumulation::two_hop;
-  facts.shared_copy = dial::ranks_can_share(fabric);
+  facts.shared_copy = dial::ranks_can_share(data);
   return facts;
 }
 
 }  // namespace
 
-void choose_degrees(Plan& plan, const Config& config, comm::Fabric& fabric, const dial::Links& links) {
-  const dial::PlaceMemory place = dial::fullest_place(fabric);
-  const dial::FirstChoice choice =
-      dial::first_choice(planned_facts(plan, config, fabric), links, place.total, place.free, config.dial_headroom);
+void choose_degrees(Plan& plan, const Config& config, const std::shared_ptr<comm::Fabric>& fabric,
+                    const dial::Links& links) {
+  const dial::PlaceMemory place = dial::fullest_place(*fabric);
+  const auto data = comm::sub_fabric(fabric, plan.axes().data_group(fabric->rank()));
+  const dial::FirstChoice choice = dial::first_choice(planned_facts(plan, config, *fabric, *data), links, place.total,
+                                                      place.free, config.dial_headroom);
   plan.strategy.degrees = choice.degrees;
   plan.choice = choice.why;
 }
@@ -52,13 +64,14 @@ void choose_degrees(Plan& plan, const Config& config, comm::Fabric& fabric, cons
 dial::DialOptions dial_options(const Config& config, TrainingState& state, const os::Path& run_folder,
                                std::optional<dial::Links> links, std::function<void(const std::string&)> say) {
   dial::DialOptions options;
-  for (const auto& [step, degrees] : dial_schedule(config.resolved, state.fabric->size())) {
+  for (const auto& [step, degrees] : dial_schedule(config.resolved, state.data->size())) {
     options.schedule.push_back({.step = step, .degrees = degrees});
   }
   options.automatic = config.sharding.automatic;
   options.tuner.headroom = config.dial_headroom;
   options.facts = dial::facts_of(state.sharded.engine(), state_per_master(config.optimizer),
                                  static_cast<int>(config.train.accumulate));
+  options.facts.tensor = tensor_ranks_of_host(*state.fabric, state.parallel->size());
   options.links = links;
   options.folder = run_folder;
   options.say = std::move(say);

@@ -123,9 +123,9 @@ void MemoryTier::remove_beyond(const std::string& prefix, int ranks) noexcept {
 /// Step 1 of a save: the random numbers of the previous replica's rank, as pieces.
 std::vector<checkpoint::Piece> MemoryTier::exchange_random() {
   comm::Fabric& fabric = *state_.fabric;
-  const int next = neighbour(layout_, fabric.rank());
+  const int next = neighbour(layout_, state_.parallel->size(), fabric.rank());
   if (next < 0) return {};
-  const int previous = neighbour(layout_, fabric.rank(), -1);
+  const int previous = neighbour(layout_, state_.parallel->size(), fabric.rank(), -1);
   std::vector<comm::Message> sends, receives;
   std::vector<checkpoint::Piece> pieces = checkpoint::random_pieces(fabric.rank(), fabric.device());
   const std::vector<checkpoint::Piece> named = checkpoint::random_pieces(previous, fabric.device());
@@ -142,7 +142,8 @@ std::vector<checkpoint::Piece> MemoryTier::exchange_random() {
 }
 
 std::optional<int64_t> MemoryTier::restore(int64_t at_least) {
-  const std::optional<SnapshotSet> set = newest_complete_set(layout_, held_by_ranks(), at_least);  // 1, 2
+  const std::optional<SnapshotSet> set =
+      newest_complete_set(layout_, state_.parallel->size(), held_by_ranks(), at_least);  // 1, 2
   if (!set) {
     remove();
     return std::nullopt;
@@ -184,8 +185,8 @@ HeldByRank MemoryTier::held_by_ranks() {
 std::optional<std::string> MemoryTier::fetch(const SnapshotSet& set, std::string_view own) {
   comm::Fabric& fabric = *state_.fabric;
   const auto lacks = [&set](int rank) { return rank >= 0 && set.slot[static_cast<size_t>(rank)] < 0; };
-  const int asking = neighbour(layout_, fabric.rank(), -1);
-  const int giving = neighbour(layout_, fabric.rank());
+  const int asking = neighbour(layout_, state_.parallel->size(), fabric.rank(), -1);
+  const int giving = neighbour(layout_, state_.parallel->size(), fabric.rank());
   const auto exchange = [&](const at::Tensor& out, const at::Tensor& in) {
     std::vector<comm::Message> sends, receives;
     if (lacks(asking)) sends.push_back({.peer = asking, .data = out});

@@ -1,5 +1,7 @@
 #include "tesserae/train/plan.h"
 
+#include <numeric>
+
 #include "tesserae/train/data_paths.h"
 #include "tesserae/train/device.h"
 #include "tesserae/train/progress.h"
@@ -50,13 +52,36 @@ void check_backend(const Config& config, c10::Device device) {
   }
 }
 
+// The degree, if it divides the ranks and what is split.
+int tensor_degree(const Config& config, int ranks) {
+  const int degree = config.sharding.tensor_parallel_degree;
+  try {
+    const mesh::Axes axes(ranks, degree);
+  } catch (const InvalidArgument& error) {
+    throw ConfigError("tensor_parallel_degree", without_function(error));
+  }
+  const model::GptConfig shape = model::resolved(config.model);
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"heads", shape.heads}, {"kv_heads", shape.kv_heads}, {"feed_forward", shape.feed_forward}};
+  const int64_t common = std::gcd(std::gcd(shape.heads, shape.kv_heads), shape.feed_forward);
+  for (const auto& [name, size] : sizes) {
+    if (size % degree == 0) continue;
+    throw ConfigError("tensor_parallel_degree",
+                      cat("must divide model.", name, " = ", size, ", but is ", degree, "; heads, kv_heads and ",
+                          "feed_forward can all be split over the divisors of ", common));
+  }
+  return degree;
+}
+
 }  // namespace
 
 Plan plan_job(const Config& config, int ranks, int local_ranks, int local_rank) {
   Plan plan;
   plan.ranks = ranks;
-  plan.strategy = strategy_of(config, ranks);
-  dial_schedule(config.resolved, ranks);              // throws what can not be followed
+  plan.tensor = tensor_degree(config, ranks);
+  const int data_ranks = plan.axes().data_ranks();
+  plan.strategy = strategy_of(config, data_ranks);
+  dial_schedule(config.resolved, data_ranks);         // throws what can not be followed
   choose_device(config.run.device, local_ranks - 1);  // the last one is the first that finds no GPU
   plan.device = choose_device(config.run.device, local_rank);
   check_backend(config, plan.device);
@@ -66,7 +91,7 @@ Plan plan_job(const Config& config, int ranks, int local_ranks, int local_rank) 
   plan.model.vocabulary = plan.stream->vocabulary();
   plan.parameters = model::sizes(plan.model).total;
   try {
-    const data::Loader loader(plan.stream, loader_options(config, 0, ranks));
+    const data::Loader loader(plan.stream, loader_options(config, 0, data_ranks));
     plan.training_samples = loader.training_samples();
     plan.validation_samples = loader.validation_samples();
     plan.tokens_per_step = loader.global_batch() * config.data.sequence_length;
@@ -76,8 +101,8 @@ Plan plan_job(const Config& config, int ranks, int local_ranks, int local_rank) 
   return plan;
 }
 
-data::Loader make_loader(const Config& config, const Plan& plan, int rank) {
-  return {plan.stream, loader_options(config, rank, plan.ranks)};
+data::Loader make_loader(const Config& config, const Plan& plan, int data_rank) {
+  return {plan.stream, loader_options(config, data_rank, plan.axes().data_ranks())};
 }
 
 std::string dtype_name(c10::ScalarType dtype) {
@@ -92,9 +117,10 @@ std::string describe(const Plan& plan, const Config& config) {
   const auto precision = plan.precision.parameters.value_or(at::kFloat);
   return cat(short_number(static_cast<double>(plan.parameters)), " parameters in ", dtype_name(precision), " on ",
              plan.ranks, plan.ranks == 1 ? " rank" : " ranks", " (", c10::DeviceTypeName(plan.device.type(), true),
-             "), ", degrees, "\n", short_number(static_cast<double>(plan.stream->size())), " tokens in ",
-             plan.stream->files(), plan.stream->files() == 1 ? " file" : " files", ": ", plan.training_samples,
-             " samples of ", config.data.sequence_length, " to train on, ", plan.validation_samples, " held out; ",
+             "), ", plan.tensor > 1 ? cat("layers split over ", plan.tensor, ", ") : "", degrees, "\n",
+             short_number(static_cast<double>(plan.stream->size())), " tokens in ", plan.stream->files(),
+             plan.stream->files() == 1 ? " file" : " files", ": ", plan.training_samples, " samples of ",
+             config.data.sequence_length, " to train on, ", plan.validation_samples, " held out; ",
              short_number(static_cast<double>(plan.tokens_per_step)), " tokens a step");
 }
 

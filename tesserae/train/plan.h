@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tesserae/data/loader.h"
+#include "tesserae/mesh/axes.h"
 #include "tesserae/mesh/strategy.h"
 #include "tesserae/mesh/world.h"
 #include "tesserae/train/config.h"
@@ -15,7 +16,8 @@ namespace tesserae::train {
 
 /// What a configuration comes to on this machine for a number of ranks, known before any of them trains.
 struct Plan {
-  int ranks = 1;
+  int ranks = 1;                   ///< of the job
+  int tensor = 1;                  ///< of those, so many share each data-parallel rank: the tensor-parallel degree
   c10::Device device = c10::kCPU;  ///< of this rank
   mesh::Strategy strategy;
   std::string choice;  ///< with hybrid_shard_degree "auto": why these degrees; empty while they are not chosen yet
@@ -26,6 +28,8 @@ struct Plan {
   int64_t training_samples = 0;
   int64_t validation_samples = 0;  ///< held out
   int64_t tokens_per_step = 0;     ///< of all ranks
+
+  mesh::Axes axes() const { return {ranks, tensor}; }
 };
 
 /// Throws ConfigError for what can not be trained: a degree that does not fit the ranks, data that are missing, empty
@@ -33,8 +37,8 @@ struct Plan {
 /// how many of the ranks run on this host; `local_rank`: which one this is.
 Plan plan_job(const Config& config, int ranks, int local_ranks, int local_rank = 0);
 
-/// The data of one rank of the plan.
-data::Loader make_loader(const Config& config, const Plan& plan, int rank);
+/// The data of one data-parallel rank of the plan.
+data::Loader make_loader(const Config& config, const Plan& plan, int data_rank);
 
 /// What the configuration calls a dtype: "fp32", "bf16", "fp16".
 std::string dtype_name(c10::ScalarType dtype);

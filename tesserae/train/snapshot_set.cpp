@@ -13,12 +13,12 @@ int slot_with(const std::array<Held, memory_slots>& slots, const Held& wanted) {
 }
 
 /// Nothing if a rank's part is nowhere.
-std::optional<SnapshotSet> collect(const mesh::Layout& layout, const HeldByRank& held, const Held& wanted) {
+std::optional<SnapshotSet> collect(const mesh::Layout& layout, int tensor, const HeldByRank& held, const Held& wanted) {
   SnapshotSet set{.session = wanted.session, .step = wanted.step, .slot = {}};
   for (int rank = 0; rank < layout.ranks(); ++rank) {
     set.slot.push_back(slot_with(held[static_cast<size_t>(rank)], wanted));
     if (set.slot.back() >= 0) continue;
-    const int other = neighbour(layout, rank);
+    const int other = neighbour(layout, tensor, rank);
     if (other < 0 || slot_with(held[static_cast<size_t>(other)], wanted) < 0) return std::nullopt;
   }
   return set;
@@ -26,18 +26,20 @@ std::optional<SnapshotSet> collect(const mesh::Layout& layout, const HeldByRank&
 
 }  // namespace
 
-int neighbour(const mesh::Layout& layout, int rank, int direction) {
-  const int replicas = layout.replicas();
+int neighbour(const mesh::Layout& layout, int tensor, int rank, int direction) {
+  const int replicas = layout.replicas(), data = rank / tensor;
   if (replicas == 1) return -1;
-  return layout.owner(layout.chunk(rank), (layout.replica(rank) + direction + replicas) % replicas);
+  const int next = layout.owner(layout.chunk(data), (layout.replica(data) + direction + replicas) % replicas);
+  return next * tensor + rank % tensor;
 }
 
-std::optional<SnapshotSet> newest_complete_set(const mesh::Layout& layout, const HeldByRank& held, int64_t at_least) {
+std::optional<SnapshotSet> newest_complete_set(const mesh::Layout& layout, int tensor, const HeldByRank& held,
+                                               int64_t at_least) {
   std::optional<SnapshotSet> best;
   for (const auto& slots : held) {
     for (const Held& candidate : slots) {
       if (candidate.step < 0 || candidate.step < at_least || (best && candidate.step <= best->step)) continue;
-      if (std::optional<SnapshotSet> set = collect(layout, held, candidate)) best = std::move(set);
+      if (std::optional<SnapshotSet> set = collect(layout, tensor, held, candidate)) best = std::move(set);
     }
   }
   return best;

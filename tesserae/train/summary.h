@@ -16,7 +16,8 @@ namespace tesserae::train {
 
 /// What the summary of a run says beside its figures.
 struct RunFacts {
-  mesh::Layout layout{1, {}};
+  mesh::Layout layout{1, {}};  ///< of the data-parallel ranks
+  int tensor = 1;              ///< tensor-parallel ranks for each of them
   int hosts = 1;
   int64_t parameters = 0;
   int64_t tokens_per_step = 0;

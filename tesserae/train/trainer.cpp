@@ -182,7 +182,7 @@ class Run {
     for (int64_t i = 0; i < batches; ++i) {
       sum += loss_of(state_.loader.validation_batch(i)).item<double>();
     }
-    return state_.sharded.sum_over_ranks(sum) / static_cast<double>(batches * fabric_->size());
+    return state_.sharded.sum_over_ranks(sum) / static_cast<double>(batches * state_.data->size());
   }
 
   void warn_of(const StepRecord& record) {
@@ -207,8 +207,9 @@ class Run {
     if (config_.train.sample_tokens > 0 && stopped_by_ == 0) sample = make_sample();
     if (!output_) return;
     facts.layout = state_.layout();
+    facts.tensor = state_.parallel->size();
     facts.hosts = fabric_->world().hosts();
-    facts.parameters = state_.sharded.parameter_count();
+    facts.parameters = plan_.parameters;
     facts.tokens_per_step = plan_.tokens_per_step;
     facts.device = c10::DeviceTypeName(fabric_->device().type(), true);
     facts.precision = dtype_name(plan_.precision.parameters.value_or(at::kFloat));
@@ -284,7 +285,7 @@ int train(const Config& config, const Plan& plan, const mesh::World& world, cons
   std::optional<dial::Links> links;
   if (config.sharding.automatic) {
     links = dial::measure_links(*fabric);
-    choose_degrees(chosen, config, *fabric, *links);
+    choose_degrees(chosen, config, fabric, *links);
   }
   return Run(config, chosen, std::move(fabric), resume, links).run();
 }

@@ -8,6 +8,7 @@
 #include "tesserae/base/log.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/random_state.h"
+#include "tesserae/comm/sub_fabric.h"
 #include "tesserae/model/init.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/optim/sgd.h"
@@ -15,23 +16,26 @@
 namespace tesserae::train {
 namespace {
 
-model::Gpt make_model(const Config& config, const Plan& plan) {
+model::Gpt make_model(const Config& config, const Plan& plan, const tensor::ParallelPtr& parallel) {
   model::GptConfig shape = plan.model;
+  shape.parallel = parallel;
+  shape.sequence_parallel = config.sharding.sequence_parallel && parallel->size() > 1;
   shape.device = c10::kMeta;  // no rank ever holds the whole model: the engine fills it unit by unit
   model::Gpt model(shape);
   model->checkpoint_activations_of_blocks(config.checkpoint_activations);
   return model;
 }
 
-shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::Fabric>& fabric, const Config& config,
+shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::Fabric>& data, const Config& config,
                      const Plan& plan) {
-  return shard::shard_model(model, fabric,
+  return shard::shard_model(model, data,
                             {.strategy = plan.strategy,
                              .precision = plan.precision,
                              .accumulation = config.train.accumulation,
                              .limit_all_gathers = config.sharding.limit_all_gathers,
                              .limit_reductions = config.sharding.limit_reductions,
-                             .initialize = model::initialize(model->config())});
+                             .initialize = model::initialize(model->config()),
+                             .tensor_group = &model->config().parallel->group()});
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const Config::Optimizer& o) {
@@ -48,9 +52,11 @@ std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const 
 
 TrainingState::TrainingState(const Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> the_fabric)
     : fabric(std::move(the_fabric)),
-      loader(make_loader(config, plan, fabric->rank())),
-      model(make_model(config, plan)),
-      sharded(shard(model, fabric, config, plan)),
+      parallel(std::make_shared<const tensor::Parallel>(fabric, plan.axes().tensor_group(fabric->rank()))),
+      data(comm::sub_fabric(fabric, plan.axes().data_group(fabric->rank()))),
+      loader(make_loader(config, plan, data->rank())),
+      model(make_model(config, plan, parallel)),
+      sharded(shard(model, data, config, plan)),
       optimizer(make_optimizer(sharded, config.optimizer)),
       config_(config),
       plan_(plan),
@@ -62,6 +68,7 @@ TrainingState::TrainingState(const Config& config, const Plan& plan, std::shared
 checkpoint::State TrainingState::to_save() {
   checkpoint::State state{.step = step,
                           .layout = layout(),
+                          .tensor = parallel->size(),
                           .pieces = checkpoint::model_pieces(sharded, optimizer.get()),
                           .training = description()};
   for (checkpoint::Piece& piece : checkpoint::random_pieces(fabric->rank(), fabric->device())) {
@@ -71,7 +78,7 @@ checkpoint::State TrainingState::to_save() {
 }
 
 mesh::Layout TrainingState::layout() const {
-  return {fabric->size(), degrees_};
+  return {data->size(), degrees_};
 }
 
 nlohmann::json TrainingState::description() const {
@@ -130,8 +137,8 @@ shard::Resharding TrainingState::reshard(const mesh::Degrees& degrees) {
 }
 
 void TrainingState::seed_random() {
-  const auto rank = static_cast<uint64_t>(fabric->rank());
-  // Dropout differs between ranks, as their samples do.
+  // Dropout differs between data-parallel ranks, as their samples do; tensor::dropout does the rest.
+  const auto rank = static_cast<uint64_t>(data->rank());
   at::manual_seed(step == 0 ? config_.run.seed + rank
                             : model::seed_of(config_.run.seed, cat("step ", step, " rank ", rank)));
 }

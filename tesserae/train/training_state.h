@@ -14,6 +14,7 @@
 #include "tesserae/optim/optimizer.h"
 #include "tesserae/shard/resharding.h"
 #include "tesserae/shard/sharded.h"
+#include "tesserae/tensor/functions.h"
 #include "tesserae/train/config.h"
 #include "tesserae/train/plan.h"
 
@@ -29,7 +30,9 @@ class TrainingState {
   /// The state before the first step; random numbers are seeded. Collective.
   TrainingState(const Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> fabric);
 
-  const std::shared_ptr<comm::Fabric> fabric;
+  const std::shared_ptr<comm::Fabric> fabric;  ///< of the job
+  const tensor::ParallelPtr parallel;          ///< the ranks that share this data-parallel rank
+  const std::shared_ptr<comm::Fabric> data;    ///< the data-parallel ranks of this tensor index: the engine's
   data::Loader loader;
   model::Gpt model;
   shard::Sharded sharded;

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -37,7 +38,7 @@ std::vector<std::string> entries(const std::string& text) {
 
 TEST(Surface, Program) {
   EXPECT_THAT(entries(help({})),
-              ElementsAre("-h,--help", "--version", "train", "dial", "config", "inspect", "verify", "convert"));
+              ElementsAre("-h,--help", "--version", "train", "dial", "config", "inspect", "verify", "plan", "convert"));
 }
 
 TEST(Surface, Train) {
@@ -58,6 +59,37 @@ TEST(Surface, Checkpoints) {
   EXPECT_THAT(entries(help({"inspect"})), ElementsAre("DIR", "-h,--help", "--json", "--config"));
   EXPECT_THAT(entries(help({"verify"})), ElementsAre("DIR", "-h,--help", "-q,--quiet"));
   EXPECT_THAT(entries(help({"convert"})), ElementsAre("FROM", "TO", "-h,--help", "--dtype", "--names", "--file-size"));
+}
+
+TEST(Surface, Plan) {
+  EXPECT_THAT(entries(help({"plan"})),
+              ElementsAre("-h,--help", "--top", "--all", "--json", "--model", "--parameters", "--layers", "--dimension",
+                          "--heads", "--kv-heads", "--vocabulary", "--tied", "--batch", "--sequence", "--micro-batch",
+                          "--dtype", "--reduce", "--optimizer", "--accumulation", "--keep-activations",
+                          "--keep-gathered", "--no-sequence-parallel", "--devices", "--per-host", "--memory",
+                          "--headroom", "--inside-gbps", "--between-gbps", "--tflops"));
+}
+
+TEST(Surface, PlanComputes) {
+  const std::vector<std::string> model = {"--parameters", "7e9", "--layers", "32", "--dimension", "4096"};
+  auto plan = [&](std::vector<std::string> arguments) {
+    std::vector<std::string> all = {TESSERAE_PROGRAM, "plan"};
+    all.insert(all.end(), model.begin(), model.end());
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    return all;
+  };
+  Program fits(plan({"--memory", "80GB", "--json", "--all"}));
+  EXPECT_TRUE(fits.finish()->success());
+  const auto table = nlohmann::json::parse(fits.output);
+  EXPECT_EQ(table["cluster"]["memory"], 80e9);
+  EXPECT_NEAR(table["model"]["parameters"].get<double>(), 7e9, 0.1e9);
+  EXPECT_EQ(table["layouts"].size(), table["layouts_total"]);
+  EXPECT_TRUE(table["layouts"][0]["fits"]);
+  Program small(plan({"--memory", "1e9"}));
+  EXPECT_EQ(small.finish()->code, 1);
+  EXPECT_THAT(small.output, HasSubstr("layouts   0 of"));
+  Program none({TESSERAE_PROGRAM, "plan", "--parameters", "7e9"});
+  EXPECT_EQ(none.finish()->code, 2);
 }
 
 TEST(Surface, HelpNamesTheExitStatuses) {

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "tesserae/model/gpt.h"
+#include "tesserae/tensor/parallel.h"
 
 namespace tesserae::model {
 namespace {
@@ -102,6 +103,35 @@ TEST(Block, DropoutOnlyInTraining) {
   EXPECT_FALSE(block(x).equal(block(x)));
   block->eval();
   EXPECT_TRUE(block(x).equal(block(x)));
+}
+
+uint64_t sent(const comm::Counters& counters) {
+  return counters.all_gather.bytes + counters.reduce_scatter.bytes + counters.all_reduce.bytes;
+}
+
+// docs/tensor.md has the formula.
+TEST(Block, SendsWhatTheFormulaSays) {
+  constexpr int ranks = 4;
+  comm::run_local(ranks, [](comm::Fabric& fabric) {
+    const std::shared_ptr<comm::Fabric> job(&fabric, [](comm::Fabric*) {});
+    const auto parallel = std::make_shared<const tensor::Parallel>(job, std::vector{0, 1, 2, 3});
+    for (const bool sequence : {false, true}) {
+      Block block(
+          GptConfig{.dimension = 32, .heads = 8, .kv_heads = 4, .parallel = parallel, .sequence_parallel = sequence});
+      randomize(*block, 0.1);
+      const int64_t time = 8;
+      const auto x = at::randn({2, sequence ? time / ranks : time, 32}).set_requires_grad(true);
+      const uint64_t unit = 2 * time * 32 * sizeof(float) * (ranks - 1) / ranks;
+      const uint64_t norms = sequence ? 2 * 2 * 32 * sizeof(float) * (ranks - 1) / ranks : 0;
+      const uint64_t before = sent(parallel->group().counters());
+      const auto y = block(x);
+      const uint64_t forward = sent(parallel->group().counters());
+      y.sum().backward();
+      const uint64_t backward = sent(parallel->group().counters());
+      EXPECT_EQ(forward - before, 4 * unit) << sequence;
+      EXPECT_EQ(backward - forward, (sequence ? 6 : 4) * unit + norms) << sequence;
+    }
+  });
 }
 
 }  // namespace

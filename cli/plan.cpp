@@ -1,0 +1,211 @@
+#include "tesserae/plan/plan.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/verbs.h"
+#include "tesserae/base/error.h"
+#include "tesserae/plan/table.h"
+#include "tesserae/train/config.h"
+#include "tesserae/train/config_file.h"
+#include "tesserae/train/json.h"
+
+namespace tesserae::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Arguments {
+  std::string model_file, dtype = "bf16", reduce, optimizer = "adamw", accumulation = "two_hop";
+  double parameters = 0;
+  model::GptConfig shape{.vocabulary = 128000, .dimension = 0, .layers = 0, .heads = 0, .tied = false};
+  plan::Training training{.run = {.micro_batch = 0}};
+  plan::Cluster cluster;
+  double inside_gbps = 2400, between_gbps = 400, tflops = 400;
+  bool keep_activations = false, keep_gathered = false, tied = false, no_sequence_parallel = false;
+  bool json = false, all = false;
+  size_t top = 20;
+};
+
+int bytes_of(const std::string& dtype) {
+  return dtype == "fp32" ? 4 : 2;
+}
+
+/// 80e9 as 80000000000, which is what CLI11 takes as a size; anything else stays.
+std::string written_out(std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  char digits[64];
+  std::snprintf(digits, sizeof digits, "%.0f", value);
+  if (*end == '\0' && value > 0 && value < 1e18) text = digits;
+  return {};
+}
+
+/// A configuration of ours, or the config.json that Hugging Face keeps beside weights.
+model::GptConfig read_model(const std::string& path) {
+  const Json document = Json::parse(train::read_config_file(path).dump());
+  model::GptConfig shape{.tied = false};
+  try {
+    if (document.contains("hidden_size")) {
+      shape.dimension = document.at("hidden_size");
+      shape.layers = document.at("num_hidden_layers");
+      shape.heads = document.at("num_attention_heads");
+      shape.kv_heads = document.value("num_key_value_heads", shape.heads);
+      shape.feed_forward = document.at("intermediate_size");
+      shape.vocabulary = document.at("vocab_size");
+      shape.tied = document.value("tie_word_embeddings", false);
+      return shape;
+    }
+  } catch (const Json::exception& error) {
+    throw train::ConfigError("", cat(path, ": ", error.what()));
+  }
+  const train::Config config = train::load_config(path);
+  if (!config.vocabulary) {
+    throw train::ConfigError("model.vocabulary", "is that of the data, which are not looked at here; give a number");
+  }
+  shape = config.model;
+  shape.vocabulary = *config.vocabulary;
+  return shape;
+}
+
+model::GptConfig model_of(const Arguments& arguments) {
+  if (!arguments.model_file.empty()) return read_model(arguments.model_file);
+  if (arguments.parameters == 0 || arguments.shape.layers == 0 || arguments.shape.dimension == 0) {
+    throw train::ConfigError("", "give --model FILE, or --parameters with --layers and --dimension");
+  }
+  return plan::model_of(arguments.parameters, arguments.shape);
+}
+
+int run(Arguments& arguments) {
+  plan::Training& training = arguments.training;
+  training.run.compute_bytes = bytes_of(arguments.dtype);
+  training.reduce_bytes = bytes_of(arguments.reduce.empty() ? arguments.dtype : arguments.reduce);
+  training.run.recompute = !arguments.keep_activations;
+  training.run.sequence_parallel = !arguments.no_sequence_parallel;
+  training.state_bytes = training.master_bytes * (arguments.optimizer == "adamw" ? 2
+                                                  : arguments.optimizer == "sgd" ? 1
+                                                                                 : 0);
+  training.two_hop = arguments.accumulation == "two_hop";
+  training.free_after_forward = !arguments.keep_gathered;
+  plan::Cluster& cluster = arguments.cluster;
+  cluster.links.inside = arguments.inside_gbps * 1e9 / 8;
+  cluster.links.between = arguments.between_gbps * 1e9 / 8;
+  cluster.operations = arguments.tflops * 1e12;
+  arguments.shape.tied = arguments.tied;
+  try {
+    const model::GptConfig shape = model_of(arguments);
+    const std::vector<plan::Entry> entries = plan::make_plan(shape, training, cluster);
+    const size_t count = arguments.all ? entries.size() : arguments.top;
+    if (arguments.json) {
+      std::printf("%s\n", plan::as_json(shape, training, cluster, entries, count).dump(2).c_str());
+    } else {
+      std::printf("%s", plan::as_text(shape, training, cluster, entries, count).c_str());
+    }
+    return entries.front().fits ? 0 : exit_failure;
+  } catch (const train::ConfigError&) {
+    throw;
+  } catch (const InvalidArgument& error) {
+    throw train::ConfigError("", train::without_function(error));
+  }
+}
+
+void add_model_options(CLI::App& verb, Arguments& arguments) {
+  verb.add_option("--model", arguments.model_file, "A configuration of ours, or a config.json of Hugging Face's")
+      ->check(CLI::ExistingFile)
+      ->group("Model");
+  verb.add_option("--parameters", arguments.parameters,
+                  "About so many parameters (500e9): the feed-forward layer fills up")
+      ->group("Model");
+  verb.add_option("--layers", arguments.shape.layers, "Blocks of the transformer")->group("Model");
+  verb.add_option("--dimension", arguments.shape.dimension, "Features of a token")->group("Model");
+  verb.add_option("--heads", arguments.shape.heads, "Heads of attention; by default one for 128 features")
+      ->group("Model");
+  verb.add_option("--kv-heads", arguments.shape.kv_heads, "Heads of keys and values; by default as many")
+      ->group("Model");
+  verb.add_option("--vocabulary", arguments.shape.vocabulary, "Tokens that there are")
+      ->capture_default_str()
+      ->group("Model");
+  verb.add_flag("--tied", arguments.tied, "Embedding and head are one matrix")->group("Model");
+}
+
+void add_step_options(CLI::App& verb, Arguments& arguments) {
+  plan::Training& training = arguments.training;
+  verb.add_option("--batch", training.batch, "Sequences of a step, over all devices")
+      ->capture_default_str()
+      ->group("Step");
+  verb.add_option("--sequence", training.run.sequence, "Tokens of a sequence")->capture_default_str()->group("Step");
+  verb.add_option("--micro-batch", training.run.micro_batch,
+                  "Sequences that a rank computes at once; by default what is fastest and fits, of each layout")
+      ->group("Step");
+  const auto dtypes = CLI::IsMember({"fp32", "bf16", "fp16"});
+  verb.add_option("--dtype", arguments.dtype, "Of parameters and activations; masters are fp32")
+      ->check(dtypes)
+      ->capture_default_str()
+      ->group("Step");
+  verb.add_option("--reduce", arguments.reduce, "Of gradients that are summed; by default that of parameters")
+      ->check(dtypes)
+      ->group("Step");
+  verb.add_option("--optimizer", arguments.optimizer, "What it keeps: two states of a parameter, one, none")
+      ->check(CLI::IsMember({"adamw", "sgd", "sgd-without-momentum"}))
+      ->capture_default_str()
+      ->group("Step");
+  verb.add_option("--accumulation", arguments.accumulation, "Where gradients of micro-batches add up")
+      ->check(CLI::IsMember({"two_hop", "local"}))
+      ->capture_default_str()
+      ->group("Step");
+  verb.add_flag("--keep-activations", arguments.keep_activations, "Blocks keep them instead of running forward again")
+      ->group("Step");
+  verb.add_flag("--keep-gathered", arguments.keep_gathered, "Gathered parameters stay from forward to backward")
+      ->group("Step");
+  verb.add_flag("--no-sequence-parallel", arguments.no_sequence_parallel,
+                "Activations between the split layers are whole on every rank")
+      ->group("Step");
+}
+
+void add_cluster_options(CLI::App& verb, Arguments& arguments) {
+  plan::Cluster& cluster = arguments.cluster;
+  verb.add_option("--devices", cluster.devices, "In the whole job")->capture_default_str()->group("Cluster");
+  verb.add_option("--per-host", cluster.per_host, "Of them, on one host")->capture_default_str()->group("Cluster");
+  verb.add_option("--memory", cluster.memory, "Of a device: 80GB (10^9 bytes each), 80e9")
+      ->transform(CLI::AsSizeValue(true))
+      ->transform(CLI::Validator(written_out, ""))  // the last one is applied first
+      ->default_str("80GB")
+      ->group("Cluster");
+  verb.add_option("--headroom", cluster.headroom, "Share of the memory that must stay free")
+      ->capture_default_str()
+      ->group("Cluster");
+  verb.add_option("--inside-gbps", arguments.inside_gbps, "Gigabits a second that a device sends to its host's others")
+      ->capture_default_str()
+      ->group("Cluster");
+  verb.add_option("--between-gbps", arguments.between_gbps, "The same to other hosts, while all devices send")
+      ->capture_default_str()
+      ->group("Cluster");
+  verb.add_option("--tflops", arguments.tflops, "10^12 operations a second that matrix products reach on a device")
+      ->capture_default_str()
+      ->group("Cluster");
+}
+
+}  // namespace
+
+void add_plan(CLI::App& program, int& status) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* verb = program.add_subcommand("plan", "Compute memory and traffic of every layout of a model on a cluster");
+  add_model_options(*verb, *arguments);
+  add_step_options(*verb, *arguments);
+  add_cluster_options(*verb, *arguments);
+  verb->add_option("--top", arguments->top, "How many layouts are printed")->capture_default_str();
+  verb->add_flag("--all", arguments->all, "All of them");
+  verb->add_flag("--json", arguments->json, "In bytes and seconds, hop by hop");
+  verb->footer(
+      "T tensor-parallel ranks x N data-parallel ranks; P, G, O of the N hold parameters, gradients and optimizer "
+      "state\n"
+      "between them. Nothing is measured: docs/plan.md has the formulas. Those that fit come first, by estimated "
+      "time.\n"
+      "Exit status 1: no layout fits.");
+  verb->callback([arguments, &status] { status = run(*arguments); });
+}
+
+}  // namespace tesserae::cli

@@ -1,0 +1,106 @@
+#include "tesserae/plan/model.h"
+
+#include <algorithm>
+#include <string>
+
+#include "tesserae/base/checked.h"
+#include "tesserae/base/error.h"
+
+// docs/plan.md derives the formulas of this file.
+namespace tesserae::plan {
+namespace {
+
+int64_t kv_dimension(const model::GptConfig& model) {
+  return model.dimension / model.heads * model.kv_heads;
+}
+
+void require_divisible(const char* field, int64_t value, int tensor) {
+  if (value % tensor == 0) return;
+  std::string good = "1";
+  for (int64_t divisor = 2; divisor <= std::min<int64_t>(value, 1024); ++divisor) {
+    if (value % divisor == 0) good += cat(", ", divisor);
+  }
+  throw InvalidArgument("part_sizes", cat("tensor-parallel degree ", tensor, " does not divide ", field, " = ", value,
+                                          "; these do: ", good));
+}
+
+/// In how many parts the residual stream between the split layers is cut.
+double stream_parts(const Execution& run) {
+  return run.sequence_parallel ? run.tensor : 1;
+}
+
+/// Bytes for each token that one block keeps for its backward.
+double block_bytes_of_token(const model::GptConfig& model, const Execution& run) {
+  const auto d = static_cast<double>(model.dimension), kv = static_cast<double>(kv_dimension(model));
+  const auto f = static_cast<double>(model.feed_forward), heads = static_cast<double>(model.heads);
+  const double T = run.tensor;
+  const double residual = 4 * d / stream_parts(run);  // of both norms: what they take, and what they give
+  const double split = (2 * d + 2 * kv + 4 * f) / T;  // query, attention's result, key, value; gate, silu, up, product
+  return run.compute_bytes * (residual + split) + 4 * heads / T;  // and attention's log-sum-exp, in fp32
+}
+
+}  // namespace
+
+PartSizes part_sizes(const model::GptConfig& given, int tensor) {
+  const model::GptConfig model = resolved(given);
+  if (tensor < 1) throw InvalidArgument("part_sizes", cat("tensor-parallel degree ", tensor));
+  require_divisible("heads", model.heads, tensor);
+  require_divisible("kv_heads", model.kv_heads, tensor);
+  require_divisible("feed_forward", model.feed_forward, tensor);
+  const model::GptSizes whole = model::sizes(model);
+  const int64_t norms = 2 * model.dimension;
+  const int64_t rows = round_up(model.vocabulary, tensor) / tensor;
+  PartSizes part;
+  part.block = (whole.block - norms) / tensor + norms;
+  part.root = rows * model.dimension * (model.tied ? 1 : 2) + model.dimension;
+  part.total = part.block * model.layers + part.root;
+  return part;
+}
+
+Activations activations_of(const model::GptConfig& given, const Execution& run) {
+  const model::GptConfig model = resolved(given);
+  const auto tokens = static_cast<double>(run.tokens()), layers = static_cast<double>(model.layers);
+  const double T = run.tensor, c = run.compute_bytes;
+  const auto d = static_cast<double>(model.dimension);
+  const double input = c * d / stream_parts(run);
+  const double block = block_bytes_of_token(model, run);
+  const double rows = static_cast<double>(round_up(model.vocabulary, run.tensor)) / T;
+  // The loss is computed in fp32: logarithms of the softmax and their gradient, besides the logits of another dtype.
+  const double head = 2 * input + rows * (8 + (c < 4 ? c : 0));
+  Activations result;
+  if (!run.recompute) {
+    result.blocks = tokens * layers * block;
+    result.head = tokens * head;
+  } else {  // the head is gone when the first block runs again
+    result.blocks = tokens * (layers * input + std::max(0.0, block - head));
+    result.head = tokens * head;
+  }
+  return result;
+}
+
+double operations_of_token(const model::GptConfig& given, const Execution& run) {
+  const model::GptConfig model = resolved(given);
+  const auto d = static_cast<double>(model.dimension), layers = static_cast<double>(model.layers);
+  const auto matrices = static_cast<double>(model::sizes(model).block - 2 * model.dimension);
+  const double attention =
+      2 * d * static_cast<double>(run.sequence);  // scores and their use, half of them by causality
+  const double forward = layers * (2 * matrices + attention);
+  const double head = 2 * d * static_cast<double>(model.vocabulary);
+  return forward * (run.recompute ? 4 : 3) + head * 3;
+}
+
+TensorTraffic tensor_traffic_of(const model::GptConfig& given, const Execution& run) {
+  if (run.tensor == 1) return {};
+  const model::GptConfig model = resolved(given);
+  // One all-gather or reduce-scatter of the residual stream; an all-reduce sends as much as two.
+  const auto tokens = static_cast<double>(run.tokens()), layers = static_cast<double>(model.layers);
+  const double share = static_cast<double>(run.tensor - 1) / run.tensor;
+  const double one = share * tokens * static_cast<double>(model.dimension) * run.compute_bytes;
+  const double of_block = 4 + (run.sequence_parallel ? 6 : 4) + (run.recompute ? 4 : 0);
+  const double of_root = 4;                     // embedding and head
+  const double loss = 2 * share * 12 * tokens;  // a maximum and two sums of each token, in fp32
+  const double calls = (of_block * layers + of_root) / (run.sequence_parallel ? 1 : 2) + 3;
+  return {.bytes = (of_block * layers + of_root) * one + loss, .calls = calls};
+}
+
+}  // namespace tesserae::plan

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+
+#include "tesserae/model/config.h"
+
+namespace tesserae::plan {
+
+/// How a model is run, as far as its size and traffic depend on it. Bytes are those of one element.
+struct Execution {
+  int64_t sequence = 4096;        ///< tokens of a sequence
+  int64_t micro_batch = 1;        ///< sequences that a rank computes at once
+  int tensor = 1;                 ///< tensor-parallel degree T
+  int compute_bytes = 2;          ///< of a parameter and of an activation
+  bool recompute = false;         ///< blocks keep their input only and run forward again in backward
+  bool sequence_parallel = true;  ///< between the split layers activations are split by tokens
+
+  int64_t tokens() const { return sequence * micro_batch; }
+};
+
+/// Elements of the parameters that one tensor-parallel rank has. Matrices are split, norms are not; the vocabulary is
+/// padded to a multiple of T.
+struct PartSizes {
+  int64_t block = 0;
+  int64_t root = 0;
+  int64_t total = 0;
+};
+
+/// Throws InvalidArgument where T does not divide the heads, the heads of keys and values and the width of the
+/// feed-forward layer, naming what would do.
+PartSizes part_sizes(const model::GptConfig& model, int tensor);
+
+/// Bytes of activations of one rank at the fullest moment of a step, by what they are for.
+struct Activations {
+  double blocks = 0;  ///< kept from forward to backward; with `recompute` the inputs, and one block being run again
+  double head = 0;    ///< last norm, logits, and the loss with its gradient
+  double total() const { return blocks + head; }
+};
+Activations activations_of(const model::GptConfig& model, const Execution& run);
+
+/// Operations (additions and multiplications) of one token, forward and backward, over all ranks.
+double operations_of_token(const model::GptConfig& model, const Execution& run);
+
+/// What a rank sends to the others of its tensor-parallel group in one forward and backward of a micro-batch.
+struct TensorTraffic {
+  double bytes = 0;
+  double calls = 0;
+};
+TensorTraffic tensor_traffic_of(const model::GptConfig& model, const Execution& run);
+
+}  // namespace tesserae::plan

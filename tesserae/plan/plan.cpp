@@ -1,0 +1,186 @@
+#include "tesserae/plan/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include "tesserae/base/checked.h"
+#include "tesserae/base/error.h"
+
+namespace tesserae::plan {
+namespace {
+
+constexpr int64_t largest_batch = 1 << 30;
+constexpr int64_t largest_micro_batch = 256;
+constexpr int64_t width_unit = 256;  // of a feed-forward layer that is chosen here: divisible by any sensible T
+
+void check(const Training& training, const Cluster& cluster) {
+  auto refuse = [](const std::string& what) { throw InvalidArgument("make_plan", what); };
+  if (cluster.devices < 1 || cluster.per_host < 1)
+    refuse(cat(cluster.devices, " devices, ", cluster.per_host, " a host"));
+  if (cluster.devices > cluster.per_host && cluster.devices % cluster.per_host != 0) {
+    refuse(cat(cluster.devices, " devices do not fill hosts of ", cluster.per_host));
+  }
+  if (!(cluster.memory > 0) || !(cluster.operations > 0) || !(cluster.links.inside > 0) ||
+      !(cluster.links.between > 0) || !(cluster.links.memory > 0)) {
+    refuse("memory, operations and links must be more than zero");
+  }
+  if (!(cluster.headroom >= 0 && cluster.headroom < 1)) refuse(cat("headroom ", cluster.headroom, " is not in [0, 1)"));
+  if (training.batch < 1 || training.run.sequence < 1 || training.run.micro_batch < 0 ||
+      training.batch > largest_batch) {
+    refuse(cat("batch ", training.batch, ", sequence ", training.run.sequence, ", micro-batch ",
+               training.run.micro_batch, ": one of them can not be"));
+  }
+}
+
+bool can_split(const model::GptConfig& model, int tensor) {
+  return model.heads % tensor == 0 && model.kv_heads % tensor == 0 && model.feed_forward % tensor == 0;
+}
+
+/// Tensor-parallel ranks are neighbours: the data-parallel rank r of each tensor index is on the host of rank r T.
+dial::Facts facts_of(const model::GptConfig& model, const Training& training, const Cluster& cluster, int tensor,
+                     int ranks) {
+  const PartSizes part = part_sizes(model, tensor);
+  dial::Facts facts;
+  for (int rank = 0; rank < ranks; ++rank) facts.host_of.push_back(rank * tensor / cluster.per_host);
+  facts.parameters = part.total;
+  facts.root_unit = part.root;
+  facts.largest_unit = part.block;
+  facts.units = static_cast<int>(model.layers) + 1;
+  facts.compute_bytes = training.run.compute_bytes;
+  facts.reduce_bytes = training.reduce_bytes;
+  facts.master_bytes = training.master_bytes;
+  facts.state_bytes = training.state_bytes;
+  facts.gathers_at_once = training.gathers_at_once;
+  facts.reductions_at_once = training.reductions_at_once;
+  facts.free_after_forward = training.free_after_forward;
+  facts.two_hop = training.two_hop;
+  facts.ranks_share_place = false;
+  facts.shared_copy = false;
+  return facts;
+}
+
+/// What does not depend on the degrees: tensor parallelism, activations, computing.
+Entry entry_of(const model::GptConfig& model, const Training& training, const Cluster& cluster, int tensor,
+               int64_t micro_batch) {
+  Execution run = training.run;
+  run.tensor = tensor;
+  run.micro_batch = micro_batch;
+  Entry entry;
+  entry.tensor = tensor;
+  entry.ranks = cluster.devices / tensor;
+  entry.micro_batch = micro_batch;
+  entry.micro_batches = training.batch / entry.ranks / micro_batch;
+  entry.activations = activations_of(model, run);
+  const TensorTraffic traffic = tensor_traffic_of(model, run);
+  const auto times = static_cast<double>(entry.micro_batches);
+  const bool crosses = tensor > 1 && cluster.per_host % tensor != 0 && cluster.devices > cluster.per_host;
+  entry.tensor_hop = {.bytes = traffic.bytes * times, .calls = traffic.calls * times, .crosses = crosses};
+  entry.tensor_seconds =
+      entry.tensor_hop.bytes / (crosses ? cluster.links.between : cluster.links.inside) +
+      entry.tensor_hop.calls * (crosses ? cluster.links.between_latency : cluster.links.inside_latency);
+  const double tokens = static_cast<double>(training.batch) * static_cast<double>(run.sequence);
+  entry.compute = tokens * operations_of_token(model, run) / cluster.operations / cluster.devices;
+  return entry;
+}
+
+/// The better entry comes first.
+auto rank_of(const Entry& entry) {
+  return std::tuple(!entry.fits, entry.seconds(), entry.data_seconds, entry.memory());
+}
+
+/// The sizes of a micro-batch that deal a rank's sequences out equally: the one that is asked for, or all.
+std::vector<int64_t> micro_batches_for(const Training& training, int ranks) {
+  if (training.batch % ranks != 0) return {};
+  const int64_t sequences = training.batch / ranks;
+  const int64_t asked = training.run.micro_batch;
+  std::vector<int64_t> sizes;
+  for (int64_t size = asked > 0 ? asked : 1; size <= (asked > 0 ? asked : largest_micro_batch); ++size) {
+    if (sequences % size == 0) sizes.push_back(size);
+  }
+  return sizes;
+}
+
+/// All (P, G, O) for one tensor-parallel degree.
+void add_entries(const model::GptConfig& model, const Training& training, const Cluster& cluster, int tensor,
+                 std::vector<Entry>& entries) {
+  const int ranks = cluster.devices / tensor;
+  std::vector<Entry> candidates;
+  for (const int64_t size : micro_batches_for(training, ranks)) {
+    candidates.push_back(entry_of(model, training, cluster, tensor, size));
+  }
+  if (candidates.empty()) return;
+  dial::Facts facts = facts_of(model, training, cluster, tensor, ranks);
+  for (const mesh::Degrees& degrees : mesh::all_degrees(ranks)) {
+    for (Entry& entry : candidates) {
+      facts.micro_batches = static_cast<int>(entry.micro_batches);
+      entry.degrees = degrees;
+      entry.state = dial::memory_of_rank(facts, degrees, 0);
+      entry.fits = entry.memory() <= cluster.memory * (1 - cluster.headroom);
+      entry.data = dial::traffic_of(facts, degrees);
+      entry.data_seconds = dial::moving_seconds(facts, cluster.links, degrees);
+    }
+    entries.push_back(*std::ranges::min_element(candidates, {}, rank_of));
+  }
+}
+
+double bytes_over(const Entry& entry, bool between) {
+  double sum = 0;
+  for (const dial::Traffic::Hop* hop : {&entry.tensor_hop, &entry.data.gather, &entry.data.first_hop,
+                                        &entry.data.second_hop, &entry.data.third_hop, &entry.data.refresh}) {
+    if (hop->crosses == between) sum += hop->bytes;
+  }
+  return sum;
+}
+
+}  // namespace
+
+double Entry::inside() const {
+  return bytes_over(*this, false);
+}
+
+double Entry::between() const {
+  return bytes_over(*this, true);
+}
+
+double Entry::seconds() const {
+  return std::max(compute + tensor_seconds, data_seconds);
+}
+
+std::vector<Entry> make_plan(const model::GptConfig& given, const Training& training, const Cluster& cluster) {
+  const model::GptConfig model = resolved(given);
+  check(training, cluster);
+  std::vector<Entry> entries;
+  for (int tensor = 1; tensor <= cluster.devices; ++tensor) {
+    if (cluster.devices % tensor != 0 || !can_split(model, tensor)) continue;
+    add_entries(model, training, cluster, tensor, entries);
+  }
+  if (entries.empty()) {
+    const int64_t unit = cluster.devices * std::max<int64_t>(1, training.run.micro_batch);
+    throw InvalidArgument(
+        "make_plan", cat("a batch of ", training.batch, " sequences can not be dealt out equally to ", cluster.devices,
+                         " devices at any tensor-parallel degree of this model",
+                         training.run.micro_batch > 0 ? cat(" in micro-batches of ", training.run.micro_batch) : "",
+                         "; the nearest that can at degree 1 is ", round_up(training.batch, unit)));
+  }
+  std::ranges::stable_sort(entries, {}, rank_of);
+  return entries;
+}
+
+model::GptConfig model_of(double parameters, model::GptConfig shape) {
+  if (!(parameters >= 1 && parameters < 1e15)) throw InvalidArgument("model_of", cat(parameters, " parameters"));
+  if (shape.heads == 0) shape.heads = std::max<int64_t>(1, shape.dimension / 128);
+  shape.feed_forward = width_unit;
+  const auto least = static_cast<double>(model::sizes(shape).total);
+  const double per_width = 3.0 * static_cast<double>(shape.dimension) * static_cast<double>(shape.layers);
+  const double left = std::round((parameters - least) / per_width / width_unit);
+  if (left < 0) {
+    throw InvalidArgument("model_of",
+                          cat(parameters, " parameters are fewer than ", shape.layers, " layers of dimension ",
+                              shape.dimension, " have without a feed-forward layer (", least, ")"));
+  }
+  shape.feed_forward += static_cast<int64_t>(left) * width_unit;
+  return resolved(shape);
+}
+
+}  // namespace tesserae::plan

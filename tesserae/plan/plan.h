@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tesserae/dial/estimate.h"
+#include "tesserae/mesh/layout.h"
+#include "tesserae/plan/model.h"
+
+// What a model would need on a cluster, for every way to lay it out, before there is either: formulas, no measurement.
+// docs/plan.md states them; those of the data-parallel part are the dial's (dial/estimate.h).
+namespace tesserae::plan {
+
+/// Devices of the same kind on hosts of the same size. Bytes and seconds.
+struct Cluster {
+  int devices = 8;
+  int per_host = 8;
+  double memory = 80e9;      ///< of a device
+  double headroom = 0.1;     ///< share of it that stays free: allocator, libraries, workspaces
+  double operations = 4e14;  ///< a second and device, as matrix products reach them
+  dial::Links links{.inside = 300e9, .between = 50e9, .inside_latency = 2e-5, .between_latency = 5e-5, .memory = 2e12};
+};
+
+struct Training {
+  int64_t batch = 1024;  ///< sequences of one step, over all ranks
+  Execution run;         ///< without `tensor`; micro_batch 0: of each layout what fits and is fastest
+  int reduce_bytes = 2, master_bytes = 4;
+  double state_bytes = 8;  ///< of the optimizer for a parameter: AdamW 2 * master_bytes
+  int gathers_at_once = 2, reductions_at_once = 2;
+  bool free_after_forward = true;
+  bool two_hop = true;  ///< gradients of an accumulation are kept in pieces over G, else whole
+};
+
+/// One way to lay the job out, and what it costs. Bytes of one rank; traffic: what it sends in a step.
+struct Entry {
+  int tensor = 1;           ///< T
+  int ranks = 1;            ///< N: data-parallel ranks of each tensor index
+  mesh::Degrees degrees;    ///< P, G, O over N
+  int64_t micro_batch = 1;  ///< sequences that a rank computes at once, and how often it does in a step
+  int64_t micro_batches = 1;
+
+  dial::RankMemory state;
+  Activations activations;
+  double memory() const { return state.total() + activations.total(); }
+  bool fits = false;
+
+  dial::Traffic::Hop tensor_hop;
+  dial::Traffic data;
+  double inside() const;   ///< bytes to ranks of the same host: hops none of whose groups spans hosts
+  double between() const;  ///< bytes of all other hops
+
+  // Seconds of a step.
+  double compute = 0;
+  double tensor_seconds = 0;  ///< nothing computes meanwhile
+  double data_seconds = 0;    ///< moving state, beside what computes
+  double seconds() const;
+};
+
+/// All layouts, those that fit first, then by time; where time is equal, less that moves first, then less memory.
+/// Throws InvalidArgument for a cluster, model or batch of which there is no layout, naming the nearest batch.
+std::vector<Entry> make_plan(const model::GptConfig& model, const Training& training, const Cluster& cluster);
+
+/// The configuration with `layers`, `dimension` and `vocabulary` that has about `parameters` parameters: heads of 128
+/// features unless there are some, and as wide a feed-forward layer as is left. Throws InvalidArgument.
+model::GptConfig model_of(double parameters, model::GptConfig shape);
+
+}  // namespace tesserae::plan

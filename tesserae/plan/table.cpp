@@ -1,0 +1,160 @@
+#include "tesserae/plan/table.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "tesserae/base/error.h"
+
+namespace tesserae::plan {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+template <class... Values>
+std::string format(const char* pattern, Values... values) {
+  char text[512];
+  std::snprintf(text, sizeof text, pattern, values...);
+  return text;
+}
+
+/// In gigabytes, with a star where it leaves hosts.
+std::string traffic(double bytes, bool crosses) {
+  return format("%.1f%s", bytes / 1e9, crosses && bytes > 0 ? "*" : " ");
+}
+
+Json hop(const dial::Traffic::Hop& hop) {
+  return {{"bytes", hop.bytes}, {"calls", hop.calls}, {"between_hosts", hop.crosses}};
+}
+
+size_t count_fitting(const std::vector<Entry>& entries) {
+  return static_cast<size_t>(std::ranges::count_if(entries, [](const Entry& entry) { return entry.fits; }));
+}
+
+std::string line_of(const Entry& entry) {
+  const dial::Traffic& data = entry.data;
+  const bool reduce_crosses = data.first_hop.crosses || data.second_hop.crosses || data.third_hop.crosses;
+  const double reduce = data.first_hop.bytes + data.second_hop.bytes + data.third_hop.bytes;
+  const auto [P, G, O] = entry.degrees;
+  const std::string micro = cat(entry.micro_batches, "x", entry.micro_batch);
+  return format("%5d %5d %5d %5d %5d %8s %4s %8.1f %8.1f %8.1f %9.1f %9.1f %9s %9s %9s %9s %9.2f %8.2f %8.2f %8.2f\n",
+                entry.tensor, P, G, O, entry.ranks, micro.c_str(), entry.fits ? "yes" : "no", entry.memory() / 1e9,
+                entry.state.total() / 1e9, entry.activations.total() / 1e9, entry.inside() / 1e9, entry.between() / 1e9,
+                traffic(entry.tensor_hop.bytes, entry.tensor_hop.crosses).c_str(),
+                traffic(data.gather.bytes, data.gather.crosses).c_str(), traffic(reduce, reduce_crosses).c_str(),
+                traffic(data.refresh.bytes, data.refresh.crosses).c_str(), entry.compute, entry.tensor_seconds,
+                entry.data_seconds, entry.seconds());
+}
+
+}  // namespace
+
+std::string as_text(const model::GptConfig& given, const Training& training, const Cluster& cluster,
+                    const std::vector<Entry>& entries, size_t count) {
+  const model::GptConfig model = resolved(given);
+  std::string text = format(
+      "model     %.4g B parameters: %lld layers of dimension %lld, %lld heads (%lld of keys and values), feed-forward "
+      "%lld, vocabulary %lld%s\n",
+      static_cast<double>(model::sizes(model).total) / 1e9, static_cast<long long>(model.layers),
+      static_cast<long long>(model.dimension), static_cast<long long>(model.heads),
+      static_cast<long long>(model.kv_heads), static_cast<long long>(model.feed_forward),
+      static_cast<long long>(model.vocabulary), model.tied ? ", head tied" : "");
+  text += format(
+      "cluster   %d devices of %.4g GB, %d a host; %.4g GB/s inside a host, %.4g GB/s between hosts, %.4g TFLOP/s "
+      "a device\n",
+      cluster.devices, cluster.memory / 1e9, cluster.per_host, cluster.links.inside / 1e9, cluster.links.between / 1e9,
+      cluster.operations / 1e12);
+  const int64_t size = training.run.micro_batch;
+  text += format(
+      "step      %lld sequences of %lld tokens in micro-batches %s; %d bytes a parameter, %d a gradient, %d a "
+      "master, %.4g of optimizer state; blocks %s\n",
+      static_cast<long long>(training.batch), static_cast<long long>(training.run.sequence),
+      size > 0 ? cat("of ", size).c_str() : "as each layout has them", training.run.compute_bytes,
+      training.reduce_bytes, training.master_bytes, training.state_bytes,
+      training.run.recompute ? "are recomputed" : "keep their activations");
+  text += format("layouts   %zu of %zu leave %.4g %% of memory free\n\n", count_fitting(entries), entries.size(),
+                 100 * cluster.headroom);
+  text +=
+      "                                            memory of a device, GB    sent by a device in a step, GB (* leaves "
+      "the "
+      "host)              seconds of a step\n"
+      "    T     P     G     O     N    micro fits    total    state  activ.    inside   between   tensor    gather    "
+      "reduce   refresh    compute   tensor     data    about\n";
+  for (size_t i = 0; i < std::min(count, entries.size()); ++i) text += line_of(entries[i]);
+  return text;
+}
+
+Json as_json(const model::GptConfig& given, const Training& training, const Cluster& cluster,
+             const std::vector<Entry>& entries, size_t count) {
+  const model::GptConfig model = resolved(given);
+  const int64_t size = training.run.micro_batch;
+  Json result = {{"model",
+                  {{"parameters", model::sizes(model).total},
+                   {"layers", model.layers},
+                   {"dimension", model.dimension},
+                   {"heads", model.heads},
+                   {"kv_heads", model.kv_heads},
+                   {"feed_forward", model.feed_forward},
+                   {"vocabulary", model.vocabulary},
+                   {"tied", model.tied}}},
+                 {"cluster",
+                  {{"devices", cluster.devices},
+                   {"per_host", cluster.per_host},
+                   {"memory", cluster.memory},
+                   {"headroom", cluster.headroom},
+                   {"operations_per_second", cluster.operations},
+                   {"inside_bytes_per_second", cluster.links.inside},
+                   {"between_bytes_per_second", cluster.links.between}}},
+                 {"step",
+                  {{"batch", training.batch},
+                   {"sequence", training.run.sequence},
+                   {"micro_batch", size > 0 ? Json(size) : Json()},
+                   {"compute_bytes", training.run.compute_bytes},
+                   {"reduce_bytes", training.reduce_bytes},
+                   {"master_bytes", training.master_bytes},
+                   {"state_bytes", training.state_bytes},
+                   {"recompute", training.run.recompute},
+                   {"sequence_parallel", training.run.sequence_parallel},
+                   {"two_hop", training.two_hop},
+                   {"free_after_forward", training.free_after_forward}}},
+                 {"layouts_total", entries.size()},
+                 {"layouts_fitting", count_fitting(entries)},
+                 {"layouts", Json::array()}};
+  for (size_t i = 0; i < std::min(count, entries.size()); ++i) {
+    const Entry& entry = entries[i];
+    result["layouts"].push_back({{"tensor", entry.tensor},
+                                 {"ranks", entry.ranks},
+                                 {"parameters", entry.degrees.parameters},
+                                 {"gradients", entry.degrees.gradients},
+                                 {"optimizer", entry.degrees.optimizer},
+                                 {"micro_batch", entry.micro_batch},
+                                 {"micro_batches", entry.micro_batches},
+                                 {"fits", entry.fits},
+                                 {"memory",
+                                  {{"total", entry.memory()},
+                                   {"pieces", entry.state.pieces},
+                                   {"masters", entry.state.masters},
+                                   {"optimizer_state", entry.state.state},
+                                   {"gradients", entry.state.gradients},
+                                   {"gathered", entry.state.gathered},
+                                   {"reductions", entry.state.reductions},
+                                   {"activations", entry.activations.blocks},
+                                   {"head", entry.activations.head}}},
+                                 {"traffic",
+                                  {{"inside_hosts", entry.inside()},
+                                   {"between_hosts", entry.between()},
+                                   {"tensor", hop(entry.tensor_hop)},
+                                   {"gather", hop(entry.data.gather)},
+                                   {"first_hop", hop(entry.data.first_hop)},
+                                   {"second_hop", hop(entry.data.second_hop)},
+                                   {"third_hop", hop(entry.data.third_hop)},
+                                   {"refresh", hop(entry.data.refresh)}}},
+                                 {"seconds",
+                                  {{"compute", entry.compute},
+                                   {"tensor", entry.tensor_seconds},
+                                   {"data", entry.data_seconds},
+                                   {"step", entry.seconds()}}}});
+  }
+  return result;
+}
+
+}  // namespace tesserae::plan

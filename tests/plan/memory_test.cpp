@@ -1,0 +1,139 @@
+#include <ATen/ops/randint.h>
+#include <c10/core/CPUAllocator.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "tesserae/comm/fabric.h"
+#include "tesserae/model/gpt.h"
+#include "tesserae/optim/adamw.h"
+#include "tesserae/plan/plan.h"
+#include "tesserae/shard/engine.h"
+#include "tesserae/shard/sharded.h"
+
+// What the plan computes against what this library really takes.
+namespace tesserae::plan {
+namespace {
+
+model::GptConfig small_model() {
+  return {
+      .vocabulary = 1000, .dimension = 128, .layers = 4, .heads = 4, .kv_heads = 2, .feed_forward = 352, .tied = false};
+}
+
+/// Counts bytes of tensors that are alive.
+class CountingAllocator : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    void* const memory = c10::GetDefaultCPUAllocator()->raw_allocate(bytes);
+    alive += static_cast<int64_t>(bytes);
+    return {memory, new Block{memory, static_cast<int64_t>(bytes)}, &free_block, c10::kCPU};
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+  static inline std::atomic<int64_t> alive{0};
+
+ private:
+  struct Block {
+    void* memory;
+    int64_t bytes;
+  };
+  static void free_block(void* context) {
+    const std::unique_ptr<Block> block(static_cast<Block*>(context));
+    alive -= block->bytes;
+    c10::GetDefaultCPUAllocator()->raw_deallocate(block->memory);
+  }
+};
+
+/// While it lives, tensors on the CPU are counted.
+class Counting {
+ public:
+  Counting() : before_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(&allocator_, 1); }
+  ~Counting() { c10::SetCPUAllocator(before_, 1); }
+  Counting(const Counting&) = delete;
+  Counting& operator=(const Counting&) = delete;
+
+ private:
+  CountingAllocator allocator_;
+  c10::Allocator* before_;
+};
+
+TEST(PlanMemory, ActivationsAreWhatForwardKeeps) {
+  const Counting counting;
+  for (const bool recompute : {false, true}) {
+    const model::GptConfig config = small_model();
+    model::GptImpl model(config);
+    model.checkpoint_activations_of_blocks(recompute);
+    const Execution run{.sequence = 96, .micro_batch = 3, .compute_bytes = 4, .recompute = recompute};
+    const at::Tensor tokens = at::randint(config.vocabulary, {3, 96}, at::kLong);
+    model.forward(tokens, tokens);  // tables of positions are made once
+    const int64_t before = CountingAllocator::alive;
+    const at::Tensor loss = model.forward(tokens, tokens);
+    const auto kept = static_cast<double>(CountingAllocator::alive - before);
+    // After forward the gradient of the logits is not there yet, and no block runs again.
+    const auto values = static_cast<double>(run.tokens());
+    double expected = (recompute ? 4 * 4 * 128 * values : activations_of(config, run).blocks) +
+                      activations_of(config, run).head - values * 1000 * 4;
+    // On the CPU torch composes the norm, which then keeps what it gives before the weight, too.
+    expected += (recompute ? 1 : 9) * 4 * 128 * values;
+    EXPECT_NEAR(kept, expected, 0.02 * expected) << (recompute ? "recomputed" : "kept");
+  }
+}
+
+struct Measured {
+  double pieces = 0, masters = 0, state = 0, gradients = 0, buffers = 0;
+};
+
+Measured measure(comm::Fabric& fabric, const mesh::Degrees& degrees) {
+  model::Gpt model(small_model());
+  shard::Options options;
+  options.strategy.degrees = degrees;
+  auto sharded = shard::shard_model(model, std::shared_ptr<comm::Fabric>(&fabric, [](comm::Fabric*) {}), options);
+  optim::AdamW optimizer(sharded, {});
+  const at::Tensor tokens = at::randint(1000, {1, 16}, at::kLong);
+  model->forward(tokens, tokens).backward();
+  optimizer.step({});
+  Measured measured;
+  for (const shard::Shard& shard : sharded.shards()) {
+    measured.masters += static_cast<double>(shard.master.nbytes());
+    measured.gradients += static_cast<double>(shard.grad.nbytes());
+  }
+  optimizer.visit_state([&](const shard::Shard&, std::string_view, at::Tensor& tensor) {
+    if (tensor.dim() > 0) measured.state += static_cast<double>(tensor.nbytes());
+  });
+  shard::Engine& engine = sharded.engine();
+  for (int unit = 0; unit < engine.unit_count(); ++unit) {
+    for (int i = 0; i < engine.flats_of(unit); ++i) {
+      measured.pieces += static_cast<double>(engine.flat_of(unit, i).parameter.state_bytes());
+    }
+  }
+  measured.buffers = static_cast<double>(sharded.statistics().pool_reserved_bytes);
+  return measured;
+}
+
+TEST(PlanMemory, StateIsWhatTheEngineHolds) {
+  const Training training{.batch = 4, .run = {.sequence = 16, .compute_bytes = 4}, .reduce_bytes = 4};
+  for (const int ranks : {1, 4}) {
+    const auto entries = make_plan(small_model(), training, {.devices = ranks, .per_host = ranks});
+    for (const Entry& entry : entries) {
+      if (entry.tensor > 1) continue;
+      Measured measured;
+      comm::run_local(ranks, [&](comm::Fabric& fabric) {
+        const Measured own = measure(fabric, entry.degrees);
+        if (fabric.rank() == 0) measured = own;
+      });
+      const std::string name = cat("N", ranks, " ", to_string(entry.degrees));
+      // Chunks are padded: 64 elements for each of O in each of 5 units.
+      const double padding = 0.01 * static_cast<double>(model::sizes(small_model()).total);
+      EXPECT_NEAR(measured.pieces, entry.state.pieces, padding) << name;
+      EXPECT_NEAR(measured.masters, entry.state.masters, padding) << name;
+      EXPECT_NEAR(measured.state, entry.state.state, 2 * padding) << name;
+      EXPECT_NEAR(measured.buffers, entry.state.gathered + entry.state.reductions, padding) << name;
+      const double accumulated =
+          entry.micro_batches > 1 ? 4.0 * model::sizes(small_model()).total / entry.degrees.gradients : 0;
+      EXPECT_NEAR(measured.gradients, entry.state.gradients - accumulated, padding) << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tesserae::plan

@@ -1,0 +1,71 @@
+#include "tesserae/plan/model.h"
+
+#include <gmock/gmock.h>
+
+#include "tesserae/base/error.h"
+
+namespace tesserae::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A block has 2 x 64 + 2 x 64 of attention, 3 x 128 of feed-forward and 2 x 8 of norms; the root 2 x 80 and a norm
+// of 8.
+model::GptConfig tiny() {
+  return {.vocabulary = 10, .dimension = 8, .layers = 2, .heads = 2, .feed_forward = 16, .tied = false};
+}
+
+TEST(PlanModel, PartsOfTheParameters) {
+  EXPECT_EQ(part_sizes(tiny(), 1).block, 656);
+  EXPECT_EQ(part_sizes(tiny(), 1).root, 168);
+  EXPECT_EQ(part_sizes(tiny(), 1).total, 1480);
+  EXPECT_EQ(part_sizes(tiny(), 1).total, model::sizes(tiny()).total);
+  EXPECT_EQ(part_sizes(tiny(), 2).block, 320 + 16) << "norms are not split";
+  EXPECT_EQ(part_sizes(tiny(), 2).root, 80 + 8);
+  model::GptConfig odd = tiny();
+  odd.vocabulary = 11;
+  EXPECT_EQ(part_sizes(odd, 2).root, 2 * 6 * 8 + 8) << "12 rows with padding";
+  try {
+    part_sizes(tiny(), 3);
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("degree 3 does not divide heads = 2; these do: 1, 2"));
+  }
+}
+
+TEST(PlanModel, Activations) {
+  // A token of a block: inputs and results of two norms of 8; query and result of 8, key and value of 8, 4 x 16; two
+  // bytes each. Two heads keep 4 bytes.
+  Execution run{.sequence = 3, .micro_batch = 2, .compute_bytes = 2};
+  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 16 + 96) + 2 * 4));
+  EXPECT_EQ(activations_of(tiny(), run).head, 6 * (2 * 8 + 2 * 8 + 10 * (8 + 2)));
+  run.tensor = 2;
+  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 48) + 4));
+  EXPECT_EQ(activations_of(tiny(), run).head, 6 * (2 * 4 + 2 * 4 + 5 * (8 + 2)));
+  run.sequence_parallel = false;
+  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 16 + 48) + 4));
+  run = {.sequence = 3, .micro_batch = 2, .compute_bytes = 2, .recompute = true};
+  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * (2 * 2 * 8 + (264 - 132))) << "a block beyond what the head had";
+  run.compute_bytes = 4;
+  EXPECT_EQ(activations_of(tiny(), run).head, 6 * (4 * 8 + 4 * 8 + 10 * 8)) << "logits are fp32 already";
+}
+
+TEST(PlanModel, OperationsAndTraffic) {
+  Execution run{.sequence = 6, .compute_bytes = 2};
+  // Forward: 2 x 640 of matrices and 2 x 8 x 6 of attention a block; 160 of the head; backward twice that.
+  EXPECT_EQ(operations_of_token(tiny(), run), 3 * (2 * (1280 + 96) + 160));
+  EXPECT_EQ(tensor_traffic_of(tiny(), run).bytes, 0);
+  run.recompute = true;
+  EXPECT_EQ(operations_of_token(tiny(), run), 4 * 2 * (1280 + 96) + 3 * 160);
+  run.tensor = 2;
+  // A gather of 6 x 8 values of 2 bytes between two ranks sends 48 bytes of each; the loss three sums of 6 x 4 bytes.
+  EXPECT_EQ(tensor_traffic_of(tiny(), run).bytes, 48 * (2 * 14 + 4) + 72);
+  EXPECT_EQ(tensor_traffic_of(tiny(), run).calls, 2 * 14 + 4 + 3);
+  run.recompute = false;
+  run.sequence_parallel = false;
+  EXPECT_EQ(tensor_traffic_of(tiny(), run).bytes, 48 * (2 * 8 + 4) + 72);
+  EXPECT_EQ(tensor_traffic_of(tiny(), run).calls, 2 * 4 + 2 + 3);
+}
+
+}  // namespace
+}  // namespace tesserae::plan

@@ -1,0 +1,175 @@
+#include "tesserae/plan/plan.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "tesserae/base/error.h"
+#include "tesserae/plan/table.h"
+
+namespace tesserae::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+model::GptConfig tiny() {  // 1,480 parameters: model_test.cpp
+  return {.vocabulary = 10, .dimension = 8, .layers = 2, .heads = 2, .feed_forward = 16, .tied = false};
+}
+
+Training step_of(int64_t batch) {
+  return {.batch = batch, .run = {.sequence = 6, .compute_bytes = 2}, .reduce_bytes = 2};
+}
+
+/// Four devices on two hosts; round numbers, no latency.
+Cluster small_cluster() {
+  return {.devices = 4,
+          .per_host = 2,
+          .memory = 20000,
+          .headroom = 0.1,
+          .operations = 1000,
+          .links = {.inside = 100, .between = 10, .inside_latency = 0, .between_latency = 0, .memory = 1000}};
+}
+
+const Entry& find(const std::vector<Entry>& entries, int tensor, const mesh::Degrees& degrees) {
+  const auto found = std::ranges::find_if(
+      entries, [&](const Entry& entry) { return entry.tensor == tensor && entry.degrees == degrees; });
+  if (found == entries.end()) throw InvalidArgument("find", "no such layout");
+  return *found;
+}
+
+TEST(Plan, HasEveryLayoutOnceAndTheBestFirst) {
+  const auto entries = make_plan(tiny(), step_of(4), small_cluster());
+  EXPECT_EQ(entries.size(), mesh::all_degrees(4).size() + mesh::all_degrees(2).size());
+  for (size_t i = 1; i < entries.size(); ++i) {
+    EXPECT_LE(std::tuple(!entries[i - 1].fits, entries[i - 1].seconds()),
+              std::tuple(!entries[i].fits, entries[i].seconds()));
+  }
+  for (const Entry& entry : entries) {
+    EXPECT_EQ(entry.tensor * entry.ranks, 4);
+    EXPECT_EQ(entry.fits, entry.memory() <= 18000);
+  }
+  EXPECT_TRUE(entries.front().fits);
+  EXPECT_FALSE(entries.back().fits);
+}
+
+TEST(Plan, MemoryByHand) {
+  const auto entries = make_plan(tiny(), step_of(4), small_cluster());
+  const Entry& entry = find(entries, 1, {2, 2, 4});
+  EXPECT_EQ(entry.micro_batches, 1);
+  EXPECT_EQ(entry.state.pieces, 2 * 1480 / 2);
+  EXPECT_EQ(entry.state.masters, 4 * 1480 / 4);
+  EXPECT_EQ(entry.state.state, 8 * 1480 / 4);
+  EXPECT_EQ(entry.state.gradients, 4 * 1480 / 4);
+  EXPECT_EQ(entry.state.gathered, 2 * (168 + 2 * 656));
+  EXPECT_EQ(entry.state.reductions, 2 * (168 + 2 * 656));
+  EXPECT_EQ(entry.activations.total(), 6 * 2 * 264 + 6 * 132);
+  EXPECT_EQ(entry.memory(), 1480 + 1480 + 2960 + 1480 + 2960 + 2960 + 3960);
+  // T = 2 has 760 parameters a rank, and two micro-batches: gradients add up in pieces.
+  const Entry& split = find(entries, 2, {2, 2, 2});
+  EXPECT_EQ(split.micro_batches, 2);
+  EXPECT_EQ(split.state.masters, 4 * 760 / 2);
+  EXPECT_EQ(split.state.gradients, 4 * 760 / 2 + 2 * 760 / 2);
+  EXPECT_EQ(split.state.pieces, 0);
+}
+
+TEST(Plan, TrafficAndTimeByHand) {
+  const auto entries = make_plan(tiny(), step_of(4), small_cluster());
+  const Entry& entry = find(entries, 1, {2, 2, 4});
+  EXPECT_EQ(entry.data.gather.bytes, 2 * 2 * 1480 / 2);
+  EXPECT_EQ(entry.data.first_hop.bytes, 2 * 1480 / 2);
+  EXPECT_EQ(entry.data.second_hop.bytes, 2 * 1480 / 2 / 2);
+  EXPECT_EQ(entry.data.refresh.bytes, 2 * 1480 / 2 / 2);
+  EXPECT_EQ(entry.inside(), 2960 + 1480);
+  EXPECT_EQ(entry.between(), 740 + 740);
+  EXPECT_EQ(entry.compute, 24.0 * 3 * (2 * (1280 + 96) + 160) / 1000 / 4);
+  EXPECT_EQ(entry.tensor_seconds, 0);
+  EXPECT_DOUBLE_EQ(entry.data_seconds, 4440 / 100.0 + 1480 / 10.0 + (3 * 4 + 2 * 8) * 1480 / 4 / 1000.0);
+
+  const Entry& split = find(entries, 2, {1, 1, 2});  // T inside the hosts, N between them
+  EXPECT_FALSE(split.tensor_hop.crosses);
+  EXPECT_EQ(split.tensor_hop.bytes, 2 * (48 * 24 + 72));
+  EXPECT_EQ(split.inside(), 2448);
+  EXPECT_EQ(split.between(), 2 * 760 / 2 + 2 * 760 / 2) << "second hop and refresh";
+  EXPECT_DOUBLE_EQ(split.tensor_seconds, 24.48);
+  EXPECT_EQ(split.seconds(), std::max(split.compute + split.tensor_seconds, split.data_seconds));
+
+  Cluster lonely = small_cluster();
+  lonely.per_host = 1;
+  EXPECT_TRUE(find(make_plan(tiny(), step_of(4), lonely), 2, {1, 1, 1}).tensor_hop.crosses);
+  lonely.per_host = 8;
+  EXPECT_FALSE(find(make_plan(tiny(), step_of(4), lonely), 2, {1, 1, 1}).tensor_hop.crosses);
+}
+
+TEST(Plan, ChoosesTheMicroBatchOfEachLayout) {
+  Training training = step_of(16);
+  training.run.micro_batch = 0;
+  Cluster cluster = small_cluster();
+  cluster.memory = 30000;
+  const auto chosen = make_plan(tiny(), training, cluster);
+  ASSERT_EQ(chosen.size(), 14u);
+  bool larger_than_1 = false;
+  for (const Entry& entry : chosen) {
+    EXPECT_EQ(entry.micro_batch * entry.micro_batches * entry.ranks, 16);
+    larger_than_1 = larger_than_1 || entry.micro_batch > 1;
+    for (training.run.micro_batch = 1; training.run.micro_batch <= 16 / entry.ranks; training.run.micro_batch *= 2) {
+      const auto all = make_plan(tiny(), training, cluster);
+      const Entry& other = find(all, entry.tensor, entry.degrees);
+      EXPECT_TRUE(entry.fits || !other.fits);
+      if (other.fits) {
+        EXPECT_LE(entry.seconds(), other.seconds());
+      }
+    }
+  }
+  EXPECT_TRUE(larger_than_1);
+}
+
+TEST(Plan, RefusesWhatCanNotBe) {
+  auto refusal = [](const Training& training, const Cluster& cluster) -> std::string {
+    try {
+      make_plan(tiny(), training, cluster);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal(step_of(4), small_cluster()), "");
+  EXPECT_EQ(refusal(step_of(2), small_cluster()), "") << "with T = 2";
+  EXPECT_THAT(refusal(step_of(7), small_cluster()), HasSubstr("the nearest that can at degree 1 is 8"));
+  Cluster cluster = small_cluster();
+  cluster.devices = 5;
+  EXPECT_THAT(refusal(step_of(5), cluster), HasSubstr("do not fill hosts of 2"));
+  cluster = small_cluster();
+  cluster.memory = 0;
+  EXPECT_NE(refusal(step_of(4), cluster), "");
+}
+
+TEST(Plan, AModelOfAboutSoManyParameters) {
+  for (const double parameters : {15e9, 70e9, 500e9}) {
+    const model::GptConfig shape = model_of(
+        parameters, {.vocabulary = 128000, .dimension = 8192, .layers = 64, .heads = 0, .kv_heads = 8, .tied = false});
+    EXPECT_EQ(shape.heads, 64);
+    EXPECT_EQ(shape.feed_forward % 256, 0);
+    EXPECT_NEAR(static_cast<double>(model::sizes(shape).total), parameters, 0.02 * parameters);
+  }
+  EXPECT_THROW(model_of(1e6, {.dimension = 8192, .layers = 64}), InvalidArgument);
+}
+
+TEST(Plan, IsPrinted) {
+  const auto entries = make_plan(tiny(), step_of(4), small_cluster());
+  const std::string text = as_text(tiny(), step_of(4), small_cluster(), entries, 3);
+  EXPECT_EQ(std::ranges::count(text, '\n'), 4 + 1 + 2 + 3);
+  const auto json = as_json(tiny(), step_of(4), small_cluster(), entries, 100);
+  ASSERT_EQ(json["layouts"].size(), entries.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const auto& layout = json["layouts"][i];
+    double sum = 0;
+    for (const auto& [name, bytes] : layout["memory"].items()) sum += name == "total" ? 0.0 : bytes.get<double>();
+    EXPECT_DOUBLE_EQ(layout["memory"]["total"], sum);
+    EXPECT_EQ(layout["memory"]["total"], entries[i].memory());
+  }
+}
+
+}  // namespace
+}  // namespace tesserae::plan

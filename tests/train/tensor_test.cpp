@@ -1,0 +1,110 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tests/train/train_job.h"
+
+// `tesserae train` with tensor-parallel ranks: the numbers of a run do not depend on how layers are split.
+
+namespace tesserae::train {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class TensorJob : public testing::Test {
+ protected:
+  /// A model of 4 heads without dropout, on `count` ranks.
+  static std::vector<std::string> ranks(int count, const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"--nproc", std::to_string(count), "--set", "model.heads=4",
+                                    "--set",   "model.dropout=0",     "--set", "train.sample_tokens=8"};
+    for (const std::string& assignment : more) all.insert(all.end(), {"--set", assignment});
+    return all;
+  }
+
+  void expect_same_losses(const std::string& run, const std::string& reference) const {
+    const std::vector<Json> lines = job_.metrics(run), expected = job_.metrics(reference);
+    ASSERT_EQ(expected.size(), 24u);
+    ASSERT_EQ(lines.size(), expected.size());
+    for (size_t i = 0; i < lines.size(); ++i) {
+      for (const char* key : {"loss", "grad_norm"}) {
+        const double wanted = expected[i][key];
+        EXPECT_NEAR(lines[i][key].get<double>(), wanted, 1e-4 * wanted) << key << " of step " << i + 1;
+      }
+    }
+    EXPECT_NEAR(lines.back()["val_loss"].get<double>(), expected.back()["val_loss"].get<double>(), 1e-3);
+  }
+
+  const TrainJob job_{"tensor"};
+};
+
+TEST_F(TensorJob, SplitLayersGiveTheSameLosses) {
+  job_.run("whole", ranks(2, {"hybrid_shard_degree=2"}));
+  const std::string screen = job_.run("split", ranks(4, {"tensor_parallel_degree=2", "hybrid_shard_degree=2"}));
+  expect_same_losses("split", "whole");
+  EXPECT_THAT(screen,
+              AllOf(HasSubstr("on 4 ranks"), HasSubstr("layers split over 2, P=2 G=2 O=2"), HasSubstr("A sample:")));
+  const Json summary = job_.summary("split");
+  EXPECT_EQ(summary["tensor_parallel_degree"], 2);
+  EXPECT_EQ(summary["layout"], (Json{{"N", 2}, {"P", 2}, {"G", 2}, {"O", 2}}));
+  EXPECT_EQ(summary["world_size"], 4);
+  EXPECT_EQ(summary["parameters"], job_.summary("whole")["parameters"]);
+
+  job_.run("repeated", ranks(4, {"tensor_parallel_degree=2", "hybrid_shard_degree=1", "run.backend=gloo",
+                                 "sharding.sequence_parallel=false", "model.tied=false"}));
+  job_.run("whole-untied", ranks(2, {"hybrid_shard_degree=1", "model.tied=false"}));
+  expect_same_losses("repeated", "whole-untied");
+}
+
+TEST_F(TensorJob, CheckpointsAndSnapshotsLoadAtAnyDegree) {
+  const std::string saves = "checkpoint.every_steps=12";
+  job_.run("whole", ranks(2, {saves, "checkpoint.keep=0"}));
+  const auto continued = [&](const std::string& run, const std::string& from, int count,
+                             const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = ranks(count, more);
+    arguments.insert(arguments.begin(), {"--resume", job_.path(from + "/checkpoints/step-12")});
+    EXPECT_THAT(job_.run(run, arguments), HasSubstr("resumed at step 12 "));
+    const std::vector<Json> lines = job_.metrics(run), expected = job_.metrics("whole");
+    ASSERT_GE(lines.size(), 12u);
+    for (size_t i = 1; i <= 12; ++i) {
+      const double wanted = expected[expected.size() - i]["loss"];
+      EXPECT_NEAR(lines[lines.size() - i]["loss"].get<double>(), wanted, 1e-4 * wanted) << run << ", " << i << " to go";
+    }
+  };
+  continued("split", "whole", 4, {"tensor_parallel_degree=2", "hybrid_shard_degree=1"});
+  job_.run("born-split",
+           ranks(4, {"tensor_parallel_degree=2", saves, "checkpoint.keep=0", "checkpoint.memory_every_steps=5"}));
+  continued("four", "born-split", 4, {"tensor_parallel_degree=4", "train.batch_per_rank=4"});
+  continued("joined", "born-split", 2, {"sharding.strategy=ZERO_1"});
+}
+
+TEST_F(TensorJob, TheDialTurnsAtAnyDegree) {
+  const std::vector<std::string> plain = {"tensor_parallel_degree=2", "hybrid_shard_degree=2"};
+  job_.run("steady", ranks(4, plain));
+  std::vector<std::string> dialed = plain;
+  dialed.push_back(R"(dial.schedule=[{"step": 6, "hybrid_shard_degree": 1},
+                      {"step": 12, "degrees": {"parameters": 1, "gradients": 1, "optimizer": 2}}])");
+  job_.run("dialed", ranks(4, dialed));
+  expect_same_losses("dialed", "steady");
+  EXPECT_EQ(job_.summary("dialed")["dial"]["changes"], 2);
+}
+
+TEST_F(TensorJob, DegreesThatDoNotDivideNameWhatWould) {
+  const auto refused = [&](int count, const std::vector<std::string>& more) {
+    Program program = job_.start("refused", ranks(count, more));
+    const auto exit = program.finish(std::chrono::seconds(100));
+    EXPECT_TRUE(exit && !exit->success());
+    return program.output + program.errors;
+  };
+  EXPECT_THAT(refused(4, {"tensor_parallel_degree=3"}), HasSubstr("tensor_parallel_degree"));
+  EXPECT_THAT(refused(4, {"tensor_parallel_degree=4", "model.heads=2"}),
+              HasSubstr("tensor_parallel_degree must divide model.heads = 2, but is 4; heads, kv_heads and feed_forward "
+                        "can all be split over the divisors of 2"));
+  EXPECT_THAT(refused(4, {"tensor_parallel_degree=2", "hybrid_shard_degree=4"}), HasSubstr("hybrid_shard_degree"));
+}
+
+}  // namespace
+}  // namespace tesserae::train
