@@ -214,11 +214,6 @@ Config make_config(const Json& resolved, const std::string& name) {
   config.resolved = resolved;
   Json& c = config.resolved;
   check_available(c);
-  if (c["tensor_parallel_degree"] != 1) {
-    throw ConfigError("tensor_parallel_degree",
-                      cat("tensor parallelism is not available yet: only 1 is taken, but it is ",
-                          brief(c["tensor_parallel_degree"])));
-  }
   config.run = read_run(c, name);
   read_model(c, config);
   config.data = read_data(c);
