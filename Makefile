@@ -9,7 +9,7 @@ DEMO_CONFIG ?= examples/python-source.json
 DEMO_ARGS ?=
 TEST_ARGS ?=
 PYTEST_ARGS ?=
-BENCH ?= compare host_cost growth transport
+BENCH ?= compare host_cost growth transport tensor_parallel
 BENCH_ARGS ?=
 
 BUILD := build/$(PRESET)
