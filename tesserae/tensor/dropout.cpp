@@ -6,15 +6,10 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty_like.h>
 
+#include "tesserae/tensor/own_seed.h"
+
 namespace tesserae::tensor {
 namespace {
-
-// SplitMix64's finalizer: neighbouring seeds give unrelated generators.
-uint64_t mixed(uint64_t seed) {
-  seed = (seed ^ (seed >> 30)) * 0xbf58476d1ce4e5b9u;
-  seed = (seed ^ (seed >> 27)) * 0x94d049bb133111ebu;
-  return seed ^ (seed >> 31);
-}
 
 // A generator of the device of x that only this tensor-parallel rank has, drawn from the host's default generator.
 at::Generator own_generator(const at::Tensor& x, const Parallel& parallel) {
@@ -24,7 +19,7 @@ at::Generator own_generator(const at::Tensor& x, const Parallel& parallel) {
     const std::lock_guard lock(shared.mutex());
     drawn = shared.get<at::CPUGeneratorImpl>()->random64();
   }
-  const uint64_t seed = mixed(drawn + 0x9e3779b97f4a7c15u * static_cast<uint64_t>(parallel.index() + 1));
+  const uint64_t seed = own_seed(drawn, parallel);
   if (x.device().is_cpu()) return at::make_generator<at::CPUGeneratorImpl>(seed);
   at::Generator generator = at::globalContext().defaultGenerator(x.device()).clone();
   generator.set_current_seed(seed);

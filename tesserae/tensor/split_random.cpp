@@ -5,20 +5,12 @@
 
 #include <mutex>
 
+#include "tesserae/tensor/own_seed.h"
+
 namespace tesserae::tensor {
-namespace {
-
-// SplitMix64's finalizer: neighbouring seeds give unrelated generators.
-uint64_t mixed(uint64_t seed) {
-  seed = (seed ^ (seed >> 30)) * 0xbf58476d1ce4e5b9u;
-  seed = (seed ^ (seed >> 27)) * 0x94d049bb133111ebu;
-  return seed ^ (seed >> 31);
-}
-
-}  // namespace
 
 SplitRandom::SplitRandom(const Parallel& parallel, uint64_t seed, at::Device device)
-    : seed_(mixed(seed + 0x9e3779b97f4a7c15u * static_cast<uint64_t>(parallel.index() + 1))), device_(device) {}
+    : seed_(own_seed(seed, parallel)), device_(device) {}
 
 void SplitRandom::begin() {
   if (inside()) return;
