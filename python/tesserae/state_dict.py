@@ -25,6 +25,7 @@ from torch.distributed.fsdp._common_utils import FSDP_PREFIX, clean_tensor_name
 from tesserae import _C, install, swap
 from tesserae.sharded_values import chunk, is_sharded, local_part, part_of, whole_of
 from tesserae.summon import Summoned, Wish, instances_of
+from tesserae.tensor_parallel.parts import marks
 
 if TYPE_CHECKING:
     from tesserae.fsdp import FullyShardedDataParallel as Instance
@@ -175,7 +176,7 @@ def _own_keys(instance: Instance, state: dict[str, Any], prefix: str) -> list[st
 
 def _storage_of(value: Tensor) -> int:
     """Of a tensor that was put together from tensor-parallel parts: that of this rank's part."""
-    mark = getattr(value, "_tesserae_part", None)
+    mark = marks.get(value)
     return mark.storage if mark is not None else value.untyped_storage().data_ptr()
 
 
@@ -187,7 +188,7 @@ def _replace_whole(
     offload = instance._state_dict_config.offload_to_cpu
     for key in _own_keys(instance, state, prefix):
         value = state[key]
-        mark = value.__dict__.pop("_tesserae_part", None)  # put together already: a copy
+        mark = marks.pop(value, None)  # put together already: a copy
         if drop and not instance._keeps_whole():
             del state[key]
             continue

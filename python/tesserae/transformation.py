@@ -54,7 +54,7 @@ def transform(
             "are split is told by plan="
         )
     if job.tensor_degree() > 1:
-        place = torch.device(device) if device is not None else default_device()
+        place = default_device()  # where FSDP computes; `device` may be where the model waits for it
         _split(model, plan, job.parallel_of(place), load_state_dict_from_rank0, place)
     if any(tensor.is_meta for tensor in model.parameters()):
         device = None
@@ -81,15 +81,24 @@ def _split(
     if from_rank0:
         _take_from_rank0(model, parallel, place)
     # 4.
-    cut_parameters(layers)
+    cut_parameters(model, layers)
     # 5.
     if plan is None and family is not None:
         families.put_together(family, model)
     heads = [layer for layer in layers if isinstance(layer, Head)]
     if len(heads) == 1:
         loss.install(model, heads[0], parallel, plan is None and family is not None and family.loss_inside)
+    if hasattr(model, "resize_token_embeddings"):
+        model.resize_token_embeddings = _refuse_to_resize  # type: ignore[assignment]
     patterns = family.dropout if plan is None and family is not None else ("*",)
     dropout.install(patterns, model, parallel, state.random_seed, place)
+
+
+def _refuse_to_resize(*_: Any, **__: Any) -> None:
+    raise _C.InvalidArgument(
+        "[resize_token_embeddings] the model's embedding is split over tensor-parallel ranks; resize it before "
+        "tsm.transform"
+    )
 
 
 @torch.no_grad()

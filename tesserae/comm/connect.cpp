@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "tesserae/base/log.h"
 #include "tesserae/comm/c10d_group.h"
@@ -38,6 +39,12 @@ std::string choose_backend(const FabricOptions& options) {
                         cat("backend \"", options.backend, "\": known are auto, gloo, shm, nccl and null"));
 }
 
+bool all_hosts_alike(const mesh::World& world) {
+  std::vector<int> ranks(static_cast<size_t>(world.hosts()), 0);
+  for (int rank = 0; rank < world.size(); ++rank) ++ranks[static_cast<size_t>(world.host(rank))];
+  return std::all_of(ranks.begin(), ranks.end(), [&](int count) { return count == ranks.front(); });
+}
+
 class ConnectedFabric final : public Fabric {
  public:
   ConnectedFabric(Rendezvous rendezvous, const mesh::World& world, const FabricOptions& options,
@@ -48,6 +55,7 @@ class ConnectedFabric final : public Fabric {
         shm_(wants_shm_),
         rendezvous_(std::move(rendezvous)),
         world_(rendezvous_.meet(options.host.empty() ? os::host_identity() : options.host)),
+        even_hosts_(all_hosts_alike(world_)),
         serves_(world.launch().rank == 0 && !world.launch().store_is_served),
         liveness_(world_, rendezvous_.own_connection("liveness"), server()),
         table_(world_.rank(), world_.size(), nccl_ ? Lane::Kind::stream : Lane::Kind::threaded, options.device) {
@@ -74,8 +82,13 @@ class ConnectedFabric final : public Fabric {
       const auto store = rendezvous_.store("group/" + name);
       if (nccl_) return make_nccl_group(std::move(name), members, rank, store);
       if (auto group = make_shm_group(name, members, rank)) return group;
-      auto flat = make_gloo_group(name, members, rank, store, traffic);
-      return with_two_levels(std::move(name), std::move(flat));
+      const auto hosts = hosts_of(members);
+      if (!wants_shm_ || !even_hosts_ || !has_two_levels(hosts)) {
+        return make_gloo_group(std::move(name), members, rank, store, traffic);
+      }
+      // A name of its own: the liveness channel knows groups by their names.
+      auto flat = make_gloo_group(name + ".flat", members, rank, store, traffic);
+      return with_two_levels(std::move(name), std::move(flat), hosts);
     };
     return table_.group(members, traffic, make);
   }
@@ -93,16 +106,26 @@ class ConnectedFabric final : public Fabric {
     return rank;
   }
 
+  MembersByHost hosts_of(const std::vector<int>& members) const {
+    std::vector<int> host_of;
+    for (const int member : members) host_of.push_back(world_.host(member));
+    return members_by_host(host_of);
+  }
+
   // Null if the members do not share a host, or can not share memory.
   std::unique_ptr<ShmGroup> make_shm_group(const std::string& name, const std::vector<int>& members, int rank) {
     const std::vector<int>& near = world_.host_ranks(world_.rank());
     const auto is_near = [&near](int member) { return std::find(near.begin(), near.end(), member) != near.end(); };
-    if (!shm_ || !std::all_of(members.begin(), members.end(), is_near)) return nullptr;
+    if (!wants_shm_ || !std::all_of(members.begin(), members.end(), is_near)) return nullptr;
     std::string reason;
+    // Who could not once tells the others, who may not have been there.
     auto group = ShmGroup::connect(name, members, rank, rendezvous_.store("shm/" + name),
-                                   {options_.connect_deadline, options_.deadline, &liveness_, 0}, reason);
-    if (!group) {
-      shm_ = false;
+                                   {.connect_deadline = options_.connect_deadline,
+                                    .deadline = options_.deadline,
+                                    .liveness = &liveness_,
+                                    .willing = shm_},
+                                   reason);
+    if (!group && std::exchange(shm_, false)) {
       log(LogLevel::warning, cat("ranks of this host can not share memory, Gloo carries all bytes (", reason, ")"));
     }
     return group;
@@ -118,11 +141,7 @@ class ConnectedFabric final : public Fabric {
   }
 
   // Puts a near group beside the flat one, where that saves bytes between hosts and each host has memory to share.
-  std::unique_ptr<Group> with_two_levels(std::string name, std::unique_ptr<GlooGroup> flat) {
-    std::vector<int> host_of;
-    for (const int member : flat->members()) host_of.push_back(world_.host(member));
-    auto hosts = members_by_host(host_of);
-    if (!wants_shm_ || !has_two_levels(hosts)) return flat;
+  std::unique_ptr<Group> with_two_levels(std::string name, std::unique_ptr<GlooGroup> flat, MembersByHost hosts) {
     std::vector<int> near;
     int own = 0;
     for (const int member : flat->members()) {
@@ -153,6 +172,9 @@ class ConnectedFabric final : public Fabric {
   bool shm_;  // as long as sharing memory works
   Rendezvous rendezvous_;
   mesh::World world_;
+  // Two levels only then: groups that reduce the same numbers on other ranks (tensor parallelism) must all do it in the
+  // same order.
+  bool even_hosts_;
   bool serves_;
   Liveness liveness_;
   std::map<Traffic, GlooDevice> devices_;

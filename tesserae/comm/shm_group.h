@@ -26,6 +26,7 @@ class ShmGroup final : public Group, private Watched {
     std::chrono::milliseconds deadline;
     Liveness* liveness = nullptr;  ///< names lost ranks and enforces the deadline; outlives the group
     size_t block_bytes = 0;        ///< of a member's ring; 0: the default
+    bool willing = true;           ///< false: this member does not share memory, and says so
   };
 
   /// Meets the other members through `store`, whose keys belong to this group alone. Null on all members if one of them

@@ -41,6 +41,7 @@ std::unique_ptr<ShmGroup> ShmGroup::connect(const std::string& name, const std::
   std::optional<os::MemoryFile> memory;
   std::string failure;
   try {
+    if (!options.willing) throw IoError("ShmGroup", "it could not share memory before");
     if (rank == 0) {
       memory.emplace(os::MemoryFile::create("tesserae-" + name, shape.total()));
       store->set("memory", cat(os::process_id(), " ", memory->descriptor()));

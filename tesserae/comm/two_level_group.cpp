@@ -223,30 +223,13 @@ void TwoLevelGroup::do_broadcast(const at::Tensor& buffer, int root) {
 }
 
 void TwoLevelGroup::do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) {
-  const auto& near = hosts_[static_cast<size_t>(host_)];
-  const auto split = [&](const std::vector<Message>& all) {
-    std::pair<std::vector<Message>, std::vector<Message>> parts;  // near, far
-    for (const Message& message : all) {
-      const auto found = std::ranges::find(near, message.peer);
-      if (found == near.end()) {
-        parts.second.push_back(message);
-      } else {
-        parts.first.push_back({static_cast<int>(found - near.begin()), message.data});
-      }
-    }
-    return parts;
-  };
-  const auto [near_sends, far_sends] = split(sends);
-  const auto [near_receives, far_receives] = split(receives);
   const Call call(*this, "exchange", /*collective=*/false);
-  // All members in this order, so nobody who is near waits for somebody far.
-  near_->exchange(near_sends, near_receives);
-  flat_->exchange(far_sends, far_receives);
+  flat_->exchange(sends, receives);
 }
 
 void TwoLevelGroup::do_barrier(std::string_view what) {
   const Call call(*this, what.empty() ? "barrier" : std::string(what));
-  flat_->barrier();
+  flat_->barrier({}, what);
 }
 
 std::optional<Watched::Pending> TwoLevelGroup::pending() const {
@@ -264,6 +247,10 @@ void TwoLevelGroup::abort(const Verdict& verdict) {
 
 // The inner groups know what happened, and to whom; this one for which unit and step.
 void TwoLevelGroup::rethrow(const std::string& what, const std::exception& cause) {
+  {
+    std::lock_guard lock(mutex_);
+    pending_.reset();  // also if agree() threw
+  }
   if (dynamic_cast<const Disagreement*>(&cause)) {
     liveness_.dispute(*this, {Verdict::Kind::mismatch, {}, cause.what()}).raise(what);
   }

@@ -37,7 +37,7 @@ bool has_two_levels(const MembersByHost& hosts);
 ///                   3. each adds, in the order rank's host, the host before it, ...
 ///  all-reduce:      reduce-scatter, then all-gather; what is small goes flat, where a message costs its latency.
 ///  broadcast:       1. the root to its counterparts; 2. each inside its host.
-/// Messages go through the near group to members of this host and through the flat one to others.
+/// Messages are flat: they must not wait for each other, whoever they are for.
 class TwoLevelGroup final : public Group, private Watched {
  public:
   /// `flat`: all members, in this order; `near`: the members of this host, in this order.

@@ -4,6 +4,7 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "tesserae/base/error.h"
@@ -97,7 +98,12 @@ double Engine::sum_over_ranks(double value) {
 }
 
 double Engine::max_over_ranks(double value) {
-  return std::ranges::max(from_all_ranks(*context().fabric, value, {"", context().statistics->steps}));
+  double most = value;
+  for (const double other : from_all_ranks(*context().fabric, value, {"", context().statistics->steps})) {
+    if (!(other <= most)) most = other;  // also one that is no number
+    if (std::isnan(most)) break;
+  }
+  return most;
 }
 
 int Engine::replicas(int shard) const {

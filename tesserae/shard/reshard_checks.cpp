@@ -130,7 +130,10 @@ void Engine::require_memory(const std::vector<bool>& gradients) {
 void Engine::require_place(c10::Device place, double mine) const {
   comm::Fabric& fabric = *context().fabric;
   const auto everyones = from_all_ranks(fabric, mine);
-  const double needed = place.is_cpu() ? sum_of(everyones, fabric.world().host_ranks(fabric.rank())) : mine;
+  double needed = place.is_cpu() ? sum_of(everyones, fabric.world().host_ranks(fabric.rank())) : mine;
+  // Tensor-parallel ranks are neighbours, and each needs as much at the same time.
+  const comm::Group* const parallel = context().options.tensor_group;
+  if (place.is_cpu() && parallel != nullptr) needed *= parallel->size();
   const double free = available(place, std::max(needed, 0.0));
   const auto shortages = from_all_ranks(fabric, needed - free);
   const auto worst = std::ranges::max_element(shortages);

@@ -62,8 +62,11 @@ at::Tensor initial_values(Context& context, const Slot& slot, const at::Tensor& 
     values = parameter.detach().to(context.device).contiguous();
   }
   values = values.view({-1});
-  if (context.options.sync_module_states && context.fabric->size() > 1) {
+  comm::Group* const parallel = context.options.tensor_group;
+  const bool repeated = slot.split.whole() && parallel != nullptr && parallel->size() > 1;
+  if (context.options.sync_module_states && (repeated || context.fabric->size() > 1)) {
     values = values.clone();
+    if (repeated) parallel->broadcast(values, 0, {slot.names.front()});
     context.fabric->everyone().broadcast(values, 0, {slot.names.front()});
   }
   return values;

@@ -60,7 +60,8 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     kept(context);
     const variable_list saved = context->get_saved_variables();
     const auto dtype = static_cast<c10::ScalarType>(context->saved_data["dtype"].toInt());
-    const at::Tensor weight = gradients[0].mul(saved[4]).unsqueeze(1);
+    // Not a product: where nothing counts, the gradient of a mean is not finite.
+    const at::Tensor weight = gradients[0].masked_fill(saved[4].logical_not(), 0).unsqueeze(1);
     at::Tensor gradient = saved[0].mul(weight.div(saved[1].unsqueeze(1)));
     gradient.scatter_add_(1, saved[2], weight.mul(saved[3]).neg_());
     return {gradient.to(dtype), {}, {}, {}, {}};

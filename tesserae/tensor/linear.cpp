@@ -9,6 +9,7 @@
 // [T, rows, width]: pieces in the order of the ranks, whatever dimension the sequence is; matrices do not mind the
 // order of tokens, so only what is returned is put in the order of the caller.
 
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
@@ -65,6 +66,13 @@ int64_t sequence_of(const char* function, const at::Tensor& x, int64_t dim) {
   if (dim == no_sequence) return dim;
   if (dim >= 0 && dim < x.dim() - 1) return dim;
   throw InvalidArgument(function, cat("the sequence of x of shape ", x.sizes(), " can not be dimension ", dim));
+}
+
+// What torch.autocast does to the arguments of linear layers: to nodes of ours it does nothing.
+at::Tensor autocast(const at::Tensor& x, const at::Tensor& like) {
+  const at::DeviceType device = like.device().type();
+  if (!at::autocast::is_autocast_enabled(device) || !x.defined() || !x.is_floating_point()) return x;
+  return x.to(at::autocast::get_autocast_dtype(device));
 }
 
 // --- column ----------------------------------------------------------------------------------------------------------
@@ -276,9 +284,10 @@ std::vector<at::Tensor> column_linear(const at::Tensor& x, const std::vector<at:
     throw InvalidArgument("column_linear", cat(weights.size(), " weights with ", biases.size(), " biases"));
   }
   for (const auto& weight : weights) check_width("column_linear", x, weight);
-  std::vector<at::Tensor> inputs{x};
-  inputs.insert(inputs.end(), weights.begin(), weights.end());
-  inputs.insert(inputs.end(), biases.begin(), biases.end());
+  std::vector<at::Tensor> inputs{autocast(x, x)};
+  for (const auto* list : {&weights, &biases}) {
+    for (const auto& tensor : *list) inputs.push_back(autocast(tensor, x));
+  }
   return ColumnLinear::apply(parallel, sequence_of("column_linear", x, sequence_dim),
                              static_cast<int64_t>(weights.size()), at::TensorList(inputs));
 }
@@ -294,8 +303,8 @@ at::Tensor row_linear(const at::Tensor& x, const at::Tensor& weight, const at::T
   check_width("row_linear", x, weight);
   const int64_t dim = sequence_of("row_linear", x, sequence_dim);
   if (dim != no_sequence) cut_dimension_of("row_linear", x, dim, *parallel);
-  std::vector<at::Tensor> inputs{x, weight};
-  if (bias.defined()) inputs.push_back(bias);
+  std::vector<at::Tensor> inputs{autocast(x, x), autocast(weight, x)};
+  if (bias.defined()) inputs.push_back(autocast(bias, x));
   return RowLinear::apply(parallel, dim, at::TensorList(inputs));
 }
 

@@ -79,6 +79,7 @@ void MemoryTier::save() {
   manifest.step = state_.step;
   manifest.attempt = checkpoint::to_hex(session_);
   manifest.layout = layout_;
+  manifest.tensor = state_.parallel->size();
   manifest.training = state_.description();
   const bool on_host = std::ranges::all_of(pieces, [](const checkpoint::Piece& piece) { return piece.data.is_cpu(); });
   std::string failure;
@@ -170,6 +171,7 @@ HeldByRank MemoryTier::held_by_ranks() {
   for (size_t slot = 0; slot < memory_slots; ++slot) {
     const std::optional<MemorySnapshot> snapshot = slots_[slot].read();
     if (!snapshot || snapshot->manifest.layout != layout_) continue;
+    if (snapshot->manifest.tensor != state_.parallel->size()) continue;
     const size_t place = (static_cast<size_t>(fabric.rank()) * memory_slots + slot) * 2;
     table[place] = static_cast<int64_t>(checkpoint::from_hex(snapshot->manifest.attempt).value_or(0));
     table[place + 1] = snapshot->manifest.step + 1;

@@ -15,7 +15,7 @@ int slot_with(const std::array<Held, memory_slots>& slots, const Held& wanted) {
 /// Nothing if a rank's part is nowhere.
 std::optional<SnapshotSet> collect(const mesh::Layout& layout, int tensor, const HeldByRank& held, const Held& wanted) {
   SnapshotSet set{.session = wanted.session, .step = wanted.step, .slot = {}};
-  for (int rank = 0; rank < layout.ranks(); ++rank) {
+  for (int rank = 0; rank < layout.ranks() * tensor; ++rank) {
     set.slot.push_back(slot_with(held[static_cast<size_t>(rank)], wanted));
     if (set.slot.back() >= 0) continue;
     const int other = neighbour(layout, tensor, rank);

@@ -96,7 +96,9 @@ nlohmann::json TrainingState::description() const {
 void TrainingState::load(const checkpoint::Checkpoint& checkpoint) {
   checkpoint::load_model(checkpoint, sharded, optimizer.get());
   take_over(checkpoint.manifest().training, checkpoint.step());
-  if (!checkpoint::load_random(checkpoint, fabric->rank(), fabric->device())) seed_random();
+  // Tensor-parallel ranks draw alike: what other groups of them drew fits none of these.
+  const bool same_groups = checkpoint.manifest().tensor == parallel->size();
+  if (!same_groups || !checkpoint::load_random(checkpoint, fabric->rank(), fabric->device())) seed_random();
 }
 
 void TrainingState::take_over(const nlohmann::json& description, int64_t at_step) {

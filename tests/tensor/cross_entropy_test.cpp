@@ -2,6 +2,7 @@
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
 
 #include "tesserae/base/error.h"
@@ -48,6 +49,17 @@ TEST_P(CrossEntropy, EqualsOneProcessWithPaddingAndIgnoredTargets) {
       EXPECT_LE((part.grad() - piece(gradient, 2, *parallel)).abs().max().item<double>(),
                 1e-5 * logits.grad().abs().max().item<double>());
     }
+  });
+}
+
+// As in torch, where the mean of no losses is not finite and its gradients are zero.
+TEST_P(CrossEntropy, ABatchInWhichNothingCountsDoesNoHarm) {
+  run_parallel(GetParam(), [](const ParallelPtr& parallel) {
+    const at::Tensor part = leaf(numbers({6, 4}, 1).to(at::kFloat));
+    const at::Tensor targets = at::full({6}, -100, at::TensorOptions().dtype(at::kLong));
+    const at::Tensor losses = vocabulary_cross_entropy(part, targets, 4 * parallel->size(), parallel);
+    losses.sum().div(targets.ne(-100).sum()).backward();
+    EXPECT_EQ(part.grad().abs().max().item<double>(), 0);
   });
 }
 

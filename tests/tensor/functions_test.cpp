@@ -1,6 +1,7 @@
 #include "tesserae/tensor/functions.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/linear.h>
@@ -48,6 +49,19 @@ TEST_P(Functions, CopyAndReduceAreAdjoint) {
     EXPECT_TRUE(p.equal(partial(*parallel, {3, 4}))) << "the input is only read";
     sum.backward(numbers({3, 4}, 2));
     expect_close(p.grad(), numbers({3, 4}, 2), "gradient of reduce");
+  });
+}
+
+TEST_P(Functions, LinearLayersComputeAsAutocastSays) {
+  run_parallel(GetParam(), [](const ParallelPtr& parallel) {
+    const auto fp32 = [](const at::Tensor& values) { return leaf(values.to(at::kFloat)); };
+    const at::Tensor x = fp32(numbers({5, 8}, 1)), down = fp32(numbers({4, 6}, 3)), up = fp32(numbers({6, 8}, 2));
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const at::Tensor y = row_linear(column_linear(x, up, {}, parallel), down, {}, parallel);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    EXPECT_EQ(y.scalar_type(), at::autocast::get_autocast_dtype(at::kCPU));
+    y.sum().backward();
+    for (const at::Tensor& tensor : {x, up, down}) EXPECT_EQ(tensor.grad().scalar_type(), at::kFloat);
   });
 }
 

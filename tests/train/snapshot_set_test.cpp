@@ -29,6 +29,15 @@ TEST(SnapshotSet, NeighboursOwnTheSameChunkInAnotherReplica) {
   }
 }
 
+TEST(SnapshotSet, IsCompleteWhenAllTensorParallelRanksAreThere) {
+  const mesh::Layout layout(2, {1, 1, 1});
+  const std::array<Held, memory_slots> full{Held{7, 12}, none}, empty{none, none};
+  const auto set = newest_complete_set(layout, 2, {full, full, full, empty}, 0);
+  ASSERT_TRUE(set.has_value());
+  EXPECT_EQ(set->slot, (std::vector<int>{0, 0, 0, -1}));
+  EXPECT_FALSE(newest_complete_set(layout, 2, {full, empty, full, empty}, 0).has_value());
+}
+
 TEST(SnapshotSet, NeighboursHaveTheSamePartsOfSplitTensors) {
   const mesh::Layout layout(4, {1, 1, 2});
   for (int rank = 0; rank < 12; ++rank) {

@@ -2,9 +2,9 @@
 
 Ranks of one tensor-parallel group are seeded alike: where activations are the same on all, dropout draws the same mask
 on all, as it does in any model. Where they are split the default generators are the rank's own (C++: SplitRandom),
- 1. from the begin of a module that the family names (attention, a dense block),
- 2. to the begin of its row layer, whose sum, and what follows in the module, is the same on all again;
- 3. or to the end of the module, if an exception ends it before.
+ 1. from the end of a column layer, within a module that the family or the plan names (attention, a dense block),
+ 2. to the begin of a row layer, whose sum, and what follows in the module, is the same on all again;
+ 3. or to the end of the module, if it has none, or an exception ends it before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from tesserae import _C
-from tesserae.tensor_parallel.layers import Row
+from tesserae.tensor_parallel.layers import Column, Row
 
 _ATTRIBUTES = ("attention_dropout", "dropout")  # probabilities that modules pass on to a function
 
@@ -26,21 +26,24 @@ def install(
 ) -> None:
     random = _C.SplitRandom(parallel, seed, device)
     for name, module in model.named_modules():
+        columns = [child for child in module.children() if isinstance(child, Column)]
         rows = [child for child in module.children() if isinstance(child, Row)]
-        if rows and any(fnmatchcase(name, pattern) for pattern in patterns) and _drops(module):
-            _install(module, rows[0], random)
+        if columns and any(fnmatchcase(name, pattern) for pattern in patterns) and _drops(module):
+            _install(module, columns, rows, random)
 
 
-def _install(module: nn.Module, row: Row, random: _C.SplitRandom) -> None:
-    def begin(module: nn.Module, _: Any) -> None:
+def _install(module: nn.Module, columns: list[Column], rows: list[Row], random: _C.SplitRandom) -> None:
+    def begin(*_: Any) -> None:
         if module.training:
             random.begin()
 
     def end(*_: Any) -> None:
         random.end()
 
-    module.register_forward_pre_hook(begin)
-    row.register_forward_pre_hook(end)
+    for column in columns:
+        column.register_forward_hook(begin)
+    for row in rows:
+        row.register_forward_pre_hook(end)
     module.register_forward_hook(end, always_call=True)
 
 

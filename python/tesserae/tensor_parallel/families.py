@@ -34,7 +34,7 @@ _LLAMA = Family(
         "*mlp.up_proj": "column",
         "*mlp.down_proj": "row",
         "*embed_tokens": "vocabulary",
-        "lm_head": "head",
+        "*lm_head": "head",
     },
     heads=("num_attention_heads", "num_key_value_heads"),
     together={"*self_attn": ("q_proj", "k_proj", "v_proj"), "*mlp": ("gate_proj", "up_proj")},
@@ -51,8 +51,8 @@ FAMILIES = {
             "*mlp.dense_h_to_4h": "column",
             "*mlp.dense_4h_to_h": "row",
             "*embed_in": "vocabulary",
-            "lm_head": "head",
-            "embed_out": "head",  # its name before transformers 5
+            "*lm_head": "head",
+            "*embed_out": "head",  # its name before transformers 5
         },
         heads=("num_attention_heads", "num_attention_heads"),
         dropout=("*attention",),
@@ -69,7 +69,7 @@ FAMILIES = {
             "*mlp.c_fc": "column",
             "*mlp.c_proj": "row",
             "*wte": "vocabulary",
-            "lm_head": "head",
+            "*lm_head": "head",
         },
         heads=("num_attention_heads", "num_attention_heads"),
         dropout=("*.attn", "*crossattention"),
@@ -89,7 +89,7 @@ FAMILIES = {
             "*DenseReluDense.wo": "row",
             "*shared": "vocabulary",
             "*embed_tokens": "vocabulary",
-            "lm_head": "head",
+            "*lm_head": "head",
         },
         heads=("num_heads", "num_heads"),
         together={

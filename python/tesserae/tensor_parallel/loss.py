@@ -25,7 +25,9 @@ IGNORED = -100
 def install(model: nn.Module, head: Head, parallel: _C.Parallel, loss_inside: bool) -> None:
     """For models of which it is known how they compute their loss; the head of any other always gathers."""
     kind = type(model).__name__
-    causal = kind.endswith(("ForCausalLM", "LMHeadModel")) and hasattr(model, "loss_function")
+    # A loss of the user's own wants whole logits.
+    usual = getattr(getattr(model, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
+    causal = kind.endswith(("ForCausalLM", "LMHeadModel")) and usual
     if (kind.endswith("ForConditionalGeneration") if loss_inside else causal) and "labels" in _arguments(model):
         _Loss(model, head, parallel, loss_inside)
 
@@ -38,7 +40,7 @@ class _Loss:
     """Of one model. Its hooks keep it."""
 
     def __init__(self, model: nn.Module, head: Head, parallel: _C.Parallel, inside: bool) -> None:
-        self._place = _arguments(model).index("labels")
+        self._names = _arguments(model)
         self._head, self._parallel, self._inside = head, parallel, inside
         self._vocabulary = head._tesserae_splits["weight"].whole[0]
         self._labels: Tensor | None = None
@@ -50,18 +52,17 @@ class _Loss:
         model.register_forward_hook(self._end, with_kwargs=True, always_call=True)
 
     def _begin(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-        labels = kwargs.get("labels") if len(args) <= self._place else args[self._place]
+        given = {**dict(zip(self._names, args)), **kwargs}
+        labels = given.get("labels")
         self._head._tesserae_gathers = labels is None or not torch.is_grad_enabled()
         self._computed = False
         if self._head._tesserae_gathers or not self._inside:
             return None
         self._labels = labels
-        if len(args) > self._place:
-            args = (*args[: self._place], None, *args[self._place + 1 :])
-        kwargs = {**kwargs, "labels": None}
-        if kwargs.get("decoder_input_ids") is None and kwargs.get("decoder_inputs_embeds") is None:
-            kwargs["decoder_input_ids"] = model._shift_right(labels)  # type: ignore[operator]
-        return args, kwargs
+        given["labels"] = None
+        if given.get("decoder_input_ids") is None and given.get("decoder_inputs_embeds") is None:
+            given["decoder_input_ids"] = model._shift_right(labels)  # type: ignore[operator]
+        return (), given
 
     def _end(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
         split, labels = not self._head._tesserae_gathers, self._labels

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from tesserae import _C
+from tesserae.utils.module_utils import default_device
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class Mark:
 
     storage: int
     place: tuple[int, torch.Size]
+
+
+marks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # beside the tensors: what users save has nothing of ours
 
 
 class SplitModule(nn.Module):
@@ -59,8 +64,11 @@ class SplitModule(nn.Module):
     def _whole_of(self, part: Tensor, split: SplitParameter) -> Tensor:
         if part.is_meta:
             return part.new_empty(split.whole)
-        whole = self._tesserae_parallel.whole_of(part.detach(), split.split, list(split.whole))
-        whole._tesserae_part = Mark(part.untyped_storage().data_ptr(), (part.data_ptr(), part.shape))
+        # Parts that have been brought to the host still travel between devices.
+        place = default_device() if part.device.type == "cpu" else part.device
+        whole = self._tesserae_parallel.whole_of(part.detach().to(place), split.split, list(split.whole))
+        whole = whole.to(part.device)
+        marks[whole] = Mark(part.untyped_storage().data_ptr(), (part.data_ptr(), part.shape))
         return whole
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -81,8 +89,11 @@ def split_module(
     module._tesserae_splits = splits  # type: ignore[assignment]
 
 
-def cut_parameters(modules: Iterable[SplitModule]) -> None:
-    """Whole parameters become parts: in the memory of a part, tied ones tied as before."""
+def cut_parameters(model: nn.Module, modules: Iterable[SplitModule]) -> None:
+    """Whole parameters become parts: in the memory of a part, tied ones tied as before. Raises InvalidArgument if a
+    parameter that would be cut is tied to one that would not."""
+    modules = list(modules)
+    _check_ties(model, modules)
     cut: dict[nn.Parameter, tuple[nn.Parameter, SplitParameter]] = {}
     for module in modules:
         for name, split in module._tesserae_splits.items():
@@ -100,6 +111,18 @@ def cut_parameters(modules: Iterable[SplitModule]) -> None:
                     part = part.clone()  # not a view that keeps the whole alive
                 cut[whole] = nn.Parameter(part, requires_grad=whole.requires_grad), split
             module._parameters[name] = cut[whole][0]
+
+
+def _check_ties(model: nn.Module, modules: list[SplitModule]) -> None:
+    cut = {id(module._parameters[name]) for module in modules for name in module._tesserae_splits}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            whole = not isinstance(module, SplitModule) or name not in module._tesserae_splits
+            if whole and parameter is not None and id(parameter) in cut:
+                raise _C.InvalidArgument(
+                    f"[tsm.transform] {path}.{name} is tied to a parameter that the plan splits, but is not in the "
+                    'plan itself; put it there, too ("head" for the layer that gives logits)'
+                )
 
 
 @contextmanager
