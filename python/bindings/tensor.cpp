@@ -3,10 +3,10 @@
 
 #include "python/bindings/bindings.h"
 #include "tesserae/shard/split_parameters.h"
+#include "tesserae/shard/whole.h"
 #include "tesserae/tensor/functions.h"
 #include "tesserae/tensor/layers.h"
 #include "tesserae/tensor/split_random.h"
-#include "tesserae/tensor/whole.h"
 
 namespace tesserae::bindings {
 namespace {
@@ -71,7 +71,7 @@ void bind_parallel(py::module_& module) {
       .def(
           "whole_of",
           [](const Among& self, const at::Tensor& part, const mesh::Split& split, const std::vector<int64_t>& whole) {
-            return tensor::whole_of(part, split, whole, *self);
+            return shard::whole_of(part, split, whole, self->group());
           },
           py::arg("part"), py::arg("split"), py::arg("whole"), without_gil,
           "Collective: the whole tensor of shape `whole`, of which each rank brings its part. No autograd.")

@@ -48,11 +48,4 @@ std::string text_of(comm::Fabric& fabric, const std::string& text, int root) {
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
 }
 
-bool on_any_tensor_rank(comm::Group* tensor_group, bool flag, c10::Device device) {
-  if (tensor_group == nullptr || tensor_group->size() == 1) return flag;
-  const at::Tensor flags = at::zeros({1}, at::TensorOptions().dtype(at::kLong).device(device)).fill_(flag ? 1 : 0);
-  tensor_group->all_reduce(flags);
-  return flags.item<int64_t>() > 0;
-}
-
 }  // namespace tesserae::checkpoint

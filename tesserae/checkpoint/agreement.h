@@ -19,8 +19,4 @@ int lowest_rank_with(comm::Fabric& fabric, bool flag);
 /// `text` of rank `root`, on every rank.
 std::string text_of(comm::Fabric& fabric, const std::string& text, int root);
 
-/// Whether `flag` is set on any member of a tensor-parallel group; what ranks of one fabric agree on, those of the
-/// other tensor indices do not know yet. `tensor_group`: shard::Options::tensor_group, may be null.
-bool on_any_tensor_rank(comm::Group* tensor_group, bool flag, c10::Device device);
-
 }  // namespace tesserae::checkpoint

@@ -1,5 +1,4 @@
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
@@ -12,8 +11,10 @@
 #include "tesserae/checkpoint/load.h"
 #include "tesserae/checkpoint/weight_folder.h"
 #include "tesserae/checkpoint/weights.h"
+#include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
+#include "tesserae/shard/whole.h"
 
 namespace tesserae::checkpoint {
 namespace {
@@ -94,23 +95,6 @@ std::vector<shard::Engine::FlatView> flats_in_order(shard::Engine& engine, const
   return sorted;
 }
 
-/// The whole tensor from its parts, one of each member of `group`: cut in blocks, joined block by block, without
-/// padding. A collective of the group.
-at::Tensor join_parts(const at::Tensor& part, const shard::Slot& slot, comm::Group& group) {
-  at::Tensor all = at::empty({slot.split.parts, part.numel()}, part.options());
-  all[group.rank()].copy_(part);
-  group.all_gather(all.view({-1}));
-  const int64_t dim = slot.split.dim;
-  const int64_t rows = slot.shape[static_cast<size_t>(dim)] / slot.split.blocks;
-  std::vector<at::Tensor> runs;
-  for (int block = 0; block < slot.split.blocks; ++block) {
-    for (int member = 0; member < slot.split.parts; ++member) {
-      runs.push_back(all[member].view(slot.shape).narrow(dim, block * rows, rows));
-    }
-  }
-  return at::cat(runs, dim).narrow(dim, 0, slot.whole[static_cast<size_t>(dim)]);
-}
-
 }  // namespace
 
 void export_weights(const Checkpoint& checkpoint, const os::Path& folder, const ExportOptions& options) {
@@ -163,13 +147,13 @@ void export_weights(shard::Sharded& sharded, const os::Path& folder, const Expor
     for (const shard::Slot& slot : view.flat.slots()) {
       if (fabric.rank() != 0) break;
       at::Tensor values = whole.narrow(0, slot.begin, slot.elements);
-      if (!slot.split.whole()) values = join_parts(values, slot, *tensor_group);
+      if (!slot.split.whole()) values = shard::whole_of(values.view(slot.shape), slot.split, slot.whole, *tensor_group);
       on_rank_0([&] { write_values(*files, values, exported(whole.scalar_type(), options)); });
     }
   }
   on_rank_0([&] { files->finish(); });
   failure = text_of(fabric, failure, 0);
-  const bool failed = on_any_tensor_rank(tensor_group, !failure.empty(), fabric.device());
+  const bool failed = shard::on_any_tensor_rank(tensor_group, !failure.empty(), fabric.device());
   if (!failure.empty()) throw IoError("export_weights", cat("rank 0: ", failure));
   if (failed) throw IoError("export_weights", "the rank that writes has failed; its error says why");
 }

@@ -11,6 +11,7 @@
 #include "tesserae/checkpoint/placement.h"
 #include "tesserae/checkpoint/weights.h"
 #include "tesserae/checkpoint/writer.h"
+#include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
 
@@ -98,7 +99,7 @@ void import_weights(const WeightFiles& files, shard::Sharded& sharded, const Imp
   }
   comm::Fabric& fabric = sharded.fabric();
   const int rank = lowest_rank_with(fabric, !failure.empty());
-  const bool failed = on_any_tensor_rank(sharded.options().tensor_group, rank >= 0, fabric.device());
+  const bool failed = shard::on_any_tensor_rank(sharded.options().tensor_group, rank >= 0, fabric.device());
   if (rank >= 0) {
     failure = text_of(fabric, failure, rank);
     if (own) std::rethrow_exception(own);

@@ -1,6 +1,5 @@
-#include <ATen/ops/full.h>
-
 #include "tesserae/optim/target.h"
+#include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
 
@@ -10,12 +9,9 @@ namespace {
 
 // After the data-parallel ranks of each tensor index: all of these bring the same, so all ranks get the same bits.
 double over_tensor_ranks(shard::Engine& engine, double value, comm::Reduction how) {
-  comm::Group* group = engine.context().options.tensor_group;
-  if (group == nullptr || group->size() == 1) return value;
-  const auto options = at::TensorOptions().dtype(at::kDouble).device(engine.context().device);
-  const at::Tensor shared = at::full({1}, value, options);
-  group->all_reduce(shared, {"", engine.context().statistics->steps}, how);
-  return shared.item<double>();
+  const shard::Context& context = engine.context();
+  return shard::over_tensor_ranks(context.options.tensor_group, value, how, context.device,
+                                  {"", context.statistics->steps});
 }
 
 }  // namespace

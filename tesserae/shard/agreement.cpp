@@ -79,4 +79,16 @@ std::vector<double> from_all_ranks(comm::Fabric& fabric, double value, comm::Lab
   return {data, data + values.numel()};
 }
 
+double over_tensor_ranks(comm::Group* tensor_group, double value, comm::Reduction how, c10::Device device,
+                         comm::Label label) {
+  if (tensor_group == nullptr || tensor_group->size() == 1) return value;
+  const at::Tensor shared = at::full({1}, value, at::TensorOptions().dtype(at::kDouble).device(device));
+  tensor_group->all_reduce(shared, label, how);
+  return shared.item<double>();
+}
+
+bool on_any_tensor_rank(comm::Group* tensor_group, bool flag, c10::Device device) {
+  return over_tensor_ranks(tensor_group, flag ? 1 : 0, comm::Reduction::maximum, device) > 0;
+}
+
 }  // namespace tesserae::shard

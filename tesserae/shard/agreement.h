@@ -14,4 +14,10 @@ void require_agreement(comm::Fabric& fabric, const std::string& text);
 /// What each rank passes, by rank. Collective over the job.
 std::vector<double> from_all_ranks(comm::Fabric& fabric, double value, comm::Label label = {});
 
+/// What tensor-parallel ranks bring, reduced: the ranks of one fabric agree among themselves, those of other tensor
+/// indices hear of it here. `tensor_group`: Options::tensor_group, may be null. Collective over it.
+double over_tensor_ranks(comm::Group* tensor_group, double value, comm::Reduction how, c10::Device device,
+                         comm::Label label = {});
+bool on_any_tensor_rank(comm::Group* tensor_group, bool flag, c10::Device device);
+
 }  // namespace tesserae::shard

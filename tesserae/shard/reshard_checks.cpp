@@ -1,6 +1,5 @@
 // Steps 1 and 4 of reshard.cpp: what must hold before anything moves.
 
-#include <ATen/ops/full.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
@@ -31,15 +30,6 @@ double sum_of(const std::vector<double>& values, const std::vector<int>& ranks) 
   double sum = 0;
   for (const int rank : ranks) sum += values[static_cast<size_t>(rank)];
   return sum;
-}
-
-// What one tensor-parallel rank can not do, none does: the largest of what each of them brings. All ranks of a fabric
-// bring the same.
-double largest_of(comm::Group* tensor_group, double value, c10::Device device) {
-  if (tensor_group == nullptr || tensor_group->size() == 1) return value;
-  const at::Tensor shared = at::full({1}, value, at::TensorOptions().dtype(at::kDouble).device(device));
-  tensor_group->all_reduce(shared, {}, comm::Reduction::maximum);
-  return shared.item<double>();
 }
 
 std::string megabytes(double bytes) {
@@ -77,7 +67,9 @@ void Engine::require_resharding(const mesh::Degrees& degrees) const {
   }
   const auto failed = from_all_ranks(fabric, impossible ? 1 : 0);
   const auto first = std::ranges::max_element(failed);
-  const double any = largest_of(context().options.tensor_group, *first, fabric.device());
+  // What one tensor-parallel rank can not do, none does.
+  const double any =
+      over_tensor_ranks(context().options.tensor_group, *first, comm::Reduction::maximum, fabric.device());
   if (impossible) std::rethrow_exception(impossible);
   if (any > *first) {
     throw InvalidArgument(name,
@@ -137,7 +129,8 @@ void Engine::require_place(c10::Device place, double mine) const {
   const double free = available(place, std::max(needed, 0.0));
   const auto shortages = from_all_ranks(fabric, needed - free);
   const auto worst = std::ranges::max_element(shortages);
-  const double most = largest_of(context().options.tensor_group, *worst, fabric.device());
+  const double most =
+      over_tensor_ranks(context().options.tensor_group, *worst, comm::Reduction::maximum, fabric.device());
   if (most <= 0) return;
   if (most > *worst) {
     throw OutOfMemory(name, cat("to go to ", to_string(next_contexts_.front()->layout.degrees()),

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "tesserae/comm/group.h"
+#include "tesserae/mesh/split.h"
+
+namespace tesserae::shard {
+
+/// The whole tensor of shape `whole` of which every member brings its part, padding cut off: the reverse of part_of.
+/// New memory, unless there is one member. `group`: the tensor-parallel ranks, by tensor index. Collective over it; no
+/// autograd. Throws InvalidArgument for a part that `split` does not make of such a tensor.
+at::Tensor whole_of(const at::Tensor& part, const mesh::Split& split, const std::vector<int64_t>& whole,
+                    comm::Group& group);
+
+}  // namespace tesserae::shard
