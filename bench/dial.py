@@ -12,7 +12,8 @@ building the model and loading. The checkpoint lies in --folder; on /dev/shm it 
 
 Free memory of a virtual machine may be lent to its host, and getting it back takes many times as long as writing it.
 Neither side pays for that: right before memory is needed, all ranks take as much and give it back (bench_dial before a
-change to more memory, dial_peer.py before it builds the model; its time is taken off). With --lent-memory they do pay.
+change to more memory, dial_peer.py before it builds the model, both before the first step after that; its time is taken
+off). With --lent-memory they do pay.
 
 A live change over a link should take little more than its bytes need there. For links between hosts these are the
 bytes that left a host's network interface meanwhile, at the rate of the link; for Gloo on one host, what an
@@ -114,7 +115,7 @@ def restart(options: argparse.Namespace, folder: Path) -> list[dict]:
         step = statistics.median(end - start for start, end in new["steps"][1:])
         changes.append(
             {
-                "lost_seconds": first - left - step - new["touched"],
+                "lost_seconds": first - left - step - new["touched"] - new["touched_later"],
                 "save": old["saved"] - left,
                 "processes": new["born"] - old["saved"],
                 "imports_and_model": new["ready"] - new["born"] - new["touched"],

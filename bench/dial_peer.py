@@ -34,7 +34,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--load", type=Path, help="the checkpoint to go on from")
     parser.add_argument("--save", type=Path, help="where to save after the last step")
-    parser.add_argument("--touch", type=int, default=0, help="MiB that each rank takes and gives back at first")
+    parser.add_argument(
+        "--touch",
+        type=int,
+        default=0,
+        help="MiB that each rank takes and gives back before it builds the model, and before its first step",
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.strategy = "FULL_SHARD"
@@ -69,6 +74,7 @@ def main() -> None:
             bench.model, bench.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
         report["loaded"] = time.time()
+    report["touched_later"] = touch(options.touch)  # the first step makes gradients
     for _ in range(options.steps):
         dist.barrier()
         start = time.time()
