@@ -4,7 +4,7 @@
 
 namespace tesserae::train {
 
-/// The part of the schema that a script's `tsm.init` takes: SMP v2's nine keys, `degrees`, `dial`, `$comment`, and of
+/// The part of the schema that a script's `tsm.init` takes: SMP v2's nine keys, `degrees`, `wire`, `dial`, `$comment`, and of
 /// `run` the folder and the deadlines.
 const Json& init_config_schema();
 

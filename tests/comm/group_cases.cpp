@@ -120,6 +120,45 @@ void sums_are_the_same_every_time(Fabric& fabric) {
   EXPECT_TRUE(at::equal(piece(first, group.rank(), group.size()), piece(second, group.rank(), group.size())));
 }
 
+// The blocks that a scale is shared by are pieces of a member's own: the bound is that of the largest element of all.
+void what_is_packed_is_as_close_as_its_wire(Fabric& fabric) {
+  for (const auto& [wire, share] : {std::pair(Wire::int8, 1.0 / 254), std::pair(Wire::int4, 1.0 / 14)}) {
+    for (const auto& members : orders(fabric)) {
+      auto& group = fabric.group(members, Traffic::gather);
+      const int size = group.size();
+      for (const int64_t elements : {int64_t{3}, int64_t{4001}, int64_t{300'007}}) {
+        const auto values = noise(fabric, elements * size);
+        auto exact = values.clone(), packed = values.clone();
+        auto bound = at::full({1}, values.abs().max().item<double>(), at::kDouble);
+        group.all_reduce(bound, {}, Reduction::maximum);
+        const double off = share * bound.item<double>() * 1.001;
+        const auto distance = [](const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); };
+
+        group.all_gather(exact);
+        group.all_gather(packed, {}, wire);
+        EXPECT_LE(distance(packed, exact), off) << wire << " x " << elements;
+        auto of_first = packed.clone();
+        group.broadcast(of_first, 0);
+        EXPECT_TRUE(at::equal(packed, of_first)) << "all members have the same bits";
+
+        exact.copy_(values), packed.copy_(values);
+        group.reduce_scatter(exact);
+        group.reduce_scatter(packed, {}, Reduction::sum, wire);
+        const auto own = [&](const at::Tensor& buffer) { return piece(buffer, group.rank(), size); };
+        EXPECT_LE(distance(own(packed), own(exact)), off * (size - 1)) << wire << " x " << elements;
+
+        exact.copy_(values), packed.copy_(values);
+        group.all_reduce(exact);
+        group.all_reduce(packed, {}, Reduction::sum, wire);
+        EXPECT_LE(distance(packed, exact), off * (size - 1)) << wire << " x " << elements;
+        of_first.copy_(packed);
+        group.broadcast(of_first, 0);
+        EXPECT_TRUE(at::equal(packed, of_first)) << "all members have the same bits";
+      }
+    }
+  }
+}
+
 void broadcast_gives_all_what_the_root_has(Fabric& fabric) {
   auto& group = fabric.everyone();
   for (int root = 0; root < group.size(); ++root) {
@@ -278,6 +317,7 @@ const std::vector<GroupCase>& group_cases() {
       CASE(reduce_scatter_leaves_the_sum_in_the_own_piece),
       CASE(all_reduce_gives_all_the_same_bits),
       CASE(sums_are_the_same_every_time),
+      CASE(what_is_packed_is_as_close_as_its_wire),
       CASE(broadcast_gives_all_what_the_root_has),
       CASE(all_to_all_delivers_uneven_counts),
       CASE(exchange_runs_between_those_that_take_part),
