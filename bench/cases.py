@@ -120,6 +120,30 @@ WITH_LAYOUT = ("ours", "ours-int8")
 QUANTISED = ("--parameter-wire", "int8", "--gradient-wire", "int8")
 
 
+@dataclass(frozen=True)
+class Goal:
+    """What was asked of a case: tokens/s or memory of one candidate as a share of another's."""
+
+    case: str
+    candidate: str  # ending with BEST: under the layout that was chosen
+    against: str
+    bound: float
+    memory: bool = False  # then the bound is the most; else the least
+
+
+GOALS = (
+    Goal("A", "ours", "fsdp2", 2.6),
+    Goal("A", "ours", "ours-plain", 0.95),
+    Goal("A", "ours", "fsdp2", 0.80, memory=True),
+    Goal("B", "ours", "fsdp2", 2.8),
+    Goal("B", "ours", "fsdp2", 0.70, memory=True),
+    Goal("C", "ours", "fsdp2", 1.45),
+    Goal("D", f"ours{BEST}", "fsdp2", 3.2),
+    Goal("D", f"ours{BEST}", "fsdp2-hybrid", 2.3),
+    Goal("E", "ours", "fsdp2", 1.3),
+)
+
+
 def default_candidates(case: Case) -> tuple[str, ...]:
     return BETWEEN_HOSTS if case.hosts > 1 else ON_ONE_HOST
 

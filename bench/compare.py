@@ -10,7 +10,7 @@ minute of the machine hits all alike. Ratios are taken round by round. Run it on
 
 A case with several hosts (D) needs root and iproute2, see bench/hosts.sh; without them it is left out. Results are
 added to bench/out/compare.json, which bench/plot.py draws; --update-docs puts the tables of all cases that are in it
-between the markers in docs/performance.md, and that of case A into README.md.
+between the markers in docs/performance.md, and that of case A into README.md; in both, what was asked and reached.
 """
 
 from __future__ import annotations
@@ -191,8 +191,10 @@ def main() -> int:
 
 
 def update(document: Path, cases: dict[str, dict], names: Sequence[str]) -> None:
-    picture = "![Tokens a second, case by case](images/speed.png)\n\n" if document.parent.name == "docs" else ""
-    text = picture + "\n".join(report.markdown(name, cases[name]) for name in names if name in cases)
+    images = "images" if document.parent.name == "docs" else "docs/images"
+    pictures = f"![Tokens a second, case by case]({images}/speed.png)\n![Memory]({images}/memory.png)\n"
+    tables = [report.markdown(name, cases[name]) for name in names if name in cases]
+    text = "\n".join([pictures, *tables, report.goals(cases)])
     if cases and not report.update_between_markers(document, "bench", text):
         print(
             f"compare: {document.name} has no <!-- bench:begin --> ... <!-- bench:end -->: left alone", file=sys.stderr

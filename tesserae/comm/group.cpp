@@ -114,7 +114,8 @@ void Group::do_packed_reduce_scatter(const at::Tensor& buffer, Reduction how, Wi
     messages.receive(from, theirs.emplace_back(at::empty_like(own)));
   }
   messages.run([this](const auto& sends, const auto& receives) { do_exchange(sends, receives); });
-  for (const at::Tensor& one : theirs) reduce_to(own, own, one, how);
+  Reducer sum(own, own, size(), how);
+  for (const at::Tensor& one : theirs) sum.join(one);
 }
 
 void Group::do_packed_all_reduce(const at::Tensor& buffer, Reduction how, Wire wire) {

@@ -173,10 +173,8 @@ void TwoLevelGroup::reduce(const at::Tensor& flat, Reduction how, Wire wire) {
   messages.run([this](const auto& sends, const auto& receives) { flat_->exchange(sends, receives); });
   // 3.
   const at::Tensor result = piece_of(flat, rank(), size());
-  for (const at::Tensor& one : theirs) {
-    reduce_to(result, sum, one, how);
-    sum = result;
-  }
+  Reducer reducer(result, sum, hosts(), how);
+  for (const at::Tensor& one : theirs) reducer.join(one);
 }
 
 void TwoLevelGroup::do_all_gather(const at::Tensor& buffer) {
