@@ -4,7 +4,7 @@
    beside FSDP2. There are as many ranks as in a job on one host but not as many cores: what grows is read from tokens/s
    of the whole machine and from CPU time a step and rank, which stay level if ranks cost nothing.
 2. Beyond this machine: what the engine costs the host for each unit and step where a job has 64, 1024 or 16384 ranks
-   and no byte is moved (bench_host_cost on the transport `null`), and what it takes and holds once the model is sharded.
+   and no byte is moved (bench_host_cost on the transport `null`), and what set-up takes and leaves on the heap.
 
     python bench/growth.py                       # about 15 minutes
     python bench/growth.py --quick               # proves in two minutes that it works

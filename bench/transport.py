@@ -5,8 +5,8 @@ one run of the same processes, in turn, one thread a rank.
 
 `--mib` is the whole tensor: what all_gather_into_tensor gives and reduce_scatter_tensor takes. A round times both
 backends once; a ratio is taken within a round. The last column is what one copy of the whole tensor takes in one rank
-while all ranks copy: the speed of memory here. Writes transport.json in --out; --update-docs puts the tables between the
-markers `transport` in docs/performance.md.
+while all ranks copy: the speed of memory here. Writes transport.json in --out; --update-docs puts the tables between
+the markers `transport` in docs/performance.md.
 """
 
 from __future__ import annotations
