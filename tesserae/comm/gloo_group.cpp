@@ -327,6 +327,14 @@ void GlooGroup::do_exchange(const std::vector<Message>& sends, const std::vector
   call.wait_all();
 }
 
+void GlooGroup::do_packed_exchange(const std::string& verb, const at::Tensor& buffer, const std::vector<Message>& sends,
+                                   const std::vector<Message>& receives) {
+  Call call(*this, verb, buffer);
+  for (const auto& message : receives) call.receive(message.data, message.peer);
+  for (const auto& message : sends) call.send(message.data, message.peer);
+  call.wait_all();
+}
+
 void GlooGroup::do_barrier(std::string_view what) {
   Call call(*this, what.empty() ? "barrier" : std::string(what), {});
   const auto token = at::zeros({2}, at::kByte);

@@ -68,6 +68,10 @@ Wire Group::wire_for(Wire asked, const at::Tensor& buffer) const {
   return buffer.nbytes() / members_.size() < kPackedBytes ? Wire::exact : travels_as(asked);
 }
 
+int64_t Group::piece_bytes(const at::Tensor& buffer, Wire wire) const {
+  return packed_bytes(buffer.numel() / size(), buffer.element_size(), wire);
+}
+
 at::Tensor Group::nth_piece(const at::Tensor& buffer, int member) const {
   const int64_t length = buffer.numel() / size();
   return buffer.view(-1).narrow(0, member * length, length);
@@ -77,7 +81,7 @@ void Group::all_gather(const at::Tensor& buffer, Label label, Wire asked) {
   if (size() == 1) return;
   check_buffer("all_gather", buffer, size());
   const Wire wire = wire_for(asked, buffer);
-  const int64_t bytes = packed_bytes(nth_piece(buffer, rank_), wire) * (size() - 1);
+  const int64_t bytes = piece_bytes(buffer, wire) * (size() - 1);
   run("all_gather", counters_.all_gather, bytes, label,
       [&] { wire == Wire::exact ? do_all_gather(buffer) : do_packed_all_gather(buffer, wire); });
 }
@@ -87,7 +91,7 @@ void Group::reduce_scatter(const at::Tensor& buffer, Label label, Reduction how,
   check_buffer("reduce_scatter", buffer, size());
   check_reduction("reduce_scatter", buffer, how);
   const Wire wire = wire_for(asked, buffer);
-  const int64_t bytes = packed_bytes(nth_piece(buffer, rank_), wire) * (size() - 1);
+  const int64_t bytes = piece_bytes(buffer, wire) * (size() - 1);
   run("reduce_scatter", counters_.reduce_scatter, bytes, label,
       [&] { wire == Wire::exact ? do_reduce_scatter(buffer, how) : do_packed_reduce_scatter(buffer, how, wire); });
 }
@@ -100,22 +104,31 @@ void Group::do_packed_all_gather(const at::Tensor& buffer, Wire wire) {
     const int from = (rank_ + size() - k) % size();
     messages.receive(from, nth_piece(buffer, from));
   }
-  messages.run([this](const auto& sends, const auto& receives) { do_exchange(sends, receives); });
+  messages.run([&](const auto& sends, const auto& receives) {
+    do_packed_exchange(cat("all_gather (", wire, ")"), buffer, sends, receives);
+  });
   unpack(packed, wire, own);
 }
 
 void Group::do_packed_reduce_scatter(const at::Tensor& buffer, Reduction how, Wire wire) {
   const at::Tensor own = nth_piece(buffer, rank_);
   PackedMessages messages(wire);
-  std::vector<at::Tensor> theirs;
   for (int k = 1; k < size(); ++k) {
-    const int to = (rank_ + k) % size(), from = (rank_ + size() - k) % size();
+    const int to = (rank_ + k) % size();
     messages.send(to, nth_piece(buffer, to));
-    messages.receive(from, theirs.emplace_back(at::empty_like(own)));
+    messages.expect((rank_ + size() - k) % size(), own);
   }
-  messages.run([this](const auto& sends, const auto& receives) { do_exchange(sends, receives); });
+  messages.run([&](const auto& sends, const auto& receives) {
+    do_packed_exchange(cat(verb_of("reduce_scatter", how), " (", wire, ")"), buffer, sends, receives);
+  });
   Reducer sum(own, own, size(), how);
-  for (const at::Tensor& one : theirs) sum.join(one);
+  const at::Tensor scratch = at::empty_like(own);
+  for (int i = 0; i < messages.expected(); ++i) sum.join(messages.arrived(i, scratch));
+}
+
+void Group::do_packed_exchange(const std::string& /*verb*/, const at::Tensor& /*buffer*/,
+                               const std::vector<Message>& sends, const std::vector<Message>& receives) {
+  do_exchange(sends, receives);
 }
 
 void Group::do_packed_all_reduce(const at::Tensor& buffer, Reduction how, Wire wire) {
@@ -159,7 +172,9 @@ void Group::all_reduce(const at::Tensor& buffer, Label label, Reduction how, Wir
   check_reduction("all_reduce", buffer, how);
   const Wire wire = wire_for(asked, buffer);
   // What a bandwidth-optimal all-reduce sends; small buffers may take fewer, larger steps.
-  const int64_t bytes = (packed_bytes(buffer, wire) + static_cast<int64_t>(buffer.nbytes())) * (size() - 1) / size();
+  const int64_t whole = static_cast<int64_t>(buffer.nbytes());
+  const int64_t added = wire == Wire::exact ? whole : packed_bytes(buffer.numel(), buffer.element_size(), wire);
+  const int64_t bytes = (added + whole) * (size() - 1) / size();
   run("all_reduce", counters_.all_reduce, bytes, label,
       [&] { wire == Wire::exact ? do_all_reduce(buffer, how) : do_packed_all_reduce(buffer, how, wire); });
 }

@@ -50,8 +50,8 @@ class Group {
 
   /// In place: `buffer` is size() equal pieces; afterwards piece rank() holds the sum over all members of their piece
   /// rank(), or what else `how` says. The other pieces are left undefined. The order of summation depends on nothing
-  /// but size() and rank(). Throws InvalidArgument for a dtype that can not be reduced so. `wire`: what others contribute
-  /// was rounded once, before it was added.
+  /// but size() and rank(). Throws InvalidArgument for a dtype that can not be reduced so. `wire`: what others
+  /// contribute was rounded once, before it was added.
   void reduce_scatter(const at::Tensor& buffer, Label label = {}, Reduction how = Reduction::sum,
                       Wire wire = Wire::exact);
 
@@ -59,7 +59,8 @@ class Group {
   void reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Label label = {},
                          Reduction how = Reduction::sum);
 
-  /// In place sum, or what else `how` says. All members end with the same bits. `wire`: of what is added; sums are exact.
+  /// In place sum, or what else `how` says. All members end with the same bits. `wire`: of what is added; sums are not
+  /// rounded.
   void all_reduce(const at::Tensor& buffer, Label label = {}, Reduction how = Reduction::sum, Wire wire = Wire::exact);
 
   void broadcast(const at::Tensor& buffer, int root, Label label = {});
@@ -97,9 +98,13 @@ class Group {
   virtual void do_barrier(std::string_view what) = 0;
   /// Where bytes cost next to nothing, exact.
   virtual Wire travels_as(Wire asked) const { return asked; }
-  /// By messages. `wire` is not exact.
+  /// By messages, with memory of their own for what travels. `wire` is not exact.
   virtual void do_packed_all_gather(const at::Tensor& buffer, Wire wire);
   virtual void do_packed_reduce_scatter(const at::Tensor& buffer, Reduction how, Wire wire);
+  /// The exchange of a collective that travels packed: unlike others it is one that all members take part in, and that
+  /// they must agree on. `verb` says of what it is the exchange; `buffer` is what the caller brought.
+  virtual void do_packed_exchange(const std::string& verb, const at::Tensor& buffer, const std::vector<Message>& sends,
+                                  const std::vector<Message>& receives);
   /// Turns whatever the transport threw into PeerLost, Timeout or Mismatch. `what` describes the operation.
   [[noreturn]] virtual void rethrow(const std::string& what, const std::exception& cause) = 0;
 
@@ -110,6 +115,7 @@ class Group {
   void check_reduction(std::string_view verb, const at::Tensor& buffer, Reduction how) const;
   void do_packed_all_reduce(const at::Tensor& buffer, Reduction how, Wire wire);
   Wire wire_for(Wire asked, const at::Tensor& buffer) const;
+  int64_t piece_bytes(const at::Tensor& buffer, Wire wire) const;
   at::Tensor nth_piece(const at::Tensor& buffer, int member) const;
   std::string describe(std::string_view verb, const Label& label) const;
 

@@ -184,6 +184,12 @@ void LocalGroup::do_exchange(const std::vector<Message>& sends, const std::vecto
   }
 }
 
+void LocalGroup::do_packed_exchange(const std::string& verb, const at::Tensor& buffer,
+                                    const std::vector<Message>& sends, const std::vector<Message>& receives) {
+  do_barrier(cat(verb, " of ", buffer.numel(), " x ", buffer.scalar_type()));
+  do_exchange(sends, receives);
+}
+
 void LocalGroup::rethrow(const std::string& what, const std::exception& cause) {
   if (const auto* absent = dynamic_cast<const Absent*>(&cause)) {
     throw PeerLost("Group", cat(what, ": rank ", join(absent->ranks), " ended before it took part"), absent->ranks);

@@ -151,7 +151,6 @@ void TwoLevelGroup::gather(const at::Tensor& flat, Wire wire) {
 
 void TwoLevelGroup::reduce(const at::Tensor& flat, Reduction how, Wire wire) {
   PackedMessages messages(wire);
-  std::vector<at::Tensor> theirs;
   at::Tensor sum;
   // The other hosts' first: they wait for it.
   for (int k = 1; k <= hosts(); ++k) {
@@ -167,14 +166,15 @@ void TwoLevelGroup::reduce(const at::Tensor& flat, Reduction how, Wire wire) {
     }
     messages.send(counterpart(host), reduced);
     const int from = counterpart((host_ + hosts() - k) % hosts());
-    messages.receive(from, theirs.emplace_back(at::empty_like(reduced)));
+    messages.expect(from, reduced);
   }
   // 2.
   messages.run([this](const auto& sends, const auto& receives) { flat_->exchange(sends, receives); });
   // 3.
   const at::Tensor result = piece_of(flat, rank(), size());
   Reducer reducer(result, sum, hosts(), how);
-  for (const at::Tensor& one : theirs) reducer.join(one);
+  const at::Tensor scratch = wire == Wire::exact ? at::Tensor() : at::empty_like(result);
+  for (int i = 0; i < messages.expected(); ++i) reducer.join(messages.arrived(i, scratch));
 }
 
 void TwoLevelGroup::do_all_gather(const at::Tensor& buffer) {

@@ -24,7 +24,8 @@ double largest_code(Wire wire) {
 at::Tensor in_blocks(const at::Tensor& data) {
   const int64_t elements = data.numel(), blocks = blocks_of(elements);
   const auto options = data.options().dtype(at::kFloat);
-  at::Tensor rows = elements == blocks * block ? at::empty({blocks * block}, options) : at::zeros({blocks * block}, options);
+  const bool full = elements == blocks * block;
+  at::Tensor rows = full ? at::empty({blocks * block}, options) : at::zeros({blocks * block}, options);
   rows.narrow(0, 0, elements).copy_(data.view(-1));
   return rows.view({blocks, block});
 }
@@ -42,9 +43,9 @@ Wire wire_of(const std::string& name) {
   throw InvalidArgument("wire_of", cat("\"", name, "\": there are exact, int8 and int4"));
 }
 
-int64_t packed_bytes(const at::Tensor& data, Wire wire) {
-  if (wire == Wire::exact) return static_cast<int64_t>(data.nbytes());
-  const int64_t blocks = blocks_of(data.numel());
+int64_t packed_bytes(int64_t elements, size_t element_size, Wire wire) {
+  if (wire == Wire::exact) return elements * static_cast<int64_t>(element_size);
+  const int64_t blocks = blocks_of(elements);
   return blocks * (scale_bytes + (wire == Wire::int8 ? block : block / 2));
 }
 
@@ -52,14 +53,15 @@ at::Tensor pack(const at::Tensor& data, Wire wire) {
   if (wire == Wire::exact) return data;
   at::Tensor rows = in_blocks(data);
   const at::Tensor scales = rows.abs().amax(1, /*keepdim=*/true).div_(largest_code(wire));
-  // 0 / 0 in a block of zeros; what is not finite lives on in its scale.
-  rows.div_(scales).round_().nan_to_num_(0, 0, 0);
+  // 0 / 0 in a block of zeros; what is not finite lives on in its scale. Clamped: a denormal scale is not precise.
+  const double most = largest_code(wire);
+  rows.div_(scales).round_().nan_to_num_(0, 0, 0).clamp_(-most, most);
   at::Tensor codes;
   if (wire == Wire::int8) {
     codes = rows.to(at::kChar).view(at::kByte);
   } else {
     const at::Tensor pairs = rows.add_(8).to(at::kByte).view({-1, 2});
-    codes = pairs.select(1, 0) + pairs.select(1, 1) * 16;
+    codes = pairs.select(1, 0).add(pairs.select(1, 1), 16);
   }
   return at::cat({scales.view(-1).view(at::kByte), codes.view(-1)});
 }

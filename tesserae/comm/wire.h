@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <ostream>
 #include <string>
@@ -22,7 +23,7 @@ Wire wire_of(const std::string& name);
 at::Tensor pack(const at::Tensor& data, Wire wire);
 /// Fills `data` from what pack() made of as many elements.
 void unpack(const at::Tensor& packed, Wire wire, const at::Tensor& data);
-/// Bytes of pack()'s result.
-int64_t packed_bytes(const at::Tensor& data, Wire wire);
+/// Bytes of pack()'s result; `element_size`: bytes of an element as it is.
+int64_t packed_bytes(int64_t elements, size_t element_size, Wire wire);
 
 }  // namespace tesserae::comm

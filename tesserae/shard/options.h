@@ -54,7 +54,8 @@ struct Options {
   int limit_reductions = 2;
 
   /// How gathered parameters and gradients that are being summed travel between hosts (comm/wire.h); inside a host they
-  /// are exact where ranks share memory. Masters, optimizer state and what is saved are never rounded.
+  /// are exact where ranks share memory. Masters, optimizer state and what is saved are never rounded. What travels
+  /// packed takes memory of its own meanwhile: up to half of the unit's buffer (int8). Exact with tensor_group.
   comm::Wire parameter_wire = comm::Wire::exact;
   comm::Wire gradient_wire = comm::Wire::exact;
 

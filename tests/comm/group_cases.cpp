@@ -1,5 +1,6 @@
 #include "tests/comm/group_cases.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -151,7 +152,9 @@ void what_is_packed_is_as_close_as_its_wire(Fabric& fabric) {
         auto bound = at::full({1}, values.abs().max().item<double>(), at::kDouble);
         group.all_reduce(bound, {}, Reduction::maximum);
         const double off = share * bound.item<double>() * 1.001;
-        const auto distance = [](const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); };
+        const auto distance = [](const at::Tensor& a, const at::Tensor& b) {
+          return (a - b).abs().max().item<double>();
+        };
 
         group.all_gather(exact);
         group.all_gather(packed, {}, wire);
@@ -166,7 +169,8 @@ void what_is_packed_is_as_close_as_its_wire(Fabric& fabric) {
         const auto own = [&](const at::Tensor& buffer) { return piece(buffer, group.rank(), size); };
         EXPECT_LE(distance(own(packed), own(exact)), off * (size - 1)) << wire << " x " << elements;
 
-        exact.copy_(values), packed.copy_(values);
+        exact = values.narrow(0, 0, elements * size - 1).clone(), packed = exact.clone();  // not of equal pieces
+        of_first = exact.clone();
         group.all_reduce(exact);
         group.all_reduce(packed, {}, Reduction::sum, wire);
         EXPECT_LE(distance(packed, exact), off * (size - 1)) << wire << " x " << elements;
@@ -375,6 +379,20 @@ void members_that_bring_different_sizes_get_mismatch(Fabric& fabric) {
   const auto text = mismatch_text([&] { group.all_reduce(at::zeros({elements})); });
   EXPECT_NE(text.find("100000 x Float"), std::string::npos) << text;
   EXPECT_NE(text.find("200000 x Float"), std::string::npos) << text;
+}
+
+void members_that_call_different_packed_verbs_get_mismatch(Fabric& fabric) {
+  auto& group = fabric.everyone();
+  const auto buffer = at::zeros({20'000 * group.size()});
+  const auto text = mismatch_text([&] {
+    if (group.rank() == 0) {
+      group.all_gather(buffer, {}, Wire::int8);
+    } else {
+      group.reduce_scatter(buffer, {}, Reduction::sum, Wire::int8);
+    }
+  });
+  EXPECT_NE(text.find("all_gather"), std::string::npos) << text;
+  EXPECT_NE(text.find("reduce_scatter"), std::string::npos) << text;
 }
 
 void a_member_that_never_calls_makes_the_others_time_out(Fabric& fabric, std::chrono::milliseconds absence) {

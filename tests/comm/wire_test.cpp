@@ -20,7 +20,7 @@ constexpr int64_t block = 256;
 
 at::Tensor there_and_back(const at::Tensor& data, Wire wire) {
   const at::Tensor packed = pack(data, wire);
-  EXPECT_EQ(static_cast<int64_t>(packed.nbytes()), packed_bytes(data, wire));
+  EXPECT_EQ(static_cast<int64_t>(packed.nbytes()), packed_bytes(data.numel(), data.element_size(), wire));
   at::Tensor result = at::empty_like(data);
   unpack(packed, wire, result);
   return result;
@@ -47,10 +47,9 @@ TEST(Wire, AnElementIsOffByTheDocumentedShareOfTheLargestInItsBlock) {
 }
 
 TEST(Wire, TakesAQuarterOrAnEighthOfTheBytes) {
-  const at::Tensor data = at::zeros({100 * block});
-  EXPECT_EQ(packed_bytes(data, Wire::exact), 100 * block * 4);
-  EXPECT_EQ(packed_bytes(data, Wire::int8), 100 * (block + 4));
-  EXPECT_EQ(packed_bytes(data, Wire::int4), 100 * (block / 2 + 4));
+  EXPECT_EQ(packed_bytes(100 * block, 4, Wire::exact), 100 * block * 4);
+  EXPECT_EQ(packed_bytes(100 * block, 4, Wire::int8), 100 * (block + 4));
+  EXPECT_EQ(packed_bytes(100 * block, 4, Wire::int4), 100 * (block / 2 + 4));
 }
 
 TEST(Wire, OtherDtypesComeBackInTheirs) {
@@ -72,6 +71,13 @@ TEST(Wire, ZerosStayZeroAndWhatOverflowedStaysSo) {
       EXPECT_FALSE(result.narrow(0, 0, block).isfinite().all().item<bool>()) << wire << ": a scaler must see it";
       EXPECT_TRUE(result.narrow(0, block, block).isfinite().all().item<bool>()) << wire;
     }
+  }
+}
+
+TEST(Wire, TheSmallestNumbersDoNotRunIntoTheirNeighbours) {
+  for (const Wire wire : {Wire::int8, Wire::int4}) {
+    const at::Tensor data = at::full({block}, 3e-45);
+    EXPECT_LE((there_and_back(data, wire) - data).abs().max().item<double>(), 3e-44) << wire;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <map>
 
 #include "tesserae/comm/fabric.h"
 #include "tesserae/model/gpt.h"
@@ -65,6 +66,28 @@ Outcome train_everywhere(comm::Wire parameters, comm::Wire gradients, const mesh
     if (fabric.rank() == 0) outcome = own;
   });
   return outcome;
+}
+
+// What is saved, and what optimizers see, never travelled packed: one step without a gradient changes nothing.
+TEST(WireConvergence, MastersAreNotRounded) {
+  comm::run_local(ranks, [](comm::Fabric& fabric) {
+    std::map<std::string, at::Tensor> values[2];
+    for (const auto wire : {comm::Wire::exact, comm::Wire::int8}) {
+      model::Gpt net(model::GptConfig{.vocabulary = vocabulary, .dimension = 64, .layers = 2, .heads = 4});
+      shard::Options options;
+      options.strategy.degrees = {2, 2, 4};
+      options.parameter_wire = options.gradient_wire = wire;
+      auto sharded = shard::shard_model(net, std::shared_ptr<comm::Fabric>(&fabric, [](comm::Fabric*) {}), options);
+      const at::Tensor tokens = tokens_of(0, fabric.rank());
+      net(tokens.narrow(1, 0, length), tokens.narrow(1, 1, length)).backward();
+      sharded.reshard({1, 4, 4});
+      sharded.visit_parameters([&](const std::string& name, const at::Tensor& value) {
+        values[wire == comm::Wire::exact ? 0 : 1][name] = value.clone();
+      });
+    }
+    ASSERT_EQ(values[0].size(), values[1].size());
+    for (const auto& [name, value] : values[0]) EXPECT_TRUE(at::equal(value, values[1].at(name))) << name;
+  });
 }
 
 TEST(WireConvergence, RoundingOnTheWireTrainsAsWell) {

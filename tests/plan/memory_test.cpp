@@ -160,7 +160,7 @@ std::vector<Size> three_sizes() {
   };
   return {{"small", config(512, 64, 3, 192), 2, 64},
           {"medium", config(1024, 128, 4, 352), 2, 96},
-          {"large", config(2048, 256, 6, 704), 1, 128}};
+          {"large", config(1792, 256, 6, 704), 1, 128}};
 }
 
 struct Held {

@@ -168,21 +168,25 @@ def run_cases(rank: int, world_size: int, cases: list[TensorCase], models: list[
     tp, data_ranks = cases[0].job[1], cases[0].data_ranks
     found: list[str] = []
     worst = 0.0
-    for index, case in enumerate(cases):
+    layout: tuple[int, int, int] | None = None
+    for case in sorted(cases, key=lambda case: case.layout):
         print(case, flush=True)
-        degrees = dict(zip(("parameters", "gradients", "optimizer"), case.layout, strict=True))
-        tsm.init({"tensor_parallel_degree": tp, "degrees": degrees})
-        if index == 0:
+        if case.layout != layout:  # each tsm.init makes groups
+            if layout is not None:
+                tsm.uninstall()
+            degrees = dict(zip(("parameters", "gradients", "optimizer"), case.layout, strict=True))
+            tsm.init({"tensor_parallel_degree": tp, "degrees": degrees})
+        if layout is None:
             assert (tsm.state.tp_size, tsm.state.tp_rank) == (tp, rank % tp)
             assert (tsm.state.dp_size, tsm.state.dp_rank) == (data_ranks, rank // tp)
             assert dist.get_process_group_ranks(tsm.state.tp_process_group) == [rank - rank % tp + i for i in range(tp)]
             assert dist.get_process_group_ranks(tsm.state.dp_process_group) == list(range(rank % tp, world_size, tp))
             for name in models:
                 found += before_training(name)
+        layout = case.layout
         texts, away = differences(case, train(case, rank // tp), reference(case))
         found += [f"{case}: {text}" for text in texts]
         worst = max(worst, away)
-        tsm.uninstall()
     return found, worst
 
 
@@ -208,10 +212,10 @@ def test_cover(job: tuple[int, int]) -> None:
 @pytest.mark.parametrize("job", JOBS, ids=JOB_IDS)
 def test_product(job: tuple[int, int]) -> None:
     cases = [case for case in product() if case.job == job]
-    launch(cases, [], deadline=7200)
+    launch(cases, [], deadline=3000)
 
 
 def test_two_ranks_of_one_tensor_group() -> None:
     """No data-parallel rank beside."""
-    cases = [replace(cover()[0], model=name, job=(2, 2), layout=(1, 1, 1)) for name in ("gpt_neox", "mistral")]
-    launch(cases, [], deadline=300)
+    exact = replace(cover()[0], job=(2, 2), layout=(1, 1, 1), precision="fp32", optimizer="sgd")
+    launch([replace(exact, model=name) for name in ("gpt_neox", "mistral")], ["t5"], deadline=300)
