@@ -1,13 +1,13 @@
 """Does `"hybrid_shard_degree": "auto"` find the best layout? For each of a dozen jobs (model size, batch, one host or
 two with links of different speed) every layout is measured, and compared with the one on which "auto" settles.
 
-    python bench/auto_sweep.py                                 # about 15 minutes; jobs with links need root
+    python bench/auto_sweep.py                                 # about 25 minutes; jobs with links need root
     python bench/auto_sweep.py --jobs "M b1,S b1 100mbit"      # some of them
     python bench/auto_sweep.py --quick                         # one job: proves that it works
 
-Both are runs of `tesserae train`: one whose schedule goes through all layouts, twice and in opposite orders, so that a
-slow minute of the machine hits all alike, and one with "auto". A layout counts as right if its step, as the first run
-measured it, is at most 5 % longer than that of the best.
+Both are runs of `tesserae train`: one with "auto", and one whose schedule goes through all layouts, four times and in
+opposite orders, so that a slow minute of the machine hits all alike; each time for about as long (--visit). A layout
+counts as right if its step, as that run measured it, is at most 5 % longer than that of the best.
 
 Writes bench/out/auto_sweep.json, which bench/plot.py draws; --update-docs puts the table between the markers `auto` in
 docs/performance.md.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from dataclasses import asdict, dataclass
@@ -72,7 +73,7 @@ JOBS = [
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", default=",".join(job.name for job in JOBS))
-    parser.add_argument("--steps", type=int, default=4, help="of each layout, twice; the first is not counted")
+    parser.add_argument("--visit", type=float, default=1.2, help="seconds of a layout, four times; 4 to 20 steps")
     parser.add_argument("--auto-steps", type=int, default=80, help="of the run with auto")
     parser.add_argument("--quick", action="store_true", help="one job")
     parser.add_argument("--deadline", type=float, default=600, help="seconds a run")
@@ -96,16 +97,17 @@ def all_layouts(ranks: int) -> list[Degrees]:
     return [(p, g, o) for p, g, o in degrees]
 
 
-def sweep(job: Job, options: argparse.Namespace) -> dict[Degrees, float]:
-    """Milliseconds of a step under each layout."""
+def sweep(job: Job, options: argparse.Namespace, step_ms: float) -> dict[Degrees, float]:
+    """Milliseconds of a step under each layout; `step_ms`: about as much."""
     forth = all_layouts(job.ranks)
-    order = forth + forth[::-1]
+    order = 2 * (forth + forth[::-1])
+    steps = min(20, max(4, math.ceil(1e3 * options.visit / step_ms)))
     p, g, o = order[0]
     settings = {
-        "train.steps": options.steps * len(order),
+        "train.steps": steps * len(order),
         "hybrid_shard_degree": 0,  # the layout is said below
         "degrees": {"parameters": p, "gradients": g, "optimizer": o},
-        "dial.schedule": schedule_of(order, options.steps),
+        "dial.schedule": schedule_of(order, steps),
     }
     return job.run(options, settings).step_ms(dropped=1)
 
@@ -115,11 +117,11 @@ def settle(job: Job, options: argparse.Namespace) -> TrainRun:
 
 
 def measure(job: Job, options: argparse.Namespace) -> dict:
-    times = sweep(job, options)
     auto = settle(job, options)
+    tail = [record["step_ms"] for record in auto.steps[-10:]]
+    times = sweep(job, options, statistics.median(tail))
     chosen = auto.layout(-1)
     best = min(times, key=lambda layout: times[layout])
-    tail = [record["step_ms"] for record in auto.steps[-10:]]
     return {
         "job": asdict(job) | {"name": job.name},
         "step_ms": {",".join(map(str, layout)): value for layout, value in times.items()},
@@ -151,7 +153,7 @@ def markdown(data: dict) -> str:
             f"| {row['job']['name']} | {name_of(row['best'])} | {best:,.0f} | {max(times.values()):,.0f} "
             f"| {name_of(row['chosen'])} | {chosen:,.0f} | {row['ratio']:.2f} | {row['settled_after']} |"
         )
-    lines += ["", report.describe(data["about"], "the steps of each layout")]
+    lines += ["", report.describe(data["about"], "the steps of each layout, the first after a change left out")]
     return "\n".join(lines) + "\n"
 
 

@@ -103,6 +103,7 @@ TITLES = {
     "fsdp2-shm": "FSDP2 over Tesserae's shared memory",
     "ours-python": "Tesserae, Python",
     "ours": "Tesserae, C++",
+    "ours-int8": "Tesserae, C++, int8 between hosts",
 }
 # What a peer's name ends with: more of its command line. `{local}` is the number of ranks on a host.
 VARIANTS = {
@@ -111,10 +112,36 @@ VARIANTS = {
     "-shm": ("--backend", "tesserae"),
 }
 ON_ONE_HOST = ("plain", "ours-plain", "ddp", "fsdp1", "fsdp2", "fsdp2-shm", "ours-python", "ours")
-BETWEEN_HOSTS = ("ours-plain", "ddp", "fsdp2", "fsdp2-hybrid", "ours", "ours:best")
+BETWEEN_HOSTS = ("ours-plain", "ddp", "fsdp2", "fsdp2-hybrid", "ours", "ours:best", "ours-int8:best")
 WITHOUT_COMMUNICATION = ("plain", "ours-plain")
 REFERENCE = "fsdp2"
-BEST = "ours:best"  # stands for ours under the layout that was the fastest in a trial of all of them
+BEST = ":best"  # stands for the layout of ours that was the fastest in a trial of all of them
+WITH_LAYOUT = ("ours", "ours-int8")
+QUANTISED = ("--parameter-wire", "int8", "--gradient-wire", "int8")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What was asked of a case: tokens/s or memory of one candidate as a share of another's."""
+
+    case: str
+    candidate: str  # ending with BEST: under the layout that was chosen
+    against: str
+    bound: float
+    memory: bool = False  # then the bound is the most; else the least
+
+
+GOALS = (
+    Goal("A", "ours", "fsdp2", 2.6),
+    Goal("A", "ours", "ours-plain", 0.95),
+    Goal("A", "ours", "fsdp2", 0.80, memory=True),
+    Goal("B", "ours", "fsdp2", 2.8),
+    Goal("B", "ours", "fsdp2", 0.70, memory=True),
+    Goal("C", "ours", "fsdp2", 1.45),
+    Goal("D", f"ours{BEST}", "fsdp2", 3.2),
+    Goal("D", f"ours{BEST}", "fsdp2-hybrid", 2.3),
+    Goal("E", "ours", "fsdp2", 1.3),
+)
 
 
 def default_candidates(case: Case) -> tuple[str, ...]:
@@ -131,7 +158,7 @@ def title(candidate: str) -> str:
 
 def is_candidate(candidate: str) -> bool:
     name, colon, layout = candidate.partition(":")
-    return name in TITLES and (not colon or (name == "ours" and bool(layout)))
+    return name in TITLES and (not colon or (name in WITH_LAYOUT and bool(layout)))
 
 
 def layouts(ranks: int) -> list[str]:
@@ -142,9 +169,10 @@ def layouts(ranks: int) -> list[str]:
 
 def command(candidate: str, step_program: Path, case: Case) -> list[str]:
     name, _, layout = candidate.partition(":")
-    if name == "ours":
+    if name in WITH_LAYOUT:
         layout = layout or "FULL_SHARD"
-        return [str(step_program), "--mode", "sharded", "--degrees" if layout[0].isdigit() else "--strategy", layout]
+        how = ["--degrees" if layout[0].isdigit() else "--strategy", layout]
+        return [str(step_program), "--mode", "sharded", *how, *(QUANTISED if name == "ours-int8" else ())]
     if name == "ours-plain":
         return [str(step_program), "--mode", "plain"]
     peer = [sys.executable, str(HERE / "peers.py"), "--mode"]

@@ -4,7 +4,7 @@
    beside FSDP2. There are as many ranks as in a job on one host but not as many cores: what grows is read from tokens/s
    of the whole machine and from CPU time a step and rank, which stay level if ranks cost nothing.
 2. Beyond this machine: what the engine costs the host for each unit and step where a job has 64, 1024 or 16384 ranks
-   and no byte is moved (bench_host_cost on the transport `null`).
+   and no byte is moved (bench_host_cost on the transport `null`), and what set-up takes and leaves on the heap.
 
     python bench/growth.py                       # about 15 minutes
     python bench/growth.py --quick               # proves in two minutes that it works
@@ -98,13 +98,16 @@ def engine(options: argparse.Namespace) -> list[dict]:
                 file = Path(folder, "cost.json")
                 arguments = [str(options.host_cost_program), "--ranks", str(ranks), *repeats, "--json", str(file)]
                 subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL)
-                figures.setdefault(ranks, []).append(json.loads(file.read_text())["sharded"])
+                cost = json.loads(file.read_text())
+                figures.setdefault(ranks, []).append(cost["sharded"] | {"set_up": cost["set_up"]})
             print(f"growth: {ranks:6} ranks, {figures[ranks][-1]['per_unit_us']:.1f} us a unit", file=sys.stderr)
     return [
         {
             "ranks": ranks,
             "per_unit_us": spread([figure["per_unit_us"] for figure in figures[ranks]]),
             "cpu_per_unit_us": spread([figure["cpu_per_unit_us"] for figure in figures[ranks]]),
+            "set_up_ms": spread([figure["set_up"]["ms"] for figure in figures[ranks]]),
+            "set_up_bytes": statistics.median(figure["set_up"]["bytes"] for figure in figures[ranks]),
         }
         for ranks in options.worlds
     ]
@@ -126,13 +129,26 @@ def markdown(data: dict) -> str:
             for row in rows
         ]
         lines.append(f"| {rows[0]['ranks']} | " + " | ".join(cells) + " |")
-    lines += ["", "| ranks of the job | engine, µs a unit and step | the same, CPU time |", "|--:|--:|--:|"]
+    lines += [
+        "",
+        "| ranks of the job | engine, µs a unit and step | the same, CPU time | set-up, ms | heap of a rank, KiB |",
+        "|--:|--:|--:|--:|--:|",
+    ]
     for row in data["engine"]:
         cost = row["per_unit_us"]
         lines.append(
             f"| {row['ranks']:,} | {cost['median']:.1f} ({cost['low']:.1f} to {cost['high']:.1f}) "
-            f"| {row['cpu_per_unit_us']['median']:.1f} |"
+            f"| {row['cpu_per_unit_us']['median']:.1f} "
+            f"| {row['set_up_ms']['median']:.1f} ({row['set_up_ms']['low']:.1f} to {row['set_up_ms']['high']:.1f}) "
+            f"| {row['set_up_bytes'] / 1024:,.0f} |"
         )
+    first, last = data["engine"][0], data["engine"][-1]
+    if last["ranks"] > first["ranks"]:
+        more = (last["set_up_bytes"] - first["set_up_bytes"]) / (last["ranks"] - first["ranks"])
+        lines += [
+            "",
+            f"From {first['ranks']} to {last['ranks']:,} ranks the heap grows by {more:.1f} bytes a rank of the job.",
+        ]
     about = data["about"]
     lines += ["", report.describe(about, f"{about['rounds']} rounds of {about['steps']} steps")]
     return "\n".join(lines) + "\n"

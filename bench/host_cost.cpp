@@ -4,6 +4,9 @@
 //
 //   bench_host_cost [--units 64] [--ranks 8] [--repeats 15] [--steps 50] [--device cuda] [--json FILE]
 //
+// "set_up" is what sharding the model takes, and the heap that it then holds beside the model, in groups of 8 ranks
+// (HYBRID_SHARD): what grows with the number of ranks is what a rank knows of the job.
+//
 // Both kinds are interleaved and the order alternates. "step" is forward and backward; the optimizer (fused AdamW,
 // which for the engine includes publishing the new parameters) is a line of its own.
 //
@@ -16,6 +19,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randn.h>
+#include <malloc.h>
 #include <torch/nn/modules/linear.h>
 
 #include <CLI/CLI.hpp>
@@ -117,6 +121,27 @@ void run_repeat(Subject& subject, const at::Tensor& x, int steps) {
   subject.optimizer_us.push_back(optimizer / steps);
 }
 
+double heap_bytes() {
+  const auto info = ::mallinfo2();
+  return static_cast<double>(info.uordblks + info.hblkhd);
+}
+
+nlohmann::json measure_set_up(const Options& options, c10::Device device) {
+  nlohmann::json figures;
+  for (const int ranks : {8, 8, options.ranks}) {  // the first one also makes what a process makes once
+    Chain model(options.units);
+    model->to(device);
+    const double before = heap_bytes();
+    const Stopwatch watch;
+    const auto fabric = comm::Fabric::null(mesh::World::single_host(0, ranks), device);
+    shard::Options how;
+    how.strategy = mesh::preset("HYBRID_SHARD", ranks, std::min(8, ranks));
+    const auto sharded = shard::shard_model(model, fabric, how);
+    figures = {{"ms", watch.wall_us() / 1e3}, {"bytes", heap_bytes() - before}};
+  }
+  return figures;
+}
+
 nlohmann::json report(const Options& options, const std::vector<std::unique_ptr<Subject>>& subjects) {
   nlohmann::json report = {{"units", options.units},       {"ranks", options.ranks}, {"device", options.device},
                            {"strategy", options.strategy}, {"steps", options.steps}, {"repeats", options.repeats}};
@@ -165,7 +190,8 @@ void run(const Options& options) {
     for (size_t i = 0; i < subjects.size(); ++i)
       run_repeat(*subjects[(i + repeat) % subjects.size()], x, options.steps);
   }
-  const auto figures = report(options, subjects);
+  auto figures = report(options, subjects);
+  figures["set_up"] = measure_set_up(options, device);
   if (!options.json.empty()) std::ofstream(options.json) << figures.dump(1) << "\n";
 }
 

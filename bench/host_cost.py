@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20, help="a repeat")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--program", type=Path, help="default: the newest bench_host_cost below build/")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, default=ROOT / "bench" / "out" / "host_cost.json")
     parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
     program = options.program or newest_program("bench_host_cost")
@@ -75,8 +75,8 @@ def main() -> int:
         rounds.append(python | {"sharded": ours["sharded"], "cpp_plain": ours["plain"]})
     text = table(rounds)
     print(text)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": report.machine(), "rounds": rounds}, indent=1) + "\n")
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps({"machine": report.machine(), "rounds": rounds}, indent=1) + "\n")
     for file in ("README.md", "docs/performance.md") if options.update_docs else ():
         if not report.update_between_markers(ROOT / file, "host_cost", text):
             print(f"host_cost: {file} lacks the markers host_cost:begin and host_cost:end", file=sys.stderr)

@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cases import CASES, REFERENCE, title
+from cases import BEST, CASES, GOALS, REFERENCE, title
 from launch import Run
 
 QUIET_LOAD = 0.5
@@ -91,6 +91,30 @@ def markdown(case: str, entry: dict) -> str:
     lines += ["", describe(entry["about"], f"{entry['about']['rounds']} rounds of {entry['about']['steps']} steps")]
     if entry.get("trial_ms"):
         lines.append(f"The layout was chosen by a short trial of {len(entry['trial_ms'])}.")
+    return "\n".join(lines) + "\n"
+
+
+def goals(cases: dict[str, dict]) -> str:
+    """What was asked, and what was reached, of the cases that were measured."""
+    lines = ["| case | | against | asked | reached (lowest to highest round) |", "|---|---|---|--:|--:|"]
+    for goal in GOALS:
+        rounds = cases.get(goal.case, {}).get("rounds", [])
+        candidate = goal.candidate
+        if candidate.endswith(BEST) and rounds:
+            chosen = candidate.removesuffix(BEST) + ":"
+            candidate = next((name for name in rounds[0] if name.startswith(chosen)), candidate)
+        pairs = [(one[candidate], one[goal.against]) for one in rounds if candidate in one and goal.against in one]
+        if not pairs:
+            continue
+        if goal.memory:
+            most = [max(run["peak_pss"] or run["peak_rss"] for run in side) for side in zip(*pairs, strict=True)]
+            reached = f"{most[0] / most[1]:.2f}"
+            asked = f"memory <= {goal.bound:.2f} x"
+        else:
+            ratio = Spread.of([a["report"]["tokens_per_second"] / b["report"]["tokens_per_second"] for a, b in pairs])
+            reached = f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+            asked = f"tokens/s >= {goal.bound:.2f} x"
+        lines.append(f"| {goal.case} | {title(candidate)} | {title(goal.against)} | {asked} | {reached} |")
     return "\n".join(lines) + "\n"
 
 

@@ -165,6 +165,8 @@ void run_sharded(const StepOptions& options, const std::shared_ptr<comm::Fabric>
   how.precision = options.precision_of();
   how.limit_all_gathers = options.limit_all_gathers;
   how.limit_reductions = options.limit_reductions;
+  how.parameter_wire = comm::wire_of(options.parameter_wire);
+  how.gradient_wire = comm::wire_of(options.gradient_wire);
   how.initialize = model::initialize(options.model);
   auto sharded = shard::shard_model(model, fabric, how);
   optim::AdamW optimizer(sharded);

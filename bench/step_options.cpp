@@ -49,6 +49,10 @@ int parse(int argc, char** argv, StepOptions& o) {
   app.add_option("--precision", o.precision)->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--limit-all-gathers", o.limit_all_gathers);
   app.add_option("--limit-reductions", o.limit_reductions);
+  app.add_option("--parameter-wire", o.parameter_wire, "how parameters travel between hosts")
+      ->check(CLI::IsMember({"exact", "int8"}));
+  app.add_option("--gradient-wire", o.gradient_wire, "how gradients do")
+      ->check(CLI::IsMember({"exact", "int8", "int4"}));
 
   app.add_option("--backend", o.backend)->check(CLI::IsMember({"auto", "gloo", "shm", "nccl", "null", "local"}));
   app.add_option("--ranks", o.ranks, "of the backends null and local")->check(CLI::PositiveNumber);

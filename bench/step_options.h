@@ -27,6 +27,7 @@ struct StepOptions {
   bool keep_after_forward = false, keep_after_backward = false;
   std::string precision = "fp32";
   int limit_all_gathers = 2, limit_reductions = 2;
+  std::string parameter_wire = "exact", gradient_wire = "exact";  ///< between hosts, see comm/wire.h
 
   std::string backend = "auto";  ///< or "gloo", "nccl", "null" (moves nothing), "local" (ranks are threads)
   int ranks = 1;                 ///< of null and local

@@ -1,11 +1,12 @@
 """The collectives of sharded training on torch.distributed's backend "tesserae" (shared memory) against Gloo: both in
 one run of the same processes, in turn, one thread a rank.
 
-    python bench/transport.py [--ranks 2 4] [--mib 64] [--rounds 9] [--json FILE]
+    python bench/transport.py [--ranks 2 4] [--mib 64] [--rounds 9] [--out FOLDER] [--update-docs]
 
 `--mib` is the whole tensor: what all_gather_into_tensor gives and reduce_scatter_tensor takes. A round times both
 backends once; a ratio is taken within a round. The last column is what one copy of the whole tensor takes in one rank
-while all ranks copy: the speed of memory here.
+while all ranks copy: the speed of memory here. Writes transport.json in --out; --update-docs puts the tables between
+the markers `transport` in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import report
+from cases import ROOT, find_tesserae
 
 BACKENDS = ("tesserae", "gloo")
 
@@ -37,6 +39,7 @@ def timed(call: Callable[[], object]) -> float:
 
 def measure(rank: int, ranks: int, elements: int, rounds: int, folder: str) -> None:
     torch.set_num_threads(1)
+    find_tesserae()
     import tesserae  # noqa: F401 - registers the backend
 
     store = dist.FileStore(f"{folder}/store", ranks)
@@ -86,18 +89,28 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--mib", type=float, default=64)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out")
+    parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
+    if not find_tesserae():
+        parser.error("no tesserae for Python below build/, and none installed: make build")
     os.environ["OMP_NUM_THREADS"] = "1"
-    found = {}
+    about = report.about() | {"rounds": options.rounds}
+    report.warn_if_busy("transport", about)
+    found, tables = {}, []
     for ranks in options.ranks:
         elements = int(options.mib * 2**20) // 4 // ranks * ranks
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(measure, (ranks, elements, options.rounds, folder), ranks)
             found[ranks] = json.loads(Path(folder, "figures").read_text())
-        print(table(ranks, options.mib, found[ranks]), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": report.machine(), "mib": options.mib, "seconds": found}) + "\n")
+        tables.append(table(ranks, options.mib, found[ranks]))
+        print(tables[-1], flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    figures = {"about": about, "mib": options.mib, "seconds": found}
+    (options.out / "transport.json").write_text(json.dumps(figures) + "\n")
+    text = "\n".join([*tables, report.describe(about, f"{options.rounds} rounds")]) + "\n"
+    if options.update_docs and not report.update_between_markers(ROOT / "docs" / "performance.md", "transport", text):
+        print("transport: docs/performance.md lacks the markers transport:begin and transport:end")
     return 0
 
 

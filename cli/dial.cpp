@@ -72,7 +72,7 @@ void print_event(const Json& event) {
   } else if (name == "unchanged") {
     std::printf("%s: as it was\n", degrees_text(event.at("degrees")).c_str());
   } else if (name == "changed") {
-    std::printf("step %lld: %s -> %s in %.3f s, %.1f MB moved\n", event.at("step").get<long long>(),
+    std::printf("step %lld: %s -> %s in %.3f s, rank 0 sent %.1f MB\n", event.at("step").get<long long>(),
                 degrees_text(event.at("from")).c_str(), degrees_text(event.at("to")).c_str(),
                 event.at("seconds").get<double>(), event.at("bytes").get<double>() / 1e6);
   } else if (name == "timed") {

@@ -139,7 +139,8 @@ void bind_unit(py::module_& module) {
   py::class_<Options>(module, "Options", "How a unit is sharded; see tesserae/shard/options.h.")
       .def(py::init([](std::tuple<int, int, int> degrees, bool free_after_forward, bool free_after_backward,
                        std::optional<at::ScalarType> parameters, std::optional<at::ScalarType> reduce,
-                       int limit_all_gathers, bool offload, const std::shared_ptr<tensor::Parallel>& parallel) {
+                       int limit_all_gathers, bool offload, const std::string& parameter_wire,
+                       const std::string& gradient_wire, const std::shared_ptr<tensor::Parallel>& parallel) {
              Options options;
              options.strategy.degrees = {std::get<0>(degrees), std::get<1>(degrees), std::get<2>(degrees)};
              options.strategy.free_after_forward = free_after_forward;
@@ -150,12 +151,14 @@ void bind_unit(py::module_& module) {
              options.elastic = true;  // what users of FSDP, and of zero_grad(set_to_none=True), count on
              options.limit_all_gathers = limit_all_gathers;
              options.offload = offload;
+             options.parameter_wire = comm::wire_of(parameter_wire);
+             options.gradient_wire = comm::wire_of(gradient_wire);
              if (parallel) options.tensor_group = &parallel->group();
              return options;
            }),
            py::kw_only(), py::arg("degrees"), py::arg("free_after_forward"), py::arg("free_after_backward"),
            py::arg("parameters"), py::arg("reduce"), py::arg("limit_all_gathers"), py::arg("offload"),
-           py::arg("parallel") = nullptr,
+           py::arg("parameter_wire") = "exact", py::arg("gradient_wire") = "exact", py::arg("parallel") = nullptr,
            "`parallel`: among whom the unit's parameters may be split; it must outlive them.");
 
   py::class_<Unit>(module, "Unit", "The parameters of one FSDP instance; see python/bindings/unit.h.")

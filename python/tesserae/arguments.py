@@ -155,6 +155,7 @@ def options(
             "master parameters; leave it out"
         )
     prefetches = backward_prefetch is not None or forward_prefetch
+    settings = config.current()
     return _C.Options(
         degrees=degrees,
         free_after_forward=strategy not in KEEPS,
@@ -163,5 +164,7 @@ def options(
         reduce=precision.reduce_dtype,
         limit_all_gathers=(2 if limit_all_gathers else 4) if prefetches else 1,
         offload=offload is not None and offload.offload_params,
+        parameter_wire=settings.parameter_wire if settings is not None else "exact",
+        gradient_wire=settings.gradient_wire if settings is not None else "exact",
         parallel=parallel_of(device) if tensor_degree() > 1 else None,
     )

@@ -41,6 +41,8 @@ class Config:
     automatic: bool  # hybrid_shard_degree is "auto": where it begins, 0, is up to the script
     schedule: tuple[tuple[int, tuple[int, int, int]], ...]  # from the edge after that step on, these degrees
     headroom: float
+    parameter_wire: str
+    gradient_wire: str
     run_folder: str | None
     connect_deadline_seconds: float
     deadline_seconds: float
@@ -82,6 +84,8 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
         automatic=automatic,
         schedule=tuple((entry["step"], _scheduled(entry)) for entry in resolved["dial"]["schedule"]),
         headroom=float(resolved["dial"]["headroom"]),
+        parameter_wire=resolved["wire"]["parameters"],
+        gradient_wire=resolved["wire"]["gradients"],
         run_folder=run["folder"],
         connect_deadline_seconds=float(run["connect_deadline_seconds"]),
         deadline_seconds=float(run["deadline_seconds"]),

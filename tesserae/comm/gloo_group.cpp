@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 
 #include "tesserae/os/signals.h"
 
@@ -257,10 +258,12 @@ void GlooGroup::reduce_pieces(Call& call, const at::Tensor& flat, const Starts& 
       if (index < chunks_of(behind(k))) call.receive(chunk_at(behind(k), index), behind(k), /*salt=*/1);
     }
   }
+  std::optional<Reducer> reducer;  // of the chunk that is being summed
   for (int64_t step = 0; step < steps; ++step) {
     call.wait(received[static_cast<size_t>(step)]);
     const auto sum = chunk_at(rank(), step / rounds);
-    reduce_to(sum, sum, landing(step), how);
+    if (step % rounds == 0) reducer.emplace(sum, sum, size(), how);
+    reducer->join(landing(step));
     if (step + kDepth < steps) receive(step + kDepth);
     const bool summed = step % rounds == rounds - 1;
     for (int64_t k = 1; then_gather && summed && k <= rounds; ++k) call.send(sum, ahead(k), /*salt=*/1);
@@ -280,7 +283,8 @@ void GlooGroup::reduce_whole(Call& call, const at::Tensor& flat, Reduction how) 
   }
   call.wait_all();
   flat.copy_(copies[0]);
-  for (int i = 1; i < size(); ++i) reduce_to(flat, flat, copies[i], how);
+  Reducer sum(flat, flat, size(), how);
+  for (int i = 1; i < size(); ++i) sum.join(copies[i]);
 }
 
 void GlooGroup::do_all_gather(const at::Tensor& buffer) {
@@ -320,6 +324,14 @@ void GlooGroup::do_exchange(const std::vector<Message>& sends, const std::vector
   };
   for (const auto& message : receives) call.receive(message.data, message.peer, salt(message.data));
   for (const auto& message : sends) call.send(message.data, message.peer, salt(message.data));
+  call.wait_all();
+}
+
+void GlooGroup::do_packed_exchange(const std::string& verb, const at::Tensor& buffer, const std::vector<Message>& sends,
+                                   const std::vector<Message>& receives) {
+  Call call(*this, verb, buffer);
+  for (const auto& message : receives) call.receive(message.data, message.peer);
+  for (const auto& message : sends) call.send(message.data, message.peer);
   call.wait_all();
 }
 

@@ -54,6 +54,8 @@ class GlooGroup final : public Group, private Watched {
   void do_broadcast(const at::Tensor& buffer, int root) override;
   void do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) override;
   void do_barrier(std::string_view what) override;
+  void do_packed_exchange(const std::string& verb, const at::Tensor& buffer, const std::vector<Message>& sends,
+                          const std::vector<Message>& receives) override;
   [[noreturn]] void rethrow(const std::string& what, const std::exception& cause) override;
 
  private:

@@ -1,8 +1,12 @@
 #include "tesserae/comm/group.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <numeric>
+
+#include "tesserae/comm/packed_messages.h"
 
 namespace tesserae::comm {
 
@@ -56,19 +60,86 @@ at::Tensor Group::share(int64_t /*bytes*/) {
   return {};
 }
 
-void Group::all_gather(const at::Tensor& buffer, Label label) {
-  if (size() == 1) return;
-  check_buffer("all_gather", buffer, size());
-  const int64_t bytes = static_cast<int64_t>(buffer.nbytes()) / size() * (size() - 1);
-  run("all_gather", counters_.all_gather, bytes, label, [&] { do_all_gather(buffer); });
+// Below that many bytes a message costs its latency: there is nothing to gain.
+constexpr size_t kPackedBytes = 4096;
+
+Wire Group::wire_for(Wire asked, const at::Tensor& buffer) const {
+  if (asked == Wire::exact || !buffer.is_floating_point()) return Wire::exact;
+  return buffer.nbytes() / members_.size() < kPackedBytes ? Wire::exact : travels_as(asked);
 }
 
-void Group::reduce_scatter(const at::Tensor& buffer, Label label, Reduction how) {
+int64_t Group::piece_bytes(const at::Tensor& buffer, Wire wire) const {
+  return packed_bytes(buffer.numel() / size(), buffer.element_size(), wire);
+}
+
+at::Tensor Group::nth_piece(const at::Tensor& buffer, int member) const {
+  const int64_t length = buffer.numel() / size();
+  return buffer.view(-1).narrow(0, member * length, length);
+}
+
+void Group::all_gather(const at::Tensor& buffer, Label label, Wire asked) {
+  if (size() == 1) return;
+  check_buffer("all_gather", buffer, size());
+  const Wire wire = wire_for(asked, buffer);
+  const int64_t bytes = piece_bytes(buffer, wire) * (size() - 1);
+  run("all_gather", counters_.all_gather, bytes, label,
+      [&] { wire == Wire::exact ? do_all_gather(buffer) : do_packed_all_gather(buffer, wire); });
+}
+
+void Group::reduce_scatter(const at::Tensor& buffer, Label label, Reduction how, Wire asked) {
   if (size() == 1) return;
   check_buffer("reduce_scatter", buffer, size());
   check_reduction("reduce_scatter", buffer, how);
-  const int64_t bytes = static_cast<int64_t>(buffer.nbytes()) / size() * (size() - 1);
-  run("reduce_scatter", counters_.reduce_scatter, bytes, label, [&] { do_reduce_scatter(buffer, how); });
+  const Wire wire = wire_for(asked, buffer);
+  const int64_t bytes = piece_bytes(buffer, wire) * (size() - 1);
+  run("reduce_scatter", counters_.reduce_scatter, bytes, label,
+      [&] { wire == Wire::exact ? do_reduce_scatter(buffer, how) : do_packed_reduce_scatter(buffer, how, wire); });
+}
+
+void Group::do_packed_all_gather(const at::Tensor& buffer, Wire wire) {
+  const at::Tensor own = nth_piece(buffer, rank_), packed = pack(own, wire);
+  PackedMessages messages(wire);
+  for (int k = 1; k < size(); ++k) {
+    messages.send_packed((rank_ + k) % size(), packed);
+    const int from = (rank_ + size() - k) % size();
+    messages.receive(from, nth_piece(buffer, from));
+  }
+  messages.run([&](const auto& sends, const auto& receives) {
+    do_packed_exchange(cat("all_gather (", wire, ")"), buffer, sends, receives);
+  });
+  unpack(packed, wire, own);
+}
+
+void Group::do_packed_reduce_scatter(const at::Tensor& buffer, Reduction how, Wire wire) {
+  const at::Tensor own = nth_piece(buffer, rank_);
+  PackedMessages messages(wire);
+  for (int k = 1; k < size(); ++k) {
+    const int to = (rank_ + k) % size();
+    messages.send(to, nth_piece(buffer, to));
+    messages.expect((rank_ + size() - k) % size(), own);
+  }
+  messages.run([&](const auto& sends, const auto& receives) {
+    do_packed_exchange(cat(verb_of("reduce_scatter", how), " (", wire, ")"), buffer, sends, receives);
+  });
+  Reducer sum(own, own, size(), how);
+  const at::Tensor scratch = at::empty_like(own);
+  for (int i = 0; i < messages.expected(); ++i) sum.join(messages.arrived(i, scratch));
+}
+
+void Group::do_packed_exchange(const std::string& /*verb*/, const at::Tensor& /*buffer*/,
+                               const std::vector<Message>& sends, const std::vector<Message>& receives) {
+  do_exchange(sends, receives);
+}
+
+void Group::do_packed_all_reduce(const at::Tensor& buffer, Reduction how, Wire wire) {
+  const at::Tensor flat = buffer.view(-1);
+  const int64_t piece = (flat.numel() + size() - 1) / size();
+  const bool even = flat.numel() == piece * size();
+  const at::Tensor pieces = even ? flat : at::zeros({piece * size()}, flat.options());
+  if (!even) pieces.narrow(0, 0, flat.numel()).copy_(flat);
+  do_packed_reduce_scatter(pieces, how, wire);
+  do_all_gather(pieces);
+  if (!even) flat.copy_(pieces.narrow(0, 0, flat.numel()));
 }
 
 void Group::reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Label label, Reduction how) {
@@ -95,13 +166,17 @@ void Group::do_reduce_scatter_to(const at::Tensor& output, const at::Tensor& inp
   output.view(-1).copy_(pieces.narrow(0, rank_ * output.numel(), output.numel()));
 }
 
-void Group::all_reduce(const at::Tensor& buffer, Label label, Reduction how) {
+void Group::all_reduce(const at::Tensor& buffer, Label label, Reduction how, Wire asked) {
   if (size() == 1) return;
   check_buffer("all_reduce", buffer, 1);
   check_reduction("all_reduce", buffer, how);
+  const Wire wire = wire_for(asked, buffer);
   // What a bandwidth-optimal all-reduce sends; small buffers may take fewer, larger steps.
-  const int64_t bytes = 2 * static_cast<int64_t>(buffer.nbytes()) * (size() - 1) / size();
-  run("all_reduce", counters_.all_reduce, bytes, label, [&] { do_all_reduce(buffer, how); });
+  const int64_t whole = static_cast<int64_t>(buffer.nbytes());
+  const int64_t added = wire == Wire::exact ? whole : packed_bytes(buffer.numel(), buffer.element_size(), wire);
+  const int64_t bytes = (added + whole) * (size() - 1) / size();
+  run("all_reduce", counters_.all_reduce, bytes, label,
+      [&] { wire == Wire::exact ? do_all_reduce(buffer, how) : do_packed_all_reduce(buffer, how, wire); });
 }
 
 void Group::broadcast(const at::Tensor& buffer, int root, Label label) {

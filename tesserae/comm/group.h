@@ -11,6 +11,7 @@
 #include "tesserae/comm/counters.h"
 #include "tesserae/comm/error.h"
 #include "tesserae/comm/reduction.h"
+#include "tesserae/comm/wire.h"
 
 namespace tesserae::comm {
 
@@ -42,19 +43,25 @@ class Group {
   virtual bool blocks_host() const = 0;
 
   /// In place: `buffer` is size() equal pieces; piece rank() is this member's contribution, the others are filled.
-  void all_gather(const at::Tensor& buffer, Label label = {});
+  ///
+  /// `wire`: how floating point numbers may travel where the transport finds bytes dear: all pieces, this member's too,
+  /// then have the values that were sent.
+  void all_gather(const at::Tensor& buffer, Label label = {}, Wire wire = Wire::exact);
 
   /// In place: `buffer` is size() equal pieces; afterwards piece rank() holds the sum over all members of their piece
   /// rank(), or what else `how` says. The other pieces are left undefined. The order of summation depends on nothing
-  /// but size() and rank(). Throws InvalidArgument for a dtype that can not be reduced so.
-  void reduce_scatter(const at::Tensor& buffer, Label label = {}, Reduction how = Reduction::sum);
+  /// but size() and rank(). Throws InvalidArgument for a dtype that can not be reduced so. `wire`: what others
+  /// contribute was rounded once, before it was added.
+  void reduce_scatter(const at::Tensor& buffer, Label label = {}, Reduction how = Reduction::sum,
+                      Wire wire = Wire::exact);
 
   /// The same from `input` to `output`, which is as large as one piece and no part of `input`; `input` is only read.
   void reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Label label = {},
                          Reduction how = Reduction::sum);
 
-  /// In place sum, or what else `how` says. All members end with the same bits.
-  void all_reduce(const at::Tensor& buffer, Label label = {}, Reduction how = Reduction::sum);
+  /// In place sum, or what else `how` says. All members end with the same bits. `wire`: of what is added; sums are not
+  /// rounded.
+  void all_reduce(const at::Tensor& buffer, Label label = {}, Reduction how = Reduction::sum, Wire wire = Wire::exact);
 
   void broadcast(const at::Tensor& buffer, int root, Label label = {});
 
@@ -89,6 +96,15 @@ class Group {
   virtual void do_broadcast(const at::Tensor& buffer, int root) = 0;
   virtual void do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) = 0;
   virtual void do_barrier(std::string_view what) = 0;
+  /// Where bytes cost next to nothing, exact.
+  virtual Wire travels_as(Wire asked) const { return asked; }
+  /// By messages, with memory of their own for what travels. `wire` is not exact.
+  virtual void do_packed_all_gather(const at::Tensor& buffer, Wire wire);
+  virtual void do_packed_reduce_scatter(const at::Tensor& buffer, Reduction how, Wire wire);
+  /// The exchange of a collective that travels packed: unlike others it is one that all members take part in, and that
+  /// they must agree on. `verb` says of what it is the exchange; `buffer` is what the caller brought.
+  virtual void do_packed_exchange(const std::string& verb, const at::Tensor& buffer, const std::vector<Message>& sends,
+                                  const std::vector<Message>& receives);
   /// Turns whatever the transport threw into PeerLost, Timeout or Mismatch. `what` describes the operation.
   [[noreturn]] virtual void rethrow(const std::string& what, const std::exception& cause) = 0;
 
@@ -97,6 +113,10 @@ class Group {
   void run(std::string_view verb, Counters::Verb& counter, int64_t bytes, const Label& label, const Body& body);
   void check_buffer(std::string_view verb, const at::Tensor& buffer, int64_t pieces) const;
   void check_reduction(std::string_view verb, const at::Tensor& buffer, Reduction how) const;
+  void do_packed_all_reduce(const at::Tensor& buffer, Reduction how, Wire wire);
+  Wire wire_for(Wire asked, const at::Tensor& buffer) const;
+  int64_t piece_bytes(const at::Tensor& buffer, Wire wire) const;
+  at::Tensor nth_piece(const at::Tensor& buffer, int member) const;
   std::string describe(std::string_view verb, const Label& label) const;
 
   std::string name_;

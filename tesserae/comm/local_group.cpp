@@ -113,7 +113,8 @@ void LocalGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how) {
     // Nobody's piece p but p's own is written, so the pieces can be summed one after the other.
     for (size_t p = 0; p < offers.size(); ++p) {
       at::Tensor sum = piece(offers[0].buffer, p, offers.size()).clone();
-      for (size_t i = 1; i < offers.size(); ++i) reduce_to(sum, sum, piece(offers[i].buffer, p, offers.size()), how);
+      Reducer reducer(sum, sum, static_cast<int>(offers.size()), how);
+      for (size_t i = 1; i < offers.size(); ++i) reducer.join(piece(offers[i].buffer, p, offers.size()));
       piece(offers[p].buffer, p, offers.size()).copy_(sum);
     }
   });
@@ -122,7 +123,8 @@ void LocalGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how) {
 void LocalGroup::do_all_reduce(const at::Tensor& buffer, Reduction how) {
   meet({verb_of("all_reduce", how), 0, buffer, true}, [how](const std::vector<LocalRoom::Offer>& offers) {
     const at::Tensor& sum = offers[0].buffer;
-    for (size_t i = 1; i < offers.size(); ++i) reduce_to(sum, sum, offers[i].buffer, how);
+    Reducer reducer(sum, sum, static_cast<int>(offers.size()), how);
+    for (size_t i = 1; i < offers.size(); ++i) reducer.join(offers[i].buffer);
     for (size_t i = 1; i < offers.size(); ++i) offers[i].buffer.copy_(sum);
   });
 }
@@ -180,6 +182,12 @@ void LocalGroup::do_exchange(const std::vector<Message>& sends, const std::vecto
   for (const auto& parcel : parcels) {
     if (!parcel.refusal.empty()) throw Disagreement(parcel.refusal);
   }
+}
+
+void LocalGroup::do_packed_exchange(const std::string& verb, const at::Tensor& buffer,
+                                    const std::vector<Message>& sends, const std::vector<Message>& receives) {
+  do_barrier(cat(verb, " of ", buffer.numel(), " x ", buffer.scalar_type()));
+  do_exchange(sends, receives);
 }
 
 void LocalGroup::rethrow(const std::string& what, const std::exception& cause) {

@@ -19,6 +19,8 @@ class NullGroup final : public Group {
   void do_broadcast(const at::Tensor&, int) override {}
   void do_exchange(const std::vector<Message>&, const std::vector<Message>&) override {}
   void do_barrier(std::string_view) override {}
+  void do_packed_all_gather(const at::Tensor&, Wire) override {}
+  void do_packed_reduce_scatter(const at::Tensor&, Reduction, Wire) override {}
   [[noreturn]] void rethrow(const std::string& what, const std::exception& cause) override {
     throw CommError("Group", what + ": " + cause.what());
   }

@@ -8,6 +8,8 @@
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/mul.h>
 
+#include <utility>
+
 #include "tesserae/base/error.h"
 
 namespace tesserae::comm {
@@ -62,6 +64,22 @@ void reduce_to(const at::Tensor& result, const at::Tensor& left, const at::Tenso
       at::bitwise_xor_out(out, left, right);
       return;
   }
+}
+
+Reducer::Reducer(at::Tensor result, const at::Tensor& first, int members, Reduction how)
+    : result_(std::move(result)), so_far_(first), left_(members - 1), how_(how) {
+  const auto dtype = first.scalar_type();
+  const bool rounds = how == Reduction::sum || how == Reduction::product;
+  const bool wide = left_ > 1 && rounds && (dtype == at::kBFloat16 || dtype == at::kHalf);
+  if (wide) so_far_ = first.to(at::kFloat);
+}
+
+void Reducer::join(const at::Tensor& next) {
+  const bool wide = so_far_.scalar_type() != result_.scalar_type();
+  const at::Tensor& sum = wide ? so_far_ : result_;
+  reduce_to(sum, so_far_, next, how_);
+  so_far_ = sum;
+  if (--left_ == 0 && wide) result_.copy_(so_far_);
 }
 
 }  // namespace tesserae::comm

@@ -18,9 +18,22 @@ std::string verb_of(const char* verb, Reduction how);
 /// True if tensors of `dtype` can be reduced in that way: no bits of floating point numbers, no order of complex ones.
 bool can_reduce(Reduction how, at::ScalarType dtype);
 
-/// result = left `how` right, element by element, in the tensors' own dtype: a reduction over members is rounded once
-/// per step, in the order in which the members are taken. Reduce in fp32 where bf16's eight bits are too few (the
-/// engine's reduce dtype). `result` may be `left`. Runs ATen's vectorised kernels.
+/// result = left `how` right, element by element; `result` may be `left`. Runs ATen's vectorised kernels.
 void reduce_to(const at::Tensor& result, const at::Tensor& left, const at::Tensor& right, Reduction how);
+
+/// Joins what several members bring, in the order in which they are taken. Sums and products of bf16 and fp16 are formed
+/// in fp32 and rounded once, at the end, however many members there are.
+class Reducer {
+ public:
+  /// `result`: gets the outcome; `first`: what the first of `members` brings, perhaps in the same memory.
+  Reducer(at::Tensor result, const at::Tensor& first, int members, Reduction how);
+  /// Takes the next one. After the last, `result` is complete.
+  void join(const at::Tensor& next);
+
+ private:
+  at::Tensor result_, so_far_;
+  int left_;  // members to come
+  Reduction how_;
+};
 
 }  // namespace tesserae::comm

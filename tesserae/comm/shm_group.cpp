@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "tesserae/comm/shm_call.h"
 
@@ -19,15 +20,10 @@ constexpr int64_t kWholeReduceBytes = 64 * 1024;
 constexpr int64_t kLead = 2;
 static_assert(kLead < static_cast<int64_t>(ShmRoom::ring_blocks), "a writer that is ahead must find a free block");
 
-void reduce_bytes(const at::Tensor& like, Reduction how, std::byte* result, std::byte* left, std::byte* right,
-                  int64_t bytes) {
+// Memory of a ring or a buffer, as elements of what is reduced.
+at::Tensor elements_at(std::byte* data, int64_t bytes, const at::Tensor& like) {
   const int64_t elements = bytes / static_cast<int64_t>(like.element_size());
-  if (elements == 0) return;
-  const auto view = [&, options = at::TensorOptions().dtype(like.scalar_type())](std::byte* data) {
-    return at::from_blob(data, {elements}, options);
-  };
-  const at::Tensor out = view(result);
-  reduce_to(out, left == result ? out : view(left), view(right), how);
+  return at::from_blob(data, {elements}, at::TensorOptions().dtype(like.scalar_type()));
 }
 
 }  // namespace
@@ -85,11 +81,11 @@ void ShmGroup::reduce_pieces(Call& call, const at::Tensor& buffer, const Starts&
       });
     }
     const auto [begin, length] = range(rank(), index);
-    std::byte* const sum = result + (begin - starts[rank()]);
+    Reducer sum(elements_at(result + (begin - starts[rank()]), length, buffer),
+                elements_at(bytes_of(buffer) + begin, length, buffer), size(), call.reduction());
     for (int k = 1; k < size(); ++k) {
-      std::byte* const left = k == 1 ? bytes_of(buffer) + begin : sum;
       call.take(call.behind(k), [&, length = length](std::byte* data) {
-        reduce_bytes(buffer, call.reduction(), sum, left, data + (k - 1) * part, length);
+        sum.join(elements_at(data + (k - 1) * part, length, buffer));
       });
     }
   }
@@ -97,14 +93,17 @@ void ShmGroup::reduce_pieces(Call& call, const at::Tensor& buffer, const Starts&
 
 // All add all copies in the order of members; this member's own is read from the ring, too.
 void ShmGroup::reduce_whole(Call& call, const at::Tensor& buffer) {
+  const at::Tensor flat = buffer.view(-1);
   const auto bytes = static_cast<int64_t>(buffer.nbytes());
-  const auto length = static_cast<size_t>(bytes);
-  std::byte* const sum = bytes_of(buffer);
-  std::byte* const own = call.post([&](std::byte* data) { std::memcpy(data, sum, length); });
+  std::byte* const own =
+      call.post([&](std::byte* data) { std::memcpy(data, bytes_of(buffer), static_cast<size_t>(bytes)); });
+  std::optional<Reducer> sum;
   for (int member = 0; member < size(); ++member) {
     const auto use = [&](std::byte* data) {
-      member == 0 ? static_cast<void>(std::memcpy(sum, data, length))
-                  : reduce_bytes(buffer, call.reduction(), sum, sum, data, bytes);
+      const at::Tensor theirs = elements_at(data, bytes, buffer);
+      if (member > 0) return sum->join(theirs);
+      flat.copy_(theirs);
+      sum.emplace(flat, flat, size(), call.reduction());
     };
     member == rank() ? use(own) : call.take(member, use);
   }

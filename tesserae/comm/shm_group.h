@@ -38,6 +38,7 @@ class ShmGroup final : public Group, private Watched {
 
   bool blocks_host() const override { return true; }
   at::Tensor share(int64_t bytes) override;
+  Wire travels_as(Wire /*asked*/) const override { return Wire::exact; }
 
  protected:
   void do_all_gather(const at::Tensor& buffer) override;

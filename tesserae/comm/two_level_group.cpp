@@ -10,6 +10,8 @@
 #include <map>
 #include <utility>
 
+#include "tesserae/comm/packed_messages.h"
+
 namespace tesserae::comm {
 namespace {
 
@@ -124,15 +126,17 @@ at::Tensor TwoLevelGroup::pieces_of(int host, const at::Tensor& flat, bool& copi
   return at::cat(pieces);
 }
 
-void TwoLevelGroup::gather(const at::Tensor& flat) {
+void TwoLevelGroup::gather(const at::Tensor& flat, Wire wire) {
   // 1.
-  std::vector<Message> sends, receives;
+  const at::Tensor own = piece_of(flat, rank(), size()), packed = pack(own, wire);
+  PackedMessages messages(wire);
   for (int k = 1; k < hosts(); ++k) {
-    const int to = counterpart((host_ + k) % hosts()), from = counterpart((host_ + hosts() - k) % hosts());
-    sends.push_back({to, piece_of(flat, rank(), size())});
-    receives.push_back({from, piece_of(flat, from, size())});
+    messages.send_packed(counterpart((host_ + k) % hosts()), packed);
+    const int from = counterpart((host_ + hosts() - k) % hosts());
+    messages.receive(from, piece_of(flat, from, size()));
   }
-  flat_->exchange(sends, receives);
+  messages.run([this](const auto& sends, const auto& receives) { flat_->exchange(sends, receives); });
+  unpack(packed, wire, own);
   // 2.
   for (int host = 0; host < hosts(); ++host) {
     bool copied = false;
@@ -145,8 +149,8 @@ void TwoLevelGroup::gather(const at::Tensor& flat) {
   }
 }
 
-void TwoLevelGroup::reduce(const at::Tensor& flat, Reduction how) {
-  std::vector<Message> sends, receives;
+void TwoLevelGroup::reduce(const at::Tensor& flat, Reduction how, Wire wire) {
+  PackedMessages messages(wire);
   at::Tensor sum;
   // The other hosts' first: they wait for it.
   for (int k = 1; k <= hosts(); ++k) {
@@ -160,18 +164,17 @@ void TwoLevelGroup::reduce(const at::Tensor& flat, Reduction how) {
       sum = reduced;
       continue;
     }
-    sends.push_back({counterpart(host), reduced});
+    messages.send(counterpart(host), reduced);
     const int from = counterpart((host_ + hosts() - k) % hosts());
-    receives.push_back({from, at::empty_like(reduced)});
+    messages.expect(from, reduced);
   }
   // 2.
-  flat_->exchange(sends, receives);
+  messages.run([this](const auto& sends, const auto& receives) { flat_->exchange(sends, receives); });
   // 3.
   const at::Tensor result = piece_of(flat, rank(), size());
-  for (const Message& message : receives) {
-    reduce_to(result, sum, message.data, how);
-    sum = result;
-  }
+  Reducer reducer(result, sum, hosts(), how);
+  const at::Tensor scratch = wire == Wire::exact ? at::Tensor() : at::empty_like(result);
+  for (int i = 0; i < messages.expected(); ++i) reducer.join(messages.arrived(i, scratch));
 }
 
 void TwoLevelGroup::do_all_gather(const at::Tensor& buffer) {
@@ -182,6 +185,16 @@ void TwoLevelGroup::do_all_gather(const at::Tensor& buffer) {
 void TwoLevelGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how) {
   const Call call(*this, verb_of("reduce_scatter", how).c_str(), buffer);
   reduce(buffer.view(-1), how);
+}
+
+void TwoLevelGroup::do_packed_all_gather(const at::Tensor& buffer, Wire wire) {
+  const Call call(*this, cat("all_gather (", wire, ")").c_str(), buffer);
+  gather(buffer.view(-1), wire);
+}
+
+void TwoLevelGroup::do_packed_reduce_scatter(const at::Tensor& buffer, Reduction how, Wire wire) {
+  const Call call(*this, cat(verb_of("reduce_scatter", how), " (", wire, ")").c_str(), buffer);
+  reduce(buffer.view(-1), how, wire);
 }
 
 void TwoLevelGroup::do_all_reduce(const at::Tensor& buffer, Reduction how) {

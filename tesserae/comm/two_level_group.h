@@ -36,6 +36,7 @@ bool has_two_levels(const MembersByHost& hosts);
 ///                   2. counterparts exchange what they then have for each other;
 ///                   3. each adds, in the order rank's host, the host before it, ...
 ///  all-reduce:      reduce-scatter, then all-gather; what is small goes flat, where a message costs its latency.
+///  What crosses is packed if the caller allows it (wire.h); what is summed inside a host is not.
 ///  broadcast:       1. the root to its counterparts; 2. each inside its host.
 /// Messages are flat: they must not wait for each other, whoever they are for.
 class TwoLevelGroup final : public Group, private Watched {
@@ -55,6 +56,8 @@ class TwoLevelGroup final : public Group, private Watched {
   void do_broadcast(const at::Tensor& buffer, int root) override;
   void do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) override;
   void do_barrier(std::string_view what) override;
+  void do_packed_all_gather(const at::Tensor& buffer, Wire wire) override;
+  void do_packed_reduce_scatter(const at::Tensor& buffer, Reduction how, Wire wire) override;
   [[noreturn]] void rethrow(const std::string& what, const std::exception& cause) override;
 
  private:
@@ -63,8 +66,8 @@ class TwoLevelGroup final : public Group, private Watched {
   int hosts() const { return static_cast<int>(hosts_.size()); }
   int counterpart(int host) const { return hosts_[static_cast<size_t>(host)][static_cast<size_t>(near_->rank())]; }
   void agree(const std::string& text);
-  void gather(const at::Tensor& flat);
-  void reduce(const at::Tensor& flat, Reduction how);
+  void gather(const at::Tensor& flat, Wire wire = Wire::exact);
+  void reduce(const at::Tensor& flat, Reduction how, Wire wire = Wire::exact);
   /// The pieces of the members of `host` as one buffer: where they lie, if they lie there side by side, else a copy.
   at::Tensor pieces_of(int host, const at::Tensor& flat, bool& copied) const;
 

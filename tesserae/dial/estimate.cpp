@@ -27,9 +27,22 @@ double share_sent(int members) {
 }
 
 double hop_seconds(const Traffic::Hop& hop, const Links& links) {
-  const double bandwidth = hop.crosses ? links.between : links.inside;
   const double latency = hop.crosses ? links.between_latency : links.inside_latency;
-  return hop.bytes / bandwidth + hop.calls * latency;
+  return hop.across / links.between + (hop.bytes - hop.across) / links.inside + hop.calls * latency;
+}
+
+/// The ranks first, first + stride, ... of which there are `members`.
+struct Members {
+  int first, stride, members;
+};
+
+void find_link(const Facts& facts, const Members& group, Traffic::Hop& hop) {
+  if (!spans_hosts(facts, group.first, group.first + (group.members - 1) * group.stride)) return;
+  hop.crosses = true;
+  int near = 1;  // members on the host of the first
+  while (!spans_hosts(facts, group.first, group.first + near * group.stride)) ++near;
+  const bool once = facts.two_levels && near > 1;
+  hop.across = once ? hop.bytes * (group.members / near - 1) / (group.members - 1) : hop.bytes;
 }
 
 std::string in_words(double bytes) {
@@ -105,14 +118,13 @@ Traffic traffic_of(const Facts& facts, const mesh::Degrees& degrees) {
   for (int rank = 0; rank < N; ++rank) {
     all_share = all_share && shares(facts, degrees, rank);
     const auto look = [&](Traffic::Hop& hop, int within, int stride) {
-      const int first = rank - rank % within + rank % stride;
-      hop.crosses = hop.crosses || spans_hosts(facts, first, first + within - stride);
+      find_link(facts, {rank - rank % within + rank % stride, stride, within / stride}, hop);
     };
     look(traffic.gather, P, 1);
     look(traffic.first_hop, G, 1);
     look(traffic.second_hop, O, G);
     look(traffic.refresh, O, P);
-    traffic.third_hop.crosses = traffic.third_hop.crosses || spans_hosts(facts, rank % O, N - O + rank % O);
+    find_link(facts, {rank % O, O, N / O}, traffic.third_hop);
   }
   if (all_share) traffic.gather = {.bytes = 0, .calls = 2, .crosses = false};  // two meetings a step
   return traffic;

@@ -25,6 +25,8 @@ struct Facts {
   bool two_hop = false;           ///< with micro_batches > 1: reduced over G at each of them, else kept whole
   bool ranks_share_place = true;  ///< ranks of a host use the same memory; false: each has its device's
   bool shared_copy = false;       ///< ranks of P on one host share what is gathered
+  bool two_levels = false;  ///< collectives over hosts cross once for each element (comm/two_level_group.h); ranks of
+                            ///< a host share the crossing evenly
 
   int ranks() const { return static_cast<int>(host_of.size()); }
   bool operator==(const Facts&) const = default;
@@ -64,6 +66,7 @@ struct Traffic {
     double bytes = 0;
     double calls = 0;
     bool crosses = false;  ///< some group of this hop spans hosts
+    double across = 0;     ///< of the bytes: to other hosts; the others stay inside
   };
   Hop gather, first_hop, second_hop, third_hop, refresh;
 };

@@ -36,11 +36,13 @@ struct Measured {
   double bandwidth, latency;
 };
 
-Measured measure(comm::Fabric& fabric, comm::Group& group) {
+/// `hosts`: over which the group goes in two levels; 1: it goes flat.
+Measured measure(comm::Fabric& fabric, comm::Group& group, int hosts = 1) {
   const int64_t piece = gathered_bytes / group.size();
   const at::Tensor buffer = bytes_on(fabric, piece * group.size());
   const double seconds = best_seconds(buffer, [&] { group.all_gather(buffer); });
-  return {.bandwidth = static_cast<double>(piece * (group.size() - 1)) / seconds,
+  const int64_t sent = piece * (hosts > 1 ? hosts - 1 : group.size() - 1);
+  return {.bandwidth = static_cast<double>(sent) / seconds,
           .latency = best_seconds(buffer, [&] { group.barrier(); })};
 }
 
@@ -58,7 +60,7 @@ Links measure_links(comm::Fabric& fabric) {
   const mesh::World& world = fabric.world();
   const auto slowest = [&fabric](double own) { return 1 / max_over_ranks(fabric, 1 / own); };
   if (fabric.size() > 1) {
-    const Measured all = measure(fabric, fabric.everyone());
+    const Measured all = measure(fabric, fabric.everyone(), has_two_levels(fabric) ? world.hosts() : 1);
     links.between = slowest(all.bandwidth);
     links.between_latency = max_over_ranks(fabric, all.latency);
     links.inside = links.between;
@@ -75,6 +77,16 @@ Links measure_links(comm::Fabric& fabric) {
   const at::Tensor from = bytes_on(fabric, copied_bytes), to = bytes_on(fabric, copied_bytes);
   links.memory = slowest(2.0 * copied_bytes / best_seconds(to, [&] { to.copy_(from); }));
   return links;
+}
+
+bool has_two_levels(comm::Fabric& fabric) {
+  const mesh::World& world = fabric.world();
+  const int each = fabric.size() / world.hosts();
+  if (world.hosts() == 1 || each == 1) return false;
+  for (int rank = 0; rank < fabric.size(); ++rank) {
+    if (world.host(rank) != rank / each) return false;
+  }
+  return ranks_can_share(fabric);
 }
 
 bool ranks_can_share(comm::Fabric& fabric) {

@@ -28,6 +28,7 @@ void fields_of(F& facts, const Visit& visit, const Facts* /*of*/) {
   visit("tensor", facts.tensor);
   visit("ranks_share_place", facts.ranks_share_place);
   visit("shared_copy", facts.shared_copy);
+  visit("two_levels", facts.two_levels);
 }
 
 template <class Visit, class F>

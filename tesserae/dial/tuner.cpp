@@ -14,7 +14,7 @@
 //     not used again until twice the headroom would stay free.
 //  3. Settling: once the layout in use is measured, its median is the reference, and a look begins.
 //  4. A look tries what is worth it, best estimate first: the next degrees up and down with P = G = O, and the two
-//     other triples with the best estimates if those are better than what is in use. A layout that is faster than the
+//     other triples with the best estimates, unless those are worse than what is in use by more than `worth`. A layout that is faster than the
 //     reference by more than `worth`, and more than the noise, takes its place, and its neighbours are tried; then the
 //     look ends, and the best runs on. Each layout is tried once in a look.
 //  5. A trial begins only if all of it (the steps, the change there and the change back) fits in what may be spent:
@@ -276,7 +276,7 @@ std::vector<mesh::Degrees> Tuner::worth_trying() const {
   std::ranges::stable_sort(others, faster);
   const double now = predicted_seconds(*incumbent_);
   for (size_t i = 0, taken = 0; i < others.size() && taken < 2; ++i) {
-    if (predicted_seconds(others[i]) >= now * (1 - options_.worth)) break;
+    if (predicted_seconds(others[i]) > now * (1 + options_.worth)) break;
     if (!fits(others[i])) continue;
     add(others[i]);
     ++taken;

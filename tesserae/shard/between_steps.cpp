@@ -117,7 +117,9 @@ std::string Engine::describe() const {
   std::vector<UnitSpec> specs;
   std::string text;
   for (const auto& unit : units_) {
-    text += cat("degrees of unit \"", unit.name, "\": ", to_string(unit.context->options.strategy.degrees), "\n");
+    const Options& options = unit.context->options;
+    text += cat("degrees of unit \"", unit.name, "\": ", to_string(options.strategy.degrees), ", parameters ",
+                options.parameter_wire, ", gradients ", options.gradient_wire, "\n");
     UnitSpec spec{unit.name, -1, nullptr, {}};
     for (const int index : unit.flats) {
       const FlatState& state = flats_[static_cast<size_t>(index)];

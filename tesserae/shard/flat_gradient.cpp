@@ -89,9 +89,12 @@ void FlatGradient::reduce(bool boundary) {
   if (boundary) memory();
   const bool add_grad = shard_->grad.defined();
   const comm::Label label{flat_.unit(), context_.statistics->steps};
+  constexpr auto sum = comm::Reduction::sum;
 
   ticket_ = context_.reduce_lane.submit([this, fresh, boundary, add_piece, add_grad, label, views = views_] {
-    if (fresh && !context_.reduce_hook) context_.gradient_group.reduce_scatter(views->whole, label);
+    if (fresh && !context_.reduce_hook) {
+      context_.gradient_group.reduce_scatter(views->whole, label, sum, context_.options.gradient_wire);
+    }
     if (!boundary) {
       add_piece ? piece_.add_(views->piece) : piece_.copy_(views->piece);
       return;
@@ -102,8 +105,8 @@ void FlatGradient::reduce(bool boundary) {
     }
     if (!fresh) views->piece.copy_(piece_);
     if (fresh && add_piece) views->piece.add_(piece_);
-    context_.optimizer_group.reduce_scatter(views->piece, label);
-    context_.replica_group.all_reduce(views->chunk, label);
+    context_.optimizer_group.reduce_scatter(views->piece, label, sum, context_.options.gradient_wire);
+    context_.replica_group.all_reduce(views->chunk, label, sum, context_.options.gradient_wire);
     deliver(views->chunk, add_grad, /*divided=*/false);
   });
 

@@ -97,7 +97,8 @@ void FlatParameter::start_gather() {
   gather_ = context_.gather_lane.submit([this] {
     // Writing the own piece into its place also casts it when the master takes the piece's place.
     own_.copy_(piece_.defined() ? piece_ : master_);
-    context_.parameter_group.all_gather(whole_, {flat_.unit(), context_.statistics->steps});
+    context_.parameter_group.all_gather(whole_, {flat_.unit(), context_.statistics->steps},
+                                        context_.options.parameter_wire);
   });
 }
 
@@ -138,7 +139,8 @@ void FlatParameter::publish() {
     const auto chunk = flat_.chunk_range();
     const int64_t begin = chunk.begin - flat_.parameter_range().begin;
     narrow(piece_, {begin, begin + chunk.size()}).copy_(master_);
-    context_.refresh_group.all_gather(piece_, {flat_.unit(), context_.statistics->steps});
+    context_.refresh_group.all_gather(piece_, {flat_.unit(), context_.statistics->steps},
+                                      context_.options.parameter_wire);
   });
 }
 

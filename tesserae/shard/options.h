@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 
+#include "tesserae/comm/wire.h"
 #include "tesserae/mesh/strategy.h"
 
 namespace at {
@@ -51,6 +52,12 @@ struct Options {
   int limit_all_gathers = 2;
   /// At most so many units' gradients are being reduced at once (>= 1).
   int limit_reductions = 2;
+
+  /// How gathered parameters and gradients that are being summed travel between hosts (comm/wire.h); inside a host they
+  /// are exact where ranks share memory. Masters, optimizer state and what is saved are never rounded. What travels
+  /// packed takes memory of its own meanwhile: up to half of the unit's buffer (int8). Exact with tensor_group.
+  comm::Wire parameter_wire = comm::Wire::exact;
+  comm::Wire gradient_wire = comm::Wire::exact;
 
   /// Memory goes back to the allocator between its uses: buffers when the rest of the step needs no more, the memory of
   /// gradients that were zeroed or, where an optimizer does not keep it, set to none. A lower peak, at allocator calls

@@ -82,6 +82,14 @@ Engine::Engine(std::vector<UnitSpec> specs, std::shared_ptr<comm::Fabric> fabric
                           cat("limit_all_gathers (", options.limit_all_gathers, ") and limit_reductions (",
                               options.limit_reductions, ") must be at least 1"));
   }
+  const bool exact = options.parameter_wire == comm::Wire::exact && options.gradient_wire == comm::Wire::exact;
+  if (!exact && options.tensor_group != nullptr && options.tensor_group->size() > 1) {
+    // A parameter that all tensor-parallel ranks have shares its scale with others that differ: they would drift apart.
+    throw InvalidArgument("shard_model", cat("parameters travel as ", options.parameter_wire, " and gradients as ",
+                                             options.gradient_wire, ", but layers are split over ",
+                                             options.tensor_group->size(),
+                                             " tensor-parallel ranks: leave both exact (wire.*)"));
+  }
   for (const auto& spec : specs) {
     if (spec.handle->attached()) {
       throw InvalidArgument("shard_model", cat("unit \"", spec.name, "\" belongs to a sharded model already"));

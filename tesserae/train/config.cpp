@@ -133,6 +133,8 @@ Config::Sharding read_sharding(const Json& c) {
                             .free_after_backward = optional_value<bool>(s["free_after_backward"]),
                             .limit_all_gathers = s["limit_all_gathers"],
                             .limit_reductions = s["limit_reductions"],
+                            .parameter_wire = comm::wire_of(c["wire"]["parameters"]),
+                            .gradient_wire = comm::wire_of(c["wire"]["gradients"]),
                             .tensor_parallel_degree = c["tensor_parallel_degree"],
                             .sequence_parallel = s["sequence_parallel"],
                             .warn_of_pool_misses = c["fsdp_cache_flush_warnings"]};

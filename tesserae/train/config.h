@@ -76,6 +76,7 @@ struct Config {
     std::string strategy;  ///< empty: none was named
     std::optional<bool> free_after_forward, free_after_backward;
     int limit_all_gathers = 0, limit_reductions = 0;
+    comm::Wire parameter_wire = comm::Wire::exact, gradient_wire = comm::Wire::exact;
     int tensor_parallel_degree = 1;
     bool sequence_parallel = false;
     bool warn_of_pool_misses = false;

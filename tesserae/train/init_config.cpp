@@ -29,7 +29,7 @@ void check_belongs(const Json& document, const Json& wanted, const std::string& 
   if (!document.is_object()) return;
   for (const auto& [name, value] : document.items()) {
     if (wanted.contains(name)) {
-      if (name == "run" || name == "dial") check_belongs(value, wanted[name]["properties"], name + ".");
+      if (wanted[name].contains("properties")) check_belongs(value, wanted[name]["properties"], name + ".");
       continue;
     }
     for (const Key& key : config_keys()) {
@@ -49,7 +49,7 @@ const Json& init_config_schema() {
         part_of(config_schema(),
                 {"hybrid_shard_degree", "sm_activation_offloading", "activation_loading_horizon",
                  "fsdp_cache_flush_warnings", "allow_empty_shards", "tensor_parallel_degree", "context_parallel_degree",
-                 "expert_parallel_degree", "random_seed", "degrees", "$comment", "run", "dial"});
+                 "expert_parallel_degree", "random_seed", "degrees", "$comment", "run", "wire", "dial"});
     part["title"] = "Configuration of tsm.init";
     part["properties"]["run"] =
         part_of(config_schema()["properties"]["run"], {"folder", "connect_deadline_seconds", "deadline_seconds"});

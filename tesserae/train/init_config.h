@@ -4,8 +4,8 @@
 
 namespace tesserae::train {
 
-/// The part of the schema that a script's `tsm.init` takes: SMP v2's nine keys, `degrees`, `dial`, `$comment`, and of
-/// `run` the folder and the deadlines.
+/// The part of the schema that a script's `tsm.init` takes: SMP v2's nine keys, `degrees`, `wire`, `dial`, `$comment`,
+/// and of `run` the folder and the deadlines.
 const Json& init_config_schema();
 
 /// `document`, a configuration of `tsm.init`, checked and with every default filled in. Throws ConfigError for what

@@ -34,6 +34,8 @@ shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::Fabric
                              .accumulation = config.train.accumulation,
                              .limit_all_gathers = config.sharding.limit_all_gathers,
                              .limit_reductions = config.sharding.limit_reductions,
+                             .parameter_wire = config.sharding.parameter_wire,
+                             .gradient_wire = config.sharding.gradient_wire,
                              .initialize = model::initialize(model->config()),
                              .tensor_group = &model->config().parallel->group()});
 }

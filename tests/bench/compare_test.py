@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import unittest
+from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +52,23 @@ class Summary(unittest.TestCase):
         entry = {"summary": report.as_json([ours]), "about": report.about() | {"rounds": 1, "steps": 2}}
         self.assertEqual(report.summaries_of(entry), [ours])
         self.assertIn("| Tesserae, C++ | 7 | 150 |", report.markdown("tiny", entry).replace("**", ""))
+
+
+class Goals(unittest.TestCase):
+    def test_what_was_reached_stands_beside_what_was_asked(self) -> None:
+        rounds = [{"fsdp2": run(100), "ours-plain": run(300), "ours": run(270)}]
+        text = report.goals({"A": {"rounds": [{name: asdict(one) for name, one in rounds[0].items()}]}})
+        self.assertIn("| A | Tesserae, C++ | FSDP2 | tokens/s >= 2.60 x | 2.70 (2.70 to 2.70) |", text)
+        self.assertIn("| tokens/s >= 0.95 x | 0.90", text)
+        self.assertIn("| memory <= 0.80 x | 2.70 |", text)
+        self.assertNotIn("| B |", text)
+
+    def test_the_best_layout_stands_for_itself(self) -> None:
+        rounds = [{"fsdp2": asdict(run(10)), "ours": asdict(run(20)), "ours:2,2,2": asdict(run(32))}]
+        self.assertIn(
+            "| D | Tesserae, C++, P=2 G=2 O=2 | FSDP2 | tokens/s >= 3.20 x | 3.20",
+            report.goals({"D": {"rounds": rounds}}),
+        )
 
 
 class Fairness(unittest.TestCase):

@@ -1,5 +1,6 @@
 #include "tests/comm/group_cases.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -111,6 +112,25 @@ void all_reduce_gives_all_the_same_bits(Fabric& fabric) {
   }
 }
 
+// 256 + 1 is 256 in bf16: sums that were rounded at each member would forget all ones. What crosses hosts has bf16's
+// eight bits once more.
+void sums_of_low_precision_are_formed_in_fp32(Fabric& fabric) {
+  for (const auto& members : orders(fabric)) {
+    auto& group = fabric.group(members, Traffic::reduce);
+    const int size = group.size();
+    const double expected = 256 + size - 1;
+    for (const int64_t elements : {int64_t{5}, int64_t{100'003}}) {
+      auto buffer = at::full({elements * size}, group.rank() == 0 ? 256 : 1, at::kBFloat16);
+      auto everywhere = buffer.clone();
+      group.reduce_scatter(buffer);
+      group.all_reduce(everywhere);
+      for (const auto& sum : {piece(buffer, group.rank(), size), everywhere}) {
+        EXPECT_LE((sum.to(at::kFloat) - expected).abs().max().item<double>(), expected / 256) << "x " << elements;
+      }
+    }
+  }
+}
+
 void sums_are_the_same_every_time(Fabric& fabric) {
   auto& group = fabric.group(fabric.everyone().members(), Traffic::reduce);
   const auto values = noise(fabric, 400'000 * group.size());
@@ -118,6 +138,48 @@ void sums_are_the_same_every_time(Fabric& fabric) {
   group.reduce_scatter(first);
   group.reduce_scatter(second);
   EXPECT_TRUE(at::equal(piece(first, group.rank(), group.size()), piece(second, group.rank(), group.size())));
+}
+
+// The blocks that a scale is shared by are pieces of a member's own: the bound is that of the largest element of all.
+void what_is_packed_is_as_close_as_its_wire(Fabric& fabric) {
+  for (const auto& [wire, share] : {std::pair(Wire::int8, 1.0 / 254), std::pair(Wire::int4, 1.0 / 14)}) {
+    for (const auto& members : orders(fabric)) {
+      auto& group = fabric.group(members, Traffic::gather);
+      const int size = group.size();
+      for (const int64_t elements : {int64_t{3}, int64_t{4001}, int64_t{300'007}}) {
+        const auto values = noise(fabric, elements * size);
+        auto exact = values.clone(), packed = values.clone();
+        auto bound = at::full({1}, values.abs().max().item<double>(), at::kDouble);
+        group.all_reduce(bound, {}, Reduction::maximum);
+        const double off = share * bound.item<double>() * 1.001;
+        const auto distance = [](const at::Tensor& a, const at::Tensor& b) {
+          return (a - b).abs().max().item<double>();
+        };
+
+        group.all_gather(exact);
+        group.all_gather(packed, {}, wire);
+        EXPECT_LE(distance(packed, exact), off) << wire << " x " << elements;
+        auto of_first = packed.clone();
+        group.broadcast(of_first, 0);
+        EXPECT_TRUE(at::equal(packed, of_first)) << "all members have the same bits";
+
+        exact.copy_(values), packed.copy_(values);
+        group.reduce_scatter(exact);
+        group.reduce_scatter(packed, {}, Reduction::sum, wire);
+        const auto own = [&](const at::Tensor& buffer) { return piece(buffer, group.rank(), size); };
+        EXPECT_LE(distance(own(packed), own(exact)), off * (size - 1)) << wire << " x " << elements;
+
+        exact = values.narrow(0, 0, elements * size - 1).clone(), packed = exact.clone();  // not of equal pieces
+        of_first = exact.clone();
+        group.all_reduce(exact);
+        group.all_reduce(packed, {}, Reduction::sum, wire);
+        EXPECT_LE(distance(packed, exact), off * (size - 1)) << wire << " x " << elements;
+        of_first.copy_(packed);
+        group.broadcast(of_first, 0);
+        EXPECT_TRUE(at::equal(packed, of_first)) << "all members have the same bits";
+      }
+    }
+  }
 }
 
 void broadcast_gives_all_what_the_root_has(Fabric& fabric) {
@@ -278,6 +340,8 @@ const std::vector<GroupCase>& group_cases() {
       CASE(reduce_scatter_leaves_the_sum_in_the_own_piece),
       CASE(all_reduce_gives_all_the_same_bits),
       CASE(sums_are_the_same_every_time),
+      CASE(sums_of_low_precision_are_formed_in_fp32),
+      CASE(what_is_packed_is_as_close_as_its_wire),
       CASE(broadcast_gives_all_what_the_root_has),
       CASE(all_to_all_delivers_uneven_counts),
       CASE(exchange_runs_between_those_that_take_part),
@@ -315,6 +379,20 @@ void members_that_bring_different_sizes_get_mismatch(Fabric& fabric) {
   const auto text = mismatch_text([&] { group.all_reduce(at::zeros({elements})); });
   EXPECT_NE(text.find("100000 x Float"), std::string::npos) << text;
   EXPECT_NE(text.find("200000 x Float"), std::string::npos) << text;
+}
+
+void members_that_call_different_packed_verbs_get_mismatch(Fabric& fabric) {
+  auto& group = fabric.everyone();
+  const auto buffer = at::zeros({20'000 * group.size()});
+  const auto text = mismatch_text([&] {
+    if (group.rank() == 0) {
+      group.all_gather(buffer, {}, Wire::int8);
+    } else {
+      group.reduce_scatter(buffer, {}, Reduction::sum, Wire::int8);
+    }
+  });
+  EXPECT_NE(text.find("all_gather"), std::string::npos) << text;
+  EXPECT_NE(text.find("reduce_scatter"), std::string::npos) << text;
 }
 
 void a_member_that_never_calls_makes_the_others_time_out(Fabric& fabric, std::chrono::milliseconds absence) {

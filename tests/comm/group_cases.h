@@ -22,6 +22,8 @@ const std::vector<GroupCase>& group_cases();
 /// Behaviours that end with a failed group. Each needs a fabric of its own with a short deadline.
 void members_that_call_different_verbs_get_mismatch(Fabric& fabric);
 void members_that_bring_different_sizes_get_mismatch(Fabric& fabric);
+/// One gathers what another reduces, packed.
+void members_that_call_different_packed_verbs_get_mismatch(Fabric& fabric);
 /// The last rank never calls; it waits `absence` instead.
 void a_member_that_never_calls_makes_the_others_time_out(Fabric& fabric, std::chrono::milliseconds absence);
 

@@ -42,6 +42,10 @@ RANK_MAIN(different_sizes) {
   members_that_bring_different_sizes_get_mismatch(*connect(args[0], std::chrono::minutes(2)));
 }
 
+RANK_MAIN(different_packed_verbs) {
+  members_that_call_different_packed_verbs_get_mismatch(*connect(args[0], std::chrono::minutes(2)));
+}
+
 RANK_MAIN(never_calls) {
   a_member_that_never_calls_makes_the_others_time_out(*connect(args[0], std::chrono::seconds(3)),
                                                       std::chrono::seconds(12));
@@ -79,6 +83,10 @@ TEST_P(ProcessSuite, DifferentVerbs) {
 
 TEST_P(ProcessSuite, DifferentSizes) {
   expect_success("different_sizes", ranks());
+}
+
+TEST_P(ProcessSuite, DifferentPackedVerbs) {
+  expect_success("different_packed_verbs", ranks());
 }
 
 TEST_P(ProcessSuite, AMemberThatNeverCalls) {

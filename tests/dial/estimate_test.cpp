@@ -160,6 +160,29 @@ TEST(Estimate, SecondsAreBytesOverTheLinkThatIsCrossed) {
   EXPECT_DOUBLE_EQ(moving_seconds(model(2), links, {4, 4, 4}), inside + between + 2 * update);
 }
 
+TEST(Estimate, InTwoLevelsEachElementCrossesOnce) {
+  Facts facts = model(2);
+  EXPECT_DOUBLE_EQ(traffic_of(facts, {8, 8, 8}).gather.across, 2 * 4 * psi * 7 / 8) << "flat: all of it is counted";
+  facts.two_levels = true;
+  // A piece of 1/8 goes to the counterpart on the other host; the rest is read inside.
+  const Traffic full = traffic_of(facts, {8, 8, 8});
+  EXPECT_DOUBLE_EQ(full.gather.bytes, 2 * 4 * psi * 7 / 8);
+  EXPECT_DOUBLE_EQ(full.gather.across, 2 * 4 * psi / 8);
+  EXPECT_DOUBLE_EQ(full.first_hop.across, 4 * psi / 8);
+  const Traffic ddp = traffic_of(facts, {1, 1, 1});
+  EXPECT_DOUBLE_EQ(ddp.third_hop.across, 2 * 4 * psi / 8);
+  // One member on each host: there is nothing to share.
+  const Traffic hybrid = traffic_of(facts, {4, 4, 4});
+  EXPECT_EQ(hybrid.first_hop.across, 0);
+  EXPECT_DOUBLE_EQ(hybrid.third_hop.across, hybrid.third_hop.bytes);
+  const Traffic three = traffic_of(facts, {2, 4, 8});
+  EXPECT_DOUBLE_EQ(three.refresh.bytes, 4 * psi / 2 * 3 / 4);
+  EXPECT_DOUBLE_EQ(three.refresh.across, 4 * psi / 2 * 1 / 4) << "members 0 and 2 of each host: two of four";
+  const Links links{.inside = 4e9, .between = 1e9, .inside_latency = 0, .between_latency = 1e-3, .memory = 28e9};
+  const double across = 3 * 4 * psi / 8 / 1e9, inside = 3 * 4 * psi * 6 / 8 / 4e9, update = psi / 8 / 1e9;
+  EXPECT_DOUBLE_EQ(moving_seconds(facts, links, {8, 8, 8}), across + inside + 33 * 1e-3 + update);
+}
+
 TEST(Estimate, FirstChoiceIsTheFastestThatFitsBesideActivations) {
   const Links slow_between{.inside = 1e11, .between = 1e8, .inside_latency = 0, .between_latency = 0, .memory = 1e12};
   Facts facts = model(2);

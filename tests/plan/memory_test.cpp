@@ -1,15 +1,20 @@
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/randint.h>
 #include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdio>
 
 #include "tesserae/comm/fabric.h"
+#include "tesserae/comm/sub_fabric.h"
+#include "tesserae/mesh/axes.h"
 #include "tesserae/model/gpt.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/plan/plan.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
+#include "tesserae/tensor/parallel.h"
 
 // What the plan computes against what this library really takes.
 namespace tesserae::plan {
@@ -131,6 +136,97 @@ TEST(PlanMemory, StateIsWhatTheEngineHolds) {
       const double accumulated =
           entry.micro_batches > 1 ? 4.0 * model::sizes(small_model()).total / entry.degrees.gradients : 0;
       EXPECT_NEAR(measured.gradients, entry.state.gradients - accumulated, padding) << name;
+    }
+  }
+}
+
+// Tensor-parallel ranks, in training: what all tensors of all ranks take when a forward ends, the fullest moment but for
+// the gradient of the logits, against the sum of the formulas.
+struct Size {
+  const char* name;
+  model::GptConfig config;
+  int64_t batch, sequence;
+};
+
+std::vector<Size> three_sizes() {
+  const auto config = [](int64_t vocabulary, int64_t dimension, int64_t layers, int64_t feed_forward) {
+    return model::GptConfig{.vocabulary = vocabulary,
+                            .dimension = dimension,
+                            .layers = layers,
+                            .heads = 8,
+                            .kv_heads = 4,
+                            .feed_forward = feed_forward,
+                            .tied = false};
+  };
+  return {{"small", config(512, 64, 3, 192), 2, 64},
+          {"medium", config(1024, 128, 4, 352), 2, 96},
+          {"large", config(1792, 256, 6, 704), 1, 128}};
+}
+
+struct Held {
+  double computed = 0, measured = 0;  // bytes of one rank
+};
+
+Held hold(comm::Fabric& job, const Size& size, const Entry& entry) {
+  const std::shared_ptr<comm::Fabric> borrowed(&job, [](comm::Fabric*) {});
+  const mesh::Axes axes(job.size(), entry.tensor);
+  const auto parallel = std::make_shared<const tensor::Parallel>(borrowed, axes.tensor_group(job.rank()));
+  const auto moment = [&] {  // of all ranks, while none of them does anything
+    job.everyone().barrier();
+    const auto alive = static_cast<double>(CountingAllocator::alive) / job.size();
+    job.everyone().barrier();
+    return alive;
+  };
+  const at::Tensor tokens = at::randint(size.config.vocabulary, {size.batch, size.sequence},
+                                        at::detail::createCPUGenerator(1), at::TensorOptions().dtype(at::kLong));
+  const double before = moment();
+  model::GptConfig config = size.config;
+  config.parallel = parallel;
+  config.sequence_parallel = true;
+  model::Gpt model(config);
+  shard::Options options;
+  options.strategy = {entry.degrees, /*free_after_forward=*/true, /*free_after_backward=*/true};
+  options.tensor_group = &parallel->group();
+  auto sharded = shard::shard_model(model, comm::sub_fabric(borrowed, axes.data_group(job.rank())), options);
+  optim::AdamW optimizer(sharded, {});
+  model->forward(tokens, tokens).backward();
+  optimizer.step({});
+  const at::Tensor loss = model->forward(tokens, tokens);
+  Held held{.measured = moment() - before};
+
+  // On the CPU torch composes each norm, which then keeps d values more; the gradient of the logits is still to come.
+  const auto values = static_cast<double>(size.batch * size.sequence);
+  const auto d = static_cast<double>(size.config.dimension), layers = static_cast<double>(size.config.layers);
+  const double composed = (2 * layers + 1) * 4 * d * values / entry.tensor;
+  const double to_come = values * static_cast<double>(size.config.vocabulary) / entry.tensor * 4;
+  held.computed = entry.memory() + composed - to_come;
+  return held;
+}
+
+TEST(PlanMemory, TensorParallelRanksHoldWhatTheFormulaSays) {
+  const Counting counting;
+  constexpr int ranks = 4;
+  for (const Size& size : three_sizes()) {
+    const Training training{
+        .batch = 0,
+        .run = {.sequence = size.sequence, .micro_batch = size.batch, .compute_bytes = 4},
+        .reduce_bytes = 4};
+    for (int tensor = 1; tensor <= ranks; tensor *= 2) {
+      Training step = training;
+      step.batch = size.batch * ranks / tensor;  // one micro-batch
+      for (const Entry& entry : make_plan(size.config, step, {.devices = ranks, .per_host = ranks})) {
+        const bool whole = entry.degrees.parameters == entry.ranks;  // gathered buffers of all units are in use
+        if (entry.tensor != tensor || !whole) continue;
+        Held held;
+        comm::run_local(ranks, [&](comm::Fabric& job) {
+          const Held own = hold(job, size, entry);
+          if (job.rank() == 0) held = own;
+        });
+        EXPECT_NEAR(held.measured, held.computed, 0.05 * held.computed) << size.name << " T=" << tensor;
+        std::printf("%s, T=%d, %s: computed %.3f MB a rank, measured %.3f (%+.1f %%)\n", size.name, tensor,
+                    to_string(entry.degrees).c_str(), held.computed / 1e6, held.measured / 1e6,
+                    100 * (held.measured / held.computed - 1));
+      }
     }
   }
 }

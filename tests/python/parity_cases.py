@@ -1,18 +1,13 @@
-"""What parity is proved for: the axes, what FSDP1 itself cannot do, and a small set of cases that has every pair.
-
-A pairwise cover contains, for any two axes, every combination of their values that is possible at all. Most faults
-of options that meet need no more than two of them.
-"""
+"""What parity is proved for: the axes, what FSDP1 itself cannot do, and a small set of cases that has every pair."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 
 from models import MODELS
+from pairwise import pairwise
 
 AXES: dict[str, tuple[object, ...]] = {
     "model": tuple(MODELS),
@@ -28,9 +23,7 @@ AXES: dict[str, tuple[object, ...]] = {
     "checkpoint": ("none", "no_reentrant", "reentrant"),
 }
 OPTIONS = ("strategy", "precision", "accumulate", "offload", "use_orig_params", "policy")
-ORDER = {axis: place for place, axis in enumerate(AXES)}
 EXACT = 14
-Pair = tuple[tuple[str, object], tuple[str, object]]
 
 
 @dataclass(frozen=True)
@@ -65,9 +58,6 @@ class ParityCase:
             *(name for name, on in flags.items() if on),
         ]
         return ",".join(words).replace(" ", "")
-
-    def pairs(self) -> Iterator[Pair]:
-        return itertools.combinations(asdict(self).items(), 2)
 
 
 assert tuple(AXES) == tuple(field.name for field in fields(ParityCase))
@@ -112,43 +102,5 @@ def cover() -> list[ParityCase]:
     """Every pair of values; and, because low precision hides small faults, more cases where all numbers are compared
     closely."""
     exact: dict[str, object] = {"precision": "fp32", "optimizer": "sgd"}
-    return list(dict.fromkeys(pairwise({}) + pairwise(exact)[:EXACT]))
-
-
-def pairwise(fixed: dict[str, object], seed: int = 1) -> list[ParityCase]:
-    """Cases with these values that have every possible pair of the others; those that add most pairs come first.
-
-    Greedy, and the same in every process: a case starts at a pair that is still missing; each further axis takes the
-    value that adds the most missing pairs; the best of some tries is taken.
-    """
-    choice = random.Random(seed)
-    missing = {
-        pair
-        for a, b in itertools.combinations(AXES, 2)
-        for pair in itertools.product(((a, x) for x in AXES[a]), ((b, y) for y in AXES[b]))
-        if possible(fixed | dict(pair)) and all(fixed.get(axis, value) == value for axis, value in pair)
-    }
-    cases: list[ParityCase] = []
-    while missing:
-        start = fixed | dict(min(missing, key=repr))
-        best = max(
-            (complete(start, missing, choice) for _ in range(40)),
-            key=lambda case: len(missing.intersection(case.pairs())),
-        )
-        cases.append(best)
-        missing.difference_update(best.pairs())
-    return cases
-
-
-def complete(start: dict[str, object], missing: set[Pair], choice: random.Random) -> ParityCase:
-    values = dict(start)
-
-    def gain(axis: str, value: object) -> tuple[int, float]:
-        pairs = [((a, values[a]), (axis, value)) for a in values]
-        new = missing.intersection(pair if ORDER[pair[0][0]] < ORDER[axis] else pair[::-1] for pair in pairs)
-        return len(new), choice.random()
-
-    for axis in sorted((axis for axis in AXES if axis not in values), key=lambda _: choice.random()):
-        options = [value for value in AXES[axis] if possible(values | {axis: value})]
-        values[axis] = max(options, key=functools.partial(gain, axis))
-    return ParityCase(**values)  # type: ignore[arg-type]
+    cases = pairwise(AXES, possible, {}) + pairwise(AXES, possible, exact)[:EXACT]
+    return list(dict.fromkeys(ParityCase(**values) for values in cases))  # type: ignore[arg-type]

@@ -51,6 +51,25 @@ class DialJob : public testing::Test {
   const TrainJob job_{"dial"};
 };
 
+// Over Gloo, so that there is something to round.
+TEST_F(DialJob, WhatIsRoundedOnTheWireTrainsAndTurns) {
+  const std::vector<std::string> plain = {"model.dropout=0", "hybrid_shard_degree=4", "run.backend=gloo"};
+  job_.run("exact", ranks(4, plain));
+  std::vector<std::string> rounded = plain;
+  rounded.insert(rounded.end(), {"wire.parameters=int8", "wire.gradients=int4",
+                                 R"(dial.schedule=[{"step": 8, "hybrid_shard_degree": 2}])"});
+  job_.run("rounded", ranks(4, rounded));
+  const std::vector<Json> lines = job_.metrics("rounded"), expected = job_.metrics("exact");
+  ASSERT_EQ(lines.size(), expected.size());
+  int different = 0;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const double loss = lines[i]["loss"], wanted = expected[i]["loss"];
+    EXPECT_NEAR(loss, wanted, 0.05 * wanted) << "step " << i + 1;
+    different += loss != wanted;
+  }
+  EXPECT_GT(different, 12) << "something was rounded";
+}
+
 TEST_F(DialJob, TheScheduleChangesTheDegreesAndNotTheLosses) {
   const std::vector<std::string> plain = {"model.dropout=0", "hybrid_shard_degree=2"};
   job_.run("steady", ranks(4, plain));

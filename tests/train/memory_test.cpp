@@ -61,8 +61,8 @@ class Memory : public testing::Test {
   }
 
   /// Starts a job and kills one of its processes when it is beyond step 9.
-  void run_and_kill(int ranks, int degree) {
-    Program program = job_.start("run", arguments(ranks, degree));
+  void run_and_kill(int ranks, int degree, const std::vector<std::string>& more = {}) {
+    Program program = job_.start("run", arguments(ranks, degree, more));
     ASSERT_TRUE(program.wait_for("step 9/")) << program.output << program.errors;
     if (ranks == 1) {
       program.process().signal(SIGKILL);
@@ -83,9 +83,11 @@ class Memory : public testing::Test {
     return std::stoll(said.substr(found + begin.size()));
   }
 
-  void expect_like_undisturbed(int ranks, int degree) {
-    job_.run("reference", {"--nproc", std::to_string(ranks), "--set", cat("hybrid_shard_degree=", degree),
-                           "checkpoint.every_steps=24"});
+  void expect_like_undisturbed(int ranks, int degree, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> undisturbed = {"--nproc", std::to_string(ranks), "--set",
+                                            cat("hybrid_shard_degree=", degree), "checkpoint.every_steps=24"};
+    undisturbed.insert(undisturbed.end(), more.begin(), more.end());
+    job_.run("reference", undisturbed);
     job_.expect_same_history("run", "reference", last);
     job_.expect_same_state("run", "reference", last);
     EXPECT_THAT(left(), IsEmpty()) << "a job that ended well leaves nothing in memory";
@@ -115,6 +117,14 @@ TEST_F(Memory, AReplicaHasWhatAHostHasLost) {
   const std::string said = job_.run("run", arguments(4, 2));
   EXPECT_GE(resumed_at(said), 8) << said;
   expect_like_undisturbed(4, 2);
+}
+
+TEST_F(Memory, TensorParallelRanksHaveTheirParts) {
+  const std::vector<std::string> split = {"tensor_parallel_degree=2", "model.heads=4"};
+  run_and_kill(4, 2, split);
+  const std::string said = job_.run("run", arguments(4, 2, split));
+  EXPECT_GE(resumed_at(said), 8) << said;
+  expect_like_undisturbed(4, 2, split);
 }
 
 TEST_F(Memory, ADamagedSnapshotIsNotUsedTheOneBeforeIs) {

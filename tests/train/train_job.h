@@ -116,7 +116,7 @@ class TrainJob {
       EXPECT_TRUE(got.read(tensor.name) == wanted.read(tensor.name)) << tensor.name;
       random += tensor.name.starts_with("random/");
     }
-    EXPECT_EQ(random, static_cast<size_t>(wanted.manifest().layout.ranks()));
+    EXPECT_EQ(random, static_cast<size_t>(wanted.manifest().layout.ranks() * wanted.manifest().tensor));
   }
 
  private:

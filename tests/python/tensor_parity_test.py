@@ -1,0 +1,221 @@
+"""tsm.transform + FSDP against one process that trains the unsplit model on the batches of all data-parallel ranks.
+
+Cases share launches: one for each number of ranks and of tensor-parallel ones. test_cover has every pair of values of
+the axes in tensor_cases.py; test_product, marked parity_full, is the product of models, layouts, precision,
+accumulation and checkpointing (`make parity`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy, StateDictType
+
+from parity_test import distance, furthest
+from ranks import run_ranks
+from tensor_cases import AXES, TensorCase, cover, product
+from tensor_models import MODELS, batch, logits_of, loss_of, wrap
+
+STEPS, MAX_NORM = 8, 0.7
+RATE = {"sgd": 0.1, "adamw": 1e-3}
+# Of losses, relative: bf16 is held to fp32, so it has the error of bf16 itself.
+TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
+
+
+@dataclass
+class Outcome:
+    losses: list[float]
+    norms: list[float]
+    state: dict[str, Tensor]
+
+
+def parts_of(case: TensorCase, step: int) -> int:
+    return 2 if case.accumulate and step % 2 == 0 else 1
+
+
+def optimizer_of(case: TensorCase, model: nn.Module) -> torch.optim.Optimizer:
+    if case.optimizer == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=RATE["adamw"])
+    return torch.optim.SGD(model.parameters(), lr=RATE["sgd"], momentum=0.9)
+
+
+@functools.cache
+def alone(case: TensorCase) -> Outcome:
+    """What one process trains, in fp32."""
+    model = MODELS[case.model]()
+    optimizer = optimizer_of(case, model)
+    losses, norms = [], []
+    for step in range(STEPS):
+        for part in range(parts_of(case, step)):
+            loss = loss_of(case.model, model, torch.cat([batch(step, part, rank) for rank in range(case.data_ranks)]))
+            loss.backward()
+            losses.append(loss.item())
+        most = MAX_NORM if case.clip else float("inf")
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), most).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return Outcome(losses, norms, {key: value.clone() for key, value in model.state_dict().items()})
+
+
+def reference(case: TensorCase) -> Outcome:
+    """Options that change no number are left out, so that cases share what was trained."""
+    layout: Any = (1, 1, 1)
+    job = (case.data_ranks, 1)
+    return alone(
+        replace(
+            case,
+            job=job,
+            layout=layout,
+            strategy="FULL_SHARD",
+            precision="fp32",
+            checkpoint=False,
+            use_orig_params=True,
+        )
+    )
+
+
+def train(case: TensorCase, data_rank: int) -> Outcome:
+    import tesserae as tsm
+
+    model = tsm.transform(MODELS[case.model]())
+    if case.checkpoint:
+        model.gradient_checkpointing_enable()
+    bf16 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = wrap(
+        case.model,
+        model.train(),
+        sharding_strategy=ShardingStrategy[case.strategy],
+        mixed_precision=bf16 if case.precision == "bf16" else None,
+        use_orig_params=case.use_orig_params,
+    )
+    optimizer = optimizer_of(case, model)
+    losses, norms = [], []
+    for step in range(STEPS):
+        parts = parts_of(case, step)
+        for part in range(parts):
+            with contextlib.nullcontext() if part == parts - 1 else model.no_sync():
+                loss = loss_of(case.model, model, batch(step, part, data_rank))
+                loss.backward()
+            total = loss.detach().float()
+            dist.all_reduce(total, group=tsm.state.dp_process_group)
+            losses.append(total.item() / tsm.state.dp_size)
+        norms.append(model.clip_grad_norm_(MAX_NORM if case.clip else float("inf")).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        return Outcome(losses, norms, model.state_dict())
+
+
+def differences(case: TensorCase, ours: Outcome, theirs: Outcome) -> tuple[list[str], float]:
+    """What is wrong, and how far the furthest number that must be close is away."""
+    if list(ours.state) != list(theirs.state):
+        return [f"state dict has {list(ours.state)}, not {list(theirs.state)}"], 0.0
+    shapes = {key: list(value.shape) for key, value in theirs.state.items()}
+    mine = {key: list(value.shape) for key, value in ours.state.items()}
+    found = [f"{key} is {mine[key]}, not {shapes[key]}" for key in shapes if mine[key] != shapes[key]]
+    if found:
+        return found, 0.0
+    away = {"losses": furthest(ours.losses, theirs.losses)}
+    # AdamW amplifies the order of summation, and in bf16 gradients are rounded one by one.
+    if case.precision == "fp32" and case.optimizer == "sgd":
+        away["norms"] = furthest(ours.norms, theirs.norms)
+        away |= {key: distance(ours.state[key], expected) for key, expected in theirs.state.items()}
+    tolerance = TOLERANCE[case.precision]
+    found = [f"{key}: {value:.1e} away" for key, value in away.items() if not value <= tolerance]
+    return found, max(away.values()) if case.precision == "fp32" else 0.0
+
+
+def before_training(name: str) -> list[str]:
+    """Logits, loss, tokens and state dicts."""
+    import tesserae as tsm
+
+    whole = MODELS[name]().eval()
+    split = tsm.transform(MODELS[name]()).eval()
+    tokens, found = batch(0, 0, 0), []
+    tolerance = TOLERANCE["fp32"]
+    with torch.no_grad():
+        if not distance(logits_of(name, split, tokens), logits_of(name, whole, tokens)) <= tolerance:
+            found.append("logits differ")
+        if not furthest([loss_of(name, split, tokens).item()], [loss_of(name, whole, tokens).item()]) <= tolerance:
+            found.append("the loss of evaluation differs")
+    generated = [m.generate(tokens, max_new_tokens=6, do_sample=False) for m in (split, whole)]
+    if not torch.equal(*generated):
+        found.append(f"generates {generated[0]}, not {generated[1]}")
+    expected = whole.state_dict()
+    mine = split.state_dict()
+    if list(mine) != list(expected) or not all(torch.equal(mine[key], expected[key]) for key in expected):
+        found.append("state_dict() is not that of the whole model")
+    other = MODELS[name](seed=1).state_dict()
+    split.load_state_dict(copy.deepcopy(other))
+    again = split.state_dict()
+    if not all(torch.equal(again[key], other[key]) for key in other):
+        found.append("what load_state_dict() took, state_dict() does not give")
+    return [f"{name}: {text}" for text in found]
+
+
+def run_cases(rank: int, world_size: int, cases: list[TensorCase], models: list[str]) -> tuple[list[str], float]:
+    """What is wrong, and the worst difference in fp32."""
+    import tesserae as tsm
+
+    tp, data_ranks = cases[0].job[1], cases[0].data_ranks
+    found: list[str] = []
+    worst = 0.0
+    layout: tuple[int, int, int] | None = None
+    for case in sorted(cases, key=lambda case: case.layout):
+        print(case, flush=True)
+        if case.layout != layout:  # each tsm.init makes groups
+            if layout is not None:
+                tsm.uninstall()
+            degrees = dict(zip(("parameters", "gradients", "optimizer"), case.layout, strict=True))
+            tsm.init({"tensor_parallel_degree": tp, "degrees": degrees})
+        if layout is None:
+            assert (tsm.state.tp_size, tsm.state.tp_rank) == (tp, rank % tp)
+            assert (tsm.state.dp_size, tsm.state.dp_rank) == (data_ranks, rank // tp)
+            assert dist.get_process_group_ranks(tsm.state.tp_process_group) == [rank - rank % tp + i for i in range(tp)]
+            assert dist.get_process_group_ranks(tsm.state.dp_process_group) == list(range(rank % tp, world_size, tp))
+            for name in models:
+                found += before_training(name)
+        layout = case.layout
+        texts, away = differences(case, train(case, rank // tp), reference(case))
+        found += [f"{case}: {text}" for text in texts]
+        worst = max(worst, away)
+    return found, worst
+
+
+def launch(cases: list[TensorCase], models: list[str], deadline: float) -> None:
+    ranks = cases[0].job[0]
+    results = run_ranks(run_cases, ranks, cases, models, deadline=deadline)
+    assert [found for found, _ in results] == [[]] * ranks
+    print(f"{len(cases)} cases on {ranks} ranks; worst difference in fp32 {max(worst for _, worst in results):.1e}")
+
+
+JOBS = AXES["job"]
+JOB_IDS = ["{} ranks, tp {}".format(*job) for job in JOBS]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("job", JOBS, ids=JOB_IDS)
+def test_cover(job: tuple[int, int]) -> None:
+    cases = [case for case in cover() if case.job == job]
+    models = list(AXES["model"]) if job[0] == 4 else []
+    launch(cases, models, deadline=900)
+
+
+@pytest.mark.parity_full
+@pytest.mark.parametrize("job", JOBS, ids=JOB_IDS)
+def test_product(job: tuple[int, int]) -> None:
+    cases = [case for case in product() if case.job == job]
+    launch(cases, [], deadline=3000)
+
+
+def test_two_ranks_of_one_tensor_group() -> None:
+    """No data-parallel rank beside."""
+    exact = replace(cover()[0], job=(2, 2), layout=(1, 1, 1), precision="fp32", optimizer="sgd")
+    launch([replace(exact, model=name) for name in ("gpt_neox", "mistral")], ["t5"], deadline=300)
