@@ -21,8 +21,8 @@ bool can_reduce(Reduction how, at::ScalarType dtype);
 /// result = left `how` right, element by element; `result` may be `left`. Runs ATen's vectorised kernels.
 void reduce_to(const at::Tensor& result, const at::Tensor& left, const at::Tensor& right, Reduction how);
 
-/// Joins what several members bring, in the order in which they are taken. Sums and products of bf16 and fp16 are formed
-/// in fp32 and rounded once, at the end, however many members there are.
+/// Joins what several members bring, in the order in which they are taken. Sums and products of bf16 and fp16 are
+/// formed in fp32 and rounded once, at the end, however many members there are.
 class Reducer {
  public:
   /// `result`: gets the outcome; `first`: what the first of `members` brings, perhaps in the same memory.

@@ -42,8 +42,7 @@ Measured measure(comm::Fabric& fabric, comm::Group& group, int hosts = 1) {
   const at::Tensor buffer = bytes_on(fabric, piece * group.size());
   const double seconds = best_seconds(buffer, [&] { group.all_gather(buffer); });
   const int64_t sent = piece * (hosts > 1 ? hosts - 1 : group.size() - 1);
-  return {.bandwidth = static_cast<double>(sent) / seconds,
-          .latency = best_seconds(buffer, [&] { group.barrier(); })};
+  return {.bandwidth = static_cast<double>(sent) / seconds, .latency = best_seconds(buffer, [&] { group.barrier(); })};
 }
 
 double max_over_ranks(comm::Fabric& fabric, double value) {

@@ -14,9 +14,9 @@
 //     not used again until twice the headroom would stay free.
 //  3. Settling: once the layout in use is measured, its median is the reference, and a look begins.
 //  4. A look tries what is worth it, best estimate first: the next degrees up and down with P = G = O, and the two
-//     other triples with the best estimates, unless those are worse than what is in use by more than `worth`. A layout that is faster than the
-//     reference by more than `worth`, and more than the noise, takes its place, and its neighbours are tried; then the
-//     look ends, and the best runs on. Each layout is tried once in a look.
+//     other triples with the best estimates, unless those are worse than what is in use by more than `worth`. A layout
+//     that is faster than the reference by more than `worth`, and more than the noise, takes its place, and its
+//     neighbours are tried; then the look ends, and the best runs on. Each layout is tried once in a look.
 //  5. A trial begins only if all of it (the steps, the change there and the change back) fits in what may be spent:
 //     spent <= max(allowance, budget * steps). Otherwise it waits until enough steps have passed.
 //  6. Holding: when the median of the window has left the reference by more than `drift` (and more than the noise), or

@@ -85,10 +85,10 @@ Engine::Engine(std::vector<UnitSpec> specs, std::shared_ptr<comm::Fabric> fabric
   const bool exact = options.parameter_wire == comm::Wire::exact && options.gradient_wire == comm::Wire::exact;
   if (!exact && options.tensor_group != nullptr && options.tensor_group->size() > 1) {
     // A parameter that all tensor-parallel ranks have shares its scale with others that differ: they would drift apart.
-    throw InvalidArgument("shard_model", cat("parameters travel as ", options.parameter_wire, " and gradients as ",
-                                             options.gradient_wire, ", but layers are split over ",
-                                             options.tensor_group->size(),
-                                             " tensor-parallel ranks: leave both exact (wire.*)"));
+    throw InvalidArgument(
+        "shard_model", cat("parameters travel as ", options.parameter_wire, " and gradients as ", options.gradient_wire,
+                           ", but layers are split over ", options.tensor_group->size(),
+                           " tensor-parallel ranks: leave both exact (wire.*)"));
   }
   for (const auto& spec : specs) {
     if (spec.handle->attached()) {

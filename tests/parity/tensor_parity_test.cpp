@@ -269,7 +269,8 @@ TEST(TensorParity, EightThreads) {
     const double own = run_cases(borrowed(job), eight);
     if (job.rank() == 0) largest = own;
   });
-  std::printf("%zu cases on %d ranks; worst difference in fp32 %.2g\n", cases(eight.ranks).size(), eight.ranks, largest);
+  std::printf("%zu cases on %d ranks; worst difference in fp32 %.2g\n", cases(eight.ranks).size(), eight.ranks,
+              largest);
 }
 
 // The gradient of every parameter, before any optimizer: each rank's parts against those of the whole gradient.

@@ -140,8 +140,8 @@ TEST(PlanMemory, StateIsWhatTheEngineHolds) {
   }
 }
 
-// Tensor-parallel ranks, in training: what all tensors of all ranks take when a forward ends, the fullest moment but for
-// the gradient of the logits, against the sum of the formulas.
+// Tensor-parallel ranks, in training: what all tensors of all ranks take when a forward ends, the fullest moment but
+// for the gradient of the logits, against the sum of the formulas.
 struct Size {
   const char* name;
   model::GptConfig config;
@@ -207,10 +207,9 @@ TEST(PlanMemory, TensorParallelRanksHoldWhatTheFormulaSays) {
   const Counting counting;
   constexpr int ranks = 4;
   for (const Size& size : three_sizes()) {
-    const Training training{
-        .batch = 0,
-        .run = {.sequence = size.sequence, .micro_batch = size.batch, .compute_bytes = 4},
-        .reduce_bytes = 4};
+    const Training training{.batch = 0,
+                            .run = {.sequence = size.sequence, .micro_batch = size.batch, .compute_bytes = 4},
+                            .reduce_bytes = 4};
     for (int tensor = 1; tensor <= ranks; tensor *= 2) {
       Training step = training;
       step.batch = size.batch * ranks / tensor;  // one micro-batch
