@@ -284,6 +284,8 @@ class Options:
         reduce: torch.dtype | None,
         limit_all_gathers: typing.SupportsInt | typing.SupportsIndex,
         offload: bool,
+        parameter_wire: str = "exact",
+        gradient_wire: str = "exact",
         parallel: Parallel = None,
     ) -> None:
         """

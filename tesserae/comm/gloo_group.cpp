@@ -258,7 +258,7 @@ void GlooGroup::reduce_pieces(Call& call, const at::Tensor& flat, const Starts& 
       if (index < chunks_of(behind(k))) call.receive(chunk_at(behind(k), index), behind(k), /*salt=*/1);
     }
   }
-  std::optional<Reducer> reducer;  // of the chunk that is being summed
+  std::optional<RunningReduction> reducer;  // of the chunk that is being summed
   for (int64_t step = 0; step < steps; ++step) {
     call.wait(received[static_cast<size_t>(step)]);
     const auto sum = chunk_at(rank(), step / rounds);
@@ -283,7 +283,7 @@ void GlooGroup::reduce_whole(Call& call, const at::Tensor& flat, Reduction how) 
   }
   call.wait_all();
   flat.copy_(copies[0]);
-  Reducer sum(flat, flat, size(), how);
+  RunningReduction sum(flat, flat, size(), how);
   for (int i = 1; i < size(); ++i) sum.join(copies[i]);
 }
 

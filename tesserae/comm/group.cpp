@@ -121,7 +121,7 @@ void Group::do_packed_reduce_scatter(const at::Tensor& buffer, Reduction how, Wi
   messages.run([&](const auto& sends, const auto& receives) {
     do_packed_exchange(cat(verb_of("reduce_scatter", how), " (", wire, ")"), buffer, sends, receives);
   });
-  Reducer sum(own, own, size(), how);
+  RunningReduction sum(own, own, size(), how);
   const at::Tensor scratch = at::empty_like(own);
   for (int i = 0; i < messages.expected(); ++i) sum.join(messages.arrived(i, scratch));
 }

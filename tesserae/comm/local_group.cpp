@@ -113,7 +113,7 @@ void LocalGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how) {
     // Nobody's piece p but p's own is written, so the pieces can be summed one after the other.
     for (size_t p = 0; p < offers.size(); ++p) {
       at::Tensor sum = piece(offers[0].buffer, p, offers.size()).clone();
-      Reducer reducer(sum, sum, static_cast<int>(offers.size()), how);
+      RunningReduction reducer(sum, sum, static_cast<int>(offers.size()), how);
       for (size_t i = 1; i < offers.size(); ++i) reducer.join(piece(offers[i].buffer, p, offers.size()));
       piece(offers[p].buffer, p, offers.size()).copy_(sum);
     }
@@ -123,7 +123,7 @@ void LocalGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how) {
 void LocalGroup::do_all_reduce(const at::Tensor& buffer, Reduction how) {
   meet({verb_of("all_reduce", how), 0, buffer, true}, [how](const std::vector<LocalRoom::Offer>& offers) {
     const at::Tensor& sum = offers[0].buffer;
-    Reducer reducer(sum, sum, static_cast<int>(offers.size()), how);
+    RunningReduction reducer(sum, sum, static_cast<int>(offers.size()), how);
     for (size_t i = 1; i < offers.size(); ++i) reducer.join(offers[i].buffer);
     for (size_t i = 1; i < offers.size(); ++i) offers[i].buffer.copy_(sum);
   });

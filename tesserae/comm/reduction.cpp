@@ -66,7 +66,7 @@ void reduce_to(const at::Tensor& result, const at::Tensor& left, const at::Tenso
   }
 }
 
-Reducer::Reducer(at::Tensor result, const at::Tensor& first, int members, Reduction how)
+RunningReduction::RunningReduction(at::Tensor result, const at::Tensor& first, int members, Reduction how)
     : result_(std::move(result)), so_far_(first), left_(members - 1), how_(how) {
   const auto dtype = first.scalar_type();
   const bool rounds = how == Reduction::sum || how == Reduction::product;
@@ -74,7 +74,7 @@ Reducer::Reducer(at::Tensor result, const at::Tensor& first, int members, Reduct
   if (wide) so_far_ = first.to(at::kFloat);
 }
 
-void Reducer::join(const at::Tensor& next) {
+void RunningReduction::join(const at::Tensor& next) {
   const bool wide = so_far_.scalar_type() != result_.scalar_type();
   const at::Tensor& sum = wide ? so_far_ : result_;
   reduce_to(sum, so_far_, next, how_);

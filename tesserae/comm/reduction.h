@@ -23,10 +23,10 @@ void reduce_to(const at::Tensor& result, const at::Tensor& left, const at::Tenso
 
 /// Joins what several members bring, in the order in which they are taken. Sums and products of bf16 and fp16 are
 /// formed in fp32 and rounded once, at the end, however many members there are.
-class Reducer {
+class RunningReduction {
  public:
   /// `result`: gets the outcome; `first`: what the first of `members` brings, perhaps in the same memory.
-  Reducer(at::Tensor result, const at::Tensor& first, int members, Reduction how);
+  RunningReduction(at::Tensor result, const at::Tensor& first, int members, Reduction how);
   /// Takes the next one. After the last, `result` is complete.
   void join(const at::Tensor& next);
 

@@ -81,8 +81,8 @@ void ShmGroup::reduce_pieces(Call& call, const at::Tensor& buffer, const Starts&
       });
     }
     const auto [begin, length] = range(rank(), index);
-    Reducer sum(elements_at(result + (begin - starts[rank()]), length, buffer),
-                elements_at(bytes_of(buffer) + begin, length, buffer), size(), call.reduction());
+    RunningReduction sum(elements_at(result + (begin - starts[rank()]), length, buffer),
+                         elements_at(bytes_of(buffer) + begin, length, buffer), size(), call.reduction());
     for (int k = 1; k < size(); ++k) {
       call.take(call.behind(k), [&, length = length](std::byte* data) {
         sum.join(elements_at(data + (k - 1) * part, length, buffer));
@@ -97,7 +97,7 @@ void ShmGroup::reduce_whole(Call& call, const at::Tensor& buffer) {
   const auto bytes = static_cast<int64_t>(buffer.nbytes());
   std::byte* const own =
       call.post([&](std::byte* data) { std::memcpy(data, bytes_of(buffer), static_cast<size_t>(bytes)); });
-  std::optional<Reducer> sum;
+  std::optional<RunningReduction> sum;
   for (int member = 0; member < size(); ++member) {
     const auto use = [&](std::byte* data) {
       const at::Tensor theirs = elements_at(data, bytes, buffer);

@@ -172,7 +172,7 @@ void TwoLevelGroup::reduce(const at::Tensor& flat, Reduction how, Wire wire) {
   messages.run([this](const auto& sends, const auto& receives) { flat_->exchange(sends, receives); });
   // 3.
   const at::Tensor result = piece_of(flat, rank(), size());
-  Reducer reducer(result, sum, hosts(), how);
+  RunningReduction reducer(result, sum, hosts(), how);
   const at::Tensor scratch = wire == Wire::exact ? at::Tensor() : at::empty_like(result);
   for (int i = 0; i < messages.expected(); ++i) reducer.join(messages.arrived(i, scratch));
 }

@@ -56,7 +56,7 @@ TEST_F(DialJob, WhatIsRoundedOnTheWireTrainsAndTurns) {
   const std::vector<std::string> plain = {"model.dropout=0", "hybrid_shard_degree=4", "run.backend=gloo"};
   job_.run("exact", ranks(4, plain));
   std::vector<std::string> rounded = plain;
-  rounded.insert(rounded.end(), {"wire.parameters=int8", "wire.gradients=int4",
+  rounded.insert(rounded.end(), {"wire.parameters=int8", "wire.gradients=int8",
                                  R"(dial.schedule=[{"step": 8, "hybrid_shard_degree": 2}])"});
   job_.run("rounded", ranks(4, rounded));
   const std::vector<Json> lines = job_.metrics("rounded"), expected = job_.metrics("exact");
