@@ -91,4 +91,10 @@ bool on_any_tensor_rank(comm::Group* tensor_group, bool flag, c10::Device device
   return over_tensor_ranks(tensor_group, flag ? 1 : 0, comm::Reduction::maximum, device) > 0;
 }
 
+std::string wires_of(const Options& options) {
+  constexpr auto exact = comm::Wire::exact;
+  if (options.parameter_wire == exact && options.gradient_wire == exact) return {};
+  return cat("parameters travel as ", options.parameter_wire, ", gradients as ", options.gradient_wire, "\n");
+}
+
 }  // namespace tesserae::shard

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tesserae/comm/fabric.h"
+#include "tesserae/shard/options.h"
 
 namespace tesserae::shard {
 
@@ -19,5 +20,8 @@ std::vector<double> from_all_ranks(comm::Fabric& fabric, double value, comm::Lab
 double over_tensor_ranks(comm::Group* tensor_group, double value, comm::Reduction how, c10::Device device,
                          comm::Label label = {});
 bool on_any_tensor_rank(comm::Group* tensor_group, bool flag, c10::Device device);
+
+/// A line about how numbers travel between hosts, for require_agreement; nothing where they travel as they are.
+std::string wires_of(const Options& options);
 
 }  // namespace tesserae::shard

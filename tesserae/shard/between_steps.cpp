@@ -118,8 +118,7 @@ std::string Engine::describe() const {
   std::string text;
   for (const auto& unit : units_) {
     const Options& options = unit.context->options;
-    text += cat("degrees of unit \"", unit.name, "\": ", to_string(options.strategy.degrees), ", parameters ",
-                options.parameter_wire, ", gradients ", options.gradient_wire, "\n");
+    text += cat("degrees of unit \"", unit.name, "\": ", to_string(options.strategy.degrees), "\n", wires_of(options));
     UnitSpec spec{unit.name, -1, nullptr, {}};
     for (const int index : unit.flats) {
       const FlatState& state = flats_[static_cast<size_t>(index)];

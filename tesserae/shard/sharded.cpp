@@ -73,8 +73,7 @@ Sharded shard_model(std::shared_ptr<torch::nn::Module> model, std::shared_ptr<co
   if (model == nullptr) throw InvalidArgument("shard_model", "the model is null");
   if (fabric == nullptr) throw InvalidArgument("shard_model", "the fabric is null; see comm::Fabric::connect");
   auto units = discover_units(*model);
-  const std::string wires = cat("parameters ", options.parameter_wire, ", gradients ", options.gradient_wire);
-  require_agreement(*fabric, cat(to_string(options.strategy.degrees), ", ", wires, "\n", describe(units)));
+  require_agreement(*fabric, cat(to_string(options.strategy.degrees), "\n", wires_of(options), describe(units)));
   auto engine = std::make_unique<Engine>(std::move(units), std::move(fabric), std::move(options), std::move(model));
   engine->prepare();
   return Sharded(std::move(engine));
