@@ -2,10 +2,10 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 
 #include <numeric>
 
+#include "tesserae/comm/equal_pieces.h"
 #include "tesserae/comm/packed_messages.h"
 
 namespace tesserae::comm {
@@ -132,14 +132,10 @@ void Group::do_packed_exchange(const std::string& /*verb*/, const at::Tensor& /*
 }
 
 void Group::do_packed_all_reduce(const at::Tensor& buffer, Reduction how, Wire wire) {
-  const at::Tensor flat = buffer.view(-1);
-  const int64_t piece = (flat.numel() + size() - 1) / size();
-  const bool even = flat.numel() == piece * size();
-  const at::Tensor pieces = even ? flat : at::zeros({piece * size()}, flat.options());
-  if (!even) pieces.narrow(0, 0, flat.numel()).copy_(flat);
-  do_packed_reduce_scatter(pieces, how, wire);
-  do_all_gather(pieces);
-  if (!even) flat.copy_(pieces.narrow(0, 0, flat.numel()));
+  in_equal_pieces(buffer, size(), [&](const at::Tensor& pieces) {
+    do_packed_reduce_scatter(pieces, how, wire);
+    do_all_gather(pieces);
+  });
 }
 
 void Group::reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Label label, Reduction how) {

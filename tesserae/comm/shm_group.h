@@ -38,7 +38,6 @@ class ShmGroup final : public Group, private Watched {
 
   bool blocks_host() const override { return true; }
   at::Tensor share(int64_t bytes) override;
-  Wire travels_as(Wire /*asked*/) const override { return Wire::exact; }
 
  protected:
   void do_all_gather(const at::Tensor& buffer) override;
@@ -48,6 +47,7 @@ class ShmGroup final : public Group, private Watched {
   void do_broadcast(const at::Tensor& buffer, int root) override;
   void do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) override;
   void do_barrier(std::string_view what) override;
+  Wire travels_as(Wire /*asked*/) const override { return Wire::exact; }
   [[noreturn]] void rethrow(const std::string& what, const std::exception& cause) override;
 
  private:

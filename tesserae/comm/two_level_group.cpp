@@ -10,6 +10,7 @@
 #include <map>
 #include <utility>
 
+#include "tesserae/comm/equal_pieces.h"
 #include "tesserae/comm/packed_messages.h"
 
 namespace tesserae::comm {
@@ -203,14 +204,10 @@ void TwoLevelGroup::do_all_reduce(const at::Tensor& buffer, Reduction how) {
     flat_->all_reduce(buffer, {}, how);
     return;
   }
-  const at::Tensor flat = buffer.view(-1);
-  const int64_t piece = (flat.numel() + size() - 1) / size();
-  const bool even = flat.numel() == piece * size();
-  const at::Tensor pieces = even ? flat : at::zeros({piece * size()}, flat.options());
-  if (!even) pieces.narrow(0, 0, flat.numel()).copy_(flat);
-  reduce(pieces, how);
-  gather(pieces);
-  if (!even) flat.copy_(pieces.narrow(0, 0, flat.numel()));
+  in_equal_pieces(buffer, size(), [&](const at::Tensor& pieces) {
+    reduce(pieces, how);
+    gather(pieces);
+  });
 }
 
 void TwoLevelGroup::do_broadcast(const at::Tensor& buffer, int root) {

@@ -36,8 +36,8 @@ bool has_two_levels(const MembersByHost& hosts);
 ///                   2. counterparts exchange what they then have for each other;
 ///                   3. each adds, in the order rank's host, the host before it, ...
 ///  all-reduce:      reduce-scatter, then all-gather; what is small goes flat, where a message costs its latency.
-///  What crosses is packed if the caller allows it (wire.h); what is summed inside a host is not.
 ///  broadcast:       1. the root to its counterparts; 2. each inside its host.
+/// What crosses in gathers and reductions is packed if the caller allows it (wire.h); what is summed inside is not.
 /// Messages are flat: they must not wait for each other, whoever they are for.
 class TwoLevelGroup final : public Group, private Watched {
  public:

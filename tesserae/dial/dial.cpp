@@ -155,7 +155,7 @@ void Dial::take_requests() {
 void Dial::begin_tuning() {
   if (!options_.links) options_.links = measure_links(*fabric_);
   options_.facts.shared_copy = ranks_can_share(*fabric_);
-  options_.facts.two_levels = has_two_levels(*fabric_);
+  options_.facts.two_levels = goes_in_two_levels(options_.facts);
   if (!leads()) return;
   tuner_.emplace(options_.facts, *options_.links, options_.tuner);
   if (options_.folder.empty()) return;

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "tesserae/comm/two_level_group.h"
+#include "tesserae/dial/facts.h"
 #include "tesserae/os/clock.h"
 
 namespace tesserae::dial {
@@ -59,7 +61,9 @@ Links measure_links(comm::Fabric& fabric) {
   const mesh::World& world = fabric.world();
   const auto slowest = [&fabric](double own) { return 1 / max_over_ranks(fabric, 1 / own); };
   if (fabric.size() > 1) {
-    const Measured all = measure(fabric, fabric.everyone(), has_two_levels(fabric) ? world.hosts() : 1);
+    Facts facts = facts_of(fabric);
+    facts.shared_copy = world.hosts() > 1 && ranks_can_share(fabric);
+    const Measured all = measure(fabric, fabric.everyone(), goes_in_two_levels(facts) ? world.hosts() : 1);
     links.between = slowest(all.bandwidth);
     links.between_latency = max_over_ranks(fabric, all.latency);
     links.inside = links.between;
@@ -78,16 +82,6 @@ Links measure_links(comm::Fabric& fabric) {
   return links;
 }
 
-bool has_two_levels(comm::Fabric& fabric) {
-  const mesh::World& world = fabric.world();
-  const int each = fabric.size() / world.hosts();
-  if (world.hosts() == 1 || each == 1) return false;
-  for (int rank = 0; rank < fabric.size(); ++rank) {
-    if (world.host(rank) != rank / each) return false;
-  }
-  return ranks_can_share(fabric);
-}
-
 bool ranks_can_share(comm::Fabric& fabric) {
   if (fabric.size() == 1 || !fabric.device().is_cpu()) return false;
   const std::vector<int> neighbours = fabric.world().host_ranks(fabric.rank());
@@ -95,6 +89,10 @@ bool ranks_can_share(comm::Fabric& fabric) {
       fabric.world().hosts() == 1 ? fabric.everyone() : fabric.group(neighbours, comm::Traffic::control);
   const bool can = neighbours.size() == 1 || group.share(128).defined();  // alone on its host: nobody to share with
   return max_over_ranks(fabric, can ? 0 : 1) == 0;
+}
+
+bool goes_in_two_levels(const Facts& facts) {
+  return facts.shared_copy && comm::has_two_levels(comm::members_by_host(facts.host_of));
 }
 
 }  // namespace tesserae::dial

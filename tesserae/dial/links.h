@@ -10,12 +10,11 @@ namespace tesserae::dial {
 /// milliseconds and 16 MB. The same on all ranks.
 Links measure_links(comm::Fabric& fabric);
 
-/// Facts::two_levels of this job: several hosts with as many ranks each, more than one, that can share memory.
-/// Collective; the same on all ranks.
-bool has_two_levels(comm::Fabric& fabric);
-
 /// Facts::shared_copy of this job: whether the transport has memory that all ranks of a host see. Collective; the same
 /// on all ranks.
 bool ranks_can_share(comm::Fabric& fabric);
+
+/// Facts::two_levels of a job, from the other facts: its hosts, and whether they share memory.
+bool goes_in_two_levels(const Facts& facts);
 
 }  // namespace tesserae::dial

@@ -46,7 +46,7 @@ dial::Facts planned_facts(const Plan& plan, const Config& config, const comm::Fa
   facts.micro_batches = static_cast<int>(config.train.accumulate);
   facts.two_hop = config.train.accumulation == shard::Accumulation::two_hop;
   facts.shared_copy = dial::ranks_can_share(data);
-  facts.two_levels = dial::has_two_levels(data);
+  facts.two_levels = dial::goes_in_two_levels(facts);
   return facts;
 }
 
