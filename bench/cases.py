@@ -112,6 +112,7 @@ VARIANTS = {
     "-shm": ("--backend", "tesserae"),
 }
 ON_ONE_HOST = ("plain", "ours-plain", "ddp", "fsdp1", "fsdp2", "fsdp2-shm", "ours-python", "ours")
+IN_BF16 = ("plain", "ours-plain", "fsdp2", "ours-python", "ours")  # slow where a CPU has no bf16 of its own
 BETWEEN_HOSTS = ("ours-plain", "ddp", "fsdp2", "fsdp2-hybrid", "ours", "ours:best", "ours-int8:best")
 WITHOUT_COMMUNICATION = ("plain", "ours-plain")
 REFERENCE = "fsdp2"
@@ -145,7 +146,9 @@ GOALS = (
 
 
 def default_candidates(case: Case) -> tuple[str, ...]:
-    return BETWEEN_HOSTS if case.hosts > 1 else ON_ONE_HOST
+    if case.hosts > 1:
+        return BETWEEN_HOSTS
+    return IN_BF16 if case.precision == "bf16" else ON_ONE_HOST
 
 
 def title(candidate: str) -> str:

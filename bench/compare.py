@@ -54,8 +54,8 @@ def parse() -> argparse.Namespace:
         help="separated by commas, or by spaces if degrees are given; default: those of the case, see bench/cases.py",
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=5, help="timed steps a run")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before those")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps a run")
+    parser.add_argument("--warmup", type=int, default=1, help="steps before those")
     parser.add_argument("--quick", action="store_true", help="2 rounds of 2 steps after 1")
     parser.add_argument("--deadline", type=float, default=900, help="seconds a run")
     parser.add_argument("--step-program", type=Path, help="default: the newest bench_step below build/")
@@ -182,12 +182,12 @@ def main() -> int:
             "trial_ms": trial,
             "rounds": [{c: asdict(r) for c, r in round_.items()} for round_ in rounds],
         }
-        file.write_text(json.dumps(data, indent=1) + "\n")  # what is done survives a Ctrl-C
         print(report.markdown(name, cases[name]))
-
-    if options.update_docs:
-        update(ROOT / "docs" / "performance.md", cases, [name for name in CASES if name in ALL])
-        update(ROOT / "README.md", cases, IN_README)
+        # What is done survives a Ctrl-C.
+        file.write_text(json.dumps(data, indent=1) + "\n")
+        if options.update_docs:
+            update(ROOT / "docs" / "performance.md", cases, [name for name in CASES if name in ALL])
+            update(ROOT / "README.md", cases, IN_README)
     return 0 if complete else 1
 
 

@@ -37,7 +37,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", default="1,2,4,8", help="of the first part")
     parser.add_argument("--worlds", default="8,64,1024,16384", help="ranks of the second part")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=5, help="timed steps a run")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps a run")
     parser.add_argument("--quick", action="store_true", help="1 round of 2 steps, 1 and 2 ranks")
     parser.add_argument("--deadline", type=float, default=900, help="seconds a run")
     parser.add_argument("--step-program", type=Path, help="default: the newest bench_step below build/")
@@ -63,7 +63,7 @@ def spread(values: list[float]) -> dict[str, float]:
 def grow(options: argparse.Namespace) -> dict[str, list[dict]]:
     """By candidate, a line for each number of ranks. Rounds are interleaved."""
     runs: dict[tuple[str, int], list[Run]] = {}
-    timing = ["--steps", str(options.steps), "--warmup", "2"]
+    timing = ["--steps", str(options.steps), "--warmup", "1"]
     for index in range(options.rounds):
         for ranks in options.ranks:
             for candidate in CANDIDATES:
