@@ -74,7 +74,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", default=",".join(job.name for job in JOBS))
     parser.add_argument("--visit", type=float, default=1.2, help="seconds of a layout, four times; 4 to 20 steps")
-    parser.add_argument("--auto-steps", type=int, default=80, help="of the run with auto")
+    parser.add_argument("--auto-steps", type=int, default=130, help="the first ones of the run with auto")
+    parser.add_argument("--planned-steps", type=int, default=10000, help="of the job that begins with those")
     parser.add_argument("--quick", action="store_true", help="one job")
     parser.add_argument("--deadline", type=float, default=600, help="seconds a run")
     parser.add_argument("--tesserae", type=Path, help="default: the newest cli/tesserae below build/")
@@ -113,7 +114,9 @@ def sweep(job: Job, options: argparse.Namespace, step_ms: float) -> dict[Degrees
 
 
 def settle(job: Job, options: argparse.Namespace) -> TrainRun:
-    return job.run(options, {"train.steps": options.auto_steps, "hybrid_shard_degree": "auto"})
+    """The beginning of a long job: two of a hundred of its planned steps may be spent on trying."""
+    planned = {"dial.planned_steps": options.planned_steps, "hybrid_shard_degree": "auto"}
+    return job.run(options, {"train.steps": options.auto_steps, **planned})
 
 
 def measure(job: Job, options: argparse.Namespace) -> dict:

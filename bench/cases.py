@@ -112,7 +112,7 @@ VARIANTS = {
     "-shm": ("--backend", "tesserae"),
 }
 ON_ONE_HOST = ("plain", "ours-plain", "ddp", "fsdp1", "fsdp2", "fsdp2-shm", "ours-python", "ours")
-IN_BF16 = ("plain", "ours-plain", "fsdp2", "ours-python", "ours")  # slow where a CPU has no bf16 of its own
+IN_BF16 = ("ours-plain", "fsdp2", "ours-python", "ours")  # slow where a CPU has no bf16 of its own
 BETWEEN_HOSTS = ("ours-plain", "ddp", "fsdp2", "fsdp2-hybrid", "ours", "ours:best", "ours-int8:best")
 WITHOUT_COMMUNICATION = ("plain", "ours-plain")
 REFERENCE = "fsdp2"

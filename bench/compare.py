@@ -3,7 +3,7 @@
 Rounds are interleaved: each runs every candidate once, as freshly started ranks, in a rotated order, so that a slow
 minute of the machine hits all alike. Ratios are taken round by round. Run it on a machine that does nothing else:
 
-    python bench/compare.py --cases A,C --rounds 5
+    python bench/compare.py --cases A,C --rounds 5               # E: fewer, where the CPU has no bf16
     python bench/compare.py --cases tiny,tiny-hosts --quick      # proves in a minute that it works
     python bench/compare.py --candidates fsdp2,ours,ours:ZERO_2  # ours under other strategies or degrees (ours:2,2,4)
     python bench/compare.py --cases D --candidates fsdp2,ours:best  # the best of our layouts, found by a short trial
@@ -79,6 +79,15 @@ def parse() -> argparse.Namespace:
                 "or name it with --step-program"
             )
     return options
+
+
+def for_case(name: str, options: argparse.Namespace) -> argparse.Namespace:
+    """Fewer and shorter rounds where a step takes half a minute."""
+    if CASES[name].precision != "bf16" or report.computes_bf16():
+        return options
+    few = {"rounds": min(options.rounds, 3), "steps": 1, "warmup": 0}
+    progress(f"{name}: this CPU has no bf16: {few['rounds']} rounds of a step", done=True)
+    return argparse.Namespace(**{**vars(options), **few})
 
 
 def compare(name: str, options: argparse.Namespace) -> tuple[list[dict[str, Run]], dict[str, float], bool]:
@@ -158,15 +167,18 @@ def progress(text: str, done: bool = False) -> None:
 
 
 def main() -> int:
-    options = parse()
-    options.out.mkdir(parents=True, exist_ok=True)
+    asked = parse()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    options = asked
     file = options.out / "compare.json"
     data = json.loads(file.read_text()) if file.exists() else {}
     cases = data["cases"] = {name: case for name, case in data.get("cases", {}).items() if "about" in case}
     complete = True
-    for name in options.cases:
+    for name in asked.cases:
+        options = for_case(name, asked)
         about = report.about() | {"rounds": options.rounds, "steps": options.steps, "warmup": options.warmup}
-        report.warn_if_busy("compare", about)
+        if name == asked.cases[0]:  # later it is this program's own load
+            report.warn_if_busy("compare", about)
         try:
             rounds, trial, well = compare(name, options)
         except Unavailable as reason:

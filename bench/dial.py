@@ -234,17 +234,22 @@ def needed_seconds(change: dict, link: str) -> float:
 
 
 def measure_timelines(options: argparse.Namespace) -> dict:
-    """The metrics of two runs of `tesserae train`, of the demo's transformer made larger."""
-    steps = 24 if options.quick else 90
-    model = {} if options.quick else {"model.dimension": 512, "model.layers": 8, "model.heads": 8}
+    """The metrics of two runs of `tesserae train`, of the demo's transformer made larger: one with a schedule, and the
+    beginning of a long job with "auto"."""
+    steps, settling = (24, 24) if options.quick else (90, 130)
+    model = {} if options.quick else {"model.dimension": 384, "model.layers": 6, "model.heads": 6}
     turns = [(degree, degree, degree) for degree in (options.ranks, 1, options.ranks // 2)]
     how: dict[str, dict[str, object]] = {
-        "schedule": {"hybrid_shard_degree": options.ranks, "dial.schedule": schedule_of(turns, steps // len(turns))},
-        "auto": {"hybrid_shard_degree": "auto"},
+        "schedule": {
+            "train.steps": steps,
+            "hybrid_shard_degree": options.ranks,
+            "dial.schedule": schedule_of(turns, steps // len(turns)),
+        },
+        "auto": {"train.steps": settling, "hybrid_shard_degree": "auto", "dial.planned_steps": 10000},
     }
     measured: dict = {"about": report.about()}
     for kind, settings in how.items():
-        run = train(options.tesserae, {**settings, **model, "train.steps": steps}, options.ranks, options.deadline)
+        run = train(options.tesserae, {**settings, **model}, options.ranks, options.deadline)
         changes = [change | {"from": name_of(change["from"]), "to": name_of(change["to"])} for change in run.changes()]
         measured[kind] = {"steps": run.steps, "changes": changes}
         print(f"dial: {kind}: {changes}", file=sys.stderr)

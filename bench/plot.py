@@ -105,7 +105,7 @@ def case_figure(
             axes.axis("on")
             bars(axes, [rows_of(summary) for summary in cases[name]], text)
             axes.spines["left"].set_visible(False)
-            axes.set_title(textwrap.fill(short(name), 42))
+            axes.set_title(textwrap.fill(short(name), 46), loc="right")  # over the labels, too
     figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
     figure.tight_layout(rect=(0, 0, 1, 0.99), w_pad=2)
     return figure

@@ -33,11 +33,15 @@ void bind_functions(py::module_& module) {
       "y_i = x W_i^T + b_i for weights cut by rows, which all read the same x; all have a bias or none (None).");
   module.def(
       "row_linear",
-      [](const at::Tensor& x, const at::Tensor& weight, const MaybeTensor& bias, const Among& parallel) {
-        return tensor::row_linear(x, weight, bias.value_or(at::Tensor()), parallel);
+      [](const at::Tensor& x, const at::Tensor& weight, const MaybeTensor& bias, const Among& parallel,
+         std::optional<int64_t> sequence) {
+        return tensor::row_linear(x, weight, bias.value_or(at::Tensor()), parallel,
+                                  sequence.value_or(tensor::no_sequence));
       },
-      py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("parallel"), without_gil,
-      "y = x W^T + b for a weight cut by columns and x split along its last dimension; y is repeated.");
+      py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("parallel"), py::arg("sequence_dim") = std::nullopt,
+      without_gil,
+      "y = x W^T + b for a weight cut by columns and x split along its last dimension; y is repeated or split along "
+      "the sequence.");
   module.def(
       "vocabulary_embedding",
       [](const at::Tensor& tokens, const at::Tensor& weight, const Among& parallel) {
@@ -54,6 +58,20 @@ void bind_functions(py::module_& module) {
       "gather_from",
       [](const at::Tensor& x, int64_t dim, const Among& parallel) { return tensor::gather_from(x, dim, parallel); },
       py::arg("x"), py::arg("dim"), py::arg("parallel"), without_gil, "Puts split pieces along `dim` together.");
+  module.def(
+      "scatter_to",
+      [](const at::Tensor& x, int64_t dim, const Among& parallel) { return tensor::scatter_to(x, dim, parallel); },
+      py::arg("x"), py::arg("dim"), py::arg("parallel"), without_gil, "This rank's piece of a repeated tensor.");
+  module.def(
+      "gather_sequence",
+      [](const at::Tensor& x, int64_t dim, const Among& parallel) { return tensor::gather_sequence(x, dim, parallel); },
+      py::arg("x"), py::arg("dim"), py::arg("parallel"), without_gil,
+      "Puts split pieces along `dim` together for split computation: the gradient, which is partial, is summed and "
+      "cut.");
+  module.def(
+      "copy_to_parallel",
+      [](const at::Tensor& x, const Among& parallel) { return tensor::copy_to_parallel(x, parallel); }, py::arg("x"),
+      py::arg("parallel"), without_gil, "The same tensor, whose gradients, which are partial, are summed.");
 }
 
 }  // namespace

@@ -42,10 +42,12 @@ __all__: list[str] = [
     "clip_gradients",
     "column_linear",
     "connect_process_group",
+    "copy_to_parallel",
     "data_group",
     "flat_buffers",
     "flat_slices",
     "gather_from",
+    "gather_sequence",
     "heads_of_rank",
     "list_checkpoints",
     "load_checkpoint",
@@ -56,6 +58,7 @@ __all__: list[str] = [
     "replica_group",
     "reshard",
     "row_linear",
+    "scatter_to",
     "shutdown_process_groups",
     "size_of_part",
     "tensor_group",
@@ -479,6 +482,7 @@ class Dial:
         ],
         automatic: bool,
         headroom: typing.SupportsFloat | typing.SupportsIndex,
+        planned_steps: typing.SupportsInt | typing.SupportsIndex,
         folder: str,
         state_per_master: typing.SupportsFloat | typing.SupportsIndex,
     ) -> None: ...
@@ -637,6 +641,11 @@ def connect_process_group(
     Collective: a process group of torch over shared memory. `global_ranks`: empty for the default group.
     """
 
+def copy_to_parallel(x: torch.Tensor, parallel: Parallel) -> torch.Tensor:
+    """
+    The same tensor, whose gradients, which are partial, are summed.
+    """
+
 def data_group(
     ranks: typing.SupportsInt | typing.SupportsIndex,
     tensor_degree: typing.SupportsInt | typing.SupportsIndex,
@@ -657,6 +666,13 @@ def flat_slices(
 def gather_from(x: torch.Tensor, dim: typing.SupportsInt | typing.SupportsIndex, parallel: Parallel) -> torch.Tensor:
     """
     Puts split pieces along `dim` together.
+    """
+
+def gather_sequence(
+    x: torch.Tensor, dim: typing.SupportsInt | typing.SupportsIndex, parallel: Parallel
+) -> torch.Tensor:
+    """
+    Puts split pieces along `dim` together for split computation: the gradient, which is partial, is summed and cut.
     """
 
 def heads_of_rank(
@@ -734,9 +750,20 @@ def reshard(
     Collective: the engine of that unit goes over to (parameters, gradients, optimizer) between steps. `state` keeps tensors beside its shards: dtypes(shard), take(shard) and put(shard, tensors), as in tesserae/shard/companion.h.
     """
 
-def row_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, parallel: Parallel) -> torch.Tensor:
+def row_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    parallel: Parallel,
+    sequence_dim: typing.SupportsInt | typing.SupportsIndex | None = None,
+) -> torch.Tensor:
     """
-    y = x W^T + b for a weight cut by columns and x split along its last dimension; y is repeated.
+    y = x W^T + b for a weight cut by columns and x split along its last dimension; y is repeated or split along the sequence.
+    """
+
+def scatter_to(x: torch.Tensor, dim: typing.SupportsInt | typing.SupportsIndex, parallel: Parallel) -> torch.Tensor:
+    """
+    This rank's piece of a repeated tensor.
     """
 
 def shutdown_process_groups() -> None:

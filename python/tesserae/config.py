@@ -41,6 +41,7 @@ class Config:
     automatic: bool  # hybrid_shard_degree is "auto": where it begins, 0, is up to the script
     schedule: tuple[tuple[int, tuple[int, int, int]], ...]  # from the edge after that step on, these degrees
     headroom: float
+    planned_steps: int
     parameter_wire: str
     gradient_wire: str
     run_folder: str | None
@@ -84,6 +85,7 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
         automatic=automatic,
         schedule=tuple((entry["step"], _scheduled(entry)) for entry in resolved["dial"]["schedule"]),
         headroom=float(resolved["dial"]["headroom"]),
+        planned_steps=resolved["dial"]["planned_steps"],
         parameter_wire=resolved["wire"]["parameters"],
         gradient_wire=resolved["wire"]["gradients"],
         run_folder=run["folder"],

@@ -140,6 +140,7 @@ class Dial:
             schedule=list(self._settings.schedule),
             automatic=self._settings.automatic,
             headroom=self._settings.headroom,
+            planned_steps=self._settings.planned_steps,
             folder=(self._settings.run_folder or "") if job.tensor_degree() == 1 or state.tp_rank == 0 else "",
             state_per_master=self._state_per_master(),
         )

@@ -5,6 +5,7 @@
 3. With load_state_dict_from_rank0 the first tensor-parallel group takes rank 0's weights, one tensor at a time.
 4. Parameters are cut; on the meta device they have only another shape, and get values when FSDP wraps the model.
 5. The loss of a language model takes logits as they are split; dropout draws other numbers where activations are split.
+6. With sequence_parallel the hidden states between split layers are cut along the sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
 from tesserae import _C, job
 from tesserae.state import state
-from tesserae.tensor_parallel import dropout, families, loss
+from tesserae.tensor_parallel import dropout, families, loss, sequence
 from tesserae.tensor_parallel import plan as plans
 from tesserae.tensor_parallel.layers import Head
 from tesserae.tensor_parallel.parts import cut_parameters
@@ -34,6 +35,7 @@ def transform(
     cp_comm_type: str = "p2p",
     *,
     plan: Mapping[str, str] | None = None,
+    sequence_parallel: bool = False,
 ) -> nn.Module:
     """The model itself, with layers that are split over the tensor_parallel_degree of tsm.init, before FSDP wraps it.
 
@@ -41,6 +43,8 @@ def transform(
     by patterns of module names: {"*.q_proj": "column", "*.o_proj": "row"}; docs/python.md has its words. Parameters
     have values, the same on all ranks, or are on the meta device. With `load_state_dict_from_rank0` only rank 0's have
     values: its tensor-parallel group takes them here, the other ranks by FSDP's sync_module_states.
+    With `sequence_parallel`, for models that are known, each rank computes and keeps norms, dropout and the residual
+    stream for its piece of the sequence while it trains (hidden states that a model returns on demand are pieces then).
     Afterwards the model is moved to `device` and `dtype` if they are given and it is not on the meta device.
 
     Every rank calls it, after init_process_group; ranks of one tensor-parallel group are seeded alike and read the same
@@ -55,14 +59,19 @@ def transform(
         )
     if job.tensor_degree() > 1:
         place = default_device()  # where FSDP computes; `device` may be where the model waits for it
-        _split(model, plan, job.parallel_of(place), load_state_dict_from_rank0, place)
+        _split(model, plan, job.parallel_of(place), load_state_dict_from_rank0, place, sequence_parallel)
     if any(tensor.is_meta for tensor in model.parameters()):
         device = None
     return model.to(device=device, dtype=dtype) if device is not None or dtype is not None else model
 
 
 def _split(
-    model: nn.Module, plan: Mapping[str, str] | None, parallel: _C.Parallel, from_rank0: bool, place: torch.device
+    model: nn.Module,
+    plan: Mapping[str, str] | None,
+    parallel: _C.Parallel,
+    from_rank0: bool,
+    place: torch.device,
+    sequence_parallel: bool,
 ) -> None:
     if any(isinstance(part, TorchFSDP) for part in model.modules()):
         raise _C.InvalidArgument("[tsm.transform] the model is wrapped by FSDP already; transform it before")
@@ -71,6 +80,11 @@ def _split(
         raise _C.InvalidArgument(
             f"[tsm.transform] how to split a {type(model).__name__} over {parallel.size} ranks is not known; known are "
             f"Hugging Face's {', '.join(families.FAMILIES)}. Pass plan={{pattern of module names: kind}}"
+        )
+    if sequence_parallel and (plan is not None or family is None or family.sequence is None):
+        raise _C.InvalidArgument(
+            "[tsm.transform] sequence_parallel: which norms a plan's model has between its split layers is not known; "
+            f"known are Hugging Face's {', '.join(families.FAMILIES)} without a plan. Leave it out"
         )
     # 1.
     if plan is None and family is not None:
@@ -91,7 +105,11 @@ def _split(
     if hasattr(model, "resize_token_embeddings"):
         model.resize_token_embeddings = _refuse_to_resize  # type: ignore[assignment]
     patterns = family.dropout if plan is None and family is not None else ("*",)
-    dropout.install(patterns, model, parallel, state.random_seed, place)
+    random = _C.SplitRandom(parallel, state.random_seed, place)
+    dropout.install(patterns, model, random)
+    # 6.
+    if sequence_parallel:
+        sequence.install(family.sequence, model, parallel, random)  # type: ignore[union-attr,arg-type]
 
 
 def _refuse_to_resize(*_: Any, **__: Any) -> None:

@@ -56,8 +56,7 @@ void add_slices(const std::string& prefix, const std::vector<shard::Slice>& slic
   }
 }
 
-void add_parameters(shard::Sharded& sharded, std::vector<Piece>& pieces) {
-  const int rank = sharded.fabric().rank();
+void add_parameters(shard::Sharded& sharded, int rank, std::vector<Piece>& pieces) {
   const bool first = is_first_tensor_rank(sharded);
   for_each_flat(sharded.engine(), [&](int, const Engine::FlatView& view) {
     const bool written = writes_part(view.flat, rank);
@@ -157,12 +156,12 @@ bool writes_part(const shard::Flat& flat, int rank) {
   return flat.layout().replica(rank) == 0;
 }
 
-std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optimizer) {
+std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optimizer, int as_rank) {
+  const int rank = as_rank < 0 ? sharded.fabric().rank() : as_rank;
   std::vector<Piece> pieces;
-  add_parameters(sharded, pieces);
+  add_parameters(sharded, rank, pieces);
   if (optimizer == nullptr) return pieces;
   const auto flats = flats_by_shard(sharded.engine());
-  const int rank = sharded.fabric().rank();
   const bool first = is_first_tensor_rank(sharded);
   optimizer->visit_state([&](const shard::Shard& shard, std::string_view state, at::Tensor& tensor) {
     const bool written = writes_part(*flats[static_cast<size_t>(shard.index)], rank);
@@ -178,7 +177,7 @@ std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optim
 void load_model(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Optimizer* optimizer) {
   std::vector<Piece> pieces;
   std::vector<Counter> counters;
-  add_parameters(sharded, pieces);
+  add_parameters(sharded, sharded.fabric().rank(), pieces);
   if (optimizer != nullptr) counters = add_state(checkpoint, sharded, *optimizer, pieces);
   load(checkpoint, pieces);  // all at once: each block of each file is read once
   for (const Counter& counter : counters) counter.set();

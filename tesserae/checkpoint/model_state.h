@@ -24,7 +24,8 @@ bool writes_part(const shard::Flat& flat, int rank);
 /// for each parameter). Of a parameter that is split among tensor-parallel ranks each has its part, with the whole
 /// tensor's shape. The first replica writes; what is not split, of the first tensor-parallel rank. Valid until the
 /// shards are cut anew. No collective.
-std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optimizer);
+/// `as_rank`: what is written is said as if this were that data-parallel rank, which holds the same; -1: as this one.
+std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optimizer, int as_rank = -1);
 
 /// Fills the model and, if there is one, the optimizer from a checkpoint of any layout, tensor-parallel degree and
 /// world size, in this rank's part only. State that the checkpoint does not have of a parameter starts at zero, as it

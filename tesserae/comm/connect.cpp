@@ -125,7 +125,7 @@ class ConnectedFabric final : public Fabric {
                                     .liveness = &liveness_,
                                     .willing = shm_},
                                    reason);
-    if (!group && std::exchange(shm_, false)) {
+    if (!group && std::exchange(shm_, false) && rank == 0) {
       log(LogLevel::warning, cat("ranks of this host can not share memory, Gloo carries all bytes (", reason, ")"));
     }
     return group;

@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
+#include <atomic>
 #include <cstdlib>
 
 #include "tesserae/base/log.h"
@@ -88,7 +89,8 @@ at::Tensor ShmGroup::share(int64_t bytes) {
       memory.emplace(make());
     } catch (const IoError& error) {
       failures.fill_(1);
-      log(LogLevel::warning, cat("group ", name(), ": no shared memory: ", error.what()));
+      static std::atomic_flag said;  // one for all that a model asks for
+      if (!said.test_and_set()) log(LogLevel::warning, cat("group ", name(), ": no shared memory: ", error.what()));
     }
   };
   if (rank() == 0) {

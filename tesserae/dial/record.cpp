@@ -45,10 +45,12 @@ void fields_of(F& options, const Visit& visit, const TunerOptions* /*of*/) {
   visit("headroom", options.headroom);
   visit("budget", options.budget);
   visit("allowance", options.allowance);
+  visit("planned_steps", options.planned_steps);
   visit("settle_steps", options.settle_steps);
   visit("reference_steps", options.reference_steps);
   visit("trial_steps", options.trial_steps);
   visit("window", options.window);
+  visit("tolerance", options.tolerance);
   visit("worth", options.worth);
   visit("drift", options.drift);
 }

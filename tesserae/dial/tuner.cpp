@@ -12,33 +12,30 @@
 //  2. Memory: less free than the headroom is an emergency. At once, the fastest layout (by estimate) of those that need
 //     less and are predicted to leave the headroom free; if there is none, the one that needs least. What ran out is
 //     not used again until twice the headroom would stay free.
-//  3. Settling: once the layout in use is measured, its median is the reference, and a look begins.
-//  4. A look tries what is worth it, best estimate first: the next degrees up and down with P = G = O, and the two
-//     other triples with the best estimates, unless those are worse than what is in use by more than `worth`. A layout
-//     that is faster than the reference by more than `worth`, and more than the noise, takes its place, and its
-//     neighbours are tried; then the look ends, and the best runs on. Each layout is tried once in a look.
-//  5. A trial begins only if all of it (the steps, the change there and the change back) fits in what may be spent:
-//     spent <= max(allowance, budget * steps). Otherwise it waits until enough steps have passed.
-//  6. Holding: when the median of the window has left the reference by more than `drift` (and more than the noise), or
-//     memory that ran out is free again, the reference is measured anew and a look begins.
+//  3. Settling: once the layout in use is measured, its median is the reference, and a look is due.
+//  4. A look (look.h) visits layouts. Its first round visits what is worth it, best estimate first: what is estimated
+//     to be slower than the reference by at most `tolerance`, and the next degrees up and down with P = G = O whatever
+//     is estimated; only what fits. What visits show corrects the estimates of the others. Its other rounds visit the
+//     fastest again. The best takes the place of the layout in use if it is faster by more than `worth`, and more than
+//     half of the noise of the difference (all of it, and more, if no layout was visited twice).
+//  5. Steps of a look, changes (counted in steps) and the way to its best are spent: at most `budget` of all steps,
+//     passed or planned, or the allowance. A look takes half of what is left, or as much as the allowance if that is
+//     more; its first round three quarters of it. A visit begins only if it fits with the way back; a look, if a visit
+//     does. Otherwise it waits until enough steps have passed.
+//  6. Layouts are visited in one look only, until conditions change. What is left over, or became worth trying beside
+//     a new best, makes the next look due.
+//  7. Holding: when the median of the window has left the reference by more than `drift` (and more than the noise), or
+//     memory that ran out is free again, conditions have changed: the reference is measured anew, and all is worth
+//     trying that was.
 namespace tesserae::dial {
 namespace {
 
 constexpr int lost_after = 4;    // observations after which a decision was not followed
-constexpr double certain = 1.5;  // how many times the noise of single steps a difference of medians must be
+constexpr double certain = 1.5;  // how many times the noise of single steps a drift must be
+constexpr double first_round = 0.75, of_the_noise = 0.5, of_what_is_left = 0.5;
 
-double median(std::deque<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-/// The standard deviation relative to the median, from the median deviation: one slow step does not count.
-double relative_spread(const std::deque<double>& values) {
-  const double center = median(values);
-  std::deque<double> deviations;
-  for (const double value : values) deviations.push_back(std::abs(value - center));
-  return 1.48 * median(deviations) / center;
+std::vector<double> all(const std::deque<double>& values) {
+  return {values.begin(), values.end()};
 }
 
 std::string milliseconds(double seconds) {
@@ -75,27 +72,30 @@ const Tuner::Layout& Tuner::layout_of(const mesh::Degrees& degrees) const {
 }
 
 double Tuner::steps_allowed() const {
-  return std::max<double>(options_.allowance, options_.budget * static_cast<double>(steps_));
+  const auto steps = static_cast<double>(std::max(steps_, options_.planned_steps));
+  return std::max<double>(options_.allowance, options_.budget * steps);
 }
 
 std::optional<Decision> Tuner::observe(const Observation& seen) {
   take(seen);  // 1
   if (!arrived(seen)) return std::nullopt;
   if (place_ > 0 && seen.free < options_.headroom * place_) return relieve(seen);  // 2
-  const auto measured = static_cast<int>(samples_.size());
   switch (phase_) {
     case Phase::settling:  // 3
-      if (measured < options_.reference_steps) return std::nullopt;
-      begin_look();
-      return next();
+      if (measured() < options_.reference_steps) return std::nullopt;
+      look_anew();
+      break;
     case Phase::trying:  // 4
-      return measured < options_.trial_steps ? std::nullopt : judge();
+      if (measured() < options_.trial_steps) return std::nullopt;
+      learn();
+      break;
     case Phase::holding:
-      if (!look_due_ && !drifted() && !relaxed()) return std::nullopt;  // 6
-      if (!look_due_) begin_look();
-      return next();
+      if (refer_again_ && measured() >= options_.window) refer();
+      if (drifted() || relaxed()) look_anew();  // 7
+      if (!look_due_ || measured() < options_.reference_steps) return std::nullopt;
+      break;
   }
-  return std::nullopt;
+  return next();
 }
 
 void Tuner::take(const Observation& seen) {
@@ -108,7 +108,7 @@ void Tuner::take(const Observation& seen) {
     free_.clear();
     current_ = seen.degrees;
   }
-  if (!incumbent_) incumbent_ = seen.degrees;
+  if (!incumbent_) incumbent_ = expected_ = seen.degrees;
   if (trial_on_) {
     ++spent_;
     if (seen.seconds > 0) {
@@ -116,8 +116,6 @@ void Tuner::take(const Observation& seen) {
       spent_ += change;
       change_steps_ = std::max(change_steps_, change);
     }
-    // The first step after the way back is the last of a trial.
-    if (seen.degrees == *incumbent_ && !pending_) trial_on_ = false;
   }
   place_ = seen.place;
   const auto keep = [this](std::deque<double>& values, double value) {
@@ -127,33 +125,28 @@ void Tuner::take(const Observation& seen) {
   keep(free_, seen.free);
   if (skip_ > 0) {
     --skip_;
-  } else {
-    keep(samples_, seen.seconds);
+    return;
   }
+  keep(samples_, seen.seconds);
+  if (look_) look_->add(seen.degrees, seen.seconds);
 }
 
 /// False while a decision is on its way. Whatever else the degrees are afterwards is somebody else's choice, and ours
 /// to measure.
 bool Tuner::arrived(const Observation& seen) {
-  if (pending_) {
-    if (seen.degrees == *pending_) {
-      pending_.reset();
-      trial_on_ = trial_on_ && !(seen.degrees == *incumbent_);
-      return true;
-    }
-    if (++waited_ < lost_after) return false;
-    pending_.reset();
-  }
-  if (phase_ != Phase::trying && seen.degrees != *incumbent_) {
-    incumbent_ = seen.degrees;
-    phase_ = Phase::settling;
-    trial_on_ = false;
-  } else if (phase_ == Phase::trying && (tried_.empty() || seen.degrees != tried_.back())) {
-    incumbent_ = seen.degrees;
-    phase_ = Phase::settling;
-    trial_on_ = false;
-  }
+  if (pending_ && seen.degrees != *expected_ && ++waited_ < lost_after) return false;
+  pending_ = false;
+  if (seen.degrees != *expected_) expect_anew(seen.degrees);
+  if (!look_) trial_on_ = false;  // the first step after the way back is the last that is spent
   return true;
+}
+
+/// A look that is going on ends: it begins with these degrees, which nobody has measured.
+void Tuner::expect_anew(const mesh::Degrees& degrees) {
+  incumbent_ = expected_ = degrees;
+  phase_ = Phase::settling;
+  look_.reset();
+  look_due_ = false;
 }
 
 std::optional<Decision> Tuner::relieve(const Observation& seen) {
@@ -166,81 +159,118 @@ std::optional<Decision> Tuner::relieve(const Observation& seen) {
     if (best == nullptr || layout.moving < best->moving) best = &layout;
   }
   if (smallest == nullptr) return std::nullopt;  // nothing needs less: the job must live with what there is
-  const mesh::Degrees to = (best != nullptr ? best : smallest)->degrees;
   too_big_ = current_;
-  incumbent_ = to;
   trial_on_ = false;
-  look_due_ = false;
-  return turn(to, Phase::settling,
+  expect_anew((best != nullptr ? best : smallest)->degrees);
+  return turn(*incumbent_, Phase::settling,
               cat("memory: ", percent(seen.free / place_), " free in step ", seen.step, ", and ",
                   percent(options_.headroom), " are to stay free"));
 }
 
-/// The end of a trial.
-std::optional<Decision> Tuner::judge() {
-  const double seconds = median(samples_);
-  const double moved = layout_of(*current_).moving - layout_of(*incumbent_).moving;
-  if (std::abs(moved) > 0.01 * reference_) exposed_ = std::clamp((seconds - reference_) / moved, 0.0, 1.0);
-  const double gain = 1 - seconds / reference_;
-  last_trial_ = cat(mesh::to_string(*current_), " takes ", milliseconds(seconds), " a step, ",
-                    mesh::to_string(*incumbent_), " ", milliseconds(reference_));
-  if (gain > std::max(options_.worth, certain * spread_)) {
-    incumbent_ = current_;
-    reference_ = seconds;
-    trial_on_ = false;
-    phase_ = Phase::holding;
-    if (const auto more = next()) return more;
-    return Decision{*current_, cat("kept: ", last_trial_)};
+/// The next visit of a look; or its end.
+std::optional<Decision> Tuner::next() {
+  const std::optional<mesh::Degrees> to = next_visit();
+  if (!to) return end_look();
+  std::string why = look_->first_round() ? cat("trying: estimated at ", milliseconds(predicted_seconds(*to)))
+                                         : cat("trying again: took ", milliseconds(look_->seconds(*to)));
+  why += cat(" a step, ", mesh::to_string(*incumbent_), " takes ", milliseconds(reference_));
+  if (*current_ != *incumbent_) {
+    why += cat("; ", mesh::to_string(*current_), " took ", milliseconds(look_->seconds(*current_)));
   }
-  return next();
+  return turn(*to, Phase::trying, std::move(why));
 }
 
-/// The next trial of this look; or the way back to the best.
-std::optional<Decision> Tuner::next() {
-  // A change there, one back; the step before each, since a decision may come a step late; the first one after each.
-  const double cost = options_.trial_steps + 4 + 2 * change_steps_;
-  if (spent_ + cost <= steps_allowed()) {
-    // It may have waited long for this.
-    if (*current_ == *incumbent_ && static_cast<int>(samples_.size()) >= options_.reference_steps) {
-      reference_ = median(samples_);
-      spread_ = relative_spread(samples_);
-    }
+std::optional<mesh::Degrees> Tuner::next_visit() {
+  // The step that passes while the decision travels, the change, the first step after it; and the measured ones.
+  const double back = 2 + change_steps_;
+  const double visit = back + options_.trial_steps;
+  if (!look_ && !begin_look(visit + back)) return std::nullopt;
+  if (look_->first_round() && spent_ + visit + back <= first_round_ends_) {
     const std::vector<mesh::Degrees> candidates = worth_trying();
-    look_due_ = !candidates.empty();
-    if (look_due_) {
-      const mesh::Degrees& to = candidates.front();
-      tried_.push_back(to);
-      trial_on_ = true;
-      std::string why = cat("trying: estimated at ", milliseconds(predicted_seconds(to)), " a step, ",
-                            mesh::to_string(*incumbent_), " takes ", milliseconds(reference_));
-      if (*current_ != *incumbent_) why += "; " + last_trial_;
-      return turn(to, Phase::trying, std::move(why));
+    if (!candidates.empty()) {
+      look_->visit(candidates.front());
+      tried_.push_back(candidates.front());
+      return candidates.front();
     }
   }
+  if (spent_ + visit + back > look_ends_) return std::nullopt;
+  return look_->again();
+}
+
+/// False if nothing is worth it, or there is no room yet for a visit of so many steps (5).
+bool Tuner::begin_look(double visit) {
+  const double left = steps_allowed() - spent_;
+  if (visit > left) return false;
+  refer();  // it may have waited long for this
+  look_due_ = !worth_trying().empty();
+  if (!look_due_) return false;
+  const double share = std::max(of_what_is_left * left, std::min<double>(left, options_.allowance));
+  look_ends_ = spent_ + std::max(share, visit);
+  first_round_ends_ = spent_ + std::max(first_round * share, visit);
+  look_.emplace(*incumbent_, all(samples_));
+  trial_on_ = true;
+  return true;
+}
+
+std::optional<Decision> Tuner::end_look() {
   phase_ = Phase::holding;
-  if (*current_ == *incumbent_) return std::nullopt;
-  return turn(*incumbent_, Phase::holding, cat("back to what is fastest: ", last_trial_));
+  if (!look_) return std::nullopt;
+  const mesh::Degrees before = *incumbent_, best = look_->best();
+  const double gain = 1 - look_->seconds(best) / look_->seconds(before);
+  const double noise = std::hypot(look_->noise(best), look_->noise(before));
+  const double enough = look_->visited_again() ? of_the_noise : certain;  // one visit is a few steps of one moment
+  if (gain > std::max(options_.worth, enough * noise)) incumbent_ = best;
+  reference_ = look_->seconds(*incumbent_);
+  refer_again_ = true;
+  const size_t others = look_->measured().size() - 1;
+  std::string why = cat("fastest of ", others + 1, ": ", milliseconds(reference_), " a step");
+  if (*incumbent_ != before) {
+    why += cat(", ", mesh::to_string(before), " took ", milliseconds(look_->seconds(before)));
+  }
+  look_.reset();
+  look_due_ = !worth_trying().empty();  // 6
+  if (*current_ != *incumbent_) return turn(*incumbent_, Phase::holding, std::move(why));
+  trial_on_ = false;
+  return Decision{*current_, cat("kept: ", why)};
 }
 
 std::optional<Decision> Tuner::turn(const mesh::Degrees& degrees, Phase phase, std::string why) {
   phase_ = phase;
-  pending_ = degrees;
+  expected_ = degrees;
+  pending_ = true;
   waited_ = 0;
   return Decision{degrees, std::move(why)};
 }
 
-void Tuner::begin_look() {
+/// The layout in use is the incumbent: its steps are what others are compared with.
+void Tuner::refer() {
+  reference_ = median(all(samples_));
+  spread_ = relative_spread(all(samples_));
+  refer_again_ = false;
+}
+
+void Tuner::look_anew() {
   phase_ = Phase::holding;
-  reference_ = median(samples_);
-  spread_ = relative_spread(samples_);
+  refer();
   tried_ = {*incumbent_};
   look_due_ = true;
   if (too_big_ && fits(*too_big_)) too_big_.reset();
 }
 
+/// The share that steps show of the estimated differences, by least squares over what was measured.
+void Tuner::learn() {
+  double shown = 0, squares = 0;
+  for (const mesh::Degrees& degrees : look_->measured()) {
+    const double moved = layout_of(degrees).moving - layout_of(*incumbent_).moving;
+    shown += moved * (look_->seconds(degrees) - reference_);
+    squares += moved * moved;
+  }
+  if (squares > std::pow(0.01 * reference_, 2)) exposed_ = std::clamp(shown / squares, 0.0, 1.0);
+}
+
 bool Tuner::drifted() const {
-  if (static_cast<int>(samples_.size()) < options_.window) return false;
-  return std::abs(median(samples_) / reference_ - 1) > std::max(options_.drift, certain * spread_);
+  if (refer_again_ || measured() < options_.window) return false;
+  return std::abs(median(all(samples_)) / reference_ - 1) > std::max(options_.drift, certain * spread_);
 }
 
 /// What ran out of memory would fit again, with as much to spare that it stays so.
@@ -248,40 +278,27 @@ bool Tuner::relaxed() const {
   return too_big_ && static_cast<int>(free_.size()) >= options_.window && fits(*too_big_);
 }
 
+/// What was not tried, the best estimate first.
 std::vector<mesh::Degrees> Tuner::worth_trying() const {
-  std::vector<mesh::Degrees> found;
-  const auto add = [&](const mesh::Degrees& degrees) {
-    if (!was_tried(degrees) && fits(degrees) && !contains(found, degrees)) found.push_back(degrees);
-  };
   const int degree = incumbent_->optimizer;
   int below = 0, above = 0;  // next divisors of N
-  std::vector<mesh::Degrees> others;
+  for (const Layout& layout : all_) {
+    const int d = layout.degrees.optimizer;
+    if (d < degree) below = std::max(below, d);
+    if (d > degree && (above == 0 || d < above)) above = d;
+  }
+  const auto is_next = [&](const mesh::Degrees& degrees) {
+    const int d = degrees.optimizer;
+    return degrees == mesh::Degrees{d, d, d} && (d == below || d == above || d == degree);
+  };
+  const double longest = predicted_seconds(*incumbent_) * (1 + options_.tolerance);
+  std::vector<mesh::Degrees> found;
   for (const Layout& layout : all_) {
     const mesh::Degrees& degrees = layout.degrees;
-    const int d = degrees.optimizer;
-    if (degrees != mesh::Degrees{d, d, d}) {
-      others.push_back(degrees);
-    } else if (d < degree) {
-      below = d;
-    } else if (d > degree && above == 0) {
-      above = d;
-    }
+    if (contains(tried_, degrees) || !fits(degrees)) continue;
+    if (is_next(degrees) || predicted_seconds(degrees) <= longest) found.push_back(degrees);
   }
-  if (below > 0) add({below, below, below});
-  if (above > 0) add({above, above, above});
-  add({degree, degree, degree});
-  const auto faster = [this](const mesh::Degrees& a, const mesh::Degrees& b) {
-    return predicted_seconds(a) < predicted_seconds(b);
-  };
-  std::ranges::stable_sort(others, faster);
-  const double now = predicted_seconds(*incumbent_);
-  for (size_t i = 0, taken = 0; i < others.size() && taken < 2; ++i) {
-    if (predicted_seconds(others[i]) > now * (1 + options_.worth)) break;
-    if (!fits(others[i])) continue;
-    add(others[i]);
-    ++taken;
-  }
-  std::ranges::stable_sort(found, faster);
+  std::ranges::stable_sort(found, {}, [this](const mesh::Degrees& degrees) { return predicted_seconds(degrees); });
   return found;
 }
 
@@ -304,14 +321,10 @@ bool Tuner::fits(const mesh::Degrees& degrees) const {
   return predicted_free(degrees) >= (ran_out ? 2 : 1) * options_.headroom * place_;
 }
 
-bool Tuner::was_tried(const mesh::Degrees& degrees) const {
-  return contains(tried_, degrees);
-}
-
 std::string Tuner::state() const {
   if (!current_) return "waiting for the first step";
   if (phase_ == Phase::settling) return cat("measuring ", mesh::to_string(*current_));
-  if (phase_ == Phase::trying) return cat("trying ", mesh::to_string(tried_.back()));
+  if (phase_ == Phase::trying) return cat("trying ", mesh::to_string(*expected_));
   return cat("holding ", mesh::to_string(*incumbent_), ", ", milliseconds(reference_), " a step");
 }
 

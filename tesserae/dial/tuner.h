@@ -7,20 +7,23 @@
 #include <vector>
 
 #include "tesserae/dial/estimate.h"
+#include "tesserae/dial/look.h"
 #include "tesserae/mesh/layout.h"
 
 namespace tesserae::dial {
 
 struct TunerOptions {
-  double headroom = 0.1;    ///< share of a place's memory that stays free
-  double budget = 0.02;     ///< share of all steps that may be spent on trying
-  int allowance = 24;       ///< so many steps may be spent in advance; paid back after allowance / budget steps
-  int settle_steps = 3;     ///< of a run: not measured, since they pay for buffers and caches
-  int reference_steps = 5;  ///< measured of the layout in use before others are tried
-  int trial_steps = 3;      ///< measured of a layout that is tried
-  int window = 10;          ///< steps whose median is compared with the reference
-  double worth = 0.03;      ///< how much faster a layout must be to be kept
-  double drift = 0.1;       ///< how much the step time must move to look again
+  double headroom = 0.1;      ///< share of a place's memory that stays free
+  double budget = 0.02;       ///< share of all steps that may be spent on trying
+  int64_t planned_steps = 0;  ///< of the run from here on, if they are known: their share may be spent in advance
+  int allowance = 24;         ///< so many may be spent in advance anyway; paid back after allowance / budget steps
+  int settle_steps = 3;       ///< of a run: not measured, since they pay for buffers and caches
+  int reference_steps = 5;    ///< measured of the layout in use before others are tried
+  int trial_steps = 3;        ///< measured at a visit of a layout that is tried
+  int window = 10;            ///< steps whose median is compared with the reference
+  double tolerance = 0.25;    ///< a layout that is estimated to be slower by more is not tried
+  double worth = 0.01;        ///< how much faster a layout must be to be kept
+  double drift = 0.1;         ///< how much the step time must move to look again
 
   bool operator==(const TunerOptions&) const = default;
 };
@@ -70,10 +73,15 @@ class Tuner {
   void take(const Observation& seen);
   bool arrived(const Observation& seen);
   std::optional<Decision> relieve(const Observation& seen);
-  std::optional<Decision> judge();
   std::optional<Decision> next();
+  std::optional<mesh::Degrees> next_visit();
+  bool begin_look(double visit);
+  std::optional<Decision> end_look();
   std::optional<Decision> turn(const mesh::Degrees& degrees, Phase phase, std::string why);
-  void begin_look();
+  void expect_anew(const mesh::Degrees& degrees);
+  void refer();
+  void look_anew();
+  void learn();
   bool drifted() const;
   bool relaxed() const;
 
@@ -82,29 +90,32 @@ class Tuner {
   double predicted_seconds(const mesh::Degrees& degrees) const;
   double predicted_free(const mesh::Degrees& degrees) const;
   bool fits(const mesh::Degrees& degrees) const;
-  bool was_tried(const mesh::Degrees& degrees) const;
+  int measured() const { return static_cast<int>(samples_.size()); }
 
   TunerOptions options_;
   std::vector<Layout> all_;
 
   Phase phase_ = Phase::settling;
   std::optional<mesh::Degrees> current_;    // of the last observation
-  std::optional<mesh::Degrees> incumbent_;  // the best so far: where a look ends
-  std::optional<mesh::Degrees> pending_;    // decided, not yet seen
+  std::optional<mesh::Degrees> expected_;   // what was decided last, or what others chose
+  std::optional<mesh::Degrees> incumbent_;  // the best so far: where a look begins, and ends unless it finds another
+  bool pending_ = false;                    // decided, not yet seen
   int waited_ = 0;
 
   std::deque<double> samples_, free_;  // of the current layout, the last `window` steps
   int skip_ = 0;                       // steps that are not measured
   double place_ = 0;
   double reference_ = 0, spread_ = 0;  // seconds of the incumbent; relative noise of a step
+  bool refer_again_ = false;           // the reference is that of a look: few steps, and the best of some
   double exposed_ = 1;                 // share of moving_seconds that a step shows, as far as trials told
 
+  std::optional<Look> look_;
   bool look_due_ = false;
-  bool trial_on_ = false;                 // steps count as spent until the incumbent runs again
-  std::vector<mesh::Degrees> tried_;      // in this look
-  std::string last_trial_;                // in words
-  std::optional<mesh::Degrees> too_big_;  // what ran out of memory
-  double change_steps_ = 0;               // what a change costs, in steps
+  double first_round_ends_ = 0, look_ends_ = 0;  // at so many steps spent
+  bool trial_on_ = false;                        // steps count as spent until the incumbent runs again
+  std::vector<mesh::Degrees> tried_;             // since conditions have changed
+  std::optional<mesh::Degrees> too_big_;         // what ran out of memory
+  double change_steps_ = 0;                      // what a change costs, in steps
   double spent_ = 0;
   std::optional<int64_t> first_step_;
   int64_t steps_ = 0;

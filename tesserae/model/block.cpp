@@ -1,7 +1,6 @@
 #include "tesserae/model/block.h"
 
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/silu.h>
 
 #include <utility>
 
@@ -42,27 +41,17 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x) {
   return output_(y.transpose(1, 2).flatten(-2));
 }
 
-FeedForwardImpl::FeedForwardImpl(const GptConfig& config) : options_(layer_options(config)) {
-  gate_ = register_module("gate", tensor::ColumnLinear(config.dimension, config.feed_forward, options_));
-  up_ = register_module("up", tensor::ColumnLinear(config.dimension, config.feed_forward, options_));
-  down_ = register_module("down", tensor::RowLinear(config.feed_forward, config.dimension, options_));
-}
-
-at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
-  const auto both =
-      tensor::column_linear(x, {gate_->weight, up_->weight}, {}, options_.parallel, options_.sequence_dim);
-  return down_(at::silu(both[0]).mul(both[1]));
-}
-
 BlockImpl::BlockImpl(const GptConfig& given, std::shared_ptr<Rotary> rotary) : dropout_(given.dropout) {
   const GptConfig config = resolved(given);
   options_ = layer_options(config);
   if (rotary == nullptr) rotary = rotary_of(config);
   attention_norm_ = register_module("attention_norm", tensor::RmsNorm(config.dimension, config.norm_epsilon, options_));
   attention_ = register_module("attention", Attention(config, std::move(rotary)));
+  const tensor::MlpOptions swiglu{
+      .width = config.dimension, .hidden = config.feed_forward, .activation = tensor::Activation::silu, .gated = true};
   feed_forward_norm_ =
       register_module("feed_forward_norm", tensor::RmsNorm(config.dimension, config.norm_epsilon, options_));
-  feed_forward_ = register_module("feed_forward", FeedForward(config));
+  feed_forward_ = register_module("feed_forward", tensor::Mlp(swiglu, options_));
 }
 
 at::Tensor BlockImpl::forward(at::Tensor x) {

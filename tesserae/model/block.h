@@ -6,6 +6,7 @@
 
 #include "tesserae/model/layers.h"
 #include "tesserae/model/rotary.h"
+#include "tesserae/tensor/mlp.h"
 
 namespace tesserae::model {
 
@@ -25,19 +26,6 @@ class AttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Attention);
 
-/// SwiGLU (Shazeer, 2020, arXiv:2002.05202): down(silu(gate(x)) * up(x)).
-class FeedForwardImpl : public torch::nn::Module {
- public:
-  explicit FeedForwardImpl(const GptConfig& config);
-  at::Tensor forward(const at::Tensor& x);
-
- private:
-  tensor::LayerOptions options_;
-  tensor::ColumnLinear gate_{nullptr}, up_{nullptr};
-  tensor::RowLinear down_{nullptr};
-};
-TORCH_MODULE(FeedForward);
-
 /// One layer of the transformer: x + attention(norm(x)), then x + feed_forward(norm(x)).
 class BlockImpl : public torch::nn::Module {
  public:
@@ -53,7 +41,7 @@ class BlockImpl : public torch::nn::Module {
   tensor::LayerOptions options_;
   tensor::RmsNorm attention_norm_{nullptr}, feed_forward_norm_{nullptr};
   Attention attention_{nullptr};
-  FeedForward feed_forward_{nullptr};
+  tensor::Mlp feed_forward_{nullptr};  // SwiGLU
 };
 TORCH_MODULE(Block);
 

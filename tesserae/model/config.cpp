@@ -56,8 +56,10 @@ GptSizes sizes(const GptConfig& given) {
   GptSizes sizes;
   sizes.block =
       checked_add(checked_mul(d, 2 * d + 2 * kv), checked_add(checked_mul(3 * d, config.feed_forward), 2 * d));
-  sizes.root = checked_add(checked_mul(checked_mul(config.vocabulary, d), config.tied ? 1 : 2), d);
-  sizes.total = checked_add(checked_mul(sizes.block, config.layers), sizes.root);
+  const int64_t table = checked_mul(config.vocabulary, d);
+  sizes.head = config.tied ? 0 : table;
+  sizes.root = checked_add(table, d);
+  sizes.total = checked_add(checked_mul(sizes.block, config.layers), checked_add(sizes.root, sizes.head));
   return sizes;
 }
 

@@ -39,10 +39,11 @@ struct GptConfig {
 /// The same with every zero replaced. Throws InvalidArgument, naming field and value, for a shape that can not work.
 GptConfig resolved(GptConfig config);
 
-/// Numbers of parameters, without building the model.
+/// Numbers of parameters, without building the model. Each block and the head, if it is not tied, are units.
 struct GptSizes {
   int64_t block = 0;  ///< of one block
-  int64_t root = 0;   ///< outside the blocks: embedding, last norm, head
+  int64_t head = 0;   ///< 0: it is tied
+  int64_t root = 0;   ///< outside of these: embedding and last norm
   int64_t total = 0;
 };
 GptSizes sizes(const GptConfig& config);

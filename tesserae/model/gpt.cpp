@@ -28,7 +28,7 @@ GptImpl::GptImpl(const GptConfig& config) : config_(resolved(config)), options_(
   }
   norm_ = register_module("norm", tensor::RmsNorm(config_.dimension, config_.norm_epsilon, options_));
   if (!config_.tied) {
-    head_ = register_module("head", tensor::ColumnLinear(config_.dimension, config_.vocabulary, options_));
+    head_ = register_module("head", shard::Unit<tensor::ColumnLinear>(config_.dimension, config_.vocabulary, options_));
   }
   if (!config_.device.is_meta()) shard::fill_parameters(*this, initialize(config_));
 }
@@ -57,8 +57,9 @@ at::Tensor GptImpl::forward_padded(const at::Tensor& tokens, const at::Tensor& t
   }
   for (auto& block : blocks_) x = block->forward(x);
   x = norm_(x);
-  const auto& head = config_.tied ? embedding_->weight : head_->weight;
-  const at::Tensor logits = tensor::column_linear(x, head, {}, config_.parallel, options_.sequence_dim);
+  const at::Tensor logits =
+      config_.tied ? tensor::column_linear(x, embedding_->weight, {}, config_.parallel, options_.sequence_dim)
+                   : head_->forward(x);
   if (!targets.defined()) {
     return tensor::gather_from(logits, -1, config_.parallel).narrow(-1, 0, config_.vocabulary);
   }

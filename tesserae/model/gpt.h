@@ -36,10 +36,12 @@ class GptImpl : public torch::nn::Module {
   tensor::VocabularyEmbedding embedding_{nullptr};
   std::vector<shard::Unit<BlockImpl>> blocks_;
   tensor::RmsNorm norm_{nullptr};
-  tensor::ColumnLinear head_{nullptr};  // empty if tied
+  // Empty if tied. A unit: its gradient is there first in backward and its values are needed last in forward, while
+  // the root's embedding is the other way around.
+  shard::Unit<tensor::ColumnLinear> head_{nullptr};
 };
 
-/// The root is a unit, too: embedding, last norm and head are gathered together.
+/// The root is a unit, too: embedding and last norm are gathered together.
 using Gpt = shard::Unit<GptImpl>;
 
 }  // namespace tesserae::model

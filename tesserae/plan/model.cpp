@@ -52,8 +52,9 @@ PartSizes part_sizes(const model::GptConfig& given, int tensor) {
   const int64_t rows = round_up(model.vocabulary, tensor) / tensor;
   PartSizes part;
   part.block = (whole.block - norms) / tensor + norms;
-  part.root = rows * model.dimension * (model.tied ? 1 : 2) + model.dimension;
-  part.total = part.block * model.layers + part.root;
+  part.head = model.tied ? 0 : rows * model.dimension;
+  part.root = rows * model.dimension + model.dimension;
+  part.total = part.block * model.layers + part.head + part.root;
   return part;
 }
 

@@ -22,6 +22,7 @@ struct Execution {
 /// padded to a multiple of T.
 struct PartSizes {
   int64_t block = 0;
+  int64_t head = 0;  ///< 0: it is tied
   int64_t root = 0;
   int64_t total = 0;
 };

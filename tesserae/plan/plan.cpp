@@ -45,8 +45,8 @@ dial::Facts facts_of(const model::GptConfig& model, const Training& training, co
   for (int rank = 0; rank < ranks; ++rank) facts.host_of.push_back(rank * tensor / cluster.per_host);
   facts.parameters = part.total;
   facts.root_unit = part.root;
-  facts.largest_unit = part.block;
-  facts.units = static_cast<int>(model.layers) + 1;
+  facts.largest_unit = std::max(part.block, part.head);
+  facts.units = static_cast<int>(model.layers) + (part.head > 0 ? 2 : 1);
   facts.compute_bytes = training.run.compute_bytes;
   facts.reduce_bytes = training.reduce_bytes;
   facts.master_bytes = training.master_bytes;

@@ -37,7 +37,7 @@ void FlatGradient::begin_backward() {
 }
 
 void FlatGradient::take_buffer() {
-  buffer_ = context_.pool->acquire(buffer_bytes());
+  buffer_ = context_.pool->acquire(buffer_bytes(), this);
   if (buffer_ == viewed_) return;
   viewed_ = buffer_;
   auto views = std::make_shared<Views>();

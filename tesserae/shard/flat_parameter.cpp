@@ -88,7 +88,7 @@ void FlatParameter::start_gather() {
     return;
   }
   if (buffer_ < 0) {
-    buffer_ = context_.pool->acquire(buffer_bytes());
+    buffer_ = context_.pool->acquire(buffer_bytes(), this);
     if (buffer_ != viewed_) {
       viewed_ = buffer_;
       show(context_.pool->view(buffer_, flat_.total(), flat_.dtypes().compute));

@@ -3,18 +3,20 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/StorageImpl.h>
 
+#include <tuple>
+
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 #include "tesserae/shard/memory.h"
 
 namespace tesserae::shard {
 
-Pool::Buffer Pool::add(int64_t bytes) {
+Pool::Buffer Pool::add(int64_t bytes, const void* owner) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes), c10::DataPtr(nullptr, device_),
                        /*allocator=*/nullptr, /*resizable=*/false);
   at::Tensor tensor = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(device_));
   tensor.set_(std::move(storage), 0, {bytes}, {1});
-  slots_.push_back({std::move(tensor), bytes, /*taken=*/false, /*held=*/false});
+  slots_.push_back({std::move(tensor), bytes, owner, /*taken=*/false, /*held=*/false});
   if (!elastic_) hold(slots_.back());
   reserved_bytes_ += bytes;
   return static_cast<Buffer>(slots_.size()) - 1;
@@ -33,21 +35,21 @@ void Pool::drop(Slot& slot) {
   slot.held = false;
 }
 
-void Pool::reserve(int64_t bytes, int count) {
-  for (int i = 0; i < count; ++i) add(bytes);
+void Pool::reserve(int64_t bytes, int count, const void* owner) {
+  for (int i = 0; i < count; ++i) add(bytes, owner);
 }
 
-Pool::Buffer Pool::acquire(int64_t bytes) {
+Pool::Buffer Pool::acquire(int64_t bytes, const void* owner) {
   Buffer best = -1;
+  // Its own first, then the smallest, then one that has memory.
+  const auto order = [](const Slot& slot) { return std::tuple(slot.owner == nullptr, slot.size, !slot.held); };
   for (Buffer i = 0; i < static_cast<Buffer>(slots_.size()); ++i) {
     const Slot& slot = slots_[i];
-    if (slot.taken || slot.size < bytes) continue;
-    if (best < 0 || slot.size < slots_[best].size ||
-        (slot.size == slots_[best].size && slot.held && !slots_[best].held))
-      best = i;
+    if (slot.taken || slot.size < bytes || (slot.owner != nullptr && slot.owner != owner)) continue;
+    if (best < 0 || order(slot) < order(slots_[best])) best = i;
   }
   if (best < 0) {
-    best = add(bytes);
+    best = add(bytes, nullptr);
     ++misses_;
     log(LogLevel::info, cat("pool: no free buffer of ", bytes, " bytes; allocated one (miss ", misses_, ")"));
   }

@@ -11,8 +11,9 @@ namespace tesserae::shard {
 /// [Note: pool] Buffers for gathered parameters and for reductions.
 ///
 /// Sized at set-up, so that peak memory is known before the first step and nothing fragments. A request takes the
-/// smallest free buffer that fits. One that finds none (the engine departs from the recorded order, or everything is
-/// gathered at once for an export) allocates and is counted; the buffer then stays. It never blocks.
+/// smallest free buffer that fits, its own before those of nobody. One that finds none (the engine departs from the
+/// recorded order, or everything is gathered at once for an export) allocates and is counted; the buffer then stays. It
+/// never blocks.
 ///
 /// Addresses are stable, unless the pool is elastic: then a free buffer can be without memory, and has some again, at
 /// another address, when it is next acquired. Tensors made by view() stay valid through that: they show the memory that
@@ -24,12 +25,13 @@ class Pool {
  public:
   explicit Pool(c10::Device device, bool elastic = false) : device_(device), elastic_(elastic) {}
 
-  /// Adds `count` buffers of `bytes`.
-  void reserve(int64_t bytes, int count);
+  /// Adds `count` buffers of `bytes`. `owner`: nobody else is given them; units that wait for each other never wait, or
+  /// miss, because a smaller one sits in a buffer that was meant for another.
+  void reserve(int64_t bytes, int count, const void* owner = nullptr);
 
   /// A handle; -1 is no buffer.
   using Buffer = int;
-  Buffer acquire(int64_t bytes);
+  Buffer acquire(int64_t bytes, const void* owner = nullptr);
   /// `keep`: the next acquire() is soon. Of use to an elastic pool only.
   void release(Buffer buffer, bool keep = true);
   /// An elastic pool gives the memory of all free buffers back.
@@ -50,10 +52,11 @@ class Pool {
   struct Slot {
     at::Tensor bytes;
     int64_t size = 0;
+    const void* owner = nullptr;
     bool taken = false;
     bool held = false;
   };
-  Buffer add(int64_t bytes);
+  Buffer add(int64_t bytes, const void* owner);
   void hold(Slot& slot);
   void drop(Slot& slot);
 

@@ -268,14 +268,14 @@ void Engine::reserve_pool() {
       const int64_t gathered = flat.parameter->buffer_bytes();
       if (gathered > 0) {
         if (unit == 0 || !context(static_cast<int>(unit)).options.strategy.free_after_forward) {
-          pool.reserve(gathered, 1);
+          pool.reserve(gathered, 1, flat.parameter.get());
         } else {
           raise(gather_bytes, position, gathered);
         }
       }
       if (!flat.gradient) continue;
       if (unit == 0) {
-        pool.reserve(flat.gradient->buffer_bytes(), 1);
+        pool.reserve(flat.gradient->buffer_bytes(), 1, flat.gradient.get());
       } else {
         raise(reduce_bytes, position, flat.gradient->buffer_bytes());
       }

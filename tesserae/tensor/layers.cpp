@@ -1,6 +1,7 @@
 #include "tesserae/tensor/layers.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rms_norm.h>
 
 #include <algorithm>
@@ -22,6 +23,11 @@ std::string divisors_of(int64_t number) {
 
 at::Tensor part(const std::vector<int64_t>& whole, const mesh::Split& split, const LayerOptions& options) {
   return at::empty(mesh::part_shape(whole, split), options.tensors);
+}
+
+/// Where a rank sees a part of the tokens, the gradient is summed over the ranks.
+at::Tensor for_all_tokens(const at::Tensor& parameter, const LayerOptions& options) {
+  return options.sequence_dim == no_sequence ? parameter : copy_to_parallel(parameter, options.parallel);
 }
 
 }  // namespace
@@ -59,15 +65,16 @@ std::vector<shard::SplitParameter> ColumnLinearImpl::split_parameters() const {
   return {{"weight", split, {out_, in_}}, {"bias", split, {out_}}};
 }
 
-RowLinearImpl::RowLinearImpl(int64_t in, int64_t out, const LayerOptions& options, bool with_bias)
-    : in_(in), out_(out), options_(options) {
+RowLinearImpl::RowLinearImpl(int64_t in, int64_t out, const LayerOptions& options, bool with_bias, bool scatter_input)
+    : in_(in), out_(out), options_(options), scatter_input_(scatter_input) {
   size_of_part("the input width", in, *options_.parallel);
   weight = register_parameter("weight", part({out, in}, options_.parallel->split(1), options_));
   if (with_bias) bias = register_parameter("bias", at::empty({out}, options_.tensors));
 }
 
 at::Tensor RowLinearImpl::forward(const at::Tensor& x) const {
-  return row_linear(x, weight, bias, options_.parallel, options_.sequence_dim);
+  const at::Tensor own = scatter_input_ ? scatter_to(x, -1, options_.parallel) : x;
+  return row_linear(own, weight, bias, options_.parallel, options_.sequence_dim);
 }
 
 std::vector<shard::SplitParameter> RowLinearImpl::split_parameters() const {
@@ -98,8 +105,17 @@ RmsNormImpl::RmsNormImpl(int64_t dimension, double epsilon, const LayerOptions& 
 }
 
 at::Tensor RmsNormImpl::forward(const at::Tensor& x) const {
-  const at::Tensor scale = options_.sequence_dim == no_sequence ? weight : copy_to_parallel(weight, options_.parallel);
-  return at::rms_norm(x, weight.sizes(), scale, epsilon_);
+  return at::rms_norm(x, weight.sizes(), for_all_tokens(weight, options_), epsilon_);
+}
+
+LayerNormImpl::LayerNormImpl(int64_t dimension, double epsilon, const LayerOptions& options)
+    : epsilon_(epsilon), options_(options) {
+  weight = register_parameter("weight", at::empty({dimension}, options_.tensors));
+  bias = register_parameter("bias", at::empty({dimension}, options_.tensors));
+}
+
+at::Tensor LayerNormImpl::forward(const at::Tensor& x) const {
+  return at::layer_norm(x, weight.sizes(), for_all_tokens(weight, options_), for_all_tokens(bias, options_), epsilon_);
 }
 
 }  // namespace tesserae::tensor

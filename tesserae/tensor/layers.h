@@ -40,11 +40,11 @@ class ColumnLinearImpl : public torch::nn::Module, public shard::SplitParameters
 };
 TORCH_MODULE(ColumnLinear);
 
-/// y = x W^T + b for x that is split along its last dimension: weight [out, in] cut by columns, bias [out] whole.
-/// Throws InvalidArgument, naming the degrees that would do, if T does not divide `in`.
+/// y = x W^T + b for x that is split along its last dimension or, with `scatter_input`, repeated: weight [out, in] cut
+/// by columns, bias [out] whole. Throws InvalidArgument, naming the degrees that would do, if T does not divide `in`.
 class RowLinearImpl : public torch::nn::Module, public shard::SplitParameters {
  public:
-  RowLinearImpl(int64_t in, int64_t out, const LayerOptions& options, bool bias = false);
+  RowLinearImpl(int64_t in, int64_t out, const LayerOptions& options, bool bias = false, bool scatter_input = false);
   at::Tensor forward(const at::Tensor& x) const;
   std::vector<shard::SplitParameter> split_parameters() const override;
 
@@ -54,6 +54,7 @@ class RowLinearImpl : public torch::nn::Module, public shard::SplitParameters {
  private:
   int64_t in_, out_;
   LayerOptions options_;
+  bool scatter_input_;
 };
 TORCH_MODULE(RowLinear);
 
@@ -87,6 +88,21 @@ class RmsNormImpl : public torch::nn::Module {
   LayerOptions options_;
 };
 TORCH_MODULE(RmsNorm);
+
+/// (x - mean(x)) / sqrt(var(x) + epsilon) * weight + bias (Ba, Kiros and Hinton, 2016, arXiv:1607.06450), both whole on
+/// all ranks; their gradients as that of RmsNorm's weight.
+class LayerNormImpl : public torch::nn::Module {
+ public:
+  LayerNormImpl(int64_t dimension, double epsilon, const LayerOptions& options);
+  at::Tensor forward(const at::Tensor& x) const;
+
+  at::Tensor weight, bias;  ///< [dimension]
+
+ private:
+  double epsilon_;
+  LayerOptions options_;
+};
+TORCH_MODULE(LayerNorm);
 
 /// How many heads of an attention layer each rank has. Query heads are cut in T equal runs, and so are the heads of
 /// keys and values, so that rank t has the keys and values that its queries use. Throws InvalidArgument, naming the

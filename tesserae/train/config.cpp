@@ -224,6 +224,7 @@ Config make_config(const Json& resolved, const std::string& name) {
   config.optimizer = read_optimizer(c);
   config.sharding = read_sharding(c);
   config.dial_headroom = c["dial"]["headroom"];
+  config.planned_steps = c["dial"]["planned_steps"];
   read_precision(c, config);
   return config;
 }

@@ -82,7 +82,8 @@ struct Config {
     bool warn_of_pool_misses = false;
   } sharding;
 
-  double dial_headroom = 0;  ///< for the schedule: dial_schedule()
+  int64_t planned_steps = 0;  ///< of the job, for the automatic choice of degrees
+  double dial_headroom = 0;   ///< for the schedule: dial_schedule()
 
   Json resolved;  ///< what is written to the run folder
 };

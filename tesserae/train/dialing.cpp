@@ -1,5 +1,6 @@
 #include "tesserae/train/dialing.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "tesserae/comm/sub_fabric.h"
@@ -33,8 +34,8 @@ dial::Facts planned_facts(const Plan& plan, const Config& config, const comm::Fa
   facts.tensor = tensor_ranks_of_host(job, plan.tensor);
   facts.parameters = sizes.total / plan.tensor;  // but for norms, of which each rank has all
   facts.root_unit = sizes.root / plan.tensor;
-  facts.largest_unit = sizes.block / plan.tensor;
-  facts.units = static_cast<int>(plan.model.layers) + 1;
+  facts.largest_unit = std::max(sizes.block, sizes.head) / plan.tensor;
+  facts.units = static_cast<int>(plan.model.layers) + (sizes.head > 0 ? 2 : 1);
   facts.compute_bytes = bytes(compute, compute);
   facts.reduce_bytes = bytes(plan.precision.reduce, compute);
   facts.master_bytes = bytes(plan.precision.masters, plan.model.dtype);
@@ -70,6 +71,8 @@ dial::DialOptions dial_options(const Config& config, TrainingState& state, const
   }
   options.automatic = config.sharding.automatic;
   options.tuner.headroom = config.dial_headroom;
+  options.tuner.planned_steps =
+      (config.planned_steps > 0 ? config.planned_steps : config.train.steps) - state.step;  // a resumed job has fewer
   options.facts = dial::facts_of(state.sharded.engine(), state_per_master(config.optimizer),
                                  static_cast<int>(config.train.accumulate));
   options.facts.tensor = tensor_ranks_of_host(*state.fabric, state.parallel->size());

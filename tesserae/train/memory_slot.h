@@ -12,6 +12,10 @@
 
 namespace tesserae::train {
 
+/// The optimizer's counters of a shard are "counter/SHARD/NAME", beside those by parameter: a shard has one also where
+/// no parameter begins.
+inline constexpr std::string_view counter_prefix = "counter/";
+
 /// What a slot holds: the manifest of one rank's part of the training state, in the words of docs/format.md, and its
 /// data. Valid while the bytes that it was read from are.
 struct MemorySnapshot {

@@ -21,6 +21,7 @@
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/random_state.h"
+#include "tesserae/train/left_snapshots.h"
 
 // To save, all ranks together:
 //  1. each tells the next rank that owns the same chunk (in the next replica) its random numbers: all else of a rank's
@@ -37,6 +38,7 @@
 //  2. all choose the same: the latest that every rank has itself or has with its neighbour;
 //  3. neighbours send what is missing; each checks what it got, and that it fits the model;
 //  4. only if all are well does any change its state.
+// Snapshots of another layout, or of a job of another size, become a checkpoint instead (left_snapshots.h).
 namespace tesserae::train {
 namespace {
 
@@ -56,14 +58,29 @@ at::Tensor bytes_tensor(std::string_view bytes) {
   return tensor;
 }
 
+/// Whether there is any state of the parameter that the name ("optimizer/STATE/PARAMETER") ends with; true for other
+/// names.
+bool has_state(const checkpoint::Manifest& manifest, std::string_view name) {
+  constexpr std::string_view optimizer = "optimizer/";
+  if (!name.starts_with(optimizer)) return true;
+  const std::string_view parameter = name.substr(name.find('/', optimizer.size()));
+  return std::ranges::any_of(manifest.tensors, [&](const checkpoint::StoredTensor& tensor) {
+    const std::string_view other = tensor.name;
+    return other.starts_with(optimizer) && other.substr(other.find('/', optimizer.size())) == parameter;
+  });
+}
+
 }  // namespace
 
 MemoryTier::MemoryTier(TrainingState& state, const os::Path& checkpoints)
-    : state_(state), layout_(state.layout()), session_(session_of(*state.fabric)) {
-  const int rank = state.fabric->rank();
-  const std::string prefix = cat("tesserae-", checkpoint::text_of(*state.fabric, key_of(checkpoints), 0), "-rank-");
-  for (size_t slot = 0; slot < memory_slots; ++slot) slots_.emplace_back(cat(prefix, rank, "-", slot));
-  if (rank == state.fabric->world().host_ranks(rank).front()) remove_beyond(prefix, state.fabric->size());
+    : state_(state),
+      layout_(state.layout()),
+      checkpoints_(checkpoints),
+      prefix_(cat("tesserae-", checkpoint::text_of(*state.fabric, key_of(checkpoints), 0), "-rank-")),
+      session_(session_of(*state.fabric)) {
+  for (size_t slot = 0; slot < memory_slots; ++slot) {
+    slots_.emplace_back(cat(prefix_, state.fabric->rank(), "-", slot));
+  }
 }
 
 MemoryTier::~MemoryTier() {
@@ -81,6 +98,7 @@ void MemoryTier::save() {
   manifest.layout = layout_;
   manifest.tensor = state_.parallel->size();
   manifest.training = state_.description();
+  manifest.training[memory_key] = notes_of(pieces);
   const bool on_host = std::ranges::all_of(pieces, [](const checkpoint::Piece& piece) { return piece.data.is_cpu(); });
   std::string failure;
   try {
@@ -111,10 +129,12 @@ void MemoryTier::layout_changed() {
 }
 
 /// Takes away what a larger job left on this host under the same key: this one has no ranks that could.
-void MemoryTier::remove_beyond(const std::string& prefix, int ranks) noexcept {
+void MemoryTier::remove_beyond() noexcept {
+  const int rank = state_.fabric->rank();
+  if (rank != state_.fabric->world().host_ranks(rank).front()) return;
   try {
-    for (const std::string& name : os::SharedMemory::names(prefix)) {
-      if (std::atoi(name.c_str() + prefix.size()) >= ranks) os::SharedMemory::remove(name);
+    for (const std::string& name : os::SharedMemory::names(prefix_)) {
+      if (std::atoi(name.c_str() + prefix_.size()) >= state_.fabric->size()) os::SharedMemory::remove(name);
     }
   } catch (const std::exception& error) {
     log(LogLevel::warning, cat("a snapshot in memory could not be taken away: ", error.what()));
@@ -146,7 +166,9 @@ std::optional<int64_t> MemoryTier::restore(int64_t at_least) {
   const std::optional<SnapshotSet> set =
       newest_complete_set(layout_, state_.parallel->size(), held_by_ranks(), at_least);  // 1, 2
   if (!set) {
-    remove();
+    save_left_snapshots(state_, prefix_, checkpoints_, at_least);
+    checkpoint::sum_over_ranks(*state_.fabric, {0});  // nobody reads them any more
+    remove_all();
     return std::nullopt;
   }
   const int slot = set->slot[static_cast<size_t>(state_.fabric->rank())];
@@ -155,10 +177,11 @@ std::optional<int64_t> MemoryTier::restore(int64_t at_least) {
   const std::optional<MemorySnapshot> snapshot = parse_snapshot(fetched ? *fetched : own, "of this rank");
   const std::string failure = snapshot ? refusal(*snapshot) : "the snapshot arrived damaged";
   if (!agree_on(failure, "the snapshots in memory are not used")) {
-    remove();
+    remove_all();
     return std::nullopt;
   }
   take_over(*snapshot);  // 4
+  remove_beyond();
   next_ = slot == 0 ? 1 : 0;
   return set->step;
 }
@@ -206,12 +229,13 @@ std::optional<std::string> MemoryTier::fetch(const SnapshotSet& set, std::string
   return std::string(static_cast<const char*>(received.const_data_ptr()), static_cast<size_t>(received.numel()));
 }
 
-/// All of this rank. Unlike in a checkpoint, the optimizer's state goes by shards, since nobody but this rank or one
-/// with the same chunks reads it: a counter must be there also where no parameter begins.
+/// All of this rank, and what of it the first replica writes into a checkpoint, wherever this one is.
 std::vector<checkpoint::Piece> MemoryTier::own_pieces() {
-  std::vector<checkpoint::Piece> pieces = checkpoint::model_pieces(state_.sharded, nullptr);
+  const int first = layout_.owner(layout_.chunk(state_.data->rank()), 0);
+  std::vector<checkpoint::Piece> pieces = checkpoint::model_pieces(state_.sharded, state_.optimizer.get(), first);
   state_.optimizer->visit_state([&pieces](const shard::Shard& shard, std::string_view name, at::Tensor& tensor) {
-    pieces.push_back({.name = cat("optimizer/", shard.index, "/", name),
+    if (tensor.dim() > 0) return;
+    pieces.push_back({.name = cat(counter_prefix, shard.index, "/", name),
                       .shape = tensor.sizes().vec(),
                       .elements = {0, tensor.numel()},
                       .data = tensor});
@@ -228,8 +252,7 @@ std::string MemoryTier::refusal(const MemorySnapshot& snapshot) {
   for (const checkpoint::Piece& piece : own_pieces()) {
     if (piece.elements.empty() || !snapshot.find(piece).empty()) continue;
     // Before a shard's first gradient there is no state of it at all.
-    const std::string counter = piece.name.substr(0, piece.name.rfind('/')) + "/step";
-    if (piece.name.starts_with("optimizer/") && snapshot.manifest.find(counter) == nullptr) continue;
+    if (piece.name.starts_with(counter_prefix) || !has_state(snapshot.manifest, piece.name)) continue;
     return cat("it has no \"", piece.name, "\" of this shape: it was saved from another model or optimizer");
   }
   return {};
@@ -264,6 +287,11 @@ bool MemoryTier::agree_on(const std::string& failure, const std::string& consequ
   const std::string cause = checkpoint::text_of(fabric, failure, rank);
   if (fabric.rank() == 0) log(LogLevel::warning, cat(consequence, " (rank ", rank, ": ", cause, ")"));
   return false;
+}
+
+void MemoryTier::remove_all() noexcept {
+  remove();
+  remove_left_snapshots(prefix_);
 }
 
 void MemoryTier::remove() noexcept {

@@ -39,14 +39,17 @@ class MemoryTier {
 
   /// Fills the state from the newest snapshot that all ranks have, or that the neighbours of those without have, if it
   /// is of step `at_least` or later and of this layout. Collective. Returns its step; nothing: there is no such
-  /// snapshot, the state is as it was and all snapshots are gone.
+  /// snapshot, the state is as it was and all snapshots are gone. If they were of another layout, or of a job of other
+  /// size, and later than `at_least`, they are now a checkpoint in the folder (left_snapshots.h).
   std::optional<int64_t> restore(int64_t at_least);
 
-  /// Takes this rank's snapshots away: the job ended well, or does not continue them.
+  /// Takes this rank's snapshots away: the job ended well.
   void remove() noexcept;
+  /// Takes everybody's away, also what a larger job left: this one does not continue them.
+  void remove_all() noexcept;
 
  private:
-  static void remove_beyond(const std::string& prefix, int ranks) noexcept;
+  void remove_beyond() noexcept;
   std::vector<checkpoint::Piece> own_pieces();
   std::vector<checkpoint::Piece> exchange_random();
   HeldByRank held_by_ranks();
@@ -57,6 +60,8 @@ class MemoryTier {
 
   TrainingState& state_;
   mesh::Layout layout_;
+  os::Path checkpoints_;
+  std::string prefix_;    // of the names of all ranks' snapshots
   uint64_t session_ = 0;  // of this job: snapshots of different jobs never mix
   std::vector<MemorySlot> slots_;
   size_t next_ = 0;  // the slot that may be written: not the newest

@@ -34,7 +34,7 @@ std::optional<Origin> restore(TrainingState& state, const Resume& resume, const 
       origin = {.step = *step, .from = "memory of the hosts"};
     }
   } else if (memory != nullptr) {
-    memory->remove();
+    memory->remove_all();
   }
   if (resume.mode == Resume::Mode::automatic && !origin) {
     if (const auto loaded = checkpoint::load_newest(fabric, folders.checkpoints, into)) {

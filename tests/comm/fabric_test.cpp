@@ -3,6 +3,9 @@
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
 
 #include "tesserae/comm/error.h"
 #include "tests/support/ranks.h"
@@ -42,6 +45,33 @@ RANK_MAIN(waits_for_all) {
   } catch (const Timeout& timeout) {
     report("missing", timeout.silent.empty() ? -2 : timeout.silent.front());
   }
+}
+
+// The host gives no shared memory: Gloo carries the same bytes, and one rank says so.
+RANK_MAIN(has_no_room_to_share) {
+  std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit none{4096, 4096};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &none), 0);
+  const auto fabric = Fabric::connect(mesh::World::from_environment());
+  auto sum = at::zeros({1 << 16}, at::kFloat).fill_(fabric->rank() + 1);
+  fabric->everyone().all_reduce(sum);
+  EXPECT_EQ(sum.min().item<double>(), 6);
+  EXPECT_EQ(sum.max().item<double>(), 6);
+  EXPECT_FALSE(fabric->everyone().share(1 << 16).defined());
+  auto& pair = fabric->group(fabric->rank() < 2 ? std::vector<int>{0, 1} : std::vector<int>{2}, Traffic::gather);
+  auto gathered = at::zeros({pair.size()}, at::kFloat);
+  gathered[pair.rank()] = 5;
+  pair.all_gather(gathered);
+  EXPECT_EQ(gathered.sum().item<double>(), 5 * pair.size());
+}
+
+TEST(Fabric, FallsBackToGlooWithOneLineWhereNoMemoryIsShared) {
+  const auto results = run_ranks("has_no_room_to_share", 3);
+  ASSERT_TRUE(results.all_succeeded()) << results.text();
+  const std::string line = "ranks of this host can not share memory, Gloo carries all bytes (rank 0: ";
+  size_t lines = 0;
+  for (size_t at = 0; (at = results.text().find(line, at)) != std::string::npos; ++at) ++lines;
+  EXPECT_EQ(lines, 1u) << results.text();
 }
 
 TEST(Fabric, OrdersRanksByHost) {

@@ -227,6 +227,41 @@ TEST(Tuner, SpendsAtMostTwoPercentWhateverHappens) {
   EXPECT_LE(away, 600) << "what won for a while is not spent, but it is bounded";
 }
 
+TEST(Tuner, SpendsTheShareOfPlannedStepsInAdvance) {
+  Cluster cluster = gpus(4, 1e9);
+  cluster.noise = 0.05;
+  TunerOptions options;
+  options.planned_steps = 10'000;
+  Job run(cluster, {16, 16, 16}, options);
+  run.steps(150);
+  EXPECT_GT(run.tuner.steps_spent(), 24);
+  EXPECT_LE(run.tuner.steps_spent(), 0.6 * 0.02 * 10'000) << "the rest waits for conditions to change";
+  EXPECT_LE(run.cluster.seconds(run.now), 1.05 * run.cluster.seconds(run.cluster.best()))
+      << to_string(run.now) << " instead of " << to_string(run.cluster.best());
+  run.steps(9'850);
+  EXPECT_LE(run.tuner.steps_spent(), 0.02 * 10'000 + 1);
+}
+
+TEST(Tuner, FindsTheBestOfFourRanksWhateverItBelieves) {
+  // Layouts that differ by a few percent, steps that vary by as much, and an estimate that knows nothing.
+  std::mt19937_64 random(11);
+  int near = 0;
+  constexpr int jobs = 50;
+  for (int i = 0; i < jobs; ++i) {
+    Cluster cluster = gpus(1, 1e9);
+    cluster.noise = 0.05;
+    cluster.truth.inside = 1e9 * static_cast<double>(1 + random() % 50);
+    cluster.truth.memory = 1e10 * static_cast<double>(1 + random() % 50);
+    cluster.links.inside = cluster.links.memory = 1e14;  // all layouts look alike
+    TunerOptions options;
+    options.planned_steps = 10'000;
+    Job run(cluster, {4, 4, 4}, options);
+    run.steps(130);
+    near += run.cluster.seconds(run.now) <= 1.05 * run.cluster.seconds(run.cluster.best()) ? 1 : 0;
+  }
+  EXPECT_GE(near, 0.9 * jobs);
+}
+
 TEST(Tuner, TakesChangesOfOthersAsTheyCome) {
   Cluster cluster = gpus(1, 1e9);
   Job run(cluster, {2, 2, 2});

@@ -48,7 +48,8 @@ TEST(GptConfig, SizesAreThoseOfTheModel) {
     }
     EXPECT_EQ(sizes(config).total, total);
     EXPECT_EQ(sizes(config).block, block);
-    EXPECT_EQ(sizes(config).root, total - 3 * block);
+    EXPECT_EQ(sizes(config).head, tied ? 0 : 31 * 24);
+    EXPECT_EQ(sizes(config).root, total - 3 * block - sizes(config).head);
   }
 }
 

@@ -33,11 +33,15 @@ TEST(Gpt, NamesAndShapes) {
   EXPECT_EQ(model->forward(some_tokens(3, 12)).sizes(), at::IntArrayRef({3, 12, 19}));
 }
 
-TEST(Gpt, BlocksAreUnits) {
-  Gpt model(small);
-  int units = 0;
-  for (const auto& module : model->modules()) units += dynamic_cast<shard::UnitBase*>(module.get()) != nullptr;
-  EXPECT_EQ(units, 3);  // the root and two blocks
+TEST(Gpt, BlocksAndAHeadOfItsOwnAreUnits) {
+  for (const bool tied : {true, false}) {
+    GptConfig config = small;
+    config.tied = tied;
+    Gpt model(config);
+    int units = 0;
+    for (const auto& module : model->modules()) units += dynamic_cast<shard::UnitBase*>(module.get()) != nullptr;
+    EXPECT_EQ(units, tied ? 3 : 4) << "the root and two blocks, and a head";
+  }
 }
 
 TEST(Gpt, FutureTokensDoNotChangeThePast) {

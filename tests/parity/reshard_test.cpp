@@ -16,6 +16,7 @@
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
 #include "tests/shard/net.h"
+#include "tests/support/counting_allocator.h"
 #include "tests/support/ranks.h"
 
 namespace tesserae::testing {
@@ -269,6 +270,45 @@ TEST(Reshard, FiveHundredChangesLeakNothing) {
   const double early = results[0].value("early"), late = results[0].value("late");
   std::printf("memory of 4 ranks after 100 changes: %.1f MB, after 500: %.1f MB\n", early / 1e6, late / 1e6);
   EXPECT_LT(late, early * 1.01);
+}
+
+// Between hosts, so that all memory is the rank's own.
+RANK_MAIN(peak_of_changes) {
+  const Counting counting;
+  comm::FabricOptions options;
+  options.host = cat("host", std::getenv("RANK"));
+  const auto fabric = comm::Fabric::connect(mesh::World::from_environment(), options);
+  const Kind kind{.name = "peak", .net = {.dimension = 128, .hidden = 512, .blocks = 8}};
+  Job job(*fabric, kind, {4, 4, 4});
+  job.step();
+  job.zero_grad();
+  double unit = 0;  // bytes of the largest one's state: master and two moments
+  for (int i = 0; i < job.sharded().engine().unit_count(); ++i) {
+    double elements = 0;
+    for (int flat = 0; flat < job.sharded().engine().flats_of(i); ++flat) {
+      elements += static_cast<double>(job.sharded().engine().flat_of(i, flat).flat.elements());
+    }
+    unit = std::max(unit, 3 * 4 * elements);
+  }
+  double worst = 0;
+  for (const Degrees& to : every_pair(mesh::all_degrees(4))) {
+    const int64_t before = CountingAllocator::alive;
+    CountingAllocator::peak = before;
+    job.sharded().reshard(to);
+    const int64_t more = CountingAllocator::peak - std::max<int64_t>(before, CountingAllocator::alive);
+    worst = std::max(worst, static_cast<double>(more) / unit);
+    EXPECT_LE(static_cast<double>(more), 2 * unit) << "to " << to_string(to);
+    job.step();
+    job.zero_grad();
+  }
+  report("worst", worst);
+}
+
+TEST(Reshard, TakesLittleMoreThanTheLargerOfTheTwoLayouts) {
+  const auto results = run_ranks("peak_of_changes", 4, {}, std::chrono::seconds(300));
+  ASSERT_TRUE(results.all_succeeded()) << results.text();
+  std::printf("beyond the larger layout a change took at most %.2f of the largest unit's state\n",
+              results[0].value("worst"));
 }
 
 // A rank dies while state is on its way.

@@ -1,9 +1,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/randint.h>
-#include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdio>
 
 #include "tesserae/comm/fabric.h"
@@ -15,52 +13,19 @@
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
 #include "tesserae/tensor/parallel.h"
+#include "tests/support/counting_allocator.h"
 
 // What the plan computes against what this library really takes.
 namespace tesserae::plan {
 namespace {
 
+using tesserae::testing::Counting;
+using tesserae::testing::CountingAllocator;
+
 model::GptConfig small_model() {
   return {
       .vocabulary = 1000, .dimension = 128, .layers = 4, .heads = 4, .kv_heads = 2, .feed_forward = 352, .tied = false};
 }
-
-/// Counts bytes of tensors that are alive.
-class CountingAllocator : public c10::Allocator {
- public:
-  c10::DataPtr allocate(size_t bytes) override {
-    void* const memory = c10::GetDefaultCPUAllocator()->raw_allocate(bytes);
-    alive += static_cast<int64_t>(bytes);
-    return {memory, new Block{memory, static_cast<int64_t>(bytes)}, &free_block, c10::kCPU};
-  }
-  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
-
-  static inline std::atomic<int64_t> alive{0};
-
- private:
-  struct Block {
-    void* memory;
-    int64_t bytes;
-  };
-  static void free_block(void* context) {
-    const std::unique_ptr<Block> block(static_cast<Block*>(context));
-    alive -= block->bytes;
-    c10::GetDefaultCPUAllocator()->raw_deallocate(block->memory);
-  }
-};
-
-/// While it lives, tensors on the CPU are counted.
-class Counting {
- public:
-  Counting() : before_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(&allocator_, 1); }
-  ~Counting() { c10::SetCPUAllocator(before_, 1); }
-  Counting(const Counting&) = delete;
-  Counting& operator=(const Counting&) = delete;
-
- private:
-  CountingAllocator allocator_;
-  c10::Allocator* before_;
-};
 
 TEST(PlanMemory, ActivationsAreWhatForwardKeeps) {
   const Counting counting;

@@ -9,22 +9,24 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A block has 2 x 64 + 2 x 64 of attention, 3 x 128 of feed-forward and 2 x 8 of norms; the root 2 x 80 and a norm
-// of 8.
+// A block has 2 x 64 + 2 x 64 of attention, 3 x 128 of feed-forward and 2 x 8 of norms; the root 80 and
+// a norm of 8, the head 80.
 model::GptConfig tiny() {
   return {.vocabulary = 10, .dimension = 8, .layers = 2, .heads = 2, .feed_forward = 16, .tied = false};
 }
 
 TEST(PlanModel, PartsOfTheParameters) {
   EXPECT_EQ(part_sizes(tiny(), 1).block, 656);
-  EXPECT_EQ(part_sizes(tiny(), 1).root, 168);
+  EXPECT_EQ(part_sizes(tiny(), 1).root, 88);
+  EXPECT_EQ(part_sizes(tiny(), 1).head, 80);
   EXPECT_EQ(part_sizes(tiny(), 1).total, 1480);
   EXPECT_EQ(part_sizes(tiny(), 1).total, model::sizes(tiny()).total);
   EXPECT_EQ(part_sizes(tiny(), 2).block, 320 + 16) << "norms are not split";
-  EXPECT_EQ(part_sizes(tiny(), 2).root, 80 + 8);
+  EXPECT_EQ(part_sizes(tiny(), 2).root, 40 + 8);
+  EXPECT_EQ(part_sizes(tiny(), 2).head, 40);
   model::GptConfig odd = tiny();
   odd.vocabulary = 11;
-  EXPECT_EQ(part_sizes(odd, 2).root, 2 * 6 * 8 + 8) << "12 rows with padding";
+  EXPECT_EQ(part_sizes(odd, 2).root, 6 * 8 + 8) << "12 rows with padding";
   try {
     part_sizes(tiny(), 3);
     FAIL();

@@ -32,6 +32,7 @@ DEFAULTS = config.Config(
     automatic=False,
     schedule=(),
     headroom=0.1,
+    planned_steps=0,
     parameter_wire="exact",
     gradient_wire="exact",
     run_folder=None,

@@ -22,6 +22,7 @@ AXES: dict[str, tuple[object, ...]] = {
     "checkpoint": (False, True),
     "use_orig_params": (True, False),
     "optimizer": ("sgd", "adamw"),
+    "sequence": (False, True),
 }
 
 
@@ -37,9 +38,10 @@ class TensorCase:
     checkpoint: bool
     use_orig_params: bool
     optimizer: str
+    sequence: bool
 
     def __str__(self) -> str:
-        flags = ("accumulate", "clip", "checkpoint")
+        flags = ("accumulate", "clip", "checkpoint", "sequence")
         words = [
             self.model,
             f"{self.job[0]} ranks of which {self.job[1]} split",

@@ -21,16 +21,19 @@ TOLERANCE = 1e-5
 
 
 # ---- random numbers ----
-def dropout_of(name: str, seed: int, **changes: Any) -> list[str]:
+def dropout_of(name: str, seed: int, sequence: bool = False, **changes: Any) -> list[str]:
     """Masks of split activations differ between the ranks, those of repeated ones do not, and what is recomputed has
     the same."""
     import tesserae as tsm
 
     torch.manual_seed(seed)
-    model = tsm.transform(MODELS[name](**changes)).train()
+    model = tsm.transform(MODELS[name](**changes), sequence_parallel=sequence).train()
     seen: list[Tensor] = []  # the generator's state where activations are the same on all ranks
     drawn: list[Tensor] = []  # and inside attention, where they are split
+    masks: list[Tensor] = []  # on the residual branches, which are split if the sequence is
     for path, module in model.named_modules():
+        if path.endswith("resid_dropout"):
+            module.register_forward_hook(lambda _, __, y: masks.append(y == 0))
         if type(module).__name__.startswith("Row"):
             module.register_forward_hook(lambda *_: seen.append(torch.get_rng_state()))
         if type(module).__name__.startswith("Column") and "attn" in path:
@@ -41,7 +44,9 @@ def dropout_of(name: str, seed: int, **changes: Any) -> list[str]:
     first.backward()
     gradients = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
     group = tsm.state.tp_process_group
-    for what, states, equal in (("repeated", seen, True), ("split", drawn, False)):
+    checks = [("repeated", seen, True), ("split", drawn, False)]
+    checks += [("residual", masks, not sequence)] if masks else []
+    for what, states, equal in checks:
         everyone: list[Any] = [None] * tsm.state.tp_size
         dist.all_gather_object(everyone, torch.stack(states), group)
         same = [bool(torch.equal(a, b)) for a, b in zip(everyone[0], everyone[-1], strict=True)]
@@ -135,7 +140,45 @@ def delayed(rank: int, world_size: int) -> list[str]:
     # Masks.
     found += dropout_of("gpt2", 7, attn_pdrop=0.5, resid_pdrop=0.1, embd_pdrop=0.1)
     found += dropout_of("llama", 8, attention_dropout=0.5)
+    found += dropout_of("gpt2", 9, sequence=True, attn_pdrop=0.5, resid_pdrop=0.5, embd_pdrop=0.1)
+    found += sequences()
     return found + turning() + errors()
+
+
+def sequences() -> list[str]:
+    """With sequence parallelism a rank keeps less for backward, evaluation is as without it, and so is the output of a
+    model that has no loss."""
+    import tesserae as tsm
+
+    def kept(model: nn.Module, tokens: Tensor) -> int:
+        parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        seen: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                seen[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            hold = model(input_ids=tokens, use_cache=False).logits
+        assert hold.requires_grad
+        return sum(seen.values())
+
+    tokens, found = batch(0, 0, 0).repeat(1, 9), []  # 63 of them: not divided by 2
+    whole = tsm.transform(MODELS["llama"]()).train()
+    cut = tsm.transform(MODELS["llama"](), sequence_parallel=True).train()
+    share = kept(cut, tokens) / kept(whole, tokens)
+    if not share < 0.9:
+        found.append(f"sequence parallelism keeps {share:.2f} of what a rank keeps without it")
+    print(f"sequence parallelism keeps {share:.2f} of what a rank keeps without it")
+    trained = [model(input_ids=tokens, use_cache=False).logits for model in (cut, whole)]
+    if not distance(trained[0].detach(), trained[1].detach()) <= TOLERANCE:
+        found.append("logits differ with sequence parallelism")
+    generated = [m.eval().generate(tokens[:, :5], max_new_tokens=4, do_sample=False) for m in (cut, whole)]
+    if not torch.equal(*generated):
+        found.append("generates otherwise with sequence parallelism")
+    return found
 
 
 def turning() -> list[str]:
@@ -183,6 +226,7 @@ def errors() -> list[str]:
         (lambda: tsm.transform(mlp(), plan={"0": "columns"}), ["'columns' of '0'", "column, row"]),
         (lambda: tsm.transform(mlp(inner=15), plan={"0": "column", "2": "row"}), ["15", "1, 3, 5, 15"]),
         (lambda: tsm.transform(mlp(), plan={"1": "row"}), ["1 is a GELU"]),
+        (lambda: tsm.transform(mlp(), plan={"0": "row"}, sequence_parallel=True), ["sequence_parallel", "Leave it"]),
         (lambda: tsm.transform(mlp(), config={"moe": True}), ["expert parallelism"]),
         (lambda: tsm.transform(tsm.transform(MODELS["llama"]())), ["transform a model once"]),
         (
@@ -206,6 +250,13 @@ def errors() -> list[str]:
         found.append("a plan gives another output")
     if split[0].weight.shape != (6, 8) or split[2].weight.shape != (8, 6):
         found.append(f"a plan gives parts {split[0].weight.shape} and {split[2].weight.shape}")
+    one_by_one = tsm.transform(copy.deepcopy(plain), plan={"0": "column_gather", "2": "row_scatter"})
+    if not distance(one_by_one(x).detach(), plain(x).detach()) <= TOLERANCE:
+        found.append("layers that gather and cut by themselves give another output")
+    odd = mlp(inner=15)
+    padded = tsm.transform(copy.deepcopy(odd), plan={"0": "column_gather"})
+    if not distance(padded(x).detach(), odd(x).detach()) <= TOLERANCE:
+        found.append("a column layer of 15 features gives another output on 2 ranks")
     return found
 
 

@@ -78,6 +78,7 @@ def reference(case: TensorCase) -> Outcome:
             precision="fp32",
             checkpoint=False,
             use_orig_params=True,
+            sequence=False,
         )
     )
 
@@ -85,7 +86,7 @@ def reference(case: TensorCase) -> Outcome:
 def train(case: TensorCase, data_rank: int) -> Outcome:
     import tesserae as tsm
 
-    model = tsm.transform(MODELS[case.model]())
+    model = tsm.transform(MODELS[case.model](), sequence_parallel=case.sequence)
     if case.checkpoint:
         model.gradient_checkpointing_enable()
     bf16 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -5,6 +5,20 @@
 namespace tesserae::shard {
 namespace {
 
+TEST(Pool, AnOwnersBufferIsForNobodyElse) {
+  Pool pool(at::kCPU);
+  int root = 0;
+  pool.reserve(100, 1, &root);
+  pool.reserve(200, 2);
+  const auto a = pool.acquire(90), b = pool.acquire(90);
+  EXPECT_EQ(pool.view(a, 200, at::kByte).numel() + pool.view(b, 200, at::kByte).numel(), 400) << "not the root's";
+  pool.acquire(100, &root);
+  EXPECT_EQ(pool.misses(), 0);
+  pool.release(a);
+  EXPECT_EQ(pool.acquire(200, &root), a) << "beyond its own it takes one of nobody's";
+  EXPECT_EQ(pool.misses(), 0);
+}
+
 TEST(Pool, HandsOutTheSmallestBufferThatFits) {
   Pool pool(at::kCPU);
   pool.reserve(1000, 1);

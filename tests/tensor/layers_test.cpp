@@ -1,6 +1,7 @@
 #include "tesserae/tensor/layers.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rms_norm.h>
 #include <gmock/gmock.h>
 
@@ -77,6 +78,40 @@ TEST(Layers, GatheringCutsPaddingOff) {
     shard::fill_parameters(*column, fill);
     const at::Tensor x = numbers({2, 6}, 1);
     expect_close(column(x), x.matmul(whole_of("weight", {7, 6}).t()), "y");
+  });
+}
+
+TEST(Layers, ARowLayerCanCutARepeatedInputItself) {
+  run_parallel(3, [](const ParallelPtr& parallel) {
+    RowLinear row(12, 6, options_for(parallel), /*bias=*/true, /*scatter_input=*/true);
+    shard::fill_parameters(*row, fill);
+    const at::Tensor x = leaf(numbers({2, 12}, 1)), own = leaf(x);
+    const at::Tensor expected = x.matmul(whole_of("weight", {6, 12}).t()).add(whole_of("bias", {6}));
+    const at::Tensor y = row(own);
+    expect_close(y, expected, "y");
+    expected.backward(numbers({2, 6}, 2));
+    y.backward(numbers({2, 6}, 2));
+    expect_close(own.grad(), x.grad(), "gradient of x: repeated");
+  });
+}
+
+TEST(Layers, LayerNormsOfASplitSequenceHaveTheWholeGradient) {
+  run_parallel(4, [](const ParallelPtr& parallel) {
+    const at::Tensor weight = leaf(whole_of("weight", {6})), bias = leaf(whole_of("bias", {6}));
+    const at::Tensor x = leaf(numbers({2, 8, 6}, 1));
+    const at::Tensor expected = at::layer_norm(x, {6}, weight, bias, 1e-5);
+    expected.backward(numbers({2, 8, 6}, 2));
+    for (const int64_t sequence : {no_sequence, int64_t{1}}) {
+      LayerNorm norm(6, 1e-5, options_for(parallel, sequence));
+      shard::fill_parameters(*norm, fill);
+      const auto own = [&](const at::Tensor& t) { return sequence == no_sequence ? t : piece(t, 1, *parallel); };
+      const at::Tensor input = leaf(own(x)), y = norm(input);
+      expect_close(y, own(expected), "y");
+      y.backward(own(numbers({2, 8, 6}, 2)));
+      expect_close(input.grad(), own(x.grad()), "gradient of x");
+      expect_close(norm->weight.grad(), weight.grad(), "gradient of the weight");
+      expect_close(norm->bias.grad(), bias.grad(), "gradient of the bias");
+    }
   });
 }
 

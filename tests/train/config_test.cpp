@@ -52,8 +52,9 @@ TEST(Config, StrategyComesFromDegreeNameOrDegrees) {
 }
 
 TEST(Config, AutoBeginsWithWhateverIsChosenLater) {
-  const Config config = with(R"("hybrid_shard_degree": "auto", "dial": {"headroom": 0.2})");
+  const Config config = with(R"("hybrid_shard_degree": "auto", "dial": {"headroom": 0.2, "planned_steps": 5000})");
   EXPECT_TRUE(config.sharding.automatic);
+  EXPECT_EQ(config.planned_steps, 5000);
   EXPECT_EQ(config.dial_headroom, 0.2);
   EXPECT_EQ(strategy_of(config, 4).degrees, (mesh::Degrees{4, 4, 4}));
   EXPECT_FALSE(plain().sharding.automatic);

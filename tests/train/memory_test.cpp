@@ -93,6 +93,28 @@ class Memory : public testing::Test {
     EXPECT_THAT(left(), IsEmpty()) << "a job that ended well leaves nothing in memory";
   }
 
+  /// The next job has another layout. What it goes on from is, bit for bit, what a job of `ranks` and `degree` saves.
+  void goes_on_elsewhere(const std::vector<std::string>& next, int ranks, int degree,
+                         const std::vector<std::string>& more = {}) {
+    const std::string said = job_.run("run", next);
+    ASSERT_THAT(said, HasSubstr("snapshots in memory are of 4 ranks with"));
+    const std::vector<int64_t> steps = job_.steps("run");
+    ASSERT_THAT(steps, SizeIs(2)) << "what was in memory, and the end";
+    EXPECT_GE(steps.front(), 8);
+    EXPECT_EQ(steps.back(), last);
+    EXPECT_THAT(said, HasSubstr(cat("resumed at step ", steps.front())));
+    std::vector<std::string> undisturbed = {"--nproc",
+                                            std::to_string(ranks),
+                                            "--set",
+                                            cat("hybrid_shard_degree=", degree),
+                                            "checkpoint.every_steps=2",
+                                            "checkpoint.keep=0"};
+    undisturbed.insert(undisturbed.end(), more.begin(), more.end());
+    job_.run("reference", undisturbed);
+    job_.expect_same_tensors("run", "reference", steps.front());
+    EXPECT_THAT(left(), IsEmpty());
+  }
+
   static void flip_a_bit(const std::string& path) {
     std::string bytes = os::files().read(path);
     bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
@@ -137,11 +159,44 @@ TEST_F(Memory, ADamagedSnapshotIsNotUsedTheOneBeforeIs) {
   expect_like_undisturbed(1, 1);
 }
 
-TEST_F(Memory, WhatCanNotBeContinuedIsTakenAway) {
+// What was in memory is then a checkpoint like that of a run which never died, and the job goes on from it.
+TEST_F(Memory, AJobOfAnotherSizeGoesOnFromWhatIsLeft) {
+  run_and_kill(4, 2);
+  for (const int rank : {1, 2}) {  // of each chunk, a replica is left
+    for (const int number : {0, 1}) os::files().remove(slot(rank, number));
+  }
+  goes_on_elsewhere(arguments(2, 2), 4, 2);
+}
+
+TEST_F(Memory, AJobOfAnotherDegreeGoesOnFromWhatIsLeft) {
+  run_and_kill(4, 4);
+  goes_on_elsewhere(arguments(4, 1), 4, 4);
+}
+
+TEST_F(Memory, AJobOfAnotherTensorDegreeGoesOnFromWhatIsLeft) {
+  run_and_kill(4, 2, {"tensor_parallel_degree=2", "model.heads=4"});
+  goes_on_elsewhere(arguments(2, 1, {"model.heads=4"}), 4, 2, {"tensor_parallel_degree=2", "model.heads=4"});
+}
+
+TEST_F(Memory, AnotherModelOfAnotherSizeIsNotFilledFromMemory) {
   run_and_kill(2, 2);
+  const std::string said = job_.run("run", arguments(1, 1, {"model.dimension=16", "train.steps=3"}));
+  EXPECT_THAT(said, AllOf(HasSubstr("they are of another model"), HasSubstr("starting from step 0")));
+  EXPECT_THAT(left(), IsEmpty());
+}
+
+TEST_F(Memory, WhatIsNotCompleteIsTakenAway) {
+  run_and_kill(2, 2);
+  for (const int number : {0, 1}) os::files().remove(slot(1, number));
   const std::string other = job_.run("run", arguments(1, 1, {"train.steps=3"}));
-  EXPECT_EQ(resumed_at(other), -1) << "the layout is another one";
-  EXPECT_THAT(other, HasSubstr("starting from step 0"));
+  EXPECT_THAT(other, HasSubstr("starting from step 0")) << "half of the state is gone";
+  EXPECT_THAT(left(), IsEmpty());
+}
+
+TEST_F(Memory, SnapshotsThatAreNotContinuedAreTakenAway) {
+  run_and_kill(2, 2);
+  job_.run("run", {"--nproc", "1", "--set", "checkpoint.memory_every_steps=2", "train.steps=1",
+                   cat("checkpoint.folder=", job_.path("run/checkpoints"))});  // from the beginning
   EXPECT_THAT(left(), IsEmpty()) << "also that of rank 1, which this job does not have";
 }
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import nn
 
 from tesserae import _C
@@ -21,10 +20,7 @@ from tesserae.tensor_parallel.layers import Column, Row
 _ATTRIBUTES = ("attention_dropout", "dropout")  # probabilities that modules pass on to a function
 
 
-def install(
-    patterns: tuple[str, ...], model: nn.Module, parallel: _C.Parallel, seed: int, device: torch.device
-) -> None:
-    random = _C.SplitRandom(parallel, seed, device)
+def install(patterns: tuple[str, ...], model: nn.Module, random: _C.SplitRandom) -> None:
     for name, module in model.named_modules():
         columns = [child for child in module.children() if isinstance(child, Column)]
         rows = [child for child in module.children() if isinstance(child, Row)]

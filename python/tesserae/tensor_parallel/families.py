@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from tesserae import _C
+from tesserae.tensor_parallel import sequence
 from tesserae.tensor_parallel.layers import Together
 
 
@@ -20,6 +21,8 @@ class Family:
     together: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # Modules in which dropout works on split activations: from their begin to their row layer.
     dropout: tuple[str, ...] = ()
+    # Where the residual stream is, for sequence parallelism.
+    sequence: sequence.Names | None = None
     # The loss is computed inside forward, from labels that are targets as they are; else by model.loss_function.
     loss_inside: bool = False
 
@@ -39,6 +42,7 @@ _LLAMA = Family(
     heads=("num_attention_heads", "num_key_value_heads"),
     together={"*self_attn": ("q_proj", "k_proj", "v_proj"), "*mlp": ("gate_proj", "up_proj")},
     dropout=("*self_attn",),
+    sequence=sequence.Names("layers", ("input_layernorm", "post_attention_layernorm", "norm")),
 )
 
 FAMILIES = {
@@ -56,6 +60,7 @@ FAMILIES = {
         },
         heads=("num_attention_heads", "num_attention_heads"),
         dropout=("*attention",),
+        sequence=sequence.Names("layers", ("input_layernorm", "post_attention_layernorm", "final_layer_norm")),
     ),
     "gpt2": Family(
         plan={
@@ -73,6 +78,7 @@ FAMILIES = {
         },
         heads=("num_attention_heads", "num_attention_heads"),
         dropout=("*.attn", "*crossattention"),
+        sequence=sequence.Names("h", ("ln_1", "ln_cross_attn", "ln_2", "ln_f")),
     ),
     "t5": Family(
         plan={
@@ -98,6 +104,7 @@ FAMILIES = {
             "*DenseReluDense": ("wi_0", "wi_1"),
         },
         dropout=("*Attention", "*DenseReluDense"),
+        sequence=sequence.Names("block", ("layer_norm", "final_layer_norm")),
         loss_inside=True,
     ),
 }

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from tesserae import _C
 from tesserae.tensor_parallel.parts import SplitModule, SplitParameter, split_module
+
+if TYPE_CHECKING:
+    from tesserae.tensor_parallel.sequence import Stream
 
 
 class _Linear(SplitModule):
@@ -38,11 +41,31 @@ class Column(_Linear):
         return _C.column_linear(x, [self._matrix()], [self.bias], self._tesserae_parallel)[0]
 
 
-class Row(_Linear):
-    """Cut by input features: x is this rank's, y is the same on all."""
+class ColumnGather(_Linear):
+    """The same, but y is put together: the same on all. The ranks need not divide the features."""
 
     def forward(self, x: Tensor) -> Tensor:
+        y = _C.column_linear(x, [self._matrix()], [self.bias], self._tesserae_parallel)[0]
+        whole = _C.gather_from(y, y.dim() - 1, self._tesserae_parallel)
+        return whole.narrow(-1, 0, self._tesserae_splits["weight"].whole[int(self._tesserae_transposed)])
+
+
+class Row(_Linear):
+    """Cut by input features: x is this rank's, y is the same on all, or its piece where the sequence is cut."""
+
+    _tesserae_stream: Stream | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._tesserae_stream is not None and self._tesserae_stream.cut:
+            return self._tesserae_stream.row_linear(x, self._matrix(), self.bias)
         return _C.row_linear(x, self._matrix(), self.bias, self._tesserae_parallel)
+
+
+class RowScatter(Row):
+    """The same for an x that is the same on all, of which it takes its own features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(_C.scatter_to(x, x.dim() - 1, self._tesserae_parallel))
 
 
 class Head(_Linear):
@@ -137,9 +160,10 @@ def _linear(
     shape = tuple(layer.weight.shape)
     dim = int(by_rows == transposed)
     size = shape[dim]
-    if kind is not Head:
+    padded = kind in (Head, ColumnGather) and not transposed  # rows of a matrix, which gathering cuts off
+    if not padded:
         _C.size_of_part(f"{'out' if by_rows else 'in'}_features of {name}:", size // blocks, parallel)
-    elif transposed:
+    if kind is Head and transposed:
         raise _C.InvalidArgument(f"[tsm.transform] the head {name} is a Conv1D; only nn.Linear can be one")
     splits = {"weight": SplitParameter(parallel.split(dim, blocks), shape)}
     if by_rows and layer.bias is not None:
@@ -170,6 +194,8 @@ def _embedding(layer: nn.Module, kind: type[SplitModule], name: str, parallel: _
 KINDS: dict[str, Callable[[nn.Module, str, _C.Parallel, int], None]] = {
     "column": lambda layer, name, parallel, blocks: _linear(layer, Column, name, parallel, True, blocks),
     "row": lambda layer, name, parallel, blocks: _linear(layer, Row, name, parallel, False, 1),
+    "column_gather": lambda layer, name, parallel, blocks: _linear(layer, ColumnGather, name, parallel, True, 1),
+    "row_scatter": lambda layer, name, parallel, blocks: _linear(layer, RowScatter, name, parallel, False, 1),
     "head": lambda layer, name, parallel, blocks: _linear(layer, Head, name, parallel, True, 1),
     "vocabulary": lambda layer, name, parallel, blocks: _embedding(layer, Vocabulary, name, parallel, 0),
     "features": lambda layer, name, parallel, blocks: _embedding(layer, Features, name, parallel, 1),

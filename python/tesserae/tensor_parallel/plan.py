@@ -3,6 +3,8 @@
    {"*.q_proj": "column", "*.o_proj": "row", "*.attention": "divide:num_heads"}
 
 - "column", "row"            nn.Linear or Conv1D, by output or input features (layers.py)
+- "column_gather"            a column layer whose output is put together: what follows is not split
+- "row_scatter"              a row layer whose input is not split: it takes its own features
 - "column:3"                 the same for three matrices in one, side by side: each is cut by itself
 - "head"                     the linear layer to the vocabulary
 - "vocabulary", "features"   nn.Embedding, by its rows or by its columns

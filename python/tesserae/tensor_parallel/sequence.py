@@ -1,0 +1,163 @@
+"""Sequence parallelism of a known model (Korthikanti et al., 2022, arXiv:2205.05198): in training, between its split
+layers, each tensor-parallel rank has a piece of the sequence, and keeps and computes only that of norms and dropout.
+
+ 1. What enters the first block of a stack is cut along the sequence, dimension 1; if the ranks do not divide its
+    length, it is padded at its end.
+ 2. A norm works on the piece; what it gives is put together and, without padding, the same on all ranks: it is what
+    column layers, and whatever follows the last norm, expect.
+ 3. A row layer gives the piece of its sum.
+ 4. Norms see a part of the tokens: gradients of their parameters are summed. Dropout between row layers and norms
+    works on pieces, so each rank draws another mask.
+ 5. In evaluation nothing is cut: generation has single tokens. What the first block of a stack decided holds for all of
+    it until the next forward with gradients, also where activations are computed again in backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tesserae import _C
+from tesserae.tensor_parallel.layers import Row
+
+SEQUENCE_DIM = 1  # of hidden states [batch, time, width]
+
+
+@dataclass(frozen=True)
+class Names:
+    """The last component of module names: the list of blocks, and all norms on the residual stream, the one behind the
+    last block among them."""
+
+    blocks: str
+    norms: tuple[str, ...]
+
+
+class Stream:
+    """The hidden states of one stack of blocks."""
+
+    def __init__(self, parallel: _C.Parallel) -> None:
+        self._parallel = parallel
+        self._length: int | None = None  # of the sequence that is cut; None: nothing is
+        self._paused = False  # an evaluation is between a forward and its backward, or after both
+
+    @property
+    def cut(self) -> bool:
+        # Where gradients are on, it is activations of before the evaluation that are computed again.
+        return self._length is not None and not (self._paused and not torch.is_grad_enabled())
+
+    def enter(self, hidden: Tensor, training: bool) -> Tensor:
+        self._paused = not training and not torch.is_grad_enabled()
+        if self._paused:
+            return hidden
+        self._length = hidden.shape[SEQUENCE_DIM] if training else None
+        return _C.scatter_to(self._pad(hidden), SEQUENCE_DIM, self._parallel) if training else hidden
+
+    def put_together(self, piece: Tensor) -> Tensor:
+        whole = _C.gather_from(piece, SEQUENCE_DIM, self._parallel)
+        assert self._length is not None
+        if not self._length <= whole.shape[SEQUENCE_DIM] < self._length + self._parallel.size:
+            raise _C.InvalidArgument(
+                f"[tsm.transform] sequence parallelism: activations of {whole.shape[SEQUENCE_DIM]} tokens are computed "
+                f"again after a forward of {self._length}; call backward of a batch before the forward of another one, "
+                "or do without activation checkpointing"
+            )
+        return whole.narrow(SEQUENCE_DIM, 0, self._length)
+
+    def row_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _C.row_linear(self._pad(x), weight, bias, self._parallel, SEQUENCE_DIM)
+
+    def sum_gradient(self, parameter: Tensor) -> Tensor:
+        return _C.copy_to_parallel(parameter, self._parallel)
+
+    def _pad(self, x: Tensor) -> Tensor:
+        more = -x.shape[SEQUENCE_DIM] % self._parallel.size
+        return nn.functional.pad(x, [0, 0] * (x.dim() - 1 - SEQUENCE_DIM) + [0, more]) if more else x
+
+
+def install(names: Names, model: nn.Module, parallel: _C.Parallel, random: _C.SplitRandom) -> None:
+    """Raises InvalidArgument if the model has no stack of that name."""
+    if getattr(model, "use_kernels", False):
+        raise _C.InvalidArgument(
+            "[tsm.transform] sequence_parallel: kernels of the hub replace the norms' forward, which it needs; load "
+            "the model with use_kernels=False"
+        )
+    stacks = [name for name, module in model.named_modules() if _last(name) == names.blocks and list(module.children())]
+    if not stacks:
+        raise _C.InvalidArgument(
+            f"[tsm.transform] sequence_parallel: {type(model).__name__} has no list of blocks named {names.blocks!r}"
+        )
+    for name in stacks:
+        owner = model.get_submodule(name.rpartition(".")[0])
+        _install(names, owner, owner.get_submodule(names.blocks), Stream(parallel), random)
+
+
+def _install(names: Names, owner: nn.Module, blocks: nn.Module, stream: Stream, random: _C.SplitRandom) -> None:
+    first = next(blocks.children())
+
+    def enter(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if args:
+            return (stream.enter(args[0], block.training), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": stream.enter(kwargs["hidden_states"], block.training)}
+
+    first.register_forward_pre_hook(enter, with_kwargs=True)  # 1
+    for name, module in owner.named_modules():
+        if _last(name) in names.norms:
+            _wrap_norm(module, stream)
+    for module in blocks.modules():
+        if isinstance(module, Row):
+            module._tesserae_stream = stream  # 3
+        elif isinstance(module, nn.Dropout) and module.p > 0:
+            _wrap_dropout(module, stream, random)
+
+
+def _wrap_norm(norm: nn.Module, stream: Stream) -> None:
+    compute = norm.forward
+    parameters = [name for name, value in norm._parameters.items() if value is not None]
+
+    def forward(hidden: Tensor) -> Tensor:
+        if not stream.cut:
+            return compute(hidden)
+        with _replaced(norm, {name: stream.sum_gradient(getattr(norm, name)) for name in parameters}):  # 4
+            piece = compute(hidden)
+        return stream.put_together(piece)  # 2
+
+    norm.forward = forward  # type: ignore[method-assign]
+
+
+@contextmanager
+def _replaced(module: nn.Module, values: dict[str, Tensor]) -> Generator[None]:
+    """Parameters, or the views that FSDP has put in their place, wherever the module keeps them."""
+    places: list[dict[str, Any]] = [module.__dict__, module._parameters]
+    before = [{name: place[name] for name in values if name in place} for place in places]
+    for place, own in zip(places, before, strict=True):
+        place.update({name: values[name] for name in own})
+    try:
+        yield
+    finally:
+        for place, own in zip(places, before, strict=True):
+            place.update(own)
+
+
+def _wrap_dropout(dropout: nn.Module, stream: Stream, random: _C.SplitRandom) -> None:
+    """Inside split computation (dropout.py) the generators are the rank's own already, and stay so."""
+    compute = dropout.forward
+
+    def forward(x: Tensor) -> Tensor:
+        if not (stream.cut and dropout.training) or random.inside:
+            return compute(x)
+        random.begin()
+        try:
+            return compute(x)
+        finally:
+            random.end()
+
+    dropout.forward = forward  # type: ignore[method-assign]
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]

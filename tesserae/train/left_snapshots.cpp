@@ -1,0 +1,261 @@
+#include "tesserae/train/left_snapshots.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <charconv>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "tesserae/base/log.h"
+#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/checkpoint/saver.h"
+#include "tesserae/os/shared_memory.h"
+#include "tesserae/shard/engine.h"
+#include "tesserae/train/memory_slot.h"
+#include "tesserae/train/snapshot_set.h"
+
+// All ranks together:
+//  1. each reads and checks its share of the snapshots on its host, whichever rank they are of;
+//  2. they agree on a past job: the one with the newest snapshot, its layout and tensor-parallel degree;
+//  3. each says which snapshots of that job it has read, so that all know of which ranks of the past job there is one,
+//     and choose the newest complete set, as if that job had been restarted (snapshot_set.h). If there is none, they
+//     try the job with the next older snapshot;
+//  4. of ranks of the past job that held the same, the first that has one is written: each rank writes those that it
+//     has read, as parts of an ordinary checkpoint.
+namespace tesserae::train {
+namespace {
+
+/// A snapshot in memory of this host, of rank `rank` of a past job.
+struct Left {
+  int rank;
+  size_t slot;
+  MemorySlot memory;
+  MemorySnapshot snapshot;
+
+  int64_t session() const { return static_cast<int64_t>(checkpoint::from_hex(snapshot.manifest.attempt).value_or(0)); }
+};
+
+/// A job that is over, as its snapshots tell of it.
+struct Past {
+  mesh::Layout layout{1, {}};
+  int tensor = 1;
+  int64_t session = 0;
+  int64_t newest = 0;  ///< step
+
+  bool made(const Left& left) const {
+    const checkpoint::Manifest& manifest = left.snapshot.manifest;
+    return manifest.layout == layout && manifest.tensor == tensor && left.session() == session &&
+           left.rank < layout.ranks() * tensor;
+  }
+};
+
+/// Every n-th name, n ranks being on this host.
+std::vector<std::string> share_of(const comm::Fabric& fabric, const std::string& prefix) {
+  const std::vector<int> neighbours = fabric.world().host_ranks(fabric.rank());
+  const auto own = static_cast<size_t>(std::ranges::find(neighbours, fabric.rank()) - neighbours.begin());
+  const std::vector<std::string> names = os::SharedMemory::names(prefix);
+  std::vector<std::string> share;
+  for (size_t i = own; i < names.size(); i += neighbours.size()) share.push_back(names[i]);
+  return share;
+}
+
+/// Step 1. What a name ends with is "RANK-SLOT".
+std::vector<Left> read_share(const comm::Fabric& fabric, const std::string& prefix) {
+  std::vector<Left> found;
+  for (const std::string& name : share_of(fabric, prefix)) {
+    int rank = -1;
+    size_t slot = 0;
+    const char *const begin = name.data() + prefix.size(), *const end = name.data() + name.size();
+    const auto [dash, bad] = std::from_chars(begin, end, rank);
+    if (bad != std::errc() || dash == end || *dash != '-') continue;
+    if (std::from_chars(dash + 1, end, slot).ec != std::errc() || slot >= memory_slots) continue;
+    MemorySlot memory(name);
+    if (std::optional<MemorySnapshot> snapshot = memory.read()) {
+      found.push_back({.rank = rank, .slot = slot, .memory = std::move(memory), .snapshot = std::move(*snapshot)});
+    }
+  }
+  return found;
+}
+
+/// Step 2: the job with the newest snapshot of a step after `after` and before `before`.
+std::optional<Past> newest_past(comm::Fabric& fabric, const std::vector<Left>& found, int64_t after, int64_t before) {
+  std::vector<int64_t> newest(static_cast<size_t>(fabric.size()), 0);
+  const Left* own = nullptr;
+  for (const Left& left : found) {
+    const int64_t step = left.snapshot.manifest.step;
+    if (step <= after || step >= before) continue;
+    if (own == nullptr || step > own->snapshot.manifest.step) own = &left;
+  }
+  if (own != nullptr) newest[static_cast<size_t>(fabric.rank())] = own->snapshot.manifest.step + 1;
+  newest = checkpoint::sum_over_ranks(fabric, newest);
+  const auto best = std::ranges::max_element(newest);
+  if (*best == 0) return std::nullopt;
+  const auto teller = static_cast<int>(best - newest.begin());
+  std::string text;
+  if (fabric.rank() == teller) {
+    const checkpoint::Manifest& manifest = own->snapshot.manifest;
+    const mesh::Degrees degrees = manifest.layout.degrees();
+    text = nlohmann::json{manifest.layout.ranks(), degrees.parameters, degrees.gradients,
+                          degrees.optimizer,       manifest.tensor,    own->session()}
+               .dump();
+  }
+  const nlohmann::json told = nlohmann::json::parse(checkpoint::text_of(fabric, text, teller));
+  const auto number = [&told](size_t i) { return told[i].get<int>(); };
+  return Past{.layout = {number(0), {.parameters = number(1), .gradients = number(2), .optimizer = number(3)}},
+              .tensor = number(4),
+              .session = told[5].get<int64_t>(),
+              .newest = *best - 1};
+}
+
+/// Step 3.
+std::optional<SnapshotSet> complete_set(comm::Fabric& fabric, const std::vector<Left>& found, const Past& past,
+                                        int64_t after) {
+  HeldByRank held(static_cast<size_t>(past.layout.ranks()) * static_cast<size_t>(past.tensor));
+  std::vector<int64_t> steps(held.size() * memory_slots, 0);
+  for (const Left& left : found) {
+    if (past.made(left)) {
+      steps[static_cast<size_t>(left.rank) * memory_slots + left.slot] = left.snapshot.manifest.step + 1;
+    }
+  }
+  steps = checkpoint::sum_over_ranks(fabric, steps);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    held[i / memory_slots][i % memory_slots] = {.session = past.session, .step = steps[i] - 1};
+  }
+  return newest_complete_set(past.layout, past.tensor, held, after + 1);
+}
+
+/// Whether this one of the set writes the chunk that it shares with ranks of other replicas.
+bool writes_chunk(const Past& past, const SnapshotSet& set, int rank) {
+  const int data = rank / past.tensor;
+  for (int replica = 0; replica < past.layout.replicas(); ++replica) {
+    const int holder = past.layout.owner(past.layout.chunk(data), replica) * past.tensor + rank % past.tensor;
+    if (set.slot[static_cast<size_t>(holder)] >= 0) return holder == rank;
+  }
+  return false;
+}
+
+/// Step 4: of one snapshot. `same_groups`: random numbers are of use to the new job.
+void add_pieces(const Left& left, const Past& past, const SnapshotSet& set, bool same_groups,
+                std::vector<checkpoint::Piece>& pieces) {
+  const checkpoint::Manifest& manifest = left.snapshot.manifest;
+  const bool chunk = writes_chunk(past, set, left.rank);
+  const nlohmann::json notes = manifest.training.value(memory_key, nlohmann::json::object());
+  const std::string own_random = cat("random/", left.rank, "/");
+  for (const checkpoint::StoredTensor& tensor : manifest.tensors) {
+    const bool random = tensor.name.starts_with("random/");
+    const auto note = notes.find(tensor.name);
+    bool written =
+        chunk && !tensor.name.starts_with(counter_prefix) && (note == notes.end() || note->at("written").get<bool>());
+    if (random) {
+      // That of the rank before it is there, too, in case that one is gone.
+      int of = -1;
+      const char* const begin = tensor.name.data() + std::string_view("random/").size();
+      std::from_chars(begin, tensor.name.data() + tensor.name.size(), of);
+      const bool gone = of >= 0 && static_cast<size_t>(of) < set.slot.size() && set.slot[static_cast<size_t>(of)] < 0;
+      written = same_groups && (tensor.name.starts_with(own_random) || gone);
+    }
+    if (!written) continue;
+    const checkpoint::Part& part = tensor.parts.front();
+    mesh::Split split;
+    if (note != notes.end()) {
+      split = {.dim = note->at("dim"), .parts = note->at("parts"), .blocks = note->at("blocks")};
+      if (!split.whole()) split.index = left.rank % past.tensor;
+    }
+    char* const data = const_cast<char*>(left.snapshot.data.data()) + part.offset;
+    pieces.push_back({.name = tensor.name,
+                      .shape = tensor.shape,
+                      .split = split,
+                      .elements = part.elements,
+                      .data = at::from_blob(data, {part.elements.size()},
+                                            at::TensorOptions().dtype(checkpoint::scalar_type_of(tensor.dtype)))});
+  }
+}
+
+/// Whether these are values of this model, as far as this rank has read them.
+bool fits(TrainingState& state, const std::vector<checkpoint::Piece>& pieces) {
+  std::map<std::string, std::vector<int64_t>, std::less<>> shapes;
+  shard::Engine& engine = state.sharded.engine();
+  for (int unit = 0; unit < engine.unit_count(); ++unit) {
+    for (int flat = 0; flat < engine.flats_of(unit); ++flat) {
+      for (const shard::Slot& slot : engine.flat_of(unit, flat).flat.slots()) {
+        shapes[slot.names.front()] = slot.whole.empty() ? slot.shape : slot.whole;
+      }
+    }
+  }
+  constexpr std::string_view prefix = "model/";
+  return std::ranges::all_of(pieces, [&](const checkpoint::Piece& piece) {
+    if (!piece.name.starts_with(prefix)) return true;
+    const auto found = shapes.find(std::string_view(piece.name).substr(prefix.size()));
+    return found != shapes.end() && found->second == piece.shape;
+  });
+}
+
+bool save(TrainingState& state, const std::vector<Left>& found, const Past& past, const SnapshotSet& set,
+          const os::Path& folder) {
+  comm::Fabric& fabric = *state.fabric;
+  checkpoint::State whole{.step = set.step, .layout = state.layout(), .tensor = state.parallel->size(), .pieces = {}};
+  std::string description;
+  for (const Left& left : found) {
+    if (!past.made(left) || static_cast<int>(left.slot) != set.slot[static_cast<size_t>(left.rank)]) continue;
+    add_pieces(left, past, set, past.tensor == state.parallel->size(), whole.pieces);
+    nlohmann::json said = left.snapshot.manifest.training;
+    said.erase(memory_key);
+    description = said.dump();
+  }
+  if (checkpoint::lowest_rank_with(fabric, !fits(state, whole.pieces)) >= 0) {
+    if (fabric.rank() == 0) log(LogLevel::warning, "the snapshots in memory are not used: they are of another model");
+    return false;
+  }
+  const int teller = checkpoint::lowest_rank_with(fabric, !description.empty());
+  whole.training = nlohmann::json::parse(checkpoint::text_of(fabric, description, teller));
+  if (fabric.rank() == 0) {
+    log(LogLevel::warning, cat("snapshots in memory are of ", past.layout.ranks() * past.tensor, " ranks with ",
+                               mesh::to_string(past.layout.degrees()), ": step ", set.step, " is saved to ",
+                               folder.native(), " to go on from"));
+  }
+  checkpoint::Saver saver(state.fabric, {.folder = folder});
+  saver.save(std::move(whole));
+  return true;
+}
+
+}  // namespace
+
+nlohmann::json notes_of(const std::vector<checkpoint::Piece>& pieces) {
+  nlohmann::json notes = nlohmann::json::object();
+  for (const checkpoint::Piece& piece : pieces) {
+    if (piece.written && piece.split.whole()) continue;
+    notes[piece.name] = {{"written", piece.written},
+                         {"dim", piece.split.dim},
+                         {"parts", piece.split.parts},
+                         {"blocks", piece.split.blocks}};
+  }
+  return notes;
+}
+
+std::optional<int64_t> save_left_snapshots(TrainingState& state, const std::string& prefix, const os::Path& folder,
+                                           int64_t after) {
+  comm::Fabric& fabric = *state.fabric;
+  const std::vector<Left> found = read_share(fabric, prefix);
+  for (int64_t before = INT64_MAX;;) {
+    const std::optional<Past> past = newest_past(fabric, found, after, before);
+    if (!past) return std::nullopt;
+    if (const std::optional<SnapshotSet> set = complete_set(fabric, found, *past, after)) {
+      return save(state, found, *past, *set, folder) ? std::optional(set->step) : std::nullopt;
+    }
+    before = past->newest;
+  }
+}
+
+void remove_left_snapshots(const std::string& prefix) noexcept {
+  try {
+    for (const std::string& name : os::SharedMemory::names(prefix)) os::SharedMemory::remove(name);
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, cat("a snapshot in memory could not be taken away: ", error.what()));
+  }
+}
+
+}  // namespace tesserae::train
