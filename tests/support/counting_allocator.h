@@ -4,7 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
+#include <cstring>
 
 namespace tesserae::testing {
 
@@ -12,26 +12,30 @@ namespace tesserae::testing {
 class CountingAllocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    void* const memory = c10::GetDefaultCPUAllocator()->raw_allocate(bytes);
-    alive += static_cast<int64_t>(bytes);
+    char* const memory = static_cast<char*>(c10::GetDefaultCPUAllocator()->raw_allocate(bytes + header));
+    const auto size = static_cast<int64_t>(bytes);
+    std::memcpy(memory, &size, sizeof size);
+    alive += size;
     int64_t seen = peak;
     while (seen < alive && !peak.compare_exchange_weak(seen, alive)) {
     }
-    return {memory, new Block{memory, static_cast<int64_t>(bytes)}, &free_block, c10::kCPU};
+    void* const data = memory + header;
+    return {data, data, &free_block, c10::kCPU};  // kernels that want plain memory expect both to be the same
   }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
 
   static inline std::atomic<int64_t> alive{0}, peak{0};
 
  private:
-  struct Block {
-    void* memory;
-    int64_t bytes;
-  };
-  static void free_block(void* context) {
-    const std::unique_ptr<Block> block(static_cast<Block*>(context));
-    alive -= block->bytes;
-    c10::GetDefaultCPUAllocator()->raw_deallocate(block->memory);
+  static constexpr size_t header = 64;  // before each block: its size; as large as tensors are aligned
+
+  static void free_block(void* data) {
+    char* const memory = static_cast<char*>(data) - header;
+    int64_t size = 0;
+    std::memcpy(&size, memory, sizeof size);
+    alive -= size;
+    c10::GetDefaultCPUAllocator()->raw_deallocate(memory);
   }
 };
 
