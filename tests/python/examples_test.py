@@ -76,6 +76,17 @@ def torchrun(ranks: int, *command: str) -> str:
     return run.stdout
 
 
+def plain_torchrun(ranks: int, *command: str) -> str:
+    """Without Tesserae. Gloo's workers sometimes let go of tensors when the interpreter is gone already, and abort a
+    process that has done all of its work (pytorch/pytorch#90549, #179291): torch's own run gets a second try."""
+    try:
+        return torchrun(ranks, *command)
+    except AssertionError as error:
+        if "terminate called without an active exception" not in str(error):
+            raise
+        return torchrun(ranks, *command)
+
+
 def losses(output: str) -> list[float]:
     found = [float(value) for value in re.findall(r"(?<!validation )\bloss (\d+\.\d+)", output)]
     assert len(found) >= 2, output
@@ -89,7 +100,7 @@ def test_the_two_lines_change_no_loss(example: Example, tmp_path: Path) -> None:
     plain.write_text(without_the_two_lines(script))
 
     ours = losses(torchrun(example.ranks, *example.runner, str(script), *example.arguments))
-    theirs = losses(torchrun(example.ranks, *example.plain_runner, str(plain), *example.arguments))
+    theirs = losses(plain_torchrun(example.ranks, *example.plain_runner, str(plain), *example.arguments))
 
     assert ours == pytest.approx(theirs, rel=example.tolerance)
     assert ours[-1] <= example.learns * ours[0]
