@@ -202,12 +202,18 @@ def timeline(out: Path, kind: str, heading: str) -> Figure | None:
     for axes in (speed_axes, memory_axes):
         from_zero(axes)
     top = speed_axes.get_ylim()[1]
-    speed_axes.set_ylim(0, top * 1.18)
+    many = len(run["changes"]) > 6
+    speed_axes.set_ylim(0, top * (1.5 if many else 1.18))
     for change in run["changes"]:
         for axes in (speed_axes, memory_axes):
             axes.axvline(change["step"] + 0.5, color=INK, linewidth=0.7, linestyle=(0, (4, 3)))
+        where = (change["step"] + 0.5, top * (1.49 if many else 1.17))
+        if many:  # only where it goes, upright
+            speed_axes.annotate(
+                change["to"], where, (1, 0), textcoords="offset points", va="top", rotation=90, fontsize=7
+            )
+            continue
         told = f"{change['from']} → {change['to']}" + (f"\n{change['seconds']:.2f} s" if change.get("seconds") else "")
-        where = (change["step"] + 0.5, top * 1.17)
         speed_axes.annotate(told, where, (3, 0), textcoords="offset points", va="top", fontsize=8)
     figure.tight_layout()
     return figure
