@@ -169,8 +169,7 @@ def progress(text: str, done: bool = False) -> None:
 def main() -> int:
     asked = parse()
     asked.out.mkdir(parents=True, exist_ok=True)
-    options = asked
-    file = options.out / "compare.json"
+    file = asked.out / "compare.json"
     data = json.loads(file.read_text()) if file.exists() else {}
     cases = data["cases"] = {name: case for name, case in data.get("cases", {}).items() if "about" in case}
     complete = True

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <utility>
@@ -144,7 +145,6 @@ void add_pieces(const Left& left, const Past& past, const SnapshotSet& set, bool
   const checkpoint::Manifest& manifest = left.snapshot.manifest;
   const bool chunk = writes_chunk(past, set, left.rank);
   const nlohmann::json notes = manifest.training.value(memory_key, nlohmann::json::object());
-  const std::string own_random = cat("random/", left.rank, "/");
   for (const checkpoint::StoredTensor& tensor : manifest.tensors) {
     const bool random = tensor.name.starts_with("random/");
     const auto note = notes.find(tensor.name);
@@ -156,7 +156,7 @@ void add_pieces(const Left& left, const Past& past, const SnapshotSet& set, bool
       const char* const begin = tensor.name.data() + std::string_view("random/").size();
       std::from_chars(begin, tensor.name.data() + tensor.name.size(), of);
       const bool gone = of >= 0 && static_cast<size_t>(of) < set.slot.size() && set.slot[static_cast<size_t>(of)] < 0;
-      written = same_groups && (tensor.name.starts_with(own_random) || gone);
+      written = same_groups && (of == left.rank || gone);
     }
     if (!written) continue;
     const checkpoint::Part& part = tensor.parts.front();
@@ -182,7 +182,7 @@ bool fits(TrainingState& state, const std::vector<checkpoint::Piece>& pieces) {
   for (int unit = 0; unit < engine.unit_count(); ++unit) {
     for (int flat = 0; flat < engine.flats_of(unit); ++flat) {
       for (const shard::Slot& slot : engine.flat_of(unit, flat).flat.slots()) {
-        shapes[slot.names.front()] = slot.whole.empty() ? slot.shape : slot.whole;
+        shapes[slot.names.front()] = slot.whole;
       }
     }
   }
@@ -250,9 +250,11 @@ std::optional<int64_t> save_left_snapshots(TrainingState& state, const std::stri
   }
 }
 
-void remove_left_snapshots(const std::string& prefix) noexcept {
+void remove_left_snapshots(const std::string& prefix, int from) noexcept {
   try {
-    for (const std::string& name : os::SharedMemory::names(prefix)) os::SharedMemory::remove(name);
+    for (const std::string& name : os::SharedMemory::names(prefix)) {
+      if (std::atoi(name.c_str() + prefix.size()) >= from) os::SharedMemory::remove(name);
+    }
   } catch (const std::exception& error) {
     log(LogLevel::warning, cat("a snapshot in memory could not be taken away: ", error.what()));
   }

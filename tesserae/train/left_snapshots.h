@@ -26,7 +26,8 @@ nlohmann::json notes_of(const std::vector<checkpoint::Piece>& pieces);
 std::optional<int64_t> save_left_snapshots(TrainingState& state, const std::string& prefix, const os::Path& folder,
                                            int64_t after);
 
-/// Takes the snapshots on this rank's host away that begin so. Not collective: whoever comes first.
-void remove_left_snapshots(const std::string& prefix) noexcept;
+/// Takes the snapshots of ranks `from` and above on this rank's host away whose names begin so. Not collective: whoever
+/// comes first.
+void remove_left_snapshots(const std::string& prefix, int from = 0) noexcept;
 
 }  // namespace tesserae::train

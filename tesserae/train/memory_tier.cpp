@@ -9,7 +9,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -128,19 +127,6 @@ void MemoryTier::layout_changed() {
   layout_ = state_.layout();
 }
 
-/// Takes away what a larger job left on this host under the same key: this one has no ranks that could.
-void MemoryTier::remove_beyond() noexcept {
-  const int rank = state_.fabric->rank();
-  if (rank != state_.fabric->world().host_ranks(rank).front()) return;
-  try {
-    for (const std::string& name : os::SharedMemory::names(prefix_)) {
-      if (std::atoi(name.c_str() + prefix_.size()) >= state_.fabric->size()) os::SharedMemory::remove(name);
-    }
-  } catch (const std::exception& error) {
-    log(LogLevel::warning, cat("a snapshot in memory could not be taken away: ", error.what()));
-  }
-}
-
 /// Step 1 of a save: the random numbers of the previous replica's rank, as pieces.
 std::vector<checkpoint::Piece> MemoryTier::exchange_random() {
   comm::Fabric& fabric = *state_.fabric;
@@ -180,8 +166,8 @@ std::optional<int64_t> MemoryTier::restore(int64_t at_least) {
     remove_all();
     return std::nullopt;
   }
-  take_over(*snapshot);  // 4
-  remove_beyond();
+  take_over(*snapshot);                                   // 4
+  remove_left_snapshots(prefix_, state_.fabric->size());  // of a larger job: this one has no ranks that could
   next_ = slot == 0 ? 1 : 0;
   return set->step;
 }

@@ -49,7 +49,6 @@ class MemoryTier {
   void remove_all() noexcept;
 
  private:
-  void remove_beyond() noexcept;
   std::vector<checkpoint::Piece> own_pieces();
   std::vector<checkpoint::Piece> exchange_random();
   HeldByRank held_by_ranks();

@@ -12,22 +12,15 @@ namespace tesserae::tensor {
 namespace {
 
 using testing::expect_close;
+using testing::fill;
 using testing::leaf;
 using testing::numbers;
 using testing::piece;
 using testing::run_parallel;
+using testing::whole_of;
 
 const LayerOptions options_for(const ParallelPtr& parallel, int64_t sequence = no_sequence) {
   return {parallel, sequence, at::TensorOptions().dtype(at::kDouble)};
-}
-
-// The whole tensor of each name, by a seed of its own.
-void fill(const std::string& name, at::Tensor& whole) {
-  whole.copy_(numbers(whole.sizes(), std::hash<std::string>{}(name)));
-}
-
-at::Tensor whole_of(const std::string& name, at::IntArrayRef shape) {
-  return numbers(shape, std::hash<std::string>{}(name));
 }
 
 TEST(Layers, HoldTheirPartsOfTheSameWholeTensors) {

@@ -16,12 +16,9 @@ using testing::leaf;
 using testing::numbers;
 using testing::piece;
 using testing::run_parallel;
+using testing::whole_of;
 
 constexpr int64_t width = 6, hidden = 12;
-
-at::Tensor whole_of(const std::string& name, at::IntArrayRef shape) {
-  return numbers(shape, std::hash<std::string>{}(name));
-}
 
 at::Tensor activated(Activation activation, const at::Tensor& x) {
   if (activation == Activation::relu) return at::relu(x);
@@ -60,8 +57,7 @@ void compare(const ParallelPtr& parallel, const MlpOptions& mlp, int64_t sequenc
   SCOPED_TRACE(cat("activation ", static_cast<int>(mlp.activation), mlp.gated ? ", gated" : "",
                    mlp.bias ? ", bias" : "", ", sequence ", sequence, ", ", parallel->size(), " ranks"));
   Mlp split(mlp, LayerOptions{parallel, sequence, at::TensorOptions().dtype(at::kDouble)});
-  shard::fill_parameters(
-      *split, [](const std::string& name, at::Tensor& whole) { whole.copy_(whole_of(name, whole.sizes())); });
+  shard::fill_parameters(*split, testing::fill);
   const auto own = [&](const at::Tensor& t) { return sequence == no_sequence ? t : piece(t, sequence, *parallel); };
   const Whole whole(mlp);
   const at::Tensor x = leaf(numbers({2, 8, width}, 1)), dy = numbers({2, 8, width}, 2);

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <numeric>
+#include <string>
 
 #include "tesserae/tensor/parallel.h"
 
@@ -36,6 +37,16 @@ inline void run_parallel(int ranks, const std::function<void(const std::shared_p
 /// The same numbers on every rank.
 inline at::Tensor numbers(at::IntArrayRef shape, uint64_t seed) {
   return at::randn(shape, at::detail::createCPUGenerator(seed), at::TensorOptions().dtype(at::kDouble));
+}
+
+/// The whole tensor of that name: the numbers of a seed of its own.
+inline at::Tensor whole_of(const std::string& name, at::IntArrayRef shape) {
+  return numbers(shape, std::hash<std::string>{}(name));
+}
+
+/// For shard::fill_parameters: gives every tensor those numbers.
+inline void fill(const std::string& name, at::Tensor& whole) {
+  whole.copy_(whole_of(name, whole.sizes()));
 }
 
 inline at::Tensor leaf(const at::Tensor& x) {
