@@ -14,6 +14,7 @@ void bind_shard(py::module_& module) {
       .def_readonly("gathers", &Statistics::gathers)
       .def_readonly("prefetch_hits", &Statistics::prefetch_hits)
       .def_readonly("reductions", &Statistics::reductions)
+      .def_readonly("gradients_in_place", &Statistics::gradients_in_place)
       .def_readonly("departures", &Statistics::departures)
       .def_readonly("pool_reserved_bytes", &Statistics::pool_reserved_bytes)
       .def_readonly("pool_misses", &Statistics::pool_misses)

@@ -83,9 +83,7 @@ void widest_first(std::vector<T>& list, const Width& width) {
 /// The flat buffers of a model, those of wide exported types first. The same on all ranks.
 std::vector<shard::Engine::FlatView> flats_in_order(shard::Engine& engine, const ExportOptions& options) {
   std::vector<shard::Engine::FlatView> views;
-  for (int unit = 0; unit < engine.unit_count(); ++unit) {
-    for (int i = 0; i < engine.flats_of(unit); ++i) views.push_back(engine.flat_of(unit, i));
-  }
+  engine.visit_flats([&views](int, const shard::Engine::FlatView& view) { views.push_back(view); });
   std::vector<size_t> order;
   for (size_t i = 0; i < views.size(); ++i) order.push_back(i);
   widest_first(order,

@@ -33,26 +33,25 @@ std::map<std::string, std::string> match_names(const WeightFiles& files, shard::
   }
   std::map<std::string, std::string> source;
   std::set<std::string> known;
-  for (int unit = 0; unit < engine.unit_count(); ++unit) {
-    for (int i = 0; i < engine.flats_of(unit); ++i) {
-      for (const shard::Slot& slot : engine.flat_of(unit, i).flat.slots()) {
-        known.insert(slot.names.begin(), slot.names.end());
-        const auto name = std::ranges::find_if(slot.names, [&](const auto& each) { return theirs.contains(each); });
-        if (name == slot.names.end()) {
-          if (std::ranges::count(options.may_miss, slot.names.front()) > 0) continue;
-          throw InvalidArgument(function, cat("the files have no tensor for parameter \"", slot.names.front(),
-                                              "\"; give a name map, or name it in may_miss"));
-        }
-        const std::string& found = theirs.at(*name);
-        if (files.tensors().at(found).shape != slot.whole) {
-          throw InvalidArgument(
-              function, cat("tensor \"", found, "\" has shape ", at::IntArrayRef(files.tensors().at(found).shape),
-                            ", parameter \"", *name, "\" has ", at::IntArrayRef(slot.whole)));
-        }
-        source.emplace(slot.names.front(), found);
-      }
+  const auto match = [&](const shard::Slot& slot) {
+    known.insert(slot.names.begin(), slot.names.end());
+    const auto name = std::ranges::find_if(slot.names, [&](const auto& each) { return theirs.contains(each); });
+    if (name == slot.names.end()) {
+      if (std::ranges::count(options.may_miss, slot.names.front()) > 0) return;
+      throw InvalidArgument(function, cat("the files have no tensor for parameter \"", slot.names.front(),
+                                          "\"; give a name map, or name it in may_miss"));
     }
-  }
+    const std::string& found = theirs.at(*name);
+    if (files.tensors().at(found).shape != slot.whole) {
+      throw InvalidArgument(function,
+                            cat("tensor \"", found, "\" has shape ", at::IntArrayRef(files.tensors().at(found).shape),
+                                ", parameter \"", *name, "\" has ", at::IntArrayRef(slot.whole)));
+    }
+    source.emplace(slot.names.front(), found);
+  };
+  engine.visit_flats([&match](int, const shard::Engine::FlatView& view) {
+    for (const shard::Slot& slot : view.flat.slots()) match(slot);
+  });
   for (const auto& [ours, name] : theirs) {
     if (known.contains(ours) || options.ignore_unknown) continue;
     throw InvalidArgument(function, cat("the model has no parameter \"", ours, "\" for tensor \"", name,

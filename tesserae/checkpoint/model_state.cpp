@@ -3,7 +3,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <utility>
 
@@ -19,16 +18,10 @@ namespace {
 
 using shard::Engine;
 
-void for_each_flat(Engine& engine, const std::function<void(int unit, const Engine::FlatView& view)>& visit) {
-  for (int unit = 0; unit < engine.unit_count(); ++unit) {
-    for (int i = 0; i < engine.flats_of(unit); ++i) visit(unit, engine.flat_of(unit, i));
-  }
-}
-
 /// The flat buffer behind each shard, by its index.
 std::vector<const shard::Flat*> flats_by_shard(Engine& engine) {
   std::vector<const shard::Flat*> flats(engine.shards().size());
-  for_each_flat(engine, [&flats](int, const Engine::FlatView& view) {
+  engine.visit_flats([&flats](int, const Engine::FlatView& view) {
     if (view.shard != nullptr) flats[static_cast<size_t>(view.shard->index)] = &view.flat;
   });
   return flats;
@@ -58,7 +51,7 @@ void add_slices(const std::string& prefix, const std::vector<shard::Slice>& slic
 
 void add_parameters(shard::Sharded& sharded, int rank, std::vector<Piece>& pieces) {
   const bool first = is_first_tensor_rank(sharded);
-  for_each_flat(sharded.engine(), [&](int, const Engine::FlatView& view) {
+  sharded.engine().visit_flats([&](int, const Engine::FlatView& view) {
     const bool written = writes_part(view.flat, rank);
     add_slices("model/", view.flat.slices(view.parameter.part_range()), view.parameter.part(), written,
                written && first, pieces);
@@ -184,7 +177,7 @@ void load_model(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Op
 }
 
 void publish_model(shard::Sharded& sharded) {
-  for_each_flat(sharded.engine(), [&sharded](int, const Engine::FlatView& view) {
+  sharded.engine().visit_flats([&sharded](int, const Engine::FlatView& view) {
     if (view.shard != nullptr) {
       sharded.publish(view.shard->index);
     } else {

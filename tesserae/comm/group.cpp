@@ -2,6 +2,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <numeric>
 
@@ -9,6 +11,15 @@
 #include "tesserae/comm/packed_messages.h"
 
 namespace tesserae::comm {
+
+namespace {
+
+void scale_to(const at::Tensor& output, const at::Tensor& input, double scale) {
+  at::Tensor out = output.view(-1);
+  at::mul_out(out, input.view(-1), at::scalar_tensor(scale, at::kDouble));
+}
+
+}  // namespace
 
 Group::Group(std::string name, std::vector<int> members, int rank)
     : name_(std::move(name)), members_(std::move(members)), rank_(rank) {}
@@ -33,6 +44,14 @@ void Group::check_buffer(std::string_view verb, const at::Tensor& buffer, int64_
 void Group::check_reduction(std::string_view verb, const at::Tensor& buffer, Reduction how) const {
   if (can_reduce(how, buffer.scalar_type())) return;
   throw InvalidArgument(verb, cat("group ", name_, ": there is no ", how, " of ", buffer.scalar_type()));
+}
+
+void Group::check_piece(std::string_view verb, const at::Tensor& piece, const at::Tensor& buffer) const {
+  check_buffer(verb, piece, 1);
+  check_buffer(verb, buffer, size());
+  if (piece.numel() * size() == buffer.numel() && piece.scalar_type() == buffer.scalar_type()) return;
+  throw InvalidArgument(verb, cat("group ", name_, ": ", piece.numel(), " x ", piece.scalar_type(), " is no piece of ",
+                                  buffer.numel(), " x ", buffer.scalar_type(), " for ", size(), " members"));
 }
 
 // Runs one verb of the transport: counts it, keeps it out of autograd, and makes its failure a CommError that stays.
@@ -139,14 +158,8 @@ void Group::do_packed_all_reduce(const at::Tensor& buffer, Reduction how, Wire w
 }
 
 void Group::reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Label label, Reduction how) {
-  check_buffer("reduce_scatter", output, 1);
-  check_buffer("reduce_scatter", input, size());
+  check_piece("reduce_scatter", output, input);
   check_reduction("reduce_scatter", input, how);
-  if (output.numel() * size() != input.numel() || output.scalar_type() != input.scalar_type()) {
-    throw InvalidArgument("reduce_scatter",
-                          cat("group ", name_, ": ", output.numel(), " x ", output.scalar_type(), " is no piece of ",
-                              input.numel(), " x ", input.scalar_type(), " for ", size(), " members"));
-  }
   if (size() == 1) {
     at::AutoDispatchBelowADInplaceOrView guard;
     output.view(-1).copy_(input.view(-1));
@@ -160,6 +173,29 @@ void Group::do_reduce_scatter_to(const at::Tensor& output, const at::Tensor& inp
   const at::Tensor pieces = input.view(-1).clone();
   do_reduce_scatter(pieces, how);
   output.view(-1).copy_(pieces.narrow(0, rank_ * output.numel(), output.numel()));
+}
+
+void Group::reduce_scatter_scaled(const at::Tensor& output, const at::Tensor& buffer, double scale, Label label,
+                                  Wire asked) {
+  check_piece("reduce_scatter", output, buffer);
+  check_reduction("reduce_scatter", buffer, Reduction::sum);
+  if (size() == 1) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    scale_to(output, buffer, scale);
+    return;
+  }
+  const Wire wire = wire_for(asked, buffer);
+  const int64_t bytes = piece_bytes(buffer, wire) * (size() - 1);
+  run("reduce_scatter", counters_.reduce_scatter, bytes, label, [&] {
+    if (wire == Wire::exact) return do_reduce_scatter_scaled(output, buffer, scale);
+    do_packed_reduce_scatter(buffer, Reduction::sum, wire);
+    scale_to(output, nth_piece(buffer, rank_), scale);
+  });
+}
+
+void Group::do_reduce_scatter_scaled(const at::Tensor& output, const at::Tensor& buffer, double scale) {
+  do_reduce_scatter(buffer, Reduction::sum);
+  scale_to(output, nth_piece(buffer, rank_), scale);
 }
 
 void Group::all_reduce(const at::Tensor& buffer, Label label, Reduction how, Wire asked) {

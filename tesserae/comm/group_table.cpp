@@ -20,7 +20,14 @@ std::string_view traffic_name(Traffic traffic) {
 
 namespace {
 
+// "gather.0-1-2-3", or "gather.0-1-...-1023" where many ranks follow each other at equal distances. Different groups
+// have different names.
 std::string group_name(const std::vector<int>& members, Traffic traffic) {
+  constexpr size_t many = 8;
+  const auto distance_after = [&members](size_t i) { return members[i + 1] - members[i]; };
+  bool even = members.size() > many;
+  for (size_t i = 1; even && i + 1 < members.size(); ++i) even = distance_after(i) == distance_after(0);
+  if (even) return cat(traffic_name(traffic), ".", members[0], "-", members[1], "-...-", members.back());
   std::string name(traffic_name(traffic));
   for (size_t i = 0; i < members.size(); ++i) name += (i == 0 ? '.' : '-') + std::to_string(members[i]);
   return name;
@@ -42,11 +49,15 @@ int index_among(const std::vector<int>& members, int rank, int size) {
 
 }  // namespace
 
+bool GroupTable::Before::operator()(const Key& a, const Key& b) const {
+  if (a.first != b.first) return a.first < b.first;
+  return std::ranges::lexicographical_compare(a.second, b.second);
+}
+
 Group& GroupTable::group(const std::vector<int>& members, Traffic traffic, const Make& make) {
-  const auto key = std::make_pair(traffic, members);
   {
     std::lock_guard lock(mutex_);
-    if (const auto found = groups_.find(key); found != groups_.end()) return *found->second;
+    if (const auto found = groups_.find({traffic, members}); found != groups_.end()) return *found->second;
   }
   const int index = index_among(members, rank_, size_);
   std::string name = group_name(members, traffic);
@@ -54,7 +65,8 @@ Group& GroupTable::group(const std::vector<int>& members, Traffic traffic, const
   auto made = members.size() == 1 ? std::make_unique<NullGroup>(std::move(name), members, index)
                                   : make(std::move(name), members, index);
   std::lock_guard lock(mutex_);
-  return *(groups_[key] = std::move(made));
+  const Key key(traffic, made->members());
+  return *groups_.emplace(key, std::move(made)).first->second;
 }
 
 Lane& GroupTable::lane(Traffic traffic) {

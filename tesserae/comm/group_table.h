@@ -4,6 +4,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "tesserae/comm/fabric.h"
@@ -27,12 +29,18 @@ class GroupTable {
   void clear();
 
  private:
+  // By traffic and members, which lie in the group: a list of all ranks of a large job is not kept twice.
+  using Key = std::pair<Traffic, std::span<const int>>;
+  struct Before {
+    bool operator()(const Key& a, const Key& b) const;
+  };
+
   int rank_;
   int size_;
   Lane::Kind kind_;
   c10::Device device_;
   mutable std::mutex mutex_;  // counters() may be asked from another thread, for a progress line
-  std::map<std::pair<Traffic, std::vector<int>>, std::unique_ptr<Group>> groups_;
+  std::map<Key, std::unique_ptr<Group>, Before> groups_;
   std::unique_ptr<Lane> lanes_[3];
 };
 

@@ -66,8 +66,8 @@ void reduce_to(const at::Tensor& result, const at::Tensor& left, const at::Tenso
   }
 }
 
-RunningReduction::RunningReduction(at::Tensor result, const at::Tensor& first, int members, Reduction how)
-    : result_(std::move(result)), so_far_(first), left_(members - 1), how_(how) {
+RunningReduction::RunningReduction(at::Tensor result, const at::Tensor& first, int members, Reduction how, double scale)
+    : result_(std::move(result)), so_far_(first), left_(members - 1), how_(how), scale_(scale) {
   const auto dtype = first.scalar_type();
   const bool rounds = how == Reduction::sum || how == Reduction::product;
   const bool wide = left_ > 1 && rounds && (dtype == at::kBFloat16 || dtype == at::kHalf);
@@ -79,7 +79,9 @@ void RunningReduction::join(const at::Tensor& next) {
   const at::Tensor& sum = wide ? so_far_ : result_;
   reduce_to(sum, so_far_, next, how_);
   so_far_ = sum;
-  if (--left_ == 0 && wide) result_.copy_(so_far_);
+  if (--left_ > 0) return;
+  if (scale_ != 1) so_far_.mul_(scale_);
+  if (wide) result_.copy_(so_far_);
 }
 
 }  // namespace tesserae::comm

@@ -26,7 +26,8 @@ void reduce_to(const at::Tensor& result, const at::Tensor& left, const at::Tenso
 class RunningReduction {
  public:
   /// `result`: gets the outcome; `first`: what the first of `members` brings, perhaps in the same memory.
-  RunningReduction(at::Tensor result, const at::Tensor& first, int members, Reduction how);
+  /// `scale`: of a sum, which is multiplied by it in the end.
+  RunningReduction(at::Tensor result, const at::Tensor& first, int members, Reduction how, double scale = 1);
   /// Takes the next one. After the last, `result` is complete.
   void join(const at::Tensor& next);
 
@@ -34,6 +35,7 @@ class RunningReduction {
   at::Tensor result_, so_far_;
   int left_;  // members to come
   Reduction how_;
+  double scale_;
 };
 
 }  // namespace tesserae::comm

@@ -62,8 +62,9 @@ void ShmGroup::gather_pieces(Call& call, const at::Tensor& buffer, const Starts&
 }
 
 // A block holds a part of every other member's piece, in the order in which they follow this one. Each adds what it
-// reads to its own piece, in the order rank, rank - 1, rank - 2, ... The sum of that is at `result`.
-void ShmGroup::reduce_pieces(Call& call, const at::Tensor& buffer, const Starts& starts, std::byte* result) {
+// reads to its own piece, in the order rank, rank - 1, rank - 2, ..., and leaves `scale` times the sum at `result`.
+void ShmGroup::reduce_pieces(Call& call, const at::Tensor& buffer, const Starts& starts, std::byte* result,
+                             double scale) {
   const int64_t part = static_cast<int64_t>(room_->shape().ring_bytes) / (size() - 1) / 64 * 64;
   const int64_t blocks = (starts[1] - starts[0] + part - 1) / part;
   const auto range = [&](int i, int64_t index) {
@@ -82,7 +83,7 @@ void ShmGroup::reduce_pieces(Call& call, const at::Tensor& buffer, const Starts&
     }
     const auto [begin, length] = range(rank(), index);
     RunningReduction sum(elements_at(result + (begin - starts[rank()]), length, buffer),
-                         elements_at(bytes_of(buffer) + begin, length, buffer), size(), call.reduction());
+                         elements_at(bytes_of(buffer) + begin, length, buffer), size(), call.reduction(), scale);
     for (int k = 1; k < size(); ++k) {
       call.take(call.behind(k), [&, length = length](std::byte* data) {
         sum.join(elements_at(data + (k - 1) * part, length, buffer));
@@ -123,6 +124,11 @@ void ShmGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how) {
 void ShmGroup::do_reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Reduction how) {
   Call call(*this, Verb::reduce_scatter, input, -1, how);
   reduce_pieces(call, input, even_starts(input), bytes_of(output));
+}
+
+void ShmGroup::do_reduce_scatter_scaled(const at::Tensor& output, const at::Tensor& buffer, double scale) {
+  Call call(*this, Verb::reduce_scatter, buffer);
+  reduce_pieces(call, buffer, even_starts(buffer), bytes_of(output), scale);
 }
 
 void ShmGroup::do_all_reduce(const at::Tensor& buffer, Reduction how) {

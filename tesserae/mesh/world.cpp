@@ -18,11 +18,7 @@ World World::from_environment(const Lookup& lookup) {
   world.launch_ = read_launch(lookup);
   const Launch& launch = world.launch_;
   world.rank_ = launch.rank;
-  world.launcher_rank_.resize(launch.size);
-  std::iota(world.launcher_rank_.begin(), world.launcher_rank_.end(), 0);
-  world.host_.resize(launch.size);
-  for (int rank = 0; rank < launch.size; ++rank) world.host_[rank] = rank / launch.local_size;
-  world.hosts_ = world.host_.back() + 1;
+  for (int rank = 0; rank < launch.size; rank += launch.local_size) world.first_rank_.push_back(rank);
   return world;
 }
 
@@ -34,9 +30,7 @@ World World::single_host(int rank, int size) {
   world.launch_.launcher = "single";
   world.launch_.rank = world.launch_.local_rank = world.rank_ = rank;
   world.launch_.size = world.launch_.local_size = size;
-  world.host_.assign(size, 0);
-  world.launcher_rank_.resize(size);
-  std::iota(world.launcher_rank_.begin(), world.launcher_rank_.end(), 0);
+  world.first_rank_ = {0};
   return world;
 }
 
@@ -59,21 +53,27 @@ World World::with_hosts(const std::vector<std::string>& host_of) const {
   }
   World world;
   world.launch_ = launch_;
-  world.hosts_ = static_cast<int>(number.size());
-  world.launcher_rank_.resize(host_of.size());
-  std::iota(world.launcher_rank_.begin(), world.launcher_rank_.end(), 0);
-  std::ranges::stable_sort(world.launcher_rank_, {}, [&](int32_t launched) { return host_of_launched[launched]; });
-  world.host_.reserve(host_of.size());
-  for (const int32_t launched : world.launcher_rank_) world.host_.push_back(host_of_launched[launched]);
-  const auto self = std::ranges::find(world.launcher_rank_, launch_.rank);
-  world.rank_ = static_cast<int>(self - world.launcher_rank_.begin());
+  std::vector<int32_t> launched(host_of.size());
+  std::iota(launched.begin(), launched.end(), 0);
+  std::ranges::stable_sort(launched, {}, [&](int32_t rank) { return host_of_launched[static_cast<size_t>(rank)]; });
+  for (size_t rank = 0; rank < launched.size(); ++rank) {
+    const auto host = static_cast<size_t>(host_of_launched[static_cast<size_t>(launched[rank])]);
+    if (host == world.first_rank_.size()) world.first_rank_.push_back(static_cast<int32_t>(rank));
+  }
+  world.rank_ = static_cast<int>(std::ranges::find(launched, launch_.rank) - launched.begin());
+  if (!std::ranges::is_sorted(launched)) world.launcher_rank_ = std::move(launched);
   return world;
 }
 
+int World::host(int rank) const {
+  return static_cast<int>(std::ranges::upper_bound(first_rank_, rank) - first_rank_.begin()) - 1;
+}
+
 std::vector<int> World::host_ranks(int rank) const {
-  const auto [first, last] = std::ranges::equal_range(host_, host_[rank]);
-  std::vector<int> ranks(last - first);
-  std::iota(ranks.begin(), ranks.end(), static_cast<int>(first - host_.begin()));
+  const auto host = static_cast<size_t>(this->host(rank));
+  const int end = host + 1 < first_rank_.size() ? first_rank_[host + 1] : size();
+  std::vector<int> ranks(static_cast<size_t>(end - first_rank_[host]));
+  std::iota(ranks.begin(), ranks.end(), first_rank_[host]);
   return ranks;
 }
 

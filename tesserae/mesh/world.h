@@ -8,7 +8,8 @@
 
 namespace tesserae::mesh {
 
-/// The ranks of a job, ordered by host whatever the launcher did. Immutable; 8 bytes per rank of the job.
+/// The ranks of a job, ordered by host whatever the launcher did. Immutable. Takes 4 bytes for each host, and 4 for
+/// each rank where the launcher's order is another.
 ///
 /// World orders ranks by host (hosts in order of their lowest launcher rank), within a host by launcher rank. All other
 /// code means this order when it says rank.
@@ -33,10 +34,12 @@ class World {
   World with_hosts(const std::vector<std::string>& host_of) const;
 
   int rank() const { return rank_; }
-  int size() const { return static_cast<int>(launcher_rank_.size()); }
-  int hosts() const { return hosts_; }
-  int host(int rank) const { return host_[rank]; }
-  int launcher_rank(int rank) const { return launcher_rank_[rank]; }
+  int size() const { return launch_.size; }
+  int hosts() const { return static_cast<int>(first_rank_.size()); }
+  int host(int rank) const;
+  int launcher_rank(int rank) const {
+    return launcher_rank_.empty() ? rank : launcher_rank_[static_cast<size_t>(rank)];
+  }
   /// The ranks on the host of `rank`, ascending (they are consecutive).
   std::vector<int> host_ranks(int rank) const;
   const Launch& launch() const { return launch_; }
@@ -46,9 +49,8 @@ class World {
 
   Launch launch_;
   int rank_ = 0;
-  int hosts_ = 1;
-  std::vector<int32_t> host_;           // by rank
-  std::vector<int32_t> launcher_rank_;  // by rank
+  std::vector<int32_t> first_rank_;     // by host, ascending: ranks of a host are consecutive
+  std::vector<int32_t> launcher_rank_;  // by rank; empty where it is the rank
 };
 
 }  // namespace tesserae::mesh

@@ -1,6 +1,9 @@
 #include "tesserae/os/memory.h"
 
 #include <fcntl.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -76,6 +79,12 @@ RecentMemory recent_memory() {
   const Descriptor file(::open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC));
   [[maybe_unused]] const ssize_t written = file ? ::write(file.get(), "5", 1) : -1;
   return memory;
+}
+
+void give_back_freed_memory() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
 }
 
 HostMemory host_memory() {

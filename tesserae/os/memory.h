@@ -30,6 +30,10 @@ struct RecentMemory {
 };
 RecentMemory recent_memory();
 
+/// Gives back to the system what was freed here and is kept for later by the C library (where it can be told to). Walks
+/// the heap: milliseconds for each GB. From any thread.
+void give_back_freed_memory();
+
 /// What this host has, in bytes, within the limit that a container (cgroup v2) sets.
 struct HostMemory {
   uint64_t total = 0;

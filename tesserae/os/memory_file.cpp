@@ -22,7 +22,8 @@ void* map(std::string_view function, const std::string& name, const Descriptor& 
 
 MemoryFile MemoryFile::create(const std::string& label, size_t size) {
   constexpr std::string_view function = "MemoryFile::create";
-  Descriptor descriptor(::memfd_create(label.c_str(), MFD_CLOEXEC));
+  constexpr size_t longest_label = 249;  // memfd_create(2); labels need not be unique
+  Descriptor descriptor(::memfd_create(label.substr(0, longest_label).c_str(), MFD_CLOEXEC));
   if (!descriptor) throw failure(function, label, "cannot make a file in memory");
   if (::ftruncate(descriptor.get(), static_cast<off_t>(size)) != 0) {
     throw failure(function, label, cat("cannot make it ", size, " bytes large"));

@@ -92,6 +92,12 @@ Engine::FlatView Engine::flat_of(int unit, int index) {
           state.shard < 0 ? nullptr : &shards_[static_cast<size_t>(state.shard)]};
 }
 
+void Engine::visit_flats(const std::function<void(int unit, const FlatView& view)>& visit) {
+  for (int unit = 0; unit < unit_count(); ++unit) {
+    for (int index = 0; index < flats_of(unit); ++index) visit(unit, flat_of(unit, index));
+  }
+}
+
 double Engine::sum_over_ranks(double value) {
   const auto all = from_all_ranks(*context().fabric, value, {"", context().statistics->steps});
   return std::accumulate(all.begin(), all.end(), 0.0);

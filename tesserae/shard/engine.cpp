@@ -19,6 +19,7 @@ void Engine::before_forward(int unit) {
     } else if (shows_parameters_ && !forward_open_) {
       publish_unit(unit);  // called by itself, not by the root
     }
+    if (at::GradMode::is_enabled()) ++units_[static_cast<size_t>(unit)].forwards;
   }
   gather(unit, recomputing);
 }
@@ -202,7 +203,8 @@ void Engine::open_backward() {
 
 void Engine::close_backward() {
   backward_open_ = false;
-  for (const auto& unit : units_) {
+  for (auto& unit : units_) {
+    unit.forwards = 0;
     if (unit.handle != nullptr) unit.handle->end_backward();
   }
 }
@@ -241,6 +243,19 @@ void Engine::on_gradient(int index, int slot, const at::Tensor& gradient) {
     flat.gradient->begin_backward();
   }
   if (frees_after_backward(flat.unit)) flat.parameter->release(gathers_ahead());
+}
+
+at::Tensor Engine::place_of_gradient(int index, int slot) {
+  FlatState& flat = flats_[index];
+  // A buffer would be held from the unit's last use to its first, with others in between.
+  if (units_[static_cast<size_t>(flat.unit)].forwards > 1) return {};
+  if (flat.flat->dtypes().reduce != flat.flat->dtypes().compute) return {};
+  open_backward();
+  const int limit = context().options.limit_reductions;
+  limit_reductions(limit);
+  // The gradient can be computed while a buffer becomes free.
+  if (flat.gradient->needs_buffer() && static_cast<int>(reductions_.size()) >= limit) return {};
+  return flat.gradient->place(slot);
 }
 
 bool Engine::reduces_now() const {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,14 +28,12 @@ namespace tesserae::shard {
 ///     limit_all_gathers. The root's call begins the step.
 ///  2. after_forward(unit): free, if the lifetime says so and the schedule does not need the unit next.
 ///  3. before_backward(unit), from a hook on the unit's outputs: gather again and look ahead in backward order. The
-///  first
-///     one asks autograd to call step 5 when the backward ends.
+///     first one asks autograd to call step 5 when the backward ends.
 ///  4. on_gradient(): a parameter's gradient is final for this backward (hook on its AccumulateGrad node; the tensor's
-///  own
-///     post-accumulate slot belongs to the user). It moves into the unit's buffer; the last one of a buffer starts the
-///     reduction and frees the unit.
+///     own post-accumulate slot belongs to the user). It moves into the unit's buffer, unless it was computed there
+///     (gradient_place); the last one of a buffer starts the reduction and frees the unit.
 ///  5. end_backward(): reduce what is left, in unit order, the same on all ranks; wait for all reductions; free
-///  everything.
+///     everything.
 ///
 /// [Note: completion] A buffer may complete zero, one or several times in a backward; each completion reduces and adds.
 /// A forward that happens during a backward (recomputation) only gathers: its after_forward may never come.
@@ -125,6 +124,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   };
   int flats_of(int unit) const { return static_cast<int>(units_[static_cast<size_t>(unit)].flats.size()); }
   FlatView flat_of(int unit, int index);
+  /// All of them, unit by unit: the same order on all ranks.
+  void visit_flats(const std::function<void(int unit, const FlatView& view)>& visit);
 
   // Over all ranks of the fabric (the data-parallel ranks), on the control lane.
   double sum_over_ranks(double value);
@@ -149,6 +150,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::shared_ptr<Context> context;
     std::vector<int> flats;  // indices in flats_
     bool has_frozen = false;
+    int forwards = 0;  // with gradients, since the last backward
   };
   struct FlatState {
     int unit = 0;
@@ -177,6 +179,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void before_backward(int unit);
   void open_backward();
   void on_gradient(int flat, int slot, const at::Tensor& gradient);
+  at::Tensor place_of_gradient(int flat, int slot);
   void end_backward();
   void close_backward();
 

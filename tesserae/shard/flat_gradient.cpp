@@ -29,10 +29,12 @@ FlatGradient::FlatGradient(Context& context, const Flat& flat, Shard& shard)
       average_(at::scalar_tensor(1.0 / (flat.layout().ranks() * prescale_), at::kDouble)),
       filled_(flat.slots().size(), false),
       fired_(flat.slots().size(), false),
+      given_(flat.slots().size()),
       missing_(static_cast<int>(flat.slots().size())) {}
 
 void FlatGradient::begin_backward() {
   std::fill(fired_.begin(), fired_.end(), false);
+  std::fill(given_.begin(), given_.end(), std::nullopt);
   missing_ = static_cast<int>(fired_.size());
 }
 
@@ -52,11 +54,33 @@ void FlatGradient::take_buffer() {
   views_ = std::move(views);
 }
 
+at::Tensor FlatGradient::place(int slot) {
+  if (filled_[slot] || given_[slot]) return {};
+  if (buffer_ < 0) take_buffer();
+  // A tensor of its own, with no other reference to it: AccumulateGrad takes over such, and copies what others hold.
+  at::Tensor place = views_->slots[slot].detach();
+  given_[slot] = WeakTensor(place.getIntrusivePtr());
+  return place;
+}
+
+// A gradient that was written to its slot is on its way here. If another of the slot is earlier (its backward runs
+// inside of the other's), that one moves out.
+void FlatGradient::evict(int slot) {
+  if (!given_[slot]) return;
+  const at::Tensor other(given_[slot]->lock());
+  if (other.defined()) other.set_data(other.clone());
+}
+
 void FlatGradient::add(int slot, const at::Tensor& gradient) {
   if (buffer_ < 0) take_buffer();
   const at::Tensor& view = views_->slots[slot];
   if (!filled_[slot]) {
-    view.copy_(gradient);
+    if (gradient.data_ptr() == view.data_ptr()) {
+      ++context_.statistics->gradients_in_place;
+    } else {
+      evict(slot);
+      view.copy_(gradient);
+    }
     if (prescale_ != 1) view.mul_(prescale_);
     filled_[slot] = true;
   } else {
@@ -90,8 +114,14 @@ void FlatGradient::reduce(bool boundary) {
   const bool add_grad = shard_->grad.defined();
   const comm::Label label{flat_.unit(), context_.statistics->steps};
   constexpr auto sum = comm::Reduction::sum;
+  const bool straight = fresh && boundary && !add_piece && !add_grad && first_hop_delivers();
 
-  ticket_ = context_.reduce_lane.submit([this, fresh, boundary, add_piece, add_grad, label, views = views_] {
+  ticket_ = context_.reduce_lane.submit([this, fresh, boundary, add_piece, add_grad, straight, label, views = views_] {
+    if (straight) {
+      context_.gradient_group.reduce_scatter_scaled(grad_, views->whole, average_.item<double>(), label,
+                                                    context_.options.gradient_wire);
+      return;
+    }
     if (fresh && !context_.reduce_hook) {
       context_.gradient_group.reduce_scatter(views->whole, label, sum, context_.options.gradient_wire);
     }
@@ -117,6 +147,11 @@ void FlatGradient::reduce(bool boundary) {
   begin_backward();
   piece_pending_ = !boundary;
   if (boundary) shard_->grad = grad_;
+}
+
+bool FlatGradient::first_hop_delivers() const {
+  return !context_.reduce_hook && context_.optimizer_group.size() == 1 && context_.replica_group.size() == 1 &&
+         grad_.scalar_type() == flat_.dtypes().reduce && grad_.device() == context_.device;
 }
 
 const at::Tensor& FlatGradient::memory() {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,15 +17,16 @@ namespace tesserae::shard {
 
 /// The gradient side of one flat buffer on this rank, from autograd's gradients to Shard::grad. The life of a gradient:
 ///
-///  1. add(): each parameter's gradient goes into the whole buffer (reduce dtype): copied the first time, added after
-///  that.
+///  1. add(): each parameter's gradient goes into the whole buffer (reduce dtype): copied the first time, unless it was
+///     written there (place()), added after that.
 ///  2. complete() is true once every parameter has had one in this backward. A backward may complete a buffer several
 ///     times (a unit under reentrant checkpointing used twice) or never (a parameter without gradient).
 ///  3. reduce() sends the whole buffer on its way over the reduce lane; missing gradients count as zero. First hop: sum
 ///     over G, leaving this rank's gradient piece.
 ///  4. Not at a boundary: the piece is added to the kept piece (two_hop). At a boundary: the kept piece is added;
 ///  second
-///     hop: G to O; third hop: sum over replicas; the average over all ranks is added to Shard::grad.
+///     hop: G to O; third hop: sum over replicas; the average over all ranks is added to Shard::grad. Where the first
+///     hop is all there is, and nothing to be added to, it leaves the average in Shard::grad itself.
 ///  5. finish() waits for that and gives the buffer back to the pool.
 ///
 /// With accumulation `local`, nobody calls reduce() before the boundary, and step 1 accumulates.
@@ -38,6 +40,9 @@ class FlatGradient {
   void begin_backward();
   /// True if no buffer is held yet: add() is about to take one from the pool.
   bool needs_buffer() const { return buffer_ < 0; }
+  /// The slot, for whoever computes the first gradient of it in this backward; undefined for all others. See
+  /// gradient_place().
+  at::Tensor place(int slot);
   void add(int slot, const at::Tensor& gradient);
   bool complete() const { return missing_ == 0; }
   /// True if there is anything that a reduction at a boundary must still take along.
@@ -63,6 +68,8 @@ class FlatGradient {
   int64_t state_bytes() const;
 
  private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
   // Views of a buffer, made once per buffer since addresses are stable.
   struct Views {
     at::Tensor whole;
@@ -73,7 +80,9 @@ class FlatGradient {
   };
 
   void take_buffer();
+  void evict(int slot);
   void zero_missing();
+  bool first_hop_delivers() const;
   at::Tensor run_reduce_hook(const Views& views);
   void deliver(const at::Tensor& chunk, bool add, bool divided);
 
@@ -89,9 +98,10 @@ class FlatGradient {
   Pool::Buffer buffer_ = -1;  // the whole buffer being filled
   Pool::Buffer viewed_ = -1;
   std::shared_ptr<const Views> views_;
-  std::vector<bool> filled_;  // by slot: the buffer holds a gradient
-  std::vector<bool> fired_;   // by slot: had one in this backward
-  int missing_ = 0;           // slots that have not fired
+  std::vector<bool> filled_;                      // by slot: the buffer holds a gradient
+  std::vector<bool> fired_;                       // by slot: had one in this backward
+  std::vector<std::optional<WeakTensor>> given_;  // by slot: what place() returned in this backward
+  int missing_ = 0;                               // slots that have not fired
 
   Pool::Buffer in_flight_ = -1;
   comm::Ticket ticket_;

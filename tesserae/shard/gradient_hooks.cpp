@@ -1,6 +1,7 @@
 #include "tesserae/shard/gradient_hooks.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -14,6 +15,7 @@ using torch::autograd::variable_list;
 
 struct Watcher {
   GradientHooks::Take take;
+  GradientHooks::Place place;
   std::vector<at::Tensor> parameters;
 };
 
@@ -33,10 +35,21 @@ class TakeGradient : public torch::autograd::FunctionPostHook {
     return outputs;
   }
 
+  at::Tensor place() const {
+    const auto watcher = watcher_.lock();
+    return watcher == nullptr ? at::Tensor() : watcher->place(index_);
+  }
+
  private:
   std::weak_ptr<Watcher> watcher_;
   int index_;
 };
+
+// Buffers belong to the stream on which gradients are accumulated, that of the time of sharding.
+bool on_current_stream(torch::autograd::Node& node) {
+  const auto stream = node.stream();
+  return !stream || c10::impl::VirtualGuardImpl(stream->device_type()).getStream(stream->device()) == *stream;
+}
 
 }  // namespace
 
@@ -46,8 +59,9 @@ struct GradientHooks::Impl {
   std::vector<NodePointer> nodes;
 };
 
-GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, Take take) : impl_(std::make_unique<Impl>()) {
-  impl_->watcher = std::make_shared<Watcher>(Watcher{std::move(take), parameters});
+GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, Take take, Place place)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->watcher = std::make_shared<Watcher>(Watcher{std::move(take), std::move(place), parameters});
   for (size_t i = 0; i < parameters.size(); ++i) {
     auto node = torch::autograd::impl::grad_accumulator(parameters[i]);
     node->add_post_hook(std::make_unique<TakeGradient>(impl_->watcher, static_cast<int>(i)));
@@ -56,6 +70,19 @@ GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, Take tak
 }
 
 GradientHooks::~GradientHooks() = default;
+
+at::Tensor gradient_place(const at::Tensor& parameter) {
+  if (!parameter.is_leaf() || !parameter.requires_grad() || parameter.grad().defined()) return {};
+  const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  if (!node || node->post_hooks().size() != 1) return {};
+  const auto* ours = dynamic_cast<const TakeGradient*>(node->post_hooks().front().get());
+  const bool seen =
+      !node->pre_hooks().empty() || !node->tensor_pre_hooks().empty() || node->tensor_post_acc_grad_hooks() != nullptr;
+  const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
+  const bool captured = asked_for == nullptr || !asked_for->empty();
+  if (ours == nullptr || seen || captured || !on_current_stream(*node)) return {};
+  return ours->place();
+}
 
 bool in_backward() {
   return torch::autograd::get_current_graph_task_id() != -1;

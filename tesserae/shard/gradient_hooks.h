@@ -16,8 +16,10 @@ class GradientHooks {
  public:
   /// `take(i, gradient)` for parameters[i], on the thread that runs backward, without gradient mode.
   using Take = std::function<void(int, const at::Tensor&)>;
+  /// Answers gradient_place() for parameters[i].
+  using Place = std::function<at::Tensor(int)>;
 
-  GradientHooks(const std::vector<at::Tensor>& parameters, Take take);
+  GradientHooks(const std::vector<at::Tensor>& parameters, Take take, Place place);
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -26,6 +28,15 @@ class GradientHooks {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// Where the node that computes the gradient of `parameter` may write it, which saves copying it there later: its slot
+/// in a reduce buffer, [shape of the parameter] in its dtype, content undefined. The node must fill it, return it and
+/// keep no reference; the buffer is taken by this call. Undefined, and then the gradient is a tensor like any other, if
+/// the parameter is of no sharded model or no leaf, its unit was used twice in the forward, gradients are reduced in
+/// another dtype, the slot has one already or was given before in this backward, the buffer would have to be waited
+/// for, or somebody else (hooks, torch::autograd::grad) is to see the gradient. Called inside a backward, by the thread
+/// that runs it. After the gradient accumulation fusion of Megatron-LM (github.com/NVIDIA/Megatron-LM).
+at::Tensor gradient_place(const at::Tensor& parameter);
 
 /// True on a thread that is running a backward: a forward is a recomputation.
 bool in_backward();

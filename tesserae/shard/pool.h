@@ -25,8 +25,8 @@ class Pool {
  public:
   explicit Pool(c10::Device device, bool elastic = false) : device_(device), elastic_(elastic) {}
 
-  /// Adds `count` buffers of `bytes`. `owner`: nobody else is given them; units that wait for each other never wait, or
-  /// miss, because a smaller one sits in a buffer that was meant for another.
+  /// Adds `count` buffers of `bytes`. `owner`: nobody else is given them. Without, a smaller unit could take the one
+  /// that was meant for a larger, which would then find none that fits.
   void reserve(int64_t bytes, int count, const void* owner = nullptr);
 
   /// A handle; -1 is no buffer.

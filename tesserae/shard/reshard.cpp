@@ -7,7 +7,7 @@
 //  5. Gathered copies are given up; what still shows a buffer of the old pool goes with its flat buffer in step 6.
 //  6. Flat buffer by flat buffer, new parts are filled from the old ones, which are freed; then parameters, gradients,
 //     the user's tensors and companions take the new ones.
-//  7. The pool is reserved anew, and masters become what the next forward sees.
+//  7. The pool is reserved anew, masters become what the next forward sees, and what was freed goes back to the system.
 //
 // Up to 4 a failure is one of all ranks and moves nothing. After 4 it leaves the model between two layouts, which torn_
 // remembers. Steps 1 and 4 are in reshard_checks.cpp.
@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/os/memory.h"
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/parts.h"
@@ -77,6 +78,7 @@ Resharding Engine::reshard(const mesh::Degrees& degrees) {
               }),
               "the buffer pool");
   for (auto& flat : flats_) flat.parameter->publish();
+  os::give_back_freed_memory();
   torn_ = false;
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;

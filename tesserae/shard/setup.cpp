@@ -137,7 +137,8 @@ void Engine::connect_gradients(int index) {
   }
   if (state.hooks) return;
   state.hooks = std::make_unique<GradientHooks>(
-      state.tensors, [this, index](int slot, const at::Tensor& gradient) { on_gradient(index, slot, gradient); });
+      state.tensors, [this, index](int slot, const at::Tensor& gradient) { on_gradient(index, slot, gradient); },
+      [this, index](int slot) { return place_of_gradient(index, slot); });
 }
 
 void Engine::build_flat(int unit, const FlatSpec& spec) {

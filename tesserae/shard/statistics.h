@@ -12,6 +12,7 @@ struct Statistics {
   int64_t gathers = 0;              ///< flat buffers gathered
   int64_t prefetch_hits = 0;        ///< of those, started before they were asked for
   int64_t reductions = 0;           ///< flat buffers reduced
+  int64_t gradients_in_place = 0;   ///< gradients that were computed where they are reduced: none was copied
   int64_t departures = 0;           ///< units that were asked for out of the recorded order
   int64_t pool_reserved_bytes = 0;  ///< memory of the buffer pool
   int64_t pool_misses = 0;          ///< requests that found no buffer: each allocated

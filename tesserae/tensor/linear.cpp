@@ -16,6 +16,7 @@
 
 #include <algorithm>
 
+#include "tesserae/shard/gradient_hooks.h"
 #include "tesserae/tensor/exchange.h"
 #include "tesserae/tensor/node.h"
 
@@ -73,6 +74,14 @@ at::Tensor autocast(const at::Tensor& x, const at::Tensor& like) {
   const at::DeviceType device = like.device().type();
   if (!at::autocast::is_autocast_enabled(device) || !x.defined() || !x.is_floating_point()) return x;
   return x.to(at::autocast::get_autocast_dtype(device));
+}
+
+// dW = dy^T x: where it will be reduced, if that place is to be had.
+at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy, const at::Tensor& x) {
+  at::Tensor place = shard::gradient_place(weight);
+  if (!place.defined()) return dy.t().mm(x);
+  at::mm_out(place, dy.t(), x);
+  return place;
 }
 
 // --- column ----------------------------------------------------------------------------------------------------------
@@ -167,7 +176,8 @@ struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
     whole_x.ticket.wait();
     variable_list result(4 + count);  // three that are no tensors, x, the weights
     for (size_t i = 0; i < count; ++i) {
-      if (needed(1 + i)) result[4 + i] = dy[i].t().mm(sequence ? whole_rows(whole_x.tensor) : whole_x.tensor);
+      if (!needed(1 + i)) continue;
+      result[4 + i] = weight_gradient(saved[1 + i], dy[i], sequence ? whole_rows(whole_x.tensor) : whole_x.tensor);
     }
     if (context->saved_data["biases"].toBool()) {
       for (size_t i = 0; i < count; ++i) {
@@ -268,7 +278,7 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
       }
       dy = whole_rows(gather.tensor);
     }
-    if (needed(1)) result[3] = dy.t().mm(from);
+    if (needed(1)) result[3] = weight_gradient(weight, dy, from);
     // Every rank adds up the same numbers in the same order: the gradient of the bias is repeated.
     if (context->saved_data["biases"].toBool()) result.push_back(needed(2) ? dy.sum(0) : at::Tensor());
     return result;

@@ -178,14 +178,9 @@ void add_pieces(const Left& left, const Past& past, const SnapshotSet& set, bool
 /// Whether these are values of this model, as far as this rank has read them.
 bool fits(TrainingState& state, const std::vector<checkpoint::Piece>& pieces) {
   std::map<std::string, std::vector<int64_t>, std::less<>> shapes;
-  shard::Engine& engine = state.sharded.engine();
-  for (int unit = 0; unit < engine.unit_count(); ++unit) {
-    for (int flat = 0; flat < engine.flats_of(unit); ++flat) {
-      for (const shard::Slot& slot : engine.flat_of(unit, flat).flat.slots()) {
-        shapes[slot.names.front()] = slot.whole;
-      }
-    }
-  }
+  state.sharded.engine().visit_flats([&shapes](int, const shard::Engine::FlatView& view) {
+    for (const shard::Slot& slot : view.flat.slots()) shapes[slot.names.front()] = slot.whole;
+  });
   constexpr std::string_view prefix = "model/";
   return std::ranges::all_of(pieces, [&](const checkpoint::Piece& piece) {
     if (!piece.name.starts_with(prefix)) return true;

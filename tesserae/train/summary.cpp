@@ -37,6 +37,7 @@ Json make_summary(const RunFigures& figures, const RunFacts& facts) {
        {{"gathers", facts.engine.gathers},
         {"prefetch_hits", facts.engine.prefetch_hits},
         {"reductions", facts.engine.reductions},
+        {"gradients_in_place", facts.engine.gradients_in_place},
         {"departures", facts.engine.departures},
         {"pool_reserved_bytes", facts.engine.pool_reserved_bytes},
         {"pool_misses", facts.engine.pool_misses},

@@ -136,4 +136,19 @@ TEST(NullFabric, NumbersMembersInTheOrderGiven) {
   EXPECT_THAT(group.members(), ElementsAre(3, 1, 0));
 }
 
+TEST(NullFabric, NamesGroupsApartAndThoseOfManyRanksBriefly) {
+  const auto fabric = Fabric::null(mesh::World::single_host(0, 1024));
+  const auto every = [](int distance) {
+    std::vector<int> members;
+    for (int rank = 0; rank < 1024; rank += distance) members.push_back(rank);
+    return members;
+  };
+  EXPECT_EQ(fabric->group({0, 2, 5}, Traffic::control).name(), "control.0-2-5");
+  EXPECT_EQ(fabric->group(every(1), Traffic::gather).name(), "gather.0-1-...-1023");
+  EXPECT_EQ(fabric->group(every(8), Traffic::reduce).name(), "reduce.0-8-...-1016");
+  auto uneven = every(1);
+  uneven.erase(uneven.begin() + 500);
+  EXPECT_NE(fabric->group(uneven, Traffic::gather).name(), fabric->group(every(1), Traffic::gather).name());
+}
+
 }  // namespace tesserae::comm

@@ -94,6 +94,23 @@ void reduce_scatter_leaves_the_sum_in_the_own_piece(Fabric& fabric) {
   }
 }
 
+void reduce_scatter_scaled_leaves_the_same_sum_elsewhere(Fabric& fabric) {
+  for (const auto& members : orders(fabric)) {
+    auto& group = fabric.group(members, Traffic::reduce);
+    const int size = group.size();
+    for (const auto dtype : kDtypes) {
+      if (!c10::isFloatingType(dtype)) continue;
+      for (const int64_t elements : kPieces) {
+        auto in_place = pattern(group.rank(), elements * size, dtype), buffer = in_place.clone();
+        auto output = at::full({elements}, 99, dtype);
+        group.reduce_scatter(in_place);
+        group.reduce_scatter_scaled(output, buffer, 0.25);
+        EXPECT_TRUE(at::equal(output, piece(in_place, group.rank(), size).mul(0.25))) << dtype << " x " << elements;
+      }
+    }
+  }
+}
+
 void all_reduce_gives_all_the_same_bits(Fabric& fabric) {
   auto& group = fabric.everyone();
   for (const int64_t elements : {int64_t{0}, int64_t{1}, int64_t{1009}, int64_t{300'007}, int64_t{3'000'001}}) {
@@ -338,6 +355,7 @@ const std::vector<GroupCase>& group_cases() {
   static const std::vector<GroupCase> cases = {
       CASE(all_gather_fills_the_pieces_of_the_others),
       CASE(reduce_scatter_leaves_the_sum_in_the_own_piece),
+      CASE(reduce_scatter_scaled_leaves_the_same_sum_elsewhere),
       CASE(all_reduce_gives_all_the_same_bits),
       CASE(sums_are_the_same_every_time),
       CASE(sums_of_low_precision_are_formed_in_fp32),

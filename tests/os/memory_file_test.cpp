@@ -7,6 +7,7 @@
 #include <atomic>
 #include <csignal>
 #include <new>
+#include <string>
 
 #include "tesserae/base/error.h"
 #include "tesserae/os/futex.h"
@@ -31,6 +32,10 @@ TEST(MemoryFile, IsSharedWithAProcessThatKnowsOwnerAndDescriptor) {
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(WTERMSIG(status), SIGKILL);
+}
+
+TEST(MemoryFile, MayHaveALabelLongerThanTheSystemAllows) {
+  EXPECT_EQ(MemoryFile::create(std::string(1000, 'x'), 4096).size(), 4096u);
 }
 
 TEST(MemoryFile, OfAnotherSizeOrGoneIsAnIoError) {

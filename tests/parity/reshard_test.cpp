@@ -113,7 +113,7 @@ class Job {
   /// not where a change first brings to its owners what was accumulated.
   std::vector<at::Tensor> state() {
     std::vector<at::Tensor> all;
-    for_each_flat([&](const Engine::FlatView& view) {
+    sharded_.engine().visit_flats([&](int, const Engine::FlatView& view) {
       const auto whole = [&](const at::Tensor& part) {
         return view.parameter.gather(part).narrow(0, 0, view.flat.elements()).clone();
       };
@@ -130,7 +130,7 @@ class Job {
   /// Bytes that a change to `to` must move: what each rank will own and does not, counted rank by rank.
   double lacking(const Degrees& to) {
     double bytes = 0;
-    for_each_flat([&](const Engine::FlatView& view) {
+    sharded_.engine().visit_flats([&](int, const Engine::FlatView& view) {
       const auto next = view.flat.trainable() ? to : Degrees{to.parameters, to.parameters, to.parameters};
       const mesh::Layout layout(fabric_.size(), next);
       int64_t elements = 0;
@@ -160,13 +160,6 @@ class Job {
     options.accumulation = kind_.accumulation;
     if (kind_.bf16) options.precision = shard::Precision::bf16();
     return shard::shard_model(net_, std::shared_ptr<comm::Fabric>(&fabric_, [](comm::Fabric*) {}), options);
-  }
-
-  void for_each_flat(const std::function<void(const Engine::FlatView&)>& visit) {
-    Engine& engine = sharded_.engine();
-    for (int unit = 0; unit < engine.unit_count(); ++unit) {
-      for (int i = 0; i < engine.flats_of(unit); ++i) visit(engine.flat_of(unit, i));
-    }
   }
 
   const Kind& kind_;

@@ -109,12 +109,9 @@ at::Tensor tokens_of(int step, const Size& size) {
 /// The whole tensors, from this rank's parts and the others'.
 std::map<std::string, at::Tensor> whole_parameters(shard::Sharded& sharded, const tensor::ParallelPtr& parallel) {
   std::map<std::string, const shard::Slot*> slots;
-  shard::Engine& engine = sharded.engine();
-  for (int unit = 0; unit < engine.unit_count(); ++unit) {
-    for (int flat = 0; flat < engine.flats_of(unit); ++flat) {
-      for (const auto& slot : engine.flat_of(unit, flat).flat.slots()) slots[slot.names.front()] = &slot;
-    }
-  }
+  sharded.engine().visit_flats([&slots](int, const shard::Engine::FlatView& view) {
+    for (const auto& slot : view.flat.slots()) slots[slot.names.front()] = &slot;
+  });
   std::map<std::string, at::Tensor> whole;
   sharded.visit_parameters([&](const std::string& name, const at::Tensor& value) {
     const shard::Slot& slot = *slots.at(name);

@@ -70,12 +70,9 @@ Measured measure(comm::Fabric& fabric, const mesh::Degrees& degrees) {
   optimizer.visit_state([&](const shard::Shard&, std::string_view, at::Tensor& tensor) {
     if (tensor.dim() > 0) measured.state += static_cast<double>(tensor.nbytes());
   });
-  shard::Engine& engine = sharded.engine();
-  for (int unit = 0; unit < engine.unit_count(); ++unit) {
-    for (int i = 0; i < engine.flats_of(unit); ++i) {
-      measured.pieces += static_cast<double>(engine.flat_of(unit, i).parameter.state_bytes());
-    }
-  }
+  sharded.engine().visit_flats([&measured](int, const shard::Engine::FlatView& view) {
+    measured.pieces += static_cast<double>(view.parameter.state_bytes());
+  });
   measured.buffers = static_cast<double>(sharded.statistics().pool_reserved_bytes);
   return measured;
 }
