@@ -234,6 +234,7 @@ int main(int argc, char** argv) {
   if (const int status = bench::parse(argc, argv, options); status >= 0) return status;
   try {
     if (bench::starts_ranks(options)) return bench::start_ranks(options.nproc, argc, argv);
+    os::keep_freed_memory();  // as `tesserae train` does
     bench::run(options);
   } catch (const comm::PeerLost& error) {
     std::fprintf(stderr, "bench_step: %s\n", error.what());

@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <cstdlib>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -84,6 +86,17 @@ RecentMemory recent_memory() {
 void give_back_freed_memory() {
 #ifdef __GLIBC__
   ::malloc_trim(0);
+#endif
+}
+
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  for (const char* const theirs : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}) {
+    if (std::getenv(theirs) != nullptr) return;
+  }
+  constexpr int largest_mmap_threshold = 32 << 20;  // mallopt(3) refuses more
+  ::mallopt(M_MMAP_THRESHOLD, largest_mmap_threshold);
+  ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
 #endif
 }
 

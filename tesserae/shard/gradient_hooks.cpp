@@ -79,7 +79,7 @@ at::Tensor gradient_place(const at::Tensor& parameter) {
   const bool seen =
       !node->pre_hooks().empty() || !node->tensor_pre_hooks().empty() || node->tensor_post_acc_grad_hooks() != nullptr;
   const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
-  const bool captured = asked_for == nullptr || !asked_for->empty();
+  const bool captured = asked_for == nullptr || !asked_for->empty() || at::GradMode::is_enabled();
   if (ours == nullptr || seen || captured || !on_current_stream(*node)) return {};
   return ours->place();
 }

@@ -1,8 +1,10 @@
 // The cross entropy of logits whose columns are split: log(sum_j exp(l_j - m)) + m - l_target for each token, with the
 // maximum m, the sum and the target's logit over all ranks. What is sent: one maximum, then two sums in one message.
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/_assert_async.h>
-#include <ATen/ops/stack.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
 #include <algorithm>
 #include <limits>
@@ -28,6 +30,16 @@ Targets targets_on(const at::Tensor& targets, int64_t begin, int64_t columns) {
   return {local.masked_fill(here.logical_not(), 0), here};
 }
 
+// Calls visit(first row, rows) for all rows of x: on the host, so many at a time that a block stays in the cache while
+// one function after the other goes over it.
+template <class Visit>
+void for_blocks_of_rows(const at::Tensor& x, const Visit& visit) {
+  constexpr int64_t block_bytes = 512 << 10;
+  const int64_t rows = x.size(0), row_bytes = std::max<int64_t>(1, x.size(1) * x.element_size());
+  const int64_t block = x.is_cpu() ? at::get_num_threads() * std::max<int64_t>(1, block_bytes / row_bytes) : rows;
+  for (int64_t first = 0; first < rows; first += block) visit(first, std::min(block, rows - first));
+}
+
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, const at::Tensor& targets,
                             int64_t vocabulary, const ParallelPtr& parallel, int64_t ignored) {
@@ -37,16 +49,23 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const float lowest = -std::numeric_limits<float>::infinity();
     comm::Group& group = parallel->group();
 
-    at::Tensor shares = logits.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
-    shares.narrow(1, valid, width - valid).fill_(lowest);
-    const at::Tensor largest = width == 0 ? shares.new_full({shares.size(0)}, lowest) : shares.amax(1);
+    const at::Tensor shares = at::empty(logits.sizes(), logits.options().dtype(at::kFloat));
+    const at::Tensor largest = at::full({logits.size(0)}, lowest, shares.options());
+    if (valid > 0) largest.copy_(logits.narrow(1, 0, valid).amax(1));
     group.all_reduce(largest, {}, comm::Reduction::maximum);
-    shares.sub_(largest.unsqueeze(1));
 
     const Targets target = targets_on(targets, begin, valid);
-    const at::Tensor own = shares.gather(1, target.column).masked_fill_(target.here.logical_not(), 0).squeeze(1);
-    shares.exp_();
-    const at::Tensor sums = at::stack({shares.sum(1), own});
+    const at::Tensor sums = at::empty({2, logits.size(0)}, shares.options());
+    for_blocks_of_rows(shares, [&](int64_t first, int64_t count) {
+      const auto rows = [&](const at::Tensor& x) { return x.narrow(0, first, count); };
+      const at::Tensor block = rows(shares);
+      block.copy_(rows(logits));
+      block.narrow(1, valid, width - valid).fill_(lowest);
+      block.sub_(rows(largest).unsqueeze(1));
+      rows(sums[1]).copy_(
+          block.gather(1, rows(target.column)).masked_fill_(rows(target.here).logical_not(), 0).squeeze(1));
+      rows(sums[0]).copy_(block.exp_().sum(1));
+    });
     group.all_reduce(sums);
 
     const at::Tensor counted = targets.ne(ignored);

@@ -1,7 +1,9 @@
 #include "tesserae/tensor/functions.h"
 
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
 
+#include "tesserae/shard/gradient_hooks.h"
 #include "tesserae/tensor/exchange.h"
 #include "tesserae/tensor/node.h"
 
@@ -31,6 +33,26 @@ struct Pair : torch::autograd::Function<Pair<forward_verb, backward_verb>> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto how = kept(context);
     return {backward_verb(gradients[0], how->dim, *how->parallel), {}, {}};
+  }
+};
+
+// Rows of a table. What at::embedding does not: its gradient is added up where it will be reduced, if it can be.
+struct Rows : torch::autograd::Function<Rows> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, const at::Tensor& indices) {
+    context->save_for_backward({weight, indices});
+    return at::embedding(weight, indices);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &weight = saved[0], &indices = saved[1];
+    // On a device the order of additions would be a matter of chance.
+    at::Tensor place = weight.is_cpu() ? shard::gradient_place(weight) : at::Tensor();
+    if (!place.defined()) {
+      return {at::embedding_dense_backward(gradients[0], indices, weight.size(0), -1, /*scale_grad_by_freq=*/false),
+              {}};
+    }
+    place.zero_().index_add_(0, indices.flatten(), gradients[0].reshape({-1, weight.size(1)}));
+    return {place, {}};
   }
 };
 
@@ -69,7 +91,7 @@ at::Tensor vocabulary_embedding(const at::Tensor& tokens, const at::Tensor& weig
   const at::Tensor local = tokens.sub(parallel->index() * rows);
   const at::Tensor known = tokens.ge(0).logical_and_(tokens.lt(parallel->size() * rows));
   const at::Tensor foreign = local.lt(0).logical_or_(local.ge(rows)).logical_and_(known);
-  const at::Tensor found = at::embedding(weight, local.masked_fill(foreign, 0)).masked_fill(foreign.unsqueeze(-1), 0);
+  const at::Tensor found = Rows::apply(weight, local.masked_fill(foreign, 0)).masked_fill(foreign.unsqueeze(-1), 0);
   return sequence_dim == no_sequence ? reduce_from(found, parallel)
                                      : reduce_scatter_sequence(found, sequence_dim, parallel);
 }

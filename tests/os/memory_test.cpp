@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "tesserae/base/error.h"
 #include "tesserae/os/process.h"
@@ -45,6 +49,29 @@ TEST(Memory, RecentPeaksAreForgottenAndTheProcessOnesAreNot) {
   EXPECT_LE(recent_memory().peak, during.peak - 60 * MB) << "since the last call there was nothing";
   EXPECT_GE(peak_resident(), during.peak);
   EXPECT_GE(process_memory().peak_resident, during.peak);
+}
+
+// In a child, since it is the process's for good.
+TEST(Memory, FreedMemoryIsKeptOnDemandAndGivenBackOnDemand) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    keep_freed_memory();
+    const size_t size = 16 * MB;
+    const uint64_t before = process_memory().resident;
+    for (int i = 0; i < 3; ++i) {
+      std::vector<void*> blocks;
+      for (int k = 0; k < 4; ++k) blocks.push_back(std::memset(std::malloc(size), 1, size));
+      for (void* block : blocks) std::free(block);
+    }
+    const uint64_t kept = process_memory().resident;
+    give_back_freed_memory();
+    const uint64_t given_back = process_memory().resident;
+    ::_exit(kept < before + 60 * MB ? 1 : given_back > before + 4 * MB ? 2 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0) << "1: not kept, 2: not given back";
 }
 
 TEST(Memory, SharedPagesAreDividedAmongThoseWhoMapThem) {

@@ -1,6 +1,7 @@
 // Gradients of linear layers that are computed where they are reduced (shard::gradient_place).
 
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/module.h>
@@ -49,6 +50,14 @@ class ReusedImpl : public torch::nn::Module {
   }
 
   ColumnLinear layer{width, width, one_rank()};
+};
+
+class TableImpl : public torch::nn::Module {
+ public:
+  TableImpl() { register_module("table", table.ptr()); }
+  at::Tensor forward(const at::Tensor& tokens) { return table(tokens).tanh(); }
+
+  VocabularyEmbedding table{7, width, one_rank()};
 };
 
 /// Units of two layers, one after the other.
@@ -122,6 +131,19 @@ TEST(GradientPlace, WeightsAreComputedWhereTheyAreReduced) {
       loss_of(model(input())).backward();
       expect_gradients(sharded, expected);
       EXPECT_EQ(sharded.statistics().gradients_in_place, 2 * step) << "weights; biases are sums";
+    }
+  });
+}
+
+TEST(GradientPlace, RowsOfATableAreAddedUpWhereTheyAreReduced) {
+  const at::Tensor tokens = at::tensor({3, 0, 3, 6, 3, 0});
+  const auto expected = expected_of<TableImpl>(tokens, 1);
+  on_two_ranks<TableImpl>([&](auto& model, shard::Sharded& sharded) {
+    for (int step = 1; step <= 2; ++step) {
+      sharded.zero_grad();
+      loss_of(model(tokens)).backward();
+      expect_gradients(sharded, expected);
+      EXPECT_EQ(sharded.statistics().gradients_in_place, step);
     }
   });
 }
