@@ -179,6 +179,9 @@ void Group::reduce_scatter_scaled(const at::Tensor& output, const at::Tensor& bu
                                   Wire asked) {
   check_piece("reduce_scatter", output, buffer);
   check_reduction("reduce_scatter", buffer, Reduction::sum);
+  if (!buffer.is_floating_point()) {
+    throw InvalidArgument("reduce_scatter", cat("group ", name_, ": sums of ", buffer.scalar_type(), " have no scale"));
+  }
   if (size() == 1) {
     at::AutoDispatchBelowADInplaceOrView guard;
     scale_to(output, buffer, scale);

@@ -34,10 +34,10 @@ RecentMemory recent_memory();
 /// the heap: milliseconds for each GB. From any thread.
 void give_back_freed_memory();
 
-/// Lets the C library keep what is freed for the next step, up to 2 GB, which would else go back to the system and come
-/// again, cleared page by page, in every step (4 % of a step of 34 M parameters). For programs, at their begin: it is
-/// the process's, and memory that one phase needed stays resident in the next. Does nothing where the environment sets
-/// MALLOC_* or GLIBC_TUNABLES.
+/// Lets the C library keep freed blocks of up to 32 MB for the next step, which would else go back to the system and
+/// come again, cleared page by page, in every step (4 % of a step of 34 M parameters). For programs, at their begin: it
+/// is the process's, and memory that one phase needed stays resident in the next. Does nothing where the environment
+/// sets MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_ or GLIBC_TUNABLES.
 void keep_freed_memory();
 
 /// What this host has, in bytes, within the limit that a container (cgroup v2) sets.

@@ -250,11 +250,12 @@ at::Tensor Engine::place_of_gradient(int index, int slot) {
   // A buffer would be held from the unit's last use to its first, with others in between.
   if (units_[static_cast<size_t>(flat.unit)].forwards > 1) return {};
   if (flat.flat->dtypes().reduce != flat.flat->dtypes().compute) return {};
+  // A tied parameter has several gradients in a backward: autograd adds them up elsewhere.
+  if (flat.flat->slots()[static_cast<size_t>(slot)].names.size() > 1) return {};
   open_backward();
-  const int limit = context().options.limit_reductions;
-  limit_reductions(limit);
-  // The gradient can be computed while a buffer becomes free.
-  if (flat.gradient->needs_buffer() && static_cast<int>(reductions_.size()) >= limit) return {};
+  // Waits rather than let the caller do without: what is computed elsewhere may be rounded in another way, and results
+  // must not depend on timing.
+  if (flat.gradient->needs_buffer()) limit_reductions(context().options.limit_reductions - 1);
   return flat.gradient->place(slot);
 }
 
@@ -272,7 +273,11 @@ void Engine::reduce(FlatState& flat) {
 }
 
 void Engine::limit_reductions(int most) {
-  while (!reductions_.empty() && (static_cast<int>(reductions_.size()) > most || reductions_.front()->reduced())) {
+  // What has ended gives its buffer back early. On a device a ticket does not tell: finishing it would make the compute
+  // stream wait.
+  const bool tells = context().gradient_group.blocks_host();
+  const auto ended = [&] { return tells && reductions_.front()->reduced(); };
+  while (!reductions_.empty() && (static_cast<int>(reductions_.size()) > most || ended())) {
     reductions_.front()->finish();
     reductions_.pop_front();
   }

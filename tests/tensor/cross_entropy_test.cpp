@@ -1,5 +1,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/full.h>
@@ -48,6 +49,26 @@ TEST_P(CrossEntropy, EqualsOneProcessWithPaddingAndIgnoredTargets) {
           at::constant_pad_nd(logits.grad(), {0, width * ranks - vocabulary}, 0).to(at::kDouble);
       EXPECT_LE((part.grad() - piece(gradient, 2, *parallel)).abs().max().item<double>(),
                 1e-5 * logits.grad().abs().max().item<double>());
+    }
+  });
+}
+
+// More than a block of rows, which ends in the middle of one, and columns that do not fill a vector.
+TEST_P(CrossEntropy, GoesOverManyRowsBlockByBlock) {
+  run_parallel(GetParam(), [](const ParallelPtr& parallel) {
+    const int64_t tokens = 37, width = 9001 / parallel->size(), vocabulary = width * parallel->size();
+    for (const int64_t rows : {int64_t{0}, tokens}) {
+      const at::Tensor logits = leaf(numbers({rows, vocabulary}, 1).mul(5).to(at::kFloat));
+      at::Tensor targets =
+          at::randint(vocabulary, {rows}, at::detail::createCPUGenerator(3), at::TensorOptions().dtype(at::kLong));
+      if (rows > 0) targets[35].fill_(-100);
+      const at::Tensor expected = at::cross_entropy_loss(logits, targets, {}, at::Reduction::None);
+      expected.sum().backward();
+      const at::Tensor part = leaf(piece(logits.detach(), 1, *parallel));
+      const at::Tensor losses = vocabulary_cross_entropy(part, targets, vocabulary, parallel);
+      losses.sum().backward();
+      EXPECT_TRUE(at::allclose(losses, expected, 1e-5, 1e-6)) << rows;
+      EXPECT_TRUE(at::allclose(part.grad(), piece(logits.grad(), 1, *parallel), 1e-5, 1e-7)) << rows;
     }
   });
 }

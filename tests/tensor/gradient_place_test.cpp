@@ -1,6 +1,7 @@
 // Gradients of linear layers that are computed where they are reduced (shard::gradient_place).
 
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -58,6 +59,21 @@ class TableImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens) { return table(tokens).tanh(); }
 
   VocabularyEmbedding table{7, width, one_rank()};
+};
+
+class TiedImpl : public torch::nn::Module {
+ public:
+  TiedImpl() {
+    weight_ = register_parameter("table", at::empty({7, width}, one_rank().tensors));
+    register_parameter("head", weight_);
+  }
+  at::Tensor forward(const at::Tensor& tokens) {
+    const auto parallel = one_rank().parallel;
+    return column_linear(vocabulary_embedding(tokens, weight_, parallel).tanh(), weight_, {}, parallel);
+  }
+
+ private:
+  at::Tensor weight_;
 };
 
 /// Units of two layers, one after the other.
@@ -145,6 +161,16 @@ TEST(GradientPlace, RowsOfATableAreAddedUpWhereTheyAreReduced) {
       expect_gradients(sharded, expected);
       EXPECT_EQ(sharded.statistics().gradients_in_place, step);
     }
+  });
+}
+
+TEST(GradientPlace, TiedWeightsAreAddedUpElsewhere) {
+  const at::Tensor tokens = at::tensor({3, 0, 3, 6, 3, 0});
+  const auto expected = expected_of<TiedImpl>(tokens, 1);
+  on_two_ranks<TiedImpl>([&](auto& model, shard::Sharded& sharded) {
+    loss_of(model(tokens)).backward();
+    expect_gradients(sharded, expected);
+    EXPECT_EQ(sharded.statistics().gradients_in_place, 0);
   });
 }
 
