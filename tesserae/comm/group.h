@@ -61,7 +61,7 @@ class Group {
 
   /// reduce_scatter of a sum, whose outcome times `scale` goes to `output`, which is as large as one piece and no part
   /// of `buffer`; all of `buffer` is left undefined. Where the transport can, a pass over memory less than one after
-  /// the other, and one rounding less for sums of bf16 and fp16.
+  /// the other, and for three members and more one rounding less of bf16 and fp16.
   void reduce_scatter_scaled(const at::Tensor& output, const at::Tensor& buffer, double scale, Label label = {},
                              Wire wire = Wire::exact);
 

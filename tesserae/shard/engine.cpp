@@ -275,7 +275,7 @@ void Engine::reduce(FlatState& flat) {
 void Engine::limit_reductions(int most) {
   // What has ended gives its buffer back early. On a device a ticket does not tell: finishing it would make the compute
   // stream wait.
-  const bool tells = context().gradient_group.blocks_host();
+  const bool tells = context().device.is_cpu();
   const auto ended = [&] { return tells && reductions_.front()->reduced(); };
   while (!reductions_.empty() && (static_cast<int>(reductions_.size()) > most || ended())) {
     reductions_.front()->finish();

@@ -331,6 +331,9 @@ void arguments_are_checked_before_anything_is_sent(Fabric& fabric) {
   EXPECT_THROW(group.all_gather(at::zeros({group.size() * 3 + 1})), InvalidArgument);
   EXPECT_THROW(group.all_reduce(at::zeros({4, 4}).t()), InvalidArgument);
   EXPECT_THROW(group.broadcast(at::zeros({1}), group.size()), InvalidArgument);
+  EXPECT_THROW(group.reduce_scatter_scaled(at::zeros({2}), at::zeros({group.size()}), 0.5), InvalidArgument);
+  const auto whole_numbers = at::ones({group.size()}, at::kLong);
+  EXPECT_THROW(group.reduce_scatter_scaled(at::ones({1}, at::kLong), whole_numbers, 0.5), InvalidArgument);
   EXPECT_THROW(group.exchange({{group.size(), at::zeros({1})}}, {}), InvalidArgument);
   EXPECT_THROW(fabric.group({fabric.rank(), fabric.rank()}, Traffic::control), InvalidArgument);
   group.barrier();  // the group is as good as before

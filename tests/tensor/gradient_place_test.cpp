@@ -1,4 +1,4 @@
-// Gradients of linear layers that are computed where they are reduced (shard::gradient_place).
+// Gradients of linear layers and embeddings that are computed where they are reduced (shard::gradient_place).
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
