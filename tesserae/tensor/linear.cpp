@@ -12,13 +12,13 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
 
 #include <algorithm>
 
 #include "tesserae/shard/gradient_hooks.h"
 #include "tesserae/tensor/exchange.h"
 #include "tesserae/tensor/node.h"
+#include "tesserae/tensor/product.h"
 
 namespace tesserae::tensor {
 namespace {
@@ -45,8 +45,7 @@ at::Tensor whole_rows(const at::Tensor& pieces) {
 void multiply_others(const at::Tensor& out, const at::Tensor& pieces, const at::Tensor& matrix, int64_t own) {
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, own}, {own + 1, pieces.size(0)}}) {
     if (begin == end) continue;
-    at::Tensor to = whole_rows(out.narrow(0, begin, end - begin));
-    at::mm_out(to, whole_rows(pieces.narrow(0, begin, end - begin)), matrix);
+    product_to(whole_rows(out.narrow(0, begin, end - begin)), whole_rows(pieces.narrow(0, begin, end - begin)), matrix);
   }
 }
 
@@ -79,8 +78,8 @@ at::Tensor autocast(const at::Tensor& x, const at::Tensor& like) {
 // dW = dy^T x: where it will be reduced, if that place is to be had.
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy, const at::Tensor& x) {
   at::Tensor place = shard::gradient_place(weight);
-  if (!place.defined()) return dy.t().mm(x);
-  at::mm_out(place, dy.t(), x);
+  if (!place.defined()) return product(dy.t(), x);
+  product_to(place, dy.t(), x);
   return place;
 }
 
@@ -98,8 +97,7 @@ variable_list multiply_gathered(const at::Tensor& own, at::TensorList weights, c
   variable_list results;
   for (const auto& weight : weights) {
     results.push_back(at::empty({ranks, rows, weight.size(0)}, own.options()));
-    at::Tensor mine = results.back()[index];
-    at::mm_out(mine, own, weight.t());
+    product_to(results.back()[index], own, weight.t());
   }
   for (int64_t i = 0, begin = 0; i < count; ++i) {
     gathers[static_cast<size_t>(i)].ticket.wait();
@@ -111,8 +109,7 @@ variable_list multiply_gathered(const at::Tensor& own, at::TensorList weights, c
       }
       for (int64_t rank = 0; rank < ranks; ++rank) {
         if (rank == index) continue;
-        at::Tensor to = results[w][rank].narrow(0, begin, pieces.size(1));
-        at::mm_out(to, pieces[rank], weights[w].t());
+        product_to(results[w][rank].narrow(0, begin, pieces.size(1)), pieces[rank], weights[w].t());
       }
     }
     begin += pieces.size(1);
@@ -133,7 +130,10 @@ struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
 
     variable_list results;
     if (sequence == no_sequence) {
-      for (const auto& weight : weights) results.push_back(x.matmul(weight.t()));
+      const at::Tensor rows = rows_of(x);
+      for (const auto& weight : weights) {
+        results.push_back(product(rows, weight.t()).view(shape_with(x, weight.size(0))));
+      }
     } else {
       results = multiply_gathered(rows_of(x), weights, *parallel);
       for (auto& y : results) {
@@ -165,8 +165,8 @@ struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
     }
     Pending dx;
     if (needed(0)) {
-      at::Tensor partial = dy[0].mm(saved[1]);
-      for (size_t i = 1; i < count; ++i) partial.addmm_(dy[i], saved[1 + i]);
+      const at::Tensor partial = product(dy[0], saved[1]);
+      for (size_t i = 1; i < count; ++i) add_product(partial, dy[i], saved[1 + i]);
       if (sequence) {
         dx = start_reduce_scatter(partial.view({parallel.size(), -1, partial.size(1)}), parallel);
       } else {
@@ -214,8 +214,8 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
     std::vector<comm::Ticket> sums;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t begin = rows * i / count, end = rows * (i + 1) / count;
-      at::Tensor piece = y.narrow(0, begin, end - begin);
-      at::mm_out(piece, from.narrow(0, begin, end - begin), weight.t());
+      const at::Tensor piece = y.narrow(0, begin, end - begin);
+      product_to(piece, from.narrow(0, begin, end - begin), weight.t());
       sums.push_back(start_sum(piece, parallel));
     }
     for (const auto& sum : sums) sum.wait();
@@ -232,10 +232,9 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
     std::vector<Pending> sums;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t begin = rows * i / count, end = rows * (i + 1) / count;
-      at::Tensor partial = at::empty({ranks, end - begin, out}, x.options());
+      const at::Tensor partial = at::empty({ranks, end - begin, out}, x.options());
       for (int64_t rank = 0; rank < ranks; ++rank) {
-        at::Tensor to = partial[rank];
-        at::mm_out(to, from[rank].narrow(0, begin, end - begin), weight.t());
+        product_to(partial[rank], from[rank].narrow(0, begin, end - begin), weight.t());
       }
       sums.push_back(start_reduce_scatter(partial, parallel));
     }
@@ -257,15 +256,14 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
 
     at::Tensor dy = rows_of(gradients[0]), from;
     if (how->dim == no_sequence) {
-      if (needed(0)) result[2] = dy.mm(weight).view(x.sizes());
+      if (needed(0)) result[2] = product(dy, weight).view(x.sizes());
       from = rows_of(x);
     } else {
       const Pending gather = start_gather(dy, parallel);
       at::Tensor dx;
       if (needed(0)) {
         dx = at::empty({parallel.size(), dy.size(0), weight.size(1)}, dy.options());
-        at::Tensor mine = dx[parallel.index()];
-        at::mm_out(mine, dy, weight);
+        product_to(dx[parallel.index()], dy, weight);
       }
       if (needed(1)) from = rows_of(to_pieces(x, how->dim, parallel));
       gather.ticket.wait();
