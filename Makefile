@@ -9,7 +9,7 @@ DEMO_CONFIG ?= examples/python-source.json
 DEMO_ARGS ?=
 TEST_ARGS ?=
 PYTEST_ARGS ?=
-BENCH ?= compare host_cost growth transport tensor_parallel
+BENCH ?= compare phases host_cost growth transport tensor_parallel
 BENCH_ARGS ?=
 
 BUILD := build/$(PRESET)
@@ -18,6 +18,7 @@ PYTHON_BUILT = PYTHONPATH="$(CURDIR)/$(BUILD)/python" $(PYTHON)
 # A test that hangs is killed by its own deadline; this is for the session as a whole, which first says where it is.
 PYTEST = timeout --foreground --signal=ABRT --kill-after=30 $(PYTEST_SECONDS) env $(PYTHON_BUILT) -m pytest -q
 PYTEST_SECONDS ?= 3600
+parity: PYTEST_SECONDS = 14400
 # Two tests at a time: many of them start four processes each.
 CTEST = ctest --test-dir $(BUILD) --output-on-failure --no-tests=error --parallel 2
 
@@ -53,10 +54,11 @@ long: build  ## the long forms of tests: 1,000 kills of a save, 100 of jobs on s
 	@$(CTEST) -C long -L long $(TEST_ARGS)
 
 bench: build  ## FSDP1, FSDP2, DDP and Tesserae, interleaved; tables and plots in docs/ (2 hours; BENCH=compare: a part)
-	@for part in $(BENCH); do \
-	  if [ -f bench/$$part.py ]; then $(PYTHON) bench/$$part.py --update-docs $(BENCH_ARGS); fi; \
-	done
-	@$(PYTHON) bench/plot.py
+	@failed=; \
+	for part in $(BENCH); do $(PYTHON) bench/$$part.py --update-docs $(BENCH_ARGS) || failed+=" $$part"; done; \
+	$(PYTHON) bench/compare.py --report-only --update-docs || failed+=" report"; \
+	$(PYTHON) bench/plot.py || failed+=" plot"; \
+	[ -z "$$failed" ] || { echo "bench: failed:$$failed" >&2; exit 1; }
 
 dial-bench: build  ## changes of the sharding degree beside restarts from a checkpoint, and "auto" beside all layouts
 	@$(PYTHON) bench/dial.py --update-docs $(BENCH_ARGS)

@@ -52,12 +52,16 @@ Training::Training(const TrainingOptions& options, std::shared_ptr<comm::Fabric>
       sharded_(shard::shard_model(model_, fabric_, how(options, strategy))),
       optimizer_(sharded_) {}
 
-at::Tensor Training::backward() {
+at::Tensor Training::forward() {
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(
       1000 + static_cast<uint64_t>(steps_++ * fabric_->size() + fabric_->rank()));
   const auto tokens =
       at::randint(options_.model.vocabulary, {options_.batch, options_.sequence + 1}, generator, at::kLong);
-  const at::Tensor loss = model_->forward(tokens.slice(1, 0, -1).contiguous(), tokens.slice(1, 1).contiguous());
+  return model_->forward(tokens.slice(1, 0, -1).contiguous(), tokens.slice(1, 1).contiguous());
+}
+
+at::Tensor Training::backward() {
+  const at::Tensor loss = forward();
   loss.backward();
   return loss.detach();
 }

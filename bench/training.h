@@ -33,7 +33,8 @@ class Training {
  public:
   Training(const TrainingOptions& options, std::shared_ptr<comm::Fabric> fabric, const mesh::Strategy& strategy);
 
-  at::Tensor backward();                    ///< forward and backward on the next batch; the loss of this rank, detached
+  at::Tensor forward();                     ///< on the next batch; the loss of this rank
+  at::Tensor backward();                    ///< forward and backward; the loss, detached
   void update();                            ///< optimizer step and zero_grad
   at::Tensor step();                        ///< both
   int64_t steps() const { return steps_; }  ///< backwards so far
