@@ -72,7 +72,7 @@ void print_event(const Json& event) {
   } else if (name == "unchanged") {
     std::printf("%s: as it was\n", degrees_text(event.at("degrees")).c_str());
   } else if (name == "changed") {
-    std::printf("step %lld: %s -> %s in %.3f s, rank 0 sent %.1f MB\n", event.at("step").get<long long>(),
+    std::printf("step %lld: %s -> %s in %.3f s, %.1f MB moved\n", event.at("step").get<long long>(),
                 degrees_text(event.at("from")).c_str(), degrees_text(event.at("to")).c_str(),
                 event.at("seconds").get<double>(), event.at("bytes").get<double>() / 1e6);
   } else if (name == "timed") {
@@ -127,7 +127,7 @@ void add_dial(CLI::App& program, int& status) {
       "It talks to the run through RUN_DIR/dial.sock: on the host of its rank 0, as the user that started it.\n"
       "The change takes place at the next step edge; training goes on with the same numbers. A change by hand takes\n"
       "the dial from an automatic choice until --auto gives it back.\n"
-      "It prints how long the change took, how many bytes rank 0 sent, and the step time before and after.");
+      "It prints how long the change took, how many bytes all ranks sent, and the step time before and after.");
   verb->callback([arguments, &status] { status = run(*arguments); });
 }
 

@@ -219,19 +219,23 @@ void Dial::tune(int64_t step) {
 void Dial::changed(const shard::Resharding& change) {
   degrees_ = change.to;
   change_seconds_ += change.seconds;
+  at::Tensor sent = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(fabric_->device()));
+  sent.fill_(static_cast<double>(change.bytes));
+  fabric_->everyone().all_reduce(sent);
+  const auto bytes = sent.item<double>();
   ++figures_.changes;
   figures_.seconds += change.seconds;
-  figures_.bytes += static_cast<double>(change.bytes);
+  figures_.bytes += bytes;
   place_memory(fabric_->device());  // what the change itself needed is no memory of a step
   if (!leads()) return;
-  const Wish wish = std::exchange(deciding_, std::nullopt).value_or(Wish{.degrees = change.to, .why = ""});
+  const Wish wish = std::exchange(deciding_, std::nullopt).value_or(Wish{.degrees = change.to, .why = "by the script"});
   say(cat("step ", step_, ": ", mesh::to_string(change.from), " -> ", mesh::to_string(change.to), " in ",
-          in_seconds(change.seconds), ", ", megabytes(static_cast<double>(change.bytes)), " moved (", wish.why, ")"));
+          in_seconds(change.seconds), ", ", megabytes(bytes), " moved (", wish.why, ")"));
   last_change_ = {{"step", step_},
                   {"from", to_json(change.from)},
                   {"to", to_json(change.to)},
                   {"seconds", change.seconds},
-                  {"bytes", change.bytes},
+                  {"bytes", static_cast<uint64_t>(bytes)},
                   {"why", wish.why}};
   if (wish.client == 0) return;
   Json event = {{"event", "changed"}};

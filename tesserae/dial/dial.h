@@ -59,7 +59,7 @@ class Dial {
   std::vector<double> to_sum(int64_t step, double seconds);
   std::optional<mesh::Degrees> from_sums(int64_t step, std::span<const double> sums);
 
-  /// The change is done.
+  /// The change is done, whoever asked for it. Collective: adds up what all ranks sent.
   void changed(const shard::Resharding& change);
   /// It could not be done, and nothing was changed: rank 0 tells people and who asked.
   void refused(const std::string& why);
@@ -80,7 +80,7 @@ class Dial {
   struct Figures {
     int64_t changes = 0;
     double seconds = 0;
-    double bytes = 0;
+    double bytes = 0;        ///< that all ranks sent for changes
     double steps_spent = 0;  ///< by the tuner on trying
   };
   Figures figures() const;

@@ -27,11 +27,14 @@
 //  7. Holding: when the median of the window has left the reference by more than `drift` (and more than the noise), or
 //     memory that ran out is free again, conditions have changed: the reference is measured anew, and all is worth
 //     trying that was.
+//  8. What was decided and never came was refused. It is not asked for again, by 2 or 4, until conditions have changed
+//     (7) or half the headroom more would stay free with it than then.
 namespace tesserae::dial {
 namespace {
 
-constexpr int lost_after = 4;    // observations after which a decision was not followed
-constexpr double certain = 1.5;  // how many times the noise of single steps a drift must be
+constexpr int lost_after = 4;     // observations after which a decision was not followed
+constexpr double eased_by = 0.5;  // how much of the headroom more must be free to ask again for what was refused
+constexpr double certain = 1.5;   // how many times the noise of single steps a drift must be
 constexpr double first_round = 0.75, of_the_noise = 0.5, of_what_is_left = 0.5;
 
 std::vector<double> all(const std::deque<double>& values) {
@@ -79,6 +82,7 @@ double Tuner::steps_allowed() const {
 std::optional<Decision> Tuner::observe(const Observation& seen) {
   take(seen);  // 1
   if (!arrived(seen)) return std::nullopt;
+  const bool again = eased();                                                      // 8
   if (place_ > 0 && seen.free < options_.headroom * place_) return relieve(seen);  // 2
   switch (phase_) {
     case Phase::settling:  // 3
@@ -91,7 +95,11 @@ std::optional<Decision> Tuner::observe(const Observation& seen) {
       break;
     case Phase::holding:
       if (refer_again_ && measured() >= options_.window) refer();
-      if (drifted() || relaxed()) look_anew();  // 7
+      look_due_ = look_due_ || again;
+      if (drifted() || relaxed()) {  // 7
+        refused_.clear();
+        look_anew();
+      }
       if (!look_due_ || measured() < options_.reference_steps) return std::nullopt;
       break;
   }
@@ -107,6 +115,7 @@ void Tuner::take(const Observation& seen) {
     samples_.clear();
     free_.clear();
     current_ = seen.degrees;
+    std::erase_if(refused_, [&](const Refused& refused) { return refused.degrees == seen.degrees; });
   }
   if (!incumbent_) incumbent_ = expected_ = seen.degrees;
   if (trial_on_) {
@@ -134,7 +143,10 @@ void Tuner::take(const Observation& seen) {
 /// False while a decision is on its way. Whatever else the degrees are afterwards is somebody else's choice, and ours
 /// to measure.
 bool Tuner::arrived(const Observation& seen) {
-  if (pending_ && seen.degrees != *expected_ && ++waited_ < lost_after) return false;
+  if (pending_ && seen.degrees != *expected_) {
+    if (++waited_ < lost_after) return false;
+    refused_.push_back({.degrees = *expected_, .free = predicted_free(*expected_)});
+  }
   pending_ = false;
   if (seen.degrees != *expected_) expect_anew(seen.degrees);
   if (!look_) trial_on_ = false;  // the first step after the way back is the last that is spent
@@ -153,12 +165,12 @@ std::optional<Decision> Tuner::relieve(const Observation& seen) {
   const double now = layout_of(*current_).memory;
   const Layout *best = nullptr, *smallest = nullptr;
   for (const Layout& layout : all_) {
-    if (layout.memory >= now) continue;
+    if (layout.memory >= now || was_refused(layout.degrees)) continue;
     if (smallest == nullptr || layout.memory < smallest->memory) smallest = &layout;
     if (seen.free + now - layout.memory < options_.headroom * place_) continue;
     if (best == nullptr || layout.moving < best->moving) best = &layout;
   }
-  if (smallest == nullptr) return std::nullopt;  // nothing needs less: the job must live with what there is
+  if (smallest == nullptr) return std::nullopt;  // nothing less is to be had: the job must live with what there is
   too_big_ = current_;
   trial_on_ = false;
   expect_anew((best != nullptr ? best : smallest)->degrees);
@@ -278,6 +290,14 @@ bool Tuner::relaxed() const {
   return too_big_ && static_cast<int>(free_.size()) >= options_.window && fits(*too_big_);
 }
 
+/// There is more memory for something that was refused, which is forgotten.
+bool Tuner::eased() {
+  if (place_ <= 0 || static_cast<int>(free_.size()) < options_.window) return false;
+  return std::erase_if(refused_, [this](const Refused& refused) {
+           return predicted_free(refused.degrees) >= refused.free + eased_by * options_.headroom * place_;
+         }) > 0;
+}
+
 /// What was not tried, the best estimate first.
 std::vector<mesh::Degrees> Tuner::worth_trying() const {
   const int degree = incumbent_->optimizer;
@@ -295,7 +315,7 @@ std::vector<mesh::Degrees> Tuner::worth_trying() const {
   std::vector<mesh::Degrees> found;
   for (const Layout& layout : all_) {
     const mesh::Degrees& degrees = layout.degrees;
-    if (contains(tried_, degrees) || !fits(degrees)) continue;
+    if (contains(tried_, degrees) || was_refused(degrees) || !fits(degrees)) continue;
     if (is_next(degrees) || predicted_seconds(degrees) <= longest) found.push_back(degrees);
   }
   std::ranges::stable_sort(found, {}, [this](const mesh::Degrees& degrees) { return predicted_seconds(degrees); });
@@ -319,6 +339,10 @@ bool Tuner::fits(const mesh::Degrees& degrees) const {
   if (place_ <= 0) return true;
   const bool ran_out = too_big_ && layout_of(degrees).memory >= layout_of(*too_big_).memory;
   return predicted_free(degrees) >= (ran_out ? 2 : 1) * options_.headroom * place_;
+}
+
+bool Tuner::was_refused(const mesh::Degrees& degrees) const {
+  return std::ranges::find(refused_, degrees, &Refused::degrees) != refused_.end();
 }
 
 std::string Tuner::state() const {

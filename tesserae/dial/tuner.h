@@ -69,6 +69,10 @@ class Tuner {
     double memory = 0;  // memory_of()
     double moving = 0;  // moving_seconds()
   };
+  struct Refused {
+    mesh::Degrees degrees;
+    double free = 0;  // predicted_free() then
+  };
 
   void take(const Observation& seen);
   bool arrived(const Observation& seen);
@@ -84,12 +88,14 @@ class Tuner {
   void learn();
   bool drifted() const;
   bool relaxed() const;
+  bool eased();
 
   const Layout& layout_of(const mesh::Degrees& degrees) const;
   std::vector<mesh::Degrees> worth_trying() const;
   double predicted_seconds(const mesh::Degrees& degrees) const;
   double predicted_free(const mesh::Degrees& degrees) const;
   bool fits(const mesh::Degrees& degrees) const;
+  bool was_refused(const mesh::Degrees& degrees) const;
   int measured() const { return static_cast<int>(samples_.size()); }
 
   TunerOptions options_;
@@ -115,6 +121,7 @@ class Tuner {
   bool trial_on_ = false;                        // steps count as spent until the incumbent runs again
   std::vector<mesh::Degrees> tried_;             // since conditions have changed
   std::optional<mesh::Degrees> too_big_;         // what ran out of memory
+  std::vector<Refused> refused_;                 // what was decided and never came
   double change_steps_ = 0;                      // what a change costs, in steps
   double spent_ = 0;
   std::optional<int64_t> first_step_;

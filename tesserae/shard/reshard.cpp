@@ -202,13 +202,14 @@ uint64_t Engine::recut(FlatState& state, Context& context, bool has_gradient) {
   return bytes;
 }
 
-// What one rank could not allocate stops all.
+// What failed on one rank stops all. Each that failed names its own cause.
 void Engine::require_all(const std::string& failure, const std::string& what) const {
   const auto failed = from_all_ranks(*context().fabric, failure.empty() ? 0 : 1);
   const auto first = std::ranges::max_element(failed);
   if (*first == 0) return;
+  const auto rank = failure.empty() ? first - failed.begin() : context().fabric->rank();
   throw comm::CommError(
-      name, cat("rank ", first - failed.begin(), " has no memory for ", what, failure.empty() ? "" : ": ", failure,
+      name, cat("rank ", rank, " could not make ", what, failure.empty() ? "; its own error says why" : ": ", failure,
                 ". The training state is between two layouts: start the job again from its last checkpoint"));
 }
 

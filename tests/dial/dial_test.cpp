@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 
 #include "tesserae/dial/client.h"
 #include "tesserae/dial/facts.h"
 #include "tesserae/dial/links.h"
+#include "tesserae/os/faulty_files.h"
 #include "tests/os/scratch.h"
 #include "tests/support/ranks.h"
 
@@ -19,6 +21,7 @@ namespace tesserae::dial {
 namespace {
 
 using mesh::Degrees;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Change = std::pair<int64_t, Degrees>;
@@ -27,12 +30,13 @@ std::shared_ptr<comm::Fabric> not_owned(comm::Fabric& fabric) {
   return {std::shared_ptr<void>(), &fabric};
 }
 
-shard::Resharding done(const Degrees& from, const Degrees& to) {
+/// Each rank has sent something else.
+shard::Resharding done(const comm::Fabric& fabric, const Degrees& from, const Degrees& to) {
   shard::Resharding change;
   change.from = from;
   change.to = to;
   change.seconds = 0.25;
-  change.bytes = 3'000'000;
+  change.bytes = 3'000'000 * static_cast<uint64_t>(1 + fabric.rank());
   return change;
 }
 
@@ -43,6 +47,7 @@ std::vector<std::vector<Change>> run(int ranks, int64_t steps, const DialOptions
   comm::run_local(ranks, [&](comm::Fabric& fabric) {
     DialOptions own = options;
     own.facts = facts_of(fabric);
+    own.facts.parameters = options.facts.parameters;
     Dial dial(not_owned(fabric), begin, own);
     for (int64_t step = first; step < first + steps; ++step) {
       if (fabric.rank() == 0 && at_step) at_step(step);
@@ -53,7 +58,7 @@ std::vector<std::vector<Change>> run(int ranks, int64_t steps, const DialOptions
       EXPECT_LT(dial.seen().free, dial.seen().place);
       if (!to) continue;
       changes[static_cast<size_t>(fabric.rank())].emplace_back(step, *to);
-      dial.changed(done(dial.degrees(), *to));
+      dial.changed(done(fabric, dial.degrees(), *to));
     }
   });
   for (const auto& of_rank : changes) EXPECT_EQ(of_rank, changes[0]) << "all ranks hear the same";
@@ -66,8 +71,62 @@ TEST(Dial, FollowsTheSchedule) {
   options.say = [&](const std::string& line) { said.push_back(line); };
   options.schedule = {{3, {2, 2, 2}}, {5, {1, 2, 4}}, {6, {1, 2, 4}}};
   EXPECT_THAT(run(4, 8, options)[0], ElementsAre(Change(3, {2, 2, 2}), Change(5, {1, 2, 4})));
-  EXPECT_THAT(said, ElementsAre("step 3: P=1 G=1 O=1 -> P=2 G=2 O=2 in 0.250 s, 3.0 MB moved (as scheduled)",
-                                "step 5: P=2 G=2 O=2 -> P=1 G=2 O=4 in 0.250 s, 3.0 MB moved (as scheduled)"));
+  EXPECT_THAT(said, ElementsAre("step 3: P=1 G=1 O=1 -> P=2 G=2 O=2 in 0.250 s, 30.0 MB moved (as scheduled)",
+                                "step 5: P=2 G=2 O=2 -> P=1 G=2 O=4 in 0.250 s, 30.0 MB moved (as scheduled)"))
+      << "what all ranks sent";
+}
+
+TEST(Dial, TellsOfChangesThatTheScriptMakes) {
+  DialOptions options;
+  std::vector<std::string> said;
+  options.say = [&](const std::string& line) { said.push_back(line); };
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    Dial dial(not_owned(fabric), {}, options);
+    EXPECT_FALSE(dial.at_step_edge(1, 0.1));
+    dial.changed(done(fabric, {1, 1, 1}, {2, 2, 2}));
+    EXPECT_FALSE(dial.at_step_edge(2, 0.1));
+    EXPECT_EQ(dial.degrees(), (Degrees{2, 2, 2}));
+    EXPECT_EQ(dial.figures().bytes, 9e6) << "of all ranks, on each";
+  });
+  EXPECT_THAT(said, ElementsAre("step 1: P=1 G=1 O=1 -> P=2 G=2 O=2 in 0.250 s, 9.0 MB moved (by the script)"));
+}
+
+/// A host that is nearly full.
+class FullHost : public os::FaultyFiles {
+ public:
+  using os::FaultyFiles::FaultyFiles;
+  std::unique_ptr<os::ReadableFile> open(const os::Path& path) override {
+    if (path == "/proc/meminfo") return std::make_unique<Text>();
+    return os::FaultyFiles::open(path);
+  }
+
+ private:
+  struct Text : os::ReadableFile {
+    size_t read_at(uint64_t offset, std::span<char> bytes) override {
+      // Less in all than what limits a container here, and a twentieth of it free.
+      const std::string_view text = "MemTotal: 1000000 kB\nMemAvailable: 50000 kB\n";
+      const std::string_view rest = text.substr(std::min<size_t>(offset, text.size()), bytes.size());
+      std::memcpy(bytes.data(), rest.data(), rest.size());
+      return rest.size();
+    }
+  };
+};
+
+TEST(Dial, RaisesTheDegreeWhenTheHostIsNearlyFull) {
+  FullHost full(os::files());
+  const os::ScopedFiles scope(full);
+  DialOptions options;
+  std::vector<std::string> said;
+  options.say = [&](const std::string& line) { said.push_back(line); };
+  options.automatic = true;
+  options.links = Links{};
+  options.facts.parameters = 1'000'000;
+  const auto changes = run(2, 4, options, {1, 1, 1});
+  ASSERT_FALSE(changes[0].empty());
+  EXPECT_GT(changes[0].back().second.optimizer, 1);
+  ASSERT_FALSE(said.empty());
+  EXPECT_THAT(said[0], AllOf(HasSubstr("step 2: P=1 G=1 O=1 -> "), HasSubstr("(auto; memory: "),
+                             HasSubstr(" % free in step 1, and 10 % are to stay free)")));
 }
 
 TEST(Dial, ARunThatIsResumedTakesTheEntryThatCountsThere) {
@@ -106,7 +165,7 @@ TEST_F(DialRequests, AreFollowedAtTheNextEdgeAndTimed) {
   EXPECT_EQ(changed["from"], (Json{1, 1, 1}));
   EXPECT_EQ(changed["to"], (Json{2, 2, 2}));
   EXPECT_EQ(changed["seconds"], 0.25);
-  EXPECT_EQ(changed["bytes"], 3'000'000);
+  EXPECT_EQ(changed["bytes"], 9'000'000) << "of all ranks";
   const Json timed = event(*clients_[0]);
   EXPECT_EQ(timed["event"], "timed");
   EXPECT_EQ(timed["step"], 6) << "the second step with the new degrees";
@@ -130,6 +189,36 @@ TEST_F(DialRequests, ForWhatIsThereAlreadyChangeNothing) {
   });
   EXPECT_TRUE(changes[0].empty());
   EXPECT_EQ(event(*clients_[0])["event"], "unchanged");
+}
+
+TEST_F(DialRequests, ThatCanNotBeHadAreAnErrorOfWhoAskedAndTheRunGoesOn) {
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    DialOptions own = options_;
+    own.facts = facts_of(fabric);
+    Dial dial(not_owned(fabric), {1, 1, 1}, own);
+    std::vector<int64_t> asked_at;
+    for (int64_t step = 1; step <= 8; ++step) {
+      if (fabric.rank() == 0 && (step == 3 || step == 6)) ask({{"ask", "turn"}, {"degree", 2}});
+      const auto to = dial.at_step_edge(step, 0.1);
+      if (!to) continue;
+      asked_at.push_back(step);
+      EXPECT_EQ(*to, (Degrees{2, 2, 2}));
+      if (step == 3) {
+        dial.refused("there is no memory");
+        EXPECT_EQ(dial.degrees(), (Degrees{1, 1, 1}));
+        EXPECT_EQ(dial.figures().changes, 0);
+      } else {
+        dial.changed(done(fabric, dial.degrees(), *to));
+      }
+    }
+    EXPECT_THAT(asked_at, ElementsAre(3, 6)) << "what was refused is not asked for again";
+    EXPECT_EQ(dial.degrees(), (Degrees{2, 2, 2}));
+  });
+  const Json error = event(*clients_[0]);
+  EXPECT_EQ(error["event"], "error");
+  EXPECT_THAT(error["message"].get<std::string>(),
+              HasSubstr("step 3: P=1 G=1 O=1 stays, P=2 G=2 O=2 can not be had: there is no memory"));
+  EXPECT_EQ(event(*clients_[1])["event"], "changed");
 }
 
 TEST_F(DialRequests, TakeTheDialFromTheTunerAndGiveItBack) {

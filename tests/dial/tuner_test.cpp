@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <random>
 #include <tuple>
@@ -73,7 +74,7 @@ class Job {
 
   void one() {
     ++step;
-    ++at[{now.parameters, now.gradients, now.optimizer}];
+    ++at[key(now)];
     const double factor = 1 + cluster.noise * normal_(random_);
     const Observation seen{.step = step,
                            .degrees = now,
@@ -86,7 +87,9 @@ class Job {
     told.push_back({seen, decided_});
     if (decided_) said.push_back(decided_->why);
     fresh_ = false;
-    if (late && late->degrees != now) {
+    if (late && late->degrees != now && refuses && refuses(late->degrees)) {
+      ++refused[key(late->degrees)];
+    } else if (late && late->degrees != now) {
       now = late->degrees;
       ++changes;
       fresh_ = true;
@@ -102,7 +105,11 @@ class Job {
   double least_free = 1e18;
   std::vector<Recorded> told;
   std::vector<std::string> said;
-  std::map<std::tuple<int, int, int>, int64_t> at;
+  using Key = std::tuple<int, int, int>;
+  static Key key(const Degrees& degrees) { return {degrees.parameters, degrees.gradients, degrees.optimizer}; }
+  std::map<Key, int64_t> at;
+  std::function<bool(const Degrees&)> refuses;  // what can not be had
+  std::map<Key, int> refused;                   // how often it was asked for
 
  private:
   std::optional<Decision> decided_;
@@ -260,6 +267,88 @@ TEST(Tuner, FindsTheBestOfFourRanksWhateverItBelieves) {
     near += run.cluster.seconds(run.now) <= 1.05 * run.cluster.seconds(run.cluster.best()) ? 1 : 0;
   }
   EXPECT_GE(near, 0.9 * jobs);
+}
+
+/// Another tuner that hears the same decides the same.
+void expect_same_again(const Job& run) {
+  Tuner again(run.cluster.facts, run.cluster.links);
+  for (const Recorded& one : run.told) {
+    const std::optional<Decision> decision = again.observe(one.seen);
+    ASSERT_EQ(decision.has_value(), one.decision.has_value()) << "step " << one.seen.step;
+    if (!decision) continue;
+    EXPECT_EQ(decision->degrees, one.decision->degrees) << "step " << one.seen.step;
+  }
+}
+
+TEST(Tuner, DoesNotTryAgainWhatWasRefused) {
+  Job run(gpus(4, 1e9), {16, 16, 16});
+  const Degrees best = run.cluster.best();
+  run.refuses = [&](const Degrees& degrees) { return degrees == best; };
+  run.steps(1500);
+  EXPECT_EQ(run.refused, (std::map<Job::Key, int>{{Job::key(best), 1}}));
+  double second = 1e9;
+  for (const Degrees& degrees : mesh::all_degrees(16)) {
+    if (degrees != best) second = std::min(second, run.cluster.seconds(degrees));
+  }
+  EXPECT_LE(run.cluster.seconds(run.now), 1.05 * second) << to_string(run.now);
+  // When conditions drift, it may be had.
+  run.refuses = {};
+  run.cluster.truth.between = 0.3e9;
+  ASSERT_EQ(run.cluster.best(), best);
+  run.steps(1500);
+  EXPECT_EQ(run.now, best);
+  expect_same_again(run);
+}
+
+TEST(Tuner, LivesWithWhatThereIsIfAllIsRefused) {
+  Job run(gpus(1, 1e9), {2, 2, 2});
+  run.refuses = [](const Degrees& /*degrees*/) { return true; };
+  run.steps(2000);
+  EXPECT_EQ(run.changes, 0);
+  EXPECT_FALSE(run.refused.empty());
+  for (const auto& [degrees, times] : run.refused) EXPECT_EQ(times, 1);
+  EXPECT_THAT(run.tuner.state(), HasSubstr("holding P=2 G=2 O=2"));
+  expect_same_again(run);
+}
+
+/// Replicas, for which memory got scarce.
+Job scarce() {
+  Cluster cluster = gpus(1, 1e9);
+  cluster.place = 40e9;
+  cluster.activations = 40e9 - memory_of(cluster.facts, {2, 2, 2}) - 0.105 * 40e9;
+  return {cluster, {1, 1, 1}};
+}
+
+TEST(Tuner, TakesTheNextBestWhenWhatWouldRelieveIsRefused) {
+  Job run = scarce();
+  std::optional<Degrees> first;
+  run.refuses = [&](const Degrees& degrees) {
+    if (!first) first = degrees;
+    return degrees == *first;
+  };
+  run.steps(10);
+  EXPECT_GE(run.cluster.free(run.now), 0.1 * 40e9) << to_string(run.now);
+  EXPECT_EQ(run.changes, 1);
+  run.steps(1000);
+  EXPECT_EQ(run.refused, (std::map<Job::Key, int>{{Job::key(*first), 1}}));
+  expect_same_again(run);
+}
+
+TEST(Tuner, AsksAgainForWhatWasRefusedWhenThereIsMoreMemory) {
+  Job run = scarce();
+  run.refuses = [](const Degrees& /*degrees*/) { return true; };
+  run.steps(500);
+  EXPECT_EQ(run.now, (Degrees{1, 1, 1}));
+  EXPECT_GT(run.refused.size(), 1u);
+  for (const auto& [degrees, times] : run.refused) EXPECT_EQ(times, 1);
+  // Still scarce, but less.
+  run.refuses = {};
+  run.cluster.activations -= 0.06 * 40e9;
+  ASSERT_LT(run.cluster.free(run.now), 0.1 * 40e9);
+  run.steps(15);
+  EXPECT_NE(run.now, (Degrees{1, 1, 1}));
+  EXPECT_GE(run.cluster.free(run.now), 0.1 * 40e9);
+  expect_same_again(run);
 }
 
 TEST(Tuner, TakesChangesOfOthersAsTheyCome) {

@@ -137,6 +137,39 @@ TEST(Reshard, ARefusalInTheMiddleOfAnAccumulationLosesNothing) {
   });
 }
 
+/// An optimizer without state whose rank 1 fails at the second shard that moves.
+class Clumsy : public Companion {
+ public:
+  explicit Clumsy(int rank) : rank_(rank) {}
+  std::vector<c10::ScalarType> dtypes(const Shard& /*shard*/) override { return {}; }
+  std::vector<at::Tensor> take(const Shard& /*shard*/) override {
+    if (++taken_ == 2 && rank_ == 1) throw std::runtime_error("it was dropped");
+    return {};
+  }
+  void put(const Shard& /*shard*/, std::vector<at::Tensor> /*tensors*/) override { ++put_; }
+  int put_count() const { return put_; }
+
+ private:
+  int rank_, taken_ = 0, put_ = 0;
+};
+
+TEST(Reshard, WhatFailsOnOneRankInTheMiddleStopsAllForGood) {
+  comm::run_local(4, [](comm::Fabric& fabric) {
+    Trained run(fabric);
+    run.step(0);
+    Clumsy companion(fabric.rank());
+    const auto attached = run.sharded->engine().attach(companion);
+    const std::string text = error_of<comm::CommError>([&] { run.sharded->reshard({2, 2, 2}); });
+    EXPECT_EQ(companion.put_count(), 1) << "one part has moved";
+    EXPECT_THAT(text, HasSubstr("rank 1 could not make its part of unit \""));
+    EXPECT_THAT(text, HasSubstr(fabric.rank() == 1 ? ": it was dropped. " : "; its own error says why. "));
+    EXPECT_THAT(text, HasSubstr("start the job again from its last checkpoint"));
+    const std::string refused = "an earlier change of degrees failed half-way";
+    EXPECT_THAT(error_of<comm::CommError>([&] { run.loss(1); }), HasSubstr(refused));
+    EXPECT_THAT(error_of<comm::CommError>([&] { run.sharded->reshard({2, 2, 2}); }), HasSubstr(refused));
+  });
+}
+
 TEST(Reshard, DegreesThatDoNotDivideNameTheNearest) {
   comm::run_local(4, [](comm::Fabric& fabric) {
     Trained run(fabric);
