@@ -9,8 +9,9 @@ Both are runs of `tesserae train`: one with "auto", and one whose schedule goes 
 opposite orders, so that a slow minute of the machine hits all alike; each time for about as long (--visit). A layout
 counts as right if its step, as that run measured it, is at most 5 % longer than that of the best.
 
-Writes bench/out/auto_sweep.json, which bench/plot.py draws; --update-docs puts the table between the markers `auto` in
-docs/performance.md.
+Writes bench/out/auto_sweep.json, which bench/plot.py draws: with --jobs, the other jobs that are in it stay. Why a run
+with "auto" settled where it did is in bench/out/auto_sweep/JOB.jsonl (its dial.jsonl) and JOB.log (what it said, the
+first choice among it). --update-docs puts the table between the markers `auto` in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class Job:
     def name(self) -> str:
         return f"{self.model} b{self.batch}" + (f" {self.rate}" if self.rate else "")
 
-    def run(self, options: argparse.Namespace, settings: dict[str, object]) -> TrainRun:
-        common = {**MODELS[self.model], "train.batch_per_rank": self.batch}
+    def run(self, options: argparse.Namespace, settings: dict[str, object], record: Path | None = None) -> TrainRun:
+        settings = {**MODELS[self.model], "train.batch_per_rank": self.batch, **settings}
         hosts = 2 if self.rate else 1
-        return train(options.tesserae, {**common, **settings}, self.ranks, options.deadline, hosts, self.rate)
+        return train(options.tesserae, settings, self.ranks, options.deadline, hosts, self.rate, record)
 
 
 JOBS = [
@@ -116,7 +117,10 @@ def sweep(job: Job, options: argparse.Namespace, step_ms: float) -> dict[Degrees
 def settle(job: Job, options: argparse.Namespace) -> TrainRun:
     """The beginning of a long job: two of a hundred of its planned steps may be spent on trying."""
     planned = {"dial.planned_steps": options.planned_steps, "hybrid_shard_degree": "auto"}
-    return job.run(options, {"train.steps": options.auto_steps, **planned})
+    record = options.out / "auto_sweep" / f"{job.name.replace(' ', '_')}.jsonl"
+    run = job.run(options, {"train.steps": options.auto_steps, **planned}, record)
+    record.with_suffix(".log").write_text(run.output)
+    return run
 
 
 def measure(job: Job, options: argparse.Namespace) -> dict:
@@ -156,23 +160,39 @@ def markdown(data: dict) -> str:
             f"| {row['job']['name']} | {name_of(row['best'])} | {best:,.0f} | {max(times.values()):,.0f} "
             f"| {name_of(row['chosen'])} | {chosen:,.0f} | {row['ratio']:.2f} | {row['settled_after']} |"
         )
-    lines += ["", report.describe(data["about"], "the steps of each layout, the first after a change left out")]
-    return "\n".join(lines) + "\n"
+    over = "the steps of each layout, the first after a change left out"
+    measured = report.describe_each({row["job"]["name"]: report.describe(row["about"], over) for row in rows})
+    return "\n".join([*lines, "", "\n\n".join(measured)]) + "\n"
+
+
+def with_row(rows: list[dict], row: dict) -> list[dict]:
+    """In the order of JOBS; a job that is there already is replaced."""
+    order = [job.name for job in JOBS]
+    others = [other for other in rows if other["job"]["name"] != row["job"]["name"]]
+    return sorted([*others, row], key=lambda each: order.index(each["job"]["name"]))
+
+
+def measured_before(file: Path) -> list[dict]:
+    data = json.loads(file.read_text()) if file.exists() else {"jobs": []}
+    # Older files have one `about` for all jobs.
+    return [{"about": data.get("about"), **row} for row in data["jobs"]]
 
 
 def main() -> None:
     options = parse()
-    data: dict = {"about": report.about(), "jobs": []}
-    report.warn_if_busy("auto_sweep", data["about"])
+    about = report.about()
+    report.warn_if_busy("auto_sweep", about)
     options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / "auto_sweep.json"
+    data: dict = {"jobs": measured_before(file) if len(options.jobs) < len(JOBS) else []}
     for job in options.jobs:
         try:
-            row = measure(job, options)
+            row = measure(job, options) | {"about": about}
         except Unavailable as reason:
             print(f"auto_sweep: {job.name} is left out: {reason}", file=sys.stderr)
             continue
-        data["jobs"].append(row)
-        (options.out / "auto_sweep.json").write_text(json.dumps(data, indent=1) + "\n")
+        data["jobs"] = with_row(data["jobs"], row)
+        file.write_text(json.dumps(data, indent=1) + "\n")
         best, chosen = name_of(row["best"]), name_of(row["chosen"])
         print(f"auto_sweep: {job.name}: best {best}, auto {chosen}, {row['ratio']:.2f} of the best", file=sys.stderr)
     text = markdown(data)

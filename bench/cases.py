@@ -113,7 +113,17 @@ VARIANTS = {
 }
 ON_ONE_HOST = ("plain", "ours-plain", "ddp", "fsdp1", "fsdp2", "fsdp2-shm", "ours-python", "ours")
 IN_BF16 = ("ours-plain", "fsdp2", "ours-python", "ours")  # slow where a CPU has no bf16 of its own
-BETWEEN_HOSTS = ("ours-plain", "ddp", "fsdp2", "fsdp2-hybrid", "ours", "ours:best", "ours-int8:best")
+BETWEEN_HOSTS = (
+    "ours-plain",
+    "ddp",
+    "fsdp1",
+    "fsdp2",
+    "fsdp2-hybrid",
+    "fsdp2-shm",
+    "ours",
+    "ours:best",
+    "ours-int8:best",
+)
 WITHOUT_COMMUNICATION = ("plain", "ours-plain")
 REFERENCE = "fsdp2"
 BEST = ":best"  # stands for the layout of ours that was the fastest in a trial of all of them

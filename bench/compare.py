@@ -10,7 +10,8 @@ minute of the machine hits all alike. Ratios are taken round by round. Run it on
 
 A case with several hosts (D) needs root and iproute2, see bench/hosts.sh; without them it is left out. Results are
 added to bench/out/compare.json, which bench/plot.py draws; --update-docs puts the tables of all cases that are in it
-between the markers in docs/performance.md, and that of case A into README.md; in both, what was asked and reached.
+between the markers in docs/performance.md, and that of case A into README.md; in both, what was asked and reached,
+also of what host_cost.py and transport.py measured. --report-only does so with what is there, and measures nothing.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--step-program", type=Path, help="default: the newest bench_step below build/")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out")
     parser.add_argument("--update-docs", action="store_true")
+    parser.add_argument("--report-only", action="store_true", help="measure nothing; for --update-docs")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.steps, options.warmup = 2, 2, 1
@@ -71,6 +73,8 @@ def parse() -> argparse.Namespace:
         parser.error(f"unknown case {unknown[0]!r}; cases are {', '.join(CASES)}")
     if unknown := [name for name in options.candidates if not is_candidate(name)]:
         parser.error(f"unknown candidate {unknown[0]!r}; see TITLES in bench/cases.py")
+    if options.report_only:
+        return options
     if not options.candidates or any(name.startswith("ours") for name in options.candidates):
         options.step_program = options.step_program or newest_program("bench_step")
         if not options.step_program:
@@ -142,18 +146,18 @@ def run(candidate: str, case: Case, options: argparse.Namespace, steps: int, war
 
 
 def check(name: str, rounds: list[dict[str, Run]]) -> None:
-    """The comparison is only fair if all train the same thing. Raises RuntimeError if they do not."""
-    reports = {candidate: run.report for round_ in rounds for candidate, run in round_.items()}
+    """The comparison is only fair if all train the same thing, in all rounds. Raises RuntimeError if they do not."""
+    reports = [(candidate, run.report) for round_ in rounds for candidate, run in round_.items()]
     for key in ("parameters", "tokens_per_step", "precision"):
-        values = {candidate: report[key] for candidate, report in reports.items()}
-        if len(set(values.values())) > 1:
-            raise RuntimeError(f"case {name}: candidates differ in {key}: {values}")
+        values = {(candidate, report[key]) for candidate, report in reports}
+        if len({value for _, value in values}) > 1:
+            raise RuntimeError(f"case {name}: candidates differ in {key}: {sorted(values)}")
     # All start from the same parameters and see the same tokens. Without communication a rank knows its own loss only.
     for alone in (False, True):
-        losses = {c: r["losses"] for c, r in reports.items() if (c in WITHOUT_COMMUNICATION) == alone}
-        exact = (values for c, values in losses.items() if not c.startswith("ours-int8"))
-        reference = next(exact, next(iter(losses.values()), []))
-        for candidate, values in losses.items():
+        losses = [(c, report["losses"]) for c, report in reports if (c in WITHOUT_COMMUNICATION) == alone]
+        exact = (values for c, values in losses if not c.startswith("ours-int8"))
+        reference = next(exact, losses[0][1] if losses else [])
+        for candidate, values in losses:
             tolerance = LOSS_TOLERANCE["int8" if candidate.startswith("ours-int8") else CASES[name].precision]
             if not all(math.isclose(a, b, rel_tol=tolerance) for a, b in zip(values, reference, strict=True)):
                 raise RuntimeError(f"case {name}: candidates differ in losses: {losses}")
@@ -172,6 +176,11 @@ def main() -> int:
     file = asked.out / "compare.json"
     data = json.loads(file.read_text()) if file.exists() else {}
     cases = data["cases"] = {name: case for name, case in data.get("cases", {}).items() if "about" in case}
+    if asked.report_only:
+        print(report.goals(cases, asked.out))
+        if asked.update_docs:
+            update_documents(cases, asked.out)
+        return 0
     complete = True
     for name in asked.cases:
         options = for_case(name, asked)
@@ -197,16 +206,21 @@ def main() -> int:
         # What is done survives a Ctrl-C.
         file.write_text(json.dumps(data, indent=1) + "\n")
         if options.update_docs:
-            update(ROOT / "docs" / "performance.md", cases, [name for name in CASES if name in ALL])
-            update(ROOT / "README.md", cases, IN_README)
+            update_documents(cases, options.out)
     return 0 if complete else 1
 
 
-def update(document: Path, cases: dict[str, dict], names: Sequence[str]) -> None:
+def update_documents(cases: dict[str, dict], out: Path) -> None:
+    goals = report.goals(cases, out)
+    update(ROOT / "docs" / "performance.md", cases, [name for name in CASES if name in ALL], goals)
+    update(ROOT / "README.md", cases, IN_README, goals)
+
+
+def update(document: Path, cases: dict[str, dict], names: Sequence[str], goals: str) -> None:
     images = "images" if document.parent.name == "docs" else "docs/images"
     pictures = f"![Tokens a second, case by case]({images}/speed.png)\n![Memory]({images}/memory.png)\n"
     tables = [report.markdown(name, cases[name]) for name in names if name in cases]
-    text = "\n".join([pictures, *tables, report.goals(cases)])
+    text = "\n".join([pictures, *tables, goals])
     if cases and not report.update_between_markers(document, "bench", text):
         print(
             f"compare: {document.name} has no <!-- bench:begin --> ... <!-- bench:end -->: left alone", file=sys.stderr

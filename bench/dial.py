@@ -15,12 +15,12 @@ Neither side pays for that: right before memory is needed, all ranks take as muc
 change to more memory, dial_peer.py before it builds the model, both before the first step after that; its time is taken
 off). With --lent-memory they do pay.
 
-A live change over a link should take little more than its bytes need there. For links between hosts these are the
-bytes that left a host's network interface meanwhile, at the rate of the link; for Gloo on one host, what an
-all-gather of as many bytes takes.
+A live change should take little more than its bytes need where they go. For links between hosts these are the bytes
+that left a host's network interface meanwhile, at the rate of the link; on one host (Gloo; shared memory, of which the
+live changes of the first table are), what an all-gather of as many bytes takes.
 
-Writes bench/out/dial.json (and dial_timeline.json), which bench/plot.py draws; --update-docs puts the tables between
-the markers `dial` in docs/performance.md.
+Writes bench/out/dial.json (and dial_timeline.json), which bench/plot.py draws: what was measured now takes the place
+of what the file had of it. --update-docs puts the tables between the markers `dial` in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from launch import Run, Unavailable, launch
 from train_run import name_of, newest_tesserae, schedule_of, train
 
 LINKS = {"gloo": ("gloo", 1, ""), "100mbit": ("auto", 2, "100mbit"), "1gbit": ("auto", 2, "1gbit")}
+SHM = "shm"  # what the ranks of a host have without a word of --links
 RATE = {"100mbit": 100e6, "1gbit": 1e9}  # bits a second
 
 
@@ -50,8 +51,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--case", default="B", choices=tuple(CASES))
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--degrees", default="4,2,1,4", help="the first one, and those that it is changed to")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=3, help="timed steps before and after each change")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=2, help="timed steps before and after each change")
     parser.add_argument("--links", default="", help=f"measure only live changes over these: {', '.join(LINKS)}")
     parser.add_argument("--timeline", action="store_true", help="measure only the timelines of `tesserae train`")
     parser.add_argument("--lent-memory", action="store_true", help="do not see to it that free memory is at hand")
@@ -206,27 +207,31 @@ def measure_links(options: argparse.Namespace) -> dict[str, list[dict]]:
         except Unavailable as reason:
             print(f"dial: {link} is left out: {reason}", file=sys.stderr)
             continue
-        rows = []
-        for at, change in enumerate(runs[0]):
-            needed = [needed_seconds(run[at], link) for run in runs]
-            seconds = [run[at]["seconds"] for run in runs]
-            rows.append(
-                {
-                    "from": change["from"],
-                    "to": change["to"],
-                    "bytes": change["bytes"],
-                    "link_bytes": change["link_bytes"],
-                    "seconds": spread(seconds),
-                    "needed_seconds": spread(needed),
-                    # Where nothing needs to move, the ratio says nothing.
-                    "ratio": spread([s / n for s, n in zip(seconds, needed, strict=True)])
-                    if min(needed) > 0.01
-                    else None,
-                }
-            )
-            print(f"dial: {link}: {rows[-1]}", file=sys.stderr)
-        measured[link] = rows
+        measured[link] = link_rows(runs, link)
+        for row in measured[link]:
+            print(f"dial: {link}: {row}", file=sys.stderr)
     return measured
+
+
+def link_rows(runs: list[list[dict]], link: str) -> list[dict]:
+    """`runs`: the changes of each round. For each change, what it took beside what its bytes need."""
+    rows = []
+    for at, change in enumerate(runs[0]):
+        needed = [needed_seconds(run[at], link) for run in runs]
+        seconds = [run[at]["seconds"] for run in runs]
+        rows.append(
+            {
+                "from": change["from"],
+                "to": change["to"],
+                "bytes": change["bytes"],
+                "link_bytes": change["link_bytes"],
+                "seconds": spread(seconds),
+                "needed_seconds": spread(needed),
+                # Where nothing needs to move, the ratio says nothing.
+                "ratio": spread([s / n for s, n in zip(seconds, needed, strict=True)]) if min(needed) > 0.01 else None,
+            }
+        )
+    return rows
 
 
 def needed_seconds(change: dict, link: str) -> float:
@@ -262,9 +267,15 @@ def measure_timelines(options: argparse.Namespace) -> dict:
     return measured
 
 
+def about_parts(data: dict) -> dict[str, dict]:
+    """Where and when the table and each link were measured. Older files have one for all of them."""
+    about = data.get("about", {})
+    return dict.fromkeys(("table", *data.get("links", {})), about) if "machine" in about else about
+
+
 def markdown(data: dict) -> str:
-    about = data["about"]
     text = ""
+    described = {part: report.describe(about, f"{about['rounds']} rounds") for part, about in about_parts(data).items()}
     if table := data.get("table"):
         text += "![Time that a change takes](images/dial_cost.png)\n\n"
         live_run = data["live"][0]
@@ -285,17 +296,26 @@ def markdown(data: dict) -> str:
                 f"| {row['ours']['median']:.2f} s | {row['restart']['median']:.2f} s "
                 f"| {ratio['median']:,.0f} ({ratio['low']:,.0f} to {ratio['high']:,.0f}) | {memory} MiB |\n"
             )
-        text += "\n" + report.describe(about, f"{about['rounds']} rounds") + "\n"
-    if links := data.get("links"):
-        text += "\n| link | degree | bytes | seconds | its bytes need | ratio |\n|---|---|--:|--:|--:|--:|\n"
-        for link, rows in links.items():
-            for row in rows:
-                moved = row["bytes" if link == "gloo" else "link_bytes"]
-                ratio = f"{row['ratio']['median']:.2f}" if row["ratio"] else "-"
-                text += (
-                    f"| {link} | {row['from']} → {row['to']} | {moved / 1e6:,.0f} MB | {row['seconds']['median']:.2f} "
-                    f"| {row['needed_seconds']['median']:.2f} | {ratio} |\n"
-                )
+        text += f"\n{described['table']}\n"
+    # The live changes of the table are those over shared memory.
+    links = {SHM: link_rows([run["changes"] for run in data["live"]], SHM)} if "live" in data else {}
+    links |= data.get("links", {})
+    if links:
+        text += (
+            "\n| link | degree | bytes | seconds | its bytes need | ratio (lowest to highest) |\n"
+            "|---|---|--:|--:|--:|--:|\n"
+        )
+    for link, rows in links.items():
+        for row in rows:
+            moved = row["link_bytes" if link in RATE else "bytes"]
+            ratio = "{median:.2f} ({low:.2f} to {high:.2f})".format(**row["ratio"]) if row["ratio"] else "-"
+            text += (
+                f"| {link} | {row['from']} → {row['to']} | {moved / 1e6:,.0f} MB | {row['seconds']['median']:.2f} "
+                f"| {row['needed_seconds']['median']:.2f} | {ratio} |\n"
+            )
+    if links:
+        of_each = {link: described["table" if link == SHM else link] for link in links}
+        text += "\n" + "\n\n".join(report.describe_each(of_each)) + "\n"
     text += "\n![Tokens a second and memory while the degree changes](images/dial.png)\n"
     text += "\n![The same while auto settles](images/auto.png)\n"
     return text
@@ -312,11 +332,14 @@ def main() -> None:
         return
     file = options.out / "dial.json"
     data = json.loads(file.read_text()) if file.exists() else {}
+    data["about"] = about_parts(data)
     if options.links:
-        data["links"] = data.get("links", {}) | measure_links(options)
+        measured = measure_links(options)
+        data["links"] = data.get("links", {}) | measured
+        data["about"] |= dict.fromkeys(measured, about)
     else:
         data |= measure(options)
-    data["about"] = about
+        data["about"]["table"] = about
     file.write_text(json.dumps(data, indent=1) + "\n")
     text = markdown(data)
     print(text)

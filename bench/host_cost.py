@@ -1,7 +1,10 @@
 """Host cost per unit and step of Tesserae (from C++ and from Python), FSDP1 and FSDP2, when no byte is moved: runs
 bench_host_cost and bench/host_cost_python.py in turn, several times, and prints one table.
 
-    python bench/host_cost.py [--rounds 3] [--update-docs]
+    python bench/host_cost.py [--rounds 5] [--update-docs]
+
+Writes bench/out/host_cost.json; --update-docs puts the table between the markers `host_cost` in docs/performance.md and
+README.md.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ def table(rounds: list[dict]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=7, help="in each round")
     parser.add_argument("--steps", type=int, default=20, help="a repeat")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -66,6 +69,8 @@ def main() -> int:
     if program is None:
         parser.error("no bench_host_cost below build/: build it or name it with --program")
 
+    about = report.about() | {"rounds": options.rounds}
+    report.warn_if_busy("host_cost", about)
     common = ["--repeats", str(options.repeats), "--steps", str(options.steps), "--device", options.device]
     rounds = []
     for index in range(options.rounds):
@@ -73,10 +78,10 @@ def main() -> int:
         ours = measure([str(program), *common])
         python = measure([sys.executable, str(HERE / "host_cost_python.py"), *common])
         rounds.append(python | {"sharded": ours["sharded"], "cpp_plain": ours["plain"]})
-    text = table(rounds)
+    text = f"{table(rounds)}\n{report.describe(about, f'{options.rounds} rounds')}\n"
     print(text)
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps({"machine": report.machine(), "rounds": rounds}, indent=1) + "\n")
+    options.json.write_text(json.dumps({"about": about, "rounds": rounds}, indent=1) + "\n")
     for file in ("README.md", "docs/performance.md") if options.update_docs else ():
         if not report.update_between_markers(ROOT / file, "host_cost", text):
             print(f"host_cost: {file} lacks the markers host_cost:begin and host_cost:end", file=sys.stderr)

@@ -1,15 +1,11 @@
 """Starts the ranks of one benchmark run on this machine, watches their memory, and collects their report. Ranks of
 several hosts are started by bench/hosts.sh.
-
-Memory is the sum of PSS over the ranks (shared pages count once), sampled from /proc/PID/smaps_rollup. For that the
-kernel walks the page tables and holds up page faults meanwhile: samples are spaced to cost at most 1% of the time.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import signal
 import socket
@@ -20,8 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-SHARE_OF_TIME = 0.01  # that sampling may take
-SHORTEST_INTERVAL = 0.25  # seconds
+from memory import Memory
+
 UNAVAILABLE = 77  # how a program ends that can not run here
 HOSTS = Path(__file__).resolve().parent / "hosts.sh"
 BYTE_CODE = HOSTS.parent.parent / "build" / "pycache"
@@ -66,23 +62,6 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
     }
-
-
-def proportional_set_size(pid: int) -> int:
-    try:
-        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-    except OSError:  # ended meanwhile, or no such file on this kernel
-        return 0
-    return int(found.group(1)) * 1024 if found else 0
-
-
-def family(pid: int) -> list[int]:
-    """The process and all below it."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return [pid]
-    return [pid] + [below for child in children for below in family(int(child))]
 
 
 class Ranks:
@@ -155,7 +134,7 @@ class Watched:
 
 def watch(commands: list[list[str]], environments: list[dict[str, str]], log: Path, deadline: float) -> Watched:
     """Runs the commands side by side until all have ended; the memory of what they start counts too."""
-    start, peak, next_sample = time.monotonic(), 0, 0.0
+    start, memory = time.monotonic(), Memory()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that leaving the block ends the ranks
     with Ranks(commands, environments, log) as processes:
         while processes.alive():
@@ -167,12 +146,9 @@ def watch(commands: list[list[str]], environments: list[dict[str, str]], log: Pa
                 raise RuntimeError(f"{' '.join(commands[0])}: a rank ended with {failures[0]}\n{tail(log)}")
             if now - start > deadline:
                 raise RuntimeError(f"{' '.join(commands[0])}: no end after {deadline:.0f} s\n{tail(log)}")
-            if now >= next_sample:
-                pids = [pid for process in processes.alive() for pid in family(process.pid)]
-                peak = max(peak, sum(map(proportional_set_size, pids)))
-                next_sample = time.monotonic() + max(SHORTEST_INTERVAL, (time.monotonic() - now) / SHARE_OF_TIME)
+            memory.look([process.pid for process in processes.alive()])
             time.sleep(0.02)
-    return Watched(peak, time.monotonic() - start, processes.usage)
+    return Watched(memory.peak, time.monotonic() - start, processes.usage)
 
 
 def tail(log: Path, lines: int = 30) -> str:

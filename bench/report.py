@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import re
@@ -15,6 +16,9 @@ from cases import BEST, CASES, GOALS, REFERENCE, title
 from launch import Run
 
 QUIET_LOAD = 0.5
+# What was asked of what host_cost.py and transport.py measure.
+HOST_COST_GOALS = {"sharded": ("Tesserae, C++", 20), "tesserae": ("Tesserae, Python", 8)}  # the part of FSDP2's
+TRANSPORT_MIB, TRANSPORT_VERBS, TRANSPORT_GOAL = 64, ("all_gather_into_tensor", "reduce_scatter_tensor"), 8
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,8 @@ def markdown(case: str, entry: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def goals(cases: dict[str, dict]) -> str:
-    """What was asked, and what was reached, of the cases that were measured."""
+def goals(cases: dict[str, dict], out: Path) -> str:
+    """What was asked, and what was reached, of the cases that were measured and of what other scripts left in `out`."""
     lines = ["| case | | against | asked | reached (lowest to highest round) |", "|---|---|---|--:|--:|"]
     for goal in GOALS:
         rounds = cases.get(goal.case, {}).get("rounds", [])
@@ -115,7 +119,38 @@ def goals(cases: dict[str, dict]) -> str:
             reached = f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
             asked = f"tokens/s >= {goal.bound:.2f} x"
         lines.append(f"| {goal.case} | {title(candidate)} | {title(goal.against)} | {asked} | {reached} |")
+    lines += host_cost_goals(out / "host_cost.json") + transport_goals(out / "transport.json")
     return "\n".join(lines) + "\n"
+
+
+def host_cost_goals(file: Path) -> list[str]:
+    lines = []
+    for mode, (name, share) in HOST_COST_GOALS.items():
+        rounds = [one for one in read(file).get("rounds", []) if mode in one]
+        if not rounds:  # not measured, or no Python face was built
+            continue
+        times = Spread.of([one[REFERENCE]["per_unit_us"] / one[mode]["per_unit_us"] for one in rounds])
+        reached = f"1/{times.median:.0f} (1/{times.high:.0f} to 1/{times.low:.0f})"
+        lines.append(f"| host cost | {name} | {title(REFERENCE)} | µs a unit and step <= 1/{share} | {reached} |")
+    return lines
+
+
+def transport_goals(file: Path) -> list[str]:
+    figures = read(file)
+    lines = []
+    for ranks, seconds in figures.get("seconds", {}).items() if figures.get("mib") == TRANSPORT_MIB else ():
+        for verb in TRANSPORT_VERBS:
+            pairs = zip(seconds[verb]["gloo"], seconds[verb]["tesserae"], strict=True)
+            times = Spread.of([theirs / ours for theirs, ours in pairs])
+            lines.append(
+                f"| {TRANSPORT_MIB} MiB, {ranks} ranks | `{verb}` in shared memory | Gloo "
+                f"| speed >= {TRANSPORT_GOAL:.2f} x | {times.median:.2f} ({times.low:.2f} to {times.high:.2f}) |"
+            )
+    return lines
+
+
+def read(file: Path) -> dict:
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def is_ours(candidate: str) -> bool:
@@ -158,6 +193,14 @@ def describe(about: dict, over: str) -> str:
         f"{m['cores']} cores ({m['cpu']}), {m['memory_bytes'] / 2**30:.0f} GiB, torch {about['torch']}, "
         f"one thread a rank; medians over {over}, {about['date']}."
     )
+
+
+def describe_each(described: dict[str, str]) -> list[str]:
+    """What describe() says of each name, said once where it is the same for several."""
+    names: dict[str, list[str]] = {}
+    for name, text in described.items():
+        names.setdefault(text, []).append(name)
+    return [f"{', '.join(of)}: {text}" for text, of in names.items()] if len(names) > 1 else list(names)
 
 
 def update_between_markers(file: Path, name: str, text: str) -> bool:

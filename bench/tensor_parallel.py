@@ -1,6 +1,7 @@
 """Compares tensor parallelism of Tesserae with torch's own (parallelize_module and FSDP2) on the same Llama and ranks.
 
 Rounds are interleaved: each runs both, as freshly started ranks, in alternating order. Ratios are taken round by round.
+Memory is the largest sum of PSS of a run (bench/memory.py).
 
     python bench/tensor_parallel.py --rounds 5                       # tensor x data ranks: 2 x 2 and 4 x 1
     python bench/tensor_parallel.py --quick                          # proves in a minute that it works
@@ -99,12 +100,18 @@ def row(tensor: int, side: str, rounds: list[dict[str, Run]], ranks: int) -> str
     mine = [runs[side] for runs in rounds]
     speed = Spread.of([each.report["tokens_per_second"] for each in mine])
     ratio = Spread.of([r[side].report["tokens_per_second"] / r["torch"].report["tokens_per_second"] for r in rounds])
-    memory = max(each.peak_pss or each.peak_rss for each in mine) / 2**20
+    memory = Spread.of([memory_of(each) / 2**20 for each in mine])
+    memory_ratio = Spread.of([memory_of(r[side]) / memory_of(r["torch"]) for r in rounds])
     host = Spread.of([each.report["host_us_per_layer"] for each in mine])
     return (
         f"| {tensor} x {ranks // tensor} | {SIDES[side]} | {speed.median:,.0f} | "
-        f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f}) | {memory:,.0f} | {host.median:,.0f} |"
+        f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f}) | {memory.median:,.0f} | "
+        f"{memory_ratio.median:.2f} ({memory_ratio.low:.2f} to {memory_ratio.high:.2f}) | {host.median:,.0f} |"
     )
+
+
+def memory_of(run: Run) -> int:
+    return run.peak_pss or run.peak_rss
 
 
 def main() -> int:
@@ -112,14 +119,16 @@ def main() -> int:
     about = report.about() | {"rounds": options.rounds, "steps": options.steps, "warmup": options.warmup}
     report.warn_if_busy("tensor_parallel", about)
     lines = [
-        "| tensor x data ranks | | tokens/s | of torch | memory of all ranks, MiB | host cost of a layer, us |",
-        "|---|---|---|---|---|---|",
+        "| tensor x data ranks | | tokens/s | of torch (lowest to highest round) | memory of all ranks, MiB "
+        "| of torch | host cost of a layer, µs |",
+        "|---|---|--:|--:|--:|--:|--:|",
     ]
     data = {"about": about, "model": TINY if options.quick else MODEL, "rounds": {}}
     for tensor in options.tensor:
         rounds = compare(tensor, options)
         lines += [row(tensor, side, rounds, options.ranks) for side in SIDES]
         data["rounds"][tensor] = [{side: asdict(each) for side, each in runs.items()} for runs in rounds]
+    lines += ["", report.describe(about, f"{options.rounds} rounds of {options.steps} steps")]
     table = "\n".join(lines)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "tensor_parallel.json").write_text(json.dumps(data, indent=1) + "\n")

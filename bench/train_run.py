@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -60,10 +61,17 @@ def newest_tesserae() -> Path | None:
 
 
 def train(
-    program: Path, settings: dict[str, object], ranks: int, deadline: float, hosts: int = 1, rate: str = ""
+    program: Path,
+    settings: dict[str, object],
+    ranks: int,
+    deadline: float,
+    hosts: int = 1,
+    rate: str = "",
+    record: Path | None = None,
 ) -> TrainRun:
     """The demo's configuration with these keys changed and nothing but training in it. RuntimeError with what the run
-    wrote if it fails; Unavailable if this machine can not have several hosts."""
+    wrote if it fails; Unavailable if this machine can not have several hosts. `record`: where a copy of its dial.jsonl
+    goes."""
     quiet = {"train.eval_every": 0, "train.eval_batches": 0, "train.sample_tokens": 0, "run.log_every": 1_000_000}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "run")
@@ -91,6 +99,9 @@ def train(
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}\n{output}")
         lines = (place / "metrics.jsonl").read_text().splitlines()
+        if record:
+            record.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(place / "dial.jsonl", record)
     seconds = {int(step): float(value) * SECONDS[unit] for step, value, unit in CHANGE.findall(output)}
     return TrainRun([json.loads(line) for line in lines], seconds, output)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,13 +11,16 @@ import time
 import unittest
 from dataclasses import asdict
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
+NOWHERE = Path("/nonexistent")
 sys.path.insert(0, str(ROOT / "bench"))
 
 import cases  # noqa: E402
 import compare  # noqa: E402
 import launch  # noqa: E402
+import memory  # noqa: E402
 import report  # noqa: E402
 
 
@@ -57,7 +61,7 @@ class Summary(unittest.TestCase):
 class Goals(unittest.TestCase):
     def test_what_was_reached_stands_beside_what_was_asked(self) -> None:
         rounds = [{"fsdp2": run(100), "ours-plain": run(300), "ours": run(270)}]
-        text = report.goals({"A": {"rounds": [{name: asdict(one) for name, one in rounds[0].items()}]}})
+        text = report.goals({"A": {"rounds": [{name: asdict(one) for name, one in rounds[0].items()}]}}, NOWHERE)
         self.assertIn("| A | Tesserae, C++ | FSDP2 | tokens/s >= 2.60 x | 2.70 (2.70 to 2.70) |", text)
         self.assertIn("| tokens/s >= 0.95 x | 0.90", text)
         self.assertIn("| memory <= 0.80 x | 2.70 |", text)
@@ -67,8 +71,30 @@ class Goals(unittest.TestCase):
         rounds = [{"fsdp2": asdict(run(10)), "ours": asdict(run(20)), "ours:2,2,2": asdict(run(32))}]
         self.assertIn(
             "| D | Tesserae, C++, P=2 G=2 O=2 | FSDP2 | tokens/s >= 3.20 x | 3.20",
-            report.goals({"D": {"rounds": rounds}}),
+            report.goals({"D": {"rounds": rounds}}, NOWHERE),
         )
+
+    def test_host_cost_and_shared_memory_have_their_lines(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            costs = ({"fsdp2": 1000, "sharded": 20, "tesserae": 40}, {"fsdp2": 1200, "sharded": 20, "tesserae": 60})
+            rounds = [{mode: {"per_unit_us": cost} for mode, cost in one.items()} for one in costs]
+            Path(folder, "host_cost.json").write_text(json.dumps({"rounds": rounds}))
+            seconds = {"gloo": [0.9, 0.8], "tesserae": [0.1, 0.2], "copy": [0.1, 0.1]}
+            verbs = dict.fromkeys(("all_gather_into_tensor", "reduce_scatter_tensor", "broadcast"), seconds)
+            file = Path(folder, "transport.json")
+            file.write_text(json.dumps({"mib": 64.0, "seconds": {"2": verbs}}))
+            text = report.goals({}, Path(folder))
+            self.assertIn(
+                "| host cost | Tesserae, C++ | FSDP2 | µs a unit and step <= 1/20 | 1/55 (1/60 to 1/50) |", text
+            )
+            self.assertIn(
+                "| host cost | Tesserae, Python | FSDP2 | µs a unit and step <= 1/8 | 1/22 (1/25 to 1/20)", text
+            )
+            reached = "Gloo | speed >= 8.00 x | 6.50 (4.00 to 9.00) |"
+            self.assertIn(f"| 64 MiB, 2 ranks | `all_gather_into_tensor` in shared memory | {reached}", text)
+            self.assertEqual(len(text.splitlines()), 6)
+            file.write_text(json.dumps({"mib": 1, "seconds": {"2": verbs}}))
+            self.assertNotIn("MiB", report.goals({}, Path(folder)))
 
 
 class Fairness(unittest.TestCase):
@@ -85,6 +111,11 @@ class Fairness(unittest.TestCase):
         ):
             with self.subTest(change), self.assertRaises(RuntimeError):
                 compare.check("tiny", [{"fsdp2": run(1), "ours": run(1, **change)}])
+
+    def test_so_are_they_in_an_earlier_round(self) -> None:
+        first = {"fsdp2": run(1), "ours": run(1, losses=[2.0, 2.0, 2.0])}
+        with self.assertRaisesRegex(RuntimeError, "differ in losses"):
+            compare.check("tiny", [first, {"fsdp2": run(1), "ours": run(1)}])
 
 
 class Candidates(unittest.TestCase):
@@ -127,6 +158,26 @@ class Launch(unittest.TestCase):
         done = self.launch("if rank == '0': json.dump({'size': os.environ['WORLD_SIZE']}, open(file, 'w'))")
         self.assertEqual(done.report, {"size": "2"})
         self.assertGreater(done.peak_rss, 0)
+
+    @unittest.skipUnless("Pss_File" in Path("/proc/self/smaps_rollup").read_text(), "an old kernel")
+    def test_memory_that_is_held_for_a_moment_is_seen_and_what_ranks_share_counts_once(self) -> None:
+        body = """
+import mmap
+with open(SHARED, "a+b") as memory:
+    memory.truncate(64 << 20)
+    together = mmap.mmap(memory.fileno(), 64 << 20)
+for _ in range(64): together.write(bytes(1 << 20))
+time.sleep(2)
+alone = b"x" * (96 << 20)
+time.sleep(1)
+del alone
+if rank == '0': json.dump({}, open(file, 'w'))
+"""
+        # What is dear to read is read next to never.
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, mock.patch.object(memory, "SHARE_OF_TIME", 1e-9):
+            peak = self.launch(body.replace("SHARED", repr(f"{folder}/shared"))).peak_pss >> 20
+        self.assertGreater(peak, 64 + 2 * 96)
+        self.assertLess(peak, 64 + 2 * 96 + 60)  # of an interpreter there are two
 
     def test_a_failing_rank_ends_the_others_and_its_output_is_shown(self) -> None:
         with self.assertRaisesRegex(RuntimeError, "ended with 3(.|\n)*no such layer"):

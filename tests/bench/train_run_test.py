@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -12,6 +13,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import auto_sweep  # noqa: E402
 import dial  # noqa: E402
 import launch  # noqa: E402
+import report  # noqa: E402
 import train_run  # noqa: E402
 
 FULL, NONE = (4, 4, 4), (1, 1, 1)
@@ -59,8 +61,46 @@ class Dial(unittest.TestCase):
         self.assertEqual(dial.needed_seconds(change, "1gbit"), 1.0)
         self.assertEqual(dial.needed_seconds(change, "gloo"), 7.0)
 
+    def test_each_part_keeps_where_and_when_it_was_measured(self) -> None:
+        old = {"machine": {}, "date": "then"}
+        self.assertEqual(dial.about_parts({"about": old, "links": {"gloo": []}}), {"table": old, "gloo": old})
+        parts = {"table": old, "gloo": {"machine": {}, "date": "now"}}
+        self.assertEqual(dial.about_parts({"about": parts, "links": {"gloo": [], "1gbit": []}}), parts)
+        self.assertEqual(dial.about_parts({}), {})
+
+    def test_shared_memory_is_held_to_the_bound_of_links(self) -> None:
+        def change(seconds: float) -> dict:
+            return {"from": 4, "to": 2, "bytes": 2e9, "link_bytes": 7, "seconds": seconds, "needed_seconds": 0.5}
+
+        about = report.about() | {"rounds": 2}
+        data = {"live": [{"changes": [change(1)]}, {"changes": [change(2)]}], "about": {"table": about}}
+        text = dial.markdown(data)
+        self.assertIn("| shm | 4 → 2 | 2,000 MB | 1.50 | 0.50 | 3.00 (2.00 to 4.00) |", text)
+        self.assertNotIn("shm: ", text)
+        data |= {"links": {"1gbit": dial.link_rows([[change(1)]], "1gbit")}}
+        data["about"]["1gbit"] = about | {"rounds": 1}
+        text = dial.markdown(data)
+        self.assertIn("| 1gbit | 4 → 2 | 0 MB | 1.00 | 0.00 | - |", text)
+        self.assertRegex(text, r"\nshm: .* medians over 2 rounds, .*\n\n1gbit: .* medians over 1 rounds, ")
+
 
 class Sweep(unittest.TestCase):
+    def test_jobs_that_were_not_asked_for_stay(self) -> None:
+        def row(name: str, ratio: float) -> dict:
+            return {"job": {"name": name}, "ratio": ratio}
+
+        rows = auto_sweep.with_row([row("S b1", 1.0), row("S b1 1gbit", 1.2)], row("M b8", 1.1))
+        self.assertEqual([each["job"]["name"] for each in rows], ["S b1", "M b8", "S b1 1gbit"])
+        self.assertEqual(auto_sweep.with_row(rows, row("S b1", 1.3))[0], row("S b1", 1.3))
+
+    def test_a_file_of_old_says_of_each_job_when_it_was_measured(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "auto_sweep.json")
+            self.assertEqual(auto_sweep.measured_before(file), [])
+            file.write_text('{"about": {"date": "then"}, "jobs": [{"ratio": 1}, {"ratio": 2, "about": {}}]}')
+            rows = [{"about": {"date": "then"}, "ratio": 1}, {"about": {}, "ratio": 2}]
+            self.assertEqual(auto_sweep.measured_before(file), rows)
+
     def test_every_layout_is_there_once(self) -> None:
         layouts = auto_sweep.all_layouts(4)
         self.assertEqual((len(layouts), len(set(layouts))), (10, 10))
