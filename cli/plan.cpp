@@ -44,29 +44,59 @@ std::string written_out(std::string& text) {
   return {};
 }
 
-/// A configuration of ours, or the config.json that Hugging Face keeps beside weights.
-model::GptConfig read_model(const std::string& path) {
-  const Json document = Json::parse(train::read_config_file(path).dump());
-  model::GptConfig shape{.tied = false};
+bool is_hugging_face(const Json& document) {
+  return document.contains("model_type") || document.contains("hidden_size");
+}
+
+/// Throws ConfigError for a config.json of Hugging Face's whose model has another shape than ours.
+void check_shape(const std::string& path, const Json& document) {
+  const auto refuse = [&](const auto&... what) { throw train::ConfigError("", cat(path, ": ", what...)); };
+  for (const char* experts : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}) {
+    const Json count = document.value(experts, Json());
+    if (count.is_null() || count == 0 || count == 1) continue;
+    refuse(experts, " = ", count.dump(),
+           ": mixtures of experts have other formulas than the dense models of this plan");
+  }
+  const Json type = document.value("model_type", Json());
+  if (type != "llama" && type != "mistral") {
+    refuse("model_type", type.is_null() ? " is missing" : cat(" = ", type.dump()),
+           "; the formulas are those of llama and mistral (SwiGLU, no biases). For a model of about that size give "
+           "--parameters, --layers and --dimension");
+  }
+  const int64_t dimension = document.at("hidden_size"), heads = document.at("num_attention_heads");
+  const Json head = document.value("head_dim", Json());
+  if (!head.is_null() && head.get<int64_t>() * heads != dimension) {
+    refuse("head_dim = ", head.dump(), " is not hidden_size / num_attention_heads = ", dimension, " / ", heads,
+           "; the formulas have no other size of a head");
+  }
+}
+
+model::GptConfig read_hugging_face(const std::string& path, const Json& document) {
   try {
-    if (document.contains("hidden_size")) {
-      shape.dimension = document.at("hidden_size");
-      shape.layers = document.at("num_hidden_layers");
-      shape.heads = document.at("num_attention_heads");
-      shape.kv_heads = document.value("num_key_value_heads", shape.heads);
-      shape.feed_forward = document.at("intermediate_size");
-      shape.vocabulary = document.at("vocab_size");
-      shape.tied = document.value("tie_word_embeddings", false);
-      return shape;
-    }
+    check_shape(path, document);
+    const int64_t heads = document.at("num_attention_heads");
+    const Json kv_heads = document.value("num_key_value_heads", Json());
+    return {.vocabulary = document.at("vocab_size"),
+            .dimension = document.at("hidden_size"),
+            .layers = document.at("num_hidden_layers"),
+            .heads = heads,
+            .kv_heads = kv_heads.is_null() ? heads : kv_heads.get<int64_t>(),
+            .feed_forward = document.at("intermediate_size"),
+            .tied = document.value("tie_word_embeddings", false)};
   } catch (const Json::exception& error) {
     throw train::ConfigError("", cat(path, ": ", error.what()));
   }
+}
+
+/// A configuration of ours, or the config.json that Hugging Face keeps beside weights.
+model::GptConfig read_model(const std::string& path) {
+  const Json document = Json::parse(train::read_config_file(path).dump());
+  if (is_hugging_face(document)) return read_hugging_face(path, document);
   const train::Config config = train::load_config(path);
   if (!config.vocabulary) {
     throw train::ConfigError("model.vocabulary", "is that of the data, which are not looked at here; give a number");
   }
-  shape = config.model;
+  model::GptConfig shape = config.model;
   shape.vocabulary = *config.vocabulary;
   return shape;
 }
@@ -113,7 +143,8 @@ int run(Arguments& arguments) {
 }
 
 void add_model_options(CLI::App& verb, Arguments& arguments) {
-  verb.add_option("--model", arguments.model_file, "A configuration of ours, or a config.json of Hugging Face's")
+  verb.add_option("--model", arguments.model_file,
+                  "A configuration of ours, or a config.json of Hugging Face's (llama, mistral)")
       ->check(CLI::ExistingFile)
       ->group("Model");
   verb.add_option("--parameters", arguments.parameters,

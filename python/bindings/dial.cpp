@@ -23,7 +23,8 @@ void bind_dial(py::module_& module) {
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<Dial>(module, "Dial", "When a job changes its degrees; see tesserae/dial/dial.h.")
       .def(py::init([](Unit& unit, const std::vector<std::pair<int64_t, Triple>>& schedule, bool automatic,
-                       double headroom, int64_t planned_steps, const std::string& folder, double state_per_master) {
+                       double headroom, int64_t planned_steps, const std::string& folder, double state_per_master,
+                       int tensor) {
              auto& engine = unit.engine();
              dial::DialOptions options;
              for (const auto& [step, degrees] : schedule) options.schedule.push_back({step, degrees_of(degrees)});
@@ -32,11 +33,12 @@ void bind_dial(py::module_& module) {
              options.tuner.planned_steps = planned_steps;
              options.folder = folder;
              options.facts = dial::facts_of(engine, state_per_master);
+             options.facts.tensor = tensor;
              return std::make_unique<Dial>(engine.context().fabric, engine.context().layout.degrees(),
                                            std::move(options));
            }),
            py::kw_only(), py::arg("unit"), py::arg("schedule"), py::arg("automatic"), py::arg("headroom"),
-           py::arg("planned_steps"), py::arg("folder"), py::arg("state_per_master"), without_gil)
+           py::arg("planned_steps"), py::arg("folder"), py::arg("state_per_master"), py::arg("tensor"), without_gil)
       .def(
           "at_step_edge",
           [](Dial& self, int64_t step, double seconds) -> std::optional<Triple> {

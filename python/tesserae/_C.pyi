@@ -487,6 +487,7 @@ class Dial:
         planned_steps: typing.SupportsInt | typing.SupportsIndex,
         folder: str,
         state_per_master: typing.SupportsFloat | typing.SupportsIndex,
+        tensor: typing.SupportsInt | typing.SupportsIndex,
     ) -> None: ...
     def at_step_edge(
         self, step: typing.SupportsInt | typing.SupportsIndex, seconds: typing.SupportsFloat | typing.SupportsIndex

@@ -149,4 +149,20 @@ def check_world(config: Config, world_size: int) -> None:
     data_ranks = len(_C.data_group(world_size, tensor, 0))
     for degrees in (degrees_of(config), *(degrees for _, degrees in config.schedule)):
         if degrees is not None:
-            _C.check_degrees(data_ranks, degrees)
+            try:
+                _C.check_degrees(data_ranks, degrees)
+            except _C.InvalidArgument as error:
+                if tensor == 1:
+                    raise
+                raise _C.InvalidArgument(f"{error}; {_counted(world_size, tensor, degrees)}") from None
+
+
+def _counted(world_size: int, tensor: int, degrees: tuple[int, int, int]) -> str:
+    """What N is, and the tensor-parallel degrees of which these degrees fit the N."""
+    good = [t for t in range(1, world_size + 1) if world_size % t == 0 and _fit(world_size // t, degrees)]
+    fits = f"; this fits tensor_parallel_degree {', '.join(map(str, good))}" if good else ""
+    return f"N = {world_size // tensor} = {world_size} ranks / tensor_parallel_degree {tensor}{fits}"
+
+
+def _fit(data_ranks: int, degrees: tuple[int, int, int]) -> bool:
+    return degrees in _C.all_degrees(data_ranks)

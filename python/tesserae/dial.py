@@ -143,7 +143,13 @@ class Dial:
             planned_steps=self._settings.planned_steps,
             folder=(self._settings.run_folder or "") if job.tensor_degree() == 1 or state.tp_rank == 0 else "",
             state_per_master=self._state_per_master(),
+            tensor=self._tensor_ranks_of_host(),
         )
+
+    def _tensor_ranks_of_host(self) -> int:
+        """How many tensor-parallel ranks of a data-parallel one are on the same host: as many times its memory is."""
+        degree = job.tensor_degree()
+        return min(degree, len(job.fabric_of(None, self._device).host_ranks(0))) if degree > 1 else 1
 
     def _state_per_master(self) -> float:
         """Bytes of optimizer state for each byte of a parameter, by this rank's slices."""

@@ -49,13 +49,17 @@ def transform(
 
     Every rank calls it, after init_process_group; ranks of one tensor-parallel group are seeded alike and read the same
     data. Raises InvalidArgument: for heads and sizes that the degree does not divide (naming the degrees that would
-    do), for patterns of the plan that match nothing, for other models without a plan, for a `config` (mixtures of
-    experts are not available yet).
+    do), for patterns of the plan that match nothing, for other models without a plan, for a `config` and for another
+    `cp_comm_type` than "p2p" (neither mixtures of experts nor context parallelism are available yet).
     """
     if config is not None:
         raise _C.InvalidArgument(
             f"[tsm.transform] config = {config!r}: expert parallelism is not available yet; leave it out. How layers "
             "are split is told by plan="
+        )
+    if cp_comm_type != "p2p":
+        raise _C.InvalidArgument(
+            f"[tsm.transform] cp_comm_type = {cp_comm_type!r}: context parallelism is not available yet; leave it out"
         )
     if job.tensor_degree() > 1:
         place = default_device()  # where FSDP computes; `device` may be where the model waits for it

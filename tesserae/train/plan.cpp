@@ -52,6 +52,11 @@ void check_backend(const Config& config, c10::Device device) {
   }
 }
 
+/// Of heads, heads of keys and values, and feed-forward width: its divisors can be tensor-parallel degrees.
+int64_t common_divisor(const model::GptConfig& shape) {
+  return std::gcd(std::gcd(shape.heads, shape.kv_heads), shape.feed_forward);
+}
+
 // The degree, if it divides the ranks and what is split.
 int tensor_degree(const Config& config, int ranks) {
   const int degree = config.sharding.tensor_parallel_degree;
@@ -63,14 +68,36 @@ int tensor_degree(const Config& config, int ranks) {
   const model::GptConfig shape = model::resolved(config.model);
   const std::pair<const char*, int64_t> sizes[] = {
       {"heads", shape.heads}, {"kv_heads", shape.kv_heads}, {"feed_forward", shape.feed_forward}};
-  const int64_t common = std::gcd(std::gcd(shape.heads, shape.kv_heads), shape.feed_forward);
   for (const auto& [name, size] : sizes) {
     if (size % degree == 0) continue;
     throw ConfigError("tensor_parallel_degree",
                       cat("must divide model.", name, " = ", size, ", but is ", degree, "; heads, kv_heads and ",
-                          "feed_forward can all be split over the divisors of ", common));
+                          "feed_forward can all be split over the divisors of ", common_divisor(shape)));
   }
   return degree;
+}
+
+/// What `check` gives for the data-parallel ranks. Where it refuses degrees: what N is, and which tensor-parallel
+/// degrees leave an N that they fit.
+template <class Check>
+auto fitting(const Config& config, const mesh::Axes& axes, const Check& check) {
+  try {
+    return check(axes.data_ranks());
+  } catch (const ConfigError& error) {
+    if (axes.tensor_degree() == 1) throw;
+    const int64_t common = common_divisor(model::resolved(config.model));
+    std::string good;
+    for (int degree = 1; degree <= axes.ranks(); ++degree) {
+      if (axes.ranks() % degree != 0 || common % degree != 0) continue;
+      try {
+        check(axes.ranks() / degree);
+        good += cat(good.empty() ? "; this fits tensor_parallel_degree " : ", ", degree);
+      } catch (const ConfigError&) {
+      }
+    }
+    throw ConfigError("", cat(without_function(error), "; N = ", axes.data_ranks(), " = ", axes.ranks(),
+                              " ranks / tensor_parallel_degree ", axes.tensor_degree(), good));
+  }
 }
 
 }  // namespace
@@ -80,8 +107,9 @@ Plan plan_job(const Config& config, int ranks, int local_ranks, int local_rank) 
   plan.ranks = ranks;
   plan.tensor = tensor_degree(config, ranks);
   const int data_ranks = plan.axes().data_ranks();
-  plan.strategy = strategy_of(config, data_ranks);
-  dial_schedule(config.resolved, data_ranks);         // throws what can not be followed
+  plan.strategy = fitting(config, plan.axes(), [&](int count) { return strategy_of(config, count); });
+  // Throws what can not be followed.
+  fitting(config, plan.axes(), [&](int count) { return dial_schedule(config.resolved, count); });
   choose_device(config.run.device, local_ranks - 1);  // the last one is the first that finds no GPU
   plan.device = choose_device(config.run.device, local_rank);
   check_backend(config, plan.device);

@@ -1,6 +1,7 @@
 #include "tesserae/model/block.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/randn_like.h>
 #include <gtest/gtest.h>
@@ -109,7 +110,7 @@ uint64_t sent(const comm::Counters& counters) {
   return counters.all_gather.bytes + counters.reduce_scatter.bytes + counters.all_reduce.bytes;
 }
 
-// docs/tensor.md has the formula.
+// docs/tensor.md has the formulas.
 TEST(Block, SendsWhatTheFormulaSays) {
   constexpr int ranks = 4;
   comm::run_local(ranks, [](comm::Fabric& fabric) {
@@ -130,6 +131,46 @@ TEST(Block, SendsWhatTheFormulaSays) {
       const uint64_t backward = sent(parallel->group().counters());
       EXPECT_EQ(forward - before, 4 * unit) << sequence;
       EXPECT_EQ(backward - forward, (sequence ? 6 : 4) * unit + norms) << sequence;
+    }
+  });
+}
+
+// What is around the blocks, too: embedding, head, loss and the last norm; and blocks that run again in backward.
+TEST(Block, AModelSendsWhatTheFormulasSay) {
+  constexpr int ranks = 4;
+  constexpr uint64_t rows = 2, time = 8, dimension = 32, layers = 2;
+  constexpr uint64_t unit = rows * time * dimension * sizeof(float) * (ranks - 1) / ranks;
+  constexpr uint64_t norm = 2 * dimension * sizeof(float) * (ranks - 1) / ranks;
+  constexpr uint64_t loss = 2 * 12 * rows * time * (ranks - 1) / ranks;
+  comm::run_local(ranks, [&](comm::Fabric& fabric) {
+    const std::shared_ptr<comm::Fabric> job(&fabric, [](comm::Fabric*) {});
+    const auto parallel = std::make_shared<const tensor::Parallel>(job, std::vector{0, 1, 2, 3});
+    const at::Tensor tokens = at::arange(static_cast<int64_t>(rows * time)).view({rows, time});
+    for (const bool sequence : {false, true}) {
+      for (const bool recompute : {false, true}) {
+        for (const bool tied : {false, true}) {
+          Gpt net(GptConfig{.vocabulary = 50,
+                            .dimension = dimension,
+                            .layers = layers,
+                            .heads = 8,
+                            .kv_heads = 4,
+                            .tied = tied,
+                            .parallel = parallel,
+                            .sequence_parallel = sequence});
+          net->checkpoint_activations_of_blocks(recompute);
+          const std::string name =
+              cat(sequence ? "sequence-parallel" : "repeated", recompute ? ", recomputed" : "", tied ? ", tied" : "");
+          const uint64_t before = sent(parallel->group().counters());
+          const auto result = net(tokens, tokens);
+          const uint64_t forward = sent(parallel->group().counters());
+          result.backward();
+          const uint64_t backward = sent(parallel->group().counters());
+          EXPECT_EQ(forward - before, layers * 4 * unit + 2 * unit + loss) << name;
+          const uint64_t of_block = (sequence ? 6 : 4) + (recompute ? 4 : 0);
+          const uint64_t around = sequence ? 3 * unit + (2 * layers + 1) * norm : 2 * unit;
+          EXPECT_EQ(backward - forward, layers * of_block * unit + around) << name;
+        }
+      }
     }
   });
 }

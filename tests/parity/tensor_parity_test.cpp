@@ -200,7 +200,7 @@ const Result& reference(Case c, const Size& size) {
   c.strategy = mesh::preset("NO_SHARD", 1);
   c.tensor_degree = 1;
   c.checkpoint = c.sequence = c.turned = false;
-  const std::string key = cat(to_string(c), " ", size.ranks);
+  const std::string key = cat(to_string(c), " ", size.ranks, " ", size.steps);
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
   return known[key] = train(comm::Fabric::null(mesh::World::single_host(0, 1)), c, size);
@@ -260,14 +260,25 @@ std::shared_ptr<comm::Fabric> borrowed(comm::Fabric& fabric) {
   return {&fabric, [](comm::Fabric*) {}};
 }
 
-TEST(TensorParity, EightThreads) {
+void run_threads(const Size& size) {
   double largest = 0;
-  comm::run_local(eight.ranks, [&](comm::Fabric& job) {
-    const double own = run_cases(borrowed(job), eight);
+  comm::run_local(size.ranks, [&](comm::Fabric& job) {
+    const double own = run_cases(borrowed(job), size);
     if (job.rank() == 0) largest = own;
   });
-  std::printf("%zu cases on %d ranks; worst difference in fp32 %.2g\n", cases(eight.ranks).size(), eight.ranks,
-              largest);
+  std::printf("%zu cases of %d steps on %d ranks; worst difference in fp32 %.2g\n", cases(size.ranks).size(),
+              size.steps, size.ranks, largest);
+}
+
+TEST(TensorParity, EightThreads) {
+  run_threads(eight);
+}
+
+// `make parity`.
+TEST(TensorParity, DISABLED_EightThreadsFullProduct) {
+  Size size = eight;
+  size.steps = 20;
+  run_threads(size);
 }
 
 // The gradient of every parameter, before any optimizer: each rank's parts against those of the whole gradient.

@@ -41,6 +41,7 @@ class Way:
     strategy: str = "FULL_SHARD"
     degree: int = 0  # hybrid_shard_degree
     use_orig_params: bool = True
+    compute: torch.dtype | None = None  # of parameters in forward and backward
 
     def __str__(self) -> str:
         return f"{self.ranks}-{self.strategy}-{self.degree}-{'orig' if self.use_orig_params else 'flat'}"
@@ -54,7 +55,7 @@ def make(way: Way, seed: int, lr: float = 0.01) -> tuple[nn.Module, torch.optim.
         options = {
             "sharding_strategy": ShardingStrategy[way.strategy],
             "use_orig_params": way.use_orig_params,
-            "mixed_precision": MixedPrecision(reduce_dtype=torch.float32),
+            "mixed_precision": MixedPrecision(param_dtype=way.compute, reduce_dtype=torch.float32),
             "device_id": torch.device("cpu"),
         }
         model.block = FSDP(model.block, **options)

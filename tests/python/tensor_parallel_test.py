@@ -228,6 +228,7 @@ def errors() -> list[str]:
         (lambda: tsm.transform(mlp(), plan={"1": "row"}), ["1 is a GELU"]),
         (lambda: tsm.transform(mlp(), plan={"0": "row"}, sequence_parallel=True), ["sequence_parallel", "Leave it"]),
         (lambda: tsm.transform(mlp(), config={"moe": True}), ["expert parallelism"]),
+        (lambda: tsm.transform(mlp(), cp_comm_type="all_gather"), ["'all_gather'", "context parallelism"]),
         (lambda: tsm.transform(tsm.transform(MODELS["llama"]())), ["transform a model once"]),
         (
             lambda: FullyShardedDataParallel(tsm.transform(MODELS["llama"]()), process_group=world),
@@ -318,7 +319,13 @@ def impossible_degrees(rank: int, world_size: int) -> list[str]:
     import tesserae as tsm
 
     texts = []
-    for config in ({"tensor_parallel_degree": 3}, {"tensor_parallel_degree": 2, "hybrid_shard_degree": 4}):
+    scheduled = {"step": 1, "degrees": {"parameters": 1, "gradients": 2, "optimizer": 2}}
+    for config in (
+        {"tensor_parallel_degree": 3},
+        {"tensor_parallel_degree": 2, "hybrid_shard_degree": 4},
+        {"tensor_parallel_degree": 4, "dial": {"schedule": [scheduled]}},
+        {"tensor_parallel_degree": 2, "hybrid_shard_degree": 3},
+    ):
         with pytest.raises(tsm.InvalidArgument) as raised:
             tsm.init(config)
         texts.append(str(raised.value))
@@ -328,6 +335,9 @@ def impossible_degrees(rank: int, world_size: int) -> list[str]:
 
 def test_impossible_degrees() -> None:
     """The text names what would be possible."""
-    for tensor, data in run_ranks(impossible_degrees, 4):
+    for tensor, data, scheduled, never in run_ranks(impossible_degrees, 4):
         assert "3" in tensor and "2 or 4" in tensor.replace(" and ", " or "), tensor
-        assert "4" in data and "2" in data, data
+        assert "P=4 does not divide" in data or "O=4 does not divide" in data, data
+        assert data.endswith("; N = 2 = 4 ranks / tensor_parallel_degree 2; this fits tensor_parallel_degree 1"), data
+        assert scheduled.endswith("N = 1 = 4 ranks / tensor_parallel_degree 4; this fits tensor_parallel_degree 1, 2")
+        assert never.endswith("; N = 2 = 4 ranks / tensor_parallel_degree 2"), never

@@ -24,7 +24,7 @@ from ranks import run_ranks
 from tensor_cases import AXES, TensorCase, cover, product
 from tensor_models import MODELS, batch, logits_of, loss_of, wrap
 
-STEPS, MAX_NORM = 8, 0.7
+STEPS, FULL_STEPS, MAX_NORM = 8, 20, 0.7
 RATE = {"sgd": 0.1, "adamw": 1e-3}
 # Of losses, relative: bf16 is held to fp32, so it has the error of bf16 itself.
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
@@ -48,12 +48,12 @@ def optimizer_of(case: TensorCase, model: nn.Module) -> torch.optim.Optimizer:
 
 
 @functools.cache
-def alone(case: TensorCase) -> Outcome:
+def alone(case: TensorCase, steps: int) -> Outcome:
     """What one process trains, in fp32."""
     model = MODELS[case.model]()
     optimizer = optimizer_of(case, model)
     losses, norms = [], []
-    for step in range(STEPS):
+    for step in range(steps):
         for part in range(parts_of(case, step)):
             loss = loss_of(case.model, model, torch.cat([batch(step, part, rank) for rank in range(case.data_ranks)]))
             loss.backward()
@@ -65,7 +65,7 @@ def alone(case: TensorCase) -> Outcome:
     return Outcome(losses, norms, {key: value.clone() for key, value in model.state_dict().items()})
 
 
-def reference(case: TensorCase) -> Outcome:
+def reference(case: TensorCase, steps: int) -> Outcome:
     """Options that change no number are left out, so that cases share what was trained."""
     layout: Any = (1, 1, 1)
     job = (case.data_ranks, 1)
@@ -79,11 +79,12 @@ def reference(case: TensorCase) -> Outcome:
             checkpoint=False,
             use_orig_params=True,
             sequence=False,
-        )
+        ),
+        steps,
     )
 
 
-def train(case: TensorCase, data_rank: int) -> Outcome:
+def train(case: TensorCase, data_rank: int, steps: int) -> Outcome:
     import tesserae as tsm
 
     model = tsm.transform(MODELS[case.model](), sequence_parallel=case.sequence)
@@ -99,7 +100,7 @@ def train(case: TensorCase, data_rank: int) -> Outcome:
     )
     optimizer = optimizer_of(case, model)
     losses, norms = [], []
-    for step in range(STEPS):
+    for step in range(steps):
         parts = parts_of(case, step)
         for part in range(parts):
             with contextlib.nullcontext() if part == parts - 1 else model.no_sync():
@@ -162,7 +163,9 @@ def before_training(name: str) -> list[str]:
     return [f"{name}: {text}" for text in found]
 
 
-def run_cases(rank: int, world_size: int, cases: list[TensorCase], models: list[str]) -> tuple[list[str], float]:
+def run_cases(
+    rank: int, world_size: int, cases: list[TensorCase], models: list[str], steps: int
+) -> tuple[list[str], float]:
     """What is wrong, and the worst difference in fp32."""
     import tesserae as tsm
 
@@ -185,17 +188,18 @@ def run_cases(rank: int, world_size: int, cases: list[TensorCase], models: list[
             for name in models:
                 found += before_training(name)
         layout = case.layout
-        texts, away = differences(case, train(case, rank // tp), reference(case))
+        texts, away = differences(case, train(case, rank // tp, steps), reference(case, steps))
         found += [f"{case}: {text}" for text in texts]
         worst = max(worst, away)
     return found, worst
 
 
-def launch(cases: list[TensorCase], models: list[str], deadline: float) -> None:
+def launch(cases: list[TensorCase], models: list[str], deadline: float, steps: int = STEPS) -> None:
     ranks = cases[0].job[0]
-    results = run_ranks(run_cases, ranks, cases, models, deadline=deadline)
+    results = run_ranks(run_cases, ranks, cases, models, steps, deadline=deadline)
     assert [found for found, _ in results] == [[]] * ranks
-    print(f"{len(cases)} cases on {ranks} ranks; worst difference in fp32 {max(worst for _, worst in results):.1e}")
+    worst = max(away for _, away in results)
+    print(f"{len(cases)} cases of {steps} steps on {ranks} ranks; worst difference in fp32 {worst:.1e}")
 
 
 JOBS = AXES["job"]
@@ -213,7 +217,7 @@ def test_cover(job: tuple[int, int]) -> None:
 @pytest.mark.parametrize("job", JOBS, ids=JOB_IDS)
 def test_product(job: tuple[int, int]) -> None:
     cases = [case for case in product() if case.job == job]
-    launch(cases, [], deadline=3000)
+    launch(cases, [], deadline=7200, steps=FULL_STEPS)
 
 
 def test_two_ranks_of_one_tensor_group() -> None:

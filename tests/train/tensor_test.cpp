@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/dial/record.h"
 #include "tests/train/train_job.h"
 
 // `tesserae train` with tensor-parallel ranks: the numbers of a run do not depend on how layers are split.
@@ -91,6 +92,40 @@ TEST_F(TensorJob, TheDialTurnsAtAnyDegree) {
   EXPECT_EQ(job_.summary("dialed")["dial"]["changes"], 2);
 }
 
+// Two tensor-parallel ranks of each data-parallel one share the place: the record has the memory of both.
+TEST_F(TensorJob, AutoCountsTheTensorRanksOfAPlace) {
+  const std::vector<std::string> plain = {"tensor_parallel_degree=2", "train.steps=40"};
+  std::vector<std::string> chosen = plain;
+  chosen.push_back("hybrid_shard_degree=auto");
+  const std::string screen = job_.run("auto", ranks(4, chosen));
+  EXPECT_THAT(screen,
+              AllOf(HasSubstr("layers split over 2, "), HasSubstr("(auto; estimated to be fastest of what fits: ")));
+  const std::string record = os::files().read(job_.path("auto") + "/dial.jsonl");
+  const Json facts = Json::parse(record.substr(0, record.find('\n')))["facts"];
+  EXPECT_EQ(facts["tensor"], 2);
+  EXPECT_EQ(facts["host_of"], (Json{0, 0}));
+  const dial::Replay replayed = dial::replay(record);
+  ASSERT_EQ(replayed.recorded.size(), 40u);
+  for (size_t i = 0; i < replayed.recorded.size(); ++i) {
+    const auto &was = replayed.recorded[i].decision, &is = replayed.decided[i];
+    ASSERT_EQ(was.has_value(), is.has_value()) << "step " << i + 1;
+    if (was) {
+      EXPECT_EQ(was->degrees, is->degrees) << "step " << i + 1;
+    }
+  }
+  EXPECT_GE(job_.summary("auto")["dial"]["changes"], 1);
+
+  std::vector<std::string> steady = plain;
+  steady.push_back("hybrid_shard_degree=2");
+  job_.run("steady", ranks(4, steady));
+  const std::vector<Json> lines = job_.metrics("auto"), expected = job_.metrics("steady");
+  ASSERT_EQ(lines.size(), 40u);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const double loss = expected[i]["loss"];
+    EXPECT_NEAR(lines[i]["loss"].get<double>(), loss, 1e-3 * loss) << "step " << i + 1;
+  }
+}
+
 TEST_F(TensorJob, DegreesThatDoNotDivideNameWhatWould) {
   const auto refused = [&](int count, const std::vector<std::string>& more) {
     Program program = job_.start("refused", ranks(count, more));
@@ -103,7 +138,14 @@ TEST_F(TensorJob, DegreesThatDoNotDivideNameWhatWould) {
       refused(4, {"tensor_parallel_degree=4", "model.heads=2"}),
       HasSubstr("tensor_parallel_degree: must divide model.heads = 2, but is 4; heads, kv_heads and feed_forward "
                 "can all be split over the divisors of 2"));
-  EXPECT_THAT(refused(4, {"tensor_parallel_degree=2", "hybrid_shard_degree=4"}), HasSubstr("hybrid_shard_degree"));
+  EXPECT_THAT(
+      refused(4, {"tensor_parallel_degree=2", "hybrid_shard_degree=4"}),
+      HasSubstr("hybrid_shard_degree: hybrid_shard_degree=4 does not divide the 2 ranks; nearest valid: 2; N = 2 "
+                "= 4 ranks / tensor_parallel_degree 2; this fits tensor_parallel_degree 1\n"));
+  EXPECT_THAT(refused(4, {"tensor_parallel_degree=4", R"(dial.schedule=[{"step": 6, "hybrid_shard_degree": 2}])"}),
+              HasSubstr("N = 1 = 4 ranks / tensor_parallel_degree 4; this fits tensor_parallel_degree 1, 2\n"));
+  EXPECT_THAT(refused(4, {"tensor_parallel_degree=2", "hybrid_shard_degree=3"}),
+              HasSubstr("N = 2 = 4 ranks / tensor_parallel_degree 2\n"));
 }
 
 }  // namespace

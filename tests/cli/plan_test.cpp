@@ -1,0 +1,102 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tesserae/os/files.h"
+#include "tests/train/run_program.h"
+
+// `tesserae plan --model FILE`: what files it takes, and what it refuses to count wrongly.
+
+namespace tesserae {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+class PlanOfFile : public testing::Test {
+ protected:
+  PlanOfFile() { os::files().make_directories(folder_); }
+  ~PlanOfFile() override { os::files().remove_all(folder_); }
+
+  Program plan(const json& document) {
+    os::files().write(folder_ + "/model.json", document.dump());
+    return Program({TESSERAE_PROGRAM, "plan", "--json", "--model", folder_ + "/model.json"});
+  }
+
+  json planned(const json& document) {
+    Program program = plan(document);
+    const auto exit = program.finish();
+    EXPECT_TRUE(exit && exit->success()) << program.errors;
+    return json::parse(program.output);
+  }
+
+  void expect_refused(const json& document, const std::string& what) {
+    Program program = plan(document);
+    const auto exit = program.finish();
+    EXPECT_EQ(exit ? exit->code : -1, 2) << program.output;
+    EXPECT_THAT(program.errors, HasSubstr(what));
+    EXPECT_EQ(program.errors.find('\n'), program.errors.size() - 1) << "one line: " << program.errors;
+  }
+
+  /// Of Hugging Face's, with these changes.
+  static json hugging_face(const json& changes = json::object()) {
+    json document = {{"model_type", "llama"},     {"hidden_size", 64},        {"num_hidden_layers", 3},
+                     {"num_attention_heads", 8},  {"num_key_value_heads", 4}, {"intermediate_size", 96},
+                     {"vocab_size", 100},         {"rms_norm_eps", 1e-5},     {"tie_word_embeddings", false},
+                     {"torch_dtype", "bfloat16"}, {"rope_theta", 10000.0}};
+    for (const auto& [key, value] : changes.items()) document[key] = value;
+    return document;
+  }
+
+  const std::string folder_ = testing::TempDir() + "/tesserae-plan-" + std::to_string(::getpid());
+};
+
+// 3 blocks of 2 * 64^2 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64, embedding and head of 100 * 64, the last norm.
+constexpr int64_t parameters = 3 * (8192 + 4096 + 18432 + 128) + 2 * 6400 + 64;
+
+TEST_F(PlanOfFile, OursAndHuggingFaces) {
+  const json ours = {
+      {"model",
+       {{"dimension", 64},
+        {"layers", 3},
+        {"heads", 8},
+        {"kv_heads", 4},
+        {"feed_forward", 96},
+        {"vocabulary", 100},
+        {"tied", false}}},
+      {"data", {{"path", "nowhere.txt"}}},
+  };
+  const json expected = planned(ours);
+  EXPECT_EQ(expected["model"]["parameters"], parameters);
+  EXPECT_EQ(planned(hugging_face()), expected);
+  EXPECT_EQ(planned(hugging_face({{"model_type", "mistral"}, {"sliding_window", 4096}})), expected);
+  EXPECT_EQ(planned(hugging_face({{"head_dim", 8}, {"num_local_experts", 1}})), expected);
+  EXPECT_EQ(planned(hugging_face({{"head_dim", nullptr}})), expected);
+  EXPECT_EQ(planned(hugging_face({{"tie_word_embeddings", true}}))["model"]["parameters"], parameters - 6400);
+  EXPECT_EQ(planned(hugging_face({{"num_key_value_heads", nullptr}}))["model"]["parameters"],
+            parameters + 3 * 2 * 64 * 32);
+}
+
+TEST_F(PlanOfFile, OtherShapesAreRefused) {
+  expect_refused(hugging_face({{"model_type", "gpt_neox"}}),
+                 "model.json: model_type = \"gpt_neox\"; the formulas are those of llama and mistral");
+  expect_refused({{"model_type", "gpt2"}, {"n_embd", 64}}, "model_type = \"gpt2\"; ");
+  json untyped = hugging_face();
+  untyped.erase("model_type");
+  expect_refused(untyped, "model_type is missing; ");
+  expect_refused(hugging_face({{"head_dim", 16}}),
+                 "head_dim = 16 is not hidden_size / num_attention_heads = 64 / 8; the formulas have no other size");
+  expect_refused(hugging_face({{"model_type", "mixtral"}, {"num_local_experts", 8}}),
+                 "num_local_experts = 8: mixtures of experts");
+  expect_refused(hugging_face({{"n_routed_experts", 64}}), "n_routed_experts = 64: mixtures of experts");
+  json without = hugging_face();
+  without.erase("intermediate_size");
+  expect_refused(without, "intermediate_size");
+  expect_refused({{"model", {{"dimension", 64}}}, {"data", {{"path", "nowhere.txt"}}}}, "model.vocabulary");
+}
+
+}  // namespace
+}  // namespace tesserae
