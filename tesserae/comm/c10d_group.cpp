@@ -2,14 +2,11 @@
 
 #include <c10/util/Exception.h>
 
+#include "tesserae/comm/equal_pieces.h"
+
 namespace tesserae::comm {
 
 namespace {
-
-at::Tensor own_piece(const at::Tensor& flat, int rank, int size) {
-  const int64_t length = flat.numel() / size;
-  return flat.narrow(0, rank * length, length);
-}
 
 c10d::ReduceOp op_of(Reduction how) {
   using Op = c10d::ReduceOp;
@@ -45,7 +42,7 @@ void C10dGroup::run(const Start& start) {
 
 void C10dGroup::do_all_gather(const at::Tensor& buffer) {
   auto flat = buffer.view(-1);
-  auto piece = own_piece(flat, rank(), size());
+  auto piece = nth_piece(flat, rank(), size());
   c10d::AllgatherOptions how;
   how.timeout = options_.deadline;
   run([&] { return backend_->_allgather_base(flat, piece, how); });
@@ -53,7 +50,7 @@ void C10dGroup::do_all_gather(const at::Tensor& buffer) {
 
 void C10dGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how_reduced) {
   auto flat = buffer.view(-1);
-  auto piece = own_piece(flat, rank(), size());
+  auto piece = nth_piece(flat, rank(), size());
   c10d::ReduceScatterOptions how;
   how.reduceOp = op_of(how_reduced);
   how.timeout = options_.deadline;

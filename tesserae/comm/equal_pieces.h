@@ -7,8 +7,14 @@
 
 namespace tesserae::comm {
 
+/// Piece `index` of the elements of `buffer` as `pieces` equal ones; they divide it.
+inline at::Tensor nth_piece(const at::Tensor& buffer, int index, int pieces) {
+  const int64_t length = buffer.numel() / pieces;
+  return buffer.view(-1).narrow(0, index * length, length);
+}
+
 /// Lets `body` work in place on the elements of `buffer` as `members` equal pieces, one after the other: on the buffer
-/// itself or, where they do not divide it, on a copy with zeros behind, which is copied back. Private to the groups.
+/// itself or, where they do not divide it, on a copy with zeros behind, which is copied back.
 template <class Body>
 void in_equal_pieces(const at::Tensor& buffer, int members, const Body& body) {
   const at::Tensor flat = buffer.view(-1);

@@ -91,11 +91,6 @@ int64_t Group::piece_bytes(const at::Tensor& buffer, Wire wire) const {
   return packed_bytes(buffer.numel() / size(), buffer.element_size(), wire);
 }
 
-at::Tensor Group::nth_piece(const at::Tensor& buffer, int member) const {
-  const int64_t length = buffer.numel() / size();
-  return buffer.view(-1).narrow(0, member * length, length);
-}
-
 void Group::all_gather(const at::Tensor& buffer, Label label, Wire asked) {
   if (size() == 1) return;
   check_buffer("all_gather", buffer, size());
@@ -103,6 +98,22 @@ void Group::all_gather(const at::Tensor& buffer, Label label, Wire asked) {
   const int64_t bytes = piece_bytes(buffer, wire) * (size() - 1);
   run("all_gather", counters_.all_gather, bytes, label,
       [&] { wire == Wire::exact ? do_all_gather(buffer) : do_packed_all_gather(buffer, wire); });
+}
+
+void Group::all_gather_to(const at::Tensor& output, const at::Tensor& input, Label label) {
+  check_piece("all_gather", input, output);
+  if (size() == 1) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    output.view(-1).copy_(input.view(-1));
+    return;
+  }
+  const int64_t bytes = static_cast<int64_t>(input.nbytes()) * (size() - 1);
+  run("all_gather", counters_.all_gather, bytes, label, [&] { do_all_gather_to(output, input); });
+}
+
+void Group::do_all_gather_to(const at::Tensor& output, const at::Tensor& input) {
+  nth_piece(output, rank_, size()).copy_(input.view(-1));
+  do_all_gather(output);
 }
 
 void Group::reduce_scatter(const at::Tensor& buffer, Label label, Reduction how, Wire asked) {
@@ -116,12 +127,12 @@ void Group::reduce_scatter(const at::Tensor& buffer, Label label, Reduction how,
 }
 
 void Group::do_packed_all_gather(const at::Tensor& buffer, Wire wire) {
-  const at::Tensor own = nth_piece(buffer, rank_), packed = pack(own, wire);
+  const at::Tensor own = nth_piece(buffer, rank_, size()), packed = pack(own, wire);
   PackedMessages messages(wire);
   for (int k = 1; k < size(); ++k) {
     messages.send_packed((rank_ + k) % size(), packed);
     const int from = (rank_ + size() - k) % size();
-    messages.receive(from, nth_piece(buffer, from));
+    messages.receive(from, nth_piece(buffer, from, size()));
   }
   messages.run([&](const auto& sends, const auto& receives) {
     do_packed_exchange(cat("all_gather (", wire, ")"), buffer, sends, receives);
@@ -130,11 +141,11 @@ void Group::do_packed_all_gather(const at::Tensor& buffer, Wire wire) {
 }
 
 void Group::do_packed_reduce_scatter(const at::Tensor& buffer, Reduction how, Wire wire) {
-  const at::Tensor own = nth_piece(buffer, rank_);
+  const at::Tensor own = nth_piece(buffer, rank_, size());
   PackedMessages messages(wire);
   for (int k = 1; k < size(); ++k) {
     const int to = (rank_ + k) % size();
-    messages.send(to, nth_piece(buffer, to));
+    messages.send(to, nth_piece(buffer, to, size()));
     messages.expect((rank_ + size() - k) % size(), own);
   }
   messages.run([&](const auto& sends, const auto& receives) {
@@ -172,7 +183,7 @@ void Group::reduce_scatter_to(const at::Tensor& output, const at::Tensor& input,
 void Group::do_reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Reduction how) {
   const at::Tensor pieces = input.view(-1).clone();
   do_reduce_scatter(pieces, how);
-  output.view(-1).copy_(pieces.narrow(0, rank_ * output.numel(), output.numel()));
+  output.view(-1).copy_(nth_piece(pieces, rank_, size()));
 }
 
 void Group::reduce_scatter_scaled(const at::Tensor& output, const at::Tensor& buffer, double scale, Label label,
@@ -192,13 +203,13 @@ void Group::reduce_scatter_scaled(const at::Tensor& output, const at::Tensor& bu
   run("reduce_scatter", counters_.reduce_scatter, bytes, label, [&] {
     if (wire == Wire::exact) return do_reduce_scatter_scaled(output, buffer, scale);
     do_packed_reduce_scatter(buffer, Reduction::sum, wire);
-    scale_to(output, nth_piece(buffer, rank_), scale);
+    scale_to(output, nth_piece(buffer, rank_, size()), scale);
   });
 }
 
 void Group::do_reduce_scatter_scaled(const at::Tensor& output, const at::Tensor& buffer, double scale) {
   do_reduce_scatter(buffer, Reduction::sum);
-  scale_to(output, nth_piece(buffer, rank_), scale);
+  scale_to(output, nth_piece(buffer, rank_, size()), scale);
 }
 
 void Group::all_reduce(const at::Tensor& buffer, Label label, Reduction how, Wire asked) {

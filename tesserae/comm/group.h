@@ -48,6 +48,10 @@ class Group {
   /// then have the values that were sent.
   void all_gather(const at::Tensor& buffer, Label label = {}, Wire wire = Wire::exact);
 
+  /// The same from `input`, this member's piece, to `output`; `input` is no part of `output`, and only read. Members
+  /// may call the one or the other.
+  void all_gather_to(const at::Tensor& output, const at::Tensor& input, Label label = {});
+
   /// In place: `buffer` is size() equal pieces; afterwards piece rank() holds the sum over all members of their piece
   /// rank(), or what else `how` says. The other pieces are left undefined. The order of summation depends on nothing
   /// but size() and rank(). Throws InvalidArgument for a dtype that can not be reduced so. `wire`: what others
@@ -96,7 +100,8 @@ class Group {
   // The transports. Arguments are checked: contiguous, divisible, size() > 1.
   virtual void do_all_gather(const at::Tensor& buffer) = 0;
   virtual void do_reduce_scatter(const at::Tensor& buffer, Reduction how) = 0;
-  /// Copies where a transport has no better way.
+  // These copy where a transport has no better way.
+  virtual void do_all_gather_to(const at::Tensor& output, const at::Tensor& input);
   virtual void do_reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Reduction how);
   virtual void do_reduce_scatter_scaled(const at::Tensor& output, const at::Tensor& buffer, double scale);
   virtual void do_all_reduce(const at::Tensor& buffer, Reduction how) = 0;
@@ -124,7 +129,6 @@ class Group {
   void do_packed_all_reduce(const at::Tensor& buffer, Reduction how, Wire wire);
   Wire wire_for(Wire asked, const at::Tensor& buffer) const;
   int64_t piece_bytes(const at::Tensor& buffer, Wire wire) const;
-  at::Tensor nth_piece(const at::Tensor& buffer, int member) const;
   std::string describe(std::string_view verb, const Label& label) const;
 
   std::string name_;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tesserae/comm/equal_pieces.h"
+
 namespace tesserae::comm {
 
 namespace {
@@ -36,11 +38,6 @@ std::string join(const std::vector<int>& ranks) {
   std::string text;
   for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
   return text;
-}
-
-at::Tensor piece(const at::Tensor& buffer, size_t index, size_t pieces) {
-  const int64_t length = buffer.numel() / static_cast<int64_t>(pieces);
-  return buffer.view(-1).narrow(0, static_cast<int64_t>(index) * length, length);
 }
 
 }  // namespace
@@ -99,10 +96,10 @@ void LocalGroup::meet(LocalRoom::Offer offer, const Move& move) {
 
 void LocalGroup::do_all_gather(const at::Tensor& buffer) {
   meet({"all_gather", 0, buffer, true}, [](const std::vector<LocalRoom::Offer>& offers) {
-    for (const auto& to : offers) {
-      for (size_t i = 0; i < offers.size(); ++i) {
-        const auto source = piece(offers[i].buffer, i, offers.size());
-        if (&to != &offers[i]) piece(to.buffer, i, offers.size()).copy_(source);
+    const auto size = static_cast<int>(offers.size());
+    for (int to = 0; to < size; ++to) {
+      for (int i = 0; i < size; ++i) {
+        if (to != i) nth_piece(offers[to].buffer, i, size).copy_(nth_piece(offers[i].buffer, i, size));
       }
     }
   });
@@ -111,11 +108,12 @@ void LocalGroup::do_all_gather(const at::Tensor& buffer) {
 void LocalGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how) {
   meet({verb_of("reduce_scatter", how), 0, buffer, true}, [how](const std::vector<LocalRoom::Offer>& offers) {
     // Nobody's piece p but p's own is written, so the pieces can be summed one after the other.
-    for (size_t p = 0; p < offers.size(); ++p) {
-      at::Tensor sum = piece(offers[0].buffer, p, offers.size()).clone();
-      RunningReduction reducer(sum, sum, static_cast<int>(offers.size()), how);
-      for (size_t i = 1; i < offers.size(); ++i) reducer.join(piece(offers[i].buffer, p, offers.size()));
-      piece(offers[p].buffer, p, offers.size()).copy_(sum);
+    const auto size = static_cast<int>(offers.size());
+    for (int p = 0; p < size; ++p) {
+      at::Tensor sum = nth_piece(offers[0].buffer, p, size).clone();
+      RunningReduction reducer(sum, sum, size, how);
+      for (int i = 1; i < size; ++i) reducer.join(nth_piece(offers[i].buffer, p, size));
+      nth_piece(offers[p].buffer, p, size).copy_(sum);
     }
   });
 }

@@ -14,6 +14,7 @@ class NullGroup final : public Group {
  protected:
   void do_all_gather(const at::Tensor&) override {}
   void do_reduce_scatter(const at::Tensor&, Reduction) override {}
+  void do_all_gather_to(const at::Tensor&, const at::Tensor&) override {}
   void do_reduce_scatter_to(const at::Tensor&, const at::Tensor&, Reduction) override {}
   void do_all_reduce(const at::Tensor&, Reduction) override {}
   void do_broadcast(const at::Tensor&, int) override {}

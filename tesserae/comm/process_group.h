@@ -25,7 +25,8 @@ namespace tesserae::comm {
 /// tag.
 ///
 /// A call that can not work throws InvalidArgument at once. An operation that fails throws PeerLost, Timeout or
-/// Mismatch from Work::wait, and so does every later one. Ranks in these errors are global ranks.
+/// Mismatch from Work::wait, and so does every later one. Ranks in these errors are global ranks. Not so send and recv:
+/// their Work is of torch's Gloo, throws torch's errors, and leaves other operations as they are.
 class ProcessGroup final : public c10d::Backend {
  public:
   struct Setup {

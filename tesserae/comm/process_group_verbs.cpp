@@ -5,6 +5,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
+#include "tesserae/comm/equal_pieces.h"
 #include "tesserae/comm/process_group_arguments.h"
 
 namespace tesserae::comm {
@@ -16,18 +17,22 @@ namespace {
 
 void gather_into(Group& group, const at::Tensor& output, const at::Tensor& input) {
   const Written whole(output, /*read=*/false);
-  const at::Tensor own = whole.row.narrow(0, group.rank() * input.numel(), input.numel());
-  if (own.data_ptr() != input.data_ptr() || !in_a_row(input)) own.view(input.sizes()).copy_(input);
-  group.all_gather(whole.row);
+  if (in_a_row(input) && !input.is_alias_of(whole.row)) {
+    group.all_gather_to(whole.row, input);
+  } else {
+    const at::Tensor own = nth_piece(whole.row, group.rank(), group.size());
+    if (own.data_ptr() != input.data_ptr() || !in_a_row(input)) own.view(input.sizes()).copy_(input);
+    group.all_gather(whole.row);
+  }
   whole.settle();
 }
 
 void gather_list(Group& group, const Tensors& outputs, const at::Tensor& input) {
-  const int64_t length = input.numel();
-  const at::Tensor whole = at::empty({length * group.size()}, input.options());
+  const at::Tensor whole = at::empty({input.numel() * group.size()}, input.options());
   gather_into(group, whole, input);
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    outputs[i].copy_(whole.narrow(0, static_cast<int64_t>(i) * length, length).view(outputs[i].sizes()));
+  for (int i = 0; i < group.size(); ++i) {
+    const at::Tensor& output = outputs[static_cast<size_t>(i)];
+    output.copy_(nth_piece(whole, i, group.size()).view(output.sizes()));
   }
 }
 

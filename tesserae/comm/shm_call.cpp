@@ -1,6 +1,33 @@
 #include "tesserae/comm/shm_call.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace tesserae::comm {
+
+void shm::LandingCopy::stream(std::byte* to, const std::byte* from, size_t bytes) {
+#if defined(__x86_64__)
+  constexpr size_t line = 64;
+  const size_t head = std::min(bytes, (line - reinterpret_cast<uintptr_t>(to) % line) % line);
+  std::memcpy(to, from, head);
+  size_t at = head;
+  for (; at + line <= bytes; at += line) {
+    const auto* const source = reinterpret_cast<const __m128i*>(from + at);
+    auto* const target = reinterpret_cast<__m128i*>(to + at);
+    const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+  }
+  std::memcpy(to + at, from + at, bytes - at);
+  _mm_sfence();  // such writes are not ordered by what comes after them
+#else
+  std::memcpy(to, from, bytes);
+#endif
+}
 
 std::string shm::text_of(const ShmLabel& label, const std::byte* data) {
   static constexpr const char* names[] = {"",          "all_gather", "reduce_scatter", "all_reduce",

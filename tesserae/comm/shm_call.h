@@ -38,6 +38,21 @@ inline std::byte* bytes_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.mutable_data_ptr());
 }
 
+/// Copies what came to where it stays. If all members together get more than caches hold, past them: a line of the
+/// target is then not fetched before it is written over, and the rings stay in the cache.
+class LandingCopy {
+ public:
+  explicit LandingCopy(int64_t bytes_of_all) : past_caches_(bytes_of_all > cache_bytes) {}
+  void operator()(std::byte* to, const std::byte* from, size_t bytes) const {
+    past_caches_ ? stream(to, from, bytes) : static_cast<void>(std::memcpy(to, from, bytes));
+  }
+
+ private:
+  static constexpr int64_t cache_bytes = int64_t{32} << 20;
+  static void stream(std::byte* to, const std::byte* from, size_t bytes);
+  bool past_caches_;
+};
+
 }  // namespace shm
 
 // A verb: 1. what members must agree on becomes visible to the liveness channel, and goes with every block;

@@ -40,23 +40,28 @@ ShmGroup::Starts ShmGroup::even_starts(const at::Tensor& buffer) const {
   return starts;
 }
 
-void ShmGroup::gather_pieces(Call& call, const at::Tensor& buffer, const Starts& starts) {
+void ShmGroup::gather_pieces(Call& call, const at::Tensor& buffer, const Starts& starts, const std::byte* own) {
   const auto block = static_cast<int64_t>(room_->shape().ring_bytes);
   const auto blocks_of = [&](int i) { return (starts[i + 1] - starts[i] + block - 1) / block; };
-  const auto copy = [&](int i, int64_t index, std::byte* data, bool out) {
-    const int64_t begin = starts[i] + index * block;
-    const auto length = static_cast<size_t>(std::min(block, starts[i + 1] - begin));
-    out ? std::memcpy(data, bytes_of(buffer) + begin, length) : std::memcpy(bytes_of(buffer) + begin, data, length);
+  const auto length = [&](int i, int64_t index) {
+    return static_cast<size_t>(std::min(block, starts[i + 1] - starts[i] - index * block));
   };
+  std::byte* const whole = bytes_of(buffer);
+  const shm::LandingCopy land(static_cast<int64_t>(buffer.nbytes()) * size());
+  const auto place = [&](int i, int64_t index) { return whole + starts[i] + index * block; };
   int64_t posted = 0;
   for (int64_t index = 0; index < blocks_of(0); ++index) {  // no piece is longer than the first
     for (; posted < std::min(index + kLead, blocks_of(rank())); ++posted) {
-      call.post([&](std::byte* data) { copy(rank(), posted, data, true); });
+      const size_t bytes = length(rank(), posted);
+      const std::byte* const written =
+          call.post([&](std::byte* data) { std::memcpy(data, own + posted * block, bytes); });
+      // From the ring, where it is in the cache; the others need not wait for it.
+      if (own != whole + starts[rank()]) land(place(rank(), posted), written, bytes);
     }
     for (int k = 1; k < size(); ++k) {
       const int from = call.behind(k);
       if (index >= blocks_of(from)) continue;
-      call.take(from, [&](std::byte* data) { copy(from, index, data, false); });
+      call.take(from, [&](std::byte* data) { land(place(from, index), data, length(from, index)); });
     }
   }
 }
@@ -112,7 +117,13 @@ void ShmGroup::reduce_whole(Call& call, const at::Tensor& buffer) {
 
 void ShmGroup::do_all_gather(const at::Tensor& buffer) {
   Call call(*this, Verb::all_gather, buffer);
-  gather_pieces(call, buffer, even_starts(buffer));
+  const Starts starts = even_starts(buffer);
+  gather_pieces(call, buffer, starts, bytes_of(buffer) + starts[rank()]);
+}
+
+void ShmGroup::do_all_gather_to(const at::Tensor& output, const at::Tensor& input) {
+  Call call(*this, Verb::all_gather, output);
+  gather_pieces(call, output, even_starts(output), static_cast<const std::byte*>(input.const_data_ptr()));
 }
 
 void ShmGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how) {
@@ -139,7 +150,7 @@ void ShmGroup::do_all_reduce(const at::Tensor& buffer, Reduction how) {
   } else {
     const Starts starts = even_starts(buffer);
     reduce_pieces(call, buffer, starts, bytes_of(buffer) + starts[rank()]);
-    gather_pieces(call, buffer, starts);
+    gather_pieces(call, buffer, starts, bytes_of(buffer) + starts[rank()]);
   }
 }
 
@@ -147,12 +158,13 @@ void ShmGroup::do_broadcast(const at::Tensor& buffer, int root) {
   Call call(*this, Verb::broadcast, buffer, root);
   const auto block = static_cast<int64_t>(room_->shape().ring_bytes);
   const auto bytes = static_cast<int64_t>(buffer.nbytes());
+  const shm::LandingCopy land(bytes * size());
   for (int64_t begin = 0; begin < bytes; begin += block) {
     const auto length = static_cast<size_t>(std::min(block, bytes - begin));
     if (rank() == root) {
       call.post([&](std::byte* data) { std::memcpy(data, bytes_of(buffer) + begin, length); });
     } else {
-      call.take(root, [&](std::byte* data) { std::memcpy(bytes_of(buffer) + begin, data, length); });
+      call.take(root, [&](std::byte* data) { land(bytes_of(buffer) + begin, data, length); });
     }
   }
 }

@@ -41,6 +41,7 @@ class ShmGroup final : public Group, private Watched {
 
  protected:
   void do_all_gather(const at::Tensor& buffer) override;
+  void do_all_gather_to(const at::Tensor& output, const at::Tensor& input) override;
   void do_reduce_scatter(const at::Tensor& buffer, Reduction how) override;
   void do_reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Reduction how) override;
   void do_reduce_scatter_scaled(const at::Tensor& output, const at::Tensor& buffer, double scale) override;
@@ -60,7 +61,8 @@ class ShmGroup final : public Group, private Watched {
 
   ShmGroup(std::string name, std::vector<int> members, int rank, std::unique_ptr<ShmRoom> room, Options options);
   Starts even_starts(const at::Tensor& buffer) const;
-  void gather_pieces(Call& call, const at::Tensor& buffer, const Starts& starts);
+  /// `own`: this member's piece; copied to its place in `buffer` if it is not there.
+  void gather_pieces(Call& call, const at::Tensor& buffer, const Starts& starts, const std::byte* own);
   void reduce_pieces(Call& call, const at::Tensor& buffer, const Starts& starts, std::byte* result, double scale = 1);
   void reduce_whole(Call& call, const at::Tensor& buffer);
   /// Throws if waiting is of no use any more.

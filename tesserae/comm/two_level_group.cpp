@@ -36,11 +36,6 @@ std::string read(const at::Tensor& bytes) {
   return static_cast<const char*>(bytes.const_data_ptr());
 }
 
-at::Tensor piece_of(const at::Tensor& flat, int member, int members) {
-  const int64_t length = flat.numel() / members;
-  return flat.narrow(0, member * length, length);
-}
-
 }  // namespace
 
 MembersByHost members_by_host(const std::vector<int>& host_of) {
@@ -123,18 +118,18 @@ at::Tensor TwoLevelGroup::pieces_of(int host, const at::Tensor& flat, bool& copi
   copied = members.back() - members.front() != count - 1;  // they are in ascending order
   if (!copied) return flat.narrow(0, members.front() * (flat.numel() / size()), flat.numel() / size() * count);
   std::vector<at::Tensor> pieces;
-  for (const int member : members) pieces.push_back(piece_of(flat, member, size()));
+  for (const int member : members) pieces.push_back(nth_piece(flat, member, size()));
   return at::cat(pieces);
 }
 
 void TwoLevelGroup::gather(const at::Tensor& flat, Wire wire) {
   // 1.
-  const at::Tensor own = piece_of(flat, rank(), size()), packed = pack(own, wire);
+  const at::Tensor own = nth_piece(flat, rank(), size()), packed = pack(own, wire);
   PackedMessages messages(wire);
   for (int k = 1; k < hosts(); ++k) {
     messages.send_packed(counterpart((host_ + k) % hosts()), packed);
     const int from = counterpart((host_ + hosts() - k) % hosts());
-    messages.receive(from, piece_of(flat, from, size()));
+    messages.receive(from, nth_piece(flat, from, size()));
   }
   messages.run([this](const auto& sends, const auto& receives) { flat_->exchange(sends, receives); });
   unpack(packed, wire, own);
@@ -145,7 +140,7 @@ void TwoLevelGroup::gather(const at::Tensor& flat, Wire wire) {
     near_->all_gather(pieces);
     for (int i = 0; copied && i < near_->size(); ++i) {
       const int member = hosts_[static_cast<size_t>(host)][static_cast<size_t>(i)];
-      piece_of(flat, member, size()).copy_(piece_of(pieces, i, near_->size()));
+      nth_piece(flat, member, size()).copy_(nth_piece(pieces, i, near_->size()));
     }
   }
 }
@@ -160,7 +155,7 @@ void TwoLevelGroup::reduce(const at::Tensor& flat, Reduction how, Wire wire) {
     bool copied = false;
     const at::Tensor pieces = pieces_of(host, flat, copied);
     near_->reduce_scatter(pieces, {}, how);
-    const at::Tensor reduced = piece_of(pieces, near_->rank(), near_->size());
+    const at::Tensor reduced = nth_piece(pieces, near_->rank(), near_->size());
     if (host == host_) {
       sum = reduced;
       continue;
@@ -172,7 +167,7 @@ void TwoLevelGroup::reduce(const at::Tensor& flat, Reduction how, Wire wire) {
   // 2.
   messages.run([this](const auto& sends, const auto& receives) { flat_->exchange(sends, receives); });
   // 3.
-  const at::Tensor result = piece_of(flat, rank(), size());
+  const at::Tensor result = nth_piece(flat, rank(), size());
   RunningReduction reducer(result, sum, hosts(), how);
   const at::Tensor scratch = wire == Wire::exact ? at::Tensor() : at::empty_like(result);
   for (int i = 0; i < messages.expected(); ++i) reducer.join(messages.arrived(i, scratch));

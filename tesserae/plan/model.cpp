@@ -98,8 +98,8 @@ TensorTraffic tensor_traffic_of(const model::GptConfig& given, const Execution& 
   const double share = static_cast<double>(run.tensor - 1) / run.tensor;
   const double one = share * tokens * static_cast<double>(model.dimension) * run.compute_bytes;
   const double of_block = 4 + (run.sequence_parallel ? 6 : 4) + (run.recompute ? 4 : 0);
-  const double of_root = 4;                     // embedding and head
-  const double loss = 2 * share * 12 * tokens;  // a maximum and two sums of each token, in fp32
+  const double of_root = run.sequence_parallel ? 5 : 4;  // embedding and head
+  const double loss = 2 * share * 12 * tokens;           // a maximum and two sums of each token, in fp32
   const double calls = (of_block * layers + of_root) / (run.sequence_parallel ? 1 : 2) + 3;
   return {.bytes = (of_block * layers + of_root) * one + loss, .calls = calls};
 }

@@ -14,7 +14,8 @@ namespace tesserae::shard {
 /// the unit is gathered and holds nothing otherwise.
 ///
 /// Autograd saves views of this storage in forward and reads them in backward, when it may be pointed at another buffer
-/// with the same values: the storage object is what stays. Version counters do not move (facts in docs/design.md).
+/// with the same values: the storage object is what stays. Version counters do not move: they count operations on
+/// tensors, and pointing a storage elsewhere is none.
 class ComputeStorage {
  public:
   /// Makes each of `parameters` (one per slot, in any dtype, on `device` or the meta device) a view of this storage in

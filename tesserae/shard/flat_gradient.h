@@ -24,9 +24,8 @@ namespace tesserae::shard {
 ///  3. reduce() sends the whole buffer on its way over the reduce lane; missing gradients count as zero. First hop: sum
 ///     over G, leaving this rank's gradient piece.
 ///  4. Not at a boundary: the piece is added to the kept piece (two_hop). At a boundary: the kept piece is added;
-///  second
-///     hop: G to O; third hop: sum over replicas; the average over all ranks is added to Shard::grad. Where the first
-///     hop is all there is, and nothing to be added to, it leaves the average in Shard::grad itself.
+///     second hop: G to O; third hop: sum over replicas; the average over all ranks is added to Shard::grad. Where the
+///     first hop is all there is, and nothing to be added to, it leaves the average in Shard::grad itself.
 ///  5. finish() waits for that and gives the buffer back to the pool.
 ///
 /// With accumulation `local`, nobody calls reduce() before the boundary, and step 1 accumulates.

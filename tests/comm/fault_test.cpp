@@ -90,6 +90,12 @@ struct Fall {
   std::string backend = "gloo";
 };
 
+// Ten times what it takes: a host's processes are watched; a host that fell silent is given time.
+double longest_seconds(const Fall& fall) {
+  if (fall.where != "together") return 15;
+  return fall.backend == "shm" ? 3.5 : 5;
+}
+
 std::string name_of(const ::testing::TestParamInfo<Fall>& info) {
   return info.param.verb + "_rank" + std::to_string(info.param.victim) + "_" + info.param.where + "_" +
          info.param.backend;
@@ -107,7 +113,7 @@ TEST_P(KilledRank, IsNamedByAllSurvivors) {
     ASSERT_NE(results[rank].output.find("lost="), std::string::npos) << results.text();
     EXPECT_EQ(results[rank].value("lost"), fall.victim) << results.text();
     const double took = results[rank].value("caught_at") - results[fall.victim].value("fell_at");
-    EXPECT_LT(took, 15.0) << results.text();
+    EXPECT_LT(took, longest_seconds(fall)) << results.text();
     RecordProperty("seconds_rank" + std::to_string(rank), std::to_string(took));
     std::printf("rank %d knew after %.2f s\n", rank, took);
   }

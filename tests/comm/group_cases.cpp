@@ -4,6 +4,7 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/count_nonzero.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -77,6 +78,58 @@ void all_gather_fills_the_pieces_of_the_others(Fabric& fabric) {
       }
     }
   }
+}
+
+void all_gather_to_fills_another_buffer(Fabric& fabric) {
+  for (const auto& members : orders(fabric)) {
+    auto& group = fabric.group(members, Traffic::gather);
+    const int size = group.size();
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      for (const int64_t elements : kPieces) {
+        const auto own = pattern(group.rank(), elements, dtype), input = own.clone();
+        auto output = at::full({elements * size}, 99, dtype);
+        if (group.rank() == 1) {  // whoever has its piece there already
+          piece(output, group.rank(), size).copy_(own);
+          group.all_gather(output);
+        } else {
+          group.all_gather_to(output, input);
+        }
+        EXPECT_TRUE(at::equal(input, own)) << dtype << " x " << elements;
+        for (int member = 0; member < size; ++member) {
+          EXPECT_TRUE(at::equal(piece(output, member, size), pattern(member, elements, dtype)))
+              << dtype << " x " << elements << ", member " << member;
+        }
+      }
+    }
+    EXPECT_THROW(group.all_gather_to(at::zeros({2 * size + 1}), at::zeros({2})), InvalidArgument);
+    EXPECT_THROW(group.all_gather_to(at::zeros({2 * size}), at::zeros({2}, at::kLong)), InvalidArgument);
+  }
+}
+
+void shared_memory_is_the_same_for_all_members(Fabric& fabric) {
+  constexpr int64_t page = 4096;
+  auto& group = fabric.everyone();
+  at::Tensor memory = group.share(page * group.size());
+  const auto have = at::full({1}, memory.defined() ? 1 : 0, at::kLong);
+  group.all_reduce(have);
+  EXPECT_EQ(have.item<int64_t>(), memory.defined() ? group.size() : 0) << "all have it, or none";
+  if (!memory.defined()) return;
+  EXPECT_EQ(memory.scalar_type(), at::kByte);
+  ASSERT_EQ(memory.numel(), page * group.size());
+  EXPECT_EQ(memory.count_nonzero().item<int64_t>(), 0);
+  group.barrier();
+  piece(memory, group.rank(), group.size()).fill_(group.rank() + 1);
+  group.barrier();
+  const auto expect_all = [&] {
+    for (int member = 0; member < group.size(); ++member) {
+      EXPECT_TRUE(at::equal(piece(memory, member, group.size()), at::full({page}, member + 1, at::kByte))) << member;
+    }
+  };
+  expect_all();
+  group.barrier();
+  if (group.rank() == 0) memory.reset();  // who made it
+  group.barrier();
+  if (memory.defined()) expect_all();
 }
 
 void reduce_scatter_leaves_the_sum_in_the_own_piece(Fabric& fabric) {
@@ -357,6 +410,7 @@ const std::vector<GroupCase>& group_cases() {
   { #function, function }
   static const std::vector<GroupCase> cases = {
       CASE(all_gather_fills_the_pieces_of_the_others),
+      CASE(all_gather_to_fills_another_buffer),
       CASE(reduce_scatter_leaves_the_sum_in_the_own_piece),
       CASE(reduce_scatter_scaled_leaves_the_same_sum_elsewhere),
       CASE(all_reduce_gives_all_the_same_bits),
@@ -368,6 +422,7 @@ const std::vector<GroupCase>& group_cases() {
       CASE(exchange_runs_between_those_that_take_part),
       CASE(messages_to_oneself_are_copies),
       CASE(barrier_waits_for_the_last),
+      CASE(shared_memory_is_the_same_for_all_members),
       CASE(small_groups_work_side_by_side),
       CASE(lanes_run_beside_each_other),
       CASE(counters_count_what_left_this_rank),

@@ -16,7 +16,7 @@ struct GroupCase {
   friend std::ostream& operator<<(std::ostream& out, const GroupCase& test) { return out << test.name; }
 };
 
-/// The behavioural suite: run over each backend (local_suite_test.cpp, gloo_suite_test.cpp).
+/// The behavioural suite: run over each backend (local_suite_test.cpp, process_suite_test.cpp).
 const std::vector<GroupCase>& group_cases();
 
 /// Behaviours that end with a failed group. Each needs a fabric of its own with a short deadline.

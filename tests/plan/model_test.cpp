@@ -61,8 +61,8 @@ TEST(PlanModel, OperationsAndTraffic) {
   EXPECT_EQ(operations_of_token(tiny(), run), 4 * 2 * (1280 + 96) + 3 * 160);
   run.tensor = 2;
   // A gather of 6 x 8 values of 2 bytes between two ranks sends 48 bytes of each; the loss three sums of 6 x 4 bytes.
-  EXPECT_EQ(tensor_traffic_of(tiny(), run).bytes, 48 * (2 * 14 + 4) + 72);
-  EXPECT_EQ(tensor_traffic_of(tiny(), run).calls, 2 * 14 + 4 + 3);
+  EXPECT_EQ(tensor_traffic_of(tiny(), run).bytes, 48 * (2 * 14 + 5) + 72);
+  EXPECT_EQ(tensor_traffic_of(tiny(), run).calls, 2 * 14 + 5 + 3);
   run.recompute = false;
   run.sequence_parallel = false;
   EXPECT_EQ(tensor_traffic_of(tiny(), run).bytes, 48 * (2 * 8 + 4) + 72);

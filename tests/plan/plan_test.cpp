@@ -89,10 +89,10 @@ TEST(Plan, TrafficAndTimeByHand) {
 
   const Entry& split = find(entries, 2, {1, 1, 2});  // T inside the hosts, N between them
   EXPECT_FALSE(split.tensor_hop.crosses);
-  EXPECT_EQ(split.tensor_hop.bytes, 2 * (48 * 24 + 72));
-  EXPECT_EQ(split.inside(), 2448);
+  EXPECT_EQ(split.tensor_hop.bytes, 2 * (48 * 25 + 72));
+  EXPECT_EQ(split.inside(), 2544);
   EXPECT_EQ(split.between(), 2 * 760 / 2 + 2 * 760 / 2) << "second hop and refresh";
-  EXPECT_DOUBLE_EQ(split.tensor_seconds, 24.48);
+  EXPECT_DOUBLE_EQ(split.tensor_seconds, 25.44);
   EXPECT_EQ(split.seconds(), std::max(split.compute + split.tensor_seconds, split.data_seconds));
 
   Cluster lonely = small_cluster();

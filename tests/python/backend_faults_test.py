@@ -100,21 +100,26 @@ def loses_a_peer(rank: int, world_size: int, folder: str) -> None:
         with pytest.raises(tesserae.PeerLost) as caught:
             dist.all_reduce(torch.ones(100_000))
         assert caught.value.ranks == (2,)
-        assert time.time() - float(Path(folder, "died").read_text()) < 5
+        took = time.time() - float(Path(folder, "died").read_text())
+        assert took < 3.5  # ten times what it takes
         if rank == 1:
             with pytest.raises(tesserae.PeerLost) as caught:
                 dist.all_reduce(torch.ones(4), group=pair)
             assert caught.value.ranks == (2,) and "global ranks 1, 2" in str(caught.value)
-        outcome = "noticed"
+        outcome = f"noticed after {took:.2f} s"
     except BaseException as error:
         outcome = repr(error)
     Path(folder, f"rank-{rank}").write_text(outcome)
 
 
-def test_a_killed_peer_is_named_at_once(tmp_path: Path) -> None:
+def test_a_killed_peer_is_named_at_once(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     with pytest.raises(RankFailed, match="rank 2 failed"):
         run_ranks(loses_a_peer, 3, str(tmp_path), init=False)
-    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["noticed"] * 2
+    for rank in (0, 1):
+        outcome = (tmp_path / f"rank-{rank}").read_text()
+        record_property(f"rank {rank}", outcome)
+        print(f"rank {rank} {outcome}")
+        assert outcome.startswith("noticed")
 
 
 def waits_for_a_stopped_peer(rank: int, world_size: int, folder: str) -> None:

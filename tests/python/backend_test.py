@@ -258,6 +258,49 @@ def test_layouts_and_empty_tensors(ranks: int) -> None:
     run_ranks(layouts, ranks, init=False)
 
 
+def coalesced_and_lists(rank: int, world_size: int) -> int:
+    """Several tensors in one operation, and lists, are as one tensor after the other."""
+    start()
+    checked = 0
+    for size in (1, 1000):
+        for dtype, op in REDUCTIONS:
+            wholes = [sample((length * world_size,), dtype, length) for length in (size, size + 1, 2 * size)]
+            together = [torch.zeros(whole.numel() // world_size, dtype=dtype) for whole in wholes]
+            with dist._coalescing_manager(async_ops=True) as manager:
+                for output, whole in zip(together, wholes, strict=True):
+                    dist.reduce_scatter_tensor(output, whole, op)
+            manager.wait()
+            alone = [torch.zeros_like(output) for output in together]
+            for output, whole in zip(alone, wholes, strict=True):
+                dist.reduce_scatter_tensor(output, whole, op)
+            assert_same(together, alone, ("reduce_scatter_tensor_coalesced", dtype, op, size))
+            checked += 1
+        for dtype in EVERY:
+            pieces = [sample((length, 2), dtype, length) for length in (size, size + 1)]
+            lists = [[torch.zeros_like(piece) for piece in pieces] for _ in range(world_size)]
+            dist.all_gather_coalesced(lists, pieces)
+            for i, piece in enumerate(pieces):
+                gathered = [torch.zeros_like(piece) for _ in range(world_size)]
+                dist.all_gather(gathered, piece)
+                assert_same([of_rank[i] for of_rank in lists], gathered, ("all_gather_coalesced", dtype, size))
+
+            sent = [sample((size * (rank + other), 2), dtype, other) for other in range(world_size)]  # some are empty
+            received = [torch.zeros_like(one) for one in sent]
+            dist.all_to_all(received, sent)
+            counts = [len(one) for one in sent]
+            single = torch.zeros(sum(counts), 2, dtype=dtype)
+            dist.all_to_all_single(single, torch.cat(sent), counts, counts)
+            assert_same(received, list(single.split(counts)), ("all_to_all", dtype, size))
+            checked += 2
+    return checked
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_coalesced_operations_and_lists_as_one_by_one(ranks: int) -> None:
+    cases = 2 * (len(REDUCTIONS) + 2 * len(EVERY))
+    assert run_ranks(coalesced_and_lists, ranks, init=False, deadline=120) == [cases] * ranks
+
+
 def rounding(rank: int, world_size: int) -> None:
     """Sums that round: the same bits on all ranks, every time, and near those of Gloo."""
     start()

@@ -1,7 +1,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <future>
 #include <mutex>
+#include <optional>
+#include <stdexcept>
 
 #include "tesserae/base/error.h"
 #include "tests/shard/net.h"
@@ -174,6 +178,105 @@ TEST(Engine, PrefetchesInBothDirectionsFromTheSecondStepOn) {
   // first step has no record: it prefetches nothing, and gathers root and the last block once more.
   EXPECT_EQ(statistics.gathers, 14 + 4 * 12);
   EXPECT_EQ(statistics.prefetch_hits, 4 * 11);
+}
+
+/// Keeps a lane busy until open(). Whoever waits for the lane instead of opening finds an error there, late.
+class Gate {
+ public:
+  explicit Gate(comm::Lane& lane) {
+    lane.submit([opened = opened_.get_future().share()] {
+      if (opened.wait_for(std::chrono::minutes(1)) == std::future_status::ready) return;
+      throw std::runtime_error("somebody waits for a lane that should be busy beside it");
+    });
+  }
+  void open() { opened_.set_value(); }
+
+ private:
+  std::promise<void> opened_;
+};
+
+TEST(Engine, AReductionIsSentBeforeTheBackwardOfTheUnitBeforeAndNotWaitedForInIt) {
+  for (const mesh::Degrees degrees : {mesh::Degrees{4, 4, 4}, {1, 1, 1}}) {
+    comm::run_local(4, [&](comm::Fabric& fabric) {
+      NetOptions shape;
+      shape.blocks = 2;
+      Net net(shape);
+      fill_all(*net);
+      Options options;
+      options.strategy = {degrees, true, true};
+      Sharded sharded = shard_model(net, std::shared_ptr<comm::Fabric>(&fabric, [](comm::Fabric*) {}), options);
+      comm::Lane& lane = fabric.lane(comm::Traffic::reduce);
+      const comm::Group& group = fabric.group({0, 1, 2, 3}, comm::Traffic::reduce);
+      const Batch batch = batch_of(shape, 0, fabric.rank(), 4);
+      at::Tensor loss = net(batch.tokens, batch.targets);
+
+      Gate gate(lane);
+      uint64_t sent = 0;
+      net->blocks[0]->scale.register_hook([&](const at::Tensor&) {
+        gate.open();
+        // Runs after what the lane was given before.
+        lane.submit([&] { sent = group.counters().reduce_scatter.calls + group.counters().all_reduce.calls; }).wait();
+      });
+      loss.backward();
+      EXPECT_EQ(sent, 1) << to_string(degrees) << ": the reduction of the second block";
+    });
+  }
+}
+
+/// Two blocks, and something between their forwards.
+class RelayImpl : public torch::nn::Module {
+ public:
+  RelayImpl() : first(NetOptions{}), second(NetOptions{}) {
+    register_module("first", first);
+    register_module("second", second);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor half = first(x);
+    if (between) between();
+    return second(half);
+  }
+  Unit<BlockImpl> first, second;
+  std::function<void()> between;
+};
+using Relay = Unit<RelayImpl>;
+
+TEST(Engine, ARefreshIsNotWaitedForBeforeItsUnitsForward) {
+  constexpr double lr = 0.5;
+  const at::Tensor x = at::linspace(-1, 1, 2 * NetOptions{}.dimension).view({2, -1});
+  Relay alone;
+  fill_all(*alone);
+  alone(x).square().mean().backward();
+  {
+    const at::NoGradGuard no_grad;
+    for (auto& parameter : alone->parameters()) parameter.sub_(parameter.grad(), lr);
+  }
+  const at::Tensor expected = alone(x).detach();
+
+  comm::run_local(4, [&](comm::Fabric& fabric) {
+    Relay relay;
+    fill_all(*relay);
+    Options options;
+    options.strategy = {{1, 1, 4}, true, true};
+    Sharded sharded = shard_model(relay, std::shared_ptr<comm::Fabric>(&fabric, [](comm::Fabric*) {}), options);
+    relay(x).square().mean().backward();
+    const at::Tensor before = relay->second->scale.detach().clone();
+
+    // The lane is busy when the last shard, of the second block, is published.
+    std::optional<Gate> gate;
+    for (const Shard& shard : sharded.shards()) {
+      const at::NoGradGuard no_grad;
+      shard.master.sub_(shard.grad, lr);
+      if (shard.index == sharded.shards().back().index) gate.emplace(fabric.lane(comm::Traffic::gather));
+      sharded.publish(shard.index);
+    }
+    sharded.zero_grad();
+    relay->between = [&] {
+      EXPECT_TRUE(at::equal(relay->second->scale, before)) << "the refresh is under way";
+      gate->open();
+    };
+    EXPECT_TRUE(at::allclose(relay(x), expected, tolerance, tolerance));
+    EXPECT_FALSE(at::equal(relay->second->scale, before));
+  });
 }
 
 TEST(Engine, AnExceptionInBackwardLeavesTheNextStepClean) {
