@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -71,26 +73,37 @@ def test_computing_in_bf16() -> None:
     run_ranks(walk, 4, "AdamW", True, torch.bfloat16)
 
 
-def proportional_bytes() -> int:
-    """The memory of this process; pages that processes share count in parts."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+class Mallinfo(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
+
+
+def heap_in_use() -> int:
+    """Bytes that this process has of malloc's."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Mallinfo
+    gc.collect()
+    info = libc.mallinfo2()
+    return info.uordblks + info.hblkhd
 
 
 def changes_often(rank: int, world_size: int) -> None:
     model, optimizer = make(Way(world_size), 0)
-    memory = {}
-    for change in range(1, 241):
+    heap = {}
+    for change in range(1, 161):
         train(model, optimizer, range(1), rank)
         tsm.reshard(model, optimizer, degrees=LAYOUTS[change * 7 % 10])
-        if change in (80, 240):  # the same layout
-            dist.barrier()
-            memory[change] = proportional_bytes()
-            dist.barrier()
-    assert memory[240] <= 1.01 * memory[80], memory
+        if change in (80, 160):  # the same layout
+            heap[change] = heap_in_use()
+    assert heap[160] - heap[80] < 100e3, heap
 
 
-def test_many_changes_leak_nothing() -> None:
+def test_many_changes_leak_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch's flight recorder keeps its last 2,000 collectives, a kilobyte each: that is no leak, but hides ours.
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
+    monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "0")  # its name in older versions
     run_ranks(changes_often, 4)
 
 
