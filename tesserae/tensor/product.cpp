@@ -21,8 +21,10 @@ bool multiplies_by_scalars() {
 #endif
 }
 
-bool widens(const at::Tensor& a) {
-  return a.is_cpu() && (a.scalar_type() == at::kBFloat16 || a.scalar_type() == at::kHalf) && multiplies_by_scalars();
+bool widens(const at::Tensor& a, const at::Tensor& b) {
+  const auto dtype = a.scalar_type();
+  return a.is_cpu() && (dtype == at::kBFloat16 || dtype == at::kHalf) && b.scalar_type() == dtype &&
+         multiplies_by_scalars();
 }
 
 }  // namespace
@@ -42,20 +44,20 @@ void widened_product(const at::Tensor& out, const at::Tensor& a, const at::Tenso
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
-  if (!widens(a)) return a.mm(b);
+  if (!widens(a, b)) return a.mm(b);
   const at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
   widened_product(out, a, b, false);
   return out;
 }
 
 void product_to(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
-  if (widens(a)) return widened_product(out, a, b, false);
+  if (widens(a, b)) return widened_product(out, a, b, false);
   at::Tensor to = out;
   at::mm_out(to, a, b);
 }
 
 void add_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
-  if (widens(a)) return widened_product(out, a, b, true);
+  if (widens(a, b)) return widened_product(out, a, b, true);
   out.addmm_(a, b);
 }
 

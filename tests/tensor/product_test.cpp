@@ -4,6 +4,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 namespace tesserae::tensor {
@@ -63,6 +64,10 @@ TEST(ProductOf, AllDtypesIsTheOneOfTorchToTheirRounding) {
     add_product(place, a, b);
     near(place, exact.mul(2));
   }
+}
+
+TEST(ProductOf, DifferentDtypesIsRefusedOnEveryCpu) {
+  EXPECT_THROW(product(at::randn({2, 3}).to(at::kBFloat16), at::randn({3, 2})), c10::Error);
 }
 
 }  // namespace
