@@ -9,17 +9,13 @@
 //   async_call     how long an asynchronous save holds training up: in the call, and before the next optimizer step
 //   async_lost     how much longer the steps after that call take in all, the call included
 //   checksum       what a save spends on checksums
-#include <ATen/Parallel.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 
 #include "bench/measure.h"
-#include "bench/start_ranks.h"
+#include "bench/program.h"
 #include "bench/training.h"
 #include "tesserae/checkpoint/checkpoint.h"
 #include "tesserae/checkpoint/checksum.h"
@@ -30,12 +26,10 @@ namespace {
 using nlohmann::json;
 
 struct Options {
-  int nproc = 0;
   TrainingOptions training;
   os::Path folder;
   int saves = 3;
   int steps = 3;
-  std::string json;
 };
 
 /// A model in training on one rank, and the clock that all ranks stop together.
@@ -126,47 +120,17 @@ class Bench {
   uint64_t sum_ = 0;
 };
 
-int parse(int argc, char** argv, Options& o) {
-  CLI::App app("Measures saving and loading of a transformer's training state.");
-  app.add_option("--nproc", o.nproc, "start so many ranks on this host");
-  o.training.add_to(app);
-  app.add_option("--folder", o.folder, "where checkpoints go")->required();
-  app.add_option("--saves", o.saves, "of each kind")->check(CLI::PositiveNumber);
-  app.add_option("--steps", o.steps, "after each asynchronous save")->check(CLI::PositiveNumber);
-  app.add_option("--json", o.json, "where rank 0 writes its report; default: standard output");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  }
-  return -1;
-}
-
-void run(const Options& options) {
-  at::set_num_threads(1);
-  const auto fabric = comm::Fabric::connect(mesh::World::from_environment());
-  const json report = Bench(options, fabric).run();
-  if (fabric->rank() != 0) return;
-  if (options.json.empty()) {
-    std::printf("%s\n", report.dump(1).c_str());
-  } else {
-    std::ofstream(options.json) << report.dump(1) << "\n";
-  }
-}
-
 }  // namespace
 }  // namespace tesserae::bench
 
 int main(int argc, char** argv) {
   using namespace tesserae;
   bench::Options options;
-  if (const int status = bench::parse(argc, argv, options); status >= 0) return status;
-  try {
-    if (options.nproc > 0 && std::getenv("RANK") == nullptr) return bench::start_ranks(options.nproc, argc, argv);
-    bench::run(options);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_checkpoint: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  CLI::App app("Measures saving and loading of a transformer's training state.");
+  options.training.add_to(app);
+  app.add_option("--folder", options.folder, "where checkpoints go")->required();
+  app.add_option("--saves", options.saves, "of each kind")->check(CLI::PositiveNumber);
+  app.add_option("--steps", options.steps, "after each asynchronous save")->check(CLI::PositiveNumber);
+  return bench::run_program("bench_checkpoint", app, argc, argv,
+                            [&](const auto& fabric) { return bench::Bench(options, fabric).run(); });
 }

@@ -15,12 +15,10 @@
 //   *_pss          memory of all ranks (shared pages once): in training before and after; with --memory, the sum of
 //                  each rank's peak while it changed. Sampling holds up page faults: seconds are off then.
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
 
 #include <CLI/CLI.hpp>
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -29,7 +27,7 @@
 #include <thread>
 
 #include "bench/measure.h"
-#include "bench/start_ranks.h"
+#include "bench/program.h"
 #include "bench/training.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/os/pages.h"
@@ -40,14 +38,12 @@ namespace {
 using nlohmann::json;
 
 struct Options {
-  int nproc = 0;
   TrainingOptions training;
   std::vector<int> degrees = {4, 2, 1, 4};
   int steps = 3, warmup = 2;
   std::string backend = "auto";
   bool memory = false;
   bool touch = false;
-  std::string json;
 };
 
 /// The most memory that this process used while it lived: looked at every few milliseconds, by a thread of its own.
@@ -210,53 +206,23 @@ class Bench {
   std::vector<double> losses_;
 };
 
-int parse(int argc, char** argv, Options& o) {
-  CLI::App app("Measures what a change of the sharding degree costs while a transformer trains.");
-  app.option_defaults()->always_capture_default();
-  app.add_option("--nproc", o.nproc, "start so many ranks on this host");
-  o.training.add_to(app);
-  app.add_option("--degrees", o.degrees, "the first one, and those that it is turned to")->delimiter(',');
-  app.add_option("--steps", o.steps, "timed steps before and after each change")->check(CLI::PositiveNumber);
-  app.add_option("--warmup", o.warmup, "steps before those")->check(CLI::NonNegativeNumber);
-  app.add_option("--backend", o.backend)->check(CLI::IsMember({"auto", "gloo", "shm"}));
-  app.add_flag("--touch", o.touch, "before each change, take and give back as much memory as it is going to take");
-  app.add_flag("--memory", o.memory, "sample memory during each change");
-  app.add_option("--json", o.json, "where rank 0 writes its report; default: standard output");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  }
-  return -1;
-}
-
-void run(const Options& options) {
-  at::set_num_threads(1);
-  comm::FabricOptions how;
-  how.backend = options.backend;
-  const auto fabric = comm::Fabric::connect(mesh::World::from_environment(), how);
-  const json report = Bench(options, fabric).run();
-  if (fabric->rank() != 0) return;
-  if (options.json.empty()) {
-    std::printf("%s\n", report.dump(1).c_str());
-  } else {
-    std::ofstream(options.json) << report.dump(1) << "\n";
-  }
-}
-
 }  // namespace
 }  // namespace tesserae::bench
 
 int main(int argc, char** argv) {
   using namespace tesserae;
   bench::Options options;
-  if (const int status = bench::parse(argc, argv, options); status >= 0) return status;
-  try {
-    if (options.nproc > 0 && std::getenv("RANK") == nullptr) return bench::start_ranks(options.nproc, argc, argv);
-    bench::run(options);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_dial: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  CLI::App app("Measures what a change of the sharding degree costs while a transformer trains.");
+  app.option_defaults()->always_capture_default();
+  options.training.add_to(app);
+  app.add_option("--degrees", options.degrees, "the first one, and those that it is turned to")->delimiter(',');
+  app.add_option("--steps", options.steps, "timed steps before and after each change")->check(CLI::PositiveNumber);
+  app.add_option("--warmup", options.warmup, "steps before those")->check(CLI::NonNegativeNumber);
+  app.add_option("--backend", options.backend)->check(CLI::IsMember({"auto", "gloo", "shm"}));
+  app.add_flag("--touch", options.touch,
+               "before each change, take and give back as much memory as it is going to take");
+  app.add_flag("--memory", options.memory, "sample memory during each change");
+  return bench::run_program(
+      "bench_dial", app, argc, argv, [&](const auto& fabric) { return bench::Bench(options, fabric).run(); },
+      options.backend);
 }

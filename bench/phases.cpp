@@ -9,20 +9,16 @@
 //   size into a third, right after each step:
 //                     the speed of memory while all ranks use it
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/ones.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "bench/measure.h"
-#include "bench/start_ranks.h"
+#include "bench/program.h"
 #include "bench/training.h"
 #include "tesserae/mesh/strategy.h"
 #include "tesserae/optim/clip.h"
@@ -33,9 +29,8 @@ namespace tesserae::bench {
 namespace {
 
 struct Options {
-  int nproc = 0, steps = 10, warmup = 2;
+  int steps = 10, warmup = 2;
   TrainingOptions training;
-  std::string json;
 };
 
 class Phases {
@@ -88,48 +83,18 @@ class Phases {
   std::map<std::string, std::vector<double>> milliseconds_;
 };
 
-int parse(int argc, char** argv, Options& o) {
-  CLI::App app("Where the time of a training step goes.");
-  app.option_defaults()->always_capture_default();
-  app.add_option("--nproc", o.nproc, "start so many ranks on this host");
-  o.training.add_to(app);
-  app.add_option("--steps", o.steps)->check(CLI::PositiveNumber);
-  app.add_option("--warmup", o.warmup, "steps before those")->check(CLI::NonNegativeNumber);
-  app.add_option("--json", o.json, "where rank 0 writes its report; default: standard output");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  }
-  return -1;
-}
-
-void run(const Options& options) {
-  at::set_num_threads(1);
-  os::keep_freed_memory();  // as `tesserae train` does
-  const auto fabric = comm::Fabric::connect(mesh::World::from_environment());
-  const nlohmann::json report = Phases(options, fabric).run();
-  if (fabric->rank() != 0) return;
-  if (options.json.empty()) {
-    std::printf("%s\n", report.dump(1).c_str());
-  } else {
-    std::ofstream(options.json) << report.dump(1) << "\n";
-  }
-}
-
 }  // namespace
 }  // namespace tesserae::bench
 
 int main(int argc, char** argv) {
   using namespace tesserae;
   bench::Options options;
-  if (const int status = bench::parse(argc, argv, options); status >= 0) return status;
-  try {
-    if (options.nproc > 0 && std::getenv("RANK") == nullptr) return bench::start_ranks(options.nproc, argc, argv);
-    bench::run(options);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_phases: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  CLI::App app("Where the time of a training step goes.");
+  app.option_defaults()->always_capture_default();
+  options.training.add_to(app);
+  app.add_option("--steps", options.steps)->check(CLI::PositiveNumber);
+  app.add_option("--warmup", options.warmup, "steps before those")->check(CLI::NonNegativeNumber);
+  os::keep_freed_memory();  // as `tesserae train` does
+  return bench::run_program("bench_phases", app, argc, argv,
+                            [&](const auto& fabric) { return bench::Phases(options, fabric).run(); });
 }

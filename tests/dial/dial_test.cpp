@@ -10,7 +10,7 @@
 #include "tesserae/dial/client.h"
 #include "tesserae/dial/facts.h"
 #include "tesserae/dial/links.h"
-#include "tesserae/os/faulty_files.h"
+#include "tests/os/memory_of_host.h"
 #include "tests/os/scratch.h"
 #include "tests/support/ranks.h"
 
@@ -91,29 +91,9 @@ TEST(Dial, TellsOfChangesThatTheScriptMakes) {
   EXPECT_THAT(said, ElementsAre("step 1: P=1 G=1 O=1 -> P=2 G=2 O=2 in 0.250 s, 9.0 MB moved (by the script)"));
 }
 
-/// A host that is nearly full.
-class FullHost : public os::FaultyFiles {
- public:
-  using os::FaultyFiles::FaultyFiles;
-  std::unique_ptr<os::ReadableFile> open(const os::Path& path) override {
-    if (path == "/proc/meminfo") return std::make_unique<Text>();
-    return os::FaultyFiles::open(path);
-  }
-
- private:
-  struct Text : os::ReadableFile {
-    size_t read_at(uint64_t offset, std::span<char> bytes) override {
-      // Less in all than what limits a container here, and a twentieth of it free.
-      const std::string_view text = "MemTotal: 1000000 kB\nMemAvailable: 50000 kB\n";
-      const std::string_view rest = text.substr(std::min<size_t>(offset, text.size()), bytes.size());
-      std::memcpy(bytes.data(), rest.data(), rest.size());
-      return rest.size();
-    }
-  };
-};
-
 TEST(Dial, RaisesTheDegreeWhenTheHostIsNearlyFull) {
-  FullHost full(os::files());
+  // Less in all than what limits a container here, and a twentieth of it free.
+  os::MemoryOfHost full(os::files(), "MemTotal: 1000000 kB\nMemAvailable: 50000 kB\n");
   const os::ScopedFiles scope(full);
   DialOptions options;
   std::vector<std::string> said;

@@ -8,8 +8,8 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/comm/error.h"
-#include "tesserae/os/faulty_files.h"
 #include "tesserae/shard/engine.h"
+#include "tests/os/memory_of_host.h"
 #include "tests/shard/net.h"
 
 namespace tesserae::shard::testing {
@@ -57,25 +57,7 @@ struct Trained {
   std::optional<Sharded> sharded;
 };
 
-/// A host with next to no free memory.
-class SmallHost : public os::FaultyFiles {
- public:
-  using os::FaultyFiles::FaultyFiles;
-  std::unique_ptr<os::ReadableFile> open(const os::Path& path) override {
-    if (path == "/proc/meminfo") return std::make_unique<Text>();
-    return os::FaultyFiles::open(path);
-  }
-
- private:
-  struct Text : os::ReadableFile {
-    size_t read_at(uint64_t offset, std::span<char> bytes) override {
-      const std::string_view text = "MemTotal: 4096 kB\nMemAvailable: 1 kB\n";
-      const std::string_view rest = text.substr(std::min<size_t>(offset, text.size()), bytes.size());
-      std::memcpy(bytes.data(), rest.data(), rest.size());
-      return rest.size();
-    }
-  };
-};
+constexpr const char* next_to_none = "MemTotal: 4096 kB\nMemAvailable: 1 kB\n";
 
 TEST(Reshard, MemoryThatIsNotThereIsAnErrorOfAllRanksBeforeAnythingMoves) {
   comm::run_local(4, [](comm::Fabric& fabric) {
@@ -84,7 +66,7 @@ TEST(Reshard, MemoryThatIsNotThereIsAnErrorOfAllRanksBeforeAnythingMoves) {
     const Values before = run.values();
     fabric.everyone().barrier();
     {
-      static SmallHost small(os::files());
+      static os::MemoryOfHost small(os::files(), next_to_none);
       std::optional<os::ScopedFiles> scope;
       if (fabric.rank() == 0) scope.emplace(small);
       fabric.everyone().barrier();
@@ -122,7 +104,7 @@ TEST(Reshard, ARefusalInTheMiddleOfAnAccumulationLosesNothing) {
       run.loss(0).backward();
     }
     {
-      static SmallHost small(os::files());
+      static os::MemoryOfHost small(os::files(), next_to_none);
       fabric.everyone().barrier();
       std::optional<os::ScopedFiles> scope;
       if (fabric.rank() == 0) scope.emplace(small);
