@@ -22,7 +22,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/measure.h"
-#include "tesserae/comm/gloo_group.h"
+#include "tesserae/comm/transports/gloo_group.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/os/port.h"
 #include "tesserae/os/process.h"

@@ -1,7 +1,7 @@
 # Finds the libtorch that ships inside the Python package torch and offers it as the target `libtorch`.
 #
 # find_package(Torch) is not used: with a CUDA wheel it asks for a CUDA toolkit at configure time, while this project
-# includes no CUDA header outside comm/nccl.cpp.
+# includes no CUDA header outside comm/transports/nccl.cpp.
 find_package(Python3 3.10 REQUIRED COMPONENTS Interpreter)
 # pip builds in an environment of its own that hides what is installed, by means of PYTHONPATH: -E looks past it.
 foreach(flag "" -E)
@@ -45,8 +45,9 @@ if(NOT TORCH_CUDA STREQUAL "none")
   # What torch's own libraries need is found by their loader paths at run time; the linker need not find it too.
   target_link_options(libtorch INTERFACE -Wl,--allow-shlib-undefined)
 
-  # The target libtorch_cuda: what comm/nccl.cpp alone needs, the headers of CUDA and NCCL. They lie in the wheels that
-  # torch depends on, those of the compiler (crt/, nv/) perhaps only in a toolkit. Missing ones cost the NCCL group, no more.
+  # The target libtorch_cuda: what comm/transports/nccl.cpp alone needs, the headers of CUDA and NCCL. They lie in the
+  # wheels that torch depends on, those of the compiler (crt/, nv/) perhaps only in a toolkit. Missing ones cost the NCCL
+  # group, no more.
   file(GLOB nvidia_wheels ${TORCH_ROOT}/../nvidia/*)
   find_program(NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
   cmake_path(GET NVCC PARENT_PATH nvcc_folder)

@@ -90,8 +90,8 @@ def check_include(path, quote, name):
         return None
     if OS_HEADERS.fullmatch(name) and not in_tests and not path.startswith("tesserae/os/"):
         return f"<{name}>: only tesserae/os/ calls the operating system"
-    if CUDA_HEADERS.fullmatch(name) and not in_tests and not path.startswith("tesserae/comm/nccl"):
-        return f"<{name}>: only tesserae/comm/nccl* includes CUDA; elsewhere use c10::Stream, c10::Event"
+    if CUDA_HEADERS.fullmatch(name) and not in_tests and not path.startswith("tesserae/comm/transports/nccl"):
+        return f"<{name}>: only tesserae/comm/transports/nccl* includes CUDA; elsewhere use c10::Stream, c10::Event"
     if name in WHOLE_TORCH and path.endswith(".h"):
         return f"<{name}>: headers include narrow torch headers"
     return None
@@ -165,8 +165,8 @@ def self_test():
         ("tests/os/a_test.cpp", "#include <csignal>\n", None),
         ("cli/main.cpp", "#include <poll.h>\n", "operating system"),
         ("cli/main.cpp", '#include "tesserae/train/job.h"\n', None),
-        ("tesserae/comm/nccl.cpp", "#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>\n", None),
-        ("tesserae/shard/a.cpp", "#include <c10/cuda/CUDAStream.h>\n", "only tesserae/comm/nccl"),
+        ("tesserae/comm/transports/nccl.cpp", "#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>\n", None),
+        ("tesserae/shard/a.cpp", "#include <c10/cuda/CUDAStream.h>\n", "only tesserae/comm/transports/nccl"),
         ("tesserae/model/a.h", once + "#include <torch/torch.h>\n", "narrow torch headers"),
         ("tesserae/model/a.cpp", "#include <torch/torch.h>\n", None),
         ("tesserae/mesh/CMakeLists.txt", "LINK tesserae::base", None),

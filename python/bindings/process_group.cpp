@@ -1,4 +1,4 @@
-#include "tesserae/comm/process_group.h"
+#include "tesserae/comm/torch_backend/process_group.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>

@@ -6,15 +6,15 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
-#include "tesserae/comm/c10d_group.h"
 #include "tesserae/comm/fabric.h"
-#include "tesserae/comm/gloo_group.h"
 #include "tesserae/comm/group_table.h"
-#include "tesserae/comm/liveness.h"
-#include "tesserae/comm/nccl.h"
+#include "tesserae/comm/liveness/liveness.h"
 #include "tesserae/comm/rendezvous.h"
-#include "tesserae/comm/shm_group.h"
-#include "tesserae/comm/two_level_group.h"
+#include "tesserae/comm/transports/c10d_group.h"
+#include "tesserae/comm/transports/gloo_group.h"
+#include "tesserae/comm/transports/nccl.h"
+#include "tesserae/comm/transports/shm_group.h"
+#include "tesserae/comm/transports/two_level_group.h"
 #include "tesserae/os/host.h"
 
 namespace tesserae::comm {

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "tesserae/comm/equal_pieces.h"
-#include "tesserae/comm/packed_messages.h"
+#include "tesserae/comm/transports/packed_messages.h"
 
 namespace tesserae::comm {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tesserae/comm/null.h"
+#include "tesserae/comm/transports/null.h"
 
 namespace tesserae::comm {
 

@@ -25,8 +25,8 @@ struct Facts {
   bool two_hop = false;           ///< with micro_batches > 1: reduced over G at each of them, else kept whole
   bool ranks_share_place = true;  ///< ranks of a host use the same memory; false: each has its device's
   bool shared_copy = false;       ///< ranks of P on one host share what is gathered
-  bool two_levels = false;  ///< collectives over hosts cross once for each element (comm/two_level_group.h); ranks of
-                            ///< a host share the crossing evenly
+  bool two_levels = false;  ///< collectives over hosts cross once for each element (comm/transports/two_level_group.h);
+                            ///< ranks of a host share the crossing evenly
 
   int ranks() const { return static_cast<int>(host_of.size()); }
   bool operator==(const Facts&) const = default;

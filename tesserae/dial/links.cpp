@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "tesserae/comm/two_level_group.h"
+#include "tesserae/comm/transports/two_level_group.h"
 #include "tesserae/dial/facts.h"
 #include "tesserae/os/clock.h"
 

@@ -1,0 +1,388 @@
+#include "tesserae/comm/liveness/liveness.h"
+
+#include <c10/util/thread_name.h>
+
+#include <algorithm>
+
+#include "tesserae/base/log.h"
+#include "tesserae/comm/error.h"
+#include "tesserae/os/host.h"
+#include "tesserae/os/process.h"
+
+namespace tesserae::comm {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kTick{100};
+// An operation that has blocked this long is looked at.
+constexpr milliseconds kSlow{400};
+// One that has blocked this long checks its connections, and again later.
+constexpr milliseconds kCheck{600};
+// One that has blocked this long is told to the other members, who compare it with theirs.
+constexpr milliseconds kTellSlow{1500};
+// What a lost rank had sent may still arrive and complete the operation.
+constexpr milliseconds kGrace{300};
+// A rank that has not beaten for this long is silent. A busy machine may hold a thread up for a second.
+constexpr milliseconds kSilence{3000};
+constexpr milliseconds kLively{1000};
+// So long before the deadline one begins to look who beats.
+constexpr milliseconds kObserve = 2 * kSilence;
+// A rank whose connection broke and that does not beat for this long is lost, even where nobody watches its process.
+constexpr milliseconds kBroken{1000};
+// A rank that beats, though its connection broke: nobody else blames another one for so long, so it is the one to name.
+constexpr milliseconds kPatience{2500};
+constexpr milliseconds kStoreTimeout{2000};
+// After the goodbye, an operation that still blocks gets this long.
+constexpr milliseconds kFarewell{5000};
+
+// A thousand ranks may beat into one store.
+milliseconds beat_interval(int ranks) {
+  return std::max(milliseconds(250), milliseconds(2 * ranks));
+}
+
+bool contains(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+std::string join(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  return text;
+}
+
+}  // namespace
+
+void Verdict::raise(const std::string& what) const {
+  const std::string because = text.empty() ? "" : ": " + text;
+  switch (kind) {
+    case Kind::lost:
+      throw PeerLost("Group", cat(what, ": lost ", join(ranks), because), ranks);
+    case Kind::timeout:
+      throw Timeout("Group",
+                    cat(what, ": ", text, "; ",
+                        ranks.empty() ? "all ranks are alive, so one of them did not call it"
+                                      : cat("no sign of life from ", join(ranks))),
+                    ranks);
+    case Kind::mismatch:
+      throw Mismatch("Group", cat(what, ": the ranks disagree: ", text));
+  }
+  throw CommError("Group", what);
+}
+
+Liveness::Liveness(const mesh::World& world, c10::intrusive_ptr<c10d::Store> store, int server)
+    : world_(world),
+      server_(server),
+      beat_(beat_interval(world.size())),
+      store_(std::make_shared<LivenessStore>(std::move(store))),
+      next_beat_(Clock::now()) {
+  const int self = world.rank();
+  const auto started = os::start_time(os::process_id());
+  if (self == 0) store_->open();
+  store_->introduce(self, {os::host_identity(), os::process_id(), started.value_or(0)});
+  for (const int rank : world.host_ranks(self)) {
+    if (rank == self) continue;
+    const auto peer = store_->identity(rank);
+    if (peer.host != os::host_identity()) continue;  // the label of its host says otherwise: it can not be watched here
+    const auto peer_started = peer.started ? std::optional(peer.started) : std::nullopt;
+    local_.push_back({rank, os::ProcessWatch(static_cast<pid_t>(peer.process), peer_started)});
+  }
+  thread_ = std::thread([this] { run(); });
+}
+
+Liveness::~Liveness() {
+  leave();
+  {
+    std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  thread_.join();
+}
+
+void Liveness::watch(Watched* group) {
+  std::lock_guard lock(mutex_);
+  cases_.emplace(group, Case{});
+}
+
+void Liveness::forget(Watched* group) {
+  std::unique_lock lock(mutex_);
+  cases_.erase(group);
+  changed_.wait(lock, [&] { return examined_ != group; });
+}
+
+Verdict Liveness::judge(const Watched& group, int suspect, const std::string& symptom) {
+  std::unique_lock lock(mutex_);
+  auto& state = cases_.at(const_cast<Watched*>(&group));
+  if (!state.asked) {
+    state.asked = Clock::now();
+    state.suspect = suspect;
+    state.symptom = symptom;
+  }
+  changed_.wait_for(lock, kPatience + kSilence + 2 * kStoreTimeout, [&] { return state.verdict.has_value(); });
+  return state.verdict.value_or(Verdict{Verdict::Kind::lost, {suspect}, symptom});
+}
+
+Verdict Liveness::dispute(const Watched& group, const Verdict& verdict) {
+  std::unique_lock lock(mutex_);
+  auto& state = cases_.at(const_cast<Watched*>(&group));
+  if (!state.dispute) state.dispute = verdict;
+  changed_.wait_for(lock, 2 * kStoreTimeout, [&] { return state.verdict.has_value(); });
+  return state.verdict.value_or(verdict);
+}
+
+std::vector<int> Liveness::lost() const {
+  std::lock_guard lock(mutex_);
+  return lost_;
+}
+
+void Liveness::leave() {
+  std::unique_lock lock(mutex_);
+  if (!leaving_) leaving_since_ = Clock::now();
+  leaving_ = true;
+  changed_.wait_for(lock, 2 * kStoreTimeout, [&] { return has_left_; });
+}
+
+void Liveness::wait_for_others(milliseconds at_most) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, at_most, [&] {
+    std::vector<int> gone = left_;
+    for (const int rank : lost_) {
+      if (!contains(gone, rank)) gone.push_back(rank);
+    }
+    return static_cast<int>(gone.size()) >= world_.size();
+  });
+}
+
+void Liveness::run() {
+  c10::setThreadName("tsm-liveness");
+  for (;;) {
+    watch_processes();
+    exchange_news();
+    std::vector<Watched*> groups;
+    {
+      std::lock_guard lock(mutex_);
+      if (ending_) return;
+      for (const auto& [group, state] : cases_) groups.push_back(group);
+    }
+    for (auto* group : groups) examine(group);
+  }
+}
+
+// Sleeps for one tick, or until a process of this host ends.
+void Liveness::watch_processes() {
+  std::vector<int> descriptors;
+  for (const auto& peer : local_) descriptors.push_back(peer.watch.descriptor());
+  os::wait_readable(descriptors, os::Deadline(kTick));
+  std::vector<int> ended;
+  for (const auto& peer : local_) {
+    if (peer.watch.gone()) ended.push_back(peer.rank);
+  }
+  if (ended.empty()) return;
+  local_.erase(std::remove_if(local_.begin(), local_.end(), [&](const auto& p) { return contains(ended, p.rank); }),
+               local_.end());
+  // A rank that ended after another one was lost has usually told so before: the store knows the order, and who left.
+  next_beat_ = Clock::now();
+  exchange_news();
+  for (const int rank : ended) mark_lost(rank, "its process ended");
+}
+
+void Liveness::mark_lost(int rank, const std::string& how) {
+  {
+    std::lock_guard lock(mutex_);
+    if (contains(lost_, rank) || contains(left_, rank) || leaving_) return;
+    lost_.push_back(rank);
+    lost_since_ = Clock::now();
+  }
+  log(LogLevel::warning, cat("rank ", rank, " is lost: ", how));
+  ask_store([rank](LivenessStore& store) { return store.report_lost(rank), true; });
+}
+
+template <class Request>
+auto Liveness::ask_store(Request request) -> std::optional<std::invoke_result_t<Request, LivenessStore&>> {
+  if (!store_works_) return std::nullopt;
+  try {
+    auto answer =
+        limiter_.call([request = std::move(request), store = store_] { return request(*store); }, kStoreTimeout);
+    if (!answer) store_failed(/*silent=*/true, "no answer");
+    return answer;
+  } catch (const std::exception& failure) {
+    store_failed(/*silent=*/false, failure.what());
+    return std::nullopt;
+  }
+}
+
+void Liveness::store_failed(bool silent, const std::string& why) {
+  store_works_ = false;
+  log(LogLevel::info, cat("the store of the job can not be asked any more: ", why));
+  if (server_ < 0 || server_ == world_.rank()) return;
+  server_silent_ = silent;
+  if (!silent) mark_lost(server_, "the store that it serves is gone");
+}
+
+void Liveness::exchange_news() {
+  bool say_goodbye = false;
+  {
+    std::lock_guard lock(mutex_);
+    say_goodbye = leaving_ && !has_left_;
+    if (!say_goodbye && Clock::now() < next_beat_) return;
+  }
+  next_beat_ = Clock::now() + beat_;
+  const auto news = ask_store([say_goodbye, self = world_.rank()](LivenessStore& store) {
+    if (say_goodbye) store.report_left(self);
+    store.beat(self);
+    return store.gone();
+  });
+  std::lock_guard lock(mutex_);
+  if (say_goodbye) has_left_ = true;
+  if (news) {
+    const auto add_new = [](std::vector<int>& known, const std::vector<int>& told) {
+      std::vector<int> merged = told;  // the store's order first, then what it does not know yet
+      for (const int rank : known) {
+        if (!contains(merged, rank)) merged.push_back(rank);
+      }
+      const bool grown = merged.size() > known.size();
+      known = std::move(merged);
+      return grown;
+    };
+    if (add_new(lost_, news->lost)) lost_since_ = Clock::now();
+    add_new(left_, news->left);
+  }
+  changed_.notify_all();
+}
+
+std::vector<int> Liveness::gone_among(const std::vector<int>& members, const std::vector<int>& gone) const {
+  std::vector<int> found;
+  for (const int rank : gone) {
+    if (rank != world_.rank() && contains(members, rank)) found.push_back(rank);
+  }
+  return found;
+}
+
+void Liveness::examine(Watched* group) {
+  Case state;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = cases_.find(group);
+    if (found == cases_.end() || found->second.verdict) return;
+    state = found->second;
+    examined_ = group;
+  }
+  const auto verdict = decide(group, state, group->pending());
+  if (verdict) group->abort(*verdict);
+  std::lock_guard lock(mutex_);
+  if (const auto found = cases_.find(group); found != cases_.end()) {
+    found->second.reported = state.reported;
+    found->second.next_look = state.next_look;
+    found->second.next_check = state.next_check;
+    found->second.verdict = verdict;
+  }
+  examined_ = nullptr;
+  changed_.notify_all();
+}
+
+std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::optional<Watched::Pending>& pending) {
+  const auto now = Clock::now();
+  const auto& members = group->watched_members();
+  const bool asked = state.asked.has_value();
+  std::vector<int> lost, left;
+  Clock::time_point lost_since;
+  {
+    std::lock_guard lock(mutex_);
+    if (leaving_ && pending && now - leaving_since_ >= kFarewell) {
+      return Verdict{Verdict::Kind::timeout, {}, "this rank left the job while it waited"};
+    }
+    lost = gone_among(members, lost_);
+    left = gone_among(members, left_);
+    lost_since = lost_since_;
+  }
+  // Within the grace the operation may still complete, and news of an earlier loss may still come.
+  if (!lost.empty()) {
+    if (now - lost_since < kGrace && !asked) return std::nullopt;
+    return Verdict{Verdict::Kind::lost, lost, "its process or its host is gone"};
+  }
+  if (state.dispute) return conclude(group, *state.dispute);
+  const auto blocked = pending ? now - pending->since : Clock::duration::zero();
+  if (!asked && (blocked < kSlow || now < state.next_look)) return std::nullopt;
+  state.next_look = now + beat_;
+
+  if (pending && blocked >= kCheck && now >= state.next_check) {
+    state.next_check = now + 2 * kCheck;
+    group->check_connections();
+  }
+  const auto told = ask_store([name = group->watched_name()](LivenessStore& store) { return store.verdict(name); });
+  if (told && *told) return *told;
+  const auto deadline = group->watched_deadline();
+  std::optional<std::vector<int>> silent;
+  if (asked || (pending && blocked >= deadline - kObserve)) silent = silent_of(members);
+  if (pending && blocked >= deadline) {
+    if (!silent) return std::nullopt;
+    return conclude(group, {Verdict::Kind::timeout, *silent, cat("the deadline of ", deadline.count(), " ms passed")});
+  }
+  if (pending && blocked >= kTellSlow) {
+    if (auto mismatch = find_mismatch(group, state, *pending)) return conclude(group, std::move(*mismatch));
+  }
+  if (!asked) return std::nullopt;
+  if (!left.empty()) return Verdict{Verdict::Kind::lost, left, "it left the job"};
+  const auto asked_for = now - *state.asked;
+  const auto pulse = pulses_.find(state.suspect);
+  if (pulse != pulses_.end() && now - pulse->second.changed >= kBroken) {
+    mark_lost(state.suspect, "its connection broke and it does not beat");
+    return Verdict{Verdict::Kind::lost, {state.suspect}, state.symptom};
+  }
+  if (asked_for < kPatience) return std::nullopt;
+  return conclude(group, {Verdict::Kind::lost, {state.suspect}, state.symptom});
+}
+
+Verdict Liveness::conclude(Watched* group, Verdict verdict) {
+  const auto first = ask_store(
+      [name = group->watched_name(), verdict](LivenessStore& store) { return store.report_verdict(name, verdict); });
+  return first.value_or(verdict);
+}
+
+// The members that are silent; nothing while it can not be told yet of one of them.
+std::optional<std::vector<int>> Liveness::silent_of(const std::vector<int>& members) {
+  const std::vector<int> others = gone_among(members, members);
+  const auto beats = ask_store([others](LivenessStore& store) { return store.beats(others); });
+  if (!beats) return server_silent_ ? std::vector<int>{server_} : std::vector<int>{};
+  const auto now = Clock::now();
+  const auto slack = 2 * beat_;
+  std::vector<int> silent;
+  bool unsure = false;
+  for (size_t i = 0; i < others.size(); ++i) {
+    auto& pulse = pulses_.try_emplace(others[i], Pulse{(*beats)[i], now, now, {}}).first->second;
+    if (pulse.beats != (*beats)[i]) {
+      if (now - pulse.sampled < kLively) pulse.alive = now;
+      pulse.beats = (*beats)[i];
+      pulse.changed = now;
+    }
+    pulse.sampled = now;
+    if (now - pulse.changed >= kSilence + slack) {
+      silent.push_back(others[i]);
+    } else if (now - pulse.alive >= kLively + slack) {
+      unsure = true;
+    }
+  }
+  if (unsure) return std::nullopt;
+  return silent;
+}
+
+// If any two members are in different operations, one of the two differs from member 0: to compare with it is enough.
+std::optional<Verdict> Liveness::find_mismatch(Watched* group, Case& state, const Watched::Pending& pending) {
+  if (pending.sequence == 0 || Clock::now() - pending.since < kTellSlow) return std::nullopt;
+  const int self = world_.rank(), first = group->watched_members().front();
+  const std::string own = cat(pending.sequence, " ", pending.text);
+  const bool tell = state.reported != own;
+  state.reported = own;
+  const auto theirs = ask_store([=, name = group->watched_name()](LivenessStore& store) {
+    if (tell) store.report_slow(name, self, {pending.sequence, pending.text});
+    return first == self ? std::nullopt : store.slow(name, first);
+  });
+  if (!theirs || !*theirs) return std::nullopt;
+  const auto& [sequence, text] = **theirs;
+  if (sequence != pending.sequence || text == pending.text) return std::nullopt;
+  return Verdict{
+      Verdict::Kind::mismatch, {}, cat("rank ", first, " called ", text, ", rank ", self, " called ", pending.text)};
+}
+
+}  // namespace tesserae::comm

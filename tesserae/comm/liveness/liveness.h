@@ -1,0 +1,121 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tesserae/comm/liveness/liveness_store.h"
+#include "tesserae/comm/liveness/time_limiter.h"
+#include "tesserae/comm/liveness/watched.h"
+#include "tesserae/mesh/world.h"
+#include "tesserae/os/process_watch.h"
+
+namespace tesserae::comm {
+
+/// Knows which ranks of the job live, and says why an operation that blocks can not go on.
+///
+/// [Note: liveness] One thread per rank, with a connection of its own to the store:
+/// 1. it beats: a counter in the store shows that this process runs (one that is stopped or swapped out does not);
+/// 2. it watches the processes of the ranks on its host; one that ends without a goodbye is reported lost at once;
+/// 3. it reads who is lost and who has left, so a loss on another host is known a beat later;
+/// 4. it looks at the operations that block: if a member is lost, the deadline has passed or the members are in
+///    different operations, it decides the verdict, tells it to the other members, and aborts the operation.
+/// Transports tell of broken sockets first (judge). Who is lost is decided by the order of reports in the store, not by
+/// whose socket broke: when ranks give up one after the other, all of them name the first.
+class Liveness {
+ public:
+  /// `store`: a connection for this object alone. `server`: the rank whose process serves the store, or -1.
+  Liveness(const mesh::World& world, c10::intrusive_ptr<c10d::Store> store, int server);
+  /// Says goodbye, if leave() has not.
+  ~Liveness();
+
+  void watch(Watched* group);
+  /// After it returns the channel no longer touches the group.
+  void forget(Watched* group);
+
+  /// Why an operation of `group` failed whose transport blames `suspect`. Waits for the answer, a few seconds at most.
+  Verdict judge(const Watched& group, int suspect, const std::string& symptom);
+
+  /// Tells all members of `group` that it has failed with this verdict, which one member alone can give (it read what
+  /// another one brought). Returns the first that any member gave.
+  Verdict dispute(const Watched& group, const Verdict& verdict);
+
+  /// Ranks that ended without a goodbye, the first in front.
+  std::vector<int> lost() const;
+
+  /// Says goodbye: from now on this process may end without being taken for lost. Before its sockets close.
+  void leave();
+  /// Waits until every rank has left or is lost: the rank that serves the store stays that long.
+  void wait_for_others(std::chrono::milliseconds at_most);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  /// What is known of one watched group.
+  struct Case {
+    Clock::time_point next_look;   ///< at the store, for an operation that is merely slow
+    Clock::time_point next_check;  ///< of its connections
+    std::string reported;          ///< the slow operation that the others were told of
+    std::optional<Clock::time_point> asked;
+    int suspect = -1;
+    std::string symptom;
+    std::optional<Verdict> dispute;  ///< one that a member gave
+    std::optional<Verdict> verdict;
+  };
+  struct Pulse {
+    int64_t beats = 0;
+    Clock::time_point sampled;  ///< when it was looked at last
+    Clock::time_point changed;  ///< when `beats` was seen for the first time
+    Clock::time_point alive;    ///< when it was seen to change between two looks in short order
+  };
+  struct LocalPeer {
+    int rank;
+    os::ProcessWatch watch;
+  };
+
+  void run();
+  void watch_processes();
+  void exchange_news();
+  void examine(Watched* group);
+  std::optional<Verdict> decide(Watched* group, Case& state, const std::optional<Watched::Pending>& pending);
+  std::optional<std::vector<int>> silent_of(const std::vector<int>& members);
+  std::optional<Verdict> find_mismatch(Watched* group, Case& state, const Watched::Pending& pending);
+  Verdict conclude(Watched* group, Verdict verdict);
+  /// What `request(store)` returns; nothing if the store can not be asked (any more). Captures values only
+  /// (TimeLimiter).
+  template <class Request>
+  auto ask_store(Request request) -> std::optional<std::invoke_result_t<Request, LivenessStore&>>;
+  void store_failed(bool silent, const std::string& why);
+  void mark_lost(int rank, const std::string& how);
+  std::vector<int> gone_among(const std::vector<int>& members, const std::vector<int>& gone) const;
+
+  const mesh::World world_;
+  const int server_;
+  const std::chrono::milliseconds beat_;
+  const std::shared_ptr<LivenessStore> store_;
+  TimeLimiter limiter_;
+  std::vector<LocalPeer> local_;
+  bool store_works_ = true;      // of the channel's thread
+  bool server_silent_ = false;   // of the channel's thread
+  std::map<int, Pulse> pulses_;  // of the channel's thread
+  Clock::time_point next_beat_;  // of the channel's thread
+
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  std::map<Watched*, Case> cases_;
+  Watched* examined_ = nullptr;
+  std::vector<int> lost_, left_;
+  Clock::time_point lost_since_;
+  bool leaving_ = false;  // asked for
+  Clock::time_point leaving_since_;
+  bool has_left_ = false;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace tesserae::comm

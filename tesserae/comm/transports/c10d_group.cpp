@@ -1,0 +1,130 @@
+#include "tesserae/comm/transports/c10d_group.h"
+
+#include <c10/util/Exception.h>
+
+#include "tesserae/comm/equal_pieces.h"
+
+namespace tesserae::comm {
+
+namespace {
+
+c10d::ReduceOp op_of(Reduction how) {
+  using Op = c10d::ReduceOp;
+  constexpr Op::RedOpType ops[] = {Op::SUM, Op::PRODUCT, Op::MIN, Op::MAX, Op::BAND, Op::BOR, Op::BXOR};
+  return ops[static_cast<size_t>(how)];
+}
+
+}  // namespace
+
+C10dGroup::C10dGroup(std::string name, std::vector<int> members, c10::intrusive_ptr<c10d::Backend> backend,
+                     Options options)
+    : Group(std::move(name), std::move(members), backend->getRank()), backend_(std::move(backend)), options_(options) {
+  if (backend_->getSize() != size()) {
+    throw InvalidArgument("C10dGroup", cat(size(), " members for a backend of ", backend_->getSize(), " ranks"));
+  }
+  if (options_.liveness) options_.liveness->watch(this);
+}
+
+C10dGroup::~C10dGroup() {
+  if (options_.liveness) options_.liveness->forget(this);
+}
+
+template <class Start>
+void C10dGroup::run(const Start& start) {
+  {
+    std::lock_guard lock(mutex_);
+    if (verdict_) throw std::runtime_error("aborted");
+  }
+  const c10::intrusive_ptr<c10d::Work> work = start();
+  // On a device this orders the current stream after the work; on the CPU it blocks.
+  if (work) work->wait();
+}
+
+void C10dGroup::do_all_gather(const at::Tensor& buffer) {
+  auto flat = buffer.view(-1);
+  auto piece = nth_piece(flat, rank(), size());
+  c10d::AllgatherOptions how;
+  how.timeout = options_.deadline;
+  run([&] { return backend_->_allgather_base(flat, piece, how); });
+}
+
+void C10dGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how_reduced) {
+  auto flat = buffer.view(-1);
+  auto piece = nth_piece(flat, rank(), size());
+  c10d::ReduceScatterOptions how;
+  how.reduceOp = op_of(how_reduced);
+  how.timeout = options_.deadline;
+  run([&] { return backend_->_reduce_scatter_base(piece, flat, how); });
+}
+
+void C10dGroup::do_all_reduce(const at::Tensor& buffer, Reduction how_reduced) {
+  std::vector<at::Tensor> one{buffer};
+  c10d::AllreduceOptions how;
+  how.reduceOp = op_of(how_reduced);
+  how.timeout = options_.deadline;
+  run([&] { return backend_->allreduce(one, how); });
+}
+
+void C10dGroup::do_broadcast(const at::Tensor& buffer, int root) {
+  std::vector<at::Tensor> one{buffer};
+  c10d::BroadcastOptions how;
+  how.rootRank = root;
+  how.timeout = options_.deadline;
+  run([&] { return backend_->broadcast(one, how); });
+}
+
+void C10dGroup::do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) {
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  run([&]() -> c10::intrusive_ptr<c10d::Work> {
+    // Without coalescing, NCCL would run the messages one after the other, and two members that both send first would
+    // wait for each other for ever.
+    const bool together = backend_->supportsCoalescing();
+    if (together) backend_->startCoalescing();
+    for (const auto& message : receives) {
+      std::vector<at::Tensor> one{message.data};
+      works.push_back(backend_->recv(one, message.peer, 0));
+    }
+    for (const auto& message : sends) {
+      std::vector<at::Tensor> one{message.data};
+      works.push_back(backend_->send(one, message.peer, 0));
+    }
+    if (!together) return nullptr;
+    works.clear();
+    return backend_->endCoalescing();
+  });
+  for (const auto& work : works) work->wait();
+}
+
+void C10dGroup::do_barrier(std::string_view /*what*/) {
+  c10d::BarrierOptions how;
+  how.timeout = options_.deadline;
+  run([&] { return backend_->barrier(how); });
+}
+
+void C10dGroup::abort(const Verdict& verdict) {
+  {
+    std::lock_guard lock(mutex_);
+    if (verdict_) return;
+    verdict_ = verdict;
+  }
+  backend_->abort();
+}
+
+void C10dGroup::rethrow(const std::string& what, const std::exception& cause) {
+  {
+    std::lock_guard lock(mutex_);
+    if (verdict_) verdict_->raise(what);
+  }
+  const auto* error = dynamic_cast<const c10::Error*>(&cause);
+  const std::string text = error ? error->what_without_backtrace() : cause.what();
+  if (options_.liveness) {
+    const auto lost = options_.liveness->lost();
+    if (!lost.empty()) Verdict{Verdict::Kind::lost, lost, text}.raise(what);
+  }
+  if (text.find("imed out") != std::string::npos || text.find("imeout") != std::string::npos) {
+    Verdict{Verdict::Kind::timeout, {}, text}.raise(what);
+  }
+  throw CommError("Group", cat(what, ": ", text));
+}
+
+}  // namespace tesserae::comm

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <string>
+#include <vector>
+
+#include "tesserae/comm/group.h"
+#include "tesserae/comm/liveness/liveness.h"
+#include "tesserae/comm/liveness/watched.h"
+
+namespace tesserae::comm {
+
+/// A group over any c10d backend that has in-place all-gather and reduce-scatter on one buffer: NCCL, MPI, and groups
+/// that were made in Python.
+///
+/// A backend for CUDA orders its work on the current stream and never blocks the host. Its deadline is then the
+/// backend's own (NCCL's watchdog, set to ours by make_nccl); the liveness channel aborts it when a member is lost, and
+/// every verb after that throws PeerLost.
+class C10dGroup final : public Group, private Watched {
+ public:
+  struct Options {
+    std::chrono::milliseconds deadline{300'000};
+    bool blocks_host = false;
+    Liveness* liveness = nullptr;  ///< outlives the group
+  };
+
+  C10dGroup(std::string name, std::vector<int> members, c10::intrusive_ptr<c10d::Backend> backend, Options options);
+  ~C10dGroup() override;
+
+  bool blocks_host() const override { return options_.blocks_host; }
+
+ protected:
+  void do_all_gather(const at::Tensor& buffer) override;
+  void do_reduce_scatter(const at::Tensor& buffer, Reduction how) override;
+  void do_all_reduce(const at::Tensor& buffer, Reduction how) override;
+  void do_broadcast(const at::Tensor& buffer, int root) override;
+  void do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) override;
+  void do_barrier(std::string_view what) override;
+  [[noreturn]] void rethrow(const std::string& what, const std::exception& cause) override;
+
+ private:
+  template <class Start>
+  void run(const Start& start);
+
+  const std::string& watched_name() const override { return name(); }
+  const std::vector<int>& watched_members() const override { return members(); }
+  std::chrono::milliseconds watched_deadline() const override { return options_.deadline; }
+  std::optional<Pending> pending() const override { return std::nullopt; }
+  void abort(const Verdict& verdict) override;
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  Options options_;
+  std::mutex mutex_;
+  std::optional<Verdict> verdict_;
+};
+
+}  // namespace tesserae::comm
