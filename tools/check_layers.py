@@ -17,6 +17,7 @@ LAYERS = [
     "os",
     "mesh",
     "comm",
+    "autograd",
     "shard",
     "optim",
     "dial",

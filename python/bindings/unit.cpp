@@ -5,9 +5,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
 #include "tesserae/shard/agreement.h"
-#include "tesserae/shard/gradient_hooks.h"
 #include "tesserae/tensor/parallel.h"
 
 namespace tesserae::bindings {
@@ -102,7 +102,7 @@ void Unit::end_backward() {
 }
 
 void Unit::require_between_steps(const std::string& function) {
-  if (depth_ > 0 || shard::in_backward()) {
+  if (depth_ > 0 || autograd::in_backward()) {
     throw InvalidArgument(function, cat("called inside a ", depth_ > 0 ? "forward of unit \"" : "backward of unit \"",
                                         engine().unit_name(unit_), "\"; call it between steps"));
   }

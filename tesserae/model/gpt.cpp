@@ -58,7 +58,7 @@ at::Tensor GptImpl::forward_padded(const at::Tensor& tokens, const at::Tensor& t
   for (auto& block : blocks_) x = block->forward(x);
   x = norm_(x);
   // A view, so that autograd has a gradient of its own here, to which it adds that of the rows in place: only one of
-  // the two could be computed where they are reduced (shard::gradient_place).
+  // the two could be computed where they are reduced (autograd::gradient_place).
   const at::Tensor logits = config_.tied ? tensor::column_linear(x, embedding_->weight.view_as(embedding_->weight), {},
                                                                  config_.parallel, options_.sequence_dim)
                                          : head_->forward(x);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 
@@ -12,7 +13,7 @@ namespace tesserae::shard {
 // 1. Forward.
 
 void Engine::before_forward(int unit) {
-  const bool recomputing = in_backward();
+  const bool recomputing = autograd::in_backward();
   if (!recomputing) {
     if (unit == 0) {
       begin_step();
@@ -113,7 +114,7 @@ bool Engine::holds_buffers(int unit) const {
 // 2. The end of a forward.
 
 void Engine::after_forward(int unit) {
-  if (in_backward()) return;
+  if (autograd::in_backward()) return;
   const bool training = at::GradMode::is_enabled();
   if (unit == 0) {
     forward_open_ = false;
@@ -196,7 +197,7 @@ void Engine::open_backward() {
     if (flat.gradient) flat.gradient->begin_backward();
   }
   if (boundary_) take_gradients();
-  at_end_of_backward([alive = std::weak_ptr<Engine*>(alive_)] {
+  autograd::at_end_of_backward([alive = std::weak_ptr<Engine*>(alive_)] {
     if (const auto engine = alive.lock()) (*engine)->end_backward();
   });
 }

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/autograd/gradient_hooks.h"
 #include "tesserae/shard/companion.h"
 #include "tesserae/shard/context.h"
 #include "tesserae/shard/discover.h"
 #include "tesserae/shard/flat_gradient.h"
 #include "tesserae/shard/flat_parameter.h"
-#include "tesserae/shard/gradient_hooks.h"
 #include "tesserae/shard/local_parameters.h"
 #include "tesserae/shard/resharding.h"
 #include "tesserae/shard/schedule.h"
@@ -31,7 +31,7 @@ namespace tesserae::shard {
 ///     first one asks autograd to call step 5 when the backward ends.
 ///  4. on_gradient(): a parameter's gradient is final for this backward (hook on its AccumulateGrad node; the tensor's
 ///     own post-accumulate slot belongs to the user). It moves into the unit's buffer, unless it was computed there
-///     (gradient_place); the last one of a buffer starts the reduction and frees the unit.
+///     (autograd::gradient_place); the last one of a buffer starts the reduction and frees the unit.
 ///  5. end_backward(): reduce what is left, in unit order, the same on all ranks; wait for all reductions; free
 ///     everything.
 ///
@@ -157,9 +157,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::unique_ptr<Flat> flat;
     std::vector<at::Tensor> tensors;  // the module's parameters, by slot
     std::unique_ptr<FlatParameter> parameter;
-    std::unique_ptr<FlatGradient> gradient;  // null if frozen
-    std::unique_ptr<GradientHooks> hooks;    // null if frozen
-    std::unique_ptr<LocalParameters> local;  // null unless show_parameters was called
+    std::unique_ptr<FlatGradient> gradient;          // null if frozen
+    std::unique_ptr<autograd::GradientHooks> hooks;  // null if frozen
+    std::unique_ptr<LocalParameters> local;          // null unless show_parameters was called
     int shard = -1;
   };
 

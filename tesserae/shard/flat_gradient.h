@@ -40,7 +40,7 @@ class FlatGradient {
   /// True if no buffer is held yet: add() is about to take one from the pool.
   bool needs_buffer() const { return buffer_ < 0; }
   /// The slot, for whoever computes the first gradient of it in this backward; undefined for all others. See
-  /// gradient_place().
+  /// autograd::gradient_place().
   at::Tensor place(int slot);
   void add(int slot, const at::Tensor& gradient);
   bool complete() const { return missing_ == 0; }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/shard/agreement.h"
@@ -47,7 +48,7 @@ void Engine::throw_torn() const {
 
 void Engine::require_resharding(const mesh::Degrees& degrees) const {
   require_whole();
-  if (in_backward()) throw InvalidArgument(name, "called inside a backward; call it between steps");
+  if (autograd::in_backward()) throw InvalidArgument(name, "called inside a backward; call it between steps");
   std::string held = cat("degrees asked for: ", to_string(degrees), "\n");
   for (const auto& shard : shards_) {
     for (Companion* companion : companions_) {

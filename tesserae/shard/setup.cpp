@@ -136,7 +136,7 @@ void Engine::connect_gradients(int index) {
         std::make_unique<FlatGradient>(*units_[static_cast<size_t>(state.unit)].context, *state.flat, shard);
   }
   if (state.hooks) return;
-  state.hooks = std::make_unique<GradientHooks>(
+  state.hooks = std::make_unique<autograd::GradientHooks>(
       state.tensors, [this, index](int slot, const at::Tensor& gradient) { on_gradient(index, slot, gradient); },
       [this, index](int slot) { return place_of_gradient(index, slot); });
 }

@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "tesserae/shard/checkpoint.h"
-#include "tesserae/shard/tensors.h"
+#include "tesserae/autograd/recompute.h"
+#include "tesserae/autograd/tensors.h"
 #include "tesserae/shard/unit_handle.h"
 
 namespace tesserae::shard {
@@ -57,10 +57,11 @@ class UnitImpl : public M, public UnitBase {
     using Output = decltype(compute(std::forward<Args>(args)...));
     if (sharded()) before_forward();
     Output output = checkpoint_ && at::GradMode::is_enabled()
-                        ? recompute_in_backward(compute, watch(std::forward<Args>(args))...)
+                        ? autograd::recompute_in_backward(compute, watch(std::forward<Args>(args))...)
                         : compute(watch(std::forward<Args>(args))...);
     if (sharded()) {
       after_forward();
+      using autograd::for_each_tensor;  // beside overloads for the user's own types
       for_each_tensor(output, [this](const at::Tensor& tensor) { on_output(tensor); });
     }
     return output;

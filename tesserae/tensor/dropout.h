@@ -15,7 +15,7 @@ enum class Place {
 /// Zeroes each element with probability `share` in training and scales what is left, so that the mean stays. Ranks of
 /// one tensor-parallel group are seeded alike (run.random_seed and the data-parallel rank); masks of split tensors are
 /// drawn from a generator of their own, seeded from the host's default generator and the tensor index, so that
-/// recomputed activations (shard/checkpoint.h) have the same.
+/// recomputed activations (autograd/recompute.h) have the same.
 at::Tensor dropout(const at::Tensor& x, double share, bool training, Place place, const ParallelPtr& parallel);
 
 }  // namespace tesserae::tensor

@@ -3,7 +3,7 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 
-#include "tesserae/shard/gradient_hooks.h"
+#include "tesserae/autograd/gradient_hooks.h"
 #include "tesserae/tensor/exchange.h"
 #include "tesserae/tensor/node.h"
 
@@ -46,7 +46,7 @@ struct Rows : torch::autograd::Function<Rows> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &weight = saved[0], &indices = saved[1];
     // On a device the order of additions would be a matter of chance.
-    at::Tensor place = weight.is_cpu() ? shard::gradient_place(weight) : at::Tensor();
+    at::Tensor place = weight.is_cpu() ? autograd::gradient_place(weight) : at::Tensor();
     if (!place.defined()) {
       return {at::embedding_dense_backward(gradients[0], indices, weight.size(0), -1, /*scale_grad_by_freq=*/false),
               {}};

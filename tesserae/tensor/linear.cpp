@@ -15,7 +15,7 @@
 
 #include <algorithm>
 
-#include "tesserae/shard/gradient_hooks.h"
+#include "tesserae/autograd/gradient_hooks.h"
 #include "tesserae/tensor/exchange.h"
 #include "tesserae/tensor/node.h"
 #include "tesserae/tensor/product.h"
@@ -77,7 +77,7 @@ at::Tensor autocast(const at::Tensor& x, const at::Tensor& like) {
 
 // dW = dy^T x: where it will be reduced, if that place is to be had.
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy, const at::Tensor& x) {
-  at::Tensor place = shard::gradient_place(weight);
+  at::Tensor place = autograd::gradient_place(weight);
   if (!place.defined()) return product(dy.t(), x);
   product_to(place, dy.t(), x);
   return place;

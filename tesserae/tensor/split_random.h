@@ -14,7 +14,7 @@ namespace tesserae::tensor {
 /// inside somebody else's attention): between begin() and end() the default generators of the host and of the device
 /// are this rank's own; afterwards they are as they were, one number of the host's generator further. Ranks that are
 /// seeded alike are so again after end(), and what is recomputed from the same state draws the same
-/// (shard/checkpoint.h, torch.utils.checkpoint). Called by the thread that computes.
+/// (autograd/recompute.h, torch.utils.checkpoint). Called by the thread that computes.
 class SplitRandom {
  public:
   /// `seed`: the job's (random_seed); with the tensor index and the drawn number it makes the rank's own.

@@ -1,4 +1,4 @@
-// Gradients of linear layers and embeddings that are computed where they are reduced (shard::gradient_place).
+// Gradients of linear layers and embeddings that are computed where they are reduced (autograd::gradient_place).
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
@@ -47,7 +47,7 @@ class ReusedImpl : public torch::nn::Module {
   ReusedImpl() { register_module("layer", layer.ptr()); }
   at::Tensor forward(const at::Tensor& x) {
     const auto use = [this](const at::Tensor& input) { return layer(input).tanh(); };
-    return use(shard::recompute_in_backward(use, use(x)));
+    return use(autograd::recompute_in_backward(use, use(x)));
   }
 
   ColumnLinear layer{width, width, one_rank()};

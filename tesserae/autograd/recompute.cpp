@@ -1,4 +1,4 @@
-#include "tesserae/shard/checkpoint.h"
+#include "tesserae/autograd/recompute.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
@@ -9,7 +9,7 @@
 
 #include <memory>
 
-namespace tesserae::shard {
+namespace tesserae::autograd {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -120,4 +120,4 @@ std::vector<at::Tensor> recompute_all_in_backward(const TensorFunction& compute,
   return Recompute::apply(what, at::TensorList(differentiable));
 }
 
-}  // namespace tesserae::shard
+}  // namespace tesserae::autograd

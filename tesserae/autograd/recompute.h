@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace tesserae::shard {
+namespace tesserae::autograd {
 
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
@@ -57,4 +57,4 @@ at::Tensor recompute_in_backward(const Compute& compute, Args&&... args) {
   return recompute_all_in_backward(function, inputs)[0];
 }
 
-}  // namespace tesserae::shard
+}  // namespace tesserae::autograd

@@ -1,14 +1,13 @@
-#include "tesserae/shard/gradient_hooks.h"
+#include "tesserae/autograd/gradient_hooks.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
-namespace tesserae::shard {
+namespace tesserae::autograd {
 namespace {
 
 using torch::autograd::variable_list;
@@ -84,12 +83,4 @@ at::Tensor gradient_place(const at::Tensor& parameter) {
   return ours->place();
 }
 
-bool in_backward() {
-  return torch::autograd::get_current_graph_task_id() != -1;
-}
-
-void at_end_of_backward(std::function<void()> task) {
-  torch::autograd::Engine::get_default_engine().queue_callback(std::move(task));
-}
-
-}  // namespace tesserae::shard
+}  // namespace tesserae::autograd

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-namespace tesserae::shard {
+namespace tesserae::autograd {
 
 /// Watches when the gradients of some parameters are final in a backward, and takes them.
 ///
@@ -38,10 +38,4 @@ class GradientHooks {
 /// thread that runs it. After the gradient accumulation fusion of Megatron-LM (github.com/NVIDIA/Megatron-LM).
 at::Tensor gradient_place(const at::Tensor& parameter);
 
-/// True on a thread that is running a backward: a forward is a recomputation.
-bool in_backward();
-
-/// Calls `task` once when the current backward (the one that this thread runs) has finished all nodes.
-void at_end_of_backward(std::function<void()> task);
-
-}  // namespace tesserae::shard
+}  // namespace tesserae::autograd
