@@ -2,11 +2,11 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/bindings/bindings.h"
-#include "tesserae/shard/split_parameters.h"
-#include "tesserae/shard/whole.h"
 #include "tesserae/tensor/functions.h"
 #include "tesserae/tensor/layers.h"
+#include "tesserae/tensor/split_parameters.h"
 #include "tesserae/tensor/split_random.h"
+#include "tesserae/tensor/whole.h"
 
 namespace tesserae::bindings {
 namespace {
@@ -89,7 +89,7 @@ void bind_parallel(py::module_& module) {
       .def(
           "whole_of",
           [](const Among& self, const at::Tensor& part, const mesh::Split& split, const std::vector<int64_t>& whole) {
-            return shard::whole_of(part, split, whole, self->group());
+            return tensor::whole_of(part, split, whole, self->group());
           },
           py::arg("part"), py::arg("split"), py::arg("whole"), without_gil,
           "Collective: the whole tensor of shape `whole`, of which each rank brings its part. No autograd.")
@@ -100,7 +100,7 @@ void bind_parallel(py::module_& module) {
 
 void bind_tensor(py::module_& module) {
   bind_functions(module);
-  module.def("part_of", &shard::part_of, py::arg("whole"), py::arg("split"), py::call_guard<Gil>(),
+  module.def("part_of", &tensor::part_of, py::arg("whole"), py::arg("split"), py::call_guard<Gil>(),
              "The part of a whole tensor that `split` means, contiguous, padding zero.");
   module.def(
       "heads_of_rank",

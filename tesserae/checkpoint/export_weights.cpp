@@ -14,7 +14,7 @@
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
-#include "tesserae/shard/whole.h"
+#include "tesserae/tensor/whole.h"
 
 namespace tesserae::checkpoint {
 namespace {
@@ -145,7 +145,8 @@ void export_weights(shard::Sharded& sharded, const os::Path& folder, const Expor
     for (const shard::Slot& slot : view.flat.slots()) {
       if (fabric.rank() != 0) break;
       at::Tensor values = whole.narrow(0, slot.begin, slot.elements);
-      if (!slot.split.whole()) values = shard::whole_of(values.view(slot.shape), slot.split, slot.whole, *tensor_group);
+      if (!slot.split.whole())
+        values = tensor::whole_of(values.view(slot.shape), slot.split, slot.whole, *tensor_group);
       on_rank_0([&] { write_values(*files, values, exported(whole.scalar_type(), options)); });
     }
   }

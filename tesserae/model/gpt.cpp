@@ -30,7 +30,7 @@ GptImpl::GptImpl(const GptConfig& config) : config_(resolved(config)), options_(
   if (!config_.tied) {
     head_ = register_module("head", shard::Unit<tensor::ColumnLinear>(config_.dimension, config_.vocabulary, options_));
   }
-  if (!config_.device.is_meta()) shard::fill_parameters(*this, initialize(config_));
+  if (!config_.device.is_meta()) tensor::fill_parameters(*this, initialize(config_));
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& tokens, const at::Tensor& targets) {

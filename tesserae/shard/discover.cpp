@@ -7,8 +7,8 @@
 #include <unordered_map>
 
 #include "tesserae/base/error.h"
-#include "tesserae/shard/split_parameters.h"
 #include "tesserae/shard/unit.h"
+#include "tesserae/tensor/split_parameters.h"
 
 namespace tesserae::shard {
 namespace {
@@ -28,10 +28,10 @@ class Walk {
       unit = static_cast<int>(units.size()) - 1;
     }
     const std::string prefix = path.empty() ? "" : path + ".";
-    std::vector<SplitParameter> splits;
-    if (const auto* split = dynamic_cast<const SplitParameters*>(&module)) splits = split->split_parameters();
+    std::vector<tensor::SplitParameter> splits;
+    if (const auto* split = dynamic_cast<const tensor::SplitParameters*>(&module)) splits = split->split_parameters();
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-      const auto found = std::ranges::find(splits, item.key(), &SplitParameter::name);
+      const auto found = std::ranges::find(splits, item.key(), &tensor::SplitParameter::name);
       const bool is_split = found != splits.end() && !found->split.whole();
       add({{prefix + item.key()},
            item.value(),

@@ -44,7 +44,7 @@ std::vector<FlatSpec> group_parameters(const std::vector<NamedParameter>& parame
 
 /// Finds the units below (and including) `root` and who owns which parameter: the innermost unit around it. A parameter
 /// that several modules share (tied weights) is one slot, owned by the innermost unit that encloses all of its users.
-/// Modules that are SplitParameters say which of their parameters are parts of larger tensors.
+/// Modules that are tensor::SplitParameters say which of their parameters are parts of larger tensors.
 /// Throws InvalidArgument if the root is no unit, has no parameters, or is part of a sharded model already.
 std::vector<UnitSpec> discover_units(torch::nn::Module& root);
 

@@ -17,7 +17,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/parts.h"
-#include "tesserae/shard/split_parameters.h"
+#include "tesserae/tensor/split_parameters.h"
 
 namespace tesserae::shard {
 namespace {
@@ -57,7 +57,7 @@ at::Tensor initial_values(Context& context, const Slot& slot, const at::Tensor& 
     }
     values = at::empty(slot.whole, at::TensorOptions().dtype(master).device(context.device));
     initialize(slot.names.front(), values);
-    values = part_of(values, slot.split);
+    values = tensor::part_of(values, slot.split);
   } else {
     values = parameter.detach().to(context.device).contiguous();
   }

@@ -60,7 +60,7 @@ at::Tensor ColumnLinearImpl::forward(const at::Tensor& x) const {
   return gather_output_ ? gather_from(y, -1, options_.parallel).narrow(-1, 0, out_) : y;
 }
 
-std::vector<shard::SplitParameter> ColumnLinearImpl::split_parameters() const {
+std::vector<SplitParameter> ColumnLinearImpl::split_parameters() const {
   const mesh::Split split = options_.parallel->split(0);
   return {{"weight", split, {out_, in_}}, {"bias", split, {out_}}};
 }
@@ -77,7 +77,7 @@ at::Tensor RowLinearImpl::forward(const at::Tensor& x) const {
   return row_linear(own, weight, bias, options_.parallel, options_.sequence_dim);
 }
 
-std::vector<shard::SplitParameter> RowLinearImpl::split_parameters() const {
+std::vector<SplitParameter> RowLinearImpl::split_parameters() const {
   return {{"weight", options_.parallel->split(1), {out_, in_}}};
 }
 
@@ -95,7 +95,7 @@ at::Tensor VocabularyEmbeddingImpl::forward(const at::Tensor& tokens) const {
   return vocabulary_embedding(tokens, weight, options_.parallel, options_.sequence_dim);
 }
 
-std::vector<shard::SplitParameter> VocabularyEmbeddingImpl::split_parameters() const {
+std::vector<SplitParameter> VocabularyEmbeddingImpl::split_parameters() const {
   return {{"weight", options_.parallel->split(0), {vocabulary_, dimension_}}};
 }
 

@@ -4,13 +4,13 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
-#include "tesserae/shard/split_parameters.h"
 #include "tesserae/tensor/functions.h"
+#include "tesserae/tensor/split_parameters.h"
 
 namespace tesserae::tensor {
 
 // Layers that hold this rank's part of their tensors as parameters, without values: whoever builds the model fills them
-// (shard::fill_parameters), so that numbers do not depend on how many ranks there are. What the layers say of their
+// (fill_parameters), so that numbers do not depend on how many ranks there are. What the layers say of their
 // parameters (SplitParameters) lets an engine, a checkpoint and an optimizer know the whole tensors.
 
 /// What the layers of a model have in common.
@@ -24,11 +24,11 @@ struct LayerOptions {
 
 /// y = x W^T + b, weight [out, in] and bias [out] cut by rows. y is split along its last dimension or, with
 /// `gather_output`, repeated. If T does not divide `out`, the last parts end with padding, which gathering cuts off.
-class ColumnLinearImpl : public torch::nn::Module, public shard::SplitParameters {
+class ColumnLinearImpl : public torch::nn::Module, public SplitParameters {
  public:
   ColumnLinearImpl(int64_t in, int64_t out, const LayerOptions& options, bool bias = false, bool gather_output = false);
   at::Tensor forward(const at::Tensor& x) const;
-  std::vector<shard::SplitParameter> split_parameters() const override;
+  std::vector<SplitParameter> split_parameters() const override;
 
   at::Tensor weight;  ///< [ceil(out / T), in]
   at::Tensor bias;    ///< [ceil(out / T)] or undefined
@@ -42,11 +42,11 @@ TORCH_MODULE(ColumnLinear);
 
 /// y = x W^T + b for x that is split along its last dimension or, with `scatter_input`, repeated: weight [out, in] cut
 /// by columns, bias [out] whole. Throws InvalidArgument, naming the degrees that would do, if T does not divide `in`.
-class RowLinearImpl : public torch::nn::Module, public shard::SplitParameters {
+class RowLinearImpl : public torch::nn::Module, public SplitParameters {
  public:
   RowLinearImpl(int64_t in, int64_t out, const LayerOptions& options, bool bias = false, bool scatter_input = false);
   at::Tensor forward(const at::Tensor& x) const;
-  std::vector<shard::SplitParameter> split_parameters() const override;
+  std::vector<SplitParameter> split_parameters() const override;
 
   at::Tensor weight;  ///< [out, in / T]
   at::Tensor bias;    ///< [out] or undefined
@@ -59,11 +59,11 @@ class RowLinearImpl : public torch::nn::Module, public shard::SplitParameters {
 TORCH_MODULE(RowLinear);
 
 /// A row of the table [vocabulary, dimension] for each token; the table is cut by rows, the last parts with padding.
-class VocabularyEmbeddingImpl : public torch::nn::Module, public shard::SplitParameters {
+class VocabularyEmbeddingImpl : public torch::nn::Module, public SplitParameters {
  public:
   VocabularyEmbeddingImpl(int64_t vocabulary, int64_t dimension, const LayerOptions& options);
   at::Tensor forward(const at::Tensor& tokens) const;
-  std::vector<shard::SplitParameter> split_parameters() const override;
+  std::vector<SplitParameter> split_parameters() const override;
 
   at::Tensor weight;  ///< [ceil(vocabulary / T), dimension]
 

@@ -11,7 +11,7 @@
 #include "tesserae/checkpoint/saver.h"
 #include "tesserae/checkpoint/verify.h"
 #include "tesserae/checkpoint/weights.h"
-#include "tesserae/shard/split_parameters.h"
+#include "tesserae/tensor/split_parameters.h"
 #include "tests/checkpoint/memory_files.h"
 #include "tests/checkpoint/trained.h"
 
@@ -81,7 +81,7 @@ std::vector<Piece> pieces_of(const std::vector<Whole>& wholes, const Job& job, i
   std::vector<Piece> pieces;
   for (const Whole& whole : wholes) {
     const mesh::Split split = whole.split(job.tensor, index);
-    at::Tensor part = shard::part_of(whole.values, split).reshape({-1}).clone();
+    at::Tensor part = tensor::part_of(whole.values, split).reshape({-1}).clone();
     const int64_t real = mesh::part_elements(whole.values.sizes().vec(), split);
     if (real < part.numel()) part.narrow(0, real, part.numel() - real).fill_(99);
     const mesh::Range owned = mesh::owned(job.layout, part.numel(), 4, data_rank);

@@ -15,8 +15,8 @@
 #include "tesserae/optim/sgd.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
-#include "tesserae/shard/split_parameters.h"
 #include "tesserae/tensor/parallel.h"
+#include "tesserae/tensor/split_parameters.h"
 #include "tests/support/ranks.h"
 
 namespace tesserae::testing {
@@ -303,9 +303,9 @@ TEST(TensorParity, Gradients) {
           for (size_t i = 0; i < flat.slots.size(); ++i) {
             const auto& slot = flat.slots[i];
             const at::Tensor gradient = expected[slot.names.front()].grad();
-            EXPECT_LE(worst(flat.parameters[i].grad(), shard::part_of(gradient, slot.split)), 1e-5)
+            EXPECT_LE(worst(flat.parameters[i].grad(), tensor::part_of(gradient, slot.split)), 1e-5)
                 << slot.names.front();
-            EXPECT_TRUE(flat.parameters[i].equal(shard::part_of(expected[slot.names.front()], slot.split)))
+            EXPECT_TRUE(flat.parameters[i].equal(tensor::part_of(expected[slot.names.front()], slot.split)))
                 << slot.names.front() << ": initial values do not depend on the degree";
           }
         }

@@ -100,7 +100,7 @@ at::Tensor loss_of(const at::Tensor& y) {
 template <class Impl>
 std::map<std::string, at::Tensor> expected_of(const at::Tensor& x, int backwards) {
   Impl model;
-  shard::fill_parameters(model, fill);
+  fill_parameters(model, fill);
   for (int i = 0; i < backwards; ++i) loss_of(model.forward(x)).backward();
   std::map<std::string, at::Tensor> gradients;
   for (const auto& parameter : model.named_parameters()) gradients[parameter.key()] = parameter.value().grad();
@@ -125,7 +125,7 @@ void on_two_ranks(const std::function<void(shard::Unit<Impl>&, shard::Sharded&)>
                   const shard::Options& given = {}) {
   comm::run_local(2, [&](comm::Fabric& fabric) {
     shard::Unit<Impl> model;
-    shard::fill_parameters(*model, fill);
+    fill_parameters(*model, fill);
     shard::Options options = given;
     options.strategy = {{2, 2, 2}, true, true};
     options.limit_reductions = StackImpl::layers;  // nobody waits, so that what is counted does not depend on timing

@@ -33,7 +33,7 @@ TEST(Layers, HoldTheirPartsOfTheSameWholeTensors) {
       model.register_module("column", column.ptr());
       model.register_module("row", row.ptr());
       model.register_module("table", table.ptr());
-      shard::fill_parameters(model, fill);
+      fill_parameters(model, fill);
       EXPECT_TRUE(column->weight.equal(piece(whole_of("column.weight", {12, 6}), 0, *parallel)));
       EXPECT_TRUE(column->bias.equal(piece(whole_of("column.bias", {12}), 0, *parallel)));
       EXPECT_TRUE(row->weight.equal(piece(whole_of("row.weight", {6, 12}), 1, *parallel)));
@@ -52,8 +52,8 @@ TEST(Layers, ColumnThenRowIsAnMlp) {
     for (const int64_t sequence : {no_sequence, int64_t{1}}) {
       ColumnLinear column(6, 12, options_for(parallel, sequence), /*bias=*/true);
       RowLinear row(12, 6, options_for(parallel, sequence), /*bias=*/true);
-      shard::fill_parameters(*column, fill);
-      shard::fill_parameters(*row, fill);
+      fill_parameters(*column, fill);
+      fill_parameters(*row, fill);
       const at::Tensor x = numbers({2, 8, 6}, 1);
       const at::Tensor own = sequence == no_sequence ? x : piece(x, 1, *parallel);
       const at::Tensor y = row(column(own).relu());
@@ -68,7 +68,7 @@ TEST(Layers, ColumnThenRowIsAnMlp) {
 TEST(Layers, GatheringCutsPaddingOff) {
   run_parallel(3, [](const ParallelPtr& parallel) {
     ColumnLinear column(6, 7, options_for(parallel), /*bias=*/false, /*gather_output=*/true);
-    shard::fill_parameters(*column, fill);
+    fill_parameters(*column, fill);
     const at::Tensor x = numbers({2, 6}, 1);
     expect_close(column(x), x.matmul(whole_of("weight", {7, 6}).t()), "y");
   });
@@ -77,7 +77,7 @@ TEST(Layers, GatheringCutsPaddingOff) {
 TEST(Layers, ARowLayerCanCutARepeatedInputItself) {
   run_parallel(3, [](const ParallelPtr& parallel) {
     RowLinear row(12, 6, options_for(parallel), /*bias=*/true, /*scatter_input=*/true);
-    shard::fill_parameters(*row, fill);
+    fill_parameters(*row, fill);
     const at::Tensor x = leaf(numbers({2, 12}, 1)), own = leaf(x);
     const at::Tensor expected = x.matmul(whole_of("weight", {6, 12}).t()).add(whole_of("bias", {6}));
     const at::Tensor y = row(own);
@@ -96,7 +96,7 @@ TEST(Layers, LayerNormsOfASplitSequenceHaveTheWholeGradient) {
     expected.backward(numbers({2, 8, 6}, 2));
     for (const int64_t sequence : {no_sequence, int64_t{1}}) {
       LayerNorm norm(6, 1e-5, options_for(parallel, sequence));
-      shard::fill_parameters(*norm, fill);
+      fill_parameters(*norm, fill);
       const auto own = [&](const at::Tensor& t) { return sequence == no_sequence ? t : piece(t, 1, *parallel); };
       const at::Tensor input = leaf(own(x)), y = norm(input);
       expect_close(y, own(expected), "y");
@@ -114,7 +114,7 @@ TEST(Layers, NormsOfASplitSequenceHaveTheWholeGradient) {
     at::rms_norm(x, {6}, weight, 1e-5).backward(numbers({2, 8, 6}, 2));
     for (const int64_t sequence : {no_sequence, int64_t{1}}) {
       RmsNorm norm(6, 1e-5, options_for(parallel, sequence));
-      shard::fill_parameters(*norm, fill);
+      fill_parameters(*norm, fill);
       const auto own = [&](const at::Tensor& t) { return sequence == no_sequence ? t : piece(t, 1, *parallel); };
       const at::Tensor input = leaf(own(x));
       norm(input).backward(own(numbers({2, 8, 6}, 2)));

@@ -57,7 +57,7 @@ void compare(const ParallelPtr& parallel, const MlpOptions& mlp, int64_t sequenc
   SCOPED_TRACE(cat("activation ", static_cast<int>(mlp.activation), mlp.gated ? ", gated" : "",
                    mlp.bias ? ", bias" : "", ", sequence ", sequence, ", ", parallel->size(), " ranks"));
   Mlp split(mlp, LayerOptions{parallel, sequence, at::TensorOptions().dtype(at::kDouble)});
-  shard::fill_parameters(*split, testing::fill);
+  fill_parameters(*split, testing::fill);
   const auto own = [&](const at::Tensor& t) { return sequence == no_sequence ? t : piece(t, sequence, *parallel); };
   const Whole whole(mlp);
   const at::Tensor x = leaf(numbers({2, 8, width}, 1)), dy = numbers({2, 8, width}, 2);

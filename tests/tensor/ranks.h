@@ -44,7 +44,7 @@ inline at::Tensor whole_of(const std::string& name, at::IntArrayRef shape) {
   return numbers(shape, std::hash<std::string>{}(name));
 }
 
-/// For shard::fill_parameters: gives every tensor those numbers.
+/// For fill_parameters: gives every tensor those numbers.
 inline void fill(const std::string& name, at::Tensor& whole) {
   whole.copy_(whole_of(name, whole.sizes()));
 }

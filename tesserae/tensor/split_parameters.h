@@ -13,7 +13,7 @@ namespace torch::nn {
 class Module;
 }
 
-namespace tesserae::shard {
+namespace tesserae::tensor {
 
 /// A parameter that is this rank's part of a larger tensor.
 struct SplitParameter {
@@ -40,4 +40,4 @@ at::Tensor part_of(const at::Tensor& whole, const mesh::Split& split);
 void fill_parameters(torch::nn::Module& root,
                      const std::function<void(const std::string& name, at::Tensor& parameter)>& fill);
 
-}  // namespace tesserae::shard
+}  // namespace tesserae::tensor

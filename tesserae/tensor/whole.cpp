@@ -1,10 +1,10 @@
-#include "tesserae/shard/whole.h"
+#include "tesserae/tensor/whole.h"
 
 #include <ATen/ops/empty.h>
 
 #include "tesserae/base/error.h"
 
-namespace tesserae::shard {
+namespace tesserae::tensor {
 
 at::Tensor whole_of(const at::Tensor& part, const mesh::Split& split, const std::vector<int64_t>& whole,
                     comm::Group& group) {
@@ -27,4 +27,4 @@ at::Tensor whole_of(const at::Tensor& part, const mesh::Split& split, const std:
   return runs.narrow(split.dim + 1, 0, whole[dim] / split.blocks).reshape(whole).contiguous();
 }
 
-}  // namespace tesserae::shard
+}  // namespace tesserae::tensor

@@ -8,7 +8,7 @@
 #include "tesserae/comm/group.h"
 #include "tesserae/mesh/split.h"
 
-namespace tesserae::shard {
+namespace tesserae::tensor {
 
 /// The whole tensor of shape `whole` of which every member brings its part, padding cut off: the reverse of part_of.
 /// New memory, unless there is one member. `group`: the tensor-parallel ranks, by tensor index. Collective over it; no
@@ -16,4 +16,4 @@ namespace tesserae::shard {
 at::Tensor whole_of(const at::Tensor& part, const mesh::Split& split, const std::vector<int64_t>& whole,
                     comm::Group& group);
 
-}  // namespace tesserae::shard
+}  // namespace tesserae::tensor

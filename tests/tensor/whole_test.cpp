@@ -1,4 +1,4 @@
-#include "tesserae/shard/whole.h"
+#include "tesserae/tensor/whole.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/randn.h>
@@ -6,9 +6,9 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/comm/fabric.h"
-#include "tesserae/shard/split_parameters.h"
+#include "tesserae/tensor/split_parameters.h"
 
-namespace tesserae::shard {
+namespace tesserae::tensor {
 namespace {
 
 at::Tensor numbers(at::IntArrayRef shape, uint64_t seed) {
@@ -46,4 +46,4 @@ TEST(WholeOf, APartOfSomethingElseIsRefused) {
 }
 
 }  // namespace
-}  // namespace tesserae::shard
+}  // namespace tesserae::tensor

@@ -1,4 +1,4 @@
-#include "tesserae/shard/split_parameters.h"
+#include "tesserae/tensor/split_parameters.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
@@ -10,7 +10,7 @@
 
 #include "tesserae/base/error.h"
 
-namespace tesserae::shard {
+namespace tesserae::tensor {
 
 at::Tensor part_of(const at::Tensor& whole, const mesh::Split& split) {
   if (split.whole()) return whole.contiguous();
@@ -57,4 +57,4 @@ void fill_parameters(torch::nn::Module& root,
   for (const auto& item : root.named_modules("", /*include_self=*/false)) fill_own(*item.value(), item.key() + ".");
 }
 
-}  // namespace tesserae::shard
+}  // namespace tesserae::tensor
