@@ -21,11 +21,12 @@ LAYERS = [
     "tensor",
     "shard",
     "optim",
+    "model",
+    "cost",
     "dial",
+    "plan",
     "checkpoint",
     "data",
-    "model",
-    "plan",
     "train",
 ]
 TOP = {"tesserae", "python", "cli", "tests", "bench", "examples", "docs", "cmake", "tools"}

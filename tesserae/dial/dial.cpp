@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
+#include "tesserae/cost/fabric_facts.h"
+#include "tesserae/cost/measure_links.h"
+#include "tesserae/cost/place_memory.h"
 #include "tesserae/dial/facts.h"
-#include "tesserae/dial/links.h"
 
 // At the edge after a step:
 //  1. rank 0 looks what is wished: the schedule's entry for this edge; requests from outside, the last one counts and
@@ -45,7 +47,7 @@ Dial::Dial(std::shared_ptr<comm::Fabric> fabric, mesh::Degrees now, DialOptions 
     : fabric_(std::move(fabric)), degrees_(now), options_(std::move(options)), automatic_(options_.automatic) {
   tuner_wanted_ = automatic_;
   if (!options_.folder.empty()) open();
-  place_memory(fabric_->device());  // peaks count from here on
+  cost::place_memory(fabric_->device());  // peaks count from here on
 }
 
 Dial::~Dial() = default;
@@ -94,7 +96,7 @@ std::vector<double> Dial::to_sum(int64_t step, double step_seconds) {
     }
     row[begin_tuner] = std::exchange(tuner_wanted_, false) ? 1 : 0;
   }
-  const PlaceMemory memory = place_memory(fabric_->device());
+  const cost::PlaceMemory memory = cost::place_memory(fabric_->device());
   double* const own = row.data() + head_words + rank_words * static_cast<size_t>(fabric_->rank());
   own[seconds] = step_seconds;
   own[used] = memory.used;
@@ -153,9 +155,9 @@ void Dial::take_requests() {
 
 /// All ranks: what needs all of them is found out together.
 void Dial::begin_tuning() {
-  if (!options_.links) options_.links = measure_links(*fabric_);
-  options_.facts.shared_copy = ranks_can_share(*fabric_);
-  options_.facts.two_levels = goes_in_two_levels(options_.facts);
+  if (!options_.links) options_.links = cost::measure_links(*fabric_);
+  options_.facts.shared_copy = cost::ranks_can_share(*fabric_);
+  options_.facts.two_levels = cost::goes_in_two_levels(options_.facts);
   if (!leads()) return;
   tuner_.emplace(options_.facts, *options_.links, options_.tuner);
   if (options_.folder.empty()) return;
@@ -226,7 +228,7 @@ void Dial::changed(const shard::Resharding& change) {
   ++figures_.changes;
   figures_.seconds += change.seconds;
   figures_.bytes += bytes;
-  place_memory(fabric_->device());  // what the change itself needed is no memory of a step
+  cost::place_memory(fabric_->device());  // what the change itself needed is no memory of a step
   if (!leads()) return;
   const Wish wish = std::exchange(deciding_, std::nullopt).value_or(Wish{.degrees = change.to, .why = "by the script"});
   say(cat("step ", step_, ": ", mesh::to_string(change.from), " -> ", mesh::to_string(change.to), " in ",

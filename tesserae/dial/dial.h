@@ -10,7 +10,8 @@
 #include <vector>
 
 #include "tesserae/comm/fabric.h"
-#include "tesserae/dial/estimate.h"
+#include "tesserae/cost/facts.h"
+#include "tesserae/cost/links.h"
 #include "tesserae/dial/record.h"
 #include "tesserae/dial/server.h"
 #include "tesserae/dial/tuner.h"
@@ -29,9 +30,9 @@ struct DialOptions {
   std::vector<Scheduled> schedule;  ///< ascending steps
   bool automatic = false;           ///< the tuner chooses; not with a schedule
   TunerOptions tuner;
-  Facts facts;                 ///< of the job, for the tuner: facts_of()
-  std::optional<Links> links;  ///< unset: measured when the tuner begins
-  os::Path folder;             ///< of the run, for dial.sock and dial.jsonl; empty: no requests from outside, no record
+  cost::Facts facts;                 ///< of the job, for the tuner: facts_of()
+  std::optional<cost::Links> links;  ///< unset: measured when the tuner begins
+  os::Path folder;  ///< of the run, for dial.sock and dial.jsonl; empty: no requests from outside, no record
   std::function<void(const std::string&)> say;  ///< rank 0's, a line for people; unset: the log
 };
 

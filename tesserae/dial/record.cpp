@@ -9,7 +9,7 @@ namespace {
 
 // One list of fields for both directions: what is written is what is read. Numbers come back to the last bit.
 template <class Visit, class F>
-void fields_of(F& facts, const Visit& visit, const Facts* /*of*/) {
+void fields_of(F& facts, const Visit& visit, const cost::Facts* /*of*/) {
   visit("host_of", facts.host_of);
   visit("parameters", facts.parameters);
   visit("root_unit", facts.root_unit);
@@ -32,7 +32,7 @@ void fields_of(F& facts, const Visit& visit, const Facts* /*of*/) {
 }
 
 template <class Visit, class F>
-void fields_of(F& links, const Visit& visit, const Links* /*of*/) {
+void fields_of(F& links, const Visit& visit, const cost::Links* /*of*/) {
   visit("inside", links.inside);
   visit("between", links.between);
   visit("inside_latency", links.inside_latency);
@@ -82,7 +82,7 @@ Observation read_observation(const Json& json) {
 
 }  // namespace
 
-void Record::begin(const Facts& facts, const Links& links, const TunerOptions& options) {
+void Record::begin(const cost::Facts& facts, const cost::Links& links, const TunerOptions& options) {
   file_->write(Json{{"facts", written(facts)}, {"links", written(links)}, {"options", written(options)}}.dump() + "\n");
 }
 
@@ -104,7 +104,7 @@ Replay replay(const std::string& text) {
     try {
       const Json json = Json::parse(line);
       if (json.contains("facts")) {
-        tuner.emplace(read<Facts>(json.at("facts")), read<Links>(json.at("links")),
+        tuner.emplace(read<cost::Facts>(json.at("facts")), read<cost::Links>(json.at("links")),
                       read<TunerOptions>(json.at("options")));
         continue;
       }

@@ -20,7 +20,7 @@ class Record {
   explicit Record(const os::Path& path) : file_(os::files().append(path)) {}
 
   // Each throws IoError if the line can not be written.
-  void begin(const Facts& facts, const Links& links, const TunerOptions& options);
+  void begin(const cost::Facts& facts, const cost::Links& links, const TunerOptions& options);
   void add(const Observation& seen, const std::optional<Decision>& decision);
 
  private:

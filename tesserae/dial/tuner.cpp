@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/cost/estimate.h"
+#include "tesserae/cost/memory.h"
 
 // After each step, in this order:
 //  1. Steps are measured for the layout that they ran with; the first after a change is not (a run: the first few).
@@ -59,10 +61,11 @@ bool contains(const std::vector<mesh::Degrees>& list, const mesh::Degrees& degre
 
 }  // namespace
 
-Tuner::Tuner(const Facts& facts, const Links& links, TunerOptions options) : options_(options) {
+Tuner::Tuner(const cost::Facts& facts, const cost::Links& links, TunerOptions options) : options_(options) {
   for (const mesh::Degrees& degrees : mesh::all_degrees(facts.ranks())) {
-    all_.push_back(
-        {.degrees = degrees, .memory = memory_of(facts, degrees), .moving = moving_seconds(facts, links, degrees)});
+    all_.push_back({.degrees = degrees,
+                    .memory = cost::memory_of(facts, degrees),
+                    .moving = cost::moving_seconds(facts, links, degrees)});
   }
 }
 

@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "tesserae/dial/estimate.h"
+#include "tesserae/cost/facts.h"
+#include "tesserae/cost/links.h"
 #include "tesserae/dial/look.h"
 #include "tesserae/mesh/layout.h"
 
@@ -51,7 +52,7 @@ struct Decision {
 /// observations gives the same decisions again (record.h).
 class Tuner {
  public:
-  Tuner(const Facts& facts, const Links& links, TunerOptions options = {});
+  Tuner(const cost::Facts& facts, const cost::Links& links, TunerOptions options = {});
 
   /// Tells of each step in turn. A decision may take effect one step later than the next edge; until then the tuner
   /// waits. Changes that others make are taken as they come.
@@ -66,8 +67,8 @@ class Tuner {
   enum class Phase { settling, trying, holding };
   struct Layout {
     mesh::Degrees degrees;
-    double memory = 0;  // memory_of()
-    double moving = 0;  // moving_seconds()
+    double memory = 0;  // cost::memory_of()
+    double moving = 0;  // cost::moving_seconds()
   };
   struct Refused {
     mesh::Degrees degrees;
@@ -113,7 +114,7 @@ class Tuner {
   double place_ = 0;
   double reference_ = 0, spread_ = 0;  // seconds of the incumbent; relative noise of a step
   bool refer_again_ = false;           // the reference is that of a look: few steps, and the best of some
-  double exposed_ = 1;                 // share of moving_seconds that a step shows, as far as trials told
+  double exposed_ = 1;                 // share of cost::moving_seconds that a step shows, as far as trials told
 
   std::optional<Look> look_;
   bool look_due_ = false;

@@ -6,6 +6,8 @@
 
 #include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
+#include "tesserae/cost/estimate.h"
+#include "tesserae/cost/transformer.h"
 
 namespace tesserae::plan {
 namespace {
@@ -38,10 +40,10 @@ bool can_split(const model::GptConfig& model, int tensor) {
 }
 
 /// Tensor-parallel ranks are neighbours: the data-parallel rank r of each tensor index is on the host of rank r T.
-dial::Facts facts_of(const model::GptConfig& model, const Training& training, const Cluster& cluster, int tensor,
+cost::Facts facts_of(const model::GptConfig& model, const Training& training, const Cluster& cluster, int tensor,
                      int ranks) {
-  const PartSizes part = part_sizes(model, tensor);
-  dial::Facts facts;
+  const cost::PartSizes part = cost::part_sizes(model, tensor);
+  cost::Facts facts;
   for (int rank = 0; rank < ranks; ++rank) facts.host_of.push_back(rank * tensor / cluster.per_host);
   facts.parameters = part.total;
   facts.root_unit = part.root;
@@ -63,7 +65,7 @@ dial::Facts facts_of(const model::GptConfig& model, const Training& training, co
 /// What does not depend on the degrees: tensor parallelism, activations, computing.
 Entry entry_of(const model::GptConfig& model, const Training& training, const Cluster& cluster, int tensor,
                int64_t micro_batch) {
-  Execution run = training.run;
+  cost::Execution run = training.run;
   run.tensor = tensor;
   run.micro_batch = micro_batch;
   Entry entry;
@@ -71,8 +73,8 @@ Entry entry_of(const model::GptConfig& model, const Training& training, const Cl
   entry.ranks = cluster.devices / tensor;
   entry.micro_batch = micro_batch;
   entry.micro_batches = training.batch / entry.ranks / micro_batch;
-  entry.activations = activations_of(model, run);
-  const TensorTraffic traffic = tensor_traffic_of(model, run);
+  entry.activations = cost::activations_of(model, run);
+  const cost::TensorTraffic traffic = cost::tensor_traffic_of(model, run);
   const auto times = static_cast<double>(entry.micro_batches);
   const bool crosses = tensor > 1 && cluster.per_host % tensor != 0 && cluster.devices > cluster.per_host;
   entry.tensor_hop = {.bytes = traffic.bytes * times, .calls = traffic.calls * times, .crosses = crosses};
@@ -80,7 +82,7 @@ Entry entry_of(const model::GptConfig& model, const Training& training, const Cl
       entry.tensor_hop.bytes / (crosses ? cluster.links.between : cluster.links.inside) +
       entry.tensor_hop.calls * (crosses ? cluster.links.between_latency : cluster.links.inside_latency);
   const double tokens = static_cast<double>(training.batch) * static_cast<double>(run.sequence);
-  entry.compute = tokens * operations_of_token(model, run) / cluster.operations / cluster.devices;
+  entry.compute = tokens * cost::operations_of_token(model, run) / cluster.operations / cluster.devices;
   return entry;
 }
 
@@ -110,15 +112,15 @@ void add_entries(const model::GptConfig& model, const Training& training, const 
     candidates.push_back(entry_of(model, training, cluster, tensor, size));
   }
   if (candidates.empty()) return;
-  dial::Facts facts = facts_of(model, training, cluster, tensor, ranks);
+  cost::Facts facts = facts_of(model, training, cluster, tensor, ranks);
   for (const mesh::Degrees& degrees : mesh::all_degrees(ranks)) {
     for (Entry& entry : candidates) {
       facts.micro_batches = static_cast<int>(entry.micro_batches);
       entry.degrees = degrees;
-      entry.state = dial::memory_of_rank(facts, degrees, 0);
+      entry.state = cost::memory_of_rank(facts, degrees, 0);
       entry.fits = entry.memory() <= cluster.memory * (1 - cluster.headroom);
-      entry.data = dial::traffic_of(facts, degrees);
-      entry.data_seconds = dial::moving_seconds(facts, cluster.links, degrees);
+      entry.data = cost::traffic_of(facts, degrees);
+      entry.data_seconds = cost::moving_seconds(facts, cluster.links, degrees);
     }
     entries.push_back(*std::ranges::min_element(candidates, {}, rank_of));
   }
@@ -126,7 +128,7 @@ void add_entries(const model::GptConfig& model, const Training& training, const 
 
 double bytes_over(const Entry& entry, bool between) {
   double sum = 0;
-  for (const dial::Traffic::Hop* hop : {&entry.tensor_hop, &entry.data.gather, &entry.data.first_hop,
+  for (const cost::Traffic::Hop* hop : {&entry.tensor_hop, &entry.data.gather, &entry.data.first_hop,
                                         &entry.data.second_hop, &entry.data.third_hop, &entry.data.refresh}) {
     if (hop->crosses == between) sum += hop->bytes;
   }

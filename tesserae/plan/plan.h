@@ -4,12 +4,14 @@
 #include <string>
 #include <vector>
 
-#include "tesserae/dial/estimate.h"
+#include "tesserae/cost/links.h"
+#include "tesserae/cost/memory.h"
+#include "tesserae/cost/traffic.h"
+#include "tesserae/cost/transformer.h"
 #include "tesserae/mesh/layout.h"
-#include "tesserae/plan/model.h"
 
 // What a model would need on a cluster, for every way to lay it out, before there is either: formulas, no measurement.
-// docs/plan.md states them; those of the data-parallel part are the dial's (dial/estimate.h).
+// docs/plan.md states them; cost/ computes them.
 namespace tesserae::plan {
 
 /// Devices of the same kind on hosts of the same size. Bytes and seconds.
@@ -19,12 +21,12 @@ struct Cluster {
   double memory = 80e9;      ///< of a device
   double headroom = 0.1;     ///< share of it that stays free: allocator, libraries, workspaces
   double operations = 4e14;  ///< a second and device, as matrix products reach them
-  dial::Links links{.inside = 300e9, .between = 50e9, .inside_latency = 2e-5, .between_latency = 5e-5, .memory = 2e12};
+  cost::Links links{.inside = 300e9, .between = 50e9, .inside_latency = 2e-5, .between_latency = 5e-5, .memory = 2e12};
 };
 
 struct Training {
   int64_t batch = 1024;  ///< sequences of one step, over all ranks
-  Execution run;         ///< without `tensor`; micro_batch 0: of each layout what fits and is fastest
+  cost::Execution run;   ///< without `tensor`; micro_batch 0: of each layout what fits and is fastest
   int reduce_bytes = 2, master_bytes = 4;
   double state_bytes = 8;  ///< of the optimizer for a parameter: AdamW 2 * master_bytes
   int gathers_at_once = 2, reductions_at_once = 2;
@@ -40,13 +42,13 @@ struct Entry {
   int64_t micro_batch = 1;  ///< sequences that a rank computes at once, and how often it does in a step
   int64_t micro_batches = 1;
 
-  dial::RankMemory state;
-  Activations activations;
+  cost::RankMemory state;
+  cost::Activations activations;
   double memory() const { return state.total() + activations.total(); }
   bool fits = false;
 
-  dial::Traffic::Hop tensor_hop;
-  dial::Traffic data;
+  cost::Traffic::Hop tensor_hop;
+  cost::Traffic data;
   double inside() const;   ///< bytes to ranks of the same host: hops none of whose groups spans hosts
   double between() const;  ///< bytes of all other hops
 

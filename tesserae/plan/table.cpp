@@ -23,7 +23,7 @@ std::string traffic(double bytes, bool crosses) {
   return format("%.1f%s", bytes / 1e9, crosses && bytes > 0 ? "*" : " ");
 }
 
-Json hop(const dial::Traffic::Hop& hop) {
+Json hop(const cost::Traffic::Hop& hop) {
   return {{"bytes", hop.bytes}, {"calls", hop.calls}, {"between_hosts", hop.crosses}};
 }
 
@@ -32,7 +32,7 @@ size_t count_fitting(const std::vector<Entry>& entries) {
 }
 
 std::string line_of(const Entry& entry) {
-  const dial::Traffic& data = entry.data;
+  const cost::Traffic& data = entry.data;
   const bool reduce_crosses = data.first_hop.crosses || data.second_hop.crosses || data.third_hop.crosses;
   const double reduce = data.first_hop.bytes + data.second_hop.bytes + data.third_hop.bytes;
   const auto [P, G, O] = entry.degrees;

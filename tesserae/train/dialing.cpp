@@ -4,8 +4,11 @@
 #include <utility>
 
 #include "tesserae/comm/sub_fabric.h"
+#include "tesserae/cost/estimate.h"
+#include "tesserae/cost/fabric_facts.h"
+#include "tesserae/cost/measure_links.h"
+#include "tesserae/cost/place_memory.h"
 #include "tesserae/dial/facts.h"
-#include "tesserae/dial/links.h"
 
 namespace tesserae::train {
 namespace {
@@ -24,13 +27,13 @@ double state_per_master(const Config::Optimizer& optimizer) {
   return optimizer.momentum > 0 ? 1 : 0;
 }
 
-dial::Facts planned_facts(const Plan& plan, const Config& config, const comm::Fabric& job, comm::Fabric& data) {
+cost::Facts planned_facts(const Plan& plan, const Config& config, const comm::Fabric& job, comm::Fabric& data) {
   const model::GptSizes sizes = model::sizes(plan.model);
   const auto bytes = [](std::optional<c10::ScalarType> dtype, c10::ScalarType otherwise) {
     return static_cast<int>(c10::elementSize(dtype.value_or(otherwise)));
   };
   const c10::ScalarType compute = plan.precision.parameters.value_or(plan.model.dtype);
-  dial::Facts facts = dial::facts_of(data);
+  cost::Facts facts = cost::facts_of(data);
   facts.tensor = tensor_ranks_of_host(job, plan.tensor);
   facts.parameters = sizes.total / plan.tensor;  // but for norms, of which each rank has all
   facts.root_unit = sizes.root / plan.tensor;
@@ -46,25 +49,25 @@ dial::Facts planned_facts(const Plan& plan, const Config& config, const comm::Fa
   facts.free_after_backward = plan.strategy.free_after_backward;
   facts.micro_batches = static_cast<int>(config.train.accumulate);
   facts.two_hop = config.train.accumulation == shard::Accumulation::two_hop;
-  facts.shared_copy = dial::ranks_can_share(data);
-  facts.two_levels = dial::goes_in_two_levels(facts);
+  facts.shared_copy = cost::ranks_can_share(data);
+  facts.two_levels = cost::goes_in_two_levels(facts);
   return facts;
 }
 
 }  // namespace
 
 void choose_degrees(Plan& plan, const Config& config, const std::shared_ptr<comm::Fabric>& fabric,
-                    const dial::Links& links) {
-  const dial::PlaceMemory place = dial::fullest_place(*fabric);
+                    const cost::Links& links) {
+  const cost::PlaceMemory place = cost::fullest_place(*fabric);
   const auto data = comm::sub_fabric(fabric, plan.axes().data_group(fabric->rank()));
-  const dial::FirstChoice choice = dial::first_choice(planned_facts(plan, config, *fabric, *data), links, place.total,
+  const cost::FirstChoice choice = cost::first_choice(planned_facts(plan, config, *fabric, *data), links, place.total,
                                                       place.free, config.dial_headroom);
   plan.strategy.degrees = choice.degrees;
   plan.choice = choice.why;
 }
 
 dial::DialOptions dial_options(const Config& config, TrainingState& state, const os::Path& run_folder,
-                               std::optional<dial::Links> links, std::function<void(const std::string&)> say) {
+                               std::optional<cost::Links> links, std::function<void(const std::string&)> say) {
   dial::DialOptions options;
   for (const auto& [step, degrees] : dial_schedule(config.resolved, state.data->size())) {
     options.schedule.push_back({.step = step, .degrees = degrees});

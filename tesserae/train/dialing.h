@@ -14,10 +14,10 @@ namespace tesserae::train {
 /// With hybrid_shard_degree "auto": the degrees to begin with, before there is a model to measure. Collective; the same
 /// on all ranks.
 void choose_degrees(Plan& plan, const Config& config, const std::shared_ptr<comm::Fabric>& fabric,
-                    const dial::Links& links);
+                    const cost::Links& links);
 
 /// The dial of a run as its configuration says. `links`: if they are measured already. `say`: rank 0's.
 dial::DialOptions dial_options(const Config& config, TrainingState& state, const os::Path& run_folder,
-                               std::optional<dial::Links> links, std::function<void(const std::string&)> say);
+                               std::optional<cost::Links> links, std::function<void(const std::string&)> say);
 
 }  // namespace tesserae::train

@@ -13,7 +13,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 #include "tesserae/comm/fabric.h"
-#include "tesserae/dial/links.h"
+#include "tesserae/cost/measure_links.h"
 #include "tesserae/model/generate.h"
 #include "tesserae/optim/schedule.h"
 #include "tesserae/os/memory.h"
@@ -49,7 +49,7 @@ std::chrono::milliseconds milliseconds(double seconds) {
 class Run {
  public:
   Run(const Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> fabric, const Resume& resume,
-      std::optional<dial::Links> links)
+      std::optional<cost::Links> links)
       : config_(config),
         plan_(plan),
         fabric_(std::move(fabric)),
@@ -282,9 +282,9 @@ int train(const Config& config, const Plan& plan, const mesh::World& world, cons
   options.deadline = milliseconds(config.run.deadline_seconds);
   auto fabric = comm::Fabric::connect(world, options);
   Plan chosen = plan;
-  std::optional<dial::Links> links;
+  std::optional<cost::Links> links;
   if (config.sharding.automatic) {
-    links = dial::measure_links(*fabric);
+    links = cost::measure_links(*fabric);
     choose_degrees(chosen, config, fabric, *links);
   }
   return Run(config, chosen, std::move(fabric), resume, links).run();

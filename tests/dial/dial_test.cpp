@@ -7,9 +7,10 @@
 #include <cstring>
 #include <mutex>
 
+#include "tesserae/cost/fabric_facts.h"
+#include "tesserae/cost/measure_links.h"
+#include "tesserae/cost/place_memory.h"
 #include "tesserae/dial/client.h"
-#include "tesserae/dial/facts.h"
-#include "tesserae/dial/links.h"
 #include "tests/os/memory_of_host.h"
 #include "tests/os/scratch.h"
 #include "tests/support/ranks.h"
@@ -46,7 +47,7 @@ std::vector<std::vector<Change>> run(int ranks, int64_t steps, const DialOptions
   std::vector<std::vector<Change>> changes(static_cast<size_t>(ranks));
   comm::run_local(ranks, [&](comm::Fabric& fabric) {
     DialOptions own = options;
-    own.facts = facts_of(fabric);
+    own.facts = cost::facts_of(fabric);
     own.facts.parameters = options.facts.parameters;
     Dial dial(not_owned(fabric), begin, own);
     for (int64_t step = first; step < first + steps; ++step) {
@@ -99,7 +100,7 @@ TEST(Dial, RaisesTheDegreeWhenTheHostIsNearlyFull) {
   std::vector<std::string> said;
   options.say = [&](const std::string& line) { said.push_back(line); };
   options.automatic = true;
-  options.links = Links{};
+  options.links = cost::Links{};
   options.facts.parameters = 1'000'000;
   const auto changes = run(2, 4, options, {1, 1, 1});
   ASSERT_FALSE(changes[0].empty());
@@ -174,7 +175,7 @@ TEST_F(DialRequests, ForWhatIsThereAlreadyChangeNothing) {
 TEST_F(DialRequests, ThatCanNotBeHadAreAnErrorOfWhoAskedAndTheRunGoesOn) {
   comm::run_local(2, [&](comm::Fabric& fabric) {
     DialOptions own = options_;
-    own.facts = facts_of(fabric);
+    own.facts = cost::facts_of(fabric);
     Dial dial(not_owned(fabric), {1, 1, 1}, own);
     std::vector<int64_t> asked_at;
     for (int64_t step = 1; step <= 8; ++step) {
@@ -203,7 +204,7 @@ TEST_F(DialRequests, ThatCanNotBeHadAreAnErrorOfWhoAskedAndTheRunGoesOn) {
 
 TEST_F(DialRequests, TakeTheDialFromTheTunerAndGiveItBack) {
   options_.automatic = true;
-  options_.links = Links{};
+  options_.links = cost::Links{};
   std::vector<bool> automatic;
   run(2, 30, options_, {1, 1, 1}, [&](int64_t step) {
     const auto is_automatic = [&] {
@@ -234,7 +235,7 @@ TEST_F(DialRequests, AFolderOfALiveRunIsAnErrorOnAllRanks) {
   int refused = 0;
   comm::run_local(2, [&](comm::Fabric& fabric) {
     DialOptions own = options_;
-    own.facts = facts_of(fabric);
+    own.facts = cost::facts_of(fabric);
     EXPECT_THROW(Dial(not_owned(fabric), {}, own), os::AddressInUse);
     const std::scoped_lock lock(mutex);
     ++refused;
@@ -252,13 +253,13 @@ TEST_F(DialRequests, AFolderWithoutRoomForASocketIsNoReasonToStop) {
 
 RANK_MAIN(measures_links) {
   const auto fabric = comm::Fabric::connect(mesh::World::from_environment());
-  const Links links = measure_links(*fabric);
+  const cost::Links links = cost::measure_links(*fabric);
   testing::report("inside", links.inside);
   testing::report("between", links.between);
   testing::report("latency", links.inside_latency);
   testing::report("memory", links.memory);
-  testing::report("shares", ranks_can_share(*fabric) ? 1 : 0);
-  const PlaceMemory place = fullest_place(*fabric);
+  testing::report("shares", cost::ranks_can_share(*fabric) ? 1 : 0);
+  const cost::PlaceMemory place = cost::fullest_place(*fabric);
   testing::report("free", place.free / place.total);
 }
 

@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/cost/estimate.h"
+#include "tesserae/cost/memory.h"
 #include "tesserae/dial/record.h"
 #include "tests/os/scratch.h"
 
@@ -24,9 +26,9 @@ using mesh::Degrees;
 using ::testing::HasSubstr;
 
 struct Cluster {
-  Facts facts;
-  Links links;             // what the tuner believes
-  Links truth;             // what is
+  cost::Facts facts;
+  cost::Links links;       // what the tuner believes
+  cost::Links truth;       // what is
   double compute = 0.1;    // seconds
   double exposed = 1;      // share of communication that is not hidden
   double noise = 0;        // relative, of each step
@@ -34,8 +36,10 @@ struct Cluster {
   double activations = 0;  // bytes
   double change_seconds = 0.02;
 
-  double seconds(const Degrees& degrees) const { return compute + exposed * moving_seconds(facts, truth, degrees); }
-  double free(const Degrees& degrees) const { return place - activations - memory_of(facts, degrees); }
+  double seconds(const Degrees& degrees) const {
+    return compute + exposed * cost::moving_seconds(facts, truth, degrees);
+  }
+  double free(const Degrees& degrees) const { return place - activations - cost::memory_of(facts, degrees); }
   /// By trying all.
   Degrees best() const {
     std::optional<Degrees> best;
@@ -145,7 +149,8 @@ TEST(Tuner, MeasurementIsStrongerThanAWrongEstimate) {
 TEST(Tuner, NeverTriesWhatDoesNotFit) {
   Cluster cluster = gpus(1, 1e9);
   cluster.activations = 2e9;
-  cluster.place = cluster.activations + 1.3 * memory_of(cluster.facts, {2, 2, 2});  // replicas need almost twice that
+  cluster.place =
+      cluster.activations + 1.3 * cost::memory_of(cluster.facts, {2, 2, 2});  // replicas need almost twice that
   Job run(cluster, {4, 4, 4});
   run.steps(1500);
   EXPECT_GE(run.least_free, 0.1 * cluster.place) << "at every step";
@@ -159,13 +164,13 @@ TEST(Tuner, RaisesTheDegreeAtOnceWhenMemoryGetsScarce) {
   Job run(cluster, {1, 1, 1});
   run.steps(300);
   const Degrees before = run.now;
-  const double needed = memory_of(cluster.facts, before);
+  const double needed = cost::memory_of(cluster.facts, before);
   // Longer sequences: less than the headroom is left, but the job still lives, and full sharding would fit.
-  run.cluster.activations = 40e9 - memory_of(cluster.facts, {4, 4, 4}) - 0.105 * 40e9;
+  run.cluster.activations = 40e9 - cost::memory_of(cluster.facts, {4, 4, 4}) - 0.105 * 40e9;
   ASSERT_LT(run.cluster.free(before), 0.1 * 40e9);
   ASSERT_GT(run.cluster.free(before), 0);
   run.steps(3);
-  EXPECT_LT(memory_of(cluster.facts, run.now), needed) << "three steps later it is done";
+  EXPECT_LT(cost::memory_of(cluster.facts, run.now), needed) << "three steps later it is done";
   EXPECT_GE(run.cluster.free(run.now), 0.1 * 40e9);
   EXPECT_THAT(run.said.back(), HasSubstr(" % free in step 301, and 10 % are to stay free"));
   const int changes = run.changes;
@@ -181,7 +186,7 @@ TEST(Tuner, RaisesTheDegreeAtOnceWhenMemoryGetsScarce) {
 TEST(Tuner, TakesTheSmallestIfNothingFits) {
   Cluster cluster = gpus(1, 1e9);
   cluster.place = 10e9;
-  cluster.activations = 10e9 - 1.02 * memory_of(cluster.facts, {1, 1, 1});
+  cluster.activations = 10e9 - 1.02 * cost::memory_of(cluster.facts, {1, 1, 1});
   TunerOptions options;
   options.headroom = 0.6;
   Job run(cluster, {1, 1, 1}, options);
@@ -315,7 +320,7 @@ TEST(Tuner, LivesWithWhatThereIsIfAllIsRefused) {
 Job scarce() {
   Cluster cluster = gpus(1, 1e9);
   cluster.place = 40e9;
-  cluster.activations = 40e9 - memory_of(cluster.facts, {2, 2, 2}) - 0.105 * 40e9;
+  cluster.activations = 40e9 - cost::memory_of(cluster.facts, {2, 2, 2}) - 0.105 * 40e9;
   return {cluster, {1, 1, 1}};
 }
 

@@ -33,7 +33,7 @@ TEST(PlanMemory, ActivationsAreWhatForwardKeeps) {
     const model::GptConfig config = small_model();
     model::GptImpl model(config);
     model.checkpoint_activations_of_blocks(recompute);
-    const Execution run{.sequence = 96, .micro_batch = 3, .compute_bytes = 4, .recompute = recompute};
+    const cost::Execution run{.sequence = 96, .micro_batch = 3, .compute_bytes = 4, .recompute = recompute};
     const at::Tensor tokens = at::randint(config.vocabulary, {3, 96}, at::kLong);
     model.forward(tokens, tokens);  // tables of positions are made once
     const int64_t before = CountingAllocator::alive;
@@ -41,8 +41,8 @@ TEST(PlanMemory, ActivationsAreWhatForwardKeeps) {
     const auto kept = static_cast<double>(CountingAllocator::alive - before);
     // After forward the gradient of the logits is not there yet, and no block runs again.
     const auto values = static_cast<double>(run.tokens());
-    double expected = (recompute ? 4 * 4 * 128 * values : activations_of(config, run).blocks) +
-                      activations_of(config, run).head - values * 1000 * 4;
+    double expected = (recompute ? 4 * 4 * 128 * values : cost::activations_of(config, run).blocks) +
+                      cost::activations_of(config, run).head - values * 1000 * 4;
     // On the CPU torch composes the norm, which then keeps what it gives before the weight, too.
     expected += (recompute ? 1 : 9) * 4 * 128 * values;
     EXPECT_NEAR(kept, expected, 0.02 * expected) << (recompute ? "recomputed" : "kept");

@@ -1,4 +1,4 @@
-#include "tesserae/dial/links.h"
+#include "tesserae/cost/measure_links.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
@@ -6,11 +6,10 @@
 #include <algorithm>
 #include <chrono>
 
-#include "tesserae/comm/transports/two_level_group.h"
-#include "tesserae/dial/facts.h"
+#include "tesserae/cost/fabric_facts.h"
 #include "tesserae/os/clock.h"
 
-namespace tesserae::dial {
+namespace tesserae::cost {
 namespace {
 
 constexpr int64_t gathered_bytes = 4 << 20;
@@ -82,17 +81,4 @@ Links measure_links(comm::Fabric& fabric) {
   return links;
 }
 
-bool ranks_can_share(comm::Fabric& fabric) {
-  if (fabric.size() == 1 || !fabric.device().is_cpu()) return false;
-  const std::vector<int> neighbours = fabric.world().host_ranks(fabric.rank());
-  comm::Group& group =
-      fabric.world().hosts() == 1 ? fabric.everyone() : fabric.group(neighbours, comm::Traffic::control);
-  const bool can = neighbours.size() == 1 || group.share(128).defined();  // alone on its host: nobody to share with
-  return max_over_ranks(fabric, can ? 0 : 1) == 0;
-}
-
-bool goes_in_two_levels(const Facts& facts) {
-  return facts.shared_copy && comm::has_two_levels(comm::members_by_host(facts.host_of));
-}
-
-}  // namespace tesserae::dial
+}  // namespace tesserae::cost

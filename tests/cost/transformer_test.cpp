@@ -1,10 +1,10 @@
-#include "tesserae/plan/model.h"
+#include "tesserae/cost/transformer.h"
 
 #include <gmock/gmock.h>
 
 #include "tesserae/base/error.h"
 
-namespace tesserae::plan {
+namespace tesserae::cost {
 namespace {
 
 using ::testing::HasSubstr;
@@ -70,4 +70,4 @@ TEST(PlanModel, OperationsAndTraffic) {
 }
 
 }  // namespace
-}  // namespace tesserae::plan
+}  // namespace tesserae::cost

@@ -4,7 +4,7 @@
 
 #include "tesserae/model/config.h"
 
-namespace tesserae::plan {
+namespace tesserae::cost {
 
 /// How a model is run, as far as its size and traffic depend on it. Bytes are those of one element.
 struct Execution {
@@ -49,4 +49,4 @@ struct TensorTraffic {
 };
 TensorTraffic tensor_traffic_of(const model::GptConfig& model, const Execution& run);
 
-}  // namespace tesserae::plan
+}  // namespace tesserae::cost

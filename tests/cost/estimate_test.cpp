@@ -1,11 +1,14 @@
-#include "tesserae/dial/estimate.h"
+#include "tesserae/cost/estimate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tesserae/cost/memory.h"
+#include "tesserae/cost/traffic.h"
+
 // Each expected value is worked out by hand from the formulas of docs/auto.md.
 
-namespace tesserae::dial {
+namespace tesserae::cost {
 namespace {
 
 using mesh::Degrees;
@@ -198,4 +201,4 @@ TEST(Estimate, FirstChoiceIsTheFastestThatFitsBesideActivations) {
 }
 
 }  // namespace
-}  // namespace tesserae::dial
+}  // namespace tesserae::cost

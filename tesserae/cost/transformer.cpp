@@ -1,4 +1,4 @@
-#include "tesserae/plan/model.h"
+#include "tesserae/cost/transformer.h"
 
 #include <algorithm>
 #include <string>
@@ -7,7 +7,7 @@
 #include "tesserae/base/error.h"
 
 // docs/plan.md derives the formulas of this file.
-namespace tesserae::plan {
+namespace tesserae::cost {
 namespace {
 
 int64_t kv_dimension(const model::GptConfig& model) {
@@ -104,4 +104,4 @@ TensorTraffic tensor_traffic_of(const model::GptConfig& given, const Execution& 
   return {.bytes = (of_block * layers + of_root) * one + loss, .calls = calls};
 }
 
-}  // namespace tesserae::plan
+}  // namespace tesserae::cost

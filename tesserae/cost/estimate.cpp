@@ -1,0 +1,66 @@
+#include "tesserae/cost/estimate.h"
+
+#include <cstdio>
+#include <vector>
+
+#include "tesserae/base/error.h"
+#include "tesserae/cost/memory.h"
+#include "tesserae/cost/traffic.h"
+
+namespace tesserae::cost {
+namespace {
+
+// Half of the memory is for what nobody knows before the first step: activations.
+constexpr double share_for_state = 0.5;
+
+double hop_seconds(const Traffic::Hop& hop, const Links& links) {
+  const double latency = hop.crosses ? links.between_latency : links.inside_latency;
+  return hop.across / links.between + (hop.bytes - hop.across) / links.inside + hop.calls * latency;
+}
+
+std::string in_words(double bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, bytes < 1e9 ? "%.1f MB" : "%.1f GB", bytes / (bytes < 1e9 ? 1e6 : 1e9));
+  return text;
+}
+
+}  // namespace
+
+double moving_seconds(const Facts& facts, const Links& links, const mesh::Degrees& degrees) {
+  const Traffic traffic = traffic_of(facts, degrees);
+  double seconds = 0;
+  for (const Traffic::Hop* hop :
+       {&traffic.gather, &traffic.first_hop, &traffic.second_hop, &traffic.third_hop, &traffic.refresh}) {
+    seconds += hop_seconds(*hop, links);
+  }
+  // Master and state are read and written, the gradient is read.
+  const double touched = (3.0 * facts.master_bytes + 2 * facts.state_bytes) * static_cast<double>(facts.parameters);
+  return seconds + touched / degrees.optimizer / links.memory;
+}
+
+FirstChoice first_choice(const Facts& facts, const Links& links, double place, double available, double headroom) {
+  const double room = (available - headroom * place) * share_for_state;
+  struct Candidate {
+    mesh::Degrees degrees;
+    double memory, seconds;
+  };
+  const Candidate* fastest = nullptr;
+  const Candidate* smallest = nullptr;
+  std::vector<Candidate> candidates;
+  for (const mesh::Degrees& degrees : mesh::all_degrees(facts.ranks())) {
+    candidates.push_back({degrees, memory_of(facts, degrees), moving_seconds(facts, links, degrees)});
+  }
+  for (const Candidate& candidate : candidates) {
+    if (smallest == nullptr || candidate.memory < smallest->memory) smallest = &candidate;
+    if (candidate.memory > room) continue;
+    if (fastest == nullptr || candidate.seconds < fastest->seconds) fastest = &candidate;
+  }
+  if (fastest == nullptr) {
+    return {smallest->degrees, cat("needs least: ", in_words(smallest->memory), " of ", in_words(room),
+                                   " that may be used before activations are known")};
+  }
+  return {fastest->degrees, cat("estimated to be fastest of what fits: ", in_words(fastest->memory), " of ",
+                                in_words(room), " that may be used before activations are known")};
+}
+
+}  // namespace tesserae::cost

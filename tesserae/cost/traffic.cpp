@@ -1,0 +1,64 @@
+#include "tesserae/cost/traffic.h"
+
+namespace tesserae::cost {
+namespace {
+
+double share_sent(int members) {
+  return static_cast<double>(members - 1) / members;
+}
+
+/// The ranks first, first + stride, ... of which there are `members`.
+struct Members {
+  int first, stride, members;
+};
+
+void find_link(const Facts& facts, const Members& group, Traffic::Hop& hop) {
+  if (!spans_hosts(facts, group.first, group.first + (group.members - 1) * group.stride)) return;
+  hop.crosses = true;
+  int near = 1;  // members on the host of the first
+  while (!spans_hosts(facts, group.first, group.first + near * group.stride)) ++near;
+  const bool once = facts.two_levels && near > 1;
+  hop.across = once ? hop.bytes * (group.members / near - 1) / (group.members - 1) : hop.bytes;
+}
+
+}  // namespace
+
+Traffic traffic_of(const Facts& facts, const mesh::Degrees& degrees) {
+  const auto [P, G, O] = degrees;
+  const int N = facts.ranks();
+  const auto elements = static_cast<double>(facts.parameters);
+  const double c = facts.compute_bytes, g = facts.reduce_bytes;
+  const double reductions = facts.two_hop ? facts.micro_batches : 1;
+  double gathers = facts.micro_batches * (facts.free_after_forward ? 2.0 : 1.0);
+  if (!facts.free_after_forward && !facts.free_after_backward) gathers = 1;
+
+  Traffic traffic;
+  const auto count = [&](Traffic::Hop& hop, int members, double bytes, double times) {
+    if (members == 1) return;
+    hop.bytes = bytes * share_sent(members) * times;
+    hop.calls = facts.units * times;
+  };
+  count(traffic.gather, P, c * elements, gathers);
+  count(traffic.first_hop, G, g * elements, reductions);
+  count(traffic.second_hop, O / G, g * elements / G, 1);
+  count(traffic.third_hop, N / O, 2 * g * elements / O, 1);
+  count(traffic.refresh, O / P, c * elements / P, 1);
+
+  // Ranks of a host are consecutive and each group is a run or a stride of ranks: its ends tell whether it spans hosts.
+  bool all_share = P > 1;
+  for (int rank = 0; rank < N; ++rank) {
+    all_share = all_share && shares_gathered(facts, degrees, rank);
+    const auto look = [&](Traffic::Hop& hop, int within, int stride) {
+      find_link(facts, {rank - rank % within + rank % stride, stride, within / stride}, hop);
+    };
+    look(traffic.gather, P, 1);
+    look(traffic.first_hop, G, 1);
+    look(traffic.second_hop, O, G);
+    look(traffic.refresh, O, P);
+    find_link(facts, {rank % O, O, N / O}, traffic.third_hop);
+  }
+  if (all_share) traffic.gather = {.bytes = 0, .calls = 2, .crosses = false};  // two meetings a step
+  return traffic;
+}
+
+}  // namespace tesserae::cost
