@@ -27,6 +27,7 @@ LAYERS = [
     "plan",
     "checkpoint",
     "data",
+    "snapshot",
     "train",
 ]
 TOP = {"tesserae", "python", "cli", "tests", "bench", "examples", "docs", "cmake", "tools"}

@@ -19,7 +19,9 @@ Checkpointing::Checkpointing(const Config& config, TrainingState& state, const R
   saver_ = std::make_unique<checkpoint::Saver>(
       state.fabric,
       checkpoint::SaverOptions{.folder = folder_, .keep = options_.keep, .asynchronous = options_.asynchronous});
-  if (options_.memory_every_steps > 0) memory_.emplace(state, folder_);
+  if (options_.memory_every_steps > 0)
+    memory_.emplace(snapshot::Subject{state.fabric, state.parallel->size(), state.sharded, *state.optimizer},
+                    state.layout(), folder_);
 }
 
 void Checkpointing::begin() {
@@ -34,7 +36,7 @@ void Checkpointing::before_update() {
 }
 
 void Checkpointing::layout_changed() {
-  if (memory_) memory_->layout_changed();
+  if (memory_) memory_->layout_changed(state_.layout());
 }
 
 Checkpointing::Wishes Checkpointing::wishes() const {
@@ -53,8 +55,9 @@ void Checkpointing::after_step(const Wishes& all, bool ending) {
   if (!saver_) return;
   if (all.failed > 0) settle(ending);  // 1
   announce();
-  if (memory_ && !ending && state_.step % options_.memory_every_steps == 0) memory_->save();  // 2
-  if (ending || due(all)) save(ending);                                                       // 3
+  if (memory_ && !ending && state_.step % options_.memory_every_steps == 0)
+    memory_->save(state_.step, state_.description());  // 2
+  if (ending || due(all)) save(ending);                // 3
 }
 
 void Checkpointing::settle(bool ending) {

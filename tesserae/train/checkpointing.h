@@ -10,7 +10,7 @@
 
 #include "tesserae/checkpoint/saver.h"
 #include "tesserae/os/clock.h"
-#include "tesserae/train/memory_tier.h"
+#include "tesserae/snapshot/memory_tier.h"
 #include "tesserae/train/resume.h"
 #include "tesserae/train/training_state.h"
 
@@ -44,7 +44,7 @@ class Checkpointing {
   Checkpointing(const Config& config, TrainingState& state, const RunFolders& folders, Callbacks callbacks);
 
   /// nullptr unless the configuration asks for it.
-  MemoryTier* memory() { return memory_ ? &*memory_ : nullptr; }
+  snapshot::MemoryTier* memory() { return memory_ ? &*memory_ : nullptr; }
   /// The state has just been restored (or is new): nothing is to be saved before the next step.
   void begin();
 
@@ -83,7 +83,7 @@ class Checkpointing {
   os::Path folder_;
   Callbacks callbacks_;
   std::unique_ptr<checkpoint::Saver> saver_;  // nullptr: switched off
-  std::optional<MemoryTier> memory_;
+  std::optional<snapshot::MemoryTier> memory_;
   std::optional<int64_t> begun_;      // the newest step that was handed to the saver, or from which the run started
   std::optional<int64_t> announced_;  // the newest of which people were told
   os::TimePoint last_save_ = os::now();

@@ -3,7 +3,7 @@
 #include "tesserae/checkpoint/agreement.h"
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/checkpoint/load.h"
-#include "tesserae/train/memory_tier.h"
+#include "tesserae/snapshot/memory_tier.h"
 
 namespace tesserae::train {
 namespace {
@@ -25,13 +25,14 @@ int64_t newest_step(comm::Fabric& fabric, const os::Path& folder) {
 }  // namespace
 
 std::optional<Origin> restore(TrainingState& state, const Resume& resume, const RunFolders& folders,
-                              MemoryTier* memory) {
+                              snapshot::MemoryTier* memory) {
   comm::Fabric& fabric = *state.fabric;
   const checkpoint::LoadInto into = [&state](const checkpoint::Checkpoint& checkpoint) { state.load(checkpoint); };
   std::optional<Origin> origin;
   if (resume.mode == Resume::Mode::automatic && memory != nullptr) {
-    if (const auto step = memory->restore(newest_step(fabric, folders.checkpoints))) {
-      origin = {.step = *step, .from = "memory of the hosts"};
+    if (const auto restored = memory->restore(newest_step(fabric, folders.checkpoints))) {
+      state.take_over(restored->description, restored->step);
+      origin = {.step = restored->step, .from = "memory of the hosts"};
     }
   } else if (memory != nullptr) {
     memory->remove_all();

@@ -7,9 +7,11 @@
 #include "tesserae/train/resume.h"
 #include "tesserae/train/training_state.h"
 
-namespace tesserae::train {
-
+namespace tesserae::snapshot {
 class MemoryTier;
+}
+
+namespace tesserae::train {
 
 /// What a run continues.
 struct Origin {
@@ -21,6 +23,6 @@ struct Origin {
 /// storage, or the same. Collective. Nothing: there is nothing to continue, and `state` is as it was. Throws what
 /// checkpoint::load_newest and load_chosen throw.
 std::optional<Origin> restore(TrainingState& state, const Resume& resume, const RunFolders& folders,
-                              MemoryTier* memory);
+                              snapshot::MemoryTier* memory);
 
 }  // namespace tesserae::train

@@ -11,7 +11,7 @@
 
 // Jobs that are killed and go on from what they left in shared memory. Their checkpoint folder stays empty until they
 // end: what they continue can only have come from memory. (Which snapshot is chosen: snapshot_set_test.cpp; what a
-// snapshot is: memory_slot_test.cpp.)
+// snapshot is: snapshot_buffer_test.cpp.)
 
 namespace tesserae::train {
 namespace {

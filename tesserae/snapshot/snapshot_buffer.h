@@ -10,13 +10,13 @@
 #include "tesserae/checkpoint/state.h"
 #include "tesserae/os/shared_memory.h"
 
-namespace tesserae::train {
+namespace tesserae::snapshot {
 
 /// The optimizer's counters of a shard are "counter/SHARD/NAME", beside those by parameter: a shard has one also where
 /// no parameter begins.
 inline constexpr std::string_view counter_prefix = "counter/";
 
-/// What a slot holds: the manifest of one rank's part of the training state, in the words of docs/format.md, and its
+/// What a buffer holds: the manifest of one rank's part of the training state, in the words of docs/format.md, and its
 /// data. Valid while the bytes that it was read from are.
 struct MemorySnapshot {
   checkpoint::Manifest manifest;
@@ -26,23 +26,23 @@ struct MemorySnapshot {
   std::string_view find(const checkpoint::Piece& piece) const;
 };
 
-/// The bytes of a slot: "TESSMEM1", the length of the text (8 bytes, little-endian), where the data begin (the same),
+/// The bytes of a buffer: "TESSMEM1", the length of the text (8 bytes, little-endian), where the data begin (the same),
 /// the text, the data. Nothing unless they are whole and every checksum fits: a process that was killed while it wrote
 /// leaves no snapshot.
 std::optional<MemorySnapshot> parse_snapshot(std::string_view bytes, const std::string& name);
 
 /// A place in shared memory of the host for one snapshot; it outlives the process. One process writes it, from one
 /// thread.
-class MemorySlot {
+class SnapshotBuffer {
  public:
-  explicit MemorySlot(std::string name) : name_(std::move(name)) {}
+  explicit SnapshotBuffer(std::string name) : name_(std::move(name)) {}
 
   /// What it holds, whoever wrote it. Reads every byte.
   std::optional<MemorySnapshot> read();
   /// All of its bytes, to be sent; empty if there are none.
   std::string_view bytes() const;
 
-  /// Makes room for these pieces; from here on the slot holds no snapshot until fill() has returned. `manifest` has
+  /// Makes room for these pieces; from here on the buffer holds no snapshot until fill() has returned. `manifest` has
   /// everything but files and tensors. Throws IoError: the host has no room.
   void prepare(checkpoint::Manifest manifest, std::vector<checkpoint::Piece> pieces);
   /// Copies what was prepared and seals it with checksums. The pieces' memory must not change meanwhile; it is let go.
@@ -60,4 +60,4 @@ class MemorySlot {
   uint64_t data_begin_ = 0;
 };
 
-}  // namespace tesserae::train
+}  // namespace tesserae::snapshot

@@ -1,9 +1,9 @@
-#include "tesserae/train/snapshot_set.h"
+#include "tesserae/snapshot/snapshot_set.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace tesserae::train {
+namespace tesserae::snapshot {
 namespace {
 
 using testing::ElementsAre;
@@ -31,10 +31,10 @@ TEST(SnapshotSet, NeighboursOwnTheSameChunkInAnotherReplica) {
 
 TEST(SnapshotSet, IsCompleteWhenAllTensorParallelRanksAreThere) {
   const mesh::Layout layout(2, {1, 1, 1});
-  const std::array<Held, memory_slots> full{Held{7, 12}, none}, empty{none, none};
+  const std::array<Held, buffers_per_rank> full{Held{7, 12}, none}, empty{none, none};
   const auto set = newest_complete_set(layout, 2, {full, full, full, empty}, 0);
   ASSERT_TRUE(set.has_value());
-  EXPECT_EQ(set->slot, (std::vector<int>{0, 0, 0, -1}));
+  EXPECT_EQ(set->buffer, (std::vector<int>{0, 0, 0, -1}));
   EXPECT_FALSE(newest_complete_set(layout, 2, {full, empty, full, empty}, 0).has_value());
 }
 
@@ -54,7 +54,7 @@ TEST(SnapshotSet, IsTheLatestThatAllRanksHold) {
   const auto set = newest_complete_set(layout, 1, held, 0);
   ASSERT_TRUE(set.has_value());
   EXPECT_EQ(set->step, 10);
-  EXPECT_THAT(set->slot, ElementsAre(1, 1));
+  EXPECT_THAT(set->buffer, ElementsAre(1, 1));
   EXPECT_TRUE(newest_complete_set(layout, 1, held, 10).has_value());
   EXPECT_FALSE(newest_complete_set(layout, 1, held, 11).has_value()) << "storage has a later one";
 }
@@ -71,11 +71,11 @@ TEST(SnapshotSet, JobsAreNotMixed) {
 
 TEST(SnapshotSet, ANeighbourStandsInForWhoLostItsPart) {
   const mesh::Layout layout(4, {2, 2, 2});  // replicas {0, 1} and {2, 3}
-  const std::array<Held, memory_slots> full{{{7, 12}, {7, 10}}}, empty{};
+  const std::array<Held, buffers_per_rank> full{{{7, 12}, {7, 10}}}, empty{};
   const auto set = newest_complete_set(layout, 1, {full, empty, empty, full}, 0);
   ASSERT_TRUE(set.has_value());
   EXPECT_EQ(set->step, 12);
-  EXPECT_THAT(set->slot, ElementsAre(0, -1, -1, 0));
+  EXPECT_THAT(set->buffer, ElementsAre(0, -1, -1, 0));
   EXPECT_FALSE(newest_complete_set(layout, 1, {full, empty, full, empty}, 0).has_value()) << "chunk 1 is nowhere";
 }
 
@@ -84,4 +84,4 @@ TEST(SnapshotSet, NobodyHoldsAnything) {
 }
 
 }  // namespace
-}  // namespace tesserae::train
+}  // namespace tesserae::snapshot

@@ -2,17 +2,18 @@
 
 #include <cstdint>
 #include <future>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tesserae/checkpoint/state.h"
 #include "tesserae/os/files.h"
-#include "tesserae/train/memory_slot.h"
-#include "tesserae/train/snapshot_set.h"
-#include "tesserae/train/training_state.h"
+#include "tesserae/snapshot/snapshot_buffer.h"
+#include "tesserae/snapshot/snapshot_set.h"
+#include "tesserae/snapshot/subject.h"
 
-namespace tesserae::train {
+namespace tesserae::snapshot {
 
 /// Snapshots of a job's training state in shared memory of its hosts, so that a job which died can go on from the last
 /// few steps without reading storage. memory_tier.cpp opens with the protocol.
@@ -25,23 +26,30 @@ namespace tesserae::train {
 /// goes on without it.
 class MemoryTier {
  public:
-  MemoryTier(TrainingState& state, const os::Path& checkpoints);
+  /// `layout`: of the data-parallel ranks, as it is now.
+  MemoryTier(const Subject& subject, const mesh::Layout& layout, const os::Path& checkpoints);
   ~MemoryTier();
   MemoryTier(const MemoryTier&) = delete;
   MemoryTier& operator=(const MemoryTier&) = delete;
 
-  /// Keeps the values that the state has now. Collective. Returns before they are copied: see wait_copied().
-  void save();
+  /// Keeps the values that the state has now, after `step`, and what is said of it. Collective. Returns before they are
+  /// copied: see wait_copied().
+  void save(int64_t step, const nlohmann::json& description);
   /// Returns when the state's memory may be written again.
   void wait_copied();
   /// Snapshots are of the state's new layout from now on; those of the old one stay until they are replaced.
-  void layout_changed();
+  void layout_changed(const mesh::Layout& layout);
 
+  /// What was given to save().
+  struct Restored {
+    int64_t step = 0;
+    nlohmann::json description;
+  };
   /// Fills the state from the newest snapshot that all ranks have, or that the neighbours of those without have, if it
-  /// is of step `at_least` or later and of this layout. Collective. Returns its step; nothing: there is no such
+  /// is of step `at_least` or later and of this layout. Collective. Nothing: there is no such
   /// snapshot, the state is as it was and all snapshots are gone. If they were of another layout, or of a job of other
-  /// size, and later than `at_least`, they are now a checkpoint in the folder (left_snapshots.h).
-  std::optional<int64_t> restore(int64_t at_least);
+  /// size, and later than `at_least`, they are now a checkpoint in the folder (surviving_snapshots.h).
+  std::optional<Restored> restore(int64_t at_least);
 
   /// Takes this rank's snapshots away: the job ended well.
   void remove() noexcept;
@@ -57,15 +65,15 @@ class MemoryTier {
   void take_over(const MemorySnapshot& snapshot);
   bool agree_on(const std::string& failure, const std::string& consequence);
 
-  TrainingState& state_;
+  const Subject subject_;
   mesh::Layout layout_;
   os::Path checkpoints_;
   std::string prefix_;    // of the names of all ranks' snapshots
   uint64_t session_ = 0;  // of this job: snapshots of different jobs never mix
-  std::vector<MemorySlot> slots_;
-  size_t next_ = 0;  // the slot that may be written: not the newest
+  std::vector<SnapshotBuffer> buffers_;
+  size_t next_ = 0;  // the buffer that may be written: not the newest
   bool broken_ = false;
   std::future<void> copying_;
 };
 
-}  // namespace tesserae::train
+}  // namespace tesserae::snapshot

@@ -1,4 +1,4 @@
-#include "tesserae/train/memory_tier.h"
+#include "tesserae/snapshot/memory_tier.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
@@ -20,25 +20,26 @@
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/random_state.h"
-#include "tesserae/train/left_snapshots.h"
+#include "tesserae/snapshot/surviving_snapshots.h"
 
 // To save, all ranks together:
 //  1. each tells the next rank that owns the same chunk (in the next replica) its random numbers: all else of a rank's
 //     part is there already;
-//  2. each makes room in the slot that does not hold its newest snapshot. If any rank can not, the tier is switched off
+//  2. each makes room in the buffer that does not hold its newest snapshot. If any rank can not, the tier is switched
+//  off
 //     on all: a set with a hole is no use;
 //  3. each copies its part and seals it, beside the next forward and backward.
 // Killed at any moment, every rank still has a whole snapshot of this save or of the one before, and not all of them
-// need be equally far: that is why there are two slots. (No rank is two saves ahead: in the step between two saves the
-// ranks agree on something after each has waited for its copy.)
+// need be equally far: that is why there are two buffers. (No rank is two saves ahead: in the step between two saves
+// the ranks agree on something after each has waited for its copy.)
 //
 // To restore, all ranks together:
 //  1. each says which snapshots it holds: whole, of this layout, by job and step;
 //  2. all choose the same: the latest that every rank has itself or has with its neighbour;
 //  3. neighbours send what is missing; each checks what it got, and that it fits the model;
 //  4. only if all are well does any change its state.
-// Snapshots of another layout, or of a job of another size, become a checkpoint instead (left_snapshots.h).
-namespace tesserae::train {
+// Snapshots of another layout, or of a job of another size, become a checkpoint instead (surviving_snapshots.h).
+namespace tesserae::snapshot {
 namespace {
 
 std::string key_of(const os::Path& checkpoints) {
@@ -71,14 +72,14 @@ bool has_state(const checkpoint::Manifest& manifest, std::string_view name) {
 
 }  // namespace
 
-MemoryTier::MemoryTier(TrainingState& state, const os::Path& checkpoints)
-    : state_(state),
-      layout_(state.layout()),
+MemoryTier::MemoryTier(const Subject& subject, const mesh::Layout& layout, const os::Path& checkpoints)
+    : subject_(subject),
+      layout_(layout),
       checkpoints_(checkpoints),
-      prefix_(cat("tesserae-", checkpoint::text_of(*state.fabric, key_of(checkpoints), 0), "-rank-")),
-      session_(session_of(*state.fabric)) {
-  for (size_t slot = 0; slot < memory_slots; ++slot) {
-    slots_.emplace_back(cat(prefix_, state.fabric->rank(), "-", slot));
+      prefix_(cat("tesserae-", checkpoint::text_of(*subject.job, key_of(checkpoints), 0), "-rank-")),
+      session_(session_of(*subject.job)) {
+  for (size_t buffer = 0; buffer < buffers_per_rank; ++buffer) {
+    buffers_.emplace_back(cat(prefix_, subject.job->rank(), "-", buffer));
   }
 }
 
@@ -86,22 +87,22 @@ MemoryTier::~MemoryTier() {
   if (copying_.valid()) copying_.wait();
 }
 
-void MemoryTier::save() {
+void MemoryTier::save(int64_t step, const nlohmann::json& description) {
   wait_copied();
   if (broken_) return;
   std::vector<checkpoint::Piece> pieces = own_pieces();
   for (checkpoint::Piece& piece : exchange_random()) pieces.push_back(std::move(piece));  // 1
   checkpoint::Manifest manifest;
-  manifest.step = state_.step;
+  manifest.step = step;
   manifest.attempt = checkpoint::to_hex(session_);
   manifest.layout = layout_;
-  manifest.tensor = state_.parallel->size();
-  manifest.training = state_.description();
+  manifest.tensor = subject_.tensor;
+  manifest.training = description;
   manifest.training[memory_key] = notes_of(pieces);
   const bool on_host = std::ranges::all_of(pieces, [](const checkpoint::Piece& piece) { return piece.data.is_cpu(); });
   std::string failure;
   try {
-    slots_[next_].prepare(std::move(manifest), std::move(pieces));  // 2
+    buffers_[next_].prepare(std::move(manifest), std::move(pieces));  // 2
   } catch (const IoError& error) {
     failure = error.what();
   }
@@ -109,12 +110,12 @@ void MemoryTier::save() {
     broken_ = true;
     return remove();
   }
-  MemorySlot* const slot = &slots_[next_];  // 3
-  next_ = (next_ + 1) % memory_slots;
+  SnapshotBuffer* const buffer = &buffers_[next_];  // 3
+  next_ = (next_ + 1) % buffers_per_rank;
   if (on_host) {
-    copying_ = std::async(std::launch::async, [slot] { slot->fill(); });
+    copying_ = std::async(std::launch::async, [buffer] { buffer->fill(); });
   } else {
-    slot->fill();  // on this thread's stream, behind what computes the values
+    buffer->fill();  // on this thread's stream, behind what computes the values
   }
 }
 
@@ -122,17 +123,17 @@ void MemoryTier::wait_copied() {
   if (copying_.valid()) copying_.get();
 }
 
-void MemoryTier::layout_changed() {
+void MemoryTier::layout_changed(const mesh::Layout& layout) {
   wait_copied();
-  layout_ = state_.layout();
+  layout_ = layout;
 }
 
 /// Step 1 of a save: the random numbers of the previous replica's rank, as pieces.
 std::vector<checkpoint::Piece> MemoryTier::exchange_random() {
-  comm::Fabric& fabric = *state_.fabric;
-  const int next = neighbour(layout_, state_.parallel->size(), fabric.rank());
+  comm::Fabric& fabric = *subject_.job;
+  const int next = neighbour(layout_, subject_.tensor, fabric.rank());
   if (next < 0) return {};
-  const int previous = neighbour(layout_, state_.parallel->size(), fabric.rank(), -1);
+  const int previous = neighbour(layout_, subject_.tensor, fabric.rank(), -1);
   std::vector<comm::Message> sends, receives;
   std::vector<checkpoint::Piece> pieces = checkpoint::random_pieces(fabric.rank(), fabric.device());
   const std::vector<checkpoint::Piece> named = checkpoint::random_pieces(previous, fabric.device());
@@ -148,17 +149,17 @@ std::vector<checkpoint::Piece> MemoryTier::exchange_random() {
   return pieces;
 }
 
-std::optional<int64_t> MemoryTier::restore(int64_t at_least) {
+std::optional<MemoryTier::Restored> MemoryTier::restore(int64_t at_least) {
   const std::optional<SnapshotSet> set =
-      newest_complete_set(layout_, state_.parallel->size(), held_by_ranks(), at_least);  // 1, 2
+      newest_complete_set(layout_, subject_.tensor, held_by_ranks(), at_least);  // 1, 2
   if (!set) {
-    save_left_snapshots(state_, prefix_, checkpoints_, at_least);
-    checkpoint::sum_over_ranks(*state_.fabric, {0});  // nobody reads them any more
+    save_surviving_snapshots(subject_, layout_, prefix_, checkpoints_, at_least);
+    checkpoint::sum_over_ranks(*subject_.job, {0});  // nobody reads them any more
     remove_all();
     return std::nullopt;
   }
-  const int slot = set->slot[static_cast<size_t>(state_.fabric->rank())];
-  const std::string_view own = slot < 0 ? std::string_view() : slots_[static_cast<size_t>(slot)].bytes();
+  const int buffer = set->buffer[static_cast<size_t>(subject_.job->rank())];
+  const std::string_view own = buffer < 0 ? std::string_view() : buffers_[static_cast<size_t>(buffer)].bytes();
   const std::optional<std::string> fetched = fetch(*set, own);  // 3
   const std::optional<MemorySnapshot> snapshot = parse_snapshot(fetched ? *fetched : own, "of this rank");
   const std::string failure = snapshot ? refusal(*snapshot) : "the snapshot arrived damaged";
@@ -166,38 +167,38 @@ std::optional<int64_t> MemoryTier::restore(int64_t at_least) {
     remove_all();
     return std::nullopt;
   }
-  take_over(*snapshot);                                   // 4
-  remove_left_snapshots(prefix_, state_.fabric->size());  // of a larger job: this one has no ranks that could
-  next_ = slot == 0 ? 1 : 0;
-  return set->step;
+  take_over(*snapshot);                                       // 4
+  remove_surviving_snapshots(prefix_, subject_.job->size());  // of a larger job: this one has no ranks that could
+  next_ = buffer == 0 ? 1 : 0;
+  return Restored{.step = set->step, .description = snapshot->manifest.training};
 }
 
 /// Step 1 of a restore.
 HeldByRank MemoryTier::held_by_ranks() {
-  comm::Fabric& fabric = *state_.fabric;
+  comm::Fabric& fabric = *subject_.job;
   HeldByRank held(static_cast<size_t>(fabric.size()));
-  std::vector<int64_t> table(held.size() * memory_slots * 2, 0);  // for each slot: session, step + 1
-  for (size_t slot = 0; slot < memory_slots; ++slot) {
-    const std::optional<MemorySnapshot> snapshot = slots_[slot].read();
+  std::vector<int64_t> table(held.size() * buffers_per_rank * 2, 0);  // for each buffer: session, step + 1
+  for (size_t buffer = 0; buffer < buffers_per_rank; ++buffer) {
+    const std::optional<MemorySnapshot> snapshot = buffers_[buffer].read();
     if (!snapshot || snapshot->manifest.layout != layout_) continue;
-    if (snapshot->manifest.tensor != state_.parallel->size()) continue;
-    const size_t place = (static_cast<size_t>(fabric.rank()) * memory_slots + slot) * 2;
+    if (snapshot->manifest.tensor != subject_.tensor) continue;
+    const size_t place = (static_cast<size_t>(fabric.rank()) * buffers_per_rank + buffer) * 2;
     table[place] = static_cast<int64_t>(checkpoint::from_hex(snapshot->manifest.attempt).value_or(0));
     table[place + 1] = snapshot->manifest.step + 1;
   }
   table = checkpoint::sum_over_ranks(fabric, table);
   for (size_t i = 0; i < table.size(); i += 2) {
-    held[i / 2 / memory_slots][i / 2 % memory_slots] = {.session = table[i], .step = table[i + 1] - 1};
+    held[i / 2 / buffers_per_rank][i / 2 % buffers_per_rank] = {.session = table[i], .step = table[i + 1] - 1};
   }
   return held;
 }
 
 /// Step 3: sends `own` to the rank that needs it, and returns what this rank needs; nothing if it has its own.
 std::optional<std::string> MemoryTier::fetch(const SnapshotSet& set, std::string_view own) {
-  comm::Fabric& fabric = *state_.fabric;
-  const auto lacks = [&set](int rank) { return rank >= 0 && set.slot[static_cast<size_t>(rank)] < 0; };
-  const int asking = neighbour(layout_, state_.parallel->size(), fabric.rank(), -1);
-  const int giving = neighbour(layout_, state_.parallel->size(), fabric.rank());
+  comm::Fabric& fabric = *subject_.job;
+  const auto lacks = [&set](int rank) { return rank >= 0 && set.buffer[static_cast<size_t>(rank)] < 0; };
+  const int asking = neighbour(layout_, subject_.tensor, fabric.rank(), -1);
+  const int giving = neighbour(layout_, subject_.tensor, fabric.rank());
   const auto exchange = [&](const at::Tensor& out, const at::Tensor& in) {
     std::vector<comm::Message> sends, receives;
     if (lacks(asking)) sends.push_back({.peer = asking, .data = out});
@@ -217,16 +218,16 @@ std::optional<std::string> MemoryTier::fetch(const SnapshotSet& set, std::string
 
 /// All of this rank, and what of it the first replica writes into a checkpoint, wherever this one is.
 std::vector<checkpoint::Piece> MemoryTier::own_pieces() {
-  const int first = layout_.owner(layout_.chunk(state_.data->rank()), 0);
-  std::vector<checkpoint::Piece> pieces = checkpoint::model_pieces(state_.sharded, state_.optimizer.get(), first);
-  state_.optimizer->visit_state([&pieces](const shard::Shard& shard, std::string_view name, at::Tensor& tensor) {
+  const int first = layout_.owner(layout_.chunk(subject_.data_rank()), 0);
+  std::vector<checkpoint::Piece> pieces = checkpoint::model_pieces(subject_.sharded, &subject_.optimizer, first);
+  subject_.optimizer.visit_state([&pieces](const shard::Shard& shard, std::string_view name, at::Tensor& tensor) {
     if (tensor.dim() > 0) return;
     pieces.push_back({.name = cat(counter_prefix, shard.index, "/", name),
                       .shape = tensor.sizes().vec(),
                       .elements = {0, tensor.numel()},
                       .data = tensor});
   });
-  for (checkpoint::Piece& piece : checkpoint::random_pieces(state_.fabric->rank(), state_.fabric->device())) {
+  for (checkpoint::Piece& piece : checkpoint::random_pieces(subject_.job->rank(), subject_.job->device())) {
     pieces.push_back(std::move(piece));
   }
   return pieces;
@@ -234,7 +235,7 @@ std::vector<checkpoint::Piece> MemoryTier::own_pieces() {
 
 /// Why a snapshot can not be this rank's state; empty: it can.
 std::string MemoryTier::refusal(const MemorySnapshot& snapshot) {
-  state_.optimizer->allocate_state();
+  subject_.optimizer.allocate_state();
   for (const checkpoint::Piece& piece : own_pieces()) {
     if (piece.elements.empty() || !snapshot.find(piece).empty()) continue;
     // Before a shard's first gradient there is no state of it at all.
@@ -255,19 +256,18 @@ void MemoryTier::take_over(const MemorySnapshot& snapshot) {
     piece.data.view({-1}).copy_(values);
   };
   for (const checkpoint::Piece& piece : own_pieces()) fill(piece);
-  std::vector<c10::Device> devices{c10::kCPU, state_.fabric->device()};
-  std::vector<checkpoint::Piece> random = checkpoint::random_pieces(state_.fabric->rank(), devices[1]);
+  std::vector<c10::Device> devices{c10::kCPU, subject_.job->device()};
+  std::vector<checkpoint::Piece> random = checkpoint::random_pieces(subject_.job->rank(), devices[1]);
   for (size_t i = 0; i < random.size(); ++i) {
     fill(random[i]);
     at::Generator generator = at::globalContext().defaultGenerator(devices[i]);
     generator.set_state(random[i].data);
   }
-  state_.take_over(snapshot.manifest.training, snapshot.manifest.step);
 }
 
 /// True if no rank failed; else rank 0 warns.
 bool MemoryTier::agree_on(const std::string& failure, const std::string& consequence) {
-  comm::Fabric& fabric = *state_.fabric;
+  comm::Fabric& fabric = *subject_.job;
   const int rank = checkpoint::lowest_rank_with(fabric, !failure.empty());
   if (rank < 0) return true;
   const std::string cause = checkpoint::text_of(fabric, failure, rank);
@@ -277,16 +277,16 @@ bool MemoryTier::agree_on(const std::string& failure, const std::string& consequ
 
 void MemoryTier::remove_all() noexcept {
   remove();
-  remove_left_snapshots(prefix_);
+  remove_surviving_snapshots(prefix_);
 }
 
 void MemoryTier::remove() noexcept {
   try {
     wait_copied();
-    for (MemorySlot& slot : slots_) slot.remove();
+    for (SnapshotBuffer& buffer : buffers_) buffer.remove();
   } catch (const std::exception& error) {
     log(LogLevel::warning, cat("a snapshot in memory could not be taken away: ", error.what()));
   }
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::snapshot

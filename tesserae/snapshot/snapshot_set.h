@@ -8,7 +8,7 @@
 
 #include "tesserae/mesh/layout.h"
 
-namespace tesserae::train {
+namespace tesserae::snapshot {
 
 /// A snapshot that a rank holds in memory.
 struct Held {
@@ -16,14 +16,14 @@ struct Held {
   int64_t step = -1;    ///< -1: there is none
 };
 
-inline constexpr size_t memory_slots = 2;
-using HeldByRank = std::vector<std::array<Held, memory_slots>>;  ///< [rank][slot]
+inline constexpr size_t buffers_per_rank = 2;
+using HeldByRank = std::vector<std::array<Held, buffers_per_rank>>;  ///< [rank][buffer]
 
 /// Snapshots of one save from which all ranks can go on.
 struct SnapshotSet {
   int64_t session = 0;
   int64_t step = 0;
-  std::vector<int> slot;  ///< of each rank; -1: it has none, and asks its neighbour
+  std::vector<int> buffer;  ///< of each rank; -1: it has none, and asks its neighbour
 };
 
 /// The job rank in the next replica (with direction -1, the previous) that owns the same chunk of the same parts; -1:
@@ -35,4 +35,4 @@ int neighbour(const mesh::Layout& layout, int tensor, int rank, int direction = 
 std::optional<SnapshotSet> newest_complete_set(const mesh::Layout& layout, int tensor, const HeldByRank& held,
                                                int64_t at_least);
 
-}  // namespace tesserae::train
+}  // namespace tesserae::snapshot

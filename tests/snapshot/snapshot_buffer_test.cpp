@@ -1,4 +1,4 @@
-#include "tesserae/train/memory_slot.h"
+#include "tesserae/snapshot/snapshot_buffer.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
@@ -9,12 +9,12 @@
 
 #include "tesserae/os/files.h"
 
-namespace tesserae::train {
+namespace tesserae::snapshot {
 namespace {
 
-class Slot : public testing::Test {
+class Buffer : public testing::Test {
  protected:
-  ~Slot() override { slot_.remove(); }
+  ~Buffer() override { buffer_.remove(); }
 
   std::vector<checkpoint::Piece> pieces(float scale, int64_t elements = 300) const {
     return {{.name = "model/weight",
@@ -32,18 +32,18 @@ class Slot : public testing::Test {
     manifest.attempt = "0123456789abcdef";
     manifest.training = {{"note", step}};
     manifest.block_bytes = 512;
-    slot_.prepare(manifest, pieces(scale, elements));
-    slot_.fill();
+    buffer_.prepare(manifest, pieces(scale, elements));
+    buffer_.fill();
   }
 
-  const std::string name_ = "tesserae-slot-test-" + std::to_string(::getpid());
-  MemorySlot slot_{name_};
+  const std::string name_ = "tesserae-buffer-test-" + std::to_string(::getpid());
+  SnapshotBuffer buffer_{name_};
 };
 
-TEST_F(Slot, GivesBackWhatWasWrittenAlsoToAnotherProcess) {
-  EXPECT_FALSE(slot_.read().has_value()) << "nobody made it yet";
+TEST_F(Buffer, GivesBackWhatWasWrittenAlsoToAnotherProcess) {
+  EXPECT_FALSE(buffer_.read().has_value()) << "nobody made it yet";
   write(1.5f, 7);
-  MemorySlot other(name_);
+  SnapshotBuffer other(name_);
   const auto snapshot = other.read();
   ASSERT_TRUE(snapshot.has_value());
   EXPECT_EQ(snapshot->manifest.step, 7);
@@ -59,30 +59,30 @@ TEST_F(Slot, GivesBackWhatWasWrittenAlsoToAnotherProcess) {
   EXPECT_TRUE(snapshot->find(wrong).empty()) << "other elements of the same tensor";
 }
 
-TEST_F(Slot, IsUsedAgainAndGrows) {
+TEST_F(Buffer, IsUsedAgainAndGrows) {
   write(1, 7);
   write(2, 9);
-  EXPECT_EQ(slot_.read()->manifest.step, 9);
+  EXPECT_EQ(buffer_.read()->manifest.step, 9);
   write(3, 11, 30000);
-  const auto snapshot = slot_.read();
+  const auto snapshot = buffer_.read();
   ASSERT_TRUE(snapshot.has_value());
   EXPECT_EQ(snapshot->find(pieces(3, 30000)[0]).size(), 120000u);
 }
 
-TEST_F(Slot, HoldsNothingWhileItIsWritten) {
+TEST_F(Buffer, HoldsNothingWhileItIsWritten) {
   write(1, 7);
   checkpoint::Manifest manifest;
   manifest.attempt = "0";
-  slot_.prepare(manifest, pieces(2));
-  EXPECT_FALSE(MemorySlot(name_).read().has_value());
-  slot_.remove();
-  EXPECT_FALSE(MemorySlot(name_).read().has_value());
+  buffer_.prepare(manifest, pieces(2));
+  EXPECT_FALSE(SnapshotBuffer(name_).read().has_value());
+  buffer_.remove();
+  EXPECT_FALSE(SnapshotBuffer(name_).read().has_value());
   EXPECT_FALSE(os::files().exists("/dev/shm/" + name_));
 }
 
-TEST_F(Slot, EveryChangedBitAndEveryTruncationIsFound) {
+TEST_F(Buffer, EveryChangedBitAndEveryTruncationIsFound) {
   write(1.5f, 7);
-  const std::string good(slot_.bytes());
+  const std::string good(buffer_.bytes());
   const auto snapshot = parse_snapshot(good, "good");
   ASSERT_TRUE(snapshot.has_value());
   const size_t begin = static_cast<size_t>(snapshot->data.data() - good.data());
@@ -113,4 +113,4 @@ TEST_F(Slot, EveryChangedBitAndEveryTruncationIsFound) {
 }
 
 }  // namespace
-}  // namespace tesserae::train
+}  // namespace tesserae::snapshot

@@ -1,4 +1,4 @@
-#include "tesserae/train/memory_slot.h"
+#include "tesserae/snapshot/snapshot_buffer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
@@ -13,13 +13,13 @@
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/manifest_text.h"
 
-// How a slot changes, so that whoever reads it after the process was killed at any instruction sees a whole snapshot or
-// none:
+// How a buffer changes, so that whoever reads it after the process was killed at any instruction sees a whole snapshot
+// or none:
 //  1. its mark is cleared;
 //  2. data and text are written;
 //  3. the header with the mark is written.
 // The order is for tidiness: what makes it safe is that the text has checksums of the data and of itself.
-namespace tesserae::train {
+namespace tesserae::snapshot {
 namespace {
 
 constexpr std::string_view mark = "TESSMEM1";
@@ -84,7 +84,7 @@ std::optional<MemorySnapshot> parse_snapshot(std::string_view bytes, const std::
   }
 }
 
-std::optional<MemorySnapshot> MemorySlot::read() {
+std::optional<MemorySnapshot> SnapshotBuffer::read() {
   if (!memory_) {
     try {
       memory_.emplace(os::SharedMemory::open(name_));
@@ -95,11 +95,11 @@ std::optional<MemorySnapshot> MemorySlot::read() {
   return parse_snapshot(bytes(), name_);
 }
 
-std::string_view MemorySlot::bytes() const {
+std::string_view SnapshotBuffer::bytes() const {
   return memory_ ? std::string_view(memory_of(*memory_), memory_->size()) : std::string_view();
 }
 
-void MemorySlot::prepare(checkpoint::Manifest manifest, std::vector<checkpoint::Piece> pieces) {
+void SnapshotBuffer::prepare(checkpoint::Manifest manifest, std::vector<checkpoint::Piece> pieces) {
   manifest_ = std::move(manifest);
   pieces_ = std::move(pieces);
   offsets_.clear();
@@ -128,7 +128,7 @@ void MemorySlot::prepare(checkpoint::Manifest manifest, std::vector<checkpoint::
   std::memset(memory_of(*memory_), 0, sizeof(Header));  // 1
 }
 
-void MemorySlot::fill() {
+void SnapshotBuffer::fill() {
   const at::NoGradGuard no_grad;
   char* const data = memory_of(*memory_) + data_begin_;
   checkpoint::DataFile& file = manifest_.files[0];
@@ -153,9 +153,9 @@ void MemorySlot::fill() {
   std::memcpy(memory_of(*memory_), &header, sizeof(header));
 }
 
-void MemorySlot::remove() {
+void SnapshotBuffer::remove() {
   memory_.reset();
   os::SharedMemory::remove(name_);
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::snapshot

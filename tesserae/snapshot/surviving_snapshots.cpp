@@ -1,4 +1,4 @@
-#include "tesserae/train/left_snapshots.h"
+#include "tesserae/snapshot/surviving_snapshots.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -16,8 +16,8 @@
 #include "tesserae/checkpoint/saver.h"
 #include "tesserae/os/shared_memory.h"
 #include "tesserae/shard/engine.h"
-#include "tesserae/train/memory_slot.h"
-#include "tesserae/train/snapshot_set.h"
+#include "tesserae/snapshot/snapshot_buffer.h"
+#include "tesserae/snapshot/snapshot_set.h"
 
 // All ranks together:
 //  1. each reads and checks its share of the snapshots on its host, whichever rank they are of;
@@ -27,14 +27,14 @@
 //     try the job with the next older snapshot;
 //  4. of ranks of the past job that held the same, the first that has one is written: each rank writes those that it
 //     has read, as parts of an ordinary checkpoint.
-namespace tesserae::train {
+namespace tesserae::snapshot {
 namespace {
 
 /// A snapshot in memory of this host, of rank `rank` of a past job.
-struct Left {
+struct Survivor {
   int rank;
-  size_t slot;
-  MemorySlot memory;
+  size_t buffer;
+  SnapshotBuffer memory;
   MemorySnapshot snapshot;
 
   int64_t session() const { return static_cast<int64_t>(checkpoint::from_hex(snapshot.manifest.attempt).value_or(0)); }
@@ -47,10 +47,10 @@ struct Past {
   int64_t session = 0;
   int64_t newest = 0;  ///< step
 
-  bool made(const Left& left) const {
-    const checkpoint::Manifest& manifest = left.snapshot.manifest;
-    return manifest.layout == layout && manifest.tensor == tensor && left.session() == session &&
-           left.rank < layout.ranks() * tensor;
+  bool made(const Survivor& survivor) const {
+    const checkpoint::Manifest& manifest = survivor.snapshot.manifest;
+    return manifest.layout == layout && manifest.tensor == tensor && survivor.session() == session &&
+           survivor.rank < layout.ranks() * tensor;
   }
 };
 
@@ -65,31 +65,32 @@ std::vector<std::string> share_of(const comm::Fabric& fabric, const std::string&
 }
 
 /// Step 1. What a name ends with is "RANK-SLOT".
-std::vector<Left> read_share(const comm::Fabric& fabric, const std::string& prefix) {
-  std::vector<Left> found;
+std::vector<Survivor> read_share(const comm::Fabric& fabric, const std::string& prefix) {
+  std::vector<Survivor> found;
   for (const std::string& name : share_of(fabric, prefix)) {
     int rank = -1;
-    size_t slot = 0;
+    size_t buffer = 0;
     const char *const begin = name.data() + prefix.size(), *const end = name.data() + name.size();
     const auto [dash, bad] = std::from_chars(begin, end, rank);
     if (bad != std::errc() || dash == end || *dash != '-') continue;
-    if (std::from_chars(dash + 1, end, slot).ec != std::errc() || slot >= memory_slots) continue;
-    MemorySlot memory(name);
+    if (std::from_chars(dash + 1, end, buffer).ec != std::errc() || buffer >= buffers_per_rank) continue;
+    SnapshotBuffer memory(name);
     if (std::optional<MemorySnapshot> snapshot = memory.read()) {
-      found.push_back({.rank = rank, .slot = slot, .memory = std::move(memory), .snapshot = std::move(*snapshot)});
+      found.push_back({.rank = rank, .buffer = buffer, .memory = std::move(memory), .snapshot = std::move(*snapshot)});
     }
   }
   return found;
 }
 
 /// Step 2: the job with the newest snapshot of a step after `after` and before `before`.
-std::optional<Past> newest_past(comm::Fabric& fabric, const std::vector<Left>& found, int64_t after, int64_t before) {
+std::optional<Past> newest_past(comm::Fabric& fabric, const std::vector<Survivor>& found, int64_t after,
+                                int64_t before) {
   std::vector<int64_t> newest(static_cast<size_t>(fabric.size()), 0);
-  const Left* own = nullptr;
-  for (const Left& left : found) {
-    const int64_t step = left.snapshot.manifest.step;
+  const Survivor* own = nullptr;
+  for (const Survivor& survivor : found) {
+    const int64_t step = survivor.snapshot.manifest.step;
     if (step <= after || step >= before) continue;
-    if (own == nullptr || step > own->snapshot.manifest.step) own = &left;
+    if (own == nullptr || step > own->snapshot.manifest.step) own = &survivor;
   }
   if (own != nullptr) newest[static_cast<size_t>(fabric.rank())] = own->snapshot.manifest.step + 1;
   newest = checkpoint::sum_over_ranks(fabric, newest);
@@ -113,18 +114,19 @@ std::optional<Past> newest_past(comm::Fabric& fabric, const std::vector<Left>& f
 }
 
 /// Step 3.
-std::optional<SnapshotSet> complete_set(comm::Fabric& fabric, const std::vector<Left>& found, const Past& past,
+std::optional<SnapshotSet> complete_set(comm::Fabric& fabric, const std::vector<Survivor>& found, const Past& past,
                                         int64_t after) {
   HeldByRank held(static_cast<size_t>(past.layout.ranks()) * static_cast<size_t>(past.tensor));
-  std::vector<int64_t> steps(held.size() * memory_slots, 0);
-  for (const Left& left : found) {
-    if (past.made(left)) {
-      steps[static_cast<size_t>(left.rank) * memory_slots + left.slot] = left.snapshot.manifest.step + 1;
+  std::vector<int64_t> steps(held.size() * buffers_per_rank, 0);
+  for (const Survivor& survivor : found) {
+    if (past.made(survivor)) {
+      steps[static_cast<size_t>(survivor.rank) * buffers_per_rank + survivor.buffer] =
+          survivor.snapshot.manifest.step + 1;
     }
   }
   steps = checkpoint::sum_over_ranks(fabric, steps);
   for (size_t i = 0; i < steps.size(); ++i) {
-    held[i / memory_slots][i % memory_slots] = {.session = past.session, .step = steps[i] - 1};
+    held[i / buffers_per_rank][i % buffers_per_rank] = {.session = past.session, .step = steps[i] - 1};
   }
   return newest_complete_set(past.layout, past.tensor, held, after + 1);
 }
@@ -134,16 +136,16 @@ bool writes_chunk(const Past& past, const SnapshotSet& set, int rank) {
   const int data = rank / past.tensor;
   for (int replica = 0; replica < past.layout.replicas(); ++replica) {
     const int holder = past.layout.owner(past.layout.chunk(data), replica) * past.tensor + rank % past.tensor;
-    if (set.slot[static_cast<size_t>(holder)] >= 0) return holder == rank;
+    if (set.buffer[static_cast<size_t>(holder)] >= 0) return holder == rank;
   }
   return false;
 }
 
 /// Step 4: of one snapshot. `same_groups`: random numbers are of use to the new job.
-void add_pieces(const Left& left, const Past& past, const SnapshotSet& set, bool same_groups,
+void add_pieces(const Survivor& survivor, const Past& past, const SnapshotSet& set, bool same_groups,
                 std::vector<checkpoint::Piece>& pieces) {
-  const checkpoint::Manifest& manifest = left.snapshot.manifest;
-  const bool chunk = writes_chunk(past, set, left.rank);
+  const checkpoint::Manifest& manifest = survivor.snapshot.manifest;
+  const bool chunk = writes_chunk(past, set, survivor.rank);
   const nlohmann::json notes = manifest.training.value(memory_key, nlohmann::json::object());
   for (const checkpoint::StoredTensor& tensor : manifest.tensors) {
     const bool random = tensor.name.starts_with("random/");
@@ -155,17 +157,18 @@ void add_pieces(const Left& left, const Past& past, const SnapshotSet& set, bool
       int of = -1;
       const char* const begin = tensor.name.data() + std::string_view("random/").size();
       std::from_chars(begin, tensor.name.data() + tensor.name.size(), of);
-      const bool gone = of >= 0 && static_cast<size_t>(of) < set.slot.size() && set.slot[static_cast<size_t>(of)] < 0;
-      written = same_groups && (of == left.rank || gone);
+      const bool gone =
+          of >= 0 && static_cast<size_t>(of) < set.buffer.size() && set.buffer[static_cast<size_t>(of)] < 0;
+      written = same_groups && (of == survivor.rank || gone);
     }
     if (!written) continue;
     const checkpoint::Part& part = tensor.parts.front();
     mesh::Split split;
     if (note != notes.end()) {
       split = {.dim = note->at("dim"), .parts = note->at("parts"), .blocks = note->at("blocks")};
-      if (!split.whole()) split.index = left.rank % past.tensor;
+      if (!split.whole()) split.index = survivor.rank % past.tensor;
     }
-    char* const data = const_cast<char*>(left.snapshot.data.data()) + part.offset;
+    char* const data = const_cast<char*>(survivor.snapshot.data.data()) + part.offset;
     pieces.push_back({.name = tensor.name,
                       .shape = tensor.shape,
                       .split = split,
@@ -176,9 +179,9 @@ void add_pieces(const Left& left, const Past& past, const SnapshotSet& set, bool
 }
 
 /// Whether these are values of this model, as far as this rank has read them.
-bool fits(TrainingState& state, const std::vector<checkpoint::Piece>& pieces) {
+bool fits(const Subject& subject, const std::vector<checkpoint::Piece>& pieces) {
   std::map<std::string, std::vector<int64_t>, std::less<>> shapes;
-  state.sharded.engine().visit_flats([&shapes](int, const shard::Engine::FlatView& view) {
+  subject.sharded.engine().visit_flats([&shapes](int, const shard::Engine::FlatView& view) {
     for (const shard::Slot& slot : view.flat.slots()) shapes[slot.names.front()] = slot.whole;
   });
   constexpr std::string_view prefix = "model/";
@@ -189,19 +192,20 @@ bool fits(TrainingState& state, const std::vector<checkpoint::Piece>& pieces) {
   });
 }
 
-bool save(TrainingState& state, const std::vector<Left>& found, const Past& past, const SnapshotSet& set,
-          const os::Path& folder) {
-  comm::Fabric& fabric = *state.fabric;
-  checkpoint::State whole{.step = set.step, .layout = state.layout(), .tensor = state.parallel->size(), .pieces = {}};
+bool save(const Subject& subject, const mesh::Layout& layout, const std::vector<Survivor>& found, const Past& past,
+          const SnapshotSet& set, const os::Path& folder) {
+  comm::Fabric& fabric = *subject.job;
+  checkpoint::State whole{.step = set.step, .layout = layout, .tensor = subject.tensor, .pieces = {}};
   std::string description;
-  for (const Left& left : found) {
-    if (!past.made(left) || static_cast<int>(left.slot) != set.slot[static_cast<size_t>(left.rank)]) continue;
-    add_pieces(left, past, set, past.tensor == state.parallel->size(), whole.pieces);
-    nlohmann::json said = left.snapshot.manifest.training;
+  for (const Survivor& survivor : found) {
+    if (!past.made(survivor) || static_cast<int>(survivor.buffer) != set.buffer[static_cast<size_t>(survivor.rank)])
+      continue;
+    add_pieces(survivor, past, set, past.tensor == subject.tensor, whole.pieces);
+    nlohmann::json said = survivor.snapshot.manifest.training;
     said.erase(memory_key);
     description = said.dump();
   }
-  if (checkpoint::lowest_rank_with(fabric, !fits(state, whole.pieces)) >= 0) {
+  if (checkpoint::lowest_rank_with(fabric, !fits(subject, whole.pieces)) >= 0) {
     if (fabric.rank() == 0) log(LogLevel::warning, "the snapshots in memory are not used: they are of another model");
     return false;
   }
@@ -212,7 +216,7 @@ bool save(TrainingState& state, const std::vector<Left>& found, const Past& past
                                mesh::to_string(past.layout.degrees()), ": step ", set.step, " is saved to ",
                                folder.native(), " to go on from"));
   }
-  checkpoint::Saver saver(state.fabric, {.folder = folder});
+  checkpoint::Saver saver(subject.job, {.folder = folder});
   saver.save(std::move(whole));
   return true;
 }
@@ -231,21 +235,21 @@ nlohmann::json notes_of(const std::vector<checkpoint::Piece>& pieces) {
   return notes;
 }
 
-std::optional<int64_t> save_left_snapshots(TrainingState& state, const std::string& prefix, const os::Path& folder,
-                                           int64_t after) {
-  comm::Fabric& fabric = *state.fabric;
-  const std::vector<Left> found = read_share(fabric, prefix);
+std::optional<int64_t> save_surviving_snapshots(const Subject& subject, const mesh::Layout& layout,
+                                                const std::string& prefix, const os::Path& folder, int64_t after) {
+  comm::Fabric& fabric = *subject.job;
+  const std::vector<Survivor> found = read_share(fabric, prefix);
   for (int64_t before = INT64_MAX;;) {
     const std::optional<Past> past = newest_past(fabric, found, after, before);
     if (!past) return std::nullopt;
     if (const std::optional<SnapshotSet> set = complete_set(fabric, found, *past, after)) {
-      return save(state, found, *past, *set, folder) ? std::optional(set->step) : std::nullopt;
+      return save(subject, layout, found, *past, *set, folder) ? std::optional(set->step) : std::nullopt;
     }
     before = past->newest;
   }
 }
 
-void remove_left_snapshots(const std::string& prefix, int from) noexcept {
+void remove_surviving_snapshots(const std::string& prefix, int from) noexcept {
   try {
     for (const std::string& name : os::SharedMemory::names(prefix)) {
       if (std::atoi(name.c_str() + prefix.size()) >= from) os::SharedMemory::remove(name);
@@ -255,4 +259,4 @@ void remove_left_snapshots(const std::string& prefix, int from) noexcept {
   }
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::snapshot
