@@ -4,9 +4,9 @@
 #include <string>
 
 #include "cli/verbs.h"
+#include "tesserae/config/keys.h"
+#include "tesserae/config/schema.h"
 #include "tesserae/os/terminal.h"
-#include "tesserae/train/keys.h"
-#include "tesserae/train/schema.h"
 
 namespace tesserae::cli {
 
@@ -25,13 +25,13 @@ void add_config(CLI::App& program, int& status) {
   verb->callback([arguments, &status] {
     std::string text;
     if (arguments->markdown) {
-      text = train::keys_as_markdown();
+      text = config::keys_as_markdown();
     } else if (arguments->schema) {
-      text = train::config_schema().dump(2) + "\n";
+      text = config::config_schema().dump(2) + "\n";
     } else {
-      text = train::keys_as_text(std::min(os::columns(os::Stream::output), 100), arguments->under);
+      text = config::keys_as_text(std::min(os::columns(os::Stream::output), 100), arguments->under);
       if (text.empty())
-        throw train::ConfigError(arguments->under, "there is no such key; `tesserae config` lists them all");
+        throw config::ConfigError(arguments->under, "there is no such key; `tesserae config` lists them all");
     }
     std::fwrite(text.data(), 1, text.size(), stdout);
     status = 0;

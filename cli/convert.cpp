@@ -8,7 +8,7 @@
 #include "cli/checkpoints.h"
 #include "cli/verbs.h"
 #include "tesserae/checkpoint/weights.h"
-#include "tesserae/train/json.h"
+#include "tesserae/config/json.h"
 
 namespace tesserae::cli {
 namespace {
@@ -29,7 +29,7 @@ checkpoint::NameMap read_names(const std::string& path) {
   try {
     return checkpoint::NameMap::from_json(rules);
   } catch (const InvalidArgument& error) {
-    throw train::ConfigError("--names", cat(path, ": ", train::without_function(error)));
+    throw config::ConfigError("--names", cat(path, ": ", config::without_function(error)));
   }
 }
 
@@ -66,8 +66,8 @@ int run(const Arguments& arguments) {
     return 0;
   }
   if (arguments.dtype) {
-    throw train::ConfigError("--dtype", cat("is for weights that are written; ", arguments.from,
-                                            " is no checkpoint, and types are converted when one is loaded"));
+    throw config::ConfigError("--dtype", cat("is for weights that are written; ", arguments.from,
+                                             " is no checkpoint, and types are converted when one is loaded"));
   }
   const auto weights = checkpoint::WeightFiles::open(arguments.from);
   report(checkpoint::checkpoint_from_weights(weights, arguments.to, names));

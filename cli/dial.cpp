@@ -6,8 +6,8 @@
 
 #include "cli/verbs.h"
 #include "tesserae/base/error.h"
+#include "tesserae/config/json.h"
 #include "tesserae/dial/client.h"
-#include "tesserae/train/json.h"
 
 namespace tesserae::cli {
 namespace {
@@ -84,7 +84,7 @@ void print_event(const Json& event) {
 
 int run(const Arguments& arguments) {
   const int asked = (arguments.degree > 0) + !arguments.degrees.empty() + arguments.automatic + arguments.show;
-  if (asked > 1) throw train::ConfigError("", "tesserae dial takes one of --degree, --degrees, --auto and --show");
+  if (asked > 1) throw config::ConfigError("", "tesserae dial takes one of --degree, --degrees, --auto and --show");
   dial::Client client(arguments.folder, request_of(arguments));
   const os::Deadline deadline(std::chrono::nanoseconds(static_cast<int64_t>(arguments.wait_seconds * 1e9)));
   while (true) {

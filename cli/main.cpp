@@ -5,7 +5,7 @@
 #include "cli/verbs.h"
 #include "cli/version.h"
 #include "tesserae/comm/error.h"
-#include "tesserae/train/json.h"
+#include "tesserae/config/json.h"
 #include "tesserae/train/launcher.h"
 
 namespace {
@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
     return status;
   } catch (const CLI::ParseError& error) {
     return program.exit(error) == 0 ? 0 : cli::exit_configuration;
-  } catch (const train::ConfigError& error) {
+  } catch (const config::ConfigError& error) {
     return report(error, cli::exit_configuration);
   } catch (const comm::CommError& error) {
     return report(error, train::exit_peer_lost);

@@ -8,10 +8,10 @@
 
 #include "cli/verbs.h"
 #include "tesserae/base/error.h"
+#include "tesserae/config/config.h"
+#include "tesserae/config/config_file.h"
+#include "tesserae/config/json.h"
 #include "tesserae/plan/table.h"
-#include "tesserae/train/config.h"
-#include "tesserae/train/config_file.h"
-#include "tesserae/train/json.h"
 
 namespace tesserae::cli {
 namespace {
@@ -50,7 +50,7 @@ bool is_hugging_face(const Json& document) {
 
 /// Throws ConfigError for a config.json of Hugging Face's whose model has another shape than ours.
 void check_shape(const std::string& path, const Json& document) {
-  const auto refuse = [&](const auto&... what) { throw train::ConfigError("", cat(path, ": ", what...)); };
+  const auto refuse = [&](const auto&... what) { throw config::ConfigError("", cat(path, ": ", what...)); };
   for (const char* experts : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}) {
     const Json count = document.value(experts, Json());
     if (count.is_null() || count == 0 || count == 1) continue;
@@ -84,17 +84,17 @@ model::GptConfig read_hugging_face(const std::string& path, const Json& document
             .feed_forward = document.at("intermediate_size"),
             .tied = document.value("tie_word_embeddings", false)};
   } catch (const Json::exception& error) {
-    throw train::ConfigError("", cat(path, ": ", error.what()));
+    throw config::ConfigError("", cat(path, ": ", error.what()));
   }
 }
 
 /// A configuration of ours, or the config.json that Hugging Face keeps beside weights.
 model::GptConfig read_model(const std::string& path) {
-  const Json document = Json::parse(train::read_config_file(path).dump());
+  const Json document = Json::parse(config::read_config_file(path).dump());
   if (is_hugging_face(document)) return read_hugging_face(path, document);
-  const train::Config config = train::load_config(path);
+  const config::Config config = config::load_config(path);
   if (!config.vocabulary) {
-    throw train::ConfigError("model.vocabulary", "is that of the data, which are not looked at here; give a number");
+    throw config::ConfigError("model.vocabulary", "is that of the data, which are not looked at here; give a number");
   }
   model::GptConfig shape = config.model;
   shape.vocabulary = *config.vocabulary;
@@ -104,7 +104,7 @@ model::GptConfig read_model(const std::string& path) {
 model::GptConfig model_of(const Arguments& arguments) {
   if (!arguments.model_file.empty()) return read_model(arguments.model_file);
   if (arguments.parameters == 0 || arguments.shape.layers == 0 || arguments.shape.dimension == 0) {
-    throw train::ConfigError("", "give --model FILE, or --parameters with --layers and --dimension");
+    throw config::ConfigError("", "give --model FILE, or --parameters with --layers and --dimension");
   }
   return plan::model_of(arguments.parameters, arguments.shape);
 }
@@ -135,10 +135,10 @@ int run(Arguments& arguments) {
       std::printf("%s", plan::as_text(shape, training, cluster, entries, count).c_str());
     }
     return entries.front().fits ? 0 : exit_failure;
-  } catch (const train::ConfigError&) {
+  } catch (const config::ConfigError&) {
     throw;
   } catch (const InvalidArgument& error) {
-    throw train::ConfigError("", train::without_function(error));
+    throw config::ConfigError("", config::without_function(error));
   }
 }
 

@@ -24,7 +24,7 @@ struct Arguments {
 };
 
 /// How long the ranks may take to end: writing a checkpoint can take long, and whoever can not wait signals again.
-std::chrono::milliseconds stop_grace(const train::Config& config) {
+std::chrono::milliseconds stop_grace(const config::Config& config) {
   return config.checkpoint.enabled() ? std::chrono::minutes(30) : std::chrono::seconds(20);
 }
 
@@ -37,12 +37,12 @@ std::vector<std::string> rank_command(const Arguments& arguments) {
   return command;
 }
 
-int count_ranks(const Arguments& arguments, const train::Config& config, const mesh::World& world) {
+int count_ranks(const Arguments& arguments, const config::Config& config, const mesh::World& world) {
   const mesh::Launch& launch = world.launch();
   if (launch.launcher == "single") return arguments.nproc > 0 ? arguments.nproc : config.run.nproc;
   if (arguments.nproc > 0 && arguments.nproc != launch.local_size) {
-    throw train::ConfigError("", cat("--nproc ", arguments.nproc, " contradicts ", launch.launcher, ", which started ",
-                                     launch.local_size, " ranks on this host: leave it out"));
+    throw config::ConfigError("", cat("--nproc ", arguments.nproc, " contradicts ", launch.launcher, ", which started ",
+                                      launch.local_size, " ranks on this host: leave it out"));
   }
   return world.size();
 }
@@ -50,12 +50,12 @@ int count_ranks(const Arguments& arguments, const train::Config& config, const m
 int run(Arguments& arguments) {
   arguments.assignments.insert(arguments.assignments.end(), arguments.more_assignments.begin(),
                                arguments.more_assignments.end());
-  const train::Config config = train::load_config(arguments.config, arguments.assignments);
+  const config::Config config = config::load_config(arguments.config, arguments.assignments);
   const train::Resume resume = train::Resume::from_text(arguments.resume);
   if (resume.mode == train::Resume::Mode::automatic && !config.checkpoint.enabled()) {
-    throw train::ConfigError("checkpoint",
-                             "--resume auto continues what this run has saved, but nothing says when to "
-                             "save: give checkpoint.every_steps or another key of that section");
+    throw config::ConfigError("checkpoint",
+                              "--resume auto continues what this run has saved, but nothing says when to "
+                              "save: give checkpoint.every_steps or another key of that section");
   }
   os::keep_freed_memory();
   const mesh::World world = mesh::World::from_environment();

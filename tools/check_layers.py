@@ -28,6 +28,7 @@ LAYERS = [
     "checkpoint",
     "data",
     "snapshot",
+    "config",
     "train",
 ]
 TOP = {"tesserae", "python", "cli", "tests", "bench", "examples", "docs", "cmake", "tools"}

@@ -20,6 +20,6 @@ void bind_optim(py::module_& module);
 void bind_dial(py::module_& module);
 void bind_checkpoint(py::module_& module);
 void bind_saver(py::module_& module);  // part of the layer checkpoint
-void bind_train(py::module_& module);
+void bind_config(py::module_& module);
 
 }  // namespace tesserae::bindings

@@ -18,5 +18,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_optim(module);
   bind_dial(module);
   bind_checkpoint(module);
-  bind_train(module);
+  bind_config(module);
 }

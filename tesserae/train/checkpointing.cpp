@@ -13,7 +13,8 @@
 //  4. at the end: wait until it is committed.
 namespace tesserae::train {
 
-Checkpointing::Checkpointing(const Config& config, TrainingState& state, const RunFolders& folders, Callbacks callbacks)
+Checkpointing::Checkpointing(const config::Config& config, TrainingState& state, const RunFolders& folders,
+                             Callbacks callbacks)
     : options_(config.checkpoint), state_(state), folder_(folders.checkpoints), callbacks_(std::move(callbacks)) {
   if (!options_.enabled()) return;
   saver_ = std::make_unique<checkpoint::Saver>(

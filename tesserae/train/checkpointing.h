@@ -41,7 +41,7 @@ class Checkpointing {
   };
 
   /// Collective if checkpoints are switched on. `config` and `state` outlive it.
-  Checkpointing(const Config& config, TrainingState& state, const RunFolders& folders, Callbacks callbacks);
+  Checkpointing(const config::Config& config, TrainingState& state, const RunFolders& folders, Callbacks callbacks);
 
   /// nullptr unless the configuration asks for it.
   snapshot::MemoryTier* memory() { return memory_ ? &*memory_ : nullptr; }
@@ -78,7 +78,7 @@ class Checkpointing {
   void fail(const checkpoint::SaveFailed& failure, bool ending);
   void announce();
 
-  const Config::Checkpoint& options_;
+  const config::Config::Checkpoint& options_;
   TrainingState& state_;
   os::Path folder_;
   Callbacks callbacks_;

@@ -5,10 +5,10 @@
 #include <optional>
 #include <set>
 
+#include "tesserae/config/json.h"
 #include "tesserae/os/descriptor.h"
 #include "tesserae/os/files.h"
 #include "tesserae/os/process.h"
-#include "tesserae/train/json.h"
 
 namespace tesserae::train {
 namespace {
@@ -50,8 +50,9 @@ std::string python_library(const std::string& key) {
   for (const std::string& python : candidates) {
     if (const auto folder = ask_python(python)) return *folder;
   }
-  throw ConfigError(key, cat("python:stdlib needs ", candidates[0],
-                             " to say where its library lies, and it can not be run; give a folder of text instead"));
+  throw config::ConfigError(
+      key, cat("python:stdlib needs ", candidates[0],
+               " to say where its library lies, and it can not be run; give a folder of text instead"));
 }
 
 std::vector<std::string> modules(const std::string& key) {
@@ -65,7 +66,7 @@ std::vector<std::string> modules(const std::string& key) {
     if (kind == os::FileKind::directory || (kind == os::FileKind::file && name.ends_with(".py"))) found.push_back(path);
   }
   if (found.empty())
-    throw ConfigError(key, cat("python:stdlib: ", library, " holds no modules; give a folder of text instead"));
+    throw config::ConfigError(key, cat("python:stdlib: ", library, " holds no modules; give a folder of text instead"));
   return found;
 }
 
@@ -81,9 +82,9 @@ std::vector<std::string> resolve_data_paths(const std::vector<std::string>& path
         resolved.insert(resolved.end(), found.begin(), found.end());
         continue;
       }
-      if (!os::files().exists(paths[i])) throw ConfigError(key, cat("there is no file or folder ", paths[i]));
+      if (!os::files().exists(paths[i])) throw config::ConfigError(key, cat("there is no file or folder ", paths[i]));
     } catch (const IoError& error) {
-      throw ConfigError(key, without_function(error));
+      throw config::ConfigError(key, config::without_function(error));
     }
     resolved.push_back(paths[i]);
   }

@@ -4,8 +4,8 @@
 
 #include <sstream>
 
+#include "tesserae/config/json.h"
 #include "tesserae/os/files.h"
-#include "tesserae/train/json.h"
 
 namespace tesserae::train {
 namespace {
@@ -21,8 +21,8 @@ c10::Device choose_device(const std::string& wanted, int local_rank) {
   const int devices = wanted == "cpu" ? 0 : cuda_devices();
   if (wanted == "cpu" || (wanted == "auto" && devices == 0)) return c10::kCPU;
   if (local_rank >= devices) {
-    throw ConfigError("run.device",
-                      cat("local rank ", local_rank, " has no GPU: this host has ", devices, " that libtorch can use"));
+    throw config::ConfigError(
+        "run.device", cat("local rank ", local_rank, " has no GPU: this host has ", devices, " that libtorch can use"));
   }
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
 }

@@ -7,7 +7,7 @@
 namespace tesserae::train {
 
 /// The device of a rank: `wanted` is run.device. With cuda, the GPU numbered `local_rank`.
-/// Throws ConfigError if there is no such GPU.
+/// Throws config::ConfigError if there is no such GPU.
 c10::Device choose_device(const std::string& wanted, int local_rank);
 
 /// Whether the device multiplies bf16 matrices in hardware: what precision "auto" asks. Every CUDA device counts.

@@ -22,12 +22,12 @@ int tensor_ranks_of_host(const comm::Fabric& fabric, int tensor) {
 }
 
 /// The optimizer's state in bytes for each byte of a master.
-double state_per_master(const Config::Optimizer& optimizer) {
+double state_per_master(const config::Config::Optimizer& optimizer) {
   if (optimizer.name == "adamw") return 2;
   return optimizer.momentum > 0 ? 1 : 0;
 }
 
-cost::Facts planned_facts(const Plan& plan, const Config& config, const comm::Fabric& job, comm::Fabric& data) {
+cost::Facts planned_facts(const Plan& plan, const config::Config& config, const comm::Fabric& job, comm::Fabric& data) {
   const model::GptSizes sizes = model::sizes(plan.model);
   const auto bytes = [](std::optional<c10::ScalarType> dtype, c10::ScalarType otherwise) {
     return static_cast<int>(c10::elementSize(dtype.value_or(otherwise)));
@@ -56,7 +56,7 @@ cost::Facts planned_facts(const Plan& plan, const Config& config, const comm::Fa
 
 }  // namespace
 
-void choose_degrees(Plan& plan, const Config& config, const std::shared_ptr<comm::Fabric>& fabric,
+void choose_degrees(Plan& plan, const config::Config& config, const std::shared_ptr<comm::Fabric>& fabric,
                     const cost::Links& links) {
   const cost::PlaceMemory place = cost::fullest_place(*fabric);
   const auto data = comm::sub_fabric(fabric, plan.axes().data_group(fabric->rank()));
@@ -66,10 +66,10 @@ void choose_degrees(Plan& plan, const Config& config, const std::shared_ptr<comm
   plan.choice = choice.why;
 }
 
-dial::DialOptions dial_options(const Config& config, TrainingState& state, const os::Path& run_folder,
+dial::DialOptions dial_options(const config::Config& config, TrainingState& state, const os::Path& run_folder,
                                std::optional<cost::Links> links, std::function<void(const std::string&)> say) {
   dial::DialOptions options;
-  for (const auto& [step, degrees] : dial_schedule(config.resolved, state.data->size())) {
+  for (const auto& [step, degrees] : config::dial_schedule(config.resolved, state.data->size())) {
     options.schedule.push_back({.step = step, .degrees = degrees});
   }
   options.automatic = config.sharding.automatic;

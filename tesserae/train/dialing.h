@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "tesserae/config/config.h"
 #include "tesserae/dial/dial.h"
-#include "tesserae/train/config.h"
 #include "tesserae/train/plan.h"
 #include "tesserae/train/training_state.h"
 
@@ -13,11 +13,11 @@ namespace tesserae::train {
 
 /// With hybrid_shard_degree "auto": the degrees to begin with, before there is a model to measure. Collective; the same
 /// on all ranks.
-void choose_degrees(Plan& plan, const Config& config, const std::shared_ptr<comm::Fabric>& fabric,
+void choose_degrees(Plan& plan, const config::Config& config, const std::shared_ptr<comm::Fabric>& fabric,
                     const cost::Links& links);
 
 /// The dial of a run as its configuration says. `links`: if they are measured already. `say`: rank 0's.
-dial::DialOptions dial_options(const Config& config, TrainingState& state, const os::Path& run_folder,
+dial::DialOptions dial_options(const config::Config& config, TrainingState& state, const os::Path& run_folder,
                                std::optional<cost::Links> links, std::function<void(const std::string&)> say);
 
 }  // namespace tesserae::train

@@ -21,23 +21,23 @@ double median(std::vector<double> values) {
 }  // namespace
 
 std::string to_line(const StepRecord& record) {
-  Json line = {{"step", record.step},
-               {"loss", record.loss},
-               {"lr", record.lr},
-               {"grad_norm", record.grad_norm},
-               {"tokens_per_second", record.tokens_per_second},
-               {"step_ms", record.step_ms},
-               {"comm_ms", record.comm_ms},
-               {"degrees", {record.degrees.parameters, record.degrees.gradients, record.degrees.optimizer}},
-               {"memory_bytes", static_cast<int64_t>(record.memory_bytes)},
-               {"state_bytes", static_cast<int64_t>(record.state_bytes)}};
+  config::Json line = {{"step", record.step},
+                       {"loss", record.loss},
+                       {"lr", record.lr},
+                       {"grad_norm", record.grad_norm},
+                       {"tokens_per_second", record.tokens_per_second},
+                       {"step_ms", record.step_ms},
+                       {"comm_ms", record.comm_ms},
+                       {"degrees", {record.degrees.parameters, record.degrees.gradients, record.degrees.optimizer}},
+                       {"memory_bytes", static_cast<int64_t>(record.memory_bytes)},
+                       {"state_bytes", static_cast<int64_t>(record.state_bytes)}};
   if (record.skipped) line["skipped"] = true;
   if (record.val_loss) line["val_loss"] = *record.val_loss;
   return line.dump();
 }
 
 std::optional<StepRecord> from_line(const std::string& line) {
-  const Json json = Json::parse(line, /*cb=*/nullptr, /*allow_exceptions=*/false);
+  const config::Json json = config::Json::parse(line, /*cb=*/nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) return std::nullopt;
   const auto number = [&json](const char* key) {
     const auto found = json.find(key);

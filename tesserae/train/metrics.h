@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/config/json.h"
 #include "tesserae/mesh/layout.h"
 #include "tesserae/os/files.h"
-#include "tesserae/train/json.h"
 
 namespace tesserae::train {
 

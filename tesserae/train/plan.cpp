@@ -9,18 +9,18 @@
 namespace tesserae::train {
 namespace {
 
-void check_vocabulary(const Config& config) {
+void check_vocabulary(const config::Config& config) {
   const int64_t text_tokens = data::end_of_file_token + 1;
   if (config.data.format == "text" && config.vocabulary.value_or(text_tokens) < text_tokens) {
-    throw ConfigError("model.vocabulary",
-                      cat("must be at least ", text_tokens, " for data of format text, but is ", *config.vocabulary));
+    throw config::ConfigError("model.vocabulary", cat("must be at least ", text_tokens,
+                                                      " for data of format text, but is ", *config.vocabulary));
   }
   if (config.data.format == "uint32" && !config.vocabulary) {
-    throw ConfigError("model.vocabulary", "must be given for data of format uint32, which do not tell it");
+    throw config::ConfigError("model.vocabulary", "must be given for data of format uint32, which do not tell it");
   }
 }
 
-std::shared_ptr<data::TokenStream> open_stream(const Config& config) {
+std::shared_ptr<data::TokenStream> open_stream(const config::Config& config) {
   check_vocabulary(config);
   data::StreamOptions options{.paths = {},
                               .format = data::format_from_name(config.data.format),
@@ -30,11 +30,11 @@ std::shared_ptr<data::TokenStream> open_stream(const Config& config) {
   try {
     return std::make_shared<data::TokenStream>(options);
   } catch (const Error& error) {
-    throw ConfigError("data.path", without_function(error));
+    throw config::ConfigError("data.path", config::without_function(error));
   }
 }
 
-data::LoaderOptions loader_options(const Config& config, int rank, int ranks) {
+data::LoaderOptions loader_options(const config::Config& config, int rank, int ranks) {
   return {.sequence_length = config.data.sequence_length,
           .batch_per_rank = config.train.batch_per_rank,
           .accumulate = config.train.accumulate,
@@ -44,11 +44,11 @@ data::LoaderOptions loader_options(const Config& config, int rank, int ranks) {
           .validation_fraction = config.data.validation_fraction};
 }
 
-void check_backend(const Config& config, c10::Device device) {
+void check_backend(const config::Config& config, c10::Device device) {
   const std::string& backend = config.run.backend;
   if (((backend == "gloo" || backend == "shm") && device.is_cuda()) || (backend == "nccl" && device.is_cpu())) {
-    throw ConfigError("run.backend",
-                      cat(backend, " can not carry what lies on ", c10::DeviceTypeName(device.type(), true)));
+    throw config::ConfigError("run.backend",
+                              cat(backend, " can not carry what lies on ", c10::DeviceTypeName(device.type(), true)));
   }
 }
 
@@ -58,21 +58,22 @@ int64_t common_divisor(const model::GptConfig& shape) {
 }
 
 // The degree, if it divides the ranks and what is split.
-int tensor_degree(const Config& config, int ranks) {
+int tensor_degree(const config::Config& config, int ranks) {
   const int degree = config.sharding.tensor_parallel_degree;
   try {
     const mesh::Axes axes(ranks, degree);
   } catch (const InvalidArgument& error) {
-    throw ConfigError("tensor_parallel_degree", without_function(error));
+    throw config::ConfigError("tensor_parallel_degree", config::without_function(error));
   }
   const model::GptConfig shape = model::resolved(config.model);
   const std::pair<const char*, int64_t> sizes[] = {
       {"heads", shape.heads}, {"kv_heads", shape.kv_heads}, {"feed_forward", shape.feed_forward}};
   for (const auto& [name, size] : sizes) {
     if (size % degree == 0) continue;
-    throw ConfigError("tensor_parallel_degree",
-                      cat("must divide model.", name, " = ", size, ", but is ", degree, "; heads, kv_heads and ",
-                          "feed_forward can all be split over the divisors of ", common_divisor(shape)));
+    throw config::ConfigError(
+        "tensor_parallel_degree",
+        cat("must divide model.", name, " = ", size, ", but is ", degree, "; heads, kv_heads and ",
+            "feed_forward can all be split over the divisors of ", common_divisor(shape)));
   }
   return degree;
 }
@@ -80,10 +81,10 @@ int tensor_degree(const Config& config, int ranks) {
 /// What `check` gives for the data-parallel ranks. Where it refuses degrees: what N is, and which tensor-parallel
 /// degrees leave an N that they fit.
 template <class Check>
-auto fitting(const Config& config, const mesh::Axes& axes, const Check& check) {
+auto fitting(const config::Config& config, const mesh::Axes& axes, const Check& check) {
   try {
     return check(axes.data_ranks());
-  } catch (const ConfigError& error) {
+  } catch (const config::ConfigError& error) {
     if (axes.tensor_degree() == 1) throw;
     const int64_t common = common_divisor(model::resolved(config.model));
     std::string good;
@@ -92,28 +93,28 @@ auto fitting(const Config& config, const mesh::Axes& axes, const Check& check) {
       try {
         check(axes.ranks() / degree);
         good += cat(good.empty() ? "; this fits tensor_parallel_degree " : ", ", degree);
-      } catch (const ConfigError&) {
+      } catch (const config::ConfigError&) {
       }
     }
-    throw ConfigError("", cat(without_function(error), "; N = ", axes.data_ranks(), " = ", axes.ranks(),
-                              " ranks / tensor_parallel_degree ", axes.tensor_degree(), good));
+    throw config::ConfigError("", cat(config::without_function(error), "; N = ", axes.data_ranks(), " = ", axes.ranks(),
+                                      " ranks / tensor_parallel_degree ", axes.tensor_degree(), good));
   }
 }
 
 }  // namespace
 
-Plan plan_job(const Config& config, int ranks, int local_ranks, int local_rank) {
+Plan plan_job(const config::Config& config, int ranks, int local_ranks, int local_rank) {
   Plan plan;
   plan.ranks = ranks;
   plan.tensor = tensor_degree(config, ranks);
   const int data_ranks = plan.axes().data_ranks();
-  plan.strategy = fitting(config, plan.axes(), [&](int count) { return strategy_of(config, count); });
+  plan.strategy = fitting(config, plan.axes(), [&](int count) { return config::strategy_of(config, count); });
   // Throws what can not be followed.
-  fitting(config, plan.axes(), [&](int count) { return dial_schedule(config.resolved, count); });
+  fitting(config, plan.axes(), [&](int count) { return config::dial_schedule(config.resolved, count); });
   choose_device(config.run.device, local_ranks - 1);  // the last one is the first that finds no GPU
   plan.device = choose_device(config.run.device, local_rank);
   check_backend(config, plan.device);
-  plan.precision = precision_of(config, has_bf16(plan.device));
+  plan.precision = config::precision_of(config, has_bf16(plan.device));
   plan.stream = open_stream(config);
   plan.model = config.model;
   plan.model.vocabulary = plan.stream->vocabulary();
@@ -124,12 +125,12 @@ Plan plan_job(const Config& config, int ranks, int local_ranks, int local_rank) 
     plan.validation_samples = loader.validation_samples();
     plan.tokens_per_step = loader.global_batch() * config.data.sequence_length;
   } catch (const Error& error) {
-    throw ConfigError("data.sequence_length", without_function(error));
+    throw config::ConfigError("data.sequence_length", config::without_function(error));
   }
   return plan;
 }
 
-data::Loader make_loader(const Config& config, const Plan& plan, int data_rank) {
+data::Loader make_loader(const config::Config& config, const Plan& plan, int data_rank) {
   return {plan.stream, loader_options(config, data_rank, plan.axes().data_ranks())};
 }
 
@@ -137,7 +138,7 @@ std::string dtype_name(c10::ScalarType dtype) {
   return dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "fp16" : "fp32";
 }
 
-std::string describe(const Plan& plan, const Config& config) {
+std::string describe(const Plan& plan, const config::Config& config) {
   std::string degrees = mesh::to_string(plan.strategy.degrees);
   if (config.sharding.automatic) {
     degrees = plan.choice.empty() ? "degrees are chosen at the start" : cat(degrees, " (auto; ", plan.choice, ")");

@@ -6,11 +6,11 @@
 #include <memory>
 #include <string>
 
+#include "tesserae/config/config.h"
 #include "tesserae/data/loader.h"
 #include "tesserae/mesh/axes.h"
 #include "tesserae/mesh/strategy.h"
 #include "tesserae/mesh/world.h"
-#include "tesserae/train/config.h"
 
 namespace tesserae::train {
 
@@ -32,18 +32,18 @@ struct Plan {
   mesh::Axes axes() const { return {ranks, tensor}; }
 };
 
-/// Throws ConfigError for what can not be trained: a degree that does not fit the ranks, data that are missing, empty
-/// or shorter than one sequence, a vocabulary that is too small for the data, a GPU that is not there. `local_ranks`:
-/// how many of the ranks run on this host; `local_rank`: which one this is.
-Plan plan_job(const Config& config, int ranks, int local_ranks, int local_rank = 0);
+/// Throws config::ConfigError for what can not be trained: a degree that does not fit the ranks, data that are missing,
+/// empty or shorter than one sequence, a vocabulary that is too small for the data, a GPU that is not there.
+/// `local_ranks`: how many of the ranks run on this host; `local_rank`: which one this is.
+Plan plan_job(const config::Config& config, int ranks, int local_ranks, int local_rank = 0);
 
 /// The data of one data-parallel rank of the plan.
-data::Loader make_loader(const Config& config, const Plan& plan, int data_rank);
+data::Loader make_loader(const config::Config& config, const Plan& plan, int data_rank);
 
 /// What the configuration calls a dtype: "fp32", "bf16", "fp16".
 std::string dtype_name(c10::ScalarType dtype);
 
 /// Two lines for people: the model on its ranks, the data in their batches.
-std::string describe(const Plan& plan, const Config& config);
+std::string describe(const Plan& plan, const config::Config& config);
 
 }  // namespace tesserae::train

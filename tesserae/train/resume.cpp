@@ -17,7 +17,7 @@ os::Path without_slash(const std::string& text) {
   return path.has_filename() ? path : path.parent_path();
 }
 
-os::Path checkpoints_of(const Config& config, const os::Path& run) {
+os::Path checkpoints_of(const config::Config& config, const os::Path& run) {
   return config.checkpoint.folder ? os::Path(*config.checkpoint.folder) : run / checkpoints_name;
 }
 
@@ -42,7 +42,7 @@ os::Path metrics_beside(const os::Path& path) {
   return {};
 }
 
-RunFolders choose(const Config& config, const Resume& resume) {
+RunFolders choose(const config::Config& config, const Resume& resume) {
   const os::Path own = without_slash(config.run.folder);
   const os::Path own_checkpoints = checkpoints_of(config, own);
   RunFolders folders;
@@ -69,12 +69,12 @@ Resume Resume::from_text(const std::string& text) {
   const auto is_directory = [](const os::Path& at) { return os::files().status(at).kind == os::FileKind::directory; };
   if (is_directory(path / checkpoints_name)) return {.mode = Mode::path, .path = path / checkpoints_name};
   if (is_directory(path)) return {.mode = Mode::path, .path = path};
-  throw ConfigError(
+  throw config::ConfigError(
       "", cat("--resume takes auto, never, a checkpoint, a folder of them or a run folder; there is no folder ",
               path.native()));
 }
 
-RunFolders choose_folders(comm::Fabric& fabric, const Config& config, const Resume& resume) {
+RunFolders choose_folders(comm::Fabric& fabric, const config::Config& config, const Resume& resume) {
   RunFolders folders;
   std::string failure;
   if (fabric.rank() == 0) {

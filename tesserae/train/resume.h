@@ -5,8 +5,8 @@
 #include <string>
 
 #include "tesserae/comm/fabric.h"
+#include "tesserae/config/config.h"
 #include "tesserae/os/files.h"
-#include "tesserae/train/config.h"
 
 namespace tesserae::train {
 
@@ -21,7 +21,7 @@ struct Resume {
   os::Path path = {};  ///< with Mode::path: a checkpoint, or a folder of them (its newest)
 
   /// "never", "auto" or the path of a checkpoint, a folder of them or a run folder ("./auto" for one of that name).
-  /// Throws ConfigError for a path where there is nothing.
+  /// Throws config::ConfigError for a path where there is nothing.
   static Resume from_text(const std::string& text);
 };
 
@@ -41,6 +41,6 @@ struct RunFolders {
 ///  - path: `run.folder`, if what is named is the newest checkpoint of the run in there. Any other checkpoint begins
 ///    another run, with a folder chosen as for `never`: going back must not put two pasts in one folder.
 /// Collective: rank 0 chooses and tells the others. Throws IoError on all ranks if the folder can not be made.
-RunFolders choose_folders(comm::Fabric& fabric, const Config& config, const Resume& resume);
+RunFolders choose_folders(comm::Fabric& fabric, const config::Config& config, const Resume& resume);
 
 }  // namespace tesserae::train

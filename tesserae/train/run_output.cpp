@@ -34,12 +34,12 @@ Metrics open_metrics(const RunFolders& folders, const std::optional<Origin>& ori
 
 }  // namespace
 
-RunOutput::RunOutput(const Config& config, const Plan& plan, const RunFolders& folders,
+RunOutput::RunOutput(const config::Config& config, const Plan& plan, const RunFolders& folders,
                      const std::optional<Origin>& origin)
     : folder_(folders.run),
       metrics_(open_metrics(folders, origin)),
       progress_(config.train.steps, config.run.log_every) {
-  Json resolved = config.resolved;
+  config::Json resolved = config.resolved;
   resolved["model"]["vocabulary"] = plan.model.vocabulary;
   os::files().write(folder_ / "config.json", resolved.dump(2) + "\n");
   os::files().remove_all(folder_ / summary_name);  // of an earlier part of this run

@@ -19,7 +19,8 @@ class RunOutput {
  public:
   /// Begins: takes over the metrics of the run that is continued up to `origin`'s step, and says what will happen.
   /// Throws IoError.
-  RunOutput(const Config& config, const Plan& plan, const RunFolders& folders, const std::optional<Origin>& origin);
+  RunOutput(const config::Config& config, const Plan& plan, const RunFolders& folders,
+            const std::optional<Origin>& origin);
 
   /// A line of metrics that can not be written is an error in the log, once, and is written later if that works.
   void add(const StepRecord& record);

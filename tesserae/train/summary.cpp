@@ -6,11 +6,13 @@
 
 namespace tesserae::train {
 
-Json make_summary(const RunFigures& figures, const RunFacts& facts) {
-  const auto or_null = [](const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); };
+config::Json make_summary(const RunFigures& figures, const RunFacts& facts) {
+  const auto or_null = [](const std::optional<double>& value) {
+    return value ? config::Json(*value) : config::Json(nullptr);
+  };
   const mesh::Degrees& degrees = facts.layout.degrees();
   const uint64_t peak = facts.peak_memory.empty() ? 0 : *std::ranges::max_element(facts.peak_memory);
-  Json summary = {
+  config::Json summary = {
       {"steps", figures.steps},
       {"final_loss", figures.final_loss},
       {"last_loss", figures.last_loss},

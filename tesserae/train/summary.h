@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/config/json.h"
 #include "tesserae/dial/dial.h"
 #include "tesserae/mesh/layout.h"
 #include "tesserae/shard/statistics.h"
 #include "tesserae/train/checkpointing.h"
-#include "tesserae/train/json.h"
 #include "tesserae/train/metrics.h"
 #include "tesserae/train/restore.h"
 
@@ -34,6 +34,6 @@ struct RunFacts {
 };
 
 /// summary.json. "peak_memory_bytes" is that of the rank that used most.
-Json make_summary(const RunFigures& figures, const RunFacts& facts);
+config::Json make_summary(const RunFigures& figures, const RunFacts& facts);
 
 }  // namespace tesserae::train

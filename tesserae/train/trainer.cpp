@@ -48,7 +48,7 @@ std::chrono::milliseconds milliseconds(double seconds) {
 ///  7. at the steps that want it: a checkpoint.
 class Run {
  public:
-  Run(const Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> fabric, const Resume& resume,
+  Run(const config::Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> fabric, const Resume& resume,
       std::optional<cost::Links> links)
       : config_(config),
         plan_(plan),
@@ -255,7 +255,7 @@ class Run {
     return {values.begin(), values.end()};
   }
 
-  const Config& config_;
+  const config::Config& config_;
   const Plan& plan_;
   StopRequest stop_;
   std::shared_ptr<comm::Fabric> fabric_;
@@ -274,7 +274,7 @@ class Run {
 
 }  // namespace
 
-int train(const Config& config, const Plan& plan, const mesh::World& world, const Resume& resume) {
+int train(const config::Config& config, const Plan& plan, const mesh::World& world, const Resume& resume) {
   comm::FabricOptions options;
   options.backend = config.run.backend;
   options.device = plan.device;

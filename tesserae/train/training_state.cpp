@@ -16,7 +16,7 @@
 namespace tesserae::train {
 namespace {
 
-model::Gpt make_model(const Config& config, const Plan& plan, const tensor::ParallelPtr& parallel) {
+model::Gpt make_model(const config::Config& config, const Plan& plan, const tensor::ParallelPtr& parallel) {
   model::GptConfig shape = plan.model;
   shape.parallel = parallel;
   shape.sequence_parallel = config.sharding.sequence_parallel && parallel->size() > 1;
@@ -26,7 +26,7 @@ model::Gpt make_model(const Config& config, const Plan& plan, const tensor::Para
   return model;
 }
 
-shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::Fabric>& data, const Config& config,
+shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::Fabric>& data, const config::Config& config,
                      const Plan& plan) {
   return shard::shard_model(model, data,
                             {.strategy = plan.strategy,
@@ -40,7 +40,7 @@ shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::Fabric
                              .tensor_group = &model->config().parallel->group()});
 }
 
-std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const Config::Optimizer& o) {
+std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const config::Config::Optimizer& o) {
   if (o.name == "sgd") {
     return std::make_unique<optim::Sgd>(
         sharded, optim::SgdOptions{.lr = o.lr, .momentum = o.momentum, .weight_decay = o.weight_decay});
@@ -52,7 +52,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const 
 
 }  // namespace
 
-TrainingState::TrainingState(const Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> the_fabric)
+TrainingState::TrainingState(const config::Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> the_fabric)
     : fabric(std::move(the_fabric)),
       parallel(std::make_shared<const tensor::Parallel>(fabric, plan.axes().tensor_group(fabric->rank()))),
       data(comm::sub_fabric(fabric, plan.axes().data_group(fabric->rank()))),

@@ -8,6 +8,7 @@
 #include "tesserae/checkpoint/reader.h"
 #include "tesserae/checkpoint/state.h"
 #include "tesserae/comm/fabric.h"
+#include "tesserae/config/config.h"
 #include "tesserae/data/loader.h"
 #include "tesserae/model/gpt.h"
 #include "tesserae/optim/loss_scaler.h"
@@ -15,7 +16,6 @@
 #include "tesserae/shard/resharding.h"
 #include "tesserae/shard/sharded.h"
 #include "tesserae/tensor/functions.h"
-#include "tesserae/train/config.h"
 #include "tesserae/train/plan.h"
 
 namespace tesserae::train {
@@ -28,7 +28,7 @@ namespace tesserae::train {
 class TrainingState {
  public:
   /// The state before the first step; random numbers are seeded. Collective.
-  TrainingState(const Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> fabric);
+  TrainingState(const config::Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> fabric);
 
   const std::shared_ptr<comm::Fabric> fabric;  ///< of the job
   const tensor::ParallelPtr parallel;          ///< the ranks that share this data-parallel rank
@@ -61,7 +61,7 @@ class TrainingState {
   void publish();
 
  private:
-  const Config& config_;
+  const config::Config& config_;
   const Plan& plan_;
   mesh::Degrees degrees_;
 };

@@ -11,12 +11,12 @@
 namespace tesserae {
 namespace {
 
+using config::Json;
 using testing::AllOf;
 using testing::EndsWith;
 using testing::HasSubstr;
 using testing::MatchesRegex;
 using testing::StartsWith;
-using train::Json;
 using train::TrainJob;
 
 struct Said {

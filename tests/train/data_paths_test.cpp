@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "tests/train/documents.h"
+#include "tests/config/documents.h"
 
 namespace tesserae::train {
 namespace {
@@ -22,9 +22,9 @@ class Variable {
 };
 
 TEST(DataPaths, MissingPathsAreNamedByTheirKey) {
-  EXPECT_EQ(error_of([] { resolve_data_paths({"/nowhere/text"}); }),
+  EXPECT_EQ(config::error_of([] { resolve_data_paths({"/nowhere/text"}); }),
             "[configuration] data.path: there is no file or folder /nowhere/text");
-  EXPECT_EQ(error_of([] {
+  EXPECT_EQ(config::error_of([] {
               resolve_data_paths({"/", "/nowhere/text"});
             }),
             "[configuration] data.path[1]: there is no file or folder /nowhere/text");
@@ -44,7 +44,7 @@ TEST(DataPaths, PythonIsAskedForItsLibrary) {
 TEST(DataPaths, WithoutPythonTheErrorSaysWhatToDo) {
   const Variable python("TESSERAE_PYTHON", "/nowhere/python");
   EXPECT_EQ(
-      error_of([] { resolve_data_paths({"python:stdlib"}); }),
+      config::error_of([] { resolve_data_paths({"python:stdlib"}); }),
       "[configuration] data.path: python:stdlib needs /nowhere/python to say where its library lies, and it can not be "
       "run; give a folder of text instead");
 }

@@ -20,7 +20,8 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-const Json schedule = Json::parse(R"([{"step": 5, "hybrid_shard_degree": 4}, {"step": 9, "hybrid_shard_degree": 1},
+const config::Json schedule =
+    config::Json::parse(R"([{"step": 5, "hybrid_shard_degree": 4}, {"step": 9, "hybrid_shard_degree": 1},
     {"step": 13, "degrees": {"parameters": 1, "gradients": 2, "optimizer": 4}}, {"step": 18, "hybrid_shard_degree": 2}])");
 
 class DialJob : public testing::Test {
@@ -40,7 +41,7 @@ class DialJob : public testing::Test {
   }
 
   void expect_same_losses(const std::string& run, const std::string& reference) const {
-    const std::vector<Json> lines = job_.metrics(run), expected = job_.metrics(reference);
+    const std::vector<config::Json> lines = job_.metrics(run), expected = job_.metrics(reference);
     ASSERT_EQ(lines.size(), expected.size());
     for (size_t i = 0; i < lines.size(); ++i) {
       const double wanted = expected[i]["loss"];
@@ -59,7 +60,7 @@ TEST_F(DialJob, WhatIsRoundedOnTheWireTrainsAndTurns) {
   rounded.insert(rounded.end(), {"wire.parameters=int8", "wire.gradients=int8",
                                  R"(dial.schedule=[{"step": 8, "hybrid_shard_degree": 2}])"});
   job_.run("rounded", ranks(4, rounded));
-  const std::vector<Json> lines = job_.metrics("rounded"), expected = job_.metrics("exact");
+  const std::vector<config::Json> lines = job_.metrics("rounded"), expected = job_.metrics("exact");
   ASSERT_EQ(lines.size(), expected.size());
   int different = 0;
   for (size_t i = 0; i < lines.size(); ++i) {
@@ -77,15 +78,15 @@ TEST_F(DialJob, TheScheduleChangesTheDegreesAndNotTheLosses) {
   dialed.push_back("dial.schedule=" + schedule.dump());
   const std::string screen = job_.run("dialed", ranks(4, dialed));
 
-  const std::vector<Json> lines = job_.metrics("dialed");
+  const std::vector<config::Json> lines = job_.metrics("dialed");
   ASSERT_EQ(lines.size(), 24u);
-  for (const Json& line : lines) {
+  for (const config::Json& line : lines) {
     const int64_t step = line["step"];
-    const Json wanted = step <= 5    ? Json{2, 2, 2}
-                        : step <= 9  ? Json{4, 4, 4}
-                        : step <= 13 ? Json{1, 1, 1}
-                        : step <= 18 ? Json{1, 2, 4}
-                                     : Json{2, 2, 2};
+    const config::Json wanted = step <= 5    ? config::Json{2, 2, 2}
+                                : step <= 9  ? config::Json{4, 4, 4}
+                                : step <= 13 ? config::Json{1, 1, 1}
+                                : step <= 18 ? config::Json{1, 2, 4}
+                                             : config::Json{2, 2, 2};
     EXPECT_EQ(line["degrees"], wanted) << "step " << step;
     EXPECT_GT(line["memory_bytes"], 10'000'000);
   }
@@ -95,11 +96,11 @@ TEST_F(DialJob, TheScheduleChangesTheDegreesAndNotTheLosses) {
   EXPECT_THAT(screen, AllOf(HasSubstr("step 5: P=2 G=2 O=2 -> P=4 G=4 O=4 in "), HasSubstr(" MB moved (as scheduled)"),
                             HasSubstr("step 18: P=1 G=2 O=4 -> P=2 G=2 O=2 in ")));
   EXPECT_THAT(screen, Not(HasSubstr("the pool had no buffer")));
-  const Json summary = job_.summary("dialed");
+  const config::Json summary = job_.summary("dialed");
   EXPECT_EQ(summary["dial"]["changes"], 4);
   EXPECT_GT(summary["dial"]["seconds"], 0.0);
   EXPECT_GT(summary["dial"]["bytes_moved"], 0.0);
-  EXPECT_EQ(summary["layout"], (Json{{"N", 4}, {"P", 2}, {"G", 2}, {"O", 2}}));
+  EXPECT_EQ(summary["layout"], (config::Json{{"N", 4}, {"P", 2}, {"G", 2}, {"O", 2}}));
   EXPECT_EQ(job_.summary("steady")["dial"]["changes"], 0);
 }
 
@@ -110,7 +111,7 @@ TEST_F(DialJob, AccumulationScalingAndOtherDtypesGoAlong) {
   dialed.push_back(R"(dial.schedule=[{"step": 6, "hybrid_shard_degree": 2}, {"step": 12, "hybrid_shard_degree": 1}])");
   job_.run("steady", ranks(2, plain));
   job_.run("dialed", ranks(2, dialed));
-  const std::vector<Json> lines = job_.metrics("dialed"), expected = job_.metrics("steady");
+  const std::vector<config::Json> lines = job_.metrics("dialed"), expected = job_.metrics("steady");
   for (size_t i = 0; i < lines.size(); ++i) {
     EXPECT_NEAR(lines[i]["loss"].get<double>(), expected[i]["loss"].get<double>(), 2e-2) << "step " << i + 1;
   }
@@ -247,7 +248,7 @@ TEST_F(DialJob, AutoChoosesAndSaysWhy) {
       EXPECT_EQ(was->degrees, is->degrees) << "step " << i + 1;
     }
   }
-  const Json summary = job_.summary("auto");
+  const config::Json summary = job_.summary("auto");
   EXPECT_GE(summary["dial"]["changes"], 1);
   EXPECT_LE(summary["dial"]["steps_spent_on_trying"], 25.0);
   job_.run("steady", ranks(4, {"hybrid_shard_degree=4", "train.steps=80", "model.dropout=0"}));

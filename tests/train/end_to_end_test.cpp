@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/config/json.h"
 #include "tesserae/os/files.h"
 #include "tesserae/os/port.h"
-#include "tesserae/train/json.h"
 #include "tests/train/run_program.h"
 
 // `tesserae train` as users run it: real processes on Gloo, a small model on text with structure to learn.
@@ -28,11 +28,12 @@ class EndToEnd : public testing::Test {
     for (int line = 0; line < 1500; ++line)
       text += cat("the square of ", line % 97, " is ", (line % 97) * (line % 97), "\n");
     os::files().write(folder_ + "/text.txt", text);
-    const Json config = {{"run", {{"folder", folder_ + "/run"}, {"log_every", 10}}},
-                         {"model", {{"dimension", 32}, {"layers", 2}, {"heads", 2}}},
-                         {"data", {{"path", folder_ + "/text.txt"}, {"sequence_length", 32}}},
-                         {"train", {{"steps", 30}, {"batch_per_rank", 4}, {"eval_every", 10}, {"eval_batches", 2}}},
-                         {"optimizer", {{"lr", 1e-2}, {"warmup_steps", 3}}}};
+    const config::Json config = {
+        {"run", {{"folder", folder_ + "/run"}, {"log_every", 10}}},
+        {"model", {{"dimension", 32}, {"layers", 2}, {"heads", 2}}},
+        {"data", {{"path", folder_ + "/text.txt"}, {"sequence_length", 32}}},
+        {"train", {{"steps", 30}, {"batch_per_rank", 4}, {"eval_every", 10}, {"eval_batches", 2}}},
+        {"optimizer", {{"lr", 1e-2}, {"warmup_steps", 3}}}};
     os::files().write(folder_ + "/job.json", config.dump());
   }
   ~EndToEnd() override { os::files().remove_all(folder_); }
@@ -51,25 +52,25 @@ class EndToEnd : public testing::Test {
     screen_ = program.output;
   }
 
-  std::vector<Json> metrics(const std::string& run = "run") const {
-    std::vector<Json> lines;
+  std::vector<config::Json> metrics(const std::string& run = "run") const {
+    std::vector<config::Json> lines;
     std::istringstream file(os::files().read(folder_ + "/" + run + "/metrics.jsonl"));
-    for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
+    for (std::string line; std::getline(file, line);) lines.push_back(config::Json::parse(line));
     return lines;
   }
 
-  Json summary(const std::string& run = "run") const {
-    return Json::parse(os::files().read(folder_ + "/" + run + "/summary.json"));
+  config::Json summary(const std::string& run = "run") const {
+    return config::Json::parse(os::files().read(folder_ + "/" + run + "/summary.json"));
   }
 
   std::vector<double> losses(const std::string& run) const {
     std::vector<double> all;
-    for (const Json& line : metrics(run)) all.push_back(line["loss"]);
+    for (const config::Json& line : metrics(run)) all.push_back(line["loss"]);
     return all;
   }
 
-  void expect_trained(int ranks, const Json& layout) const {
-    const std::vector<Json> lines = metrics();
+  void expect_trained(int ranks, const config::Json& layout) const {
+    const std::vector<config::Json> lines = metrics();
     ASSERT_EQ(lines.size(), 30u);
     for (size_t i = 0; i < lines.size(); ++i) {
       EXPECT_EQ(lines[i]["step"], i + 1);
@@ -84,7 +85,7 @@ class EndToEnd : public testing::Test {
     EXPECT_NEAR(lines.front()["loss"], std::log(257.0), 0.2);
     EXPECT_LT(lines.back()["loss"], 3.2);
 
-    const Json result = summary();
+    const config::Json result = summary();
     EXPECT_EQ(result["steps"], 30);
     EXPECT_LT(result["final_loss"], 3.5);
     EXPECT_LT(result["val_loss"], 3.3);
@@ -97,7 +98,7 @@ class EndToEnd : public testing::Test {
     EXPECT_EQ(result["layout"], layout);
     EXPECT_EQ(result["world_size"], ranks);
     EXPECT_EQ(result["parameters"], 257 * 32 + 32 + 2 * (4 * 32 * 32 + 3 * 32 * 96 + 2 * 32));
-    const Json config = Json::parse(os::files().read(folder_ + "/run/config.json"));
+    const config::Json config = config::Json::parse(os::files().read(folder_ + "/run/config.json"));
     EXPECT_EQ(config["model"]["vocabulary"], 257);
   }
 

@@ -46,7 +46,7 @@ TEST_F(RunFolder, MetricsAreOneJsonLineAStepAndThereAtOnce) {
   second.val_loss = 5.25;
   second.skipped = true;
   second.grad_norm = INFINITY;
-  const Json line = Json::parse(to_line(second));
+  const config::Json line = config::Json::parse(to_line(second));
   EXPECT_EQ(line["val_loss"], 5.25);
   EXPECT_EQ(line["skipped"], true);
   EXPECT_TRUE(line["grad_norm"].is_null()) << "JSON has no infinity";

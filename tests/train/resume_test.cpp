@@ -166,7 +166,7 @@ TEST_F(Resume, OtherLayoutsAndWorldSizesGoOnToRounding) {
       {"--nproc", "2", "--set", "train.batch_per_rank=4"},
       {"--nproc", "1", "--set", "train.batch_per_rank=16", "train.accumulate=1"},
   };
-  const std::vector<Json> expected = job_->metrics("plain");
+  const std::vector<config::Json> expected = job_->metrics("plain");
   double worst = 0;
   for (size_t i = 0; i < others.size(); ++i) {
     const std::string name = cat("other", i);
@@ -174,7 +174,7 @@ TEST_F(Resume, OtherLayoutsAndWorldSizesGoOnToRounding) {
     arguments.insert(arguments.begin(), {"--resume", from});
     const std::string said = run(name, arguments);
     EXPECT_THAT(said, HasSubstr("resumed at step 6 from " + from));
-    const std::vector<Json> lines = job_->metrics(name);
+    const std::vector<config::Json> lines = job_->metrics(name);
     ASSERT_THAT(lines, SizeIs(12)) << "the first six are the other run's";
     for (size_t step = 0; step < lines.size(); ++step) {
       EXPECT_EQ(lines[step]["step"], step + 1);

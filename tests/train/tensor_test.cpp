@@ -27,7 +27,7 @@ class TensorJob : public testing::Test {
   }
 
   void expect_same_losses(const std::string& run, const std::string& reference) const {
-    const std::vector<Json> lines = job_.metrics(run), expected = job_.metrics(reference);
+    const std::vector<config::Json> lines = job_.metrics(run), expected = job_.metrics(reference);
     ASSERT_EQ(expected.size(), 24u);
     ASSERT_EQ(lines.size(), expected.size());
     for (size_t i = 0; i < lines.size(); ++i) {
@@ -47,9 +47,9 @@ TEST_F(TensorJob, SplitLayersGiveTheSameLosses) {
   expect_same_losses("split", "whole");
   EXPECT_THAT(screen,
               AllOf(HasSubstr("on 4 ranks"), HasSubstr("layers split over 2, P=2 G=2 O=2"), HasSubstr("A sample:")));
-  const Json summary = job_.summary("split");
+  const config::Json summary = job_.summary("split");
   EXPECT_EQ(summary["tensor_parallel_degree"], 2);
-  EXPECT_EQ(summary["layout"], (Json{{"N", 2}, {"P", 2}, {"G", 2}, {"O", 2}}));
+  EXPECT_EQ(summary["layout"], (config::Json{{"N", 2}, {"P", 2}, {"G", 2}, {"O", 2}}));
   EXPECT_EQ(summary["world_size"], 4);
   EXPECT_EQ(summary["parameters"], job_.summary("whole")["parameters"]);
 
@@ -67,7 +67,7 @@ TEST_F(TensorJob, CheckpointsAndSnapshotsLoadAtAnyDegree) {
     std::vector<std::string> arguments = ranks(count, more);
     arguments.insert(arguments.begin(), {"--resume", job_.path(from + "/checkpoints/step-12")});
     EXPECT_THAT(job_.run(run, arguments), HasSubstr("resumed at step 12 "));
-    const std::vector<Json> lines = job_.metrics(run), expected = job_.metrics("whole");
+    const std::vector<config::Json> lines = job_.metrics(run), expected = job_.metrics("whole");
     ASSERT_GE(lines.size(), 12u);
     for (size_t i = 1; i <= 12; ++i) {
       const double wanted = expected[expected.size() - i]["loss"];
@@ -101,9 +101,9 @@ TEST_F(TensorJob, AutoCountsTheTensorRanksOfAPlace) {
   EXPECT_THAT(screen,
               AllOf(HasSubstr("layers split over 2, "), HasSubstr("(auto; estimated to be fastest of what fits: ")));
   const std::string record = os::files().read(job_.path("auto") + "/dial.jsonl");
-  const Json facts = Json::parse(record.substr(0, record.find('\n')))["facts"];
+  const config::Json facts = config::Json::parse(record.substr(0, record.find('\n')))["facts"];
   EXPECT_EQ(facts["tensor"], 2);
-  EXPECT_EQ(facts["host_of"], (Json{0, 0}));
+  EXPECT_EQ(facts["host_of"], (config::Json{0, 0}));
   const dial::Replay replayed = dial::replay(record);
   ASSERT_EQ(replayed.recorded.size(), 40u);
   for (size_t i = 0; i < replayed.recorded.size(); ++i) {
@@ -118,7 +118,7 @@ TEST_F(TensorJob, AutoCountsTheTensorRanksOfAPlace) {
   std::vector<std::string> steady = plain;
   steady.push_back("hybrid_shard_degree=2");
   job_.run("steady", ranks(4, steady));
-  const std::vector<Json> lines = job_.metrics("auto"), expected = job_.metrics("steady");
+  const std::vector<config::Json> lines = job_.metrics("auto"), expected = job_.metrics("steady");
   ASSERT_EQ(lines.size(), 40u);
   for (size_t i = 0; i < lines.size(); ++i) {
     const double loss = expected[i]["loss"];

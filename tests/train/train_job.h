@@ -12,8 +12,8 @@
 #include "tesserae/base/error.h"
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/checkpoint/reader.h"
+#include "tesserae/config/json.h"
 #include "tesserae/os/files.h"
-#include "tesserae/train/json.h"
 #include "tests/train/run_program.h"
 
 namespace tesserae::train {
@@ -29,11 +29,12 @@ class TrainJob {
     for (int line = 0; line < 1500; ++line)
       text += cat("the square of ", line % 97, " is ", (line % 97) * (line % 97), "\n");
     os::files().write(folder_ + "/text.txt", text);
-    const Json config = {{"run", {{"folder", folder_ + "/run"}, {"log_every", 1}}},
-                         {"model", {{"dimension", 32}, {"layers", 2}, {"heads", 2}, {"dropout", 0.1}}},
-                         {"data", {{"path", folder_ + "/text.txt"}, {"sequence_length", 32}}},
-                         {"train", {{"steps", 24}, {"batch_per_rank", 2}, {"accumulate", 2}, {"eval_batches", 1}}},
-                         {"optimizer", {{"lr", 1e-2}, {"warmup_steps", 3}}}};
+    const config::Json config = {
+        {"run", {{"folder", folder_ + "/run"}, {"log_every", 1}}},
+        {"model", {{"dimension", 32}, {"layers", 2}, {"heads", 2}, {"dropout", 0.1}}},
+        {"data", {{"path", folder_ + "/text.txt"}, {"sequence_length", 32}}},
+        {"train", {{"steps", 24}, {"batch_per_rank", 2}, {"accumulate", 2}, {"eval_batches", 1}}},
+        {"optimizer", {{"lr", 1e-2}, {"warmup_steps", 3}}}};
     os::files().write(folder_ + "/job.json", config.dump());
   }
   ~TrainJob() { os::files().remove_all(folder_); }
@@ -63,14 +64,16 @@ class TrainJob {
     return program.output + program.errors;
   }
 
-  std::vector<Json> metrics(const std::string& run) const {
-    std::vector<Json> lines;
+  std::vector<config::Json> metrics(const std::string& run) const {
+    std::vector<config::Json> lines;
     std::istringstream file(os::files().read(path(run) + "/metrics.jsonl"));
-    for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
+    for (std::string line; std::getline(file, line);) lines.push_back(config::Json::parse(line));
     return lines;
   }
 
-  Json summary(const std::string& run) const { return Json::parse(os::files().read(path(run) + "/summary.json")); }
+  config::Json summary(const std::string& run) const {
+    return config::Json::parse(os::files().read(path(run) + "/summary.json"));
+  }
 
   /// Steps of the committed checkpoints, the oldest first.
   std::vector<int64_t> steps(const std::string& run) const {
@@ -95,7 +98,7 @@ class TrainJob {
 
   /// `run` tells of every step up to `step` once, as `reference` does: the same losses and norms to the last bit.
   void expect_same_history(const std::string& run, const std::string& reference, size_t steps) const {
-    const std::vector<Json> lines = metrics(run), expected = metrics(reference);
+    const std::vector<config::Json> lines = metrics(run), expected = metrics(reference);
     ASSERT_EQ(lines.size(), steps);
     for (size_t i = 0; i < steps; ++i) {
       EXPECT_EQ(lines[i]["step"], i + 1);

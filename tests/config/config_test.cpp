@@ -1,10 +1,10 @@
-#include "tesserae/train/config.h"
+#include "tesserae/config/config.h"
 
 #include <gtest/gtest.h>
 
-#include "tests/train/documents.h"
+#include "tests/config/documents.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 namespace {
 
 Config with(const std::string& keys) {
@@ -189,4 +189,4 @@ TEST(Config, HarmlessValuesOfKeysOfLaterFeaturesAreTaken) {
 }
 
 }  // namespace
-}  // namespace tesserae::train
+}  // namespace tesserae::config

@@ -1,12 +1,12 @@
-#include "tesserae/train/config_file.h"
+#include "tesserae/config/config_file.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include "tesserae/os/files.h"
-#include "tests/train/documents.h"
+#include "tests/config/documents.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 namespace {
 
 class ConfigFile : public testing::Test {
@@ -76,4 +76,4 @@ TEST(SetKey, RefusesWhatIsNoAssignment) {
 }
 
 }  // namespace
-}  // namespace tesserae::train
+}  // namespace tesserae::config

@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "tesserae/train/json.h"
+#include "tesserae/config/json.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 
 /// What the schema says of one key, ready to print.
 struct Key {
@@ -29,4 +29,4 @@ std::string keys_as_text(int width, const std::string& under = "");
 /// The page docs/configuration.md.
 std::string keys_as_markdown();
 
-}  // namespace tesserae::train
+}  // namespace tesserae::config

@@ -1,12 +1,12 @@
 #include "python/bindings/bindings.h"
-#include "tesserae/train/config_file.h"
-#include "tesserae/train/init_config.h"
+#include "tesserae/config/config_file.h"
+#include "tesserae/config/init_config.h"
 
 namespace tesserae::bindings {
 
 // Configurations cross as JSON text: both sides read it as they read a file, and neither needs the other's types.
-void bind_train(py::module_& module) {
-  using namespace tesserae::train;
+void bind_config(py::module_& module) {
+  using namespace tesserae::config;
   module.def(
       "read_config_file", [](const std::string& path) { return read_config_file(path).dump(); }, py::arg("path"),
       "The JSON object in that file, unchecked, as JSON text. Comments are skipped; InvalidArgument names the line of "

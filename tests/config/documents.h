@@ -2,12 +2,12 @@
 
 #include <string>
 
-#include "tesserae/train/config.h"
-#include "tesserae/train/config_file.h"
-#include "tesserae/train/schema.h"
-#include "tesserae/train/validate.h"
+#include "tesserae/config/config.h"
+#include "tesserae/config/config_file.h"
+#include "tesserae/config/schema.h"
+#include "tesserae/config/validate.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 
 /// The configuration that `text` is, as if it stood in the file "job.json".
 inline Config config_of(const std::string& text) {
@@ -25,4 +25,4 @@ std::string error_of(const Body& body) {
   return "no error";
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::config

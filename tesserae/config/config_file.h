@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "tesserae/train/json.h"
+#include "tesserae/config/json.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 
 /// The JSON object in that file, unchecked. // and /* */ comments are skipped; a key that stands twice in one object is
 /// an error. Throws ConfigError naming the file, and the line for text that is no JSON.
@@ -18,4 +18,4 @@ void set_key(Json& document, const std::string& assignment);
 /// Reads the file, applies the assignments in order, validates: the resolved document, every key present.
 Json resolve_config(const std::string& path, const std::vector<std::string>& assignments);
 
-}  // namespace tesserae::train
+}  // namespace tesserae::config

@@ -1,10 +1,10 @@
-#include "tesserae/train/validate.h"
+#include "tesserae/config/validate.h"
 
 #include <gtest/gtest.h>
 
-#include "tests/train/documents.h"
+#include "tests/config/documents.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 namespace {
 
 struct Case {
@@ -97,4 +97,4 @@ TEST(Validate, RefusesASchemaThatSaysMoreThanItUnderstands) {
 }
 
 }  // namespace
-}  // namespace tesserae::train
+}  // namespace tesserae::config

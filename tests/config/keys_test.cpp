@@ -1,4 +1,4 @@
-#include "tesserae/train/keys.h"
+#include "tesserae/config/keys.h"
 
 #include <gtest/gtest.h>
 
@@ -6,9 +6,9 @@
 #include <set>
 
 #include "tesserae/os/files.h"
-#include "tests/train/documents.h"
+#include "tests/config/documents.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 namespace {
 
 TEST(Keys, SmpKeysComeFirst) {
@@ -62,4 +62,4 @@ TEST(Keys, ThePageInDocsIsUpToDate) {
 }
 
 }  // namespace
-}  // namespace tesserae::train
+}  // namespace tesserae::config

@@ -6,12 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "tesserae/config/json.h"
 #include "tesserae/mesh/strategy.h"
 #include "tesserae/model/config.h"
 #include "tesserae/shard/options.h"
-#include "tesserae/train/json.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 
 /// A validated configuration as C++ values; schema.json describes each key. Values that derive from other keys are
 /// filled in, except those that need the data (the vocabulary), the machine (device, precision auto) or the number of
@@ -113,4 +113,4 @@ std::vector<std::pair<int64_t, mesh::Degrees>> dial_schedule(const Json& resolve
 /// The dtypes of this configuration where `auto` means bf16 (`has_bf16`) or fp32.
 shard::Precision precision_of(const Config& config, bool has_bf16);
 
-}  // namespace tesserae::train
+}  // namespace tesserae::config

@@ -1,10 +1,10 @@
-#include "tesserae/train/init_config.h"
+#include "tesserae/config/init_config.h"
 
 #include <gtest/gtest.h>
 
-#include "tests/train/documents.h"
+#include "tests/config/documents.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 namespace {
 
 Json resolved(const char* text) {
@@ -95,4 +95,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.what; });
 
 }  // namespace
-}  // namespace tesserae::train
+}  // namespace tesserae::config

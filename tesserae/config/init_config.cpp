@@ -1,11 +1,11 @@
-#include "tesserae/train/init_config.h"
+#include "tesserae/config/init_config.h"
 
-#include "tesserae/train/config.h"
-#include "tesserae/train/keys.h"
-#include "tesserae/train/schema.h"
-#include "tesserae/train/validate.h"
+#include "tesserae/config/config.h"
+#include "tesserae/config/keys.h"
+#include "tesserae/config/schema.h"
+#include "tesserae/config/validate.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 namespace {
 
 bool is_taken(const std::string& path) {
@@ -66,4 +66,4 @@ Json validate_init_config(const Json& document) {
   return resolved;
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::config

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "tesserae/train/json.h"
+#include "tesserae/config/json.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 
 /// The part of the schema that a script's `tsm.init` takes: SMP v2's nine keys, `degrees`, `wire`, `dial`, `$comment`,
 /// and of `run` the folder and the deadlines.
@@ -13,4 +13,4 @@ const Json& init_config_schema();
 /// that are not available yet.
 Json validate_init_config(const Json& document);
 
-}  // namespace tesserae::train
+}  // namespace tesserae::config

@@ -1,4 +1,4 @@
-#include "tesserae/train/validate.h"
+#include "tesserae/config/validate.h"
 
 #include <cmath>
 #include <cstdint>
@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "tesserae/base/nearest.h"
-#include "tesserae/train/keys.h"
+#include "tesserae/config/keys.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 namespace {
 
 // A keyword that the walker does not know would be a rule that silently does not hold.
@@ -179,4 +179,4 @@ Json validate(const Json& schema, const Json& document) {
   return walk(schema, document, "");
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::config

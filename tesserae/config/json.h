@@ -5,7 +5,7 @@
 
 #include "tesserae/base/error.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 
 /// Keeps keys in the order in which they were written, so that a resolved configuration reads like the schema.
 using Json = nlohmann::ordered_json;
@@ -25,4 +25,4 @@ std::string brief(const Json& value);
 /// The text of an error without its "[function] ": for use in another error's text.
 std::string without_function(const Error& error);
 
-}  // namespace tesserae::train
+}  // namespace tesserae::config

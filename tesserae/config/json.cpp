@@ -1,6 +1,6 @@
-#include "tesserae/train/json.h"
+#include "tesserae/config/json.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 
 std::string brief(const Json& value) {
   std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -14,4 +14,4 @@ std::string without_function(const Error& error) {
   return text.front() == '[' && end != std::string::npos ? text.substr(end + 2) : text;
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::config

@@ -1,11 +1,11 @@
-#include "tesserae/train/keys.h"
+#include "tesserae/config/keys.h"
 
 #include <algorithm>
 #include <sstream>
 
-#include "tesserae/train/schema.h"
+#include "tesserae/config/schema.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 namespace {
 
 std::string describe_name(const std::string& type) {
@@ -131,7 +131,7 @@ std::string keys_as_text(int width, const std::string& under) {
 std::string keys_as_markdown() {
   std::ostringstream out;
   out << "# Configuration\n\n"
-         "<!-- Made from tesserae/train/schema.json by `tesserae config --markdown`: change that file, not this one. "
+         "<!-- Made from tesserae/config/schema.json by `tesserae config --markdown`: change that file, not this one. "
          "-->\n\n"
          "`tesserae train CONFIG.json` reads one JSON file (`//` comments are allowed); `--set KEY=VALUE` changes one "
          "key, for "
@@ -155,4 +155,4 @@ std::string keys_as_markdown() {
   return out.str();
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::config

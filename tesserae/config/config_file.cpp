@@ -1,12 +1,12 @@
-#include "tesserae/train/config_file.h"
+#include "tesserae/config/config_file.h"
 
 #include <set>
 
+#include "tesserae/config/schema.h"
+#include "tesserae/config/validate.h"
 #include "tesserae/os/files.h"
-#include "tesserae/train/schema.h"
-#include "tesserae/train/validate.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 namespace {
 
 std::string read_text(const std::string& path) {
@@ -82,4 +82,4 @@ Json resolve_config(const std::string& path, const std::vector<std::string>& ass
   return validate(config_schema(), document);
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::config

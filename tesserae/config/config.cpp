@@ -1,10 +1,10 @@
-#include "tesserae/train/config.h"
+#include "tesserae/config/config.h"
 
 #include <filesystem>
 
-#include "tesserae/train/config_file.h"
+#include "tesserae/config/config_file.h"
 
-namespace tesserae::train {
+namespace tesserae::config {
 namespace {
 
 template <class T>
@@ -281,4 +281,4 @@ shard::Precision precision_of(const Config& config, bool has_bf16) {
   return shard::Precision::fp32();
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::config
