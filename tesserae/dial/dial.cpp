@@ -14,7 +14,7 @@
 #include "tesserae/dial/facts.h"
 
 // At the edge after a step:
-//  1. rank 0 looks what is wished: the schedule's entry for this edge; requests from outside, the last one counts and
+//  1. rank 0 sees what is wished: the schedule's entry for this edge; requests from outside, the last one counts and
 //  is
 //     stronger; else what the tuner decided after the step before;
 //  2. all ranks add up one row of numbers: rank 0's wish, and in places of their own what each rank saw of the step;
@@ -108,7 +108,7 @@ std::vector<double> Dial::to_sum(int64_t step, double step_seconds) {
 
 std::optional<mesh::Degrees> Dial::from_sums(int64_t step, std::span<const double> sums) {
   step_ = step;
-  look(sums);  // 3
+  read_sums(sums);  // 3
   if (sums[begin_tuner] > 0) begin_tuning();
   if (leads()) {
     tune(step);
@@ -171,7 +171,7 @@ void Dial::begin_tuning() {
 }
 
 /// What the ranks saw; of memory, the place that has the smallest share to spare.
-void Dial::look(std::span<const double> sums) {
+void Dial::read_sums(std::span<const double> sums) {
   seen_ = {};
   const auto row = [&](int rank) {
     return sums.subspan(head_words + rank_words * static_cast<size_t>(rank), rank_words);

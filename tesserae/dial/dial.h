@@ -98,7 +98,7 @@ class Dial {
   void take_requests();
   void follow_schedule(int64_t step);
   void begin_tuning();
-  void look(std::span<const double> sums);
+  void read_sums(std::span<const double> sums);
   void tune(int64_t step);
   void time(int64_t step);
   void tell(int64_t client, const Json& event);

@@ -14,18 +14,19 @@
 //  2. Memory: less free than the headroom is an emergency. At once, the fastest layout (by estimate) of those that need
 //     less and are predicted to leave the headroom free; if there is none, the one that needs least. What ran out is
 //     not used again until twice the headroom would stay free.
-//  3. Settling: once the layout in use is measured, its median is the reference, and a look is due.
-//  4. A look (look.h) visits layouts. Its first round visits what is worth it, best estimate first: what is estimated
+//  3. Settling: once the layout in use is measured, its median is the reference, and a search is due.
+//  4. A search (successive_halving.h) visits layouts. Its first round visits what is worth it, best estimate first:
+//  what is estimated
 //     to be slower than the reference by at most `tolerance`, and the next degrees up and down with P = G = O whatever
 //     is estimated; only what fits. What visits show corrects the estimates of the others. Its other rounds visit the
 //     fastest again. The best takes the place of the layout in use if it is faster by more than `worth`, and more than
 //     half of the noise of the difference (all of it, and more, if no layout was visited twice).
-//  5. Steps of a look, changes (counted in steps) and the way to its best are spent: at most `budget` of all steps,
-//     passed or planned, or the allowance. A look takes half of what is left, or as much as the allowance if that is
-//     more; its first round three quarters of it. A visit begins only if it fits with the way back; a look, if a visit
-//     does. Otherwise it waits until enough steps have passed.
-//  6. Layouts are visited in one look only, until conditions change. What is left over, or became worth trying beside
-//     a new best, makes the next look due.
+//  5. Steps of a search, changes (counted in steps) and the way to its best are spent: at most `budget` of all steps,
+//     passed or planned, or the allowance. A search takes half of what is left, or as much as the allowance if that is
+//     more; its first round three quarters of it. A visit begins only if it fits with the way back; a search, if a
+//     visit does. Otherwise it waits until enough steps have passed.
+//  6. Layouts are visited in one search only, until conditions change. What is left over, or became worth trying beside
+//     a new best, makes the next search due.
 //  7. Holding: when the median of the window has left the reference by more than `drift` (and more than the noise), or
 //     memory that ran out is free again, conditions have changed: the reference is measured anew, and all is worth
 //     trying that was.
@@ -90,7 +91,7 @@ std::optional<Decision> Tuner::observe(const Observation& seen) {
   switch (phase_) {
     case Phase::settling:  // 3
       if (measured() < options_.reference_steps) return std::nullopt;
-      look_anew();
+      search_anew();
       break;
     case Phase::trying:  // 4
       if (measured() < options_.trial_steps) return std::nullopt;
@@ -98,12 +99,12 @@ std::optional<Decision> Tuner::observe(const Observation& seen) {
       break;
     case Phase::holding:
       if (refer_again_ && measured() >= options_.window) refer();
-      look_due_ = look_due_ || again;
+      search_due_ = search_due_ || again;
       if (drifted() || relaxed()) {  // 7
         refused_.clear();
-        look_anew();
+        search_anew();
       }
-      if (!look_due_ || measured() < options_.reference_steps) return std::nullopt;
+      if (!search_due_ || measured() < options_.reference_steps) return std::nullopt;
       break;
   }
   return next();
@@ -140,7 +141,7 @@ void Tuner::take(const Observation& seen) {
     return;
   }
   keep(samples_, seen.seconds);
-  if (look_) look_->add(seen.degrees, seen.seconds);
+  if (search_) search_->add(seen.degrees, seen.seconds);
 }
 
 /// False while a decision is on its way. Whatever else the degrees are afterwards is somebody else's choice, and ours
@@ -152,16 +153,16 @@ bool Tuner::arrived(const Observation& seen) {
   }
   pending_ = false;
   if (seen.degrees != *expected_) expect_anew(seen.degrees);
-  if (!look_) trial_on_ = false;  // the first step after the way back is the last that is spent
+  if (!search_) trial_on_ = false;  // the first step after the way back is the last that is spent
   return true;
 }
 
-/// A look that is going on ends: it begins with these degrees, which nobody has measured.
+/// A search that is going on ends: it begins with these degrees, which nobody has measured.
 void Tuner::expect_anew(const mesh::Degrees& degrees) {
   incumbent_ = expected_ = degrees;
   phase_ = Phase::settling;
-  look_.reset();
-  look_due_ = false;
+  search_.reset();
+  search_due_ = false;
 }
 
 std::optional<Decision> Tuner::relieve(const Observation& seen) {
@@ -182,15 +183,15 @@ std::optional<Decision> Tuner::relieve(const Observation& seen) {
                   percent(options_.headroom), " are to stay free"));
 }
 
-/// The next visit of a look; or its end.
+/// The next visit of a search; or its end.
 std::optional<Decision> Tuner::next() {
   const std::optional<mesh::Degrees> to = next_visit();
-  if (!to) return end_look();
-  std::string why = look_->first_round() ? cat("trying: estimated at ", milliseconds(predicted_seconds(*to)))
-                                         : cat("trying again: took ", milliseconds(look_->seconds(*to)));
+  if (!to) return end_search();
+  std::string why = search_->first_round() ? cat("trying: estimated at ", milliseconds(predicted_seconds(*to)))
+                                           : cat("trying again: took ", milliseconds(search_->seconds(*to)));
   why += cat(" a step, ", mesh::to_string(*incumbent_), " takes ", milliseconds(reference_));
   if (*current_ != *incumbent_) {
-    why += cat("; ", mesh::to_string(*current_), " took ", milliseconds(look_->seconds(*current_)));
+    why += cat("; ", mesh::to_string(*current_), " took ", milliseconds(search_->seconds(*current_)));
   }
   return turn(*to, Phase::trying, std::move(why));
 }
@@ -199,51 +200,51 @@ std::optional<mesh::Degrees> Tuner::next_visit() {
   // The step that passes while the decision travels, the change, the first step after it; and the measured ones.
   const double back = 2 + change_steps_;
   const double visit = back + options_.trial_steps;
-  if (!look_ && !begin_look(visit + back)) return std::nullopt;
-  if (look_->first_round() && spent_ + visit + back <= first_round_ends_) {
+  if (!search_ && !begin_search(visit + back)) return std::nullopt;
+  if (search_->first_round() && spent_ + visit + back <= first_round_ends_) {
     const std::vector<mesh::Degrees> candidates = worth_trying();
     if (!candidates.empty()) {
-      look_->visit(candidates.front());
+      search_->visit(candidates.front());
       tried_.push_back(candidates.front());
       return candidates.front();
     }
   }
-  if (spent_ + visit + back > look_ends_) return std::nullopt;
-  return look_->again();
+  if (spent_ + visit + back > search_ends_) return std::nullopt;
+  return search_->again();
 }
 
 /// False if nothing is worth it, or there is no room yet for a visit of so many steps (5).
-bool Tuner::begin_look(double visit) {
+bool Tuner::begin_search(double visit) {
   const double left = steps_allowed() - spent_;
   if (visit > left) return false;
   refer();  // it may have waited long for this
-  look_due_ = !worth_trying().empty();
-  if (!look_due_) return false;
+  search_due_ = !worth_trying().empty();
+  if (!search_due_) return false;
   const double share = std::max(of_what_is_left * left, std::min<double>(left, options_.allowance));
-  look_ends_ = spent_ + std::max(share, visit);
+  search_ends_ = spent_ + std::max(share, visit);
   first_round_ends_ = spent_ + std::max(first_round * share, visit);
-  look_.emplace(*incumbent_, all(samples_));
+  search_.emplace(*incumbent_, all(samples_));
   trial_on_ = true;
   return true;
 }
 
-std::optional<Decision> Tuner::end_look() {
+std::optional<Decision> Tuner::end_search() {
   phase_ = Phase::holding;
-  if (!look_) return std::nullopt;
-  const mesh::Degrees before = *incumbent_, best = look_->best();
-  const double gain = 1 - look_->seconds(best) / look_->seconds(before);
-  const double noise = std::hypot(look_->noise(best), look_->noise(before));
-  const double enough = look_->visited_again() ? of_the_noise : certain;  // one visit is a few steps of one moment
+  if (!search_) return std::nullopt;
+  const mesh::Degrees before = *incumbent_, best = search_->best();
+  const double gain = 1 - search_->seconds(best) / search_->seconds(before);
+  const double noise = std::hypot(search_->noise(best), search_->noise(before));
+  const double enough = search_->visited_again() ? of_the_noise : certain;  // one visit is a few steps of one moment
   if (gain > std::max(options_.worth, enough * noise)) incumbent_ = best;
-  reference_ = look_->seconds(*incumbent_);
+  reference_ = search_->seconds(*incumbent_);
   refer_again_ = true;
-  const size_t others = look_->measured().size() - 1;
+  const size_t others = search_->measured().size() - 1;
   std::string why = cat("fastest of ", others + 1, ": ", milliseconds(reference_), " a step");
   if (*incumbent_ != before) {
-    why += cat(", ", mesh::to_string(before), " took ", milliseconds(look_->seconds(before)));
+    why += cat(", ", mesh::to_string(before), " took ", milliseconds(search_->seconds(before)));
   }
-  look_.reset();
-  look_due_ = !worth_trying().empty();  // 6
+  search_.reset();
+  search_due_ = !worth_trying().empty();  // 6
   if (*current_ != *incumbent_) return turn(*incumbent_, Phase::holding, std::move(why));
   trial_on_ = false;
   return Decision{*current_, cat("kept: ", why)};
@@ -264,20 +265,20 @@ void Tuner::refer() {
   refer_again_ = false;
 }
 
-void Tuner::look_anew() {
+void Tuner::search_anew() {
   phase_ = Phase::holding;
   refer();
   tried_ = {*incumbent_};
-  look_due_ = true;
+  search_due_ = true;
   if (too_big_ && fits(*too_big_)) too_big_.reset();
 }
 
 /// The share that steps show of the estimated differences, by least squares over what was measured.
 void Tuner::learn() {
   double shown = 0, squares = 0;
-  for (const mesh::Degrees& degrees : look_->measured()) {
+  for (const mesh::Degrees& degrees : search_->measured()) {
     const double moved = layout_of(degrees).moving - layout_of(*incumbent_).moving;
-    shown += moved * (look_->seconds(degrees) - reference_);
+    shown += moved * (search_->seconds(degrees) - reference_);
     squares += moved * moved;
   }
   if (squares > std::pow(0.01 * reference_, 2)) exposed_ = std::clamp(shown / squares, 0.0, 1.0);

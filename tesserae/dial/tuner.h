@@ -8,7 +8,7 @@
 
 #include "tesserae/cost/facts.h"
 #include "tesserae/cost/links.h"
-#include "tesserae/dial/look.h"
+#include "tesserae/dial/successive_halving.h"
 #include "tesserae/mesh/layout.h"
 
 namespace tesserae::dial {
@@ -24,7 +24,7 @@ struct TunerOptions {
   int window = 10;            ///< steps whose median is compared with the reference
   double tolerance = 0.25;    ///< a layout that is estimated to be slower by more is not tried
   double worth = 0.01;        ///< how much faster a layout must be to be kept
-  double drift = 0.1;         ///< how much the step time must move to look again
+  double drift = 0.1;         ///< how much the step time must move to search again
 
   bool operator==(const TunerOptions&) const = default;
 };
@@ -80,12 +80,12 @@ class Tuner {
   std::optional<Decision> relieve(const Observation& seen);
   std::optional<Decision> next();
   std::optional<mesh::Degrees> next_visit();
-  bool begin_look(double visit);
-  std::optional<Decision> end_look();
+  bool begin_search(double visit);
+  std::optional<Decision> end_search();
   std::optional<Decision> turn(const mesh::Degrees& degrees, Phase phase, std::string why);
   void expect_anew(const mesh::Degrees& degrees);
   void refer();
-  void look_anew();
+  void search_anew();
   void learn();
   bool drifted() const;
   bool relaxed() const;
@@ -105,7 +105,7 @@ class Tuner {
   Phase phase_ = Phase::settling;
   std::optional<mesh::Degrees> current_;    // of the last observation
   std::optional<mesh::Degrees> expected_;   // what was decided last, or what others chose
-  std::optional<mesh::Degrees> incumbent_;  // the best so far: where a look begins, and ends unless it finds another
+  std::optional<mesh::Degrees> incumbent_;  // the best so far: where a search begins, and ends unless it finds another
   bool pending_ = false;                    // decided, not yet seen
   int waited_ = 0;
 
@@ -113,17 +113,17 @@ class Tuner {
   int skip_ = 0;                       // steps that are not measured
   double place_ = 0;
   double reference_ = 0, spread_ = 0;  // seconds of the incumbent; relative noise of a step
-  bool refer_again_ = false;           // the reference is that of a look: few steps, and the best of some
+  bool refer_again_ = false;           // the reference is that of a search: few steps, and the best of some
   double exposed_ = 1;                 // share of cost::moving_seconds that a step shows, as far as trials told
 
-  std::optional<Look> look_;
-  bool look_due_ = false;
-  double first_round_ends_ = 0, look_ends_ = 0;  // at so many steps spent
-  bool trial_on_ = false;                        // steps count as spent until the incumbent runs again
-  std::vector<mesh::Degrees> tried_;             // since conditions have changed
-  std::optional<mesh::Degrees> too_big_;         // what ran out of memory
-  std::vector<Refused> refused_;                 // what was decided and never came
-  double change_steps_ = 0;                      // what a change costs, in steps
+  std::optional<SuccessiveHalving> search_;
+  bool search_due_ = false;
+  double first_round_ends_ = 0, search_ends_ = 0;  // at so many steps spent
+  bool trial_on_ = false;                          // steps count as spent until the incumbent runs again
+  std::vector<mesh::Degrees> tried_;               // since conditions have changed
+  std::optional<mesh::Degrees> too_big_;           // what ran out of memory
+  std::vector<Refused> refused_;                   // what was decided and never came
+  double change_steps_ = 0;                        // what a change costs, in steps
   double spent_ = 0;
   std::optional<int64_t> first_step_;
   int64_t steps_ = 0;

@@ -19,7 +19,7 @@
 #include "tesserae/os/memory.h"
 #include "tesserae/os/signal_numbers.h"
 #include "tesserae/train/checkpointing.h"
-#include "tesserae/train/dialing.h"
+#include "tesserae/train/dial_setup.h"
 #include "tesserae/train/restore.h"
 #include "tesserae/train/run_output.h"
 #include "tesserae/train/sample.h"

@@ -19,10 +19,10 @@ double relative_spread(const std::vector<double>& values);
 /// that those which are nearly as fast are compared over the same minutes of a machine whose speed varies.
 ///
 /// Values only; used from one thread.
-class Look {
+class SuccessiveHalving {
  public:
   /// Begins with the layout in use, of which steps of so many seconds are known.
-  Look(const mesh::Degrees& in_use, std::vector<double> seconds);
+  SuccessiveHalving(const mesh::Degrees& in_use, std::vector<double> seconds);
 
   /// A visit of one more layout, as long as again() was not asked.
   void visit(const mesh::Degrees& degrees);

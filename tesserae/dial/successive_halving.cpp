@@ -1,4 +1,4 @@
-#include "tesserae/dial/look.h"
+#include "tesserae/dial/successive_halving.h"
 
 #include <algorithm>
 #include <cmath>
@@ -26,20 +26,20 @@ double relative_spread(const std::vector<double>& values) {
   return 1.48 * median(deviations) / center;
 }
 
-Look::Look(const mesh::Degrees& in_use, std::vector<double> seconds)
+SuccessiveHalving::SuccessiveHalving(const mesh::Degrees& in_use, std::vector<double> seconds)
     : arms_{{.degrees = in_use, .seconds = std::move(seconds)}}, last_(in_use) {}
 
-void Look::visit(const mesh::Degrees& degrees) {
+void SuccessiveHalving::visit(const mesh::Degrees& degrees) {
   arms_.push_back({.degrees = degrees, .seconds = {}});
   last_ = degrees;
 }
 
-void Look::add(const mesh::Degrees& degrees, double seconds) {
+void SuccessiveHalving::add(const mesh::Degrees& degrees, double seconds) {
   const auto found = std::ranges::find(arms_, degrees, &Arm::degrees);
   if (found != arms_.end()) found->seconds.push_back(seconds);
 }
 
-std::optional<mesh::Degrees> Look::again() {
+std::optional<mesh::Degrees> SuccessiveHalving::again() {
   first_round_ = false;
   if (queue_.empty()) halve();
   if (queue_.empty()) return std::nullopt;
@@ -50,7 +50,7 @@ std::optional<mesh::Degrees> Look::again() {
 }
 
 /// The slower half leaves; the others form the next round, the one that was visited last at its end.
-void Look::halve() {
+void SuccessiveHalving::halve() {
   std::vector<Arm*> left;
   for (Arm& arm : arms_) {
     arm.left = arm.left && !arm.seconds.empty();
@@ -66,34 +66,34 @@ void Look::halve() {
   if (queue_.size() < keep) queue_.push_back(last_);
 }
 
-const mesh::Degrees& Look::best() const {
+const mesh::Degrees& SuccessiveHalving::best() const {
   const Arm* best = nullptr;
   for (const Arm& arm : arms_) {
     if (!arm.left || arm.seconds.empty()) continue;
     if (best == nullptr || median(arm.seconds) < median(best->seconds)) best = &arm;
   }
-  if (best == nullptr) throw InvalidArgument("Look::best", "no layout has a measured step");
+  if (best == nullptr) throw InvalidArgument("SuccessiveHalving::best", "no layout has a measured step");
   return best->degrees;
 }
 
-const Look::Arm& Look::arm(const mesh::Degrees& degrees) const {
+const SuccessiveHalving::Arm& SuccessiveHalving::arm(const mesh::Degrees& degrees) const {
   const auto found = std::ranges::find(arms_, degrees, &Arm::degrees);
   if (found == arms_.end() || found->seconds.empty()) {
-    throw InvalidArgument("Look", cat(mesh::to_string(degrees), " has no measured step"));
+    throw InvalidArgument("SuccessiveHalving", cat(mesh::to_string(degrees), " has no measured step"));
   }
   return *found;
 }
 
-double Look::seconds(const mesh::Degrees& degrees) const {
+double SuccessiveHalving::seconds(const mesh::Degrees& degrees) const {
   return median(arm(degrees).seconds);
 }
 
-double Look::noise(const mesh::Degrees& degrees) const {
+double SuccessiveHalving::noise(const mesh::Degrees& degrees) const {
   const std::vector<double>& values = arm(degrees).seconds;
   return relative_spread(values) * std::sqrt(deviation_of_median / static_cast<double>(values.size()));
 }
 
-std::vector<mesh::Degrees> Look::measured() const {
+std::vector<mesh::Degrees> SuccessiveHalving::measured() const {
   std::vector<mesh::Degrees> found;
   for (const Arm& arm : arms_) {
     if (!arm.seconds.empty()) found.push_back(arm.degrees);

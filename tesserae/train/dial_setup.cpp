@@ -1,4 +1,4 @@
-#include "tesserae/train/dialing.h"
+#include "tesserae/train/dial_setup.h"
 
 #include <algorithm>
 #include <utility>
