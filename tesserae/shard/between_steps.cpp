@@ -1,150 +1,107 @@
-// What an engine does between steps: publish new values, visit parameters, count.
+// What an engine does between steps: publish new values, gradients as others see them, count.
 
 #include <ATen/core/grad_mode.h>
-#include <c10/util/accumulate.h>
 
-#include <algorithm>
-#include <cmath>
-#include <numeric>
+#include <utility>
 
 #include "tesserae/base/error.h"
-#include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
+#include "tesserae/shard/reshard.h"
 
 namespace tesserae::shard {
 
+void Engine::require_whole() const {
+  if (phase_ != Phase::torn) return;
+  throw comm::CommError("reshard",
+                        cat("an earlier change of degrees failed half-way on rank ", root().sharding().fabric->rank(),
+                            ": its training state is lost. Start the job again from its last checkpoint"));
+}
+
 void Engine::publish(int shard) {
   require_whole();
-  for (auto& flat : flats_) {
-    if (flat.shard == shard) flat.parameter->publish();
+  for (const FlatBuffer* buffer : buffers_) {
+    if (buffer->shard() != nullptr && buffer->shard()->index == shard) buffer->parameter().publish();
   }
 }
 
-void Engine::publish_unit(int unit) {
-  for (const int index : units_[static_cast<size_t>(unit)].flats)
-    flats_[static_cast<size_t>(index)].parameter->publish();
-}
-
 void Engine::zero_grad() {
-  for (auto& flat : flats_) {
-    if (!flat.gradient) continue;
-    flat.gradient->zero();
-    if (context().options.elastic) flat.gradient->give_back();
+  for (const FlatBuffer* buffer : buffers_) {
+    if (buffer->gradient() == nullptr) continue;
+    buffer->gradient()->zero();
+    buffer->gradient()->give_back();
   }
   show_gradients();
 }
 
 void Engine::discard_accumulated() {
-  for (auto& flat : flats_) {
-    if (flat.gradient) flat.gradient->discard();
+  for (const FlatBuffer* buffer : buffers_) {
+    if (buffer->gradient() != nullptr) buffer->gradient()->discard();
   }
 }
 
 void Engine::take_gradients() {
-  for (auto& flat : flats_) {
-    if (flat.gradient && flat.local) flat.local->take_gradients(shards_[static_cast<size_t>(flat.shard)]);
-  }
-}
-
-// The memory of gradients that the user has let go.
-void Engine::drop_gradients() {
-  for (auto& flat : flats_) {
-    if (!flat.gradient || !flat.local || flat.local->any_gradient()) continue;
-    flat.gradient->zero();
-    flat.gradient->give_back();
-    flat.local->show_gradients(shards_[static_cast<size_t>(flat.shard)]);
+  for (const auto& unit : units_) {
+    unit->tell([&](StepObserver& observer) { observer.take_gradients(*unit); });
   }
 }
 
 void Engine::show_gradients() {
-  for (auto& flat : flats_) {
-    if (flat.gradient && flat.local) flat.local->show_gradients(shards_[static_cast<size_t>(flat.shard)]);
-  }
-}
-
-void Engine::visit_parameters(const std::function<void(const std::string&, at::Tensor)>& visit, bool writeback) {
-  require_whole();
-  const at::NoGradGuard no_grad;
-  for (auto& flat : flats_) {
-    const at::Tensor whole = flat.parameter->gather(flat.parameter->part());
-    ++context().statistics->allocations;
-    for (const Slot& slot : flat.flat->slots()) {
-      const at::Tensor parameter = whole.narrow(0, slot.begin, slot.elements).view(slot.shape);
-      for (const auto& name : slot.names) visit(name, parameter);
-    }
-    if (!writeback) continue;
-    flat.parameter->scatter(whole);
-    flat.parameter->publish();
-  }
-}
-
-int64_t Engine::parameter_count() const {
-  int64_t count = 0;
-  for (const auto& flat : flats_) {
-    for (const Slot& slot : flat.flat->slots()) count += c10::multiply_integers(slot.whole);
-  }
-  return count;
-}
-
-Engine::FlatView Engine::flat_of(int unit, int index) {
-  FlatState& state = flats_[static_cast<size_t>(units_[static_cast<size_t>(unit)].flats[static_cast<size_t>(index)])];
-  return {*state.flat, *state.parameter, state.gradient.get(), state.local.get(),
-          state.shard < 0 ? nullptr : &shards_[static_cast<size_t>(state.shard)]};
-}
-
-void Engine::visit_flats(const std::function<void(int unit, const FlatView& view)>& visit) {
-  for (int unit = 0; unit < unit_count(); ++unit) {
-    for (int index = 0; index < flats_of(unit); ++index) visit(unit, flat_of(unit, index));
-  }
-}
-
-double Engine::sum_over_ranks(double value) {
-  const auto all = from_all_ranks(*context().fabric, value, {"", context().statistics->steps});
-  return std::accumulate(all.begin(), all.end(), 0.0);
-}
-
-double Engine::max_over_ranks(double value) {
-  double most = value;
-  for (const double other : from_all_ranks(*context().fabric, value, {"", context().statistics->steps})) {
-    if (!(other <= most)) most = other;  // also one that is no number
-    if (std::isnan(most)) break;
-  }
-  return most;
-}
-
-int Engine::replicas(int shard) const {
-  for (const auto& flat : flats_) {
-    if (flat.shard == shard) return flat.flat->layout().replicas();
-  }
-  throw InvalidArgument("Engine::replicas", cat("shard ", shard, " of ", shards_.size()));
-}
-
-std::string Engine::describe() const {
-  std::vector<UnitSpec> specs;
-  std::string text;
   for (const auto& unit : units_) {
-    const Options& options = unit.context->options;
-    text += cat("degrees of unit \"", unit.name, "\": ", to_string(options.strategy.degrees), "\n", wires_of(options));
-    UnitSpec spec{unit.name, -1, nullptr, {}};
-    for (const int index : unit.flats) {
-      const FlatState& state = flats_[static_cast<size_t>(index)];
-      spec.flats.push_back({state.flat->slots(), {}, state.flat->dtypes().compute, state.flat->trainable()});
-    }
-    specs.push_back(std::move(spec));
+    unit->tell([&](StepObserver& observer) { observer.show_gradients(*unit); });
   }
-  return text + tesserae::shard::describe(specs);
+}
+
+std::shared_ptr<void> Engine::attach(Companion& companion) {
+  companions_.push_back(&companion);
+  return {&companion, [alive = std::weak_ptr<Engine*>(alive_)](void* gone) {
+            if (const auto engine = alive.lock()) std::erase((*engine)->companions_, static_cast<Companion*>(gone));
+          }};
+}
+
+Resharding Engine::reshard(const mesh::Degrees& degrees) {
+  return Reshard(*this, degrees).run();
+}
+
+// Nothing is in flight afterwards: a step that was cut short is forgotten, what was accumulated is with its owners.
+void Engine::settle() {
+  if (phase_ == Phase::backward) abandon_step();
+  for (const auto& unit : units_) unit->reset();
+  if (phase_ == Phase::forward) enter(Phase::idle);
+  take_gradients();
+  for (const auto& unit : units_) {
+    unit->tell([&](StepObserver& observer) { observer.take_values(*unit); });
+  }
+  for (FlatBuffer* buffer : buffers_) {
+    if (buffer->gradient() == nullptr || !buffer->gradient()->pending()) continue;
+    limit_reductions(root().sharding().options.limit_reductions - 1);
+    buffer->gradient()->reduce(/*boundary=*/true);
+    reductions_.push_back(buffer->gradient());
+  }
+  limit_reductions(0);
+  free_all();
+  drain();
+  show_gradients();
+}
+
+void Engine::drain() {
+  for (const auto& unit : units_) {
+    unit->sharding().gather_lane.drain();
+    unit->sharding().reduce_lane.drain();
+  }
 }
 
 Statistics Engine::statistics() const {
-  Statistics now = *context().statistics;
-  now.pool_reserved_bytes = context().pool->reserved_bytes();
-  now.pool_misses += context().pool->misses();
+  Statistics now = workspace_->statistics;
+  now.pool_reserved_bytes = workspace_->pool.reserved_bytes();
+  now.pool_misses += workspace_->pool.misses();
   now.allocations += now.pool_misses;
-  for (const auto& flat : flats_) {
-    now.state_bytes += flat.parameter->state_bytes();
-    if (flat.gradient) now.state_bytes += flat.gradient->state_bytes();
+  for (const FlatBuffer* buffer : buffers_) {
+    now.state_bytes += buffer->parameter().state_bytes();
+    if (buffer->gradient() == nullptr) continue;
+    now.state_bytes += buffer->gradient()->state_bytes();
+    const at::Tensor& master = buffer->shard()->master;
+    now.state_bytes += master.numel() * master.element_size();
   }
-  for (const auto& shard : shards_) now.state_bytes += shard.master.numel() * shard.master.element_size();
   return now;
 }
 

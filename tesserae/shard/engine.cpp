@@ -3,39 +3,70 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 
 namespace tesserae::shard {
+namespace {
+
+bool may_follow(Engine::Phase from, Engine::Phase to) {
+  using enum Engine::Phase;
+  switch (to) {
+    case setup:
+      return from == backward || from == torn;
+    case idle:
+      return true;
+    case forward:
+      return from == idle || from == backward;
+    case backward:
+      return from != torn && from != backward;
+    case torn:
+      return from == setup || from == idle;
+  }
+  return false;
+}
+
+}  // namespace
+
+void Engine::enter(Phase next) {
+  if (!may_follow(phase_, next)) {
+    throw std::logic_error(
+        cat("[Engine] phase ", static_cast<int>(next), " cannot follow phase ", static_cast<int>(phase_)));
+  }
+  phase_ = next;
+}
+
+template <class Event>
+void Engine::tell(const Event& event) {
+  for (const auto& unit : units_) {
+    unit->tell([&](StepObserver& observer) { event(observer, *unit); });
+  }
+}
 
 // 1. Forward.
 
-void Engine::before_forward(int unit) {
+void Engine::before_forward(ShardedUnit& unit) {
   const bool recomputing = autograd::in_backward();
-  if (!recomputing) {
-    if (unit == 0) {
-      begin_step();
-    } else if (shows_parameters_ && !forward_open_) {
-      publish_unit(unit);  // called by itself, not by the root
-    }
-    if (at::GradMode::is_enabled()) ++units_[static_cast<size_t>(unit)].forwards;
-  }
+  if (!recomputing && &unit == &root()) begin_step();
+  unit.tell([&](StepObserver& observer) { observer.before_forward(unit); });
+  if (!recomputing) unit.enter_forward();
   gather(unit, recomputing);
 }
 
 void Engine::begin_step() {
   require_whole();
-  if (backward_open_) abandon_step();
-  if (forward_open_) release_all();  // a forward threw before its end
-  if (!prepared_) prepare();
-  check_parameters();
-  if (shows_parameters_ && !accumulating()) {
-    if (context().options.elastic) drop_gradients();
-    for (int unit = 0; unit < unit_count(); ++unit) publish_unit(unit);
-  }
-  forward_open_ = true;
+  if (phase_ == Phase::backward) abandon_step();
+  for (const auto& unit : units_) unit->reset();
+  if (phase_ == Phase::forward) free_all();  // a forward threw before its end
+  if (!prepared()) prepare();
+  for (const FlatBuffer* buffer : buffers_) buffer->require_still_frozen();
+  const bool accumulates = accumulating();
+  tell([=](StepObserver& observer, ShardedUnit& unit) { observer.begin_step(unit, accumulates); });
+  enter(Phase::idle);
+  enter(Phase::forward);
   schedule_.restart();
 }
 
@@ -43,240 +74,180 @@ void Engine::abandon_step() {
   log(LogLevel::warning, "a backward did not finish: all gradients are dropped, the next step starts clean");
   drain();
   reductions_.clear();
-  for (auto& flat : flats_) {
-    if (flat.gradient) flat.gradient->zero();
+  for (const FlatBuffer* buffer : buffers_) {
+    if (buffer->gradient() != nullptr) buffer->gradient()->zero();
   }
-  release_all();
-  context().pool->give_back();
+  for (const auto& unit : units_) unit->reset();
+  free_all();
+  workspace_->pool.give_back();
   close_backward();
 }
 
 bool Engine::accumulating() const {
-  for (const auto& flat : flats_) {
-    if (flat.gradient && flat.gradient->pending()) return true;
-  }
-  return false;
+  return std::ranges::any_of(
+      buffers_, [](const FlatBuffer* buffer) { return buffer->gradient() != nullptr && buffer->gradient()->pending(); });
 }
 
-void Engine::check_parameters() {
-  for (const auto& flat : flats_) {
-    if (flat.local) {
-      flat.local->take_values();
-      flat.local->show_requires_grad(flat.tensors);
-    }
-    if (flat.gradient) continue;
-    for (size_t slot = 0; slot < flat.tensors.size(); ++slot) {
-      if (!flat.tensors[slot].requires_grad()) continue;
-      throw InvalidArgument("Engine", cat("parameter ", flat.flat->slots()[slot].names.front(),
-                                          " was frozen when the model was sharded and has requires_grad now: it has no "
-                                          "master and no gradient buffer. Unfreeze it before the model is sharded"));
-    }
+void Engine::gather(ShardedUnit& unit, bool backward) {
+  if (!schedule_.use({unit.index(), backward})) ++workspace_->statistics.departures;
+  unit.tell([&](StepObserver& observer) { observer.before_gather(unit); });
+  for (const auto& buffer : unit.buffers()) {
+    const FlatParameter& parameter = buffer->parameter();
+    if (parameter.holds_buffer() && !parameter.readable()) ++workspace_->statistics.prefetch_hits;
   }
-}
-
-void Engine::gather(int unit, bool backward) {
-  if (!schedule_.use({unit, backward})) ++context().statistics->departures;
-  for (const int index : units_[unit].flats) {
-    FlatParameter& parameter = *flats_[index].parameter;
-    if (parameter.readable()) {
-      parameter.finish_gather();
-      continue;
-    }
-    if (parameter.holds_buffer()) ++context().statistics->prefetch_hits;
-    parameter.start_gather();
-  }
+  unit.start_gather();
   look_ahead(backward);
-  for (const int index : units_[unit].flats) flats_[index].parameter->finish_gather();
+  unit.finish_gather();
+  unit.tell([&](StepObserver& observer) { observer.after_gather(unit); });
 }
 
 void Engine::look_ahead(bool backward) {
-  const int limit = context().options.limit_all_gathers;
+  const int limit = root().sharding().options.limit_all_gathers;
   if (limit < 2) return;
   int gathered = 0;
-  for (int unit = 1; unit < static_cast<int>(units_.size()); ++unit) gathered += holds_buffers(unit);
+  for (const auto& unit : units_) gathered += unit->index() > 0 && unit->holds_buffers();
   schedule_.upcoming(limit, upcoming_);
   for (const auto& use : upcoming_) {
     if (use.backward && !backward && !at::GradMode::is_enabled()) return;  // evaluation: there will be no backward
-    if (holds_buffers(use.unit)) continue;
+    ShardedUnit& unit = *units_[static_cast<size_t>(use.unit)];
+    if (unit.holds_buffers()) continue;
     if (gathered >= limit) return;
-    for (const int index : units_[use.unit].flats) flats_[index].parameter->start_gather();
-    gathered += holds_buffers(use.unit);
+    unit.start_gather();
+    gathered += unit.holds_buffers();
   }
-}
-
-bool Engine::holds_buffers(int unit) const {
-  for (const int index : units_[unit].flats) {
-    if (flats_[index].parameter->holds_buffer()) return true;
-  }
-  return false;
 }
 
 // 2. The end of a forward.
 
-void Engine::after_forward(int unit) {
+void Engine::after_forward(ShardedUnit& unit) {
   if (autograd::in_backward()) return;
+  unit.leave_forward();
   const bool training = at::GradMode::is_enabled();
-  if (unit == 0) {
-    forward_open_ = false;
-    if (!training) {
-      release_all();
-      context().pool->give_back();
-      finish_reading();
-      return;
-    }
+  const bool is_root = &unit == &root();
+  if (is_root && phase_ == Phase::forward) enter(Phase::idle);
+  if (is_root && !training) {
+    free_all();
+    workspace_->pool.give_back();
+    finish_reading();
+  } else {
+    // The last unit of a forward is the first of the backward: freeing it would only mean gathering it again.
+    const bool needed = training && schedule_.needs_soon(unit.index(), root().sharding().options.limit_all_gathers);
+    if (unit.sharding().options.strategy.free_after_forward && !needed) free(unit);
+    if (!training && phase_ != Phase::forward) finish_reading();  // called by itself, not by the root
   }
-  // The last unit of a forward is the first of the backward: freeing it would only mean gathering it again.
-  const bool needed = training && schedule_.needs_soon(unit, context().options.limit_all_gathers);
-  if (context(unit).options.strategy.free_after_forward && !needed) release(unit);
-  if (!training && !forward_open_) finish_reading();  // called by itself, not by the root
-}
-
-void Engine::release(int unit, bool frozen_only) {
-  const bool keep = gathers_ahead();
-  for (const int index : units_[unit].flats) {
-    if (frozen_only && flats_[index].gradient) continue;
-    flats_[index].parameter->release(keep);
-  }
+  unit.tell([&](StepObserver& observer) { observer.after_forward(unit); });
 }
 
 // Whether the rest of the step takes another buffer for parameters.
 bool Engine::gathers_ahead() const {
-  const auto lacks = [this](int unit) {
-    return std::ranges::any_of(units_[static_cast<size_t>(unit)].flats, [this](int index) {
-      const FlatParameter& parameter = *flats_[static_cast<size_t>(index)].parameter;
-      return parameter.buffer_bytes() > 0 && !parameter.holds_buffer();
-    });
-  };
-  return !context().pool->elastic() || schedule_.any_ahead(lacks);
+  return !workspace_->pool.elastic() ||
+         schedule_.any_ahead([this](int unit) { return units_[static_cast<size_t>(unit)]->lacks_buffers(); });
 }
 
-void Engine::release_all() {
-  for (int unit = 0; unit < unit_count(); ++unit) release(unit);
+void Engine::free_all() {
+  for (const auto& unit : units_) free(*unit);
 }
 
-void Engine::release_after_backward() {
-  for (int unit = 0; unit < unit_count(); ++unit) {
-    if (frees_after_backward(unit)) release(unit);
-  }
-}
+// 3. The beginning of a unit's backward.
 
-// 3. The begin of a unit's backward.
-
-at::Tensor Engine::on_input(int unit, const at::Tensor& input) {
-  at::Tensor watched = input;
-  const auto& precision = context(unit).options.precision;
-  if (precision.cast_inputs && precision.parameters && input.defined() && input.is_floating_point()) {
-    watched = input.to(*precision.parameters);
-  }
-  if (units_[unit].has_frozen && watched.defined() && watched.requires_grad() && !watched.is_leaf()) {
-    watched.register_hook([alive = std::weak_ptr<Engine*>(alive_), unit](const at::TensorBase&) {
-      const auto engine = alive.lock();
-      if (engine && (*engine)->frees_after_backward(unit)) (*engine)->release(unit, /*frozen_only=*/true);
-    });
-  }
-  return watched;
-}
-
-void Engine::on_output(int unit, const at::Tensor& output) {
-  if (!output.defined() || !output.requires_grad() || !at::GradMode::is_enabled()) return;
-  output.register_hook([alive = std::weak_ptr<Engine*>(alive_), unit](const at::TensorBase&) {
-    if (const auto engine = alive.lock()) (*engine)->before_backward(unit);
-  });
-}
-
-void Engine::before_backward(int unit) {
+void Engine::before_backward(ShardedUnit& unit) {
   open_backward();
+  unit.enter_backward();
   gather(unit, /*backward=*/true);
-  if (auto* handle = units_[static_cast<size_t>(unit)].handle) handle->begin_backward();
+  unit.tell([&](StepObserver& observer) { observer.before_backward(unit); });
 }
 
 void Engine::open_backward() {
-  if (backward_open_) return;
-  backward_open_ = true;
-  for (auto& flat : flats_) {
-    if (flat.gradient) flat.gradient->begin_backward();
+  if (phase_ == Phase::backward) return;
+  around_backward_ = phase_;
+  enter(Phase::backward);
+  for (const FlatBuffer* buffer : buffers_) {
+    if (buffer->gradient() != nullptr) buffer->gradient()->begin_backward();
   }
-  if (boundary_) take_gradients();
+  tell([this](StepObserver& observer, ShardedUnit& unit) { observer.begin_backward(unit, boundary_); });
   autograd::at_end_of_backward([alive = std::weak_ptr<Engine*>(alive_)] {
     if (const auto engine = alive.lock()) (*engine)->end_backward();
   });
 }
 
 void Engine::close_backward() {
-  backward_open_ = false;
-  for (auto& unit : units_) {
-    unit.forwards = 0;
-    if (unit.handle != nullptr) unit.handle->end_backward();
-  }
+  enter(around_backward_);
+  for (const auto& unit : units_) unit->leave_backward();
+  tell([](StepObserver& observer, ShardedUnit& unit) { observer.end_backward(unit); });
 }
 
 // [Note: shared copy] From here on this rank may write its parts, and so may the others.
 void Engine::finish_reading() {
   std::vector<const comm::Group*> done;
-  for (const auto& flat : flats_) {
-    if (!flat.parameter->shared()) continue;
-    Context& context = this->context(flat.unit);
-    comm::Group& group = context.parameter_group;
+  for (const FlatBuffer* buffer : buffers_) {
+    if (!buffer->parameter().shared()) continue;
+    const Sharding& sharding = buffer->unit().sharding();
+    comm::Group& group = sharding.parameter_group;
     if (std::ranges::find(done, &group) != done.end()) continue;
     done.push_back(&group);
-    const comm::Label label{"all units read", context.statistics->steps};
-    wait_and_count(context.gather_lane.submit([&group, label] { group.barrier(label); }),
-                   context.statistics->exposed_gather);
+    const comm::Label label{"all units read", workspace_->statistics.steps};
+    wait_and_count(sharding.gather_lane.submit([&group, label] { group.barrier(label); }),
+                   workspace_->statistics.exposed_gather);
   }
 }
 
-bool Engine::frees_after_backward(int unit) const {
-  const auto& strategy = context(unit).options.strategy;
-  return strategy.free_after_backward && (boundary_ || strategy.free_after_forward);
+// A unit whose forward is around this backward goes on computing.
+bool Engine::frees_after_backward(const ShardedUnit& unit) const {
+  const auto& strategy = unit.sharding().options.strategy;
+  return strategy.free_after_backward && (boundary_ || strategy.free_after_forward) &&
+         unit.phase() != ShardedUnit::Phase::forward;
+}
+
+void Engine::after_input_gradient(ShardedUnit& unit) {
+  if (frees_after_backward(unit)) unit.free_frozen(gathers_ahead());
 }
 
 // 4. Gradients.
 
-void Engine::on_gradient(int index, int slot, const at::Tensor& gradient) {
+void Engine::on_gradient(FlatBuffer& buffer, int slot, const at::Tensor& gradient) {
   open_backward();
-  FlatState& flat = flats_[index];
-  if (flat.gradient->needs_buffer()) limit_reductions(context().options.limit_reductions - 1);
-  flat.gradient->add(slot, gradient);
-  if (!flat.gradient->complete()) return;
+  FlatGradient& gradients = *buffer.gradient();
+  if (gradients.needs_buffer()) limit_reductions(root().sharding().options.limit_reductions - 1);
+  gradients.add(slot, gradient);
+  if (!gradients.complete()) return;
   if (reduces_now()) {
-    reduce(flat);
+    reduce(buffer);
   } else {
-    flat.gradient->begin_backward();
+    gradients.begin_backward();
   }
-  if (frees_after_backward(flat.unit)) flat.parameter->release(gathers_ahead());
+  if (frees_after_backward(buffer.unit())) buffer.unit().free(buffer, gathers_ahead());
 }
 
-at::Tensor Engine::place_of_gradient(int index, int slot) {
-  FlatState& flat = flats_[index];
+at::Tensor Engine::place_of_gradient(FlatBuffer& buffer, int slot) {
   // A buffer would be held from the unit's last use to its first, with others in between.
-  if (units_[static_cast<size_t>(flat.unit)].forwards > 1) return {};
-  if (flat.flat->dtypes().reduce != flat.flat->dtypes().compute) return {};
+  if (buffer.unit().forwards() > 1) return {};
+  const Flat& flat = buffer.flat();
+  if (flat.dtypes().reduce != flat.dtypes().compute) return {};
   // A tied parameter has several gradients in a backward: autograd adds them up elsewhere.
-  if (flat.flat->slots()[static_cast<size_t>(slot)].names.size() > 1) return {};
+  if (flat.slots()[static_cast<size_t>(slot)].names.size() > 1) return {};
   open_backward();
   // Waits rather than let the caller do without: what is computed elsewhere may be rounded in another way, and results
   // must not depend on timing.
-  if (flat.gradient->needs_buffer()) limit_reductions(context().options.limit_reductions - 1);
-  return flat.gradient->place(slot);
+  if (buffer.gradient()->needs_buffer()) limit_reductions(root().sharding().options.limit_reductions - 1);
+  return buffer.gradient()->place(slot);
 }
 
 bool Engine::reduces_now() const {
-  return boundary_ || context().options.accumulation == Accumulation::two_hop;
+  return boundary_ || root().sharding().options.accumulation == Accumulation::two_hop;
 }
 
-void Engine::reduce(FlatState& flat) {
+void Engine::reduce(FlatBuffer& buffer) {
+  buffer.unit().tell([&](StepObserver& observer) { observer.before_reduce(buffer); });
   // A buffer that completes again while its last reduction is in flight waits for that one first.
-  if (flat.gradient->reducing()) {
-    std::erase(reductions_, flat.gradient.get());
-  }
-  flat.gradient->reduce(boundary_);
-  reductions_.push_back(flat.gradient.get());
+  if (buffer.gradient()->reducing()) std::erase(reductions_, buffer.gradient());
+  buffer.gradient()->reduce(boundary_);
+  reductions_.push_back(buffer.gradient());
 }
 
 void Engine::limit_reductions(int most) {
   // What has ended gives its buffer back early. On a device a ticket does not tell: finishing it would make the compute
   // stream wait.
-  const bool tells = context().device.is_cpu();
+  const bool tells = root().sharding().device.is_cpu();
   const auto ended = [&] { return tells && reductions_.front()->reduced(); };
   while (!reductions_.empty() && (static_cast<int>(reductions_.size()) > most || ended())) {
     reductions_.front()->finish();
@@ -288,21 +259,22 @@ void Engine::limit_reductions(int most) {
 
 void Engine::end_backward() {
   if (reduces_now()) {
-    for (auto& flat : flats_) {
-      if (!flat.gradient) continue;
-      const bool left = boundary_ ? flat.gradient->pending() : !flat.gradient->needs_buffer();
-      if (left) {
-        limit_reductions(context().options.limit_reductions - 1);
-        reduce(flat);
-      }
+    for (FlatBuffer* buffer : buffers_) {
+      if (buffer->gradient() == nullptr) continue;
+      const bool left = boundary_ ? buffer->gradient()->pending() : !buffer->gradient()->needs_buffer();
+      if (!left) continue;
+      limit_reductions(root().sharding().options.limit_reductions - 1);
+      reduce(*buffer);
     }
   }
   limit_reductions(0);
-  release_after_backward();
-  context().pool->give_back();
+  for (const auto& unit : units_) {
+    if (frees_after_backward(*unit)) free(*unit);
+  }
+  workspace_->pool.give_back();
   if (boundary_) {
     finish_reading();
-    ++context().statistics->steps;
+    ++workspace_->statistics.steps;
     show_gradients();
   }
   schedule_.finish();

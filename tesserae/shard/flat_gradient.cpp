@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "tesserae/shard/memory.h"
+#include "tesserae/shard/step_observer.h"
 
 namespace tesserae::shard {
 namespace {
@@ -21,16 +22,23 @@ double fp16_prescale(int ranks) {
 
 }  // namespace
 
-FlatGradient::FlatGradient(Context& context, const Flat& flat, Shard& shard)
+FlatGradient::FlatGradient(const Context& context, const Flat& flat, Shard& shard)
     : context_(context),
+      sharding_(context.sharding),
       flat_(flat),
-      shard_(&shard),
+      shard_(shard),
       prescale_(flat.dtypes().reduce == at::kHalf ? fp16_prescale(flat.layout().ranks()) : 1),
-      average_(at::scalar_tensor(1.0 / (flat.layout().ranks() * prescale_), at::kDouble)),
       filled_(flat.slots().size(), false),
       fired_(flat.slots().size(), false),
       given_(flat.slots().size()),
-      missing_(static_cast<int>(flat.slots().size())) {}
+      missing_(static_cast<int>(flat.slots().size())) {
+  divide();
+}
+
+void FlatGradient::divide() {
+  const double divisor = context_.gradient_divisor > 0 ? context_.gradient_divisor : flat_.layout().ranks();
+  average_ = at::scalar_tensor(1.0 / (divisor * prescale_), at::kDouble);
+}
 
 void FlatGradient::begin_backward() {
   std::fill(fired_.begin(), fired_.end(), false);
@@ -39,12 +47,12 @@ void FlatGradient::begin_backward() {
 }
 
 void FlatGradient::take_buffer() {
-  buffer_ = context_.pool->acquire(buffer_bytes(), this);
+  buffer_ = context_.pool().acquire(buffer_bytes(), this);
   if (buffer_ == viewed_) return;
   viewed_ = buffer_;
   auto views = std::make_shared<Views>();
   const auto range = flat_.gradient_range(), chunk = flat_.chunk_range();
-  views->whole = context_.pool->view(buffer_, flat_.total(), flat_.dtypes().reduce);
+  views->whole = context_.pool().view(buffer_, flat_.total(), flat_.dtypes().reduce);
   views->piece = views->whole.narrow(0, range.begin, range.size());
   views->chunk = views->whole.narrow(0, chunk.begin, chunk.size());
   for (const auto& slot : flat_.slots()) {
@@ -76,7 +84,7 @@ void FlatGradient::add(int slot, const at::Tensor& gradient) {
   const at::Tensor& view = views_->slots[slot];
   if (!filled_[slot]) {
     if (gradient.data_ptr() == view.data_ptr()) {
-      ++context_.statistics->gradients_in_place;
+      ++context_.statistics().gradients_in_place;
     } else {
       evict(slot);
       view.copy_(gradient);
@@ -108,70 +116,69 @@ void FlatGradient::reduce(bool boundary) {
   const bool add_piece = piece_pending_;
   if (!boundary && !piece_.defined()) {
     piece_ = at::empty({flat_.gradient_piece()}, views_->whole.options());
-    ++context_.statistics->allocations;
+    ++context_.statistics().allocations;
   }
   if (boundary) memory();
-  const bool add_grad = shard_->grad.defined();
-  const comm::Label label{flat_.unit(), context_.statistics->steps};
+  const bool add_grad = shard_.grad.defined();
+  const comm::Label label{flat_.unit(), context_.statistics().steps};
   constexpr auto sum = comm::Reduction::sum;
   const bool straight = fresh && boundary && !add_piece && !add_grad && first_hop_delivers();
 
-  ticket_ = context_.reduce_lane.submit([this, fresh, boundary, add_piece, add_grad, straight, label, views = views_] {
+  ticket_ = sharding_->reduce_lane.submit([this, fresh, boundary, add_piece, add_grad, straight, label, views = views_] {
     if (straight) {
-      context_.gradient_group.reduce_scatter_scaled(grad_, views->whole, average_.item<double>(), label,
-                                                    context_.options.gradient_wire);
+      sharding_->gradient_group.reduce_scatter_scaled(grad_, views->whole, average_.item<double>(), label,
+                                                    sharding_->options.gradient_wire);
       return;
     }
-    if (fresh && !context_.reduce_hook) {
-      context_.gradient_group.reduce_scatter(views->whole, label, sum, context_.options.gradient_wire);
+    if (fresh && context_.reducer == nullptr) {
+      sharding_->gradient_group.reduce_scatter(views->whole, label, sum, sharding_->options.gradient_wire);
     }
     if (!boundary) {
       add_piece ? piece_.add_(views->piece) : piece_.copy_(views->piece);
       return;
     }
-    if (context_.reduce_hook) {
-      deliver(run_reduce_hook(*views), add_grad, /*divided=*/true);
+    if (context_.reducer != nullptr) {
+      deliver(reduce_elsewhere(*views), add_grad, /*divided=*/true);
       return;
     }
     if (!fresh) views->piece.copy_(piece_);
     if (fresh && add_piece) views->piece.add_(piece_);
-    context_.optimizer_group.reduce_scatter(views->piece, label, sum, context_.options.gradient_wire);
-    context_.replica_group.all_reduce(views->chunk, label, sum, context_.options.gradient_wire);
+    sharding_->optimizer_group.reduce_scatter(views->piece, label, sum, sharding_->options.gradient_wire);
+    sharding_->replica_group.all_reduce(views->chunk, label, sum, sharding_->options.gradient_wire);
     deliver(views->chunk, add_grad, /*divided=*/false);
   });
 
-  ++context_.statistics->reductions;
+  ++context_.statistics().reductions;
   in_flight_ = buffer_;
   buffer_ = -1;
   std::fill(filled_.begin(), filled_.end(), false);
   begin_backward();
   piece_pending_ = !boundary;
-  if (boundary) shard_->grad = grad_;
+  if (boundary) shard_.grad = grad_;
 }
 
 bool FlatGradient::first_hop_delivers() const {
-  return !context_.reduce_hook && context_.optimizer_group.size() == 1 && context_.replica_group.size() == 1 &&
-         grad_.scalar_type() == flat_.dtypes().reduce && grad_.device() == context_.device;
+  return context_.reducer == nullptr && sharding_->optimizer_group.size() == 1 && sharding_->replica_group.size() == 1 &&
+         grad_.scalar_type() == flat_.dtypes().reduce && grad_.device() == sharding_->device;
 }
 
 const at::Tensor& FlatGradient::memory() {
   if (!grad_.defined()) {
-    const c10::Device device = context_.options.offload ? c10::Device(c10::kCPU) : context_.device;
-    grad_ = allocate(flat_.chunk(), flat_.dtypes().master, device);
-    ++context_.statistics->allocations;
+    grad_ = allocate(flat_.chunk(), flat_.dtypes().master, sharding_->state_device);
+    ++context_.statistics().allocations;
   }
   return grad_;
 }
 
-// The hook sums and averages by itself, from the gradients as they are.
-at::Tensor FlatGradient::run_reduce_hook(const Views& views) {
+// Who replaces the hops sums and averages by himself, from the gradients as they are.
+at::Tensor FlatGradient::reduce_elsewhere(const Views& views) {
   if (prescale_ != 1) views.whole.div_(prescale_);
   if (flat_.layout().degrees().optimizer == 1) {
-    context_.reduce_hook(views.whole, at::Tensor());
+    context_.reducer->reduce(views.whole, at::Tensor());
     return views.whole;
   }
   at::Tensor chunk = at::empty_like(views.chunk);
-  context_.reduce_hook(views.whole, chunk);
+  context_.reducer->reduce(views.whole, chunk);
   return chunk;
 }
 
@@ -189,21 +196,21 @@ void FlatGradient::deliver(const at::Tensor& chunk, bool add, bool divided) {
 
 void FlatGradient::finish() {
   if (in_flight_ < 0) return;
-  wait_and_count(ticket_, context_.statistics->exposed_reduce);
+  wait_and_count(ticket_, context_.statistics().exposed_reduce);
   ticket_ = {};
-  context_.pool->release(in_flight_);
+  context_.pool().release(in_flight_);
   in_flight_ = -1;
 }
 
 void FlatGradient::discard() {
   if (in_flight_ >= 0) {
-    context_.reduce_lane.drain();
-    context_.pool->release(in_flight_);
+    sharding_->reduce_lane.drain();
+    context_.pool().release(in_flight_);
     in_flight_ = -1;
     ticket_ = {};
   }
   if (buffer_ >= 0) {
-    context_.pool->release(buffer_);
+    context_.pool().release(buffer_);
     buffer_ = -1;
   }
   std::fill(filled_.begin(), filled_.end(), false);
@@ -211,9 +218,13 @@ void FlatGradient::discard() {
   piece_pending_ = false;
 }
 
+void FlatGradient::give_back() {
+  if (context_.pool().elastic()) grad_ = at::Tensor();
+}
+
 void FlatGradient::zero() {
   discard();
-  shard_->grad = at::Tensor();
+  shard_.grad = at::Tensor();
 }
 
 int64_t FlatGradient::state_bytes() const {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tesserae/comm/lane.h"
-#include "tesserae/shard/context.h"
+#include "tesserae/shard/sharding.h"
 #include "tesserae/shard/flat.h"
 #include "tesserae/shard/shard.h"
 
@@ -24,17 +24,17 @@ namespace tesserae::shard {
 ///  3. reduce() sends the whole buffer on its way over the reduce lane; missing gradients count as zero. First hop: sum
 ///     over G, leaving this rank's gradient piece.
 ///  4. Not at a boundary: the piece is added to the kept piece (two_hop). At a boundary: the kept piece is added;
-///     second hop: G to O; third hop: sum over replicas; the average over all ranks is added to Shard::grad. Where the
+///     second hop: G to O; third hop: sum over replicas; the average (Context::gradient_divisor) is added to Shard::grad. Where the
 ///     first hop is all there is, and nothing to be added to, it leaves the average in Shard::grad itself.
 ///  5. finish() waits for that and gives the buffer back to the pool.
 ///
 /// With accumulation `local`, nobody calls reduce() before the boundary, and step 1 accumulates.
 class FlatGradient {
  public:
-  FlatGradient(Context& context, const Flat& flat, Shard& shard);
+  FlatGradient(const Context& context, const Flat& flat, Shard& shard);
 
-  /// The shard has moved in memory. Not while a reduction is in flight.
-  void bind(Shard& shard) { shard_ = &shard; }
+  /// Context::gradient_divisor has changed. Not while a reduction is in flight.
+  void divide();
 
   void begin_backward();
   /// True if no buffer is held yet: add() is about to take one from the pool.
@@ -56,7 +56,7 @@ class FlatGradient {
   void discard();
   /// discard(), and Shard::grad becomes undefined; its memory is kept for the next backward, or until give_back().
   void zero();
-  void give_back() { grad_ = at::Tensor(); }
+  void give_back();  ///< where the pool is elastic
   /// Makes `grad` ([chunk], master dtype) the memory of Shard::grad.
   void adopt(at::Tensor grad) { grad_ = std::move(grad); }
 
@@ -82,14 +82,15 @@ class FlatGradient {
   void evict(int slot);
   void zero_missing();
   bool first_hop_delivers() const;
-  at::Tensor run_reduce_hook(const Views& views);
+  at::Tensor reduce_elsewhere(const Views& views);
   void deliver(const at::Tensor& chunk, bool add, bool divided);
 
-  Context& context_;
+  const Context& context_;
+  std::shared_ptr<const Sharding> sharding_;
   const Flat& flat_;
-  Shard* shard_;
-  double prescale_ = 1;  // applied to each gradient before summing (fp16 only), taken back in the average
-  at::Tensor average_;   // one over (ranks * prescale), a scalar on the host
+  Shard& shard_;
+  double prescale_;     // applied to each gradient before summing (fp16 only), taken back in the average
+  at::Tensor average_;  // one over (divisor * prescale), a scalar on the host
   at::Tensor grad_;      // memory of Shard::grad
   at::Tensor piece_;     // kept gradient piece, two_hop only
   bool piece_pending_ = false;

@@ -17,9 +17,10 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-FlatParameter::FlatParameter(Context& context, const Flat& flat, ComputeStorage storage, at::Tensor master,
+FlatParameter::FlatParameter(const Context& context, const Flat& flat, ComputeStorage storage, at::Tensor master,
                              at::Tensor piece)
     : context_(context),
+      sharding_(context.sharding),
       flat_(flat),
       master_(std::move(master)),
       piece_(std::move(piece)),
@@ -28,14 +29,14 @@ FlatParameter::FlatParameter(Context& context, const Flat& flat, ComputeStorage 
   if (resident_) storage_.attach(piece_);
 }
 
-at::Tensor FlatParameter::shared_memory(Context& context, const Flat& flat) {
-  if (flat.layout().degrees().parameters == 1 || !context.device.is_cpu()) return {};
+at::Tensor FlatParameter::shared_memory(const Context& context, const Flat& flat) {
+  if (flat.layout().degrees().parameters == 1 || !context.sharding->device.is_cpu()) return {};
   const auto dtype = flat.dtypes().compute;
   at::Tensor memory;
   const auto task = [&] {
-    memory = context.parameter_group.share(flat.total() * static_cast<int64_t>(c10::elementSize(dtype)));
+    memory = context.sharding->parameter_group.share(flat.total() * static_cast<int64_t>(c10::elementSize(dtype)));
   };
-  context.gather_lane.submit(task).wait();
+  context.sharding->gather_lane.submit(task).wait();
   return memory.defined() ? memory.view(dtype) : memory;
 }
 
@@ -48,7 +49,7 @@ void FlatParameter::share(at::Tensor whole) {
   // Views share the storage, so they follow it.
   const auto drop = [](void* tensor) { delete static_cast<at::Tensor*>(tensor); };
   piece_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
-      c10::DataPtr(own_.data_ptr(), new at::Tensor(own_), drop, context_.device));
+      c10::DataPtr(own_.data_ptr(), new at::Tensor(own_), drop, sharding_->device));
 }
 
 void FlatParameter::show(at::Tensor whole) {
@@ -82,23 +83,23 @@ void FlatParameter::start_gather() {
   if (resident_ || (held_ && shown_version_ == version_)) return;
   held_ = true;
   shown_version_ = version_;
-  ++context_.statistics->gathers;
+  ++context_.statistics().gathers;
   if (shared_) {
     meet();
     return;
   }
   if (buffer_ < 0) {
-    buffer_ = context_.pool->acquire(buffer_bytes(), this);
+    buffer_ = context_.pool().acquire(buffer_bytes(), this);
     if (buffer_ != viewed_) {
       viewed_ = buffer_;
-      show(context_.pool->view(buffer_, flat_.total(), flat_.dtypes().compute));
+      show(context_.pool().view(buffer_, flat_.total(), flat_.dtypes().compute));
     }
   }
-  gather_ = context_.gather_lane.submit([this] {
+  gather_ = sharding_->gather_lane.submit([this] {
     // Writing the own piece into its place also casts it when the master takes the piece's place.
     own_.copy_(piece_.defined() ? piece_ : master_);
-    context_.parameter_group.all_gather(whole_, {flat_.unit(), context_.statistics->steps},
-                                        context_.options.parameter_wire);
+    sharding_->parameter_group.all_gather(whole_, {flat_.unit(), context_.statistics().steps},
+                                       sharding_->options.parameter_wire);
   });
 }
 
@@ -106,19 +107,19 @@ void FlatParameter::start_gather() {
 void FlatParameter::meet() {
   if (met_version_ == version_) return;
   met_version_ = version_;
-  gather_ = context_.gather_lane.submit([this] {
+  gather_ = sharding_->gather_lane.submit([this] {
     if (!piece_.defined()) own_.copy_(master_);
-    context_.parameter_group.barrier({flat_.unit(), context_.statistics->steps});
+    sharding_->parameter_group.barrier({flat_.unit(), context_.statistics().steps});
   });
 }
 
 void FlatParameter::finish_gather() {
   if (resident_) {
-    wait_and_count(refresh_, context_.statistics->exposed_gather);
+    wait_and_count(refresh_, context_.statistics().exposed_gather);
     refresh_ = {};
     return;
   }
-  wait_and_count(gather_, context_.statistics->exposed_gather);
+  wait_and_count(gather_, context_.statistics().exposed_gather);
   if (!storage_.attached()) storage_.attach(whole_);
 }
 
@@ -127,7 +128,7 @@ void FlatParameter::release(bool keep) {
   gather_.wait();
   gather_ = {};
   storage_.detach();
-  if (buffer_ >= 0) context_.pool->release(buffer_, keep);
+  if (buffer_ >= 0) context_.pool().release(buffer_, keep);
   buffer_ = -1;
   held_ = false;
 }
@@ -135,24 +136,24 @@ void FlatParameter::release(bool keep) {
 void FlatParameter::publish() {
   ++version_;
   if (!master_.defined() || !piece_.defined() || same_memory(piece_, master_)) return;
-  refresh_ = context_.gather_lane.submit([this] {
+  refresh_ = sharding_->gather_lane.submit([this] {
     const auto chunk = flat_.chunk_range();
     const int64_t begin = chunk.begin - flat_.parameter_range().begin;
     narrow(piece_, {begin, begin + chunk.size()}).copy_(master_);
-    context_.refresh_group.all_gather(piece_, {flat_.unit(), context_.statistics->steps},
-                                      context_.options.parameter_wire);
+    sharding_->refresh_group.all_gather(piece_, {flat_.unit(), context_.statistics().steps},
+                                      sharding_->options.parameter_wire);
   });
 }
 
 at::Tensor FlatParameter::gather(const at::Tensor& part) {
-  at::Tensor whole = at::empty({flat_.total()}, part.options().device(context_.device));
+  at::Tensor whole = at::empty({flat_.total()}, part.options().device(sharding_->device));
   const auto task = [&] {
-    const comm::Label label{flat_.unit(), context_.statistics->steps};
+    const comm::Label label{flat_.unit(), context_.statistics().steps};
     narrow(whole, part_range()).copy_(part);
-    if (master_.defined()) context_.refresh_group.all_gather(narrow(whole, flat_.parameter_range()), label);
-    context_.parameter_group.all_gather(whole, label);
+    if (master_.defined()) sharding_->refresh_group.all_gather(narrow(whole, flat_.parameter_range()), label);
+    sharding_->parameter_group.all_gather(whole, label);
   };
-  context_.gather_lane.submit(task).wait();
+  sharding_->gather_lane.submit(task).wait();
   return whole;
 }
 

@@ -3,11 +3,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "tesserae/comm/lane.h"
 #include "tesserae/shard/compute_storage.h"
-#include "tesserae/shard/context.h"
+#include "tesserae/shard/sharding.h"
 #include "tesserae/shard/flat.h"
 
 namespace tesserae::shard {
@@ -26,7 +27,7 @@ class FlatParameter {
  public:
   /// `master`: this rank's chunk in the master dtype (undefined for frozen parameters). `piece`: this rank's parameter
   /// piece in the compute dtype; undefined if the master takes its place (Flat::master_is_piece) in another dtype.
-  FlatParameter(Context& context, const Flat& flat, ComputeStorage storage, at::Tensor master, at::Tensor piece);
+  FlatParameter(const Context& context, const Flat& flat, ComputeStorage storage, at::Tensor master, at::Tensor piece);
   ~FlatParameter();
   FlatParameter(const FlatParameter&) = delete;
   FlatParameter& operator=(const FlatParameter&) = delete;
@@ -36,7 +37,7 @@ class FlatParameter {
 
   /// Memory for a copy that all ranks of P share: [flat.total()], compute dtype, zeros. Undefined if P is 1 or there is
   /// no such memory. Collective.
-  static at::Tensor shared_memory(Context& context, const Flat& flat);
+  static at::Tensor shared_memory(const Context& context, const Flat& flat);
   /// What is gathered lies in `whole`, which is such memory, from now on. A piece that does not lie there yet moves
   /// there; tensors that show it keep doing so. Before the first gather; does nothing if `whole` is undefined.
   void share(at::Tensor whole);
@@ -76,7 +77,8 @@ class FlatParameter {
   void show(at::Tensor whole);
   void meet();
 
-  Context& context_;
+  const Context& context_;
+  std::shared_ptr<const Sharding> sharding_;
   const Flat& flat_;
   at::Tensor master_;
   at::Tensor piece_;     // may be the master's memory

@@ -67,27 +67,27 @@ std::vector<int> all_ranks(const comm::Fabric& fabric) {
   return ranks;
 }
 
-at::Tensor new_tensor(Context& context, int64_t elements, c10::ScalarType dtype, bool host) {
-  ++context.statistics->allocations;
-  return allocate(elements, dtype, host ? c10::Device(c10::kCPU) : context.device);
+at::Tensor new_tensor(const Context& context, int64_t elements, c10::ScalarType dtype, bool host) {
+  ++context.statistics().allocations;
+  return allocate(elements, dtype, host ? c10::Device(c10::kCPU) : context.sharding->device);
 }
 
 }  // namespace
 
-at::Tensor new_part(Context& context, const Flat& flat, c10::ScalarType dtype) {
+at::Tensor new_part(const Context& context, const Flat& flat, c10::ScalarType dtype) {
   // A frozen piece that is gathered before each use may wait on the host, one that is used in place may not.
   const bool waits = flat.trainable() || flat.layout().degrees().parameters > 1;
-  at::Tensor part = new_tensor(context, flat.chunk(), dtype, context.options.offload && waits);
+  at::Tensor part = new_tensor(context, flat.chunk(), dtype, context.sharding->options.offload && waits);
   const int64_t used = std::clamp(flat.elements() - flat.chunk_range().begin, int64_t{0}, flat.chunk());
   part.narrow(0, used, flat.chunk() - used).zero_();
   return part;
 }
 
-at::Tensor new_part(Context& context, const Flat& flat, const at::Tensor& shared) {
+at::Tensor new_part(const Context& context, const Flat& flat, const at::Tensor& shared) {
   const auto& dtypes = flat.dtypes();
   const bool is_piece = !flat.trainable() || (flat.master_is_piece() && dtypes.master == dtypes.compute);
   if (!shared.defined() || !is_piece) return new_part(context, flat, flat.trainable() ? dtypes.master : dtypes.compute);
-  ++context.statistics->allocations;
+  ++context.statistics().allocations;
   const mesh::Range range = flat.chunk_range();
   // A storage of its own, as large as the part: what users save of it is the part.
   return at::from_blob(
@@ -95,10 +95,10 @@ at::Tensor new_part(Context& context, const Flat& flat, const at::Tensor& shared
       shared.options());
 }
 
-at::Tensor piece_for(Context& context, const Flat& flat, const at::Tensor& master) {
+at::Tensor piece_for(const Context& context, const Flat& flat, const at::Tensor& master) {
   const auto compute = flat.dtypes().compute;
   if (!flat.master_is_piece()) return new_tensor(context, flat.parameter_piece(), compute, /*host=*/false).zero_();
-  return flat.dtypes().master == compute && master.device() == context.device ? master : at::Tensor();
+  return flat.dtypes().master == compute && master.device() == context.sharding->device ? master : at::Tensor();
 }
 
 uint64_t move_parts(comm::Fabric& fabric, const Flat& from, const Flat& to, const std::vector<at::Tensor>& before,

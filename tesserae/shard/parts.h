@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tesserae/comm/fabric.h"
-#include "tesserae/shard/context.h"
+#include "tesserae/shard/sharding.h"
 #include "tesserae/shard/flat.h"
 
 namespace tesserae::shard {
@@ -14,15 +14,15 @@ namespace tesserae::shard {
 
 /// Memory for it, on the host if the options offload it; the content is undefined, but for zeros behind the last
 /// element of the flat buffer.
-at::Tensor new_part(Context& context, const Flat& flat, c10::ScalarType dtype);
+at::Tensor new_part(const Context& context, const Flat& flat, c10::ScalarType dtype);
 
 /// The same, in its place in a copy that the ranks of P share (FlatParameter::shared_memory), if that is where this
 /// part lies anyway.
-at::Tensor new_part(Context& context, const Flat& flat, const at::Tensor& shared);
+at::Tensor new_part(const Context& context, const Flat& flat, const at::Tensor& shared);
 
 /// The piece that is gathered, beside that master: the master itself where it can be, undefined where gathering casts
 /// the master, else memory of zeros.
-at::Tensor piece_for(Context& context, const Flat& flat, const at::Tensor& master);
+at::Tensor piece_for(const Context& context, const Flat& flat, const at::Tensor& master);
 
 /// Fills `after` (parts of `to`) with the elements of `before` (parts of `from`): pairs of one dtype, the same number
 /// on all ranks. `from` and `to` differ in their layouts only. Each rank sends what others lack and the transfer plan

@@ -9,8 +9,8 @@
 //     the user's tensors and companions take the new ones.
 //  7. The pool is reserved anew, masters become what the next forward sees, and what was freed goes back to the system.
 //
-// Up to 4 a failure is one of all ranks and moves nothing. After 4 it leaves the model between two layouts, which torn_
-// remembers. Steps 1 and 4 are in reshard_checks.cpp.
+// Up to 4 a failure is one of all ranks and moves nothing. After 4 it leaves the model between two layouts, which
+// Engine::Phase::torn remembers. Steps 1 and 4 are in reshard_checks.cpp.
 
 #include <ATen/core/grad_mode.h>
 
@@ -26,6 +26,7 @@
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/parts.h"
+#include "tesserae/shard/reshard.h"
 
 namespace tesserae::shard {
 namespace {
@@ -43,78 +44,57 @@ std::string failure_of(const std::function<void()>& act) {
 
 }  // namespace
 
-Resharding Engine::reshard(const mesh::Degrees& degrees) {
+Reshard::Reshard(Engine& engine, const mesh::Degrees& degrees)
+    : engine_(engine), degrees_(degrees), prepared_(engine.prepared()) {}
+
+Resharding Reshard::run() {
   const auto begin = std::chrono::steady_clock::now();
   const at::NoGradGuard no_grad;
-  Resharding result{context().layout.degrees(), degrees};
+  Resharding result{engine_.root().sharding().layout.degrees(), degrees_};
   // 1.
-  require_resharding(degrees);
-  if (std::ranges::all_of(units_, [&](const UnitState& unit) { return unit.context->layout.degrees() == degrees; })) {
-    return result;
-  }
+  require_agreement();
+  const auto has_degrees = [this](const auto& unit) { return unit->sharding().layout.degrees() == degrees_; };
+  if (std::ranges::all_of(engine_.units(), has_degrees)) return result;
   // 2.
-  settle();
-  const std::vector<bool> gradients = gradients_of_all();
+  engine_.settle();
+  has_gradient_ = gradients_of_all();
   // 3.
-  next_contexts_ = contexts_for(degrees);
+  next_ = next_shardings();
   // 4.
-  require_memory(gradients);
+  require_memory();
   // 5.
-  torn_ = true;
-  context().statistics->pool_misses += context().pool->misses();
-  for (auto& unit : units_) unit.context->pool = next_contexts_.front()->pool;
+  const Engine::Phase phase = engine_.phase();
+  engine_.enter(Engine::Phase::torn);
+  Workspace& workspace = *engine_.workspace_;
+  workspace.statistics.pool_misses += workspace.pool.misses();
+  workspace.pool = Pool(next_.front()->device, workspace.pool.elastic());
   // 6.
-  for (size_t unit = 0; unit < units_.size(); ++unit) {
-    for (const int flat : units_[unit].flats) {
-      result.bytes +=
-          recut(flats_[static_cast<size_t>(flat)], *next_contexts_[unit], gradients[static_cast<size_t>(flat)]);
-    }
-    units_[unit].context = next_contexts_[unit];
+  size_t index = 0;
+  for (size_t i = 0; i < next_.size(); ++i) {
+    ShardedUnit& unit = *engine_.units()[i];
+    unit.set_sharding(next_[i]);
+    for (const auto& buffer : unit.buffers()) result.bytes += recut(*buffer, has_gradient_[index++]);
   }
-  next_contexts_.clear();
   // 7.
   require_all(failure_of([this] {
-                if (prepared_) reserve_pool();
+                if (prepared_) engine_.reserve_pool();
               }),
               "the buffer pool");
-  for (auto& flat : flats_) flat.parameter->publish();
+  for (const auto& unit : engine_.units()) unit->publish();
   os::give_back_freed_memory();
-  torn_ = false;
+  engine_.enter(phase);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;
 }
 
-std::shared_ptr<void> Engine::attach(Companion& companion) {
-  companions_.push_back(&companion);
-  return {&companion, [alive = std::weak_ptr<Engine*>(alive_)](void* gone) {
-            if (const auto engine = alive.lock()) std::erase((*engine)->companions_, static_cast<Companion*>(gone));
-          }};
-}
-
 // 2.
 
-void Engine::settle() {
-  if (backward_open_) abandon_step();
-  take_gradients();
-  for (auto& flat : flats_) {
-    if (flat.local) flat.local->take_values();
-    if (!flat.gradient || !flat.gradient->pending()) continue;
-    limit_reductions(context().options.limit_reductions - 1);
-    flat.gradient->reduce(/*boundary=*/true);
-    reductions_.push_back(flat.gradient.get());
-  }
-  limit_reductions(0);
-  release_all();
-  drain();
-  show_gradients();
-}
-
 // By flat buffer: whether a rank has a gradient. Those that hold no element of it, or unused ones, may have none.
-std::vector<bool> Engine::gradients_of_all() {
+std::vector<bool> Reshard::gradients_of_all() const {
   std::vector<bool> found;
-  for (const auto& flat : flats_) {
-    const bool mine = flat.shard >= 0 && shards_[static_cast<size_t>(flat.shard)].grad.defined();
-    const auto all = from_all_ranks(*context(flat.unit).fabric, mine ? 1 : 0);
+  for (const FlatBuffer* buffer : engine_.buffers()) {
+    const bool mine = buffer->shard() != nullptr && buffer->shard()->grad.defined();
+    const auto all = from_all_ranks(*buffer->unit().sharding().fabric, mine ? 1 : 0);
     found.push_back(std::ranges::max(all) > 0);
   }
   return found;
@@ -122,11 +102,11 @@ std::vector<bool> Engine::gradients_of_all() {
 
 // 3.
 
-std::vector<std::shared_ptr<Context>> Engine::contexts_for(const mesh::Degrees& degrees) const {
-  std::map<const Context*, std::shared_ptr<Context>> made;
-  std::vector<std::shared_ptr<Context>> contexts;
-  for (const auto& unit : units_) {
-    const Context& last = *unit.context;
+std::vector<std::shared_ptr<const Sharding>> Reshard::next_shardings() const {
+  std::map<const Sharding*, std::shared_ptr<const Sharding>> made;
+  std::vector<std::shared_ptr<const Sharding>> shardings;
+  for (const auto& unit : engine_.units()) {
+    const Sharding& last = unit->sharding();
     auto& next = made[&last];
     if (!next) {
       Options options = last.options;
@@ -135,79 +115,65 @@ std::vector<std::shared_ptr<Context>> Engine::contexts_for(const mesh::Degrees& 
       if (strategy.degrees.parameters == 1 && never_freed) {
         strategy.free_after_forward = strategy.free_after_backward = true;
       }
-      strategy.degrees = degrees;
-      next = std::make_shared<Context>(last.fabric, options);
-      next->reduce_hook = last.reduce_hook;
-      next->statistics = last.statistics;
-      next->pool = contexts.empty() ? next->pool : contexts.front()->pool;
+      strategy.degrees = degrees_;
+      next = std::make_shared<const Sharding>(last.fabric, options);
       // Its connections are not part of moving, either.
       last.fabric->group(last.fabric->world().host_ranks(last.fabric->rank()), comm::Traffic::control);
     }
-    contexts.push_back(next);
+    shardings.push_back(next);
   }
-  return contexts;
+  return shardings;
 }
 
 // 6.
 
-uint64_t Engine::recut(FlatState& state, Context& context, bool has_gradient) {
-  Shard* const shard = state.shard < 0 ? nullptr : &shards_[static_cast<size_t>(state.shard)];
-  const Flat& from = *state.flat;
-  auto flat =
-      std::make_unique<Flat>(from.unit(), from.slots(), from.dtypes(), from.trainable(), context.layout, from.rank());
-  const at::Tensor shared = prepared_ ? FlatParameter::shared_memory(context, *flat) : at::Tensor();
+uint64_t Reshard::recut(FlatBuffer& buffer, bool has_gradient) {
+  const Context& context = buffer.unit().context();
+  const Flat& from = buffer.flat();
+  Shard* const shard = buffer.shard();
+  FlatBuffer::Parts parts;
+  parts.flat = std::make_unique<Flat>(from.unit(), from.slots(), from.dtypes(), from.trainable(),
+                                      context.sharding->layout, from.rank());
+  if (prepared_) parts.shared = FlatParameter::shared_memory(context, *parts.flat);
   std::vector<at::Tensor> before, after;
   std::vector<size_t> kept;  // where in them what a companion keeps ends
-  at::Tensor piece;
   const auto prepare = [&] {
-    before.push_back(state.parameter->part());
-    if (has_gradient) before.push_back(shard->grad.defined() ? shard->grad : state.gradient->memory().zero_());
-    for (Companion* companion : companions_) {
+    before.push_back(buffer.parameter().part());
+    if (has_gradient) before.push_back(shard->grad.defined() ? shard->grad : buffer.gradient()->memory().zero_());
+    for (Companion* companion : engine_.companions_) {
       if (shard == nullptr) break;
       std::ranges::move(companion->take(*shard), std::back_inserter(before));
       kept.push_back(before.size());
     }
-    after.push_back(new_part(context, *flat, shared));
+    after.push_back(new_part(context, *parts.flat, parts.shared));
     while (after.size() < before.size()) {
-      after.push_back(new_part(context, *flat, before[after.size()].scalar_type()));
+      after.push_back(new_part(context, *parts.flat, before[after.size()].scalar_type()));
     }
-    piece = shard != nullptr ? piece_for(context, *flat, after[0]) : after[0];
+    parts.piece = shard != nullptr ? piece_for(context, *parts.flat, after[0]) : after[0];
   };
-  require_all(failure_of(prepare), cat("its part of unit \"", flat->unit(), "\""));
-  const uint64_t bytes = move_parts(*context.fabric, from, *flat, before, after);
+  require_all(failure_of(prepare), cat("its part of unit \"", from.unit(), "\""));
+  const uint64_t bytes = move_parts(*context.sharding->fabric, from, *parts.flat, before, after);
 
-  const std::vector<at::Tensor> shown = state.local ? state.local->parameters() : std::vector<at::Tensor>();
-  ComputeStorage storage(state.parameter->take_storage(), *flat);
-  state.local.reset();
-  state.parameter.reset();
+  buffer.unit().tell([&](StepObserver& observer) { observer.before_recut(buffer); });
   before.clear();
-  const at::Tensor master = shard != nullptr ? after[0] : at::Tensor();
-  state.parameter = std::make_unique<FlatParameter>(context, *flat, std::move(storage), master, piece);
-  state.parameter->share(shared);
-  if (shard != nullptr) {
-    *shard = {shard->index, master, has_gradient ? after[1] : at::Tensor(), flat->slices(flat->chunk_range())};
-    state.gradient = std::make_unique<FlatGradient>(context, *flat, *shard);
-    state.gradient->adopt(shard->grad);
-  }
-  state.flat = std::move(flat);
-  if (!shown.empty()) {
-    state.local = std::make_unique<LocalParameters>(*state.flat, *state.parameter, state.gradient.get(), shown);
-    state.local->show_part();
-    if (shard != nullptr) state.local->show_gradients(*shard);
-  }
+  if (shard != nullptr) parts.master = after[0];
+  if (has_gradient) parts.grad = after[1];
+  buffer.replace(std::move(parts));
+  buffer.unit().tell([&](StepObserver& observer) { observer.after_recut(buffer); });
   for (size_t i = 0, begin = has_gradient ? 2 : 1; i < kept.size(); begin = kept[i++]) {
-    companions_[i]->put(*shard,
-                        {after.begin() + static_cast<int64_t>(begin), after.begin() + static_cast<int64_t>(kept[i])});
+    engine_.companions_[i]->put(
+        *shard, {after.begin() + static_cast<int64_t>(begin), after.begin() + static_cast<int64_t>(kept[i])});
   }
   return bytes;
 }
 
 // What failed on one rank stops all. Each that failed names its own cause.
-void Engine::require_all(const std::string& failure, const std::string& what) const {
-  const auto failed = from_all_ranks(*context().fabric, failure.empty() ? 0 : 1);
+void Reshard::require_all(const std::string& failure, const std::string& what) const {
+  const comm::Fabric& fabric = *engine_.root().sharding().fabric;
+  const auto failed = from_all_ranks(*engine_.root().sharding().fabric, failure.empty() ? 0 : 1);
   const auto first = std::ranges::max_element(failed);
   if (*first == 0) return;
-  const auto rank = failure.empty() ? first - failed.begin() : context().fabric->rank();
+  const auto rank = failure.empty() ? first - failed.begin() : fabric.rank();
   throw comm::CommError(
       name, cat("rank ", rank, " could not make ", what, failure.empty() ? "; its own error says why" : ": ", failure,
                 ". The training state is between two layouts: start the job again from its last checkpoint"));

@@ -2,8 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tesserae/mesh/split.h"
@@ -27,9 +29,45 @@ struct Slice {
 /// their gradient is zero and they may be updated freely.
 struct Shard {
   int index = 0;      ///< position in Engine::shards(), the same on all ranks
+  int replicas = 1;   ///< how many ranks hold the same chunk
   at::Tensor master;  ///< [chunk], master dtype; may have no slice at all on some ranks
   at::Tensor grad;    ///< [chunk], master dtype, averaged over all ranks; undefined: no gradient since zero_grad
   std::vector<Slice> slices;  ///< ascending, without overlap
+};
+
+/// The shards of a model, in an order that is the same on all ranks. Points to them.
+class ShardList {
+ public:
+  class Iterator {
+   public:
+    using value_type = Shard;
+    using difference_type = std::ptrdiff_t;
+    Iterator() = default;
+    explicit Iterator(Shard* const* at) : at_(at) {}
+    Shard& operator*() const { return **at_; }
+    Shard* operator->() const { return *at_; }
+    Iterator& operator++() {
+      ++at_;
+      return *this;
+    }
+    Iterator operator++(int) { return Iterator(at_++); }
+    bool operator==(const Iterator&) const = default;
+
+   private:
+    Shard* const* at_ = nullptr;
+  };
+
+  ShardList() = default;
+  explicit ShardList(std::vector<Shard*> shards) : shards_(std::move(shards)) {}
+
+  Iterator begin() const { return Iterator(shards_.data()); }
+  Iterator end() const { return Iterator(shards_.data() + shards_.size()); }
+  size_t size() const { return shards_.size(); }
+  Shard& operator[](size_t index) const { return *shards_[index]; }
+  Shard& back() const { return *shards_.back(); }
+
+ private:
+  std::vector<Shard*> shards_;
 };
 
 }  // namespace tesserae::shard

@@ -5,6 +5,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
+#include "tesserae/shard/whole_model.h"
 
 namespace tesserae::shard {
 
@@ -21,7 +22,7 @@ Sharded::Sharded(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
 Sharded::~Sharded() = default;
 Sharded::Sharded(Sharded&&) noexcept = default;
 
-std::vector<Shard>& Sharded::shards() {
+const ShardList& Sharded::shards() {
   return engine_->shards();
 }
 
@@ -38,7 +39,7 @@ NoSync Sharded::no_sync() {
 }
 
 void Sharded::visit_parameters(const std::function<void(const std::string&, at::Tensor)>& visit, bool writeback) {
-  engine_->visit_parameters(visit, writeback);
+  shard::visit_parameters(*engine_, visit, writeback);
 }
 
 Resharding Sharded::reshard(const mesh::Degrees& degrees) {
@@ -46,19 +47,19 @@ Resharding Sharded::reshard(const mesh::Degrees& degrees) {
 }
 
 double Sharded::sum_over_ranks(double value) {
-  return engine_->sum_over_ranks(value);
+  return shard::sum_over_ranks(*engine_, value);
 }
 
 comm::Fabric& Sharded::fabric() {
-  return *engine_->context().fabric;
+  return *engine_->root().sharding().fabric;
 }
 
 const Options& Sharded::options() const {
-  return engine_->context().options;
+  return engine_->root().sharding().options;
 }
 
 int64_t Sharded::parameter_count() const {
-  return engine_->parameter_count();
+  return shard::parameter_count(*engine_);
 }
 
 Statistics Sharded::statistics() const {

@@ -37,7 +37,7 @@ class Sharded {
   Sharded(Sharded&&) noexcept;
 
   /// This rank's shards, for an optimizer. After updating shard i it calls publish(i).
-  std::vector<Shard>& shards();
+  const ShardList& shards();
   /// Makes the new values of shard `index` the ones that the next forward sees. Returns at once; the refresh overlaps.
   void publish(int index);
   /// Forgets all gradients, also those accumulated inside no_sync.
@@ -51,7 +51,7 @@ class Sharded {
                         bool writeback = false);
 
   /// Turns the dial: cuts masters, gradients and what has been attached to the shards (Engine::attach) anew for other
-  /// degrees, between two steps. Values stay what they are, bit by bit. See Engine::reshard. Collective.
+  /// degrees, between two steps. Values stay what they are, bit by bit. See reshard.h. Collective.
   Resharding reshard(const mesh::Degrees& degrees);
 
   /// Sum over all ranks of the fabric (the data-parallel ranks); a collective on the control lane.

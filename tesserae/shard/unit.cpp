@@ -1,23 +1,23 @@
 #include "tesserae/shard/unit.h"
 
-#include "tesserae/shard/engine.h"
+#include "tesserae/shard/sharded_unit.h"
 
 namespace tesserae::shard {
 
 void UnitBase::before_forward() {
-  engine_->before_forward(unit_);
+  unit_->before_forward();
 }
 
 void UnitBase::after_forward() {
-  engine_->after_forward(unit_);
+  unit_->after_forward();
 }
 
 at::Tensor UnitBase::on_input(const at::Tensor& input) {
-  return engine_->on_input(unit_, input);
+  return unit_->on_input(input);
 }
 
 void UnitBase::on_output(const at::Tensor& output) {
-  engine_->on_output(unit_, output);
+  unit_->on_output(output);
 }
 
 }  // namespace tesserae::shard

@@ -15,7 +15,7 @@
 
 namespace tesserae::shard {
 
-/// The side of a unit that the engine knows: which unit of which engine a module is. A module that is a unit derives
+/// The side of a unit that its module knows: which sharded unit it is. A module that is a unit derives
 /// from this (Unit<M> arranges it); until the model is sharded, a unit is a plain module.
 class UnitBase : public UnitHandle {
  public:
@@ -27,20 +27,16 @@ class UnitBase : public UnitHandle {
   void before_forward();
   void after_forward();
   at::Tensor on_input(const at::Tensor& input);  // casts, and watches for the end of the unit's backward
-  void on_output(const at::Tensor& output);      // watches for the begin of the unit's backward
+  void on_output(const at::Tensor& output);      // watches for the beginning of the unit's backward
 
-  bool sharded() const { return engine_ != nullptr; }
+  bool sharded() const { return unit_ != nullptr; }
   bool checkpoint_ = false;
 
  private:
-  void attach(Engine* engine, int unit) override {
-    engine_ = engine;
-    unit_ = unit;
-  }
+  void attach(ShardedUnit* unit) override { unit_ = unit; }
   bool attached() const override { return sharded(); }
 
-  Engine* engine_ = nullptr;
-  int unit_ = -1;
+  ShardedUnit* unit_ = nullptr;
 };
 
 /// M with the engine's steps around its forward. Names of parameters and submodules are M's own.

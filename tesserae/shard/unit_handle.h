@@ -2,20 +2,15 @@
 
 namespace tesserae::shard {
 
-class Engine;
+class ShardedUnit;
 
-/// What a unit is to those outside: the engine tells it who it is.
+/// The side of a unit that its module knows: the sharded unit tells it who it is.
 class UnitHandle {
  public:
   virtual ~UnitHandle() = default;
-  /// The unit is `unit` of `engine` from now on; nullptr: of none.
-  virtual void attach(Engine* engine, int unit) = 0;
+  /// The module is that of `unit` from now on, also after it has joined another engine; nullptr: of none.
+  virtual void attach(ShardedUnit* unit) = 0;
   virtual bool attached() const = 0;
-
-  /// The unit's parameters are about to be read in a backward, by gradients or by a recomputed forward; and: the
-  /// backward (this one or one that was cut short) is over. On the thread that runs the backward.
-  virtual void begin_backward() {}
-  virtual void end_backward() {}
 };
 
 }  // namespace tesserae::shard

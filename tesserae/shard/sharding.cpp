@@ -1,23 +1,23 @@
-#include "tesserae/shard/context.h"
+#include "tesserae/shard/sharding.h"
 
 #include <chrono>
+#include <utility>
 
 namespace tesserae::shard {
 
-Context::Context(std::shared_ptr<comm::Fabric> shared_fabric, const Options& run_options)
+Sharding::Sharding(std::shared_ptr<comm::Fabric> shared_fabric, const Options& run_options)
     : fabric(std::move(shared_fabric)),
       options(run_options),
       layout(fabric->size(), options.strategy.degrees),
       device(fabric->device()),
+      state_device(options.offload ? c10::Device(c10::kCPU) : device),
       gather_lane(fabric->lane(comm::Traffic::gather)),
       parameter_group(fabric->group(layout.parameter_group(fabric->rank()), comm::Traffic::gather)),
       refresh_group(fabric->group(layout.refresh_group(fabric->rank()), comm::Traffic::gather)),
       reduce_lane(fabric->lane(comm::Traffic::reduce)),
       gradient_group(fabric->group(layout.gradient_group(fabric->rank()), comm::Traffic::reduce)),
       optimizer_group(fabric->group(layout.optimizer_group(fabric->rank()), comm::Traffic::reduce)),
-      replica_group(fabric->group(layout.replica_group(fabric->rank()), comm::Traffic::reduce)),
-      pool(std::make_shared<Pool>(device, options.elastic)),
-      statistics(std::make_shared<Statistics>()) {}
+      replica_group(fabric->group(layout.replica_group(fabric->rank()), comm::Traffic::reduce)) {}
 
 void wait_and_count(const comm::Ticket& ticket, double& seconds) {
   if (ticket.ready()) {

@@ -1,0 +1,101 @@
+#include "tesserae/shard/flat_buffer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tesserae/base/error.h"
+#include "tesserae/shard/engine.h"
+#include "tesserae/shard/initial_values.h"
+#include "tesserae/shard/parts.h"
+
+namespace tesserae::shard {
+namespace {
+
+Flat::Dtypes dtypes_of(const FlatSpec& spec, const Precision& precision) {
+  if (!c10::isFloatingType(spec.dtype)) return {spec.dtype, spec.dtype, spec.dtype};
+  const auto compute = precision.parameters.value_or(spec.dtype);
+  return {compute, precision.reduce.value_or(compute), precision.masters.value_or(spec.dtype)};
+}
+
+// Copies what of `values` (the slot's, flattened) lies in `range` of the flat buffer to `destination`, which holds
+// exactly that range.
+void copy_part(const Slot& slot, const at::Tensor& values, const mesh::Range& range, const at::Tensor& destination) {
+  const int64_t begin = std::max(slot.begin, range.begin);
+  const int64_t end = std::min(slot.end(), range.end);
+  if (begin >= end) return;
+  destination.narrow(0, begin - range.begin, end - begin).copy_(values.narrow(0, begin - slot.begin, end - begin));
+}
+
+}  // namespace
+
+FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), tensors_(spec.parameters) {
+  const Context& context = unit.context();
+  const Sharding& sharding = unit.sharding();
+  const auto dtypes = dtypes_of(spec, sharding.options.precision);
+  flat_ = std::make_unique<Flat>(unit.name(), spec.slots, dtypes, spec.trainable, sharding.layout,
+                                 sharding.fabric->rank());
+  at::Tensor master, piece;
+  // Padding must be finite: it travels with the rest.
+  if (flat_->trainable()) master = new_part(context, *flat_, dtypes.master).zero_();
+  piece = flat_->trainable() ? piece_for(context, *flat_, master) : new_part(context, *flat_, dtypes.compute).zero_();
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const Slot& slot = flat_->slots()[i];
+    const at::Tensor values = initial_values(sharding, slot, tensors_[i], dtypes.master);
+    if (master.defined()) copy_part(slot, values, flat_->chunk_range(), master);
+    if (piece.defined() && !flat_->master_is_piece()) copy_part(slot, values, flat_->parameter_range(), piece);
+  }
+  parameter_ = std::make_unique<FlatParameter>(context, *flat_, ComputeStorage(*flat_, sharding.device, tensors_),
+                                               master, piece);
+  if (!flat_->trainable()) return;
+  shard_ = shard_of(master);
+  gradient_ = std::make_unique<FlatGradient>(context, *flat_, shard_);
+  hooks_ = std::make_unique<autograd::GradientHooks>(
+      tensors_,
+      [this](int slot, const at::Tensor& gradient) { unit_.engine().on_gradient(*this, slot, gradient); },
+      [this](int slot) { return unit_.engine().place_of_gradient(*this, slot); });
+}
+
+Shard FlatBuffer::shard_of(const at::Tensor& master) const {
+  return {shard_.index, flat_->layout().replicas(), master, {}, flat_->slices(flat_->chunk_range())};
+}
+
+void FlatBuffer::rename(const std::string& prefix) {
+  flat_->rename(prefix);
+  if (gradient_) shard_.slices = flat_->slices(flat_->chunk_range());
+}
+
+void FlatBuffer::set_master_dtype(c10::ScalarType dtype) {
+  flat_->set_master_dtype(dtype);
+  parameter_->cast_master();
+  shard_.master = parameter_->part();
+  shard_.grad = at::Tensor();
+}
+
+void FlatBuffer::require_still_frozen() const {
+  if (gradient_) return;
+  for (size_t slot = 0; slot < tensors_.size(); ++slot) {
+    if (!tensors_[slot].requires_grad()) continue;
+    throw InvalidArgument("Engine", cat("parameter ", flat_->slots()[slot].names.front(),
+                                        " was frozen when the model was sharded and has requires_grad now: it has no "
+                                        "master and no gradient buffer. Unfreeze it before the model is sharded"));
+  }
+}
+
+void FlatBuffer::replace(Parts parts) {
+  ComputeStorage storage(parameter_->take_storage(), *parts.flat);
+  // What was there goes before what comes is looked at: memory for both may not be there.
+  parameter_.reset();
+  const bool trainable = gradient_ != nullptr;
+  gradient_.reset();
+  flat_ = std::move(parts.flat);
+  shard_ = trainable ? shard_of(parts.master) : Shard();
+  parameter_ = std::make_unique<FlatParameter>(unit_.context(), *flat_, std::move(storage), std::move(parts.master),
+                                               std::move(parts.piece));
+  parameter_->share(std::move(parts.shared));
+  if (!trainable) return;
+  shard_.grad = parts.grad;
+  gradient_ = std::make_unique<FlatGradient>(unit_.context(), *flat_, shard_);
+  gradient_->adopt(std::move(parts.grad));
+}
+
+}  // namespace tesserae::shard

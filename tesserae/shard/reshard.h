@@ -1,0 +1,52 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tesserae/mesh/layout.h"
+#include "tesserae/shard/resharding.h"
+#include "tesserae/shard/sharded_unit.h"
+
+namespace tesserae::shard {
+
+class Engine;
+
+/// One turn of the dial: afterwards the training state of an engine is sharded by other degrees, in all units. Values
+/// stay what they are, to the bit: masters, gradients, frozen parameters and what companions keep move to their new
+/// owners, straight from ranks that have them and no more than is lacking; gathered copies and the pool are made anew.
+/// Lifetimes stay; one that never freed because P was 1 frees after forward and after backward now. reshard.cpp opens
+/// with the protocol.
+///
+/// Between steps, also in the middle of an accumulation: what was accumulated inside no_sync is then brought to its
+/// owners first. Collective over the job.
+class Reshard {
+ public:
+  Reshard(Engine& engine, const mesh::Degrees& degrees);
+
+  /// Once. Throws, with nothing changed: InvalidArgument for impossible degrees, inside a backward, or with a hook in
+  /// place of a reduction that cannot stand for them; comm::Mismatch if ranks ask for different degrees or hold
+  /// different state; OutOfMemory on all ranks if one host or device cannot hold the new parts. A CommError (a lost
+  /// peer, or memory that could not be allocated after all) leaves the model between two layouts: every later step
+  /// throws, and the job goes on from its last checkpoint.
+  Resharding run();
+
+ private:
+  void require_agreement() const;
+  void require_possible() const;
+  std::vector<bool> gradients_of_all() const;
+  std::vector<std::shared_ptr<const Sharding>> next_shardings() const;
+  void require_memory() const;
+  void require_room(c10::Device place, double mine) const;
+  int64_t bytes_of(const FlatBuffer& buffer, const Flat& flat, bool has_gradient) const;
+  uint64_t recut(FlatBuffer& buffer, bool has_gradient);
+  void require_all(const std::string& failure, const std::string& what) const;
+
+  Engine& engine_;
+  mesh::Degrees degrees_;
+  bool prepared_;                                      // shared copies and a pool were there, and will be again
+  std::vector<bool> has_gradient_;                     // by flat buffer: some rank has one
+  std::vector<std::shared_ptr<const Sharding>> next_;  // by unit
+};
+
+}  // namespace tesserae::shard

@@ -1,0 +1,190 @@
+#include "tesserae/shard/sharded_unit.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "tesserae/base/error.h"
+#include "tesserae/shard/engine.h"
+
+namespace tesserae::shard {
+
+ShardedUnit::ShardedUnit(Engine& engine, int index, const UnitSpec& spec, Context context)
+    : engine_(&engine),
+      index_(index),
+      name_(spec.name.empty() ? "root" : spec.name),
+      handle_(spec.handle),
+      context_(std::move(context)),
+      alive_(std::make_shared<ShardedUnit*>(this)) {
+  for (const auto& flat : spec.flats) {
+    buffers_.push_back(std::make_unique<FlatBuffer>(*this, flat));
+    has_frozen_ = has_frozen_ || !flat.trainable;
+  }
+  handle_->attach(this);
+}
+
+ShardedUnit::~ShardedUnit() {
+  if (handle_ != nullptr) handle_->attach(nullptr);
+}
+
+void ShardedUnit::join(Engine& engine, int index, const std::string& prefix, std::shared_ptr<Workspace> workspace) {
+  engine_ = &engine;
+  index_ = index;
+  name_ = name_ == "root" ? prefix : cat(prefix, ".", name_);
+  context_.workspace = std::move(workspace);
+  for (auto& buffer : buffers_) buffer->rename(prefix);
+  if (handle_ != nullptr) handle_->attach(this);
+}
+
+// Events.
+
+void ShardedUnit::before_forward() {
+  engine_->before_forward(*this);
+}
+
+void ShardedUnit::after_forward() {
+  engine_->after_forward(*this);
+}
+
+at::Tensor ShardedUnit::on_input(const at::Tensor& input) {
+  at::Tensor watched = input;
+  const auto& precision = sharding().options.precision;
+  if (precision.cast_inputs && precision.parameters && input.defined() && input.is_floating_point()) {
+    watched = input.to(*precision.parameters);
+  }
+  if (has_frozen_ && watched.defined() && watched.requires_grad() && !watched.is_leaf()) {
+    watched.register_hook([alive = std::weak_ptr<ShardedUnit*>(alive_)](const at::TensorBase&) {
+      if (const auto unit = alive.lock()) (*unit)->engine().after_input_gradient(**unit);
+    });
+  }
+  return watched;
+}
+
+void ShardedUnit::on_output(const at::Tensor& output) {
+  if (!output.defined() || !output.requires_grad() || !at::GradMode::is_enabled()) return;
+  output.register_hook([alive = std::weak_ptr<ShardedUnit*>(alive_)](const at::TensorBase&) {
+    if (const auto unit = alive.lock()) (*unit)->engine().before_backward(**unit);
+  });
+}
+
+// Parameters.
+
+void ShardedUnit::start_gather() {
+  for (const auto& buffer : buffers_) {
+    if (!buffer->parameter().readable()) buffer->parameter().start_gather();
+  }
+}
+
+void ShardedUnit::finish_gather() {
+  for (const auto& buffer : buffers_) buffer->parameter().finish_gather();
+}
+
+bool ShardedUnit::holds_buffers() const {
+  return std::ranges::any_of(buffers_, [](const auto& buffer) { return buffer->parameter().holds_buffer(); });
+}
+
+bool ShardedUnit::lacks_buffers() const {
+  return std::ranges::any_of(buffers_, [](const auto& buffer) {
+    return buffer->parameter().buffer_bytes() > 0 && !buffer->parameter().holds_buffer();
+  });
+}
+
+void ShardedUnit::free(bool keep) {
+  for (const auto& buffer : buffers_) free(*buffer, keep);
+}
+
+void ShardedUnit::free_frozen(bool keep) {
+  for (const auto& buffer : buffers_) {
+    if (buffer->gradient() == nullptr) free(*buffer, keep);
+  }
+}
+
+void ShardedUnit::free(FlatBuffer& buffer, bool keep) {
+  if (!buffer.parameter().holds_buffer()) return;
+  if (phase_ == Phase::forward) {
+    throw std::logic_error(cat("[ShardedUnit::free] unit \"", name_, "\" is computing with its parameters"));
+  }
+  buffer.parameter().release(keep);
+  if (!holds_buffers()) tell([this](StepObserver& observer) { observer.after_free(*this); });
+}
+
+void ShardedUnit::publish() {
+  for (const auto& buffer : buffers_) buffer->parameter().publish();
+}
+
+// Phases.
+
+void ShardedUnit::enter_forward() {
+  phase_ = Phase::forward;
+  ++depth_;
+  if (at::GradMode::is_enabled()) ++forwards_;
+}
+
+void ShardedUnit::leave_forward() {
+  // A root that calls itself has been reset in between.
+  if (depth_ > 0) --depth_;
+  if (depth_ == 0) phase_ = Phase::idle;
+}
+
+void ShardedUnit::enter_backward() {
+  phase_ = Phase::backward;
+}
+
+void ShardedUnit::leave_backward() {
+  phase_ = depth_ > 0 ? Phase::forward : Phase::idle;
+  forwards_ = 0;
+}
+
+void ShardedUnit::reset() {
+  phase_ = Phase::idle;
+  depth_ = 0;
+}
+
+// Options that change.
+
+void ShardedUnit::set_master_dtype(c10::ScalarType dtype) {
+  if (engine_->prepared() || !c10::isFloatingType(dtype)) {
+    throw InvalidArgument("ShardedUnit::set_master_dtype",
+                          cat(c10::toString(dtype), " for unit \"", name_, "\"",
+                              engine_->prepared() ? ", which has run a step already: change dtypes before the first forward"
+                                                  : ": masters are floating-point numbers"));
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& buffer : buffers_) {
+    if (buffer->shard() == nullptr || buffer->flat().dtypes().master == dtype) continue;
+    buffer->set_master_dtype(dtype);
+    ++context_.statistics().allocations;
+    tell([&](StepObserver& observer) { observer.after_recut(*buffer); });
+  }
+}
+
+void ShardedUnit::set_gradient_divisor(double divisor) {
+  if (!(divisor > 0)) {
+    throw InvalidArgument("ShardedUnit::set_gradient_divisor",
+                          cat(divisor, " for unit \"", name_, "\": it must be above 0"));
+  }
+  context_.gradient_divisor = divisor;
+  for (const auto& buffer : buffers_) {
+    if (buffer->gradient() != nullptr) buffer->gradient()->divide();
+  }
+}
+
+void ShardedUnit::attach(std::shared_ptr<StepObserver> observer) {
+  if (observer->reduces()) {
+    if (context_.reducer != nullptr) {
+      throw InvalidArgument("ShardedUnit::attach",
+                            cat("unit \"", name_, "\" has a hook in place of its reduction already; detach it first"));
+    }
+    context_.reducer = observer.get();
+  }
+  observers_.push_back(std::move(observer));
+}
+
+void ShardedUnit::detach(const StepObserver& observer) {
+  if (context_.reducer == &observer) context_.reducer = nullptr;
+  std::erase_if(observers_, [&observer](const auto& attached) { return attached.get() == &observer; });
+}
+
+}  // namespace tesserae::shard

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tesserae/shard/flat_buffer.h"
+#include "tesserae/shard/sharding.h"
+#include "tesserae/shard/step_observer.h"
+#include "tesserae/shard/unit_handle.h"
+
+namespace tesserae::shard {
+
+class Engine;
+
+/// A unit on this rank: it owns its flat buffers, knows over which ranks and how it is sharded, and what its module is
+/// doing. It gathers, frees and reduces when it is told to; the engine decides when.
+///
+/// Used from the thread that computes, and in a backward from autograd's.
+class ShardedUnit {
+ public:
+  /// What the unit's module does. A unit used inside itself stays in its forward until the outermost call ends, and a
+  /// forward that is recomputed in a backward does not leave it.
+  enum class Phase {
+    idle,      ///< neither; parameters may still be gathered
+    forward,   ///< between before_forward() and after_forward()
+    backward,  ///< from the first node of its backward to the end of the whole backward
+  };
+
+  /// `handle`, the side of the unit's module, outlives the unit or calls forget().
+  ShardedUnit(Engine& engine, int index, const UnitSpec& spec, Context context);
+  ~ShardedUnit();
+  ShardedUnit(const ShardedUnit&) = delete;
+  ShardedUnit& operator=(const ShardedUnit&) = delete;
+
+  Engine& engine() const { return *engine_; }
+  int index() const { return index_; }  ///< in Engine::units(), the same on all ranks; 0 is the root
+  const std::string& name() const { return name_; }
+  const std::vector<std::unique_ptr<FlatBuffer>>& buffers() const { return buffers_; }
+  const Context& context() const { return context_; }
+  const Sharding& sharding() const { return *context_.sharding; }
+  Phase phase() const { return phase_; }
+
+  // The events of a step, from the unit's module; engine.h has the protocol.
+  void before_forward();
+  void after_forward();
+  at::Tensor on_input(const at::Tensor& input);  ///< casts, and watches for the end of the unit's backward
+  void on_output(const at::Tensor& output);      ///< watches for the beginning of the unit's backward
+
+  // Parameters. start_gather() never waits; finish_gather() returns when they can be read.
+  void start_gather();
+  void finish_gather();
+  bool holds_buffers() const;  ///< true from start_gather() to free(), unless the unit is always whole
+  bool lacks_buffers() const;  ///< true if a gather would take a buffer of the pool
+  /// Gives gathered parameters up: all, those of frozen buffers, or those of one buffer. `keep`: Pool::release().
+  /// Throws std::logic_error inside the unit's forward.
+  void free(bool keep);
+  void free_frozen(bool keep);
+  void free(FlatBuffer& buffer, bool keep);
+  /// Masters have changed: the next forward sees them. Never waits.
+  void publish();
+
+  // Phases.
+  void enter_forward();
+  void leave_forward();
+  void enter_backward();
+  void leave_backward();
+  void reset();  ///< the step was cut short
+  /// Forwards with gradients since the last backward.
+  int forwards() const { return forwards_; }
+
+  /// Keeps the unit's masters, and so gradients and optimizer state, in `dtype` from now on; what is computed with
+  /// keeps its own. Before the first step, else InvalidArgument.
+  void set_master_dtype(c10::ScalarType dtype);
+  /// Sums of the unit's gradients are divided by `divisor` (> 0) from the next reduction on, instead of by the number
+  /// of ranks. Between steps.
+  void set_gradient_divisor(double divisor);
+
+  /// See StepObserver. A second observer that reduces() is an InvalidArgument.
+  void attach(std::shared_ptr<StepObserver> observer);
+  void detach(const StepObserver& observer);
+  /// Calls `event(observer)` for each.
+  template <class Event>
+  void tell(const Event& event) {
+    for (const auto& observer : observers_) event(*observer);
+  }
+
+  // For engines, and for what changes their degrees.
+  void join(Engine& engine, int index, const std::string& prefix, std::shared_ptr<Workspace> workspace);
+  void set_sharding(std::shared_ptr<const Sharding> sharding) { context_.sharding = std::move(sharding); }
+  /// The handle is about to go.
+  void forget() { handle_ = nullptr; }
+
+ private:
+  Engine* engine_;
+  int index_;
+  std::string name_;
+  UnitHandle* handle_;
+  Context context_;
+  std::vector<std::unique_ptr<FlatBuffer>> buffers_;
+  std::vector<std::shared_ptr<StepObserver>> observers_;
+  std::shared_ptr<ShardedUnit*> alive_;  // hooks in a graph that outlives the unit find it empty
+  Phase phase_ = Phase::idle;
+  int depth_ = 0;  // of the forward within itself
+  int forwards_ = 0;
+  bool has_frozen_ = false;
+};
+
+}  // namespace tesserae::shard

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace tesserae::shard {
+
+class FlatBuffer;
+class ShardedUnit;
+
+/// What watches the steps of units, or takes part in them, without the engine knowing what it is: the user's own
+/// parameters (user_parameters.h), a communication hook, a recorder (step_recorder.h). ShardedUnit::attach makes it one
+/// of the unit's; it stays with the unit when another engine adopts it and when degrees change.
+///
+/// Called on the thread that computes, or in a backward on autograd's, in the order of attachment. What it throws ends
+/// the step.
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+
+  // The events of a step, in their order. "All": of every unit of the engine, one after the other.
+
+  /// All: a forward of the root begins, nothing is gathered for it yet. `accumulating`: gradients of earlier backwards
+  /// wait for their reduction.
+  virtual void begin_step(ShardedUnit& /*unit*/, bool /*accumulating*/) {}
+  /// The unit's forward begins (also one that is recomputed in a backward); its parameters are about to be gathered.
+  virtual void before_forward(ShardedUnit& /*unit*/) {}
+  /// The training thread needs the unit's parameters, and: it has them.
+  virtual void before_gather(ShardedUnit& /*unit*/) {}
+  virtual void after_gather(ShardedUnit& /*unit*/) {}
+  virtual void after_forward(ShardedUnit& /*unit*/) {}
+  /// All: a backward begins that reduces to the end (`boundary`) or accumulates.
+  virtual void begin_backward(ShardedUnit& /*unit*/, bool /*boundary*/) {}
+  /// The unit's parameters are there and about to be read in a backward, by gradients or by a recomputed forward.
+  virtual void before_backward(ShardedUnit& /*unit*/) {}
+  /// A buffer's gradients start their way to their owners.
+  virtual void before_reduce(FlatBuffer& /*buffer*/) {}
+  /// The unit's gathered parameters have been given up.
+  virtual void after_free(ShardedUnit& /*unit*/) {}
+  /// All: the backward is over, or one that was cut short has been forgotten.
+  virtual void end_backward(ShardedUnit& /*unit*/) {}
+
+  // The training state as somebody else sees it. All.
+
+  /// Masters are about to be read: what was done to them elsewhere counts.
+  virtual void take_values(ShardedUnit& /*unit*/) {}
+  /// The same for gradients, before they are added to, scaled or moved ...
+  virtual void take_gradients(ShardedUnit& /*unit*/) {}
+  /// ... and afterwards: Shard::grad is what counts.
+  virtual void show_gradients(ShardedUnit& /*unit*/) {}
+  /// A buffer's parts are about to be replaced: nothing may hold them longer; and: they have been.
+  virtual void before_recut(FlatBuffer& /*buffer*/) {}
+  virtual void after_recut(FlatBuffer& /*buffer*/) {}
+
+  // The reduction of gradients.
+
+  /// True: reduce() takes the place of all three hops. One such observer a unit, and only where P = G = O, being 1 or
+  /// the number of ranks.
+  virtual bool reduces() const { return false; }
+  /// Gets a flat buffer of whole gradients and, unless every rank keeps all of it (O = 1), a tensor for this rank's
+  /// chunk; leaves the average there (O = 1: in the first). Called on the reduce lane.
+  virtual void reduce(const at::Tensor& /*whole*/, const at::Tensor& /*chunk*/) {}
+};
+
+}  // namespace tesserae::shard

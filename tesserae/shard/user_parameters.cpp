@@ -1,0 +1,88 @@
+#include "tesserae/shard/user_parameters.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tesserae/autograd/backward.h"
+#include "tesserae/shard/engine.h"
+
+namespace tesserae::shard {
+namespace {
+
+size_t index_of(const FlatBuffer& buffer) {
+  const auto& buffers = buffer.unit().buffers();
+  const auto same = [&buffer](const auto& other) { return other.get() == &buffer; };
+  return static_cast<size_t>(std::ranges::find_if(buffers, same) - buffers.begin());
+}
+
+}  // namespace
+
+std::shared_ptr<UserParameters> UserParameters::attach(ShardedUnit& unit,
+                                                       std::vector<std::vector<at::Tensor>> parameters) {
+  const std::shared_ptr<UserParameters> shown(new UserParameters(std::move(parameters)));
+  shown->local_.resize(unit.buffers().size());
+  for (size_t i = 0; i < unit.buffers().size(); ++i) shown->show(*unit.buffers()[i], i);
+  unit.attach(shown);
+  return shown;
+}
+
+void UserParameters::show(FlatBuffer& buffer, size_t index) {
+  local_[index] = std::make_unique<LocalParameters>(buffer.flat(), buffer.parameter(), buffer.gradient(),
+                                                    parameters_[index]);
+  local_[index]->show_part();
+}
+
+void UserParameters::begin_step(ShardedUnit& unit, bool accumulating) {
+  take_values(unit);
+  for (size_t i = 0; i < local_.size(); ++i) local_[i]->show_requires_grad(unit.buffers()[i]->tensors());
+  if (accumulating) return;
+  if (unit.context().pool().elastic()) {
+    // The memory of gradients that the user has let go.
+    for (size_t i = 0; i < local_.size(); ++i) {
+      FlatBuffer& buffer = *unit.buffers()[i];
+      if (buffer.gradient() == nullptr || local_[i]->any_gradient()) continue;
+      buffer.gradient()->zero();
+      buffer.gradient()->give_back();
+      local_[i]->show_gradients(*buffer.shard());
+    }
+  }
+  unit.publish();
+}
+
+void UserParameters::before_forward(ShardedUnit& unit) {
+  // Called by itself: no forward of the root has begun a step.
+  if (!autograd::in_backward() && unit.engine().phase() != Engine::Phase::forward) unit.publish();
+}
+
+void UserParameters::begin_backward(ShardedUnit& unit, bool boundary) {
+  if (boundary) take_gradients(unit);
+}
+
+void UserParameters::take_values(ShardedUnit& /*unit*/) {
+  for (const auto& local : local_) local->take_values();
+}
+
+void UserParameters::take_gradients(ShardedUnit& unit) {
+  for (size_t i = 0; i < local_.size(); ++i) {
+    if (Shard* shard = unit.buffers()[i]->shard()) local_[i]->take_gradients(*shard);
+  }
+}
+
+void UserParameters::show_gradients(ShardedUnit& unit) {
+  for (size_t i = 0; i < local_.size(); ++i) {
+    if (const Shard* shard = unit.buffers()[i]->shard()) local_[i]->show_gradients(*shard);
+  }
+}
+
+void UserParameters::before_recut(FlatBuffer& buffer) {
+  local_[index_of(buffer)].reset();
+}
+
+void UserParameters::after_recut(FlatBuffer& buffer) {
+  const size_t index = index_of(buffer);
+  const bool recut = local_[index] == nullptr;  // else its values have been cast
+  show(buffer, index);
+  if (recut && buffer.shard() != nullptr) local_[index]->show_gradients(*buffer.shard());
+}
+
+}  // namespace tesserae::shard

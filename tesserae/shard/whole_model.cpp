@@ -1,0 +1,81 @@
+#include "tesserae/shard/whole_model.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/accumulate.h>
+
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "tesserae/base/error.h"
+#include "tesserae/shard/agreement.h"
+#include "tesserae/shard/engine.h"
+
+namespace tesserae::shard {
+namespace {
+
+std::vector<double> from_all_ranks(const Engine& engine, double value) {
+  const Context& context = engine.root().context();
+  return from_all_ranks(*context.sharding->fabric, value, {"", context.statistics().steps});
+}
+
+}  // namespace
+
+void visit_parameters(Engine& engine, const std::function<void(const std::string&, at::Tensor)>& visit,
+                      bool writeback) {
+  engine.require_whole();
+  const at::NoGradGuard no_grad;
+  for (const FlatBuffer* buffer : engine.buffers()) {
+    FlatParameter& parameter = buffer->parameter();
+    const at::Tensor whole = parameter.gather(parameter.part());
+    ++buffer->unit().context().statistics().allocations;
+    for (const Slot& slot : buffer->flat().slots()) {
+      const at::Tensor tensor = whole.narrow(0, slot.begin, slot.elements).view(slot.shape);
+      for (const auto& name : slot.names) visit(name, tensor);
+    }
+    if (!writeback) continue;
+    parameter.scatter(whole);
+    parameter.publish();
+  }
+}
+
+int64_t parameter_count(const Engine& engine) {
+  int64_t count = 0;
+  for (const FlatBuffer* buffer : engine.buffers()) {
+    for (const Slot& slot : buffer->flat().slots()) count += c10::multiply_integers(slot.whole);
+  }
+  return count;
+}
+
+std::string describe(const Engine& engine) {
+  std::vector<UnitSpec> specs;
+  std::string text;
+  for (const auto& unit : engine.units()) {
+    const Options& options = unit->sharding().options;
+    text += cat("degrees of unit \"", unit->name(), "\": ", to_string(options.strategy.degrees), "\n",
+                wires_of(options));
+    UnitSpec spec{unit->name(), -1, nullptr, {}};
+    for (const auto& buffer : unit->buffers()) {
+      const Flat& flat = buffer->flat();
+      spec.flats.push_back({flat.slots(), {}, flat.dtypes().compute, flat.trainable()});
+    }
+    specs.push_back(std::move(spec));
+  }
+  return text + describe(specs);
+}
+
+double sum_over_ranks(const Engine& engine, double value) {
+  const auto all = from_all_ranks(engine, value);
+  return std::accumulate(all.begin(), all.end(), 0.0);
+}
+
+double max_over_ranks(const Engine& engine, double value) {
+  double most = value;
+  for (const double other : from_all_ranks(engine, value)) {
+    if (!(other <= most)) most = other;  // also one that is no number
+    if (std::isnan(most)) break;
+  }
+  return most;
+}
+
+}  // namespace tesserae::shard

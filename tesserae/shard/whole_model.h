@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace tesserae::shard {
+
+class Engine;
+
+// A sharded model as a whole, between steps.
+
+/// Runs `visit` for each parameter of the model, whole, in the master's values but the compute dtype, one flat buffer in
+/// memory at a time. With `writeback`, what visit changed is kept. Collective.
+void visit_parameters(Engine& engine, const std::function<void(const std::string& name, at::Tensor parameter)>& visit,
+                      bool writeback = false);
+
+/// Elements of all parameters, split ones whole; tied parameters count once.
+int64_t parameter_count(const Engine& engine);
+
+/// Degrees, units, parameters: what ranks must agree on, as lines.
+std::string describe(const Engine& engine);
+
+/// Over all ranks that shard the root's state, on the control lane. Collective.
+double sum_over_ranks(const Engine& engine, double value);
+double max_over_ranks(const Engine& engine, double value);  ///< NaN if one is
+
+}  // namespace tesserae::shard
