@@ -63,7 +63,7 @@ class Phases {
     at::Tensor loss;
     time("forward", [&] { loss = training_.forward(); });
     time("backward", [&] { loss.backward(); });
-    time("norm", [&] { optim::global_norm(optim::target_of(training_.sharded())); });
+    time("norm", [&] { optim::global_norm(*optim::target_of(training_.sharded())); });
     time("adamw", [&] { training_.optimizer().step({.measure_norm = false}); });
     time("zero_grad", [&] { training_.optimizer().zero_grad(); });
     time("add", [&] { at::add_out(sum_, left_, right_); });

@@ -21,7 +21,7 @@ const AdamWOptions& checked(const AdamWOptions& options) {
 
 }  // namespace
 
-AdamW::AdamW(Target target, AdamWOptions options)
+AdamW::AdamW(std::shared_ptr<Target> target, AdamWOptions options)
     : Optimizer(std::move(target), checked(options).lr, options.decays), options_(std::move(options)) {}
 
 const std::vector<std::string>& AdamW::state_names() const {

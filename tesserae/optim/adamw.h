@@ -17,7 +17,7 @@ struct AdamWOptions {
 /// State: "exp_avg", "exp_avg_sq", "step".
 class AdamW : public Optimizer {
  public:
-  explicit AdamW(Target target, AdamWOptions options = {});
+  explicit AdamW(std::shared_ptr<Target> target, AdamWOptions options = {});
   explicit AdamW(shard::Sharded& sharded, AdamWOptions options = {}) : AdamW(target_of(sharded), std::move(options)) {}
 
  protected:

@@ -35,7 +35,7 @@ at::Tensor sum_of_powers(const at::Tensor& flat, double p) {
 // Padding is zero.
 std::vector<at::Tensor> counted(const shard::Shard& shard, const Target& target) {
   if (!shard.grad.defined() || shard.grad.numel() == 0) return {};
-  if (target.counts_repeated) return {shard.grad};
+  if (target.counts_repeated()) return {shard.grad};
   std::vector<at::Tensor> runs;
   const shard::Slice* first = nullptr;
   const shard::Slice* last = nullptr;
@@ -57,14 +57,14 @@ std::vector<at::Tensor> counted(const shard::Shard& shard, const Target& target)
 
 }  // namespace
 
-double global_norm(const Target& target, double p) {
+double global_norm(Target& target, double p) {
   if (!(p > 0)) throw InvalidArgument("global_norm", cat("a norm of order ", p, ": it must be above 0"));
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> parts;
-  for (const auto& shard : *target.shards) {
+  for (const auto& shard : target.shards()) {
     for (const auto& run : counted(shard, target)) {
       at::Tensor part = sum_of_powers(run, p);
-      parts.push_back(std::isinf(p) ? part : part.mul_(target.share(shard.index)));
+      parts.push_back(std::isinf(p) ? part : part.mul_(1.0 / shard.replicas));
     }
   }
   if (std::isinf(p)) return target.max_over_chunks(parts.empty() ? 0.0 : at::stack(parts).max().item<double>());
@@ -77,14 +77,14 @@ double clip_coefficient(double norm, double max_norm) {
   return std::min(1.0, max_norm / (norm + 1e-6));
 }
 
-double clip_gradients(const Target& target, double max_norm) {
+double clip_gradients(Target& target, double max_norm) {
   const double norm = global_norm(target);
   const double coefficient = clip_coefficient(norm, max_norm);
   if (coefficient == 1.0) return norm;
 
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> grads;
-  for (const auto& shard : *target.shards) {
+  for (const auto& shard : target.shards()) {
     if (shard.grad.defined()) grads.push_back(shard.grad);
   }
   if (!grads.empty()) at::_foreach_mul_(grads, coefficient);

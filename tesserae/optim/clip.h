@@ -8,7 +8,7 @@ namespace tesserae::optim {
 /// hold whole count once): the 2-norm, or another p-norm with p > 0
 /// (infinity: the largest magnitude). One collective. 0 if there is no gradient. Not finite if a gradient is not, or if
 /// a run of 4,096 elements has a norm above 1.8e19. Throws InvalidArgument unless p > 0.
-double global_norm(const Target& target, double p = 2);
+double global_norm(Target& target, double p = 2);
 
 /// How much gradients of that norm are scaled to have norm `max_norm` at most: 1 if the norm is not finite.
 double clip_coefficient(double norm, double max_norm);
@@ -16,6 +16,6 @@ double clip_coefficient(double norm, double max_norm);
 /// Scales the gradients to a global norm of `max_norm` at most and returns the norm that they had. A norm that is not
 /// finite is returned, and the gradients left alone. One all-reduce. Optimizer::step clips by itself, without this
 /// second pass over the gradients.
-double clip_gradients(const Target& target, double max_norm);
+double clip_gradients(Target& target, double max_norm);
 
 }  // namespace tesserae::optim

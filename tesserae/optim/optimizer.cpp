@@ -13,10 +13,10 @@
 
 namespace tesserae::optim {
 
-Optimizer::Optimizer(Target target, double lr, DecayPolicy decays)
-    : target_(std::move(target)), lr_(lr), decays_(std::move(decays)), states_(target_.shards->size()) {
+Optimizer::Optimizer(std::shared_ptr<Target> target, double lr, DecayPolicy decays)
+    : target_(std::move(target)), lr_(lr), decays_(std::move(decays)), states_(target_->shards().size()) {
   if (!decays_) decays_ = decays_if_matrix;
-  if (target_.attach) attached_ = target_.attach(*this);
+  attached_ = target_->attach(*this);
 }
 
 StepResult Optimizer::step(const StepOptions& options) {
@@ -24,14 +24,14 @@ StepResult Optimizer::step(const StepOptions& options) {
   StepResult result;
   double divisor = options.scaler != nullptr ? options.scaler->scale() : 1.0;
   if (options.measure_norm || options.clip_norm > 0 || options.scaler != nullptr) {
-    result.norm = global_norm(target_) / divisor;
+    result.norm = global_norm(*target_) / divisor;
     result.skipped = !std::isfinite(result.norm);
     if (options.scaler != nullptr) options.scaler->update(!result.skipped);
     if (result.skipped) return result;
     if (options.clip_norm > 0) divisor /= clip_coefficient(result.norm, options.clip_norm);
   }
 
-  auto& shards = *target_.shards;
+  const auto& shards = target_->shards();
   states_.resize(shards.size());
   std::optional<at::Tensor> divisor_tensor;
   for (size_t i = 0; i < shards.size(); ++i) {
@@ -48,14 +48,14 @@ StepResult Optimizer::step(const StepOptions& options) {
       const auto& views = state.views[decay];
       if (!views.master.empty()) update(views, decay, options.lr.value_or(lr_), divisor_tensor);
     }
-    target_.publish(shard.index);
+    target_->publish(shard.index);
   }
   return result;
 }
 
 void Optimizer::visit_state(
     const std::function<void(const shard::Shard& shard, std::string_view name, at::Tensor& tensor)>& visit) {
-  const auto& shards = *target_.shards;
+  const auto& shards = target_->shards();
   states_.resize(shards.size());
   for (size_t i = 0; i < shards.size(); ++i) {
     auto& state = states_[i];
@@ -84,7 +84,7 @@ void Optimizer::put(const shard::Shard& shard, std::vector<at::Tensor> tensors) 
 }
 
 void Optimizer::allocate_state() {
-  const auto& shards = *target_.shards;
+  const auto& shards = target_->shards();
   states_.resize(shards.size());
   for (size_t i = 0; i < shards.size(); ++i) {
     if (!states_[i].step.defined() && shards[i].master.defined()) allocate(shards[i], states_[i]);

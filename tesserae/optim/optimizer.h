@@ -35,7 +35,7 @@ struct StepResult {
 /// visit_state.
 class Optimizer : public shard::Companion {
  public:
-  Optimizer(Target target, double lr, DecayPolicy decays);
+  Optimizer(std::shared_ptr<Target> target, double lr, DecayPolicy decays);
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -43,7 +43,7 @@ class Optimizer : public shard::Companion {
   /// shard, so that the refresh of one shard overlaps with the update of the next. Gradients stay; they may hold the
   /// unscaled and clipped values afterwards.
   StepResult step(const StepOptions& options = {});
-  void zero_grad() { target_.zero_grad(); }
+  void zero_grad() { target_->zero_grad(); }
 
   double lr() const { return lr_; }
   void set_lr(double lr) { lr_ = lr; }
@@ -86,7 +86,7 @@ class Optimizer : public shard::Companion {
   void allocate(const shard::Shard& shard, State& state) const;
   void refresh_views(const shard::Shard& shard, State& state) const;
 
-  Target target_;
+  std::shared_ptr<Target> target_;
   double lr_;
   DecayPolicy decays_;
   std::vector<State> states_;

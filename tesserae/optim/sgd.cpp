@@ -20,7 +20,7 @@ const SgdOptions& checked(const SgdOptions& options) {
 
 }  // namespace
 
-Sgd::Sgd(Target target, SgdOptions options)
+Sgd::Sgd(std::shared_ptr<Target> target, SgdOptions options)
     : Optimizer(std::move(target), checked(options).lr, options.decays), options_(std::move(options)) {}
 
 const std::vector<std::string>& Sgd::state_names() const {

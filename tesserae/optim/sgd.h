@@ -16,7 +16,7 @@ struct SgdOptions {
 /// kernel. State: "momentum_buffer" if momentum is not 0, "step".
 class Sgd : public Optimizer {
  public:
-  explicit Sgd(Target target, SgdOptions options = {});
+  explicit Sgd(std::shared_ptr<Target> target, SgdOptions options = {});
   explicit Sgd(shard::Sharded& sharded, SgdOptions options = {}) : Sgd(target_of(sharded), std::move(options)) {}
 
  protected:

@@ -2,40 +2,49 @@
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
+#include "tesserae/shard/whole_model.h"
 
 namespace tesserae::optim {
-
 namespace {
 
-// After the data-parallel ranks of each tensor index: all of these bring the same, so all ranks get the same bits.
-double over_tensor_ranks(shard::Engine& engine, double value, comm::Reduction how) {
-  const shard::Context& context = engine.context();
-  return shard::over_tensor_ranks(context.options.tensor_group, value, how, context.device,
-                                  {"", context.statistics->steps});
-}
+class EngineTarget final : public Target {
+ public:
+  explicit EngineTarget(shard::Engine& engine) : engine_(engine) {}
+
+  const shard::ShardList& shards() const override { return engine_.shards(); }
+  void publish(int index) override { engine_.publish(index); }
+  void zero_grad() override { engine_.zero_grad(); }
+  std::shared_ptr<void> attach(shard::Companion& companion) override { return engine_.attach(companion); }
+
+  bool counts_repeated() const override {
+    const comm::Group* const group = engine_.root().sharding().options.tensor_group;
+    return group == nullptr || group->rank() == 0;
+  }
+  double sum_over_chunks(double value) override {
+    return over_tensor_ranks(shard::sum_over_ranks(engine_, value), comm::Reduction::sum);
+  }
+  double max_over_chunks(double value) override {
+    return over_tensor_ranks(shard::max_over_ranks(engine_, value), comm::Reduction::maximum);
+  }
+
+ private:
+  // After the data-parallel ranks of each tensor index: all of these bring the same, so all ranks get the same bits.
+  double over_tensor_ranks(double value, comm::Reduction how) const {
+    const shard::Context& context = engine_.root().context();
+    return shard::over_tensor_ranks(context.sharding->options.tensor_group, value, how, context.sharding->device,
+                                    {"", context.statistics().steps});
+  }
+
+  shard::Engine& engine_;
+};
 
 }  // namespace
 
-Target target_of(shard::Engine& engine) {
-  Target target;
-  target.shards = &engine.shards();
-  target.publish = [&engine](int index) { engine.publish(index); };
-  target.zero_grad = [&engine] { engine.zero_grad(); };
-  target.attach = [&engine](shard::Companion& companion) { return engine.attach(companion); };
-  // Degrees are read at each call: they change when the model is resharded.
-  target.share = [&engine](int index) { return 1.0 / engine.replicas(index); };
-  const comm::Group* tensor_group = engine.context().options.tensor_group;
-  target.counts_repeated = tensor_group == nullptr || tensor_group->rank() == 0;
-  target.sum_over_chunks = [&engine](double value) {
-    return over_tensor_ranks(engine, engine.sum_over_ranks(value), comm::Reduction::sum);
-  };
-  target.max_over_chunks = [&engine](double value) {
-    return over_tensor_ranks(engine, engine.max_over_ranks(value), comm::Reduction::maximum);
-  };
-  return target;
+std::shared_ptr<Target> target_of(shard::Engine& engine) {
+  return std::make_shared<EngineTarget>(engine);
 }
 
-Target target_of(shard::Sharded& sharded) {
+std::shared_ptr<Target> target_of(shard::Sharded& sharded) {
   return target_of(sharded.engine());
 }
 

@@ -3,18 +3,29 @@
 #include <utility>
 
 namespace tesserae::optim {
+namespace {
 
-Target target_of(std::vector<shard::Shard>& shards, std::function<void(int)> publish) {
-  Target target;
-  target.shards = &shards;
-  target.publish = publish ? std::move(publish) : [](int) {};
-  target.zero_grad = [&shards] {
-    for (auto& shard : shards) shard.grad = at::Tensor();
-  };
-  target.share = [](int) { return 1.0; };
-  target.sum_over_chunks = [](double value) { return value; };
-  target.max_over_chunks = [](double value) { return value; };
-  return target;
+shard::ShardList list_of(std::vector<shard::Shard>& shards) {
+  std::vector<shard::Shard*> list;
+  for (auto& shard : shards) list.push_back(&shard);
+  return shard::ShardList(std::move(list));
+}
+
+}  // namespace
+
+LocalTarget::LocalTarget(std::vector<shard::Shard>& shards, std::function<void(int)> publish)
+    : shards_(list_of(shards)), publish_(std::move(publish)) {}
+
+void LocalTarget::publish(int index) {
+  if (publish_) publish_(index);
+}
+
+void LocalTarget::zero_grad() {
+  for (auto& shard : shards_) shard.grad = at::Tensor();
+}
+
+std::shared_ptr<Target> target_of(std::vector<shard::Shard>& shards, std::function<void(int)> publish) {
+  return std::make_shared<LocalTarget>(shards, std::move(publish));
 }
 
 }  // namespace tesserae::optim

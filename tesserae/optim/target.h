@@ -14,30 +14,49 @@ class Sharded;
 
 namespace tesserae::optim {
 
-/// What this layer needs of a sharded model. Cheap to copy; what it points to outlives it.
-struct Target {
-  std::vector<shard::Shard>* shards = nullptr;
-  std::function<void(int index)> publish;  ///< called for each updated shard, in order, as soon as it has new values
-  std::function<void()> zero_grad;         ///< forgets all gradients
-  /// The companion's tensors move with the shards until what is returned is dropped. Unset where shards never move.
-  std::function<std::shared_ptr<void>(shard::Companion& companion)> attach;
-  /// What this rank counts of its chunk in a sum over all ranks: one over the number of replicas.
-  std::function<double(int index)> share;
+/// Whose shards an optimizer updates: what this layer needs of a sharded model. Used from the training thread.
+class Target {
+ public:
+  virtual ~Target() = default;
+
+  virtual const shard::ShardList& shards() const = 0;
+  /// Shard `index` has new values. Called for each updated shard, in order, as soon as it has them.
+  virtual void publish(int index) = 0;
+  /// Forgets all gradients.
+  virtual void zero_grad() = 0;
+  /// The companion's tensors move with the shards until what is returned is dropped; null where shards never move.
+  virtual std::shared_ptr<void> attach(shard::Companion& companion) = 0;
+
   /// Whether this rank counts the parameters that all tensor-parallel ranks hold whole: true on one of them. The parts
   /// of split parameters are counted by each.
-  bool counts_repeated = true;
-  /// Collective over data- and tensor-parallel ranks: adds up what each rank computed from its own chunks, each counted
-  /// by its share.
-  std::function<double(double value)> sum_over_chunks;
-  /// Collective: the largest of what each rank computed from its own chunks.
-  std::function<double(double value)> max_over_chunks;
+  virtual bool counts_repeated() const = 0;
+  /// Collective over all ranks of the model: adds up what each computed from its own chunks, each divided by
+  /// Shard::replicas; and: the largest of them.
+  virtual double sum_over_chunks(double value) = 0;
+  virtual double max_over_chunks(double value) = 0;
 };
 
 /// The target of a live model, which outlives it.
-Target target_of(shard::Sharded& sharded);
-Target target_of(shard::Engine& engine);
+std::shared_ptr<Target> target_of(shard::Sharded& sharded);
+std::shared_ptr<Target> target_of(shard::Engine& engine);
 
-/// The target of shards that one process holds alone: sums are its own, zero_grad undefines the gradients.
-Target target_of(std::vector<shard::Shard>& shards, std::function<void(int)> publish = {});
+/// Shards that one process holds alone and that outlive the target: sums are its own, zero_grad undefines the gradients,
+/// nothing moves.
+class LocalTarget : public Target {
+ public:
+  explicit LocalTarget(std::vector<shard::Shard>& shards, std::function<void(int)> publish = {});
+  const shard::ShardList& shards() const override { return shards_; }
+  void publish(int index) override;
+  void zero_grad() override;
+  std::shared_ptr<void> attach(shard::Companion& /*companion*/) override { return {}; }
+  bool counts_repeated() const override { return true; }
+  double sum_over_chunks(double value) override { return value; }
+  double max_over_chunks(double value) override { return value; }
+
+ private:
+  shard::ShardList shards_;
+  std::function<void(int)> publish_;
+};
+std::shared_ptr<Target> target_of(std::vector<shard::Shard>& shards, std::function<void(int)> publish = {});
 
 }  // namespace tesserae::optim

@@ -56,7 +56,7 @@ FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), t
 }
 
 Shard FlatBuffer::shard_of(const at::Tensor& master) const {
-  return {shard_.index, flat_->layout().replicas(), master, {}, flat_->slices(flat_->chunk_range())};
+  return {shard_.index, master, {}, flat_->slices(flat_->chunk_range()), flat_->layout().replicas()};
 }
 
 void FlatBuffer::rename(const std::string& prefix) {

@@ -29,10 +29,10 @@ struct Slice {
 /// their gradient is zero and they may be updated freely.
 struct Shard {
   int index = 0;      ///< position in Engine::shards(), the same on all ranks
-  int replicas = 1;   ///< how many ranks hold the same chunk
   at::Tensor master;  ///< [chunk], master dtype; may have no slice at all on some ranks
   at::Tensor grad;    ///< [chunk], master dtype, averaged over all ranks; undefined: no gradient since zero_grad
   std::vector<Slice> slices;  ///< ascending, without overlap
+  int replicas = 1;           ///< how many ranks hold the same chunk
 };
 
 /// The shards of a model, in an order that is the same on all ranks. Points to them.

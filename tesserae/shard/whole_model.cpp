@@ -14,7 +14,7 @@
 namespace tesserae::shard {
 namespace {
 
-std::vector<double> from_all_ranks(const Engine& engine, double value) {
+std::vector<double> values_of(const Engine& engine, double value) {
   const Context& context = engine.root().context();
   return from_all_ranks(*context.sharding->fabric, value, {"", context.statistics().steps});
 }
@@ -65,13 +65,13 @@ std::string describe(const Engine& engine) {
 }
 
 double sum_over_ranks(const Engine& engine, double value) {
-  const auto all = from_all_ranks(engine, value);
+  const auto all = values_of(engine, value);
   return std::accumulate(all.begin(), all.end(), 0.0);
 }
 
 double max_over_ranks(const Engine& engine, double value) {
   double most = value;
-  for (const double other : from_all_ranks(engine, value)) {
+  for (const double other : values_of(engine, value)) {
     if (!(other <= most)) most = other;  // also one that is no number
     if (std::isnan(most)) break;
   }

@@ -18,7 +18,7 @@ TEST(AdamW, EqualsTorchForEveryCut) {
     for (const size_t parameters_per_unit : {1, 3, 8}) {
       testing::expect_like_torch(
           chunks, parameters_per_unit,
-          [](Target target) {
+          [](const std::shared_ptr<Target>& target) {
             return std::make_unique<AdamW>(target, AdamWOptions{.lr = 0.05, .beta2 = 0.99, .weight_decay = 0.3});
           },
           [](std::vector<at::Tensor> matrices, std::vector<at::Tensor> vectors) {

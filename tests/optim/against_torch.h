@@ -14,7 +14,7 @@
 
 namespace tesserae::testing {
 
-using MakeOurs = std::function<std::unique_ptr<optim::Optimizer>(optim::Target)>;
+using MakeOurs = std::function<std::unique_ptr<optim::Optimizer>(std::shared_ptr<optim::Target>)>;
 using MakeTheirs = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> matrices,
                                                                           std::vector<at::Tensor> vectors)>;
 

@@ -8,6 +8,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/optim/adamw.h"
 #include "tests/optim/cut_model.h"
+#include "tests/optim/joined_target.h"
 
 namespace tesserae::optim {
 namespace {
@@ -82,8 +83,8 @@ TEST(LossScaler, OverflowSkipsTheStep) {
 TEST(LossScaler, AnotherRanksOverflowSkipsTheStepHere) {
   CutModel model({{"w", at::ones({4})}}, 1, 1);
   LossScaler scaler;
-  auto target = target_of(model.rank(0));
-  target.sum_over_chunks = [](double) { return std::numeric_limits<double>::infinity(); };
+  const auto target = std::make_shared<testing::JoinedTarget>(model.rank(0));
+  target->sum = [](double) { return std::numeric_limits<double>::infinity(); };
   AdamW optimizer(target);
   model.set_gradients({at::ones({4})});
   EXPECT_TRUE(optimizer.step({.scaler = &scaler}).skipped);

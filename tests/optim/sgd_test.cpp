@@ -11,7 +11,7 @@ namespace {
 void expect_like_torch(const SgdOptions& ours) {
   for (const int chunks : {1, 2, 5}) {
     testing::expect_like_torch(
-        chunks, 3, [&](Target target) { return std::make_unique<Sgd>(target, ours); },
+        chunks, 3, [&](const std::shared_ptr<Target>& target) { return std::make_unique<Sgd>(target, ours); },
         [&](std::vector<at::Tensor> matrices, std::vector<at::Tensor> vectors) {
           auto options = torch::optim::SGDOptions(ours.lr).momentum(ours.momentum).nesterov(ours.nesterov);
           auto with_decay = [&](double decay) {

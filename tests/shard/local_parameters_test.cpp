@@ -10,6 +10,8 @@
 #include "tesserae/base/error.h"
 #include "tesserae/shard/discover.h"
 #include "tesserae/shard/engine.h"
+#include "tesserae/shard/user_parameters.h"
+#include "tesserae/shard/whole_model.h"
 #include "tests/shard/net.h"
 
 namespace tesserae::shard::testing {
@@ -46,7 +48,7 @@ class JoinedNet {
         }
       }
       engines[i] = std::make_shared<Engine>(std::vector<UnitSpec>{alone}, share(fabric), options);
-      engines[i]->show_parameters(0, local);
+      UserParameters::attach(engines[i]->root(), local);
       for (const auto& tensors : local) parameters.insert(parameters.end(), tensors.begin(), tensors.end());
       for (size_t child = i + 1; child < specs.size(); ++child) {
         if (specs[child].parent != static_cast<int>(i)) continue;
@@ -90,11 +92,11 @@ void expect_reference(const NetOptions& net, const mesh::Strategy& strategy, boo
     JoinedNet joined(net, fabric, options, one_tensor);
     for (int step = 0; step < 3; ++step) {
       const double loss = joined.step(batch_of(net, step, fabric.rank(), fabric.size()), 0.5);
-      EXPECT_NEAR(joined.engine->sum_over_ranks(loss) / 4, expected.losses[step], 1e-5 * expected.losses[step]);
+      EXPECT_NEAR(sum_over_ranks(*joined.engine, loss) / 4, expected.losses[step], 1e-5 * expected.losses[step]);
     }
     Values values;
-    joined.engine->visit_parameters(
-        [&](const std::string& name, const at::Tensor& value) { values[name] = value.clone(); }, false);
+    visit_parameters(
+        *joined.engine, [&](const std::string& name, const at::Tensor& value) { values[name] = value.clone(); }, false);
     EXPECT_LT(worst_difference(values, expected.parameters), 1e-5);
   });
 }
@@ -123,7 +125,7 @@ TEST(LocalParameters, AnAccumulationBeginsWithTheNewValues) {
         for (int micro = 0; micro < 2; ++micro) {
           batches.push_back(batch_of(net, step, micro * fabric.size() + fabric.rank(), 2 * fabric.size()));
         }
-        const double loss = joined.engine->sum_over_ranks(joined.step(batches, 0.5)) / 4;
+        const double loss = sum_over_ranks(*joined.engine, joined.step(batches, 0.5)) / 4;
         EXPECT_NEAR(loss, expected.losses[step], 1e-5 * expected.losses[step]);
       }
     });

@@ -9,6 +9,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/comm/error.h"
 #include "tesserae/shard/engine.h"
+#include "tesserae/shard/user_parameters.h"
 #include "tests/os/memory_of_host.h"
 #include "tests/shard/net.h"
 
@@ -91,13 +92,13 @@ TEST(Reshard, ARefusalInTheMiddleOfAnAccumulationLosesNothing) {
     Trained run(fabric);
     Engine& engine = run.sharded->engine();
     std::vector<at::Tensor> shown;
-    for (int unit = 0; unit < engine.unit_count(); ++unit) {
+    for (const auto& unit : engine.units()) {
       std::vector<std::vector<at::Tensor>> local;
-      for (int i = 0; i < engine.flats_of(unit); ++i) {
+      for (size_t i = 0; i < unit->buffers().size(); ++i) {
         local.push_back({at::empty({0}).set_requires_grad(true)});
         shown.push_back(local.back().front());
       }
-      engine.show_parameters(unit, local);
+      UserParameters::attach(*unit, local);
     }
     {
       const NoSync scope = run.sharded->no_sync();
