@@ -102,37 +102,35 @@ void bind_errors(py::module_& module) {
 void bind_units(py::module_& module) {
   module.def(
       "flat_slices",
-      [](const Unit& unit, int index) {
-        const auto view = unit.engine().flat_of(unit.index(), index);
-        const int rank = unit.engine().context(unit.index()).fabric->rank();
+      [](const Unit& unit, size_t index) {
+        const shard::FlatBuffer& buffer = *unit.sharded().buffers().at(index);
+        const shard::Flat& flat = buffer.flat();
+        const int rank = unit.sharded().sharding().fabric->rank();
         std::vector<std::tuple<int, int64_t, int64_t, int64_t>> slices;
         size_t slot = 0;
-        for (const auto& slice : view.flat.slices(view.parameter.part_range())) {
-          while (view.flat.slots()[slot].names.front() != slice.name) ++slot;
+        for (const auto& slice : flat.slices(buffer.parameter().part_range())) {
+          while (flat.slots()[slot].names.front() != slice.name) ++slot;
           slices.emplace_back(slot, slice.begin, slice.end, slice.offset);
         }
-        return std::make_pair(checkpoint::writes_part(view.flat, rank), slices);
+        return std::make_pair(checkpoint::writes_part(flat, rank), slices);
       },
       py::arg("unit"), py::arg("index"),
       "Whether this rank writes its part of a flat buffer, and (slot, begin, end, offset) for each slot in the part: "
       "elements [begin, end) of the part are those of the slot from `offset` on.");
   module.def(
-      "unit_fabric", [](const Unit& unit) { return unit.engine().context(unit.index()).fabric; }, py::arg("unit"));
+      "unit_fabric", [](const Unit& unit) { return unit.sharded().sharding().fabric; }, py::arg("unit"));
   module.def(
       "unit_degrees",
       [](const Unit& unit) {
-        const auto& degrees = unit.engine().context(unit.index()).layout.degrees();
+        const auto& degrees = unit.sharded().sharding().layout.degrees();
         return std::make_tuple(degrees.parameters, degrees.gradients, degrees.optimizer);
       },
       py::arg("unit"), "(parameters, gradients, optimizer).");
   module.def(
       "publish_unit",
       [](const Unit& unit) {
-        auto& engine = unit.engine();
-        for (int i = 0; i < engine.flats_of(unit.index()); ++i) {
-          const auto view = engine.flat_of(unit.index(), i);
-          view.shard != nullptr ? engine.publish(view.shard->index) : view.parameter.publish();
-        }
+        unit.engine().require_whole();
+        unit.sharded().publish();
       },
       py::arg("unit"), py::call_guard<py::gil_scoped_release>(),
       "Collective: new values of the unit's parts are what the next forward sees.");

@@ -34,7 +34,7 @@ void bind_dial(py::module_& module) {
              options.folder = folder;
              options.facts = dial::facts_of(engine, state_per_master);
              options.facts.tensor = tensor;
-             return std::make_unique<Dial>(engine.context().fabric, engine.context().layout.degrees(),
+             return std::make_unique<Dial>(engine.root().sharding().fabric, engine.root().sharding().layout.degrees(),
                                            std::move(options));
            }),
            py::kw_only(), py::arg("unit"), py::arg("schedule"), py::arg("automatic"), py::arg("headroom"),

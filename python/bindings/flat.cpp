@@ -4,29 +4,23 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/bindings/unit.h"
-#include "tesserae/base/error.h"
+#include "tesserae/shard/whole_model.h"
 
 namespace tesserae::bindings {
 namespace {
 
-/// One flat buffer of a unit, for state dicts and summoning. Looks its parts up at each call: adoption moves them.
+/// One flat buffer of a unit, for state dicts and summoning.
 struct FlatBuffer {
   py::object owner;  // keeps the unit alive
   Unit* unit;
-  int index;
+  size_t index;
 
-  shard::Engine::FlatView view() const { return unit->engine().flat_of(unit->index(), index); }
-  shard::LocalParameters& local() const {
-    auto* local = view().local;
-    if (local == nullptr) throw InvalidArgument("FlatBuffer", "the unit shows no parameters yet; see show_parameters");
-    return *local;
-  }
+  shard::FlatBuffer& buffer() const { return *unit->sharded().buffers()[index]; }
+  shard::FlatParameter& parameter() const { return buffer().parameter(); }
+  const shard::Flat& flat() const { return buffer().flat(); }
+  shard::Shard* shard() const { return buffer().shard(); }
+  shard::LocalParameters& local() const { return unit->user_parameters().of(index); }
 };
-
-at::Tensor part_of(const shard::Engine::FlatView& view, const at::Tensor& whole) {
-  const auto range = view.parameter.part_range();
-  return whole.narrow(0, range.begin, range.size());
-}
 
 }  // namespace
 
@@ -37,93 +31,89 @@ void bind_flat(py::module_& module) {
           "names",
           [](const FlatBuffer& self) {
             std::vector<std::vector<std::string>> names;
-            for (const auto& slot : self.view().flat.slots()) names.push_back(slot.names);
+            for (const auto& slot : self.flat().slots()) names.push_back(slot.names);
             return names;
           },
           "For each slot all names, from the root down.")
       .def_property_readonly("shapes",
                              [](const FlatBuffer& self) {
                                std::vector<std::vector<int64_t>> shapes;
-                               for (const auto& slot : self.view().flat.slots()) shapes.push_back(slot.shape);
+                               for (const auto& slot : self.flat().slots()) shapes.push_back(slot.shape);
                                return shapes;
                              })
       .def_property_readonly(
           "begins",
           [](const FlatBuffer& self) {
             std::vector<int64_t> begins;
-            for (const auto& slot : self.view().flat.slots()) begins.push_back(slot.begin);
+            for (const auto& slot : self.flat().slots()) begins.push_back(slot.begin);
             return begins;
           },
           "For each slot its first element in the whole buffer.")
-      .def_property_readonly("trainable", [](const FlatBuffer& self) { return self.view().flat.trainable(); })
-      .def_property_readonly("total", [](const FlatBuffer& self) { return self.view().flat.total(); })
+      .def_property_readonly("trainable", [](const FlatBuffer& self) { return self.flat().trainable(); })
+      .def_property_readonly("total", [](const FlatBuffer& self) { return self.flat().total(); })
       .def_property_readonly(
           "part_range",
           [](const FlatBuffer& self) {
-            const auto range = self.view().parameter.part_range();
+            const auto range = self.parameter().part_range();
             return std::make_pair(range.begin, range.end);
           },
           "Which elements of the whole buffer this rank holds between steps.")
       .def(
-          "part", [](const FlatBuffer& self) { return self.view().parameter.part(); },
+          "part", [](const FlatBuffer& self) { return self.parameter().part(); },
           "This rank's values, one dimension, padding included; the engine's own memory.")
       .def(
           "take",
           [](const FlatBuffer& self) {
-            const auto view = self.view();
             self.local().take_values();
-            if (view.shard != nullptr) self.local().take_gradients(*view.shard);
+            if (self.shard() != nullptr) self.local().take_gradients(*self.shard());
           },
           "Takes what the user did to values and gradients of his tensors, which show this rank's part.")
       .def(
           "show",
           [](const FlatBuffer& self) {
-            const auto view = self.view();
             self.local().show_part();
-            if (view.shard != nullptr) self.local().show_gradients(*view.shard);
+            if (self.shard() != nullptr) self.local().show_gradients(*self.shard());
           },
           "The user's tensors show this rank's part of values and gradients, whatever they were made to show before.")
       .def(
           "gather",
           [](const FlatBuffer& self, const at::Tensor& part) {
-            const auto view = self.view();
             const Gil release;
-            return view.parameter.gather(part);
+            return self.parameter().gather(part);
           },
           py::arg("part"), "Collective: the whole buffer, from what each rank holds as its part (any dtype).")
       .def(
           "gather_gradient",
           [](const FlatBuffer& self) -> std::optional<at::Tensor> {
-            const auto view = self.view();
-            if (view.shard == nullptr) return std::nullopt;
-            const at::Tensor& mine = view.shard->grad;
+            if (self.shard() == nullptr) return std::nullopt;
+            const at::Tensor& mine = self.shard()->grad;
             const Gil release;
-            if (self.unit->engine().max_over_ranks(mine.defined() ? 1 : 0) == 0) return std::nullopt;
-            return view.parameter.gather(mine.defined() ? mine : at::zeros_like(view.parameter.part()));
+            if (shard::max_over_ranks(self.unit->engine(), mine.defined() ? 1 : 0) == 0) return std::nullopt;
+            return self.parameter().gather(mine.defined() ? mine : at::zeros_like(self.parameter().part()));
           },
           "Collective: the whole gradient, zeros where a rank has none; None if no rank has one.")
       .def(
           "scatter",
           [](const FlatBuffer& self, const at::Tensor& whole) {
             const at::NoGradGuard no_grad;
-            self.view().parameter.scatter(whole);
+            self.parameter().scatter(whole);
           },
           py::arg("whole"), "Takes this rank's part of a whole buffer as its new values. Then publish().")
       .def(
           "scatter_gradient",
           [](const FlatBuffer& self, const at::Tensor& whole) {
-            const auto view = self.view();
             const at::NoGradGuard no_grad;
-            if (!view.shard->grad.defined()) view.shard->grad = view.gradient->memory();
-            view.shard->grad.copy_(part_of(view, whole));
+            at::Tensor& grad = self.shard()->grad;
+            if (!grad.defined()) grad = self.buffer().gradient()->memory();
+            const auto range = self.parameter().part_range();
+            grad.copy_(whole.narrow(0, range.begin, range.size()));
           },
           py::arg("whole"), "Takes this rank's part of a whole gradient.")
       .def(
           "publish",
           [](const FlatBuffer& self) {
-            const auto view = self.view();
             const Gil release;
-            view.parameter.publish();
+            self.parameter().publish();
           },
           "Collective: new values are what the next forward sees.")
       .def(
@@ -141,7 +131,7 @@ void bind_flat(py::module_& module) {
       .def_property_readonly(
           "shard",
           [](const FlatBuffer& self) -> std::optional<int> {
-            const auto* shard = self.view().shard;
+            const auto* shard = self.shard();
             return shard == nullptr ? std::nullopt : std::optional(shard->index);
           },
           "The number of its shard in the engine; None if it is frozen.");
@@ -151,7 +141,7 @@ void bind_flat(py::module_& module) {
       [](const py::object& unit) {
         auto& cpp = unit.cast<Unit&>();
         std::vector<FlatBuffer> buffers;
-        for (int i = 0; i < cpp.engine().flats_of(cpp.index()); ++i) buffers.push_back({unit, &cpp, i});
+        for (size_t i = 0; i < cpp.sharded().buffers().size(); ++i) buffers.push_back({unit, &cpp, i});
         return buffers;
       },
       py::arg("unit"));

@@ -14,8 +14,8 @@ void bind_optim(py::module_& module) {
         const at::NoGradGuard no_grad;
         auto& engine = unit.engine();
         engine.take_gradients();
-        const optim::Target target = optim::target_of(engine);
-        const double norm = optim::global_norm(target, norm_type);
+        const auto target = optim::target_of(engine);
+        const double norm = optim::global_norm(*target, norm_type);
         // As torch.nn.utils.clip_grad_norm_ has it: a norm that is not finite makes the gradients so.
         const double coefficient = max_norm / (norm + 1e-6);
         if (!(coefficient >= 1.0)) {

@@ -8,6 +8,7 @@
 #include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
 #include "tesserae/shard/agreement.h"
+#include "tesserae/shard/whole_model.h"
 #include "tesserae/tensor/parallel.h"
 
 namespace tesserae::bindings {
@@ -29,6 +30,25 @@ void for_each_tensor(const py::handle& value, const Visit& visit) {
   }
 }
 
+/// A communication hook of the user's.
+class PythonReduction final : public shard::StepObserver {
+ public:
+  explicit PythonReduction(const py::object& hook) : hook_(new py::object(hook)) {}
+  ~PythonReduction() override {
+    const py::gil_scoped_acquire acquire;
+    hook_.reset();
+  }
+
+  bool reduces() const override { return true; }
+  void reduce(const at::Tensor& whole, const at::Tensor& chunk) override {
+    const py::gil_scoped_acquire acquire;
+    chunk.defined() ? (*hook_)(whole, chunk) : (*hook_)(whole);
+  }
+
+ private:
+  std::unique_ptr<py::object> hook_;  // behind a pointer: C++ owns it without the GIL
+};
+
 }  // namespace
 
 Unit::Unit(std::shared_ptr<comm::Fabric> fabric, shard::Options options, const std::vector<Parameter>& parameters) {
@@ -49,21 +69,41 @@ Unit::Unit(std::shared_ptr<comm::Fabric> fabric, shard::Options options, const s
   }
   std::vector<shard::UnitSpec> specs{std::move(spec)};
   engine_ = std::make_shared<shard::Engine>(std::move(specs), std::move(fabric), std::move(options));
+  unit_->attach(std::shared_ptr<shard::StepObserver>(std::shared_ptr<void>(), this));  // which detaches itself
 }
 
 Unit::~Unit() {
-  if (engine_) engine_->forget(unit_);
+  if (unit_ == nullptr) return;
+  unit_->detach(*this);
+  unit_->forget();
 }
 
-void Unit::attach(shard::Engine* engine, int unit) {
-  // Inside the engine's constructor nobody owns it yet; this class's constructor takes it.
-  engine_ = engine == nullptr ? nullptr : engine->weak_from_this().lock();
+void Unit::attach(shard::ShardedUnit* unit) {
   unit_ = unit;
+  // Inside the engine's constructor nobody owns it yet; this class's constructor takes it.
+  engine_ = unit == nullptr ? nullptr : unit->engine().weak_from_this().lock();
 }
 
-shard::Engine& Unit::engine() const {
-  if (!engine_) throw InvalidArgument("Unit", "the engine of this unit is gone");
-  return *engine_;
+shard::ShardedUnit& Unit::sharded() const {
+  if (unit_ == nullptr) throw InvalidArgument("Unit", "the engine of this unit is gone");
+  return *unit_;
+}
+
+void Unit::show_parameters(std::vector<std::vector<at::Tensor>> parameters) {
+  if (user_parameters_) sharded().detach(*user_parameters_);
+  user_parameters_ = shard::UserParameters::attach(sharded(), std::move(parameters));
+}
+
+shard::UserParameters& Unit::user_parameters() const {
+  if (!user_parameters_) throw InvalidArgument("Unit", "the unit shows no parameters yet; see show_parameters");
+  return *user_parameters_;
+}
+
+void Unit::replace_reduction(std::shared_ptr<shard::StepObserver> reduction) {
+  if (reduction_) sharded().detach(*reduction_);
+  reduction_ = nullptr;
+  if (reduction) sharded().attach(reduction);
+  reduction_ = std::move(reduction);
 }
 
 void Unit::adopt(Unit& inner, const std::string& name) {
@@ -74,7 +114,7 @@ void Unit::adopt(Unit& inner, const std::string& name) {
 void Unit::enter() {
   {
     const py::gil_scoped_release release;
-    engine().before_forward(unit_);
+    sharded().before_forward();
   }
   ++depth_;
   show(true);
@@ -87,14 +127,14 @@ void Unit::leave() {
 
 // Parameters stay in place between a unit's first gradient and the end of the backward: a forward that is recomputed
 // below this unit's module reads them there.
-void Unit::begin_backward() {
+void Unit::before_backward(shard::ShardedUnit& /*unit*/) {
   if (entries_.empty() || backward_) return;
   const py::gil_scoped_acquire acquire;
   backward_ = true;
   show(true);
 }
 
-void Unit::end_backward() {
+void Unit::end_backward(shard::ShardedUnit& /*unit*/) {
   if (!backward_) return;
   const py::gil_scoped_acquire acquire;
   backward_ = false;
@@ -104,9 +144,9 @@ void Unit::end_backward() {
 void Unit::require_between_steps(const std::string& function) {
   if (depth_ > 0 || autograd::in_backward()) {
     throw InvalidArgument(function, cat("called inside a ", depth_ > 0 ? "forward of unit \"" : "backward of unit \"",
-                                        engine().unit_name(unit_), "\"; call it between steps"));
+                                        sharded().name(), "\"; call it between steps"));
   }
-  end_backward();
+  end_backward(sharded());
 }
 
 void Unit::show(bool compute) {
@@ -123,13 +163,13 @@ void Unit::show(bool compute) {
 void Unit::finish(const py::handle& output) {
   {
     const py::gil_scoped_release release;
-    engine().after_forward(unit_);
+    sharded().after_forward();
   }
-  for_each_tensor(output, [this](const at::Tensor& tensor) { engine().on_output(unit_, tensor); });
+  for_each_tensor(output, [this](const at::Tensor& tensor) { sharded().on_output(tensor); });
 }
 
 void Unit::watch_inputs(const py::handle& input) {
-  for_each_tensor(input, [this](const at::Tensor& tensor) { engine().on_input(unit_, tensor); });
+  for_each_tensor(input, [this](const at::Tensor& tensor) { sharded().on_input(tensor); });
 }
 
 void bind_unit(py::module_& module) {
@@ -178,14 +218,14 @@ void bind_unit(py::module_& module) {
       .def_property_readonly("flats", &Unit::flats,
                              "For each flat buffer, which of the constructor's parameters are in it, by slot.")
       .def_property_readonly("has_frozen", &Unit::has_frozen)
-      .def_property_readonly("name", [](const Unit& unit) { return unit.engine().unit_name(unit.index()); })
-      .def_property_readonly("is_root", [](const Unit& unit) { return unit.index() == 0; })
+      .def_property_readonly("name", [](const Unit& unit) { return unit.sharded().name(); })
+      .def_property_readonly("is_root", [](const Unit& unit) { return &unit.sharded() == &unit.engine().root(); })
       .def("same_engine", [](const Unit& a, const Unit& b) { return &a.engine() == &b.engine(); })
       .def("adopt", &Unit::adopt, py::arg("inner"), py::arg("name"), without_gil)
       .def(
           "show_parameters",
           [](Unit& unit, const std::vector<std::vector<at::Tensor>>& parameters) {
-            unit.engine().show_parameters(unit.index(), parameters);
+            unit.show_parameters(parameters);
           },
           py::arg("parameters"))
       .def(
@@ -199,7 +239,7 @@ void bind_unit(py::module_& module) {
           "(module._parameters or a module, name, compute parameter, shard) for each entry to swap.")
       .def(
           "set_master_dtype",
-          [](Unit& unit, at::ScalarType dtype) { unit.engine().set_master_dtype(unit.index(), dtype); },
+          [](Unit& unit, at::ScalarType dtype) { unit.sharded().set_master_dtype(dtype); },
           py::arg("dtype"), "Masters, gradients and optimizer state are in that dtype from the first step on.")
       .def("require_between_steps", &Unit::require_between_steps, py::arg("function"))
       .def("enter", &Unit::enter)
@@ -215,29 +255,19 @@ void bind_unit(py::module_& module) {
           "discard_accumulated", [](Unit& unit) { unit.engine().discard_accumulated(); }, without_gil)
       .def("statistics", [](const Unit& unit) { return unit.engine().statistics(); })
       .def(
-          "describe", [](const Unit& unit) { return unit.engine().describe(); },
+          "describe", [](const Unit& unit) { return shard::describe(unit.engine()); },
           "What the ranks must agree on, as lines of text.")
       .def(
           "require_agreement",
-          [](Unit& unit) { shard::require_agreement(*unit.engine().context().fabric, unit.engine().describe()); },
+          [](Unit& unit) { 
+            shard::Engine& engine = unit.engine();
+            shard::require_agreement(*engine.root().sharding().fabric, shard::describe(engine));
+          },
           without_gil, "Collective: raises Mismatch unless all ranks built the same units.")
       .def(
           "set_reduce_hook",
           [](Unit& unit, const py::object& hook) {
-            auto& target = unit.engine().context(unit.index()).reduce_hook;
-            if (hook.is_none()) {
-              target = nullptr;
-              return;
-            }
-            // Copied and destroyed by C++ without the GIL: the Python object is behind a pointer that takes it.
-            const std::shared_ptr<py::object> kept(new py::object(hook), [](py::object* object) {
-              const py::gil_scoped_acquire acquire;
-              delete object;
-            });
-            target = [kept](const at::Tensor& whole, const at::Tensor& chunk) {
-              const py::gil_scoped_acquire acquire;
-              chunk.defined() ? (*kept)(whole, chunk) : (*kept)(whole);
-            };
+            unit.replace_reduction(hook.is_none() ? nullptr : std::make_shared<PythonReduction>(hook));
           },
           py::arg("hook"));
 }

@@ -9,6 +9,7 @@
 
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/unit_handle.h"
+#include "tesserae/shard/user_parameters.h"
 
 namespace tesserae::bindings {
 
@@ -18,7 +19,7 @@ namespace py = pybind11;
 ///
 /// Called with the GIL held from the thread that computes, which is also autograd's for the hooks (they need no GIL).
 /// What waits for other ranks releases the GIL.
-class Unit final : public shard::UnitHandle {
+class Unit final : public shard::UnitHandle, public shard::StepObserver {
  public:
   /// One parameter of the unit: what the module computes with, under all of its names (from this unit's module down).
   struct Parameter {
@@ -39,11 +40,12 @@ class Unit final : public shard::UnitHandle {
   Unit(std::shared_ptr<comm::Fabric> fabric, shard::Options options, const std::vector<Parameter>& parameters);
   ~Unit() override;
 
-  void attach(shard::Engine* engine, int unit) override;
-  bool attached() const override { return engine_ != nullptr; }
+  void attach(shard::ShardedUnit* unit) override;
+  bool attached() const override { return unit_ != nullptr; }
 
-  shard::Engine& engine() const;
-  int index() const { return unit_; }
+  /// Throw InvalidArgument where the engine is gone.
+  shard::ShardedUnit& sharded() const;
+  shard::Engine& engine() const { return sharded().engine(); }
   /// Which of the constructor's parameters are in the unit's flat buffer of that number, by slot.
   const std::vector<std::vector<int>>& flats() const { return flats_; }
   void adopt(Unit& inner, const std::string& name);
@@ -52,11 +54,18 @@ class Unit final : public shard::UnitHandle {
   /// `function`, inside a forward of the unit or a backward.
   void require_between_steps(const std::string& function);
 
-  void begin_backward() override;
-  void end_backward() override;
+  void before_backward(shard::ShardedUnit& unit) override;
+  void end_backward(shard::ShardedUnit& unit) override;
+
+  /// The user's tensors show the unit's shards from now on: one list for each of its flat buffers.
+  void show_parameters(std::vector<std::vector<at::Tensor>> parameters);
+  /// What shows them. Throws InvalidArgument before show_parameters().
+  shard::UserParameters& user_parameters() const;
+  /// Takes the place of the unit's reduction; null: the three hops do it again.
+  void replace_reduction(std::shared_ptr<shard::StepObserver> reduction);
 
   void set_entries(std::vector<Entry> entries) { entries_ = std::move(entries); }
-  /// The begin of a forward: parameters are there, entries swapped. leave() undoes the swap, whatever happened between.
+  /// The beginning of a forward: parameters are there, entries swapped. leave() undoes the swap, whatever happened between.
   void enter();
   void leave();
   /// The end of a forward that returned `output`: finds its tensors (in tuples, lists, dictionaries and dataclasses).
@@ -68,8 +77,10 @@ class Unit final : public shard::UnitHandle {
  private:
   void show(bool compute);
 
-  std::shared_ptr<shard::Engine> engine_;
-  int unit_ = -1;
+  shard::ShardedUnit* unit_ = nullptr;
+  std::shared_ptr<shard::Engine> engine_;  // which owns the unit
+  std::shared_ptr<shard::UserParameters> user_parameters_;
+  std::shared_ptr<shard::StepObserver> reduction_;
   std::vector<std::vector<int>> flats_;
   std::vector<Entry> entries_;
   int depth_ = 0;           // of the unit's forward within itself

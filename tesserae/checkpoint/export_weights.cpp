@@ -81,16 +81,12 @@ void widest_first(std::vector<T>& list, const Width& width) {
 }
 
 /// The flat buffers of a model, those of wide exported types first. The same on all ranks.
-std::vector<shard::Engine::FlatView> flats_in_order(shard::Engine& engine, const ExportOptions& options) {
-  std::vector<shard::Engine::FlatView> views;
-  engine.visit_flats([&views](int, const shard::Engine::FlatView& view) { views.push_back(view); });
-  std::vector<size_t> order;
-  for (size_t i = 0; i < views.size(); ++i) order.push_back(i);
-  widest_first(order,
-               [&](size_t i) { return c10::elementSize(exported(views[i].parameter.part().scalar_type(), options)); });
-  std::vector<shard::Engine::FlatView> sorted;
-  for (const size_t i : order) sorted.push_back(views[i]);
-  return sorted;
+std::vector<shard::FlatBuffer*> buffers_in_order(const shard::Engine& engine, const ExportOptions& options) {
+  std::vector<shard::FlatBuffer*> buffers = engine.buffers();
+  widest_first(buffers, [&](const shard::FlatBuffer* buffer) {
+    return c10::elementSize(exported(buffer->parameter().part().scalar_type(), options));
+  });
+  return buffers;
 }
 
 }  // namespace
@@ -117,7 +113,7 @@ void export_weights(const Checkpoint& checkpoint, const os::Path& folder, const 
 void export_weights(shard::Sharded& sharded, const os::Path& folder, const ExportOptions& options) {
   const at::NoGradGuard no_grad;
   comm::Fabric& fabric = sharded.fabric();
-  const auto views = flats_in_order(sharded.engine(), options);
+  const auto buffers = buffers_in_order(sharded.engine(), options);
   std::unique_ptr<WeightFolder> files;
   std::string failure;
   comm::Group* const tensor_group = sharded.options().tensor_group;
@@ -132,17 +128,17 @@ void export_weights(shard::Sharded& sharded, const os::Path& folder, const Expor
   };
   on_rank_0([&] {
     std::vector<FileTensor> announced;
-    for (const auto& view : views) {
-      const Dtype dtype = dtype_of(exported(view.parameter.part().scalar_type(), options));
-      for (const shard::Slot& slot : view.flat.slots()) {
+    for (const shard::FlatBuffer* buffer : buffers) {
+      const Dtype dtype = dtype_of(exported(buffer->parameter().part().scalar_type(), options));
+      for (const shard::Slot& slot : buffer->flat().slots()) {
         announced.push_back({options.names.theirs(slot.names.front()), dtype, slot.whole});
       }
     }
     files = std::make_unique<WeightFolder>(folder, std::move(announced), options.file_bytes);
   });
-  for (const auto& view : views) {
-    const at::Tensor whole = view.parameter.gather(view.parameter.part());
-    for (const shard::Slot& slot : view.flat.slots()) {
+  for (const shard::FlatBuffer* buffer : buffers) {
+    const at::Tensor whole = buffer->parameter().gather(buffer->parameter().part());
+    for (const shard::Slot& slot : buffer->flat().slots()) {
       if (fabric.rank() != 0) break;
       at::Tensor values = whole.narrow(0, slot.begin, slot.elements);
       if (!slot.split.whole())

@@ -49,9 +49,9 @@ std::map<std::string, std::string> match_names(const WeightFiles& files, shard::
     }
     source.emplace(slot.names.front(), found);
   };
-  engine.visit_flats([&match](int, const shard::Engine::FlatView& view) {
-    for (const shard::Slot& slot : view.flat.slots()) match(slot);
-  });
+  for (const shard::FlatBuffer* buffer : engine.buffers()) {
+    for (const shard::Slot& slot : buffer->flat().slots()) match(slot);
+  }
   for (const auto& [ours, name] : theirs) {
     if (known.contains(ours) || options.ignore_unknown) continue;
     throw InvalidArgument(function, cat("the model has no parameter \"", ours, "\" for tensor \"", name,

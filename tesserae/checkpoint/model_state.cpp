@@ -21,9 +21,9 @@ using shard::Engine;
 /// The flat buffer behind each shard, by its index.
 std::vector<const shard::Flat*> flats_by_shard(Engine& engine) {
   std::vector<const shard::Flat*> flats(engine.shards().size());
-  engine.visit_flats([&flats](int, const Engine::FlatView& view) {
-    if (view.shard != nullptr) flats[static_cast<size_t>(view.shard->index)] = &view.flat;
-  });
+  for (const shard::FlatBuffer* buffer : engine.buffers()) {
+    if (buffer->shard() != nullptr) flats[static_cast<size_t>(buffer->shard()->index)] = &buffer->flat();
+  }
   return flats;
 }
 
@@ -51,11 +51,12 @@ void add_slices(const std::string& prefix, const std::vector<shard::Slice>& slic
 
 void add_parameters(shard::Sharded& sharded, int rank, std::vector<Piece>& pieces) {
   const bool first = is_first_tensor_rank(sharded);
-  sharded.engine().visit_flats([&](int, const Engine::FlatView& view) {
-    const bool written = writes_part(view.flat, rank);
-    add_slices("model/", view.flat.slices(view.parameter.part_range()), view.parameter.part(), written,
-               written && first, pieces);
-  });
+  for (const shard::FlatBuffer* buffer : sharded.engine().buffers()) {
+    const shard::FlatParameter& parameter = buffer->parameter();
+    const bool written = writes_part(buffer->flat(), rank);
+    add_slices("model/", buffer->flat().slices(parameter.part_range()), parameter.part(), written, written && first,
+               pieces);
+  }
 }
 
 std::string state_prefix(std::string_view state) {
@@ -177,13 +178,7 @@ void load_model(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Op
 }
 
 void publish_model(shard::Sharded& sharded) {
-  sharded.engine().visit_flats([&sharded](int, const Engine::FlatView& view) {
-    if (view.shard != nullptr) {
-      sharded.publish(view.shard->index);
-    } else {
-      view.parameter.publish();
-    }
-  });
+  for (const auto& unit : sharded.engine().units()) unit->publish();
 }
 
 }  // namespace tesserae::checkpoint

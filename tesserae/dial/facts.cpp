@@ -9,25 +9,25 @@
 namespace tesserae::dial {
 
 cost::Facts facts_of(shard::Engine& engine, double state_per_master, int micro_batches) {
-  const shard::Options& options = engine.context().options;
-  cost::Facts facts = cost::facts_of(*engine.context().fabric);
-  facts.units = engine.unit_count();
-  for (int unit = 0; unit < engine.unit_count(); ++unit) {
+  const shard::Options& options = engine.root().sharding().options;
+  cost::Facts facts = cost::facts_of(*engine.root().sharding().fabric);
+  facts.units = static_cast<int>(engine.units().size());
+  for (const auto& unit : engine.units()) {
     int64_t elements = 0;
-    for (int index = 0; index < engine.flats_of(unit); ++index) {
-      const shard::Engine::FlatView view = engine.flat_of(unit, index);
-      elements += view.flat.parameter_elements();
-      facts.compute_bytes = static_cast<int>(c10::elementSize(view.flat.dtypes().compute));
-      facts.reduce_bytes = static_cast<int>(c10::elementSize(view.flat.dtypes().reduce));
-      facts.master_bytes = static_cast<int>(c10::elementSize(view.flat.dtypes().master));
+    for (const auto& buffer : unit->buffers()) {
+      elements += buffer->flat().parameter_elements();
+      facts.compute_bytes = static_cast<int>(c10::elementSize(buffer->flat().dtypes().compute));
+      facts.reduce_bytes = static_cast<int>(c10::elementSize(buffer->flat().dtypes().reduce));
+      facts.master_bytes = static_cast<int>(c10::elementSize(buffer->flat().dtypes().master));
     }
     facts.parameters += elements;
-    (unit == 0 ? facts.root_unit : facts.largest_unit) = unit == 0 ? elements : std::max(facts.largest_unit, elements);
+    const bool root = unit.get() == &engine.root();
+    (root ? facts.root_unit : facts.largest_unit) = root ? elements : std::max(facts.largest_unit, elements);
   }
   facts.state_bytes = state_per_master * facts.master_bytes;
   facts.gathers_at_once = options.limit_all_gathers;
   facts.reductions_at_once = options.limit_reductions;
-  // A lifetime that never frees because P is 1 frees once P is more: see Engine::reshard.
+  // A lifetime that never frees because P is 1 frees once P is more: see shard::Reshard.
   const bool never_gathered = options.strategy.degrees.parameters == 1;
   facts.free_after_forward = options.strategy.free_after_forward || never_gathered;
   facts.free_after_backward = options.strategy.free_after_backward || never_gathered;

@@ -181,9 +181,9 @@ void add_pieces(const Survivor& survivor, const Past& past, const SnapshotSet& s
 /// Whether these are values of this model, as far as this rank has read them.
 bool fits(const Subject& subject, const std::vector<checkpoint::Piece>& pieces) {
   std::map<std::string, std::vector<int64_t>, std::less<>> shapes;
-  subject.sharded.engine().visit_flats([&shapes](int, const shard::Engine::FlatView& view) {
-    for (const shard::Slot& slot : view.flat.slots()) shapes[slot.names.front()] = slot.whole;
-  });
+  for (const shard::FlatBuffer* buffer : subject.sharded.engine().buffers()) {
+    for (const shard::Slot& slot : buffer->flat().slots()) shapes[slot.names.front()] = slot.whole;
+  }
   constexpr std::string_view prefix = "model/";
   return std::ranges::all_of(pieces, [&](const checkpoint::Piece& piece) {
     if (!piece.name.starts_with(prefix)) return true;

@@ -113,42 +113,45 @@ class Job {
   /// not where a change first brings to its owners what was accumulated.
   std::vector<at::Tensor> state() {
     std::vector<at::Tensor> all;
-    sharded_.engine().visit_flats([&](int, const Engine::FlatView& view) {
+    for (const shard::FlatBuffer* buffer : sharded_.engine().buffers()) {
+      const shard::FlatParameter& parameter = buffer->parameter();
       const auto whole = [&](const at::Tensor& part) {
-        return view.parameter.gather(part).narrow(0, 0, view.flat.elements()).clone();
+        return buffer->parameter().gather(part).narrow(0, 0, buffer->flat().elements()).clone();
       };
-      all.push_back(whole(view.parameter.part()));
-      if (view.shard == nullptr) return;
-      if (kind_.micro == 1 && view.shard->grad.defined()) all.push_back(whole(view.shard->grad));
+      all.push_back(whole(parameter.part()));
+      if (buffer->shard() == nullptr) continue;
+      if (kind_.micro == 1 && buffer->shard()->grad.defined()) all.push_back(whole(buffer->shard()->grad));
       optimizer_->visit_state([&](const shard::Shard& shard, std::string_view, at::Tensor& tensor) {
-        if (&shard == view.shard) all.push_back(tensor.dim() == 0 ? tensor.clone() : whole(tensor));
+        if (&shard == buffer->shard()) all.push_back(tensor.dim() == 0 ? tensor.clone() : whole(tensor));
       });
-    });
+    }
     return all;
   }
 
   /// Bytes that a change to `to` must move: what each rank will own and does not, counted rank by rank.
   double lacking(const Degrees& to) {
     double bytes = 0;
-    sharded_.engine().visit_flats([&](int, const Engine::FlatView& view) {
-      const auto next = view.flat.trainable() ? to : Degrees{to.parameters, to.parameters, to.parameters};
+    for (const shard::FlatBuffer* buffer : sharded_.engine().buffers()) {
+      const shard::Flat& flat = buffer->flat();
+      const shard::Shard* const shard_of_buffer = buffer->shard();
+      const auto next = flat.trainable() ? to : Degrees{to.parameters, to.parameters, to.parameters};
       const mesh::Layout layout(fabric_.size(), next);
       int64_t elements = 0;
       for (int rank = 0; rank < fabric_.size(); ++rank) {
-        const auto wants = mesh::owned(layout, view.flat.elements(), shard::Flat::alignment, rank);
-        const auto has = mesh::owned(view.flat.layout(), view.flat.elements(), shard::Flat::alignment, rank);
+        const auto wants = mesh::owned(layout, flat.elements(), shard::Flat::alignment, rank);
+        const auto has = mesh::owned(flat.layout(), flat.elements(), shard::Flat::alignment, rank);
         const int64_t common = std::min(wants.end, has.end) - std::max(wants.begin, has.begin);
         elements += wants.size() - std::max(common, int64_t{0});
       }
-      int64_t width = view.parameter.part().element_size();
-      if (view.shard != nullptr) {
-        if (view.shard->grad.defined()) width += view.shard->grad.element_size();
+      int64_t width = buffer->parameter().part().element_size();
+      if (shard_of_buffer != nullptr) {
+        if (shard_of_buffer->grad.defined()) width += shard_of_buffer->grad.element_size();
         optimizer_->visit_state([&](const shard::Shard& shard, std::string_view, at::Tensor& tensor) {
-          if (&shard == view.shard && tensor.dim() > 0) width += tensor.element_size();
+          if (&shard == shard_of_buffer && tensor.dim() > 0) width += tensor.element_size();
         });
       }
       bytes += static_cast<double>(elements * width);
-    });
+    }
     return bytes;
   }
 
@@ -276,11 +279,9 @@ RANK_MAIN(peak_of_changes) {
   job.step();
   job.zero_grad();
   double unit = 0;  // bytes of the largest one's state: master and two moments
-  for (int i = 0; i < job.sharded().engine().unit_count(); ++i) {
+  for (const auto& sharded : job.sharded().engine().units()) {
     double elements = 0;
-    for (int flat = 0; flat < job.sharded().engine().flats_of(i); ++flat) {
-      elements += static_cast<double>(job.sharded().engine().flat_of(i, flat).flat.elements());
-    }
+    for (const auto& buffer : sharded->buffers()) elements += static_cast<double>(buffer->flat().elements());
     unit = std::max(unit, 3 * 4 * elements);
   }
   double worst = 0;

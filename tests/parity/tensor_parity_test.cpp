@@ -109,9 +109,9 @@ at::Tensor tokens_of(int step, const Size& size) {
 /// The whole tensors, from this rank's parts and the others'.
 std::map<std::string, at::Tensor> whole_parameters(shard::Sharded& sharded, const tensor::ParallelPtr& parallel) {
   std::map<std::string, const shard::Slot*> slots;
-  sharded.engine().visit_flats([&slots](int, const shard::Engine::FlatView& view) {
-    for (const auto& slot : view.flat.slots()) slots[slot.names.front()] = &slot;
-  });
+  for (const shard::FlatBuffer* buffer : sharded.engine().buffers()) {
+    for (const auto& slot : buffer->flat().slots()) slots[slot.names.front()] = &slot;
+  }
   std::map<std::string, at::Tensor> whole;
   sharded.visit_parameters([&](const std::string& name, const at::Tensor& value) {
     const shard::Slot& slot = *slots.at(name);

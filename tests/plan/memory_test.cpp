@@ -70,9 +70,9 @@ Measured measure(comm::Fabric& fabric, const mesh::Degrees& degrees) {
   optimizer.visit_state([&](const shard::Shard&, std::string_view, at::Tensor& tensor) {
     if (tensor.dim() > 0) measured.state += static_cast<double>(tensor.nbytes());
   });
-  sharded.engine().visit_flats([&measured](int, const shard::Engine::FlatView& view) {
-    measured.pieces += static_cast<double>(view.parameter.state_bytes());
-  });
+  for (const shard::FlatBuffer* buffer : sharded.engine().buffers()) {
+    measured.pieces += static_cast<double>(buffer->parameter().state_bytes());
+  }
   measured.buffers = static_cast<double>(sharded.statistics().pool_reserved_bytes);
   return measured;
 }
