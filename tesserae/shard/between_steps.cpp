@@ -1,7 +1,8 @@
-// What an engine does between steps: publish new values, gradients as others see them, count.
+// What an engine does between steps: phases, publishing new values, gradients as others see them, counts.
 
 #include <ATen/core/grad_mode.h>
 
+#include <stdexcept>
 #include <utility>
 
 #include "tesserae/base/error.h"
@@ -9,6 +10,34 @@
 #include "tesserae/shard/reshard.h"
 
 namespace tesserae::shard {
+namespace {
+
+bool may_follow(Engine::Phase from, Engine::Phase to) {
+  using enum Engine::Phase;
+  switch (to) {
+    case setup:
+      return from == backward || from == torn;
+    case idle:
+      return true;
+    case forward:
+      return from == idle || from == backward;
+    case backward:
+      return from != torn && from != backward;
+    case torn:
+      return from == setup || from == idle;
+  }
+  return false;
+}
+
+}  // namespace
+
+void Engine::enter(Phase next) {
+  if (!may_follow(phase_, next)) {
+    throw std::logic_error(
+        cat("[Engine] phase ", static_cast<int>(next), " cannot follow phase ", static_cast<int>(phase_)));
+  }
+  phase_ = next;
+}
 
 void Engine::require_whole() const {
   if (phase_ != Phase::torn) return;

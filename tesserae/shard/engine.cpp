@@ -1,44 +1,32 @@
+// A step.
+//
+//  1. before_forward(unit): gather (usually started earlier by the schedule), then start the next ones, bounded by
+//     limit_all_gathers. The root's call begins the step.
+//  2. after_forward(unit): free, if the lifetime says so and the schedule does not need the unit next.
+//  3. before_backward(unit), from a hook on the unit's outputs: gather again and look ahead in backward order. The first
+//     one asks autograd to call step 5 when the backward ends.
+//  4. on_gradient(): a parameter's gradient is final for this backward (hook on its AccumulateGrad node; the tensor's
+//     own post-accumulate slot belongs to the user). It moves into the unit's buffer, unless it was computed there
+//     (gradient_place); the last one of a buffer starts the reduction and frees the unit.
+//  5. end_backward(): reduce what is left, in unit order, the same on all ranks; wait for all reductions; free
+//     everything.
+//
+// [Note: completion] A buffer may complete zero, one or several times in a backward; each completion reduces and adds.
+// A forward that happens during a backward (recomputation) only gathers: its after_forward may never come.
+//
+// Frozen parameters have no gradients and are freed when the gradient of the unit's inputs is there, or in step 5.
+
 #include "tesserae/shard/engine.h"
 
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 
 namespace tesserae::shard {
-namespace {
-
-bool may_follow(Engine::Phase from, Engine::Phase to) {
-  using enum Engine::Phase;
-  switch (to) {
-    case setup:
-      return from == backward || from == torn;
-    case idle:
-      return true;
-    case forward:
-      return from == idle || from == backward;
-    case backward:
-      return from != torn && from != backward;
-    case torn:
-      return from == setup || from == idle;
-  }
-  return false;
-}
-
-}  // namespace
-
-void Engine::enter(Phase next) {
-  if (!may_follow(phase_, next)) {
-    throw std::logic_error(
-        cat("[Engine] phase ", static_cast<int>(next), " cannot follow phase ", static_cast<int>(phase_)));
-  }
-  phase_ = next;
-}
-
 template <class Event>
 void Engine::tell(const Event& event) {
   for (const auto& unit : units_) {
@@ -159,6 +147,7 @@ void Engine::before_backward(ShardedUnit& unit) {
 
 void Engine::open_backward() {
   if (phase_ == Phase::backward) return;
+  require_whole();
   around_backward_ = phase_;
   enter(Phase::backward);
   for (const FlatBuffer* buffer : buffers_) {

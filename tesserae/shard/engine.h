@@ -14,27 +14,12 @@
 
 namespace tesserae::shard {
 
-/// Decides when units gather, free and reduce. It has no branch per strategy: degrees and lifetimes are numbers in
-/// groups, buffers and two flags; and none per feature: what watches or replaces a step attaches (StepObserver). A step:
-///
-///  1. before_forward(unit): gather (usually started earlier by the schedule), then start the next ones, bounded by
-///     limit_all_gathers. The root's call begins the step.
-///  2. after_forward(unit): free, if the lifetime says so and the schedule does not need the unit next.
-///  3. before_backward(unit), from a hook on the unit's outputs: gather again and look ahead in backward order. The
-///     first one asks autograd to call step 5 when the backward ends.
-///  4. on_gradient(): a parameter's gradient is final for this backward (hook on its AccumulateGrad node; the tensor's
-///     own post-accumulate slot belongs to the user). It moves into the unit's buffer, unless it was computed there
-///     (gradient_place); the last one of a buffer starts the reduction and frees the unit.
-///  5. end_backward(): reduce what is left, in unit order, the same on all ranks; wait for all reductions; free
-///     everything.
-///
-/// [Note: completion] A buffer may complete zero, one or several times in a backward; each completion reduces and adds.
-/// A forward that happens during a backward (recomputation) only gathers: its after_forward may never come.
+/// The order of units, and when each gathers, frees and reduces; units do it. No branch per strategy: degrees and
+/// lifetimes are numbers in groups, buffers and two flags. None per feature: what watches or replaces a step attaches
+/// to units (StepObserver). engine.cpp opens with the protocol of a step.
 ///
 /// Exceptions: whatever throws in a step leaves the engine usable. The next forward of the root notices that a step was
 /// cut short, waits for the lanes, forgets all gradients (as zero_grad does) and starts clean.
-///
-/// Frozen parameters have no gradients and are freed when the gradient of the unit's inputs is there, or in step 5.
 ///
 /// Engines can be joined: one that is made for an inner part of a model first (FSDP's nested constructors) is adopted
 /// by the one around it later. Each unit keeps its own sharding; the pool is the root's and reserved at the first step.
