@@ -14,8 +14,6 @@
 namespace tesserae::shard {
 namespace {
 
-constexpr const char* name = "reshard";
-
 // Bytes that could be allocated; on a device, `wanted` or nothing: it is asked for that much.
 double available(c10::Device device, double wanted) {
   if (device.is_cpu()) return static_cast<double>(os::host_memory().available);
