@@ -8,7 +8,7 @@
 #include "python/bindings/bindings.h"
 #include "python/bindings/error_class.h"
 #include "python/bindings/unit.h"
-#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/comm/agree.h"
 
 namespace tesserae::bindings {
 namespace {
@@ -75,7 +75,7 @@ std::optional<Checkpoint> load_together(comm::Fabric& fabric, const std::string&
   try {
     const py::gil_scoped_release release;
     const bool chosen = os::files().exists(os::Path(path) / checkpoint::manifest_name);
-    if (!checkpoint::text_of(fabric, chosen ? "this one" : "", 0).empty()) return load_chosen(fabric, path, into);
+    if (!comm::text_of(fabric, chosen ? "this one" : "", 0).empty()) return load_chosen(fabric, path, into);
     return load_newest(fabric, path, into);
   } catch (const std::exception&) {
     if (raised.error) throw std::move(*raised.error);
@@ -183,9 +183,9 @@ void bind_checkpoint(py::module_& module) {
   module.def(
       "agree",
       [](comm::Fabric& fabric, const std::string& failure) -> std::optional<std::pair<int, std::string>> {
-        const int rank = checkpoint::lowest_rank_with(fabric, !failure.empty());
+        const int rank = comm::lowest_rank_with(fabric, !failure.empty());
         if (rank < 0) return std::nullopt;
-        return std::make_pair(rank, checkpoint::text_of(fabric, failure, rank));
+        return std::make_pair(rank, comm::text_of(fabric, failure, rank));
       },
       py::arg("fabric"), py::arg("failure"), without_gil,
       "Collective: the lowest rank with a failure (a text that is not empty) and its text; None if there is none.");

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "python/bindings/bindings.h"
-#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/writer.h"
 
@@ -37,7 +37,7 @@ struct Saver {
   }
 
   bool finish_if_done() {
-    const auto sums = checkpoint::sum_over_ranks(*fabric, {saver.busy() ? 1 : 0, saver.failed() ? 1 : 0});
+    const auto sums = comm::counts_over_ranks(*fabric, {saver.busy() ? 1 : 0, saver.failed() ? 1 : 0});
     if (sums[0] > 0 && sums[1] == 0) return false;
     saver.finish();
     return true;

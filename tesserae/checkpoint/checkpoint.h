@@ -28,7 +28,6 @@
 //     saver.h          saving, in step with training or beside it
 //     placement.h      where stored elements lie in a piece
 //     load.h           filling pieces; choosing what to load, together
-//     agreement.h      what ranks tell each other about a save or load
 //     weights.h        whole weights in Hugging Face's files
 //     weight_folder.h  writing such files
 //     name_map.h       names of parameters in other people's files

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/load.h"
 #include "tesserae/checkpoint/weight_folder.h"
 #include "tesserae/checkpoint/weights.h"
@@ -147,7 +147,7 @@ void export_weights(shard::Sharded& sharded, const os::Path& folder, const Expor
     }
   }
   on_rank_0([&] { files->finish(); });
-  failure = text_of(fabric, failure, 0);
+  failure = comm::text_of(fabric, failure, 0);
   const bool failed = shard::on_any_tensor_rank(tensor_group, !failure.empty(), fabric.device());
   if (!failure.empty()) throw IoError("export_weights", cat("rank 0: ", failure));
   if (failed) throw IoError("export_weights", "the rank that writes has failed; its error says why");

@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/placement.h"
@@ -97,10 +97,10 @@ void import_weights(const WeightFiles& files, shard::Sharded& sharded, const Imp
     own = std::current_exception();
   }
   comm::Fabric& fabric = sharded.fabric();
-  const int rank = lowest_rank_with(fabric, !failure.empty());
+  const int rank = comm::lowest_rank_with(fabric, !failure.empty());
   const bool failed = shard::on_any_tensor_rank(sharded.options().tensor_group, rank >= 0, fabric.device());
   if (rank >= 0) {
-    failure = text_of(fabric, failure, rank);
+    failure = comm::text_of(fabric, failure, rank);
     if (own) std::rethrow_exception(own);
     throw IoError(function, cat("rank ", rank, ": ", failure));
   }

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
-#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/checkpoint/placement.h"
 
@@ -61,11 +61,11 @@ Outcome attempt(comm::Fabric& fabric, const os::Path& path, const LoadInto& into
     failure = error.what();
     hopeless = true;
   }
-  const int rank = lowest_rank_with(fabric, !failure.empty());
+  const int rank = comm::lowest_rank_with(fabric, !failure.empty());
   if (rank < 0) return outcome;
   outcome.checkpoint.reset();
-  outcome.failure = cat("rank ", rank, ": ", text_of(fabric, failure, rank));
-  outcome.damaged = sum_over_ranks(fabric, {hopeless ? 1 : 0})[0] == 0;
+  outcome.failure = cat("rank ", rank, ": ", comm::text_of(fabric, failure, rank));
+  outcome.damaged = comm::counts_over_ranks(fabric, {hopeless ? 1 : 0})[0] == 0;
   return outcome;
 }
 
@@ -86,9 +86,9 @@ std::vector<os::Path> paths_told_by_rank_0(comm::Fabric& fabric, const os::Path&
       failure = error.what();
     }
   }
-  failure = text_of(fabric, failure, 0);
+  failure = comm::text_of(fabric, failure, 0);
   if (!failure.empty()) throw IoError("load", cat("rank 0 could not look for checkpoints: ", failure));
-  const std::string names = text_of(fabric, found, 0);
+  const std::string names = comm::text_of(fabric, found, 0);
   std::vector<os::Path> paths;
   for (size_t begin = 0; begin < names.size();) {
     const size_t end = names.find('\n', begin);

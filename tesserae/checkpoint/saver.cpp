@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
-#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/snapshot.h"
 #include "tesserae/checkpoint/writer.h"
@@ -40,7 +40,7 @@ class Stopwatch {
 std::string agree_on_job_name(comm::Fabric& fabric) {
   std::random_device random;
   const std::string name = to_hex(uint64_t{random()} << 32 | random());
-  return text_of(fabric, name, 0);
+  return comm::text_of(fabric, name, 0);
 }
 
 }  // namespace
@@ -198,7 +198,7 @@ void Saver::finish() {
       task_->wait_for(task_->ended, poll_interval);
       // In this order: what is no longer busy has its failure, if it has one.
       const int64_t still_busy = busy() ? 1 : 0;
-      const auto sums = sum_over_ranks(*fabric_, {still_busy, failed() ? 1 : 0});
+      const auto sums = comm::counts_over_ranks(*fabric_, {still_busy, failed() ? 1 : 0});
       if (sums[1] > 0) give_up();
       if (sums[0] == 0) break;
     }
@@ -215,13 +215,13 @@ void Saver::finish() {
 
 void Saver::give_up() {
   std::unique_ptr<Task> task = std::exchange(task_, nullptr);
-  const int rank = lowest_rank_with(*fabric_, !task->failure().empty());
-  const std::string cause = text_of(*fabric_, cat("rank ", rank, ": ", task->failure()), rank);
+  const int rank = comm::lowest_rank_with(*fabric_, !task->failure().empty());
+  const std::string cause = comm::text_of(*fabric_, cat("rank ", rank, ": ", task->failure()), rank);
   const int64_t step = task->job.step;
   task->thread.request_stop();
   // A disk that hangs must not keep training from hearing of it: the thread may go on and is waited for later.
   const bool ended = task->wait_for(task->ended, patience_with_the_stopped);
-  const bool all_ended = sum_over_ranks(*fabric_, {ended ? 0 : 1})[0] == 0;
+  const bool all_ended = comm::counts_over_ranks(*fabric_, {ended ? 0 : 1})[0] == 0;
   if (all_ended && fabric_->rank() == 0) discard(task->job);
   if (!ended) abandoned_ = std::move(task);
   throw SaveFailed(step, cause);

@@ -1,22 +1,9 @@
 #include "tesserae/cost/fabric_facts.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/zeros.h>
-
+#include "tesserae/comm/agree.h"
 #include "tesserae/comm/transports/two_level_group.h"
 
 namespace tesserae::cost {
-namespace {
-
-double max_over_ranks(comm::Fabric& fabric, double value) {
-  at::Tensor values = at::zeros({fabric.size()}, at::TensorOptions().dtype(at::kDouble).device(fabric.device()));
-  values[fabric.rank()] = value;
-  fabric.everyone().all_reduce(values);
-  return values.max().item<double>();
-}
-
-}  // namespace
-
 Facts facts_of(const comm::Fabric& fabric) {
   Facts facts;
   for (int rank = 0; rank < fabric.size(); ++rank) facts.host_of.push_back(fabric.world().host(rank));
@@ -30,7 +17,7 @@ bool ranks_can_share(comm::Fabric& fabric) {
   comm::Group& group =
       fabric.world().hosts() == 1 ? fabric.everyone() : fabric.group(neighbours, comm::Traffic::control);
   const bool can = neighbours.size() == 1 || group.share(128).defined();  // alone on its host: nobody to share with
-  return max_over_ranks(fabric, can ? 0 : 1) == 0;
+  return comm::max_over_ranks(fabric, can ? 0 : 1) == 0;
 }
 
 bool goes_in_two_levels(const Facts& facts) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "tesserae/comm/agree.h"
 #include "tesserae/cost/fabric_facts.h"
 #include "tesserae/os/clock.h"
 
@@ -46,25 +47,18 @@ Measured measure(comm::Fabric& fabric, comm::Group& group, int hosts = 1) {
   return {.bandwidth = static_cast<double>(sent) / seconds, .latency = best_seconds(buffer, [&] { group.barrier(); })};
 }
 
-double max_over_ranks(comm::Fabric& fabric, double value) {
-  at::Tensor values = at::zeros({fabric.size()}, at::TensorOptions().dtype(at::kDouble).device(fabric.device()));
-  values[fabric.rank()] = value;
-  fabric.everyone().all_reduce(values);
-  return values.max().item<double>();
-}
-
 }  // namespace
 
 Links measure_links(comm::Fabric& fabric) {
   Links links;
   const mesh::World& world = fabric.world();
-  const auto slowest = [&fabric](double own) { return 1 / max_over_ranks(fabric, 1 / own); };
+  const auto slowest = [&fabric](double own) { return 1 / comm::max_over_ranks(fabric, 1 / own); };
   if (fabric.size() > 1) {
     Facts facts = facts_of(fabric);
     facts.shared_copy = world.hosts() > 1 && ranks_can_share(fabric);
     const Measured all = measure(fabric, fabric.everyone(), goes_in_two_levels(facts) ? world.hosts() : 1);
     links.between = slowest(all.bandwidth);
-    links.between_latency = max_over_ranks(fabric, all.latency);
+    links.between_latency = comm::max_over_ranks(fabric, all.latency);
     links.inside = links.between;
     links.inside_latency = links.between_latency;
     if (world.hosts() > 1) {
@@ -73,7 +67,7 @@ Links measure_links(comm::Fabric& fabric) {
       Measured own{.bandwidth = 1e12, .latency = 0};
       if (neighbours.size() > 1) own = measure(fabric, fabric.group(neighbours, comm::Traffic::control));
       links.inside = slowest(own.bandwidth);
-      links.inside_latency = max_over_ranks(fabric, own.latency);
+      links.inside_latency = comm::max_over_ranks(fabric, own.latency);
     }
   }
   const at::Tensor from = bytes_on(fabric, copied_bytes), to = bytes_on(fabric, copied_bytes);

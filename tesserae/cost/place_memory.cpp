@@ -1,11 +1,10 @@
 #include "tesserae/cost/place_memory.h"
 
 #include <ATen/DeviceAccelerator.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
+#include "tesserae/comm/agree.h"
 #include "tesserae/os/memory.h"
 
 namespace tesserae::cost {
@@ -32,18 +31,12 @@ PlaceMemory place_memory(c10::Device device) {
 
 PlaceMemory fullest_place(comm::Fabric& fabric) {
   const PlaceMemory own = place_memory(fabric.device());
-  at::Tensor all = at::zeros({fabric.size(), 2}, at::TensorOptions().dtype(at::kDouble));
-  all[fabric.rank()][0] = own.free;
-  all[fabric.rank()][1] = own.total;
-  at::Tensor shared = all.to(fabric.device());
-  fabric.everyone().all_reduce(shared);
-  all = shared.cpu();
-  const double* values = all.const_data_ptr<double>();
+  const auto free = comm::from_all_ranks(fabric, own.free), total = comm::from_all_ranks(fabric, own.total);
   PlaceMemory fullest;
-  for (int rank = 0; rank < fabric.size(); ++rank, values += 2) {
-    if (values[1] <= 0 || (fullest.total > 0 && values[0] / values[1] >= fullest.free / fullest.total)) continue;
-    fullest.free = values[0];
-    fullest.total = values[1];
+  for (size_t rank = 0; rank < free.size(); ++rank) {
+    if (total[rank] <= 0 || (fullest.total > 0 && free[rank] / total[rank] >= fullest.free / fullest.total)) continue;
+    fullest.free = free[rank];
+    fullest.total = total[rank];
   }
   return fullest;
 }

@@ -1,36 +1,18 @@
 #include "tesserae/shard/agreement.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 
-#include <cstring>
 #include <functional>
 #include <sstream>
 #include <vector>
 
+#include "tesserae/comm/agree.h"
 #include "tesserae/comm/error.h"
 
 namespace tesserae::shard {
 namespace {
 
-constexpr int64_t nobody = -1;
-
-// Groups move tensors of the job's device.
-at::Tensor integers(comm::Fabric& fabric, int64_t count) {
-  return at::zeros({count}, at::TensorOptions().dtype(at::kLong).device(fabric.device()));
-}
-
-std::string broadcast_text(comm::Fabric& fabric, const std::string& text) {
-  at::Tensor size = integers(fabric, 1).fill_(static_cast<int64_t>(text.size()));
-  fabric.everyone().broadcast(size, 0);
-  at::Tensor bytes = at::zeros({size.item<int64_t>()}, at::kByte);
-  if (fabric.rank() == 0) std::memcpy(bytes.data_ptr(), text.data(), text.size());
-  at::Tensor moved = bytes.to(fabric.device());
-  fabric.everyone().broadcast(moved, 0);
-  bytes = moved.cpu();
-  return {static_cast<const char*>(bytes.data_ptr()), static_cast<size_t>(bytes.numel())};
-}
+constexpr int nobody = -1;
 
 std::string first_difference(const std::string& mine, const std::string& theirs) {
   std::istringstream a(mine), b(theirs);
@@ -48,35 +30,25 @@ std::string first_difference(const std::string& mine, const std::string& theirs)
 
 void require_agreement(comm::Fabric& fabric, const std::string& text) {
   if (fabric.size() == 1) return;
-  // All places start with the own hash: a fabric that moves nothing leaves it there, and agrees with itself.
-  at::Tensor hashes = integers(fabric, fabric.size()).fill_(static_cast<int64_t>(std::hash<std::string>{}(text) >> 1));
-  fabric.everyone().all_gather(hashes);
-  const at::Tensor all = hashes.cpu();
-  const auto* values = all.const_data_ptr<int64_t>();
-  int64_t different = nobody;
+  // Exact in a double, and never zero: that is what a fabric that moves nothing leaves in the places of other ranks.
+  const auto mine = static_cast<double>(std::hash<std::string>{}(text) >> 12 | 1);
+  const auto values = comm::from_all_ranks(fabric, mine);
+  const auto reference_value = values[0] != 0 ? values[0] : mine;
+  int different = nobody;
   for (int rank = fabric.size() - 1; rank > 0; --rank) {
-    if (values[rank] != values[0]) different = rank;
+    const double value = values[static_cast<size_t>(rank)];
+    if (value != 0 && value != reference_value) different = rank;
   }
   if (different == nobody) return;
 
-  const std::string reference = broadcast_text(fabric, text);
+  const std::string reference = comm::text_of(fabric, text, 0);
   const std::string what =
-      values[fabric.rank()] == values[0]
+      mine == reference_value
           ? cat("rank ", different,
                 " has another model or other degrees than rank 0; its own error names the parameter")
           : cat("rank ", fabric.rank(), " has another model or other degrees than rank 0. ",
                 first_difference(text, reference));
   throw comm::Mismatch("shard_model", what);
-}
-
-std::vector<double> from_all_ranks(comm::Fabric& fabric, double value, comm::Label label) {
-  at::Tensor values = at::zeros({fabric.size()}, at::TensorOptions().dtype(at::kDouble));
-  values.mutable_data_ptr<double>()[fabric.rank()] = value;
-  at::Tensor shared = values.to(fabric.device());
-  if (fabric.size() > 1) fabric.everyone().all_gather(shared, label);
-  values = shared.cpu();
-  const double* data = values.const_data_ptr<double>();
-  return {data, data + values.numel()};
 }
 
 double over_tensor_ranks(comm::Group* tensor_group, double value, comm::Reduction how, c10::Device device,

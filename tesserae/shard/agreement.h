@@ -1,7 +1,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "tesserae/comm/fabric.h"
 #include "tesserae/shard/options.h"
@@ -11,9 +10,6 @@ namespace tesserae::shard {
 /// Throws comm::Mismatch on every rank unless all ranks pass the same text (lines). A rank whose text differs from rank
 /// 0's names the first line that does; the others name such a rank. Collective over the job.
 void require_agreement(comm::Fabric& fabric, const std::string& text);
-
-/// What each rank passes, by rank. Collective over the job.
-std::vector<double> from_all_ranks(comm::Fabric& fabric, double value, comm::Label label = {});
 
 /// What tensor-parallel ranks bring, reduced: the ranks of one fabric agree among themselves, those of other tensor
 /// indices hear of it here. `tensor_group`: Options::tensor_group, may be null. Collective over it.

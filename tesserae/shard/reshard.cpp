@@ -22,8 +22,8 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/os/memory.h"
-#include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/parts.h"
 #include "tesserae/shard/reshard.h"
@@ -94,7 +94,7 @@ std::vector<bool> Reshard::gradients_of_all() const {
   std::vector<bool> found;
   for (const FlatBuffer* buffer : engine_.buffers()) {
     const bool mine = buffer->shard() != nullptr && buffer->shard()->grad.defined();
-    const auto all = from_all_ranks(*buffer->unit().sharding().fabric, mine ? 1 : 0);
+    const auto all = comm::from_all_ranks(*buffer->unit().sharding().fabric, mine ? 1 : 0);
     found.push_back(std::ranges::max(all) > 0);
   }
   return found;
@@ -170,7 +170,7 @@ uint64_t Reshard::recut(FlatBuffer& buffer, bool has_gradient) {
 // What failed on one rank stops all. Each that failed names its own cause.
 void Reshard::require_all(const std::string& failure, const std::string& what) const {
   const comm::Fabric& fabric = *engine_.root().sharding().fabric;
-  const auto failed = from_all_ranks(*engine_.root().sharding().fabric, failure.empty() ? 0 : 1);
+  const auto failed = comm::from_all_ranks(*engine_.root().sharding().fabric, failure.empty() ? 0 : 1);
   const auto first = std::ranges::max_element(failed);
   if (*first == 0) return;
   const auto rank = failure.empty() ? first - failed.begin() : fabric.rank();

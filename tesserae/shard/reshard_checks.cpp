@@ -6,6 +6,7 @@
 
 #include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
@@ -61,7 +62,7 @@ void Reshard::require_agreement() const {
   } catch (const InvalidArgument&) {
     impossible = std::current_exception();
   }
-  const auto failed = from_all_ranks(fabric, impossible ? 1 : 0);
+  const auto failed = comm::from_all_ranks(fabric, impossible ? 1 : 0);
   const auto first = std::ranges::max_element(failed);
   // What one tensor-parallel rank cannot do, none does.
   const double any = over_tensor_ranks(root.options.tensor_group, *first, comm::Reduction::maximum, fabric.device());
@@ -117,13 +118,13 @@ void Reshard::require_memory() const {
 void Reshard::require_room(c10::Device place, double mine) const {
   const Sharding& root = engine_.root().sharding();
   comm::Fabric& fabric = *root.fabric;
-  const auto everyones = from_all_ranks(fabric, mine);
+  const auto everyones = comm::from_all_ranks(fabric, mine);
   double needed = place.is_cpu() ? sum_of(everyones, fabric.world().host_ranks(fabric.rank())) : mine;
   // Tensor-parallel ranks are neighbours, and each needs as much at the same time.
   const comm::Group* const parallel = root.options.tensor_group;
   if (place.is_cpu() && parallel != nullptr) needed *= parallel->size();
   const double free = available(place, std::max(needed, 0.0));
-  const auto shortages = from_all_ranks(fabric, needed - free);
+  const auto shortages = comm::from_all_ranks(fabric, needed - free);
   const auto worst = std::ranges::max_element(shortages);
   const double most = over_tensor_ranks(root.options.tensor_group, *worst, comm::Reduction::maximum, fabric.device());
   if (most <= 0) return;

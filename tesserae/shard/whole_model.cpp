@@ -3,24 +3,14 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/accumulate.h>
 
-#include <cmath>
-#include <numeric>
 #include <vector>
 
 #include "tesserae/base/error.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 
 namespace tesserae::shard {
-namespace {
-
-std::vector<double> values_of(const Engine& engine, double value) {
-  const Context& context = engine.root().context();
-  return from_all_ranks(*context.sharding->fabric, value, {"", context.statistics().steps});
-}
-
-}  // namespace
-
 void visit_parameters(Engine& engine, const std::function<void(const std::string&, at::Tensor)>& visit,
                       bool writeback) {
   engine.require_whole();
@@ -65,17 +55,13 @@ std::string describe(const Engine& engine) {
 }
 
 double sum_over_ranks(const Engine& engine, double value) {
-  const auto all = values_of(engine, value);
-  return std::accumulate(all.begin(), all.end(), 0.0);
+  const Context& context = engine.root().context();
+  return comm::sum_over_ranks(*context.sharding->fabric, value, {"", context.statistics().steps});
 }
 
 double max_over_ranks(const Engine& engine, double value) {
-  double most = value;
-  for (const double other : values_of(engine, value)) {
-    if (!(other <= most)) most = other;  // also one that is no number
-    if (std::isnan(most)) break;
-  }
-  return most;
+  const Context& context = engine.root().context();
+  return comm::max_over_ranks(*context.sharding->fabric, value, {"", context.statistics().steps});
 }
 
 }  // namespace tesserae::shard

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
-#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/random_state.h"
@@ -49,7 +49,7 @@ std::string key_of(const os::Path& checkpoints) {
 uint64_t session_of(comm::Fabric& fabric) {
   std::random_device random;
   const uint64_t own = uint64_t{random()} << 32 | random();
-  return checkpoint::from_hex(checkpoint::text_of(fabric, checkpoint::to_hex(own), 0)).value_or(own);
+  return checkpoint::from_hex(comm::text_of(fabric, checkpoint::to_hex(own), 0)).value_or(own);
 }
 
 at::Tensor bytes_tensor(std::string_view bytes) {
@@ -76,7 +76,7 @@ MemoryTier::MemoryTier(const Subject& subject, const mesh::Layout& layout, const
     : subject_(subject),
       layout_(layout),
       checkpoints_(checkpoints),
-      prefix_(cat("tesserae-", checkpoint::text_of(*subject.job, key_of(checkpoints), 0), "-rank-")),
+      prefix_(cat("tesserae-", comm::text_of(*subject.job, key_of(checkpoints), 0), "-rank-")),
       session_(session_of(*subject.job)) {
   for (size_t buffer = 0; buffer < buffers_per_rank; ++buffer) {
     buffers_.emplace_back(cat(prefix_, subject.job->rank(), "-", buffer));
@@ -154,7 +154,7 @@ std::optional<MemoryTier::Restored> MemoryTier::restore(int64_t at_least) {
       newest_complete_set(layout_, subject_.tensor, held_by_ranks(), at_least);  // 1, 2
   if (!set) {
     save_surviving_snapshots(subject_, layout_, prefix_, checkpoints_, at_least);
-    checkpoint::sum_over_ranks(*subject_.job, {0});  // nobody reads them any more
+    comm::counts_over_ranks(*subject_.job, {0});  // nobody reads them any more
     remove_all();
     return std::nullopt;
   }
@@ -186,7 +186,7 @@ HeldByRank MemoryTier::held_by_ranks() {
     table[place] = static_cast<int64_t>(checkpoint::from_hex(snapshot->manifest.attempt).value_or(0));
     table[place + 1] = snapshot->manifest.step + 1;
   }
-  table = checkpoint::sum_over_ranks(fabric, table);
+  table = comm::counts_over_ranks(fabric, table);
   for (size_t i = 0; i < table.size(); i += 2) {
     held[i / 2 / buffers_per_rank][i / 2 % buffers_per_rank] = {.session = table[i], .step = table[i + 1] - 1};
   }
@@ -268,9 +268,9 @@ void MemoryTier::take_over(const MemorySnapshot& snapshot) {
 /// True if no rank failed; else rank 0 warns.
 bool MemoryTier::agree_on(const std::string& failure, const std::string& consequence) {
   comm::Fabric& fabric = *subject_.job;
-  const int rank = checkpoint::lowest_rank_with(fabric, !failure.empty());
+  const int rank = comm::lowest_rank_with(fabric, !failure.empty());
   if (rank < 0) return true;
-  const std::string cause = checkpoint::text_of(fabric, failure, rank);
+  const std::string cause = comm::text_of(fabric, failure, rank);
   if (fabric.rank() == 0) log(LogLevel::warning, cat(consequence, " (rank ", rank, ": ", cause, ")"));
   return false;
 }

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
-#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/saver.h"
 #include "tesserae/os/shared_memory.h"
@@ -93,7 +93,7 @@ std::optional<Past> newest_past(comm::Fabric& fabric, const std::vector<Survivor
     if (own == nullptr || step > own->snapshot.manifest.step) own = &survivor;
   }
   if (own != nullptr) newest[static_cast<size_t>(fabric.rank())] = own->snapshot.manifest.step + 1;
-  newest = checkpoint::sum_over_ranks(fabric, newest);
+  newest = comm::counts_over_ranks(fabric, newest);
   const auto best = std::ranges::max_element(newest);
   if (*best == 0) return std::nullopt;
   const auto teller = static_cast<int>(best - newest.begin());
@@ -105,7 +105,7 @@ std::optional<Past> newest_past(comm::Fabric& fabric, const std::vector<Survivor
                           degrees.optimizer,       manifest.tensor,    own->session()}
                .dump();
   }
-  const nlohmann::json told = nlohmann::json::parse(checkpoint::text_of(fabric, text, teller));
+  const nlohmann::json told = nlohmann::json::parse(comm::text_of(fabric, text, teller));
   const auto number = [&told](size_t i) { return told[i].get<int>(); };
   return Past{.layout = {number(0), {.parameters = number(1), .gradients = number(2), .optimizer = number(3)}},
               .tensor = number(4),
@@ -124,7 +124,7 @@ std::optional<SnapshotSet> complete_set(comm::Fabric& fabric, const std::vector<
           survivor.snapshot.manifest.step + 1;
     }
   }
-  steps = checkpoint::sum_over_ranks(fabric, steps);
+  steps = comm::counts_over_ranks(fabric, steps);
   for (size_t i = 0; i < steps.size(); ++i) {
     held[i / buffers_per_rank][i % buffers_per_rank] = {.session = past.session, .step = steps[i] - 1};
   }
@@ -205,12 +205,12 @@ bool save(const Subject& subject, const mesh::Layout& layout, const std::vector<
     said.erase(memory_key);
     description = said.dump();
   }
-  if (checkpoint::lowest_rank_with(fabric, !fits(subject, whole.pieces)) >= 0) {
+  if (comm::lowest_rank_with(fabric, !fits(subject, whole.pieces)) >= 0) {
     if (fabric.rank() == 0) log(LogLevel::warning, "the snapshots in memory are not used: they are of another model");
     return false;
   }
-  const int teller = checkpoint::lowest_rank_with(fabric, !description.empty());
-  whole.training = nlohmann::json::parse(checkpoint::text_of(fabric, description, teller));
+  const int teller = comm::lowest_rank_with(fabric, !description.empty());
+  whole.training = nlohmann::json::parse(comm::text_of(fabric, description, teller));
   if (fabric.rank() == 0) {
     log(LogLevel::warning, cat("snapshots in memory are of ", past.layout.ranks() * past.tensor, " ranks with ",
                                mesh::to_string(past.layout.degrees()), ": step ", set.step, " is saved to ",

@@ -1,6 +1,6 @@
 #include "tesserae/train/restore.h"
 
-#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/checkpoint/load.h"
 #include "tesserae/snapshot/memory_tier.h"
@@ -19,7 +19,7 @@ int64_t newest_step(comm::Fabric& fabric, const os::Path& folder) {
       // Loading will say so.
     }
   }
-  return checkpoint::sum_over_ranks(fabric, {step})[0] - 1;
+  return comm::counts_over_ranks(fabric, {step})[0] - 1;
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "tesserae/checkpoint/agreement.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/train/run_folder.h"
 
@@ -84,11 +84,11 @@ RunFolders choose_folders(comm::Fabric& fabric, const config::Config& config, co
       failure = error.what();
     }
   }
-  failure = checkpoint::text_of(fabric, failure, 0);
+  failure = comm::text_of(fabric, failure, 0);
   if (!failure.empty()) throw IoError("train", cat("rank 0 has no run folder: ", failure));
-  folders.run = checkpoint::text_of(fabric, folders.run.native(), 0);
-  folders.history = checkpoint::text_of(fabric, folders.history.native(), 0);
-  folders.continues = checkpoint::text_of(fabric, folders.continues ? "yes" : "no", 0) == "yes";
+  folders.run = comm::text_of(fabric, folders.run.native(), 0);
+  folders.history = comm::text_of(fabric, folders.history.native(), 0);
+  folders.continues = comm::text_of(fabric, folders.continues ? "yes" : "no", 0) == "yes";
   folders.checkpoints = checkpoints_of(config, folders.run);
   return folders;
 }

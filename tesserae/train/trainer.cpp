@@ -12,6 +12,7 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/comm/fabric.h"
 #include "tesserae/cost/measure_links.h"
 #include "tesserae/model/generate.h"
@@ -161,7 +162,7 @@ class Run {
     const size_t words = row.size();
     const std::vector<double> dialed = dial_->to_sum(state_.step, step_seconds);
     row.insert(row.end(), dialed.begin(), dialed.end());
-    const std::vector<double> sums = sum_over_ranks(row);
+    const std::vector<double> sums = comm::sums_over_ranks(*fabric_, row);
     record.loss = sums[0] / fabric_->size();
     // Ranks may have had different signals; what counts is that there was one.
     if (sums[1] > 0) stopped_by_ = signal > 0 ? signal : os::signal_terminate;
@@ -238,20 +239,8 @@ class Run {
     return printable(prompt);
   }
 
-  std::vector<double> sum_over_ranks(const std::vector<double>& values) {
-    at::Tensor tensor = at::zeros({static_cast<int64_t>(values.size())}, at::TensorOptions().dtype(at::kDouble));
-    std::copy(values.begin(), values.end(), tensor.mutable_data_ptr<double>());
-    at::Tensor shared = tensor.to(fabric_->device());
-    fabric_->everyone().all_reduce(shared);
-    tensor = shared.cpu();
-    const double* data = tensor.const_data_ptr<double>();
-    return {data, data + tensor.numel()};
-  }
-
   std::vector<uint64_t> from_all_ranks(uint64_t value) {
-    std::vector<double> values(static_cast<size_t>(fabric_->size()), 0);
-    values[static_cast<size_t>(fabric_->rank())] = static_cast<double>(value);
-    values = sum_over_ranks(values);
+    const auto values = comm::from_all_ranks(*fabric_, static_cast<double>(value));
     return {values.begin(), values.end()};
   }
 
