@@ -13,7 +13,7 @@
 namespace tesserae::cli {
 namespace {
 
-struct Arguments {
+struct ConvertArguments {
   std::string from, to, names;
   std::optional<c10::ScalarType> dtype;
   uint64_t file_bytes = 5'000'000'000;
@@ -54,7 +54,7 @@ void report(const os::Path& folder) {
   std::printf("%s: %zu %s, %s\n", folder.c_str(), files, files == 1 ? "file" : "files", readable_bytes(bytes).c_str());
 }
 
-int run(const Arguments& arguments) {
+int run_convert(const ConvertArguments& arguments) {
   checkpoint::NameMap names = read_names(arguments.names);
   if (has_checkpoints(arguments.from)) {
     const auto source = checkpoint::Checkpoint::open(checkpoints_at(arguments.from).back());
@@ -77,7 +77,7 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 void add_convert(CLI::App& program, int& status) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ConvertArguments>();
   CLI::App* verb = program.add_subcommand("convert", "Convert between checkpoints and Hugging Face's weight files");
   verb->add_option("FROM", arguments->from,
                    "A checkpoint (or a folder of them: the newest), or weights: a .safetensors file, an index or a "
@@ -106,7 +106,7 @@ void add_convert(CLI::App& program, int& status) {
       "{\"blocks.*.norm.weight\": \"model.layers.*.input_layernorm.weight\"}\n"
       "The first rule that fits counts; other names stay. The same file serves both ways.\n"
       "Nothing is overwritten. Checksums of a checkpoint are verified on the way.");
-  verb->callback([arguments, &status] { status = run(*arguments); });
+  verb->callback([arguments, &status] { status = run_convert(*arguments); });
 }
 
 }  // namespace tesserae::cli

@@ -14,7 +14,7 @@ namespace {
 
 using dial::Json;
 
-struct Arguments {
+struct DialArguments {
   std::string folder;
   int degree = 0;            // 0: not given
   std::vector<int> degrees;  // empty: not given
@@ -22,7 +22,7 @@ struct Arguments {
   double wait_seconds = 300;
 };
 
-Json request_of(const Arguments& arguments) {
+Json request_of(const DialArguments& arguments) {
   if (arguments.degree > 0) return {{"ask", "turn"}, {"degree", arguments.degree}};
   if (!arguments.degrees.empty()) return {{"ask", "turn"}, {"degrees", arguments.degrees}};
   return {{"ask", arguments.automatic ? "auto" : "show"}};
@@ -82,7 +82,7 @@ void print_event(const Json& event) {
   std::fflush(stdout);
 }
 
-int run(const Arguments& arguments) {
+int run_dial(const DialArguments& arguments) {
   const int asked = (arguments.degree > 0) + !arguments.degrees.empty() + arguments.automatic + arguments.show;
   if (asked > 1) throw config::ConfigError("", "tesserae dial takes one of --degree, --degrees, --auto and --show");
   dial::Client client(arguments.folder, request_of(arguments));
@@ -106,7 +106,7 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 void add_dial(CLI::App& program, int& status) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<DialArguments>();
   CLI::App* verb = program.add_subcommand("dial", "Change the sharding degree of a run while it trains, or show it");
   verb->add_option("RUN_DIR", arguments->folder, "The run folder")->required();
   verb->add_option("--degree", arguments->degree, "Shard all state over D ranks; 1 replicates it")
@@ -128,7 +128,7 @@ void add_dial(CLI::App& program, int& status) {
       "The change takes place at the next step edge; training goes on with the same numbers. A change by hand takes\n"
       "the dial from an automatic choice until --auto gives it back.\n"
       "It prints how long the change took, how many bytes all ranks sent, and the step time before and after.");
-  verb->callback([arguments, &status] { status = run(*arguments); });
+  verb->callback([arguments, &status] { status = run_dial(*arguments); });
 }
 
 }  // namespace tesserae::cli

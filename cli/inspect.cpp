@@ -19,7 +19,7 @@ using checkpoint::StoredTensor;
 using Json = nlohmann::ordered_json;
 using Row = std::vector<std::string>;
 
-struct Arguments {
+struct InspectArguments {
   std::string path;
   bool json = false;
   bool config = false;
@@ -154,7 +154,7 @@ bool print_list(const std::vector<os::Path>& paths) {
   return good;
 }
 
-int run(const Arguments& arguments) {
+int run_inspect(const InspectArguments& arguments) {
   const std::vector<os::Path> paths = checkpoints_at(arguments.path);
   if (arguments.json) {
     Json all = Json::array();
@@ -175,7 +175,7 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 void add_inspect(CLI::App& program, int& status) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<InspectArguments>();
   CLI::App* verb = program.add_subcommand("inspect", "Show what is in a checkpoint");
   verb->add_option("DIR", arguments->path, "A checkpoint, a folder of checkpoints or a run folder")
       ->required()
@@ -188,7 +188,7 @@ void add_inspect(CLI::App& program, int& status) {
       "Of one checkpoint: step, layout, and every tensor with the number of parts in which it was written. Of several: "
       "a\n"
       "line each. Only manifests are read (and checked); `tesserae verify` reads everything.");
-  verb->callback([arguments, &status] { status = run(*arguments); });
+  verb->callback([arguments, &status] { status = run_inspect(*arguments); });
 }
 
 }  // namespace tesserae::cli

@@ -16,9 +16,7 @@
 namespace tesserae::cli {
 namespace {
 
-using Json = nlohmann::json;
-
-struct Arguments {
+struct PlanArguments {
   std::string model_file, dtype = "bf16", reduce, optimizer = "adamw", accumulation = "two_hop";
   double parameters = 0;
   model::GptConfig shape{.vocabulary = 128000, .dimension = 0, .layers = 0, .heads = 0, .tied = false};
@@ -44,38 +42,38 @@ std::string written_out(std::string& text) {
   return {};
 }
 
-bool is_hugging_face(const Json& document) {
+bool is_hugging_face(const nlohmann::json& document) {
   return document.contains("model_type") || document.contains("hidden_size");
 }
 
 /// Throws ConfigError for a config.json of Hugging Face's whose model has another shape than ours.
-void check_shape(const std::string& path, const Json& document) {
+void check_shape(const std::string& path, const nlohmann::json& document) {
   const auto refuse = [&](const auto&... what) { throw config::ConfigError("", cat(path, ": ", what...)); };
   for (const char* experts : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}) {
-    const Json count = document.value(experts, Json());
+    const nlohmann::json count = document.value(experts, nlohmann::json());
     if (count.is_null() || count == 0 || count == 1) continue;
     refuse(experts, " = ", count.dump(),
            ": mixtures of experts have other formulas than the dense models of this plan");
   }
-  const Json type = document.value("model_type", Json());
+  const nlohmann::json type = document.value("model_type", nlohmann::json());
   if (type != "llama" && type != "mistral") {
     refuse("model_type", type.is_null() ? " is missing" : cat(" = ", type.dump()),
            "; the formulas are those of llama and mistral (SwiGLU, no biases). For a model of about that size give "
            "--parameters, --layers and --dimension");
   }
   const int64_t dimension = document.at("hidden_size"), heads = document.at("num_attention_heads");
-  const Json head = document.value("head_dim", Json());
+  const nlohmann::json head = document.value("head_dim", nlohmann::json());
   if (!head.is_null() && head.get<int64_t>() * heads != dimension) {
     refuse("head_dim = ", head.dump(), " is not hidden_size / num_attention_heads = ", dimension, " / ", heads,
            "; the formulas have no other size of a head");
   }
 }
 
-model::GptConfig read_hugging_face(const std::string& path, const Json& document) {
+model::GptConfig read_hugging_face(const std::string& path, const nlohmann::json& document) {
   try {
     check_shape(path, document);
     const int64_t heads = document.at("num_attention_heads");
-    const Json kv_heads = document.value("num_key_value_heads", Json());
+    const nlohmann::json kv_heads = document.value("num_key_value_heads", nlohmann::json());
     return {.vocabulary = document.at("vocab_size"),
             .dimension = document.at("hidden_size"),
             .layers = document.at("num_hidden_layers"),
@@ -83,14 +81,14 @@ model::GptConfig read_hugging_face(const std::string& path, const Json& document
             .kv_heads = kv_heads.is_null() ? heads : kv_heads.get<int64_t>(),
             .feed_forward = document.at("intermediate_size"),
             .tied = document.value("tie_word_embeddings", false)};
-  } catch (const Json::exception& error) {
+  } catch (const nlohmann::json::exception& error) {
     throw config::ConfigError("", cat(path, ": ", error.what()));
   }
 }
 
 /// A configuration of ours, or the config.json that Hugging Face keeps beside weights.
 model::GptConfig read_model(const std::string& path) {
-  const Json document = Json::parse(config::read_config_file(path).dump());
+  const nlohmann::json document = nlohmann::json::parse(config::read_config_file(path).dump());
   if (is_hugging_face(document)) return read_hugging_face(path, document);
   const config::Config config = config::load_config(path);
   if (!config.vocabulary) {
@@ -101,7 +99,7 @@ model::GptConfig read_model(const std::string& path) {
   return shape;
 }
 
-model::GptConfig model_of(const Arguments& arguments) {
+model::GptConfig model_of(const PlanArguments& arguments) {
   if (!arguments.model_file.empty()) return read_model(arguments.model_file);
   if (arguments.parameters == 0 || arguments.shape.layers == 0 || arguments.shape.dimension == 0) {
     throw config::ConfigError("", "give --model FILE, or --parameters with --layers and --dimension");
@@ -109,7 +107,7 @@ model::GptConfig model_of(const Arguments& arguments) {
   return plan::model_of(arguments.parameters, arguments.shape);
 }
 
-int run(Arguments& arguments) {
+int run_plan(PlanArguments& arguments) {
   plan::Training& training = arguments.training;
   training.run.compute_bytes = bytes_of(arguments.dtype);
   training.reduce_bytes = bytes_of(arguments.reduce.empty() ? arguments.dtype : arguments.reduce);
@@ -142,7 +140,7 @@ int run(Arguments& arguments) {
   }
 }
 
-void add_model_options(CLI::App& verb, Arguments& arguments) {
+void add_model_options(CLI::App& verb, PlanArguments& arguments) {
   verb.add_option("--model", arguments.model_file,
                   "A configuration of ours, or a config.json of Hugging Face's (llama, mistral)")
       ->check(CLI::ExistingFile)
@@ -162,7 +160,7 @@ void add_model_options(CLI::App& verb, Arguments& arguments) {
   verb.add_flag("--tied", arguments.tied, "Embedding and head are one matrix")->group("Model");
 }
 
-void add_step_options(CLI::App& verb, Arguments& arguments) {
+void add_step_options(CLI::App& verb, PlanArguments& arguments) {
   plan::Training& training = arguments.training;
   verb.add_option("--batch", training.batch, "Sequences of a step, over all devices")
       ->capture_default_str()
@@ -196,7 +194,7 @@ void add_step_options(CLI::App& verb, Arguments& arguments) {
       ->group("Step");
 }
 
-void add_cluster_options(CLI::App& verb, Arguments& arguments) {
+void add_cluster_options(CLI::App& verb, PlanArguments& arguments) {
   plan::Cluster& cluster = arguments.cluster;
   verb.add_option("--devices", cluster.devices, "In the whole job")->capture_default_str()->group("Cluster");
   verb.add_option("--per-host", cluster.per_host, "Of them, on one host")->capture_default_str()->group("Cluster");
@@ -222,7 +220,7 @@ void add_cluster_options(CLI::App& verb, Arguments& arguments) {
 }  // namespace
 
 void add_plan(CLI::App& program, int& status) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<PlanArguments>();
   CLI::App* verb = program.add_subcommand("plan", "Compute memory and traffic of every layout of a model on a cluster");
   add_model_options(*verb, *arguments);
   add_step_options(*verb, *arguments);
@@ -236,7 +234,7 @@ void add_plan(CLI::App& program, int& status) {
       "between them. Nothing is measured: docs/plan.md has the formulas. Those that fit come first, by estimated "
       "time.\n"
       "Exit status 1: no layout fits.");
-  verb->callback([arguments, &status] { status = run(*arguments); });
+  verb->callback([arguments, &status] { status = run_plan(*arguments); });
 }
 
 }  // namespace tesserae::cli

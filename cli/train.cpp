@@ -14,7 +14,7 @@
 namespace tesserae::cli {
 namespace {
 
-struct Arguments {
+struct TrainArguments {
   std::string config;
   int nproc = 0;  // 0: not given
   std::vector<std::string> assignments;
@@ -28,7 +28,7 @@ std::chrono::milliseconds stop_grace(const config::Config& config) {
   return config.checkpoint.enabled() ? std::chrono::minutes(30) : std::chrono::seconds(20);
 }
 
-std::vector<std::string> rank_command(const Arguments& arguments) {
+std::vector<std::string> rank_command(const TrainArguments& arguments) {
   std::vector<std::string> command = {os::program_path(), "train", arguments.config, "--resume", arguments.resume};
   for (const std::string& assignment : arguments.assignments) {
     command.push_back("--set");
@@ -37,7 +37,7 @@ std::vector<std::string> rank_command(const Arguments& arguments) {
   return command;
 }
 
-int count_ranks(const Arguments& arguments, const config::Config& config, const mesh::World& world) {
+int count_ranks(const TrainArguments& arguments, const config::Config& config, const mesh::World& world) {
   const mesh::Launch& launch = world.launch();
   if (launch.launcher == "single") return arguments.nproc > 0 ? arguments.nproc : config.run.nproc;
   if (arguments.nproc > 0 && arguments.nproc != launch.local_size) {
@@ -47,7 +47,7 @@ int count_ranks(const Arguments& arguments, const config::Config& config, const 
   return world.size();
 }
 
-int run(Arguments& arguments) {
+int run_train(TrainArguments& arguments) {
   arguments.assignments.insert(arguments.assignments.end(), arguments.more_assignments.begin(),
                                arguments.more_assignments.end());
   const config::Config config = config::load_config(arguments.config, arguments.assignments);
@@ -78,7 +78,7 @@ int run(Arguments& arguments) {
 }  // namespace
 
 void add_train(CLI::App& program, int& status) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<TrainArguments>();
   CLI::App* verb = program.add_subcommand("train", "Train a transformer as a configuration says");
   verb->add_option("CONFIG", arguments->config, "The configuration, a JSON file")->required();
   verb->add_option("--nproc", arguments->nproc, "Start so many ranks on this host (default: run.nproc)")
@@ -101,7 +101,7 @@ void add_train(CLI::App& program, int& status) {
       "the\n"
       "configuration asks for checkpoints, and writes the summary; once more ends it at once. Then, or after a crash,\n"
       "--resume auto goes on.");
-  verb->callback([arguments, &status] { status = run(*arguments); });
+  verb->callback([arguments, &status] { status = run_train(*arguments); });
 }
 
 }  // namespace tesserae::cli

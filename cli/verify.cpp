@@ -15,7 +15,7 @@
 namespace tesserae::cli {
 namespace {
 
-struct Arguments {
+struct VerifyArguments {
   std::string path;
   bool quiet = false;
 };
@@ -74,7 +74,7 @@ bool check(const os::Path& path, bool quiet) {
   return result.faults.empty();
 }
 
-int run(const Arguments& arguments) {
+int run_verify(const VerifyArguments& arguments) {
   bool good = true;
   for (const os::Path& path : checkpoints_at(arguments.path)) good = check(path, arguments.quiet) && good;
   return good ? 0 : exit_failure;
@@ -83,7 +83,7 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 void add_verify(CLI::App& program, int& status) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<VerifyArguments>();
   CLI::App* verb = program.add_subcommand("verify", "Check every byte of checkpoints against their checksums");
   verb->add_option("DIR", arguments->path, "A checkpoint, a folder of checkpoints or a run folder")
       ->required()
@@ -92,7 +92,7 @@ void add_verify(CLI::App& program, int& status) {
   verb->footer(
       "A line for each fault, with file, tensor and offset, then one for each checkpoint.\n"
       "Exit status: 0 all bytes are what was written; 1 some are not, or could not be read.");
-  verb->callback([arguments, &status] { status = run(*arguments); });
+  verb->callback([arguments, &status] { status = run_verify(*arguments); });
 }
 
 }  // namespace tesserae::cli

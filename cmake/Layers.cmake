@@ -1,3 +1,20 @@
+# What compiling costs is torch's headers, read again by each source: so the sources of a target are compiled in a few units,
+# each of which includes several. -DTESSERAE_UNITY=OFF compiles them one by one.
+option(TESSERAE_UNITY "Compile several sources at a time" ON)
+set(TESSERAE_UNITY_SOURCES 12 CACHE STRING "How many sources a unit has at most")
+
+# tesserae_unity(TARGET): the sources of a target as units of about equal size.
+function(tesserae_unity target)
+  if(NOT TESSERAE_UNITY)
+    return()
+  endif()
+  get_target_property(sources ${target} SOURCES)
+  list(LENGTH sources count)
+  math(EXPR units "(${count} + ${TESSERAE_UNITY_SOURCES} - 1) / ${TESSERAE_UNITY_SOURCES}")
+  math(EXPR batch "(${count} + ${units} - 1) / ${units}")
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
+endfunction()
+
 # tesserae_layer(NAME SOURCES a.cpp ... LINK target ...): one folder of tesserae/ as the static library tesserae::NAME.
 function(tesserae_layer name)
   cmake_parse_arguments(LAYER "" "" "SOURCES;LINK" ${ARGN})
@@ -6,6 +23,7 @@ function(tesserae_layer name)
   target_include_directories(tesserae_${name} PUBLIC ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
   target_compile_options(tesserae_${name} PRIVATE ${TESSERAE_WARNINGS})
   target_link_libraries(tesserae_${name} PUBLIC ${LAYER_LINK})
+  tesserae_unity(tesserae_${name})
 endfunction()
 
 # tesserae_test(NAME SOURCES a_test.cpp ... LINK target ... [TIMEOUT seconds] [PROCESSORS n] [LABELS label ...]): one

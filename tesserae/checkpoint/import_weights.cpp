@@ -18,7 +18,7 @@
 namespace tesserae::checkpoint {
 namespace {
 
-constexpr const char* function = "import_weights";
+constexpr const char* import_function = "import_weights";
 constexpr int64_t block_bytes = 1 << 20;
 
 /// For each parameter of the model, by its first name: the tensor of the files that gives its values.
@@ -28,7 +28,7 @@ std::map<std::string, std::string> match_names(const WeightFiles& files, shard::
   for (const auto& [name, tensor] : files.tensors()) {
     const auto [found, fresh] = theirs.emplace(options.names.ours(name), name);
     if (fresh) continue;
-    throw InvalidArgument(function,
+    throw InvalidArgument(import_function,
                           cat("\"", found->second, "\" and \"", name, "\" both stand for \"", found->first, "\""));
   }
   std::map<std::string, std::string> source;
@@ -38,12 +38,12 @@ std::map<std::string, std::string> match_names(const WeightFiles& files, shard::
     const auto name = std::ranges::find_if(slot.names, [&](const auto& each) { return theirs.contains(each); });
     if (name == slot.names.end()) {
       if (std::ranges::count(options.may_miss, slot.names.front()) > 0) return;
-      throw InvalidArgument(function, cat("the files have no tensor for parameter \"", slot.names.front(),
-                                          "\"; give a name map, or name it in may_miss"));
+      throw InvalidArgument(import_function, cat("the files have no tensor for parameter \"", slot.names.front(),
+                                                 "\"; give a name map, or name it in may_miss"));
     }
     const std::string& found = theirs.at(*name);
     if (files.tensors().at(found).shape != slot.whole) {
-      throw InvalidArgument(function,
+      throw InvalidArgument(import_function,
                             cat("tensor \"", found, "\" has shape ", at::IntArrayRef(files.tensors().at(found).shape),
                                 ", parameter \"", *name, "\" has ", at::IntArrayRef(slot.whole)));
     }
@@ -54,8 +54,8 @@ std::map<std::string, std::string> match_names(const WeightFiles& files, shard::
   }
   for (const auto& [ours, name] : theirs) {
     if (known.contains(ours) || options.ignore_unknown) continue;
-    throw InvalidArgument(function, cat("the model has no parameter \"", ours, "\" for tensor \"", name,
-                                        "\"; give a name map, or set ignore_unknown"));
+    throw InvalidArgument(import_function, cat("the model has no parameter \"", ours, "\" for tensor \"", name,
+                                               "\"; give a name map, or set ignore_unknown"));
   }
   return source;
 }
@@ -64,7 +64,7 @@ void read_piece(const WeightFiles& files, const std::string& name, const Piece& 
   const FileTensor& tensor = files.tensors().at(name);
   const c10::ScalarType type = scalar_type_of(tensor.dtype);
   if (type != piece.data.scalar_type() && !(at::isFloatingType(type) && at::isFloatingType(piece.data.scalar_type()))) {
-    throw InvalidArgument(function, cat("tensor \"", name, "\" has type ", to_string(tensor.dtype)));
+    throw InvalidArgument(import_function, cat("tensor \"", name, "\" has type ", to_string(tensor.dtype)));
   }
   const int64_t width = element_bytes(tensor.dtype);
   const Placement placement(piece, {}, type);  // files have whole tensors
@@ -102,9 +102,9 @@ void import_weights(const WeightFiles& files, shard::Sharded& sharded, const Imp
   if (rank >= 0) {
     failure = comm::text_of(fabric, failure, rank);
     if (own) std::rethrow_exception(own);
-    throw IoError(function, cat("rank ", rank, ": ", failure));
+    throw IoError(import_function, cat("rank ", rank, ": ", failure));
   }
-  if (failed) throw IoError(function, "a rank of another tensor-parallel index has failed; its error says why");
+  if (failed) throw IoError(import_function, "a rank of another tensor-parallel index has failed; its error says why");
   publish_model(sharded);
 }
 

@@ -11,7 +11,7 @@ namespace tesserae::checkpoint {
 namespace {
 
 /// Bytes of a run in a data file, for the search for overlaps.
-struct Run {
+struct StoredRun {
   int file;
   uint64_t begin, end;
   const StoredTensor* tensor;
@@ -26,7 +26,7 @@ std::string defect_of_file(const DataFile& file, uint64_t block_bytes) {
 
 /// Checks one tensor and adds its runs to `runs`.
 std::string defect_of_tensor(const StoredTensor& tensor, const Manifest& manifest, Extent extent,
-                             std::vector<Run>& runs) {
+                             std::vector<StoredRun>& runs) {
   if (const std::string bad = tensor_name_defect(tensor.name); !bad.empty()) return bad;
   if (bits(tensor.dtype) % 8 != 0) return cat("type ", to_string(tensor.dtype), " can not be cut in parts");
   if (tensor.shape.size() > ManifestLimits::dimensions) return cat(tensor.shape.size(), " dimensions");
@@ -115,7 +115,7 @@ std::string defect(const Manifest& manifest, Extent extent) {
     return cat("file \"", *twice, "\" occurs twice");
   }
 
-  std::vector<Run> runs;
+  std::vector<StoredRun> runs;
   const StoredTensor* before = nullptr;
   for (const StoredTensor& tensor : manifest.tensors) {
     if (before != nullptr && before->name >= tensor.name) {
@@ -126,7 +126,7 @@ std::string defect(const Manifest& manifest, Extent extent) {
       return cat("tensor \"", tensor.name, "\": ", bad);
     }
   }
-  std::ranges::sort(runs, {}, [](const Run& run) { return std::pair(run.file, run.begin); });
+  std::ranges::sort(runs, {}, [](const StoredRun& run) { return std::pair(run.file, run.begin); });
   for (size_t i = 1; i < runs.size(); ++i) {
     if (runs[i].file != runs[i - 1].file || runs[i].begin >= runs[i - 1].end) continue;
     return cat("tensors \"", runs[i - 1].tensor->name, "\" and \"", runs[i].tensor->name, "\" overlap at byte ",

@@ -13,7 +13,7 @@ namespace tesserae::checkpoint {
 namespace {
 
 /// A run of bytes of one data file that someone wants.
-struct Run {
+struct WantedRun {
   int file;
   uint64_t begin, end;
   int64_t first;  ///< element at `begin`
@@ -26,7 +26,7 @@ struct Run {
   }
 };
 
-void add_runs(const Manifest& manifest, const Wanted& wanted, std::vector<Run>& runs) {
+void add_runs(const Manifest& manifest, const Wanted& wanted, std::vector<WantedRun>& runs) {
   const StoredTensor* tensor = manifest.find(wanted.tensor);
   if (tensor == nullptr) {
     throw InvalidArgument("Checkpoint::read", cat("step ", manifest.step, " has no tensor \"", wanted.tensor, "\""));
@@ -47,7 +47,7 @@ void add_runs(const Manifest& manifest, const Wanted& wanted, std::vector<Run>& 
 }
 
 /// Gives the run its share of a verified block.
-void hand_out(const Run& run, uint64_t block_begin, std::string_view block) {
+void hand_out(const WantedRun& run, uint64_t block_begin, std::string_view block) {
   const uint64_t begin = std::max(run.begin, block_begin);
   const uint64_t end = std::min(run.end, block_begin + block.size());
   const std::string_view share = block.substr(begin - block_begin, end - begin);
@@ -66,14 +66,14 @@ void read_block(const BlockReader& file, uint64_t block, std::span<char> bytes, 
 
 /// Reads the blocks that the runs of one file touch, each once. A block that one run wants whole goes straight to its
 /// place. `runs` are sorted by begin. First come the blocks of the header, up to `data_begin`.
-void read_file(const BlockReader& file, uint64_t block_bytes, uint64_t data_begin, std::span<const Run> runs,
+void read_file(const BlockReader& file, uint64_t block_bytes, uint64_t data_begin, std::span<const WantedRun> runs,
                std::string& buffer) {
   uint64_t block = 0;
   buffer.resize(block_bytes);
   for (; file.begin(block) < data_begin && file.end(block) <= runs.front().begin; ++block) {
     read_block(file, block, {buffer.data(), file.end(block) - file.begin(block)}, "");
   }
-  std::vector<const Run*> active;  // those that reach into the block at hand
+  std::vector<const WantedRun*> active;  // those that reach into the block at hand
   size_t next = 0;
   while (next < runs.size() || !active.empty()) {
     if (active.empty()) block = std::max(block, runs[next].begin / block_bytes);
@@ -81,15 +81,15 @@ void read_file(const BlockReader& file, uint64_t block_bytes, uint64_t data_begi
     const uint64_t end = file.end(block);
     while (next < runs.size() && runs[next].begin < end) active.push_back(&runs[next++]);
 
-    const Run& first = *active.front();
+    const WantedRun& first = *active.front();
     char* direct = active.size() == 1 && first.begin <= begin && first.end >= end ? first.destination() : nullptr;
     if (direct != nullptr) direct += begin - first.begin;
     const std::span<char> bytes(direct != nullptr ? direct : buffer.data(), end - begin);
     read_block(file, block, bytes, first.wanted->tensor);
     if (direct == nullptr) {
-      for (const Run* run : active) hand_out(*run, begin, {bytes.data(), bytes.size()});
+      for (const WantedRun* run : active) hand_out(*run, begin, {bytes.data(), bytes.size()});
     }
-    std::erase_if(active, [end](const Run* run) { return run->end <= end; });
+    std::erase_if(active, [end](const WantedRun* run) { return run->end <= end; });
     ++block;
   }
 }
@@ -120,13 +120,13 @@ Checkpoint Checkpoint::open(const os::Path& path) {
 }
 
 void Checkpoint::read(const std::vector<Wanted>& wanted) const {
-  std::vector<Run> runs;
+  std::vector<WantedRun> runs;
   for (const Wanted& one : wanted) add_runs(manifest_, one, runs);
-  std::ranges::sort(runs, {}, [](const Run& run) { return std::pair(run.file, run.begin); });
+  std::ranges::sort(runs, {}, [](const WantedRun& run) { return std::pair(run.file, run.begin); });
   std::string buffer;
   for (auto begin = runs.begin(); begin != runs.end();) {
     const int index = begin->file;
-    const auto end = std::find_if(begin, runs.end(), [index](const Run& run) { return run.file != index; });
+    const auto end = std::find_if(begin, runs.end(), [index](const WantedRun& run) { return run.file != index; });
     const BlockReader file(path_, manifest_.files[static_cast<size_t>(index)], manifest_.block_bytes);
     read_file(file, manifest_.block_bytes, data_begin_[static_cast<size_t>(index)], {begin, end}, buffer);
     begin = end;

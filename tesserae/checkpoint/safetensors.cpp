@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t length_bytes = 8;
 constexpr uint64_t data_alignment = 64;
-constexpr const char* function = "parse_safetensors_header";
+constexpr const char* parse_function = "parse_safetensors_header";
 
 /// Bytes of the data of `tensor`; nothing if the shape overflows or the elements do not fill whole bytes.
 std::optional<uint64_t> data_bytes_of(const FileTensor& tensor) {
@@ -32,9 +32,9 @@ std::optional<uint64_t> data_bytes_of(const FileTensor& tensor) {
 }
 
 /// The schema of a header, and what it has taken so far.
-class Reader {
+class SafetensorsReader {
  public:
-  Reader() {
+  SafetensorsReader() {
     dtype_.text = [this](std::string& name) {
       const std::optional<Dtype> dtype = dtype_from_name(name);
       if (!dtype) throw json::Refusal{cat("unknown type \"", name.substr(0, 40), "\"")};
@@ -96,7 +96,7 @@ void check_names(const std::vector<FileTensor>& tensors, const std::string& file
   std::ranges::sort(sorted, {}, [](const FileTensor* tensor) -> const std::string& { return tensor->name; });
   const auto twice = std::ranges::adjacent_find(
       sorted, {}, [](const FileTensor* tensor) -> const std::string& { return tensor->name; });
-  if (twice != sorted.end()) throw Damaged(function, {file, (*twice)->name, {}, "the name occurs twice"});
+  if (twice != sorted.end()) throw Damaged(parse_function, {file, (*twice)->name, {}, "the name occurs twice"});
 }
 
 /// Sorts by place and insists that the data follow each other without gap or overlap and fill the file.
@@ -105,7 +105,7 @@ void check_places(SafetensorsHeader& header, uint64_t data_bytes, const std::str
   uint64_t expected = 0;
   for (const FileTensor& tensor : header.tensors) {
     auto refuse = [&](const std::string& what) {
-      throw Damaged(function, {file, tensor.name, header.data_begin + expected, what});
+      throw Damaged(parse_function, {file, tensor.name, header.data_begin + expected, what});
     };
     if (tensor.begin != expected || tensor.end < tensor.begin) {
       refuse(cat("data at [", tensor.begin, ", ", tensor.end, "), expected to begin at ", expected));
@@ -118,8 +118,8 @@ void check_places(SafetensorsHeader& header, uint64_t data_bytes, const std::str
     expected = tensor.end;
   }
   if (expected != data_bytes) {
-    throw Damaged(function, {file, "", header.data_begin + expected,
-                             cat("the file has ", data_bytes, " bytes of data, its tensors ", expected)});
+    throw Damaged(parse_function, {file, "", header.data_begin + expected,
+                                   cat("the file has ", data_bytes, " bytes of data, its tensors ", expected)});
   }
 }
 
@@ -132,11 +132,12 @@ int64_t FileTensor::elements() const {
 }
 
 SafetensorsHeader parse_safetensors_header(std::string_view text, uint64_t data_bytes, const std::string& file) {
-  Reader reader;
+  SafetensorsReader reader;
   try {
     json::read(text, reader.root());
   } catch (const json::Malformed& malformed) {
-    throw Damaged(function, {file, reader.tensor(), length_bytes + malformed.offset, cat("header: ", malformed.what)});
+    throw Damaged(parse_function,
+                  {file, reader.tensor(), length_bytes + malformed.offset, cat("header: ", malformed.what)});
   }
   SafetensorsHeader header = std::move(reader.header());
   header.data_begin = length_bytes + text.size();

@@ -11,13 +11,13 @@
 namespace tesserae::checkpoint {
 namespace {
 
-constexpr const char* function = "WeightFiles::open";
+constexpr const char* open_function = "WeightFiles::open";
 constexpr uint64_t largest_index = 64 << 20;
 
 /// Which tensor is in which file, from the text of an index.
 std::map<std::string, std::string> parse_index(const os::Path& path) {
   if (os::files().status(path).size > largest_index) {
-    throw Damaged(function, {path.native(), "", {}, "the index is larger than 64 MiB"});
+    throw Damaged(open_function, {path.native(), "", {}, "the index is larger than 64 MiB"});
   }
   std::map<std::string, std::string> map;
   nlohmann::json metadata;
@@ -38,7 +38,7 @@ std::map<std::string, std::string> parse_index(const os::Path& path) {
   try {
     json::read(os::files().read(path), root);
   } catch (const json::Malformed& malformed) {
-    throw Damaged(function, {path.native(), tensor, malformed.offset, malformed.what});
+    throw Damaged(open_function, {path.native(), tensor, malformed.offset, malformed.what});
   }
   return map;
 }
@@ -49,9 +49,9 @@ os::Path find_entry(const os::Path& path) {
   for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
     if (os::files().exists(path / name)) return path / name;
   }
-  throw InvalidArgument(function, cat(path.native(),
-                                      " has neither model.safetensors nor its index.json; other formats "
-                                      "(pickles) are not read"));
+  throw InvalidArgument(open_function, cat(path.native(),
+                                           " has neither model.safetensors nor its index.json; other formats "
+                                           "(pickles) are not read"));
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ struct WeightFiles::Impl {
 
   File& add(const os::Path& path) {
     const os::FileStatus status = os::files().status(path);
-    if (status.kind != os::FileKind::file) throw Damaged(function, {path.native(), "", {}, "the file is missing"});
+    if (status.kind != os::FileKind::file) throw Damaged(open_function, {path.native(), "", {}, "the file is missing"});
     auto file = std::make_unique<File>();
     file->path = path;
     file->file = os::files().open(path);
@@ -98,7 +98,7 @@ struct WeightFiles::Impl {
       }
       if (found == names.size()) continue;
       const auto missing = std::ranges::find_if(names, [this](const std::string& t) { return !tensors.contains(t); });
-      throw Damaged(function,
+      throw Damaged(open_function,
                     {file.path.native(), *missing, {}, cat("not there, though ", index.native(), " says so")});
     }
   }
@@ -109,7 +109,7 @@ WeightFiles::~WeightFiles() = default;
 WeightFiles::WeightFiles(WeightFiles&&) noexcept = default;
 
 WeightFiles WeightFiles::open(const os::Path& path) {
-  if (!os::files().exists(path)) throw InvalidArgument(function, cat(path.native(), " does not exist"));
+  if (!os::files().exists(path)) throw InvalidArgument(open_function, cat(path.native(), " does not exist"));
   const os::Path entry = find_entry(path);
   auto impl = std::make_unique<Impl>();
   if (entry.native().ends_with(".json")) {

@@ -12,7 +12,7 @@
 namespace tesserae::checkpoint {
 namespace {
 
-constexpr const char* function = "export_weights";
+constexpr const char* export_function = "export_weights";
 
 uint64_t bytes_of(const FileTensor& tensor) {
   return static_cast<uint64_t>(tensor.elements() * element_bytes(tensor.dtype));
@@ -29,7 +29,8 @@ void refuse_other_weights(const os::Path& folder) {
   for (const std::string& name : os::files().list(folder)) {
     if (!name.starts_with("model") || name.find(".safetensors") == std::string::npos || name.ends_with(".tmp"))
       continue;
-    throw InvalidArgument(function, cat(folder.native(), " has weights already (", name, "); choose another folder"));
+    throw InvalidArgument(export_function,
+                          cat(folder.native(), " has weights already (", name, "); choose another folder"));
   }
 }
 
@@ -37,12 +38,13 @@ void refuse_other_weights(const os::Path& folder) {
 
 WeightFolder::WeightFolder(os::Path folder, std::vector<FileTensor> tensors, int64_t file_bytes)
     : folder_(std::move(folder)) {
-  if (file_bytes <= 0) throw InvalidArgument(function, cat("files of ", file_bytes, " bytes"));
+  if (file_bytes <= 0) throw InvalidArgument(export_function, cat("files of ", file_bytes, " bytes"));
   refuse_other_weights(folder_);
   std::set<std::string> names;
   for (FileTensor& tensor : tensors) {
     if (!names.insert(tensor.name).second) {
-      throw InvalidArgument(function, cat("two tensors would be named \"", tensor.name, "\"; correct the name map"));
+      throw InvalidArgument(export_function,
+                            cat("two tensors would be named \"", tensor.name, "\"; correct the name map"));
     }
     const uint64_t bytes = bytes_of(tensor);
     if (files_.empty() ||
@@ -52,7 +54,7 @@ WeightFolder::WeightFolder(os::Path folder, std::vector<FileTensor> tensors, int
     files_.back().bytes += bytes;
     files_.back().tensors.push_back(std::move(tensor));
   }
-  if (files_.empty()) throw InvalidArgument(function, "there are no tensors");
+  if (files_.empty()) throw InvalidArgument(export_function, "there are no tensors");
   for (size_t i = 0; i < files_.size(); ++i) {
     files_[i].name = files_.size() == 1 ? "model.safetensors" : numbered(i, files_.size());
   }
@@ -89,7 +91,7 @@ void WeightFolder::close() {
 void WeightFolder::write(std::string_view bytes) {
   while (!bytes.empty()) {
     if (!file_) {
-      if (opened_ == files_.size()) throw InvalidArgument(function, "more data than were announced");
+      if (opened_ == files_.size()) throw InvalidArgument(export_function, "more data than were announced");
       open_next();
       continue;
     }
@@ -102,7 +104,7 @@ void WeightFolder::write(std::string_view bytes) {
 }
 
 void WeightFolder::finish() {
-  if (file_ || opened_ != files_.size()) throw InvalidArgument(function, "fewer data than were announced");
+  if (file_ || opened_ != files_.size()) throw InvalidArgument(export_function, "fewer data than were announced");
   for (const File& file : files_) os::files().rename(draft(file), folder_ / file.name);
   if (files_.size() > 1) {
     nlohmann::ordered_json index;

@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kStay{1500};
+constexpr milliseconds kStayAfterFailure{1500};
 
 std::string reason(const std::exception& failure) {
   const auto* error = dynamic_cast<const c10::Error*>(&failure);
@@ -99,7 +99,7 @@ mesh::World Rendezvous::meet(const std::string& host) {
                      world_.launch().store_is_served ? std::vector<int>{} : std::vector<int>{0});
     }
     // The others' deadlines pass at about the same time, and they need the store to see who is missing.
-    if (serves_) os::sleep_for(kStay);
+    if (serves_) os::sleep_for(kStayAfterFailure);
     std::string list;
     for (const int rank : missing) list += (list.empty() ? "" : ", ") + std::to_string(rank);
     throw Timeout("Fabric::connect",

@@ -12,7 +12,7 @@
 namespace tesserae::os {
 namespace {
 
-void* map(std::string_view function, const std::string& name, const Descriptor& descriptor, size_t size) {
+void* map_descriptor(std::string_view function, const std::string& name, const Descriptor& descriptor, size_t size) {
   void* const memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
   if (memory == MAP_FAILED) throw failure(function, name, cat("cannot map ", size, " bytes of shared memory"));
   return memory;
@@ -28,7 +28,7 @@ MemoryFile MemoryFile::create(const std::string& label, size_t size) {
   if (::ftruncate(descriptor.get(), static_cast<off_t>(size)) != 0) {
     throw failure(function, label, cat("cannot make it ", size, " bytes large"));
   }
-  void* const memory = map(function, label, descriptor, size);
+  void* const memory = map_descriptor(function, label, descriptor, size);
   return {std::move(descriptor), memory, size};
 }
 
@@ -42,7 +42,7 @@ MemoryFile MemoryFile::open(pid_t owner, int descriptor, size_t size) {
   if (facts.st_size != static_cast<off_t>(size)) {
     throw IoError(function, cat(path, ": has ", facts.st_size, " bytes, not ", size, ": it is another process's"));
   }
-  return {Descriptor(), map(function, path, file, size), size};
+  return {Descriptor(), map_descriptor(function, path, file, size), size};
 }
 
 MemoryFile::~MemoryFile() {

@@ -12,7 +12,7 @@
 namespace tesserae::shard {
 namespace {
 
-at::Tensor narrow(const at::Tensor& tensor, const mesh::Range& range) {
+at::Tensor elements_of(const at::Tensor& tensor, const mesh::Range& range) {
   return tensor.narrow(0, range.begin, range.size());
 }
 
@@ -41,7 +41,7 @@ LocalParameters::LocalParameters(const Flat& flat, FlatParameter& values, FlatGr
 
 void LocalParameters::show_part() {
   const at::NoGradGuard no_grad;
-  for (const auto& entry : entries_) set_data(entry.parameter, narrow(values_.part(), entry.part));
+  for (const auto& entry : entries_) set_data(entry.parameter, elements_of(values_.part(), entry.part));
 }
 
 void LocalParameters::take_values() {
@@ -62,8 +62,8 @@ void LocalParameters::take_values() {
               "the engine. Change whole parameters inside summon_full_params, their size or dtype before FSDP"));
     }
     if (entry.part.empty() || parameter.const_data_ptr() == base + entry.part.begin * element) continue;
-    narrow(part, entry.part).copy_(parameter.detach().reshape({-1}));
-    set_data(parameter, narrow(part, entry.part));
+    elements_of(part, entry.part).copy_(parameter.detach().reshape({-1}));
+    set_data(parameter, elements_of(part, entry.part));
   }
 }
 
@@ -94,7 +94,7 @@ void LocalParameters::take_gradients(Shard& shard) {
   if (!shard.grad.defined()) shard.grad = gradients_->memory().zero_();
   for (const auto& entry : entries_) {
     if (entry.part.empty()) continue;
-    const at::Tensor mine = narrow(shard.grad, entry.part);
+    const at::Tensor mine = elements_of(shard.grad, entry.part);
     const at::Tensor& theirs = entry.parameter.grad();
     if (!theirs.defined()) {
       mine.zero_();
@@ -109,7 +109,7 @@ void LocalParameters::show_gradients(const Shard& shard) {
     shown_ = shard.grad;
     views_.clear();
     for (const auto& entry : entries_) {
-      views_.push_back(shown_.defined() && !entry.part.empty() ? narrow(shown_, entry.part) : at::Tensor());
+      views_.push_back(shown_.defined() && !entry.part.empty() ? elements_of(shown_, entry.part) : at::Tensor());
     }
   }
   for (size_t i = 0; i < entries_.size(); ++i) {
@@ -136,14 +136,14 @@ at::Tensor LocalParameters::join(const std::vector<at::Tensor>& slices, c10::Sca
                             cat("a tensor of ", slices[i].numel(), " elements for parameter ", i, " of unit \"",
                                 flat_.unit(), "\", of which this rank has ", range.size(), " elements"));
     }
-    narrow(part, range).copy_(slices[i].reshape({-1}));
+    elements_of(part, range).copy_(slices[i].reshape({-1}));
   }
   return part;
 }
 
 std::vector<at::Tensor> LocalParameters::split(const at::Tensor& part) const {
   std::vector<at::Tensor> slices;
-  for (const auto& entry : entries_) slices.push_back(narrow(part, entry.part));
+  for (const auto& entry : entries_) slices.push_back(elements_of(part, entry.part));
   return slices;
 }
 

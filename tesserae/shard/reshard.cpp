@@ -31,8 +31,6 @@
 namespace tesserae::shard {
 namespace {
 
-constexpr const char* name = "reshard";
-
 std::string failure_of(const std::function<void()>& act) {
   try {
     act();

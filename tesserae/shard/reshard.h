@@ -32,6 +32,8 @@ class Reshard {
   Resharding run();
 
  private:
+  static constexpr const char* name = "reshard";
+
   void require_agreement() const;
   void require_possible() const;
   std::vector<bool> gradients_of_all() const;

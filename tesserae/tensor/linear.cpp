@@ -118,7 +118,7 @@ variable_list multiply_gathered(const at::Tensor& own, at::TensorList weights, c
 }
 
 // Inputs: x, the weights, the biases (all or none).
-struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
+struct ColumnLinearFunction : torch::autograd::Function<ColumnLinearFunction> {
   static variable_list forward(AutogradContext* context, const ParallelPtr& parallel, int64_t sequence, int64_t count,
                                at::TensorList inputs) {
     keep(context, parallel, sequence);
@@ -193,7 +193,7 @@ struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
 // --- row -------------------------------------------------------------------------------------------------------------
 
 // Inputs: x, the weight, the bias or nothing.
-struct RowLinear : torch::autograd::Function<RowLinear> {
+struct RowLinearFunction : torch::autograd::Function<RowLinearFunction> {
   static at::Tensor forward(AutogradContext* context, const ParallelPtr& parallel, int64_t sequence,
                             at::TensorList inputs) {
     keep(context, parallel, sequence);
@@ -296,8 +296,8 @@ std::vector<at::Tensor> column_linear(const at::Tensor& x, const std::vector<at:
   for (const auto* list : {&weights, &biases}) {
     for (const auto& tensor : *list) inputs.push_back(autocast(tensor, x));
   }
-  return ColumnLinear::apply(parallel, sequence_of("column_linear", x, sequence_dim),
-                             static_cast<int64_t>(weights.size()), at::TensorList(inputs));
+  return ColumnLinearFunction::apply(parallel, sequence_of("column_linear", x, sequence_dim),
+                                     static_cast<int64_t>(weights.size()), at::TensorList(inputs));
 }
 
 at::Tensor column_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
@@ -313,7 +313,7 @@ at::Tensor row_linear(const at::Tensor& x, const at::Tensor& weight, const at::T
   if (dim != no_sequence) cut_dimension_of("row_linear", x, dim, *parallel);
   std::vector<at::Tensor> inputs{autocast(x, x), autocast(weight, x)};
   if (bias.defined()) inputs.push_back(autocast(bias, x));
-  return RowLinear::apply(parallel, dim, at::TensorList(inputs));
+  return RowLinearFunction::apply(parallel, dim, at::TensorList(inputs));
 }
 
 }  // namespace tesserae::tensor

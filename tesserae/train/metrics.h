@@ -28,6 +28,9 @@ struct StepRecord {
   std::optional<double> val_loss;  ///< if the model was evaluated after this step
 };
 
+/// In the run folder.
+inline constexpr const char* metrics_name = "metrics.jsonl";
+
 /// One line of metrics.jsonl, without the line end. Numbers that are not finite become null, as JSON has none.
 std::string to_line(const StepRecord& record);
 /// The inverse, as far as Metrics needs it (null becomes NaN); nothing for what is no such line.

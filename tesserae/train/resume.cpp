@@ -4,12 +4,12 @@
 
 #include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/folder.h"
+#include "tesserae/train/metrics.h"
 #include "tesserae/train/run_folder.h"
 
 namespace tesserae::train {
 namespace {
 
-constexpr const char* metrics_name = "metrics.jsonl";
 constexpr const char* checkpoints_name = "checkpoints";
 
 os::Path without_slash(const std::string& text) {

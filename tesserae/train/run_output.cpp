@@ -8,7 +8,6 @@
 namespace tesserae::train {
 namespace {
 
-constexpr const char* metrics_name = "metrics.jsonl";
 constexpr const char* summary_name = "summary.json";
 
 /// A run that starts anew in a folder that it shares with an earlier attempt keeps what that one measured.

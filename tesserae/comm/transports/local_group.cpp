@@ -16,16 +16,16 @@ struct Absent : std::runtime_error {
 struct Late : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-struct Disagreement : std::runtime_error {
+struct LocalDisagreement : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-std::string contents(const at::Tensor& tensor) {
+std::string content_of(const at::Tensor& tensor) {
   return tensor.defined() ? cat(tensor.numel(), " x ", tensor.scalar_type()) : "no data";
 }
 
-std::string contents(int job_rank, const LocalRoom::Offer& offer) {
-  return cat("rank ", job_rank, ": ", offer.verb, " of ", contents(offer.buffer), ", root ", offer.root);
+std::string content_of(int job_rank, const LocalRoom::Offer& offer) {
+  return cat("rank ", job_rank, ": ", offer.verb, " of ", content_of(offer.buffer), ", root ", offer.root);
 }
 
 bool agree(const LocalRoom::Offer& a, const LocalRoom::Offer& b) {
@@ -34,7 +34,7 @@ bool agree(const LocalRoom::Offer& a, const LocalRoom::Offer& b) {
          (a.buffer.numel() == b.buffer.numel() && a.buffer.scalar_type() == b.buffer.scalar_type());
 }
 
-std::string join(const std::vector<int>& ranks) {
+std::string list_of(const std::vector<int>& ranks) {
   std::string text;
   for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
   return text;
@@ -70,13 +70,13 @@ template <class Move>
 void LocalGroup::meet(LocalRoom::Offer offer, const Move& move) {
   auto& room = *room_;
   std::unique_lock lock(room.mutex);
-  if (!room.disagreement.empty()) throw Disagreement(room.disagreement);
+  if (!room.disagreement.empty()) throw LocalDisagreement(room.disagreement);
   room.offers[rank()] = std::move(offer);
   if (++room.arrived < room.offers.size()) {
     const uint64_t round = room.round;
     wait(
         lock, [&] { return room.round != round; }, [&](int member) { return !room.offers[member].present; });
-    if (!room.disagreement.empty()) throw Disagreement(room.disagreement);
+    if (!room.disagreement.empty()) throw LocalDisagreement(room.disagreement);
     return;
   }
   const auto& offers = room.offers;
@@ -85,13 +85,13 @@ void LocalGroup::meet(LocalRoom::Offer offer, const Move& move) {
     move(offers);
   } else {
     const auto index = other - offers.begin();
-    room.disagreement = cat(contents(members()[0], offers[0]), "; ", contents(members()[index], *other));
+    room.disagreement = cat(content_of(members()[0], offers[0]), "; ", content_of(members()[index], *other));
   }
   for (auto& done : room.offers) done = {};
   room.arrived = 0;
   ++room.round;
   room.changed.notify_all();
-  if (!room.disagreement.empty()) throw Disagreement(room.disagreement);
+  if (!room.disagreement.empty()) throw LocalDisagreement(room.disagreement);
 }
 
 void LocalGroup::do_all_gather(const at::Tensor& buffer) {
@@ -154,14 +154,14 @@ void LocalGroup::do_exchange(const std::vector<Message>& sends, const std::vecto
       auto& parcel = *box.front();
       box.pop_front();
       if (parcel.data.numel() != message.data.numel() || parcel.data.scalar_type() != message.data.scalar_type()) {
-        parcel.refusal = cat("rank ", members()[message.peer], " sends ", contents(parcel.data), "; rank ",
-                             members()[rank()], " receives ", contents(message.data));
+        parcel.refusal = cat("rank ", members()[message.peer], " sends ", content_of(parcel.data), "; rank ",
+                             members()[rank()], " receives ", content_of(message.data));
       } else {
         message.data.copy_(parcel.data);
       }
       parcel.taken = true;
       room.changed.notify_all();
-      if (!parcel.refusal.empty()) throw Disagreement(parcel.refusal);
+      if (!parcel.refusal.empty()) throw LocalDisagreement(parcel.refusal);
     }
     const auto waits_for = [&](int member) {
       for (size_t i = 0; i < parcels.size(); ++i) {
@@ -178,7 +178,7 @@ void LocalGroup::do_exchange(const std::vector<Message>& sends, const std::vecto
     throw;
   }
   for (const auto& parcel : parcels) {
-    if (!parcel.refusal.empty()) throw Disagreement(parcel.refusal);
+    if (!parcel.refusal.empty()) throw LocalDisagreement(parcel.refusal);
   }
 }
 
@@ -190,10 +190,10 @@ void LocalGroup::do_packed_exchange(const std::string& verb, const at::Tensor& b
 
 void LocalGroup::rethrow(const std::string& what, const std::exception& cause) {
   if (const auto* absent = dynamic_cast<const Absent*>(&cause)) {
-    throw PeerLost("Group", cat(what, ": rank ", join(absent->ranks), " ended before it took part"), absent->ranks);
+    throw PeerLost("Group", cat(what, ": rank ", list_of(absent->ranks), " ended before it took part"), absent->ranks);
   }
   if (dynamic_cast<const Late*>(&cause)) throw Timeout("Group", cat(what, ": ", cause.what()), {});
-  if (dynamic_cast<const Disagreement*>(&cause)) {
+  if (dynamic_cast<const LocalDisagreement*>(&cause)) {
     throw Mismatch("Group", cat(what, ": the ranks disagree: ", cause.what()));
   }
   throw CommError("Group", cat(what, ": ", cause.what()));

@@ -15,7 +15,7 @@ using shm::bytes_of;
 using shm::Verb;
 
 // As for Gloo: below this a message costs its latency, and all add all copies in the order of members.
-constexpr int64_t kWholeReduceBytes = 64 * 1024;
+constexpr int64_t kShmWholeReduceBytes = 64 * 1024;
 // So many blocks a writer is ahead of what it reads itself.
 constexpr int64_t kLead = 2;
 static_assert(kLead < static_cast<int64_t>(ShmRoom::ring_blocks), "a writer that is ahead must find a free block");
@@ -145,7 +145,7 @@ void ShmGroup::do_reduce_scatter_scaled(const at::Tensor& output, const at::Tens
 void ShmGroup::do_all_reduce(const at::Tensor& buffer, Reduction how) {
   Call call(*this, Verb::all_reduce, buffer, -1, how);
   const auto bytes = static_cast<int64_t>(buffer.nbytes());
-  if (bytes * (size() - 1) <= kWholeReduceBytes) {
+  if (bytes * (size() - 1) <= kShmWholeReduceBytes) {
     reduce_whole(call, buffer);
   } else {
     const Starts starts = even_starts(buffer);

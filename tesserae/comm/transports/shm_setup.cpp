@@ -20,7 +20,7 @@ constexpr size_t kBlockBytes = 256 * 1024;
 // Of a message: where ranks outnumber cores each block costs a change of process, so large ones; less in large groups,
 // which have a ring for each pair.
 constexpr size_t kMailBytes = 512 * 1024, kLeastMailBytes = 64 * 1024, kMailOfAll = 64 * 1024 * 1024;
-constexpr std::chrono::seconds kBackstop{15};
+constexpr std::chrono::seconds kShmBackstop{15};
 
 size_t mail_bytes(size_t members) {
   const size_t share = kMailOfAll / (members * members * ShmRoom::mail_blocks);
@@ -120,7 +120,7 @@ at::Tensor ShmGroup::share(int64_t bytes) {
 void ShmGroup::check(Clock::time_point since) const {
   std::lock_guard lock(mutex_);
   if (verdict_) throw shm::Aborted();
-  const auto limit = options_.deadline + (options_.liveness ? kBackstop : std::chrono::seconds(0));
+  const auto limit = options_.deadline + (options_.liveness ? kShmBackstop : std::chrono::seconds(0));
   if (Clock::now() - since > limit) throw shm::Late(cat("the deadline of ", options_.deadline.count(), " ms passed"));
 }
 

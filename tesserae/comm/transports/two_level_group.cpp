@@ -22,7 +22,7 @@ constexpr size_t kFlatReduceBytes = 64 * 1024;
 // What members tell each other of a collective fits in here.
 constexpr int64_t kTextBytes = 192;
 
-struct Disagreement : std::runtime_error {
+struct TwoLevelDisagreement : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
@@ -94,8 +94,8 @@ void TwoLevelGroup::agree(const std::string& text) {
   const auto compare = [&](const at::Tensor& theirs, int member) {
     const std::string other = read(theirs);
     if (other == read(written(text))) return;
-    throw Disagreement(cat("rank ", members()[static_cast<size_t>(member)], " called ", other, ", rank ",
-                           members()[static_cast<size_t>(rank())], " called ", text));
+    throw TwoLevelDisagreement(cat("rank ", members()[static_cast<size_t>(member)], " called ", other, ", rank ",
+                                   members()[static_cast<size_t>(rank())], " called ", text));
   };
   const at::Tensor near = at::empty({near_->size(), kTextBytes}, at::kByte);
   near[near_->rank()].copy_(written(text));
@@ -256,7 +256,7 @@ void TwoLevelGroup::rethrow(const std::string& what, const std::exception& cause
     std::lock_guard lock(mutex_);
     pending_.reset();  // also if agree() threw
   }
-  if (dynamic_cast<const Disagreement*>(&cause)) {
+  if (dynamic_cast<const TwoLevelDisagreement*>(&cause)) {
     liveness_.dispute(*this, {Verdict::Kind::mismatch, {}, cause.what()}).raise(what);
   }
   {
