@@ -42,6 +42,7 @@ function(tesserae_test name)
   # What tests cost is compiling, not running: they are not optimised hard, whatever the build type.
   target_compile_options(test_${name} PRIVATE ${TESSERAE_WARNINGS} -O1)
   target_link_libraries(test_${name} PRIVATE ${TEST_LINK} GTest::gtest GTest::gmock)
+  tesserae_unity(test_${name})
   add_test(NAME ${name} COMMAND test_${name})
   set_tests_properties(${name} PROPERTIES
     TIMEOUT ${TEST_TIMEOUT} PROCESSORS ${TEST_PROCESSORS} LABELS "${TEST_LABELS}" ENVIRONMENT "OMP_NUM_THREADS=1")

@@ -50,7 +50,7 @@ std::vector<Whole> tensors() {
           {"optimizer/step/norm", at::full({}, 3.0F), -1}};
 }
 
-struct Job {
+struct SplitJob {
   int tensor;
   mesh::Layout layout;
 
@@ -58,8 +58,8 @@ struct Job {
   std::string name() const { return cat("T", tensor, "-N", layout.ranks(), "-", to_string(layout.degrees())); }
 };
 
-std::vector<Job> all_jobs() {
-  std::vector<Job> jobs;
+std::vector<SplitJob> all_split_jobs() {
+  std::vector<SplitJob> jobs;
   for (const int tensor : {1, 2, 4}) {
     for (const int ranks : {1, 2, 4}) {
       if (tensor * ranks > 8) continue;
@@ -74,7 +74,7 @@ std::vector<Job> all_jobs() {
 constexpr double unset = -7;
 
 /// What one rank holds. `fill`: with the values of the tensors, padding with other ones; otherwise with `unset`.
-std::vector<Piece> pieces_of(const std::vector<Whole>& wholes, const Job& job, int rank, bool fill,
+std::vector<Piece> pieces_of(const std::vector<Whole>& wholes, const SplitJob& job, int rank, bool fill,
                              c10::ScalarType type = at::kFloat) {
   const int index = rank % job.tensor;  // tensor-parallel ranks are neighbours
   const int data_rank = rank / job.tensor;
@@ -99,7 +99,7 @@ std::vector<Piece> pieces_of(const std::vector<Whole>& wholes, const Job& job, i
 
 class SplitTensors : public ::testing::Test {
  protected:
-  os::Path save(const Job& job, int64_t block_bytes = 512) {
+  os::Path save(const SplitJob& job, int64_t block_bytes = 512) {
     comm::run_local(job.ranks(), [&](comm::Fabric& fabric) {
       Saver saver(testing::borrowed(fabric), {.folder = "/" + job.name(), .block_bytes = block_bytes});
       saver.save({.step = 5,
@@ -133,15 +133,15 @@ std::string difference(const std::vector<Piece>& loaded, const std::vector<Piece
 }
 
 TEST_F(SplitTensors, LoadAnywhereBitwise) {
-  const std::vector<Job> jobs = all_jobs();
+  const std::vector<SplitJob> jobs = all_split_jobs();
   ASSERT_EQ(jobs.size(), 24u);
-  for (const Job& from : jobs) {
+  for (const SplitJob& from : jobs) {
     const os::Path path = save(from);
     const Checkpoint checkpoint = Checkpoint::open(path);
     EXPECT_EQ(checkpoint.manifest().tensor, from.tensor);
     EXPECT_EQ(checkpoint.manifest().layout, from.layout);
     EXPECT_TRUE(verify(path).faults.empty()) << from.name();
-    for (const Job& to : jobs) {
+    for (const SplitJob& to : jobs) {
       for (int rank = 0; rank < to.ranks(); ++rank) {
         const std::vector<Piece> pieces = pieces_of(wholes_, to, rank, false);
         load(checkpoint, pieces);
@@ -154,7 +154,7 @@ TEST_F(SplitTensors, LoadAnywhereBitwise) {
 
 TEST_F(SplitTensors, TypesAreConverted) {
   const Checkpoint checkpoint = Checkpoint::open(save({4, {2, {1, 1, 2}}}));
-  const Job to{2, {2, {2, 2, 2}}};
+  const SplitJob to{2, {2, {2, 2, 2}}};
   for (int rank = 0; rank < to.ranks(); ++rank) {
     const std::vector<Piece> pieces = pieces_of(wholes_, to, rank, false, at::kDouble);
     load(checkpoint, pieces);
@@ -188,7 +188,7 @@ TEST_F(SplitTensors, DamageIsFound) {
   memory_.bytes(path / checkpoint.manifest().files[static_cast<size_t>(part.file)].name)[part.offset + 2000] ^= 1;
   EXPECT_EQ(verify(path).faults.size(), 1u);
   int damaged = 0;
-  const Job to{2, {2, {2, 2, 2}}};
+  const SplitJob to{2, {2, {2, 2, 2}}};
   for (int rank = 0; rank < to.ranks(); ++rank) {
     try {
       load(checkpoint, pieces_of(wholes_, to, rank, false));
@@ -201,7 +201,7 @@ TEST_F(SplitTensors, DamageIsFound) {
 }
 
 TEST_F(SplitTensors, GoOutAsWholeTensors) {
-  for (const Job& job : {Job{4, {2, {1, 2, 2}}}, Job{2, {1, {1, 1, 1}}}}) {
+  for (const SplitJob& job : {SplitJob{4, {2, {1, 2, 2}}}, SplitJob{2, {1, {1, 1, 1}}}}) {
     const os::Path folder = "/out-" + job.name();
     export_weights(Checkpoint::open(save(job)), folder);
     const WeightFiles files = WeightFiles::open(folder);
@@ -220,7 +220,7 @@ TEST_F(SplitTensors, GoOutAsWholeTensors) {
 }
 
 TEST_F(SplitTensors, RanksThatDisagreeAreRefused) {
-  const Job job{2, {1, {1, 1, 1}}};
+  const SplitJob job{2, {1, {1, 1, 1}}};
   EXPECT_THROW(comm::run_local(2,
                                [&](comm::Fabric& fabric) {
                                  std::vector<Piece> pieces = pieces_of(wholes_, job, fabric.rank(), true);

@@ -21,7 +21,7 @@ namespace {
 
 using testing::Assembled;
 
-struct Job {
+struct ParallelJob {
   int tensor;
   mesh::Degrees degrees;
   int ranks;  ///< data-parallel
@@ -31,7 +31,7 @@ struct Job {
 /// One rank of a job: a model whose vocabulary no degree divides, after one step of AdamW.
 class Rank {
  public:
-  Rank(comm::Fabric& fabric, const Job& job)
+  Rank(comm::Fabric& fabric, const ParallelJob& job)
       : job_(job),
         whole_(testing::borrowed(fabric)),
         axes_(fabric.size(), job.tensor),
@@ -70,7 +70,7 @@ class Rank {
     return options;
   }
 
-  Job job_;
+  ParallelJob job_;
   std::shared_ptr<comm::Fabric> whole_;
   mesh::Axes axes_;
   std::shared_ptr<tensor::Parallel> parallel_;
@@ -80,15 +80,15 @@ class Rank {
   optim::AdamW optimizer_;
 };
 
-void run(const Job& job, const std::function<void(Rank& rank)>& body) {
+void run(const ParallelJob& job, const std::function<void(Rank& rank)>& body) {
   comm::run_local(job.tensor * job.ranks, [&](comm::Fabric& fabric) {
     Rank rank(fabric, job);
     body(rank);
   });
 }
 
-const std::vector<Job> jobs{{1, {1, 1, 1}, 1}, {1, {2, 2, 4}, 4}, {2, {1, 1, 1}, 1}, {2, {1, 2, 2}, 2},
-                            {2, {2, 2, 4}, 4}, {4, {1, 1, 1}, 1}, {4, {2, 2, 2}, 2}, {4, {1, 1, 2}, 2}};
+const std::vector<ParallelJob> jobs{{1, {1, 1, 1}, 1}, {1, {2, 2, 4}, 4}, {2, {1, 1, 1}, 1}, {2, {1, 2, 2}, 2},
+                                    {2, {2, 2, 4}, 4}, {4, {1, 1, 1}, 1}, {4, {2, 2, 2}, 2}, {4, {1, 1, 2}, 2}};
 
 class TensorParallelState : public ::testing::Test {
  protected:
@@ -98,7 +98,7 @@ class TensorParallelState : public ::testing::Test {
 
 TEST_F(TensorParallelState, LoadsAnywhereBitwise) {
   std::map<std::string, Assembled> saved;
-  for (const Job& job : jobs) {
+  for (const ParallelJob& job : jobs) {
     Assembled& values = saved[job.name()];
     run(job, [&](Rank& rank) {
       rank.step();
@@ -112,16 +112,16 @@ TEST_F(TensorParallelState, LoadsAnywhereBitwise) {
     EXPECT_EQ(checkpoint.manifest().find("model/embedding.weight")->shape, (std::vector<int64_t>{29, 16}));
     EXPECT_EQ(checkpoint.manifest().find("model/blocks.0.attention.output.weight")->split.parts, job.tensor);
   }
-  for (const Job& to : jobs) {
+  for (const ParallelJob& to : jobs) {
     std::map<std::string, Assembled> loaded;
-    for (const Job& from : jobs) loaded[from.name()];
+    for (const ParallelJob& from : jobs) loaded[from.name()];
     run(to, [&](Rank& rank) {
-      for (const Job& from : jobs) {
+      for (const ParallelJob& from : jobs) {
         rank.load(Checkpoint::open(os::Path("/" + from.name()) / "step-1"));
         loaded[from.name()].add(rank.pieces());
       }
     });
-    for (const Job& from : jobs) {
+    for (const ParallelJob& from : jobs) {
       EXPECT_EQ(saved[from.name()].difference(loaded[from.name()]), "") << from.name() << " -> " << to.name();
     }
   }
@@ -136,7 +136,7 @@ TEST_F(TensorParallelState, WeightsGoOutAndInWhole) {
     }
     return bytes;
   };
-  for (const Job& job : {jobs[3], jobs[5], jobs[6]}) {
+  for (const ParallelJob& job : {jobs[3], jobs[5], jobs[6]}) {
     Assembled values;
     run(job, [&](Rank& rank) {
       rank.step();
@@ -150,7 +150,7 @@ TEST_F(TensorParallelState, WeightsGoOutAndInWhole) {
     std::map<std::string, std::string> expected;
     for (const auto& [name, bytes] : values.bytes()) expected[name.substr(std::string_view("model/").size())] = bytes;
     EXPECT_EQ(live, expected);
-    for (const Job& to : {jobs[0], jobs[4], jobs[7]}) {
+    for (const ParallelJob& to : {jobs[0], jobs[4], jobs[7]}) {
       Assembled imported;
       run(to, [&](Rank& rank) {
         import_weights(WeightFiles::open("/live-" + job.name()), rank.sharded());

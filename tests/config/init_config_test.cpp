@@ -44,13 +44,13 @@ TEST(InitConfig, TakesTheDial) {
       resolved(R"({"dial": {"schedule": [{"step": 7, "hybrid_shard_degree": 2}]}})")["dial"]["schedule"][0]["step"], 7);
 }
 
-struct Case {
+struct WrongInit {
   const char* what;
   const char* document;
   const char* error;
 };
 
-class WrongInitConfig : public testing::TestWithParam<Case> {};
+class WrongInitConfig : public testing::TestWithParam<WrongInit> {};
 
 TEST_P(WrongInitConfig, NamesTheKey) {
   EXPECT_EQ(error_of([] { resolved(GetParam().document); }), std::string("[configuration] ") + GetParam().error);
@@ -59,39 +59,46 @@ TEST_P(WrongInitConfig, NamesTheKey) {
 INSTANTIATE_TEST_SUITE_P(
     Errors, WrongInitConfig,
     testing::Values(
-        Case{"misspelt", R"({"hybrid_shard_degre": 2})",
-             "hybrid_shard_degre: unknown key; did you mean hybrid_shard_degree?"},
-        Case{"in_no_section", R"({"deadline_seconds": 2})",
-             "deadline_seconds: unknown key; did you mean run.deadline_seconds?"},
-        Case{"of_the_command_line", R"({"precision": "bf16"})",
-             "precision: is read by `tesserae train` only (as precision): a script says that itself, and tsm.init does "
-             "not take it"},
-        Case{"of_a_section_of_the_command_line", R"({"run": {"device": "cpu"}})",
-             "run.device: is read by `tesserae train` only (as run.device): a script says that itself, and tsm.init "
-             "does not take it"},
-        Case{"of_a_section_without_it", R"({"steps": 5})",
-             "steps: is read by `tesserae train` only (as train.steps): a script says that itself, and tsm.init does "
-             "not take it"},
-        Case{"no_object", "[2]", "must be a JSON object, but is [2]"},
-        Case{"negative_degree", R"({"hybrid_shard_degree": -1})", "hybrid_shard_degree: must be at least 0, but is -1"},
-        Case{"degree_of_yes", R"({"hybrid_shard_degree": true})",
-             "hybrid_shard_degree: must be an integer or \"auto\", but is true"},
-        Case{"two_plans",
-             R"({"hybrid_shard_degree": "auto", "dial": {"schedule": [{"step": 1, "hybrid_shard_degree": 1}]}})",
-             "dial.schedule: contradicts hybrid_shard_degree = \"auto\": give one of them"},
-        Case{"schedule_without_degree", R"({"dial": {"schedule": [{"step": 1}]}})",
-             "dial.schedule[0]: must have either hybrid_shard_degree or degrees"},
-        Case{"horizon", R"({"activation_loading_horizon": 4})",
-             "activation_loading_horizon: activation offloading is not available yet: only 2 is taken, but it is 4"},
-        Case{"no_horizon", R"({"activation_loading_horizon": 0})",
-             "activation_loading_horizon: must be at least 1, but is 0"},
-        Case{"context_parallel", R"({"context_parallel_degree": 2})",
-             "context_parallel_degree: context parallelism is not available yet: only 1 is taken, but it is 2"},
-        Case{"two_dials", R"({"hybrid_shard_degree": 2, "degrees": {"parameters": 1, "gradients": 1, "optimizer": 2}})",
-             "degrees: contradicts hybrid_shard_degree = 2: give one of them"},
-        Case{"half_a_dial", R"({"degrees": {"parameters": 1}})",
-             "degrees.gradients: is missing; it must be an integer"},
-        Case{"deadline", R"({"run": {"deadline_seconds": 0}})", "run.deadline_seconds: must be more than 0, but is 0"}),
+        WrongInit{"misspelt", R"({"hybrid_shard_degre": 2})",
+                  "hybrid_shard_degre: unknown key; did you mean hybrid_shard_degree?"},
+        WrongInit{"in_no_section", R"({"deadline_seconds": 2})",
+                  "deadline_seconds: unknown key; did you mean run.deadline_seconds?"},
+        WrongInit{
+            "of_the_command_line", R"({"precision": "bf16"})",
+            "precision: is read by `tesserae train` only (as precision): a script says that itself, and tsm.init does "
+            "not take it"},
+        WrongInit{
+            "of_a_section_of_the_command_line", R"({"run": {"device": "cpu"}})",
+            "run.device: is read by `tesserae train` only (as run.device): a script says that itself, and tsm.init "
+            "does not take it"},
+        WrongInit{
+            "of_a_section_without_it", R"({"steps": 5})",
+            "steps: is read by `tesserae train` only (as train.steps): a script says that itself, and tsm.init does "
+            "not take it"},
+        WrongInit{"no_object", "[2]", "must be a JSON object, but is [2]"},
+        WrongInit{"negative_degree", R"({"hybrid_shard_degree": -1})",
+                  "hybrid_shard_degree: must be at least 0, but is -1"},
+        WrongInit{"degree_of_yes", R"({"hybrid_shard_degree": true})",
+                  "hybrid_shard_degree: must be an integer or \"auto\", but is true"},
+        WrongInit{"two_plans",
+                  R"({"hybrid_shard_degree": "auto", "dial": {"schedule": [{"step": 1, "hybrid_shard_degree": 1}]}})",
+                  "dial.schedule: contradicts hybrid_shard_degree = \"auto\": give one of them"},
+        WrongInit{"schedule_without_degree", R"({"dial": {"schedule": [{"step": 1}]}})",
+                  "dial.schedule[0]: must have either hybrid_shard_degree or degrees"},
+        WrongInit{
+            "horizon", R"({"activation_loading_horizon": 4})",
+            "activation_loading_horizon: activation offloading is not available yet: only 2 is taken, but it is 4"},
+        WrongInit{"no_horizon", R"({"activation_loading_horizon": 0})",
+                  "activation_loading_horizon: must be at least 1, but is 0"},
+        WrongInit{"context_parallel", R"({"context_parallel_degree": 2})",
+                  "context_parallel_degree: context parallelism is not available yet: only 1 is taken, but it is 2"},
+        WrongInit{"two_dials",
+                  R"({"hybrid_shard_degree": 2, "degrees": {"parameters": 1, "gradients": 1, "optimizer": 2}})",
+                  "degrees: contradicts hybrid_shard_degree = 2: give one of them"},
+        WrongInit{"half_a_dial", R"({"degrees": {"parameters": 1}})",
+                  "degrees.gradients: is missing; it must be an integer"},
+        WrongInit{"deadline", R"({"run": {"deadline_seconds": 0}})",
+                  "run.deadline_seconds: must be more than 0, but is 0"}),
     [](const auto& info) { return info.param.what; });
 
 }  // namespace

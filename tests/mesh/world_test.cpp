@@ -19,7 +19,7 @@ World from(const std::map<std::string, std::string>& environment) {
   });
 }
 
-World torchrun(int rank, int size, int local_size) {
+World launched_by_torchrun(int rank, int size, int local_size) {
   return from({{"RANK", std::to_string(rank)},
                {"WORLD_SIZE", std::to_string(size)},
                {"LOCAL_RANK", std::to_string(rank % local_size)},
@@ -49,18 +49,18 @@ TEST(World, IsAloneWithoutALauncher) {
 }
 
 TEST(World, TakesHostsForBlocksUntilItKnowsThem) {
-  const World world = torchrun(5, 8, 4);
+  const World world = launched_by_torchrun(5, 8, 4);
   EXPECT_EQ(world.rank(), 5);
   EXPECT_EQ(world.hosts(), 2);
   EXPECT_THAT(hosts(world), ElementsAre(0, 0, 0, 0, 1, 1, 1, 1));
   EXPECT_THAT(world.host_ranks(6), ElementsAre(4, 5, 6, 7));
-  EXPECT_EQ(torchrun(0, 7, 4).hosts(), 2) << "the last host has fewer";
+  EXPECT_EQ(launched_by_torchrun(0, 7, 4).hosts(), 2) << "the last host has fewer";
 }
 
 TEST(World, OrdersRanksByHostWhereTheLauncherDealtThemRoundRobin) {
   const std::vector<std::string> dealt{"a", "b", "c", "a", "b", "c", "a", "b"};
   for (int launched = 0; launched < 8; ++launched) {
-    const World world = torchrun(launched, 8, 1).with_hosts(dealt);
+    const World world = launched_by_torchrun(launched, 8, 1).with_hosts(dealt);
     EXPECT_THAT(launcher_ranks(world), ElementsAre(0, 3, 6, 1, 4, 7, 2, 5));
     EXPECT_THAT(hosts(world), ElementsAre(0, 0, 0, 1, 1, 1, 2, 2));
     EXPECT_EQ(world.hosts(), 3);
@@ -72,14 +72,14 @@ TEST(World, OrdersRanksByHostWhereTheLauncherDealtThemRoundRobin) {
 }
 
 TEST(World, HostsCountInOrderOfTheirLowestRankWhateverTheirNames) {
-  const World world = torchrun(0, 4, 2).with_hosts({"z", "z", "a", "a"});
+  const World world = launched_by_torchrun(0, 4, 2).with_hosts({"z", "z", "a", "a"});
   EXPECT_THAT(launcher_ranks(world), ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(hosts(world), ElementsAre(0, 0, 1, 1));
 }
 
 TEST(World, LearningTheHostsTwiceChangesNothing) {
   const std::vector<std::string> labels{"a", "b", "a", "b"};
-  const World once = torchrun(1, 4, 2).with_hosts(labels);
+  const World once = launched_by_torchrun(1, 4, 2).with_hosts(labels);
   const World twice = once.with_hosts(labels);
   EXPECT_EQ(launcher_ranks(once), launcher_ranks(twice));
   EXPECT_EQ(once.rank(), twice.rank());
@@ -87,7 +87,7 @@ TEST(World, LearningTheHostsTwiceChangesNothing) {
 }
 
 TEST(World, RefusesLabelsForAnotherNumberOfRanks) {
-  EXPECT_THROW(torchrun(0, 4, 2).with_hosts({"a", "a", "b"}), InvalidArgument);
+  EXPECT_THROW(launched_by_torchrun(0, 4, 2).with_hosts({"a", "a", "b"}), InvalidArgument);
 }
 
 TEST(World, SingleHost) {

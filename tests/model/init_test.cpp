@@ -12,12 +12,12 @@
 namespace tesserae::model {
 namespace {
 
-const GptConfig small{.vocabulary = 64, .dimension = 64, .layers = 8, .heads = 4, .tied = false, .seed = 3};
+const GptConfig deep{.vocabulary = 64, .dimension = 64, .layers = 8, .heads = 4, .tied = false, .seed = 3};
 
 TEST(Init, MetaAndDirectConstructionGiveTheSameNumbers) {
-  GptConfig elsewhere = small;
+  GptConfig elsewhere = deep;
   elsewhere.device = at::kMeta;
-  Gpt direct(small), meta(elsewhere);
+  Gpt direct(deep), meta(elsewhere);
   const auto fill = initialize(elsewhere);
   const auto expected = direct->named_parameters();
   auto parameters = meta->named_parameters().pairs();
@@ -32,7 +32,7 @@ TEST(Init, MetaAndDirectConstructionGiveTheSameNumbers) {
 }
 
 TEST(Init, OtherDtypesAndStridesAreRoundedCopies) {
-  const auto fill = initialize(small);
+  const auto fill = initialize(deep);
   auto plain = at::empty({33, 20});
   fill("w", plain);
   auto half = at::empty({33, 20}, at::kBFloat16);
@@ -44,7 +44,7 @@ TEST(Init, OtherDtypesAndStridesAreRoundedCopies) {
 }
 
 TEST(Init, Scheme) {
-  GptConfig config = small;
+  GptConfig config = deep;
   config.dimension = 256;
   Gpt model(config);
   for (const auto& parameter : model->named_parameters()) {
@@ -67,9 +67,9 @@ TEST(Init, SeedsDifferByNameAndSeed) {
     for (int i = 0; i < 100; ++i) seeds.insert(seed_of(seed, "blocks." + std::to_string(i) + ".weight"));
   }
   EXPECT_EQ(seeds.size(), 1000u);
-  GptConfig other = small;
+  GptConfig other = deep;
   other.seed = 4;
-  EXPECT_FALSE(Gpt(small)->parameters()[0].equal(Gpt(other)->parameters()[0]));
+  EXPECT_FALSE(Gpt(deep)->parameters()[0].equal(Gpt(other)->parameters()[0]));
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-model::GptConfig tiny() {  // 1,480 parameters: model_test.cpp
+model::GptConfig tiny_model() {  // 1,480 parameters: model_test.cpp
   return {.vocabulary = 10, .dimension = 8, .layers = 2, .heads = 2, .feed_forward = 16, .tied = false};
 }
 
@@ -40,7 +40,7 @@ const Entry& find(const std::vector<Entry>& entries, int tensor, const mesh::Deg
 }
 
 TEST(Plan, HasEveryLayoutOnceAndTheBestFirst) {
-  const auto entries = make_plan(tiny(), step_of(4), small_cluster());
+  const auto entries = make_plan(tiny_model(), step_of(4), small_cluster());
   EXPECT_EQ(entries.size(), mesh::all_degrees(4).size() + mesh::all_degrees(2).size());
   for (size_t i = 1; i < entries.size(); ++i) {
     EXPECT_LE(std::tuple(!entries[i - 1].fits, entries[i - 1].seconds()),
@@ -55,7 +55,7 @@ TEST(Plan, HasEveryLayoutOnceAndTheBestFirst) {
 }
 
 TEST(Plan, MemoryByHand) {
-  const auto entries = make_plan(tiny(), step_of(4), small_cluster());
+  const auto entries = make_plan(tiny_model(), step_of(4), small_cluster());
   const Entry& entry = find(entries, 1, {2, 2, 4});
   EXPECT_EQ(entry.micro_batches, 1);
   EXPECT_EQ(entry.state.pieces, 2 * 1480 / 2);
@@ -75,7 +75,7 @@ TEST(Plan, MemoryByHand) {
 }
 
 TEST(Plan, TrafficAndTimeByHand) {
-  const auto entries = make_plan(tiny(), step_of(4), small_cluster());
+  const auto entries = make_plan(tiny_model(), step_of(4), small_cluster());
   const Entry& entry = find(entries, 1, {2, 2, 4});
   EXPECT_EQ(entry.data.gather.bytes, 2 * 2 * 1480 / 2);
   EXPECT_EQ(entry.data.first_hop.bytes, 2 * 1480 / 2);
@@ -97,9 +97,9 @@ TEST(Plan, TrafficAndTimeByHand) {
 
   Cluster lonely = small_cluster();
   lonely.per_host = 1;
-  EXPECT_TRUE(find(make_plan(tiny(), step_of(4), lonely), 2, {1, 1, 1}).tensor_hop.crosses);
+  EXPECT_TRUE(find(make_plan(tiny_model(), step_of(4), lonely), 2, {1, 1, 1}).tensor_hop.crosses);
   lonely.per_host = 8;
-  EXPECT_FALSE(find(make_plan(tiny(), step_of(4), lonely), 2, {1, 1, 1}).tensor_hop.crosses);
+  EXPECT_FALSE(find(make_plan(tiny_model(), step_of(4), lonely), 2, {1, 1, 1}).tensor_hop.crosses);
 }
 
 TEST(Plan, ChoosesTheMicroBatchOfEachLayout) {
@@ -107,14 +107,14 @@ TEST(Plan, ChoosesTheMicroBatchOfEachLayout) {
   training.run.micro_batch = 0;
   Cluster cluster = small_cluster();
   cluster.memory = 30000;
-  const auto chosen = make_plan(tiny(), training, cluster);
+  const auto chosen = make_plan(tiny_model(), training, cluster);
   ASSERT_EQ(chosen.size(), 14u);
   bool larger_than_1 = false;
   for (const Entry& entry : chosen) {
     EXPECT_EQ(entry.micro_batch * entry.micro_batches * entry.ranks, 16);
     larger_than_1 = larger_than_1 || entry.micro_batch > 1;
     for (training.run.micro_batch = 1; training.run.micro_batch <= 16 / entry.ranks; training.run.micro_batch *= 2) {
-      const auto all = make_plan(tiny(), training, cluster);
+      const auto all = make_plan(tiny_model(), training, cluster);
       const Entry& other = find(all, entry.tensor, entry.degrees);
       EXPECT_TRUE(entry.fits || !other.fits);
       if (other.fits) {
@@ -128,7 +128,7 @@ TEST(Plan, ChoosesTheMicroBatchOfEachLayout) {
 TEST(Plan, RefusesWhatCanNotBe) {
   auto refusal = [](const Training& training, const Cluster& cluster) -> std::string {
     try {
-      make_plan(tiny(), training, cluster);
+      make_plan(tiny_model(), training, cluster);
     } catch (const InvalidArgument& error) {
       return error.what();
     }
@@ -157,10 +157,10 @@ TEST(Plan, AModelOfAboutSoManyParameters) {
 }
 
 TEST(Plan, IsPrinted) {
-  const auto entries = make_plan(tiny(), step_of(4), small_cluster());
-  const std::string text = as_text(tiny(), step_of(4), small_cluster(), entries, 3);
+  const auto entries = make_plan(tiny_model(), step_of(4), small_cluster());
+  const std::string text = as_text(tiny_model(), step_of(4), small_cluster(), entries, 3);
   EXPECT_EQ(std::ranges::count(text, '\n'), 4 + 1 + 2 + 3);
-  const auto json = as_json(tiny(), step_of(4), small_cluster(), entries, 100);
+  const auto json = as_json(tiny_model(), step_of(4), small_cluster(), entries, 100);
   ASSERT_EQ(json["layouts"].size(), entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
     const auto& layout = json["layouts"][i];

@@ -20,10 +20,6 @@ namespace {
 using ::testing::HasSubstr;
 using Tensors = std::vector<at::Tensor>;
 
-std::shared_ptr<comm::Fabric> share(comm::Fabric& fabric) {
-  return {&fabric, [](comm::Fabric*) {}};
-}
-
 /// A net whose units were sharded one by one, the innermost first, each adopted by the one around it.
 class JoinedNet {
  public:

@@ -75,6 +75,9 @@ Batch batch_of(const NetOptions& options, int64_t step, int rank, int ranks, int
 
 using Values = std::map<std::string, at::Tensor>;
 
+/// For what keeps its fabric: without owning it, as the test does.
+std::shared_ptr<comm::Fabric> share(comm::Fabric& fabric);
+
 /// `steps` of plain SGD (no momentum) in one process without an engine; `micro` backwards a step over equal parts of
 /// the batch.
 struct Reference {

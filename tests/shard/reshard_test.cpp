@@ -18,10 +18,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::shared_ptr<comm::Fabric> share(comm::Fabric& fabric) {
-  return {&fabric, [](comm::Fabric*) {}};
-}
-
 template <class Kind, class Call>
 std::string error_of(const Call& call) {
   try {

@@ -19,10 +19,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::shared_ptr<comm::Fabric> share(comm::Fabric& fabric) {
-  return {&fabric, [](comm::Fabric*) {}};
-}
-
 std::shared_ptr<comm::Fabric> alone() {
   return comm::Fabric::null(mesh::World::single_host(0, 1));
 }

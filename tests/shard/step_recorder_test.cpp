@@ -18,10 +18,6 @@ namespace {
 using ::testing::ElementsAre;
 using Kind = StepEvent::Kind;
 
-std::shared_ptr<comm::Fabric> share(comm::Fabric& fabric) {
-  return {&fabric, [](comm::Fabric*) {}};
-}
-
 /// The events of some kinds, as a letter and the unit's index.
 std::vector<std::string> told(const std::vector<StepEvent>& events, const std::map<Kind, std::string>& letters) {
   std::vector<std::string> text;

@@ -18,7 +18,7 @@ using testing::piece;
 using testing::run_parallel;
 using testing::whole_of;
 
-constexpr int64_t width = 6, hidden = 12;
+constexpr int64_t mlp_width = 6, hidden = 12;
 
 at::Tensor activated(Activation activation, const at::Tensor& x) {
   if (activation == Activation::relu) return at::relu(x);
@@ -30,12 +30,12 @@ at::Tensor activated(Activation activation, const at::Tensor& x) {
 struct Whole {
   explicit Whole(const MlpOptions& mlp) : mlp(mlp) {
     const auto parameter = [](const std::string& name, at::IntArrayRef shape) { return leaf(whole_of(name, shape)); };
-    gate = parameter("gate.weight", {hidden, width});
-    up = parameter("up.weight", {hidden, width});
-    down = parameter("down.weight", {width, hidden});
+    gate = parameter("gate.weight", {hidden, mlp_width});
+    up = parameter("up.weight", {hidden, mlp_width});
+    down = parameter("down.weight", {mlp_width, hidden});
     gate_bias = parameter("gate.bias", {hidden});
     up_bias = parameter("up.bias", {hidden});
-    down_bias = parameter("down.bias", {width});
+    down_bias = parameter("down.bias", {mlp_width});
   }
 
   at::Tensor forward(const at::Tensor& x) const {
@@ -60,7 +60,7 @@ void compare(const ParallelPtr& parallel, const MlpOptions& mlp, int64_t sequenc
   fill_parameters(*split, testing::fill);
   const auto own = [&](const at::Tensor& t) { return sequence == no_sequence ? t : piece(t, sequence, *parallel); };
   const Whole whole(mlp);
-  const at::Tensor x = leaf(numbers({2, 8, width}, 1)), dy = numbers({2, 8, width}, 2);
+  const at::Tensor x = leaf(numbers({2, 8, mlp_width}, 1)), dy = numbers({2, 8, mlp_width}, 2);
   const at::Tensor expected = whole.forward(x);
   expected.backward(dy);
 
@@ -87,7 +87,7 @@ TEST(Mlp, EqualsTheFormulaOnOneProcess) {
         for (const bool gated : {false, true}) {
           for (const bool bias : {false, true}) {
             const MlpOptions mlp{
-                .width = width, .hidden = hidden, .activation = activation, .gated = gated, .bias = bias};
+                .width = mlp_width, .hidden = hidden, .activation = activation, .gated = gated, .bias = bias};
             for (const int64_t sequence : {no_sequence, int64_t{1}}) compare(parallel, mlp, sequence);
           }
         }
@@ -99,7 +99,7 @@ TEST(Mlp, EqualsTheFormulaOnOneProcess) {
 TEST(Mlp, AHiddenWidthThatCanNotBeCutNamesTheDegreesThatWouldDo) {
   run_parallel(4, [](const ParallelPtr& parallel) {
     try {
-      Mlp(MlpOptions{.width = width, .hidden = 6}, LayerOptions{parallel});
+      Mlp(MlpOptions{.width = mlp_width, .hidden = 6}, LayerOptions{parallel});
       ADD_FAILURE() << "6 features on 4 ranks";
     } catch (const InvalidArgument& error) {
       EXPECT_THAT(error.what(), ::testing::HasSubstr("the hidden width 6 can not be cut"));
