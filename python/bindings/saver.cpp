@@ -7,9 +7,9 @@
 #include <random>
 
 #include "python/bindings/bindings.h"
-#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/writer.h"
+#include "tesserae/comm/agree.h"
 
 namespace tesserae::bindings {
 namespace {

@@ -224,9 +224,7 @@ void bind_unit(py::module_& module) {
       .def("adopt", &Unit::adopt, py::arg("inner"), py::arg("name"), without_gil)
       .def(
           "show_parameters",
-          [](Unit& unit, const std::vector<std::vector<at::Tensor>>& parameters) {
-            unit.show_parameters(parameters);
-          },
+          [](Unit& unit, const std::vector<std::vector<at::Tensor>>& parameters) { unit.show_parameters(parameters); },
           py::arg("parameters"))
       .def(
           "set_entries",
@@ -238,8 +236,7 @@ void bind_unit(py::module_& module) {
           py::arg("entries"),
           "(module._parameters or a module, name, compute parameter, shard) for each entry to swap.")
       .def(
-          "set_master_dtype",
-          [](Unit& unit, at::ScalarType dtype) { unit.sharded().set_master_dtype(dtype); },
+          "set_master_dtype", [](Unit& unit, at::ScalarType dtype) { unit.sharded().set_master_dtype(dtype); },
           py::arg("dtype"), "Masters, gradients and optimizer state are in that dtype from the first step on.")
       .def("require_between_steps", &Unit::require_between_steps, py::arg("function"))
       .def("enter", &Unit::enter)
@@ -259,16 +256,16 @@ void bind_unit(py::module_& module) {
           "What the ranks must agree on, as lines of text.")
       .def(
           "require_agreement",
-          [](Unit& unit) { 
+          [](Unit& unit) {
             shard::Engine& engine = unit.engine();
             shard::require_agreement(*engine.root().sharding().fabric, shard::describe(engine));
           },
           without_gil, "Collective: raises Mismatch unless all ranks built the same units.")
       .def(
           "set_reduce_hook",
-          [](Unit& unit, const py::object& hook) {
-            unit.replace_reduction(hook.is_none() ? nullptr : std::make_shared<PythonReduction>(hook));
-          },
+          [](Unit& unit,
+             const py::object&
+                 hook) { unit.replace_reduction(hook.is_none() ? nullptr : std::make_shared<PythonReduction>(hook)); },
           py::arg("hook"));
 }
 

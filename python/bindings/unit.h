@@ -65,7 +65,8 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   void replace_reduction(std::shared_ptr<shard::StepObserver> reduction);
 
   void set_entries(std::vector<Entry> entries) { entries_ = std::move(entries); }
-  /// The beginning of a forward: parameters are there, entries swapped. leave() undoes the swap, whatever happened between.
+  /// The beginning of a forward: parameters are there, entries swapped. leave() undoes the swap, whatever happened
+  /// between.
   void enter();
   void leave();
   /// The end of a forward that returned `output`: finds its tensors (in tuples, lists, dictionaries and dataclasses).

@@ -7,10 +7,10 @@
 #include <optional>
 #include <utility>
 
-#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/load.h"
 #include "tesserae/checkpoint/weight_folder.h"
 #include "tesserae/checkpoint/weights.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"

@@ -5,12 +5,12 @@
 #include <set>
 #include <utility>
 
-#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/placement.h"
 #include "tesserae/checkpoint/weights.h"
 #include "tesserae/checkpoint/writer.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
-#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/checkpoint/placement.h"
+#include "tesserae/comm/agree.h"
 
 namespace tesserae::checkpoint {
 namespace {

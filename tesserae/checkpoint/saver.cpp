@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
-#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/snapshot.h"
 #include "tesserae/checkpoint/writer.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/os/clock.h"
 
 // How ranks agree on the outcome: each writes on a thread of its own, which talks to other ranks through the folder

@@ -40,8 +40,8 @@ class Target {
 std::shared_ptr<Target> target_of(shard::Sharded& sharded);
 std::shared_ptr<Target> target_of(shard::Engine& engine);
 
-/// Shards that one process holds alone and that outlive the target: sums are its own, zero_grad undefines the gradients,
-/// nothing moves.
+/// Shards that one process holds alone and that outlive the target: sums are its own, zero_grad undefines the
+/// gradients, nothing moves.
 class LocalTarget : public Target {
  public:
   explicit LocalTarget(std::vector<shard::Shard>& shards, std::function<void(int)> publish = {});

@@ -3,7 +3,8 @@
 //  1. before_forward(unit): gather (usually started earlier by the schedule), then start the next ones, bounded by
 //     limit_all_gathers. The root's call begins the step.
 //  2. after_forward(unit): free, if the lifetime says so and the schedule does not need the unit next.
-//  3. before_backward(unit), from a hook on the unit's outputs: gather again and look ahead in backward order. The first
+//  3. before_backward(unit), from a hook on the unit's outputs: gather again and look ahead in backward order. The
+//  first
 //     one asks autograd to call step 5 when the backward ends.
 //  4. on_gradient(): a parameter's gradient is final for this backward (hook on its AccumulateGrad node; the tensor's
 //     own post-accumulate slot belongs to the user). It moves into the unit's buffer, unless it was computed there
@@ -72,8 +73,9 @@ void Engine::abandon_step() {
 }
 
 bool Engine::accumulating() const {
-  return std::ranges::any_of(
-      buffers_, [](const FlatBuffer* buffer) { return buffer->gradient() != nullptr && buffer->gradient()->pending(); });
+  return std::ranges::any_of(buffers_, [](const FlatBuffer* buffer) {
+    return buffer->gradient() != nullptr && buffer->gradient()->pending();
+  });
 }
 
 void Engine::gather(ShardedUnit& unit, bool backward) {

@@ -66,7 +66,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const std::vector<std::unique_ptr<ShardedUnit>>& units() const { return units_; }
   ShardedUnit& root() const { return *units_.front(); }
   const std::vector<FlatBuffer*>& buffers() const { return buffers_; }  ///< of all units
-  const ShardList& shards() const { return shards_; }                  ///< of buffers that are not frozen
+  const ShardList& shards() const { return shards_; }                   ///< of buffers that are not frozen
   Statistics statistics() const;
 
   // Between steps.

@@ -32,8 +32,8 @@ FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), t
   const Context& context = unit.context();
   const Sharding& sharding = unit.sharding();
   const auto dtypes = dtypes_of(spec, sharding.options.precision);
-  flat_ = std::make_unique<Flat>(unit.name(), spec.slots, dtypes, spec.trainable, sharding.layout,
-                                 sharding.fabric->rank());
+  flat_ =
+      std::make_unique<Flat>(unit.name(), spec.slots, dtypes, spec.trainable, sharding.layout, sharding.fabric->rank());
   at::Tensor master, piece;
   // Padding must be finite: it travels with the rest.
   if (flat_->trainable()) master = new_part(context, *flat_, dtypes.master).zero_();
@@ -50,8 +50,7 @@ FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), t
   shard_ = shard_of(master);
   gradient_ = std::make_unique<FlatGradient>(context, *flat_, shard_);
   hooks_ = std::make_unique<autograd::GradientHooks>(
-      tensors_,
-      [this](int slot, const at::Tensor& gradient) { unit_.engine().on_gradient(*this, slot, gradient); },
+      tensors_, [this](int slot, const at::Tensor& gradient) { unit_.engine().on_gradient(*this, slot, gradient); },
       [this](int slot) { return unit_.engine().place_of_gradient(*this, slot); });
 }
 

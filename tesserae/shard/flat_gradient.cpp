@@ -124,29 +124,30 @@ void FlatGradient::reduce(bool boundary) {
   constexpr auto sum = comm::Reduction::sum;
   const bool straight = fresh && boundary && !add_piece && !add_grad && first_hop_delivers();
 
-  ticket_ = sharding_->reduce_lane.submit([this, fresh, boundary, add_piece, add_grad, straight, label, views = views_] {
-    if (straight) {
-      sharding_->gradient_group.reduce_scatter_scaled(grad_, views->whole, average_.item<double>(), label,
-                                                    sharding_->options.gradient_wire);
-      return;
-    }
-    if (fresh && context_.reducer == nullptr) {
-      sharding_->gradient_group.reduce_scatter(views->whole, label, sum, sharding_->options.gradient_wire);
-    }
-    if (!boundary) {
-      add_piece ? piece_.add_(views->piece) : piece_.copy_(views->piece);
-      return;
-    }
-    if (context_.reducer != nullptr) {
-      deliver(reduce_elsewhere(*views), add_grad, /*divided=*/true);
-      return;
-    }
-    if (!fresh) views->piece.copy_(piece_);
-    if (fresh && add_piece) views->piece.add_(piece_);
-    sharding_->optimizer_group.reduce_scatter(views->piece, label, sum, sharding_->options.gradient_wire);
-    sharding_->replica_group.all_reduce(views->chunk, label, sum, sharding_->options.gradient_wire);
-    deliver(views->chunk, add_grad, /*divided=*/false);
-  });
+  ticket_ =
+      sharding_->reduce_lane.submit([this, fresh, boundary, add_piece, add_grad, straight, label, views = views_] {
+        if (straight) {
+          sharding_->gradient_group.reduce_scatter_scaled(grad_, views->whole, average_.item<double>(), label,
+                                                          sharding_->options.gradient_wire);
+          return;
+        }
+        if (fresh && context_.reducer == nullptr) {
+          sharding_->gradient_group.reduce_scatter(views->whole, label, sum, sharding_->options.gradient_wire);
+        }
+        if (!boundary) {
+          add_piece ? piece_.add_(views->piece) : piece_.copy_(views->piece);
+          return;
+        }
+        if (context_.reducer != nullptr) {
+          deliver(reduce_elsewhere(*views), add_grad, /*divided=*/true);
+          return;
+        }
+        if (!fresh) views->piece.copy_(piece_);
+        if (fresh && add_piece) views->piece.add_(piece_);
+        sharding_->optimizer_group.reduce_scatter(views->piece, label, sum, sharding_->options.gradient_wire);
+        sharding_->replica_group.all_reduce(views->chunk, label, sum, sharding_->options.gradient_wire);
+        deliver(views->chunk, add_grad, /*divided=*/false);
+      });
 
   ++context_.statistics().reductions;
   in_flight_ = buffer_;
@@ -158,8 +159,9 @@ void FlatGradient::reduce(bool boundary) {
 }
 
 bool FlatGradient::first_hop_delivers() const {
-  return context_.reducer == nullptr && sharding_->optimizer_group.size() == 1 && sharding_->replica_group.size() == 1 &&
-         grad_.scalar_type() == flat_.dtypes().reduce && grad_.device() == sharding_->device;
+  return context_.reducer == nullptr && sharding_->optimizer_group.size() == 1 &&
+         sharding_->replica_group.size() == 1 && grad_.scalar_type() == flat_.dtypes().reduce &&
+         grad_.device() == sharding_->device;
 }
 
 const at::Tensor& FlatGradient::memory() {

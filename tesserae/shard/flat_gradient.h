@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "tesserae/comm/lane.h"
-#include "tesserae/shard/sharding.h"
 #include "tesserae/shard/flat.h"
 #include "tesserae/shard/shard.h"
+#include "tesserae/shard/sharding.h"
 
 namespace tesserae::shard {
 
@@ -24,8 +24,9 @@ namespace tesserae::shard {
 ///  3. reduce() sends the whole buffer on its way over the reduce lane; missing gradients count as zero. First hop: sum
 ///     over G, leaving this rank's gradient piece.
 ///  4. Not at a boundary: the piece is added to the kept piece (two_hop). At a boundary: the kept piece is added;
-///     second hop: G to O; third hop: sum over replicas; the average (Context::gradient_divisor) is added to Shard::grad. Where the
-///     first hop is all there is, and nothing to be added to, it leaves the average in Shard::grad itself.
+///     second hop: G to O; third hop: sum over replicas; the average (Context::gradient_divisor) is added to
+///     Shard::grad. Where the first hop is all there is, and nothing to be added to, it leaves the average in
+///     Shard::grad itself.
 ///  5. finish() waits for that and gives the buffer back to the pool.
 ///
 /// With accumulation `local`, nobody calls reduce() before the boundary, and step 1 accumulates.
@@ -91,8 +92,8 @@ class FlatGradient {
   Shard& shard_;
   double prescale_;     // applied to each gradient before summing (fp16 only), taken back in the average
   at::Tensor average_;  // one over (divisor * prescale), a scalar on the host
-  at::Tensor grad_;      // memory of Shard::grad
-  at::Tensor piece_;     // kept gradient piece, two_hop only
+  at::Tensor grad_;     // memory of Shard::grad
+  at::Tensor piece_;    // kept gradient piece, two_hop only
   bool piece_pending_ = false;
 
   Pool::Buffer buffer_ = -1;  // the whole buffer being filled

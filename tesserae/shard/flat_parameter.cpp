@@ -99,7 +99,7 @@ void FlatParameter::start_gather() {
     // Writing the own piece into its place also casts it when the master takes the piece's place.
     own_.copy_(piece_.defined() ? piece_ : master_);
     sharding_->parameter_group.all_gather(whole_, {flat_.unit(), context_.statistics().steps},
-                                       sharding_->options.parameter_wire);
+                                          sharding_->options.parameter_wire);
   });
 }
 
@@ -141,7 +141,7 @@ void FlatParameter::publish() {
     const int64_t begin = chunk.begin - flat_.parameter_range().begin;
     narrow(piece_, {begin, begin + chunk.size()}).copy_(master_);
     sharding_->refresh_group.all_gather(piece_, {flat_.unit(), context_.statistics().steps},
-                                      sharding_->options.parameter_wire);
+                                        sharding_->options.parameter_wire);
   });
 }
 

@@ -8,8 +8,8 @@
 
 #include "tesserae/comm/lane.h"
 #include "tesserae/shard/compute_storage.h"
-#include "tesserae/shard/sharding.h"
 #include "tesserae/shard/flat.h"
+#include "tesserae/shard/sharding.h"
 
 namespace tesserae::shard {
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "tesserae/comm/fabric.h"
-#include "tesserae/shard/sharding.h"
 #include "tesserae/shard/flat.h"
+#include "tesserae/shard/sharding.h"
 
 namespace tesserae::shard {
 

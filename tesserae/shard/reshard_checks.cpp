@@ -68,8 +68,9 @@ void Reshard::require_agreement() const {
   const double any = over_tensor_ranks(root.options.tensor_group, *first, comm::Reduction::maximum, fabric.device());
   if (impossible) std::rethrow_exception(impossible);
   if (any > *first) {
-    throw InvalidArgument(name, cat(to_string(degrees_), " cannot be on another tensor-parallel rank, whose error says ",
-                                    "why. Nothing was changed"));
+    throw InvalidArgument(name,
+                          cat(to_string(degrees_), " cannot be on another tensor-parallel rank, whose error says ",
+                              "why. Nothing was changed"));
   }
   if (*first > 0) {
     throw InvalidArgument(name, cat(to_string(degrees_), " cannot be on rank ", first - failed.begin(),
@@ -132,11 +133,10 @@ void Reshard::require_room(c10::Device place, double mine) const {
     throw OutOfMemory(name, cat("to go to ", to_string(degrees_), ", a rank of another tensor-parallel index lacks ",
                                 megabytes(most), ". Nothing was changed; choose higher degrees"));
   }
-  throw OutOfMemory(
-      name, cat("to go from ", to_string(root.layout.degrees()), " to ", to_string(degrees_), ", ",
-                place.is_cpu() ? "the host" : "the device", " of rank ", worst - shortages.begin(), " lacks ",
-                megabytes(*worst), " (here ", megabytes(needed), " are needed and ", megabytes(free),
-                " are free). Nothing was changed; choose higher degrees"));
+  throw OutOfMemory(name, cat("to go from ", to_string(root.layout.degrees()), " to ", to_string(degrees_), ", ",
+                              place.is_cpu() ? "the host" : "the device", " of rank ", worst - shortages.begin(),
+                              " lacks ", megabytes(*worst), " (here ", megabytes(needed), " are needed and ",
+                              megabytes(free), " are free). Nothing was changed; choose higher degrees"));
 }
 
 int64_t Reshard::bytes_of(const FlatBuffer& buffer, const Flat& flat, bool has_gradient) const {

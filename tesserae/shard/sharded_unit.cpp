@@ -146,10 +146,11 @@ void ShardedUnit::reset() {
 
 void ShardedUnit::set_master_dtype(c10::ScalarType dtype) {
   if (engine_->prepared() || !c10::isFloatingType(dtype)) {
-    throw InvalidArgument("ShardedUnit::set_master_dtype",
-                          cat(c10::toString(dtype), " for unit \"", name_, "\"",
-                              engine_->prepared() ? ", which has run a step already: change dtypes before the first forward"
-                                                  : ": masters are floating-point numbers"));
+    throw InvalidArgument(
+        "ShardedUnit::set_master_dtype",
+        cat(c10::toString(dtype), " for unit \"", name_, "\"",
+            engine_->prepared() ? ", which has run a step already: change dtypes before the first forward"
+                                : ": masters are floating-point numbers"));
   }
   const at::NoGradGuard no_grad;
   for (const auto& buffer : buffers_) {

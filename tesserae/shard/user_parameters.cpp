@@ -27,8 +27,8 @@ std::shared_ptr<UserParameters> UserParameters::attach(ShardedUnit& unit,
 }
 
 void UserParameters::show(FlatBuffer& buffer, size_t index) {
-  local_[index] = std::make_unique<LocalParameters>(buffer.flat(), buffer.parameter(), buffer.gradient(),
-                                                    parameters_[index]);
+  local_[index] =
+      std::make_unique<LocalParameters>(buffer.flat(), buffer.parameter(), buffer.gradient(), parameters_[index]);
   local_[index]->show_part();
 }
 

@@ -42,8 +42,8 @@ std::string describe(const Engine& engine) {
   std::string text;
   for (const auto& unit : engine.units()) {
     const Options& options = unit->sharding().options;
-    text += cat("degrees of unit \"", unit->name(), "\": ", to_string(options.strategy.degrees), "\n",
-                wires_of(options));
+    text +=
+        cat("degrees of unit \"", unit->name(), "\": ", to_string(options.strategy.degrees), "\n", wires_of(options));
     UnitSpec spec{unit->name(), -1, nullptr, {}};
     for (const auto& buffer : unit->buffers()) {
       const Flat& flat = buffer->flat();

@@ -16,10 +16,10 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
-#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/random_state.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/snapshot/surviving_snapshots.h"
 
 // To save, all ranks together:

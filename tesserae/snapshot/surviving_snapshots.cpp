@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
-#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/saver.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/os/shared_memory.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/snapshot/snapshot_buffer.h"

@@ -1,8 +1,8 @@
 #include "tesserae/train/restore.h"
 
-#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/checkpoint/load.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/snapshot/memory_tier.h"
 
 namespace tesserae::train {

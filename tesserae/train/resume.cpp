@@ -2,8 +2,8 @@
 
 #include <filesystem>
 
-#include "tesserae/comm/agree.h"
 #include "tesserae/checkpoint/folder.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/train/metrics.h"
 #include "tesserae/train/run_folder.h"
 

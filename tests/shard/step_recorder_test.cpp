@@ -103,8 +103,7 @@ TEST(StepRecorder, ChangesNoNumber) {
         sgd(sharded, 0.5);
       }
       Values mine;
-      sharded.visit_parameters(
-          [&](const std::string& name, const at::Tensor& value) { mine[name] = value.clone(); });
+      sharded.visit_parameters([&](const std::string& name, const at::Tensor& value) { mine[name] = value.clone(); });
       if (fabric.rank() == 0) values.push_back(mine);
     });
   }
