@@ -10,6 +10,7 @@
 #include "cli/verbs.h"
 #include "tesserae/base/error.h"
 #include "tesserae/checkpoint/reader.h"
+#include "tesserae/checkpoint/split_json.h"
 
 namespace tesserae::cli {
 namespace {
@@ -127,9 +128,7 @@ Json describe(const Checkpoint& checkpoint) {
                   {"shape", tensor.shape},
                   {"bytes", bytes_of(tensor)},
                   {"parts", tensor.parts.size()}};
-    if (const mesh::Split& split = tensor.split; !split.whole()) {
-      entry["split"] = {{"dim", split.dim}, {"parts", split.parts}, {"blocks", split.blocks}};
-    }
+    if (!tensor.split.whole()) entry["split"] = checkpoint::json_of(tensor.split);
     result["tensors"].push_back(std::move(entry));
   }
   return result;

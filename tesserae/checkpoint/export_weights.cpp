@@ -59,12 +59,17 @@ void write_stored(WeightFolder& folder, const Checkpoint& checkpoint, const Stor
   }
 }
 
+int64_t parts_of(const mesh::Splits& splits) {
+  return int64_t{splits.first().parts} * splits.second().parts;
+}
+
 /// Writes a tensor that is stored split. A stretch of it lies in all of its parts: with a block for each part, every
 /// stored block is read once, or twice where a stretch ends within it.
 void write_split(WeightFolder& folder, const Checkpoint& checkpoint, const StoredTensor& tensor, c10::ScalarType type) {
   const int64_t elements = tensor.elements();
   const auto block = static_cast<int64_t>(checkpoint.manifest().block_bytes) / element_bytes(tensor.dtype);
-  const int64_t stretch = std::min<int64_t>(elements, block * std::min(tensor.split.parts, largest_stretch_blocks));
+  const int64_t stretch =
+      std::min<int64_t>(elements, block * std::min<int64_t>(parts_of(tensor.split), largest_stretch_blocks));
   const at::Tensor buffer = at::empty({stretch}, scalar_type_of(tensor.dtype));
   for (int64_t begin = 0; begin < elements; begin += stretch) {
     const mesh::Range range{begin, std::min(begin + stretch, elements)};

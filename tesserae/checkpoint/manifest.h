@@ -33,7 +33,7 @@ struct StoredTensor {
   Dtype dtype = Dtype::F32;
   std::vector<int64_t> shape;
   std::vector<Part> parts;  ///< ascending; in a checkpoint they cover every element exactly once
-  mesh::Split split = {};   ///< the order in which elements count, as mesh::stored_order names it; whole: row-major
+  mesh::Splits split = {};  ///< the order in which elements count, as mesh::stored_order names it; whole: row-major
 
   int64_t elements() const;  ///< InvalidArgument if the shape overflows
 };

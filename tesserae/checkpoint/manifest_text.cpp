@@ -5,6 +5,7 @@
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/fault.h"
 #include "tesserae/checkpoint/json_reader.h"
+#include "tesserae/checkpoint/split_json.h"
 
 namespace tesserae::checkpoint {
 namespace {
@@ -129,22 +130,49 @@ class Reader {
           {static_cast<int>(part_[0]), {part_[1], part_[2]}, static_cast<uint64_t>(part_[3])});
     };
     parts_.element = [this](size_t) { return &part_node_; };
-    split_dim_.integer = [this](int64_t dim) {
-      if (dim >= static_cast<int64_t>(ManifestLimits::dimensions)) throw json::Refusal{cat("dimension ", dim)};
-      manifest_.tensors.back().split.dim = static_cast<int>(dim);
-    };
-    split_parts_.integer = [this](int64_t parts) { manifest_.tensors.back().split.parts = number_of_ranks(parts); };
-    split_blocks_.integer = [this](int64_t blocks) { manifest_.tensors.back().split.blocks = number_of_ranks(blocks); };
-    split_ = json::object_of({{"dim", &split_dim_}, {"parts", &split_parts_}, {"blocks", &split_blocks_}}, {}, [this] {
-      if (manifest_.tensors.back().split.whole()) throw json::Refusal{"a split in one part"};
+    define_split(first_, &then_.object, [this] {
+      manifest_.tensors.back().split = {first_.split, then_.split};
+      then_.split = {};
     });
+    define_split(then_, nullptr, [] {});
     tensor_ = json::object_of({{"name", &name_},
                                {"dtype", &dtype_},
                                {"shape", &shape_},
-                               {"split", &split_, /*optional=*/true},
+                               {"split", &first_.object, /*optional=*/true},
                                {"parts", &parts_}},
                               [this] { manifest_.tensors.emplace_back(); });
     tensors_.element = [this](size_t) { return &tensor_; };
+  }
+
+  struct SplitNode {
+    json::Node dim, parts, blocks, axis, object;
+    mesh::Split split;
+  };
+
+  /// `then`: the node of what may follow, or nullptr.
+  static void define_split(SplitNode& node, json::Node* then, const std::function<void()>& end) {
+    node.dim.integer = [&node](int64_t dim) {
+      if (dim >= static_cast<int64_t>(ManifestLimits::dimensions)) throw json::Refusal{cat("dimension ", dim)};
+      node.split.dim = static_cast<int>(dim);
+    };
+    node.parts.integer = [&node](int64_t parts) { node.split.parts = number_of_ranks(parts); };
+    node.blocks.integer = [&node](int64_t blocks) { node.split.blocks = number_of_ranks(blocks); };
+    node.axis.text = [&node](std::string& name) {
+      try {
+        node.split.axis = axis_named(name);
+      } catch (const InvalidArgument& error) {
+        throw json::Refusal{error.what()};
+      }
+    };
+    std::vector<json::Field> fields{
+        {"dim", &node.dim}, {"parts", &node.parts}, {"blocks", &node.blocks}, {"axis", &node.axis, /*optional=*/true}};
+    if (then != nullptr) fields.push_back({"then", then, /*optional=*/true});
+    node.object = json::object_of(
+        std::move(fields), [&node] { node.split = {}; },
+        [&node, end] {
+          if (node.split.whole()) throw json::Refusal{"a split in one part"};
+          end();
+        });
   }
 
   static int number_of_ranks(int64_t value) {
@@ -163,7 +191,7 @@ class Reader {
   json::Node degrees_[5], layout_;
   json::Node file_name_, file_bytes_, file_checksum_, file_blocks_, file_, files_;
   json::Node name_, dtype_, size_, shape_, number_, part_node_, parts_, tensor_, tensors_;
-  json::Node split_dim_, split_parts_, split_blocks_, split_;
+  SplitNode first_, then_;
   json::Node root_;
   int64_t version_ = 1;
   int degree_[5] = {1, 1, 1, 1, 1};
@@ -200,9 +228,7 @@ std::string to_text(const Manifest& manifest) {
   for (const StoredTensor& tensor : manifest.tensors) {
     text += cat(separator, "{\"name\":", quoted(tensor.name), ",\"dtype\":\"", to_string(tensor.dtype),
                 "\",\"shape\":", nlohmann::json(tensor.shape).dump());
-    if (const mesh::Split& split = tensor.split; !split.whole()) {
-      text += cat(",\"split\":{\"dim\":", split.dim, ",\"parts\":", split.parts, ",\"blocks\":", split.blocks, "}");
-    }
+    if (!tensor.split.whole()) text += cat(",\"split\":", json_of(tensor.split).dump());
     text += ",\"parts\":[";
     separator = ",\n";
     const char* comma = "";

@@ -13,13 +13,12 @@ namespace tesserae::checkpoint {
 
 using mesh::Range;
 
-Placement::Placement(const Piece& piece, const mesh::Split& stored, c10::ScalarType type)
+Placement::Placement(const Piece& piece, const mesh::Splits& stored, c10::ScalarType type)
     : piece_(piece),
       stored_(mesh::stored_order(piece.shape, stored)),
       type_(type),
       wanted_(piece.elements),
-      piece_begin_(mesh::part_begin(piece.shape, piece.split)),
-      stored_part_(mesh::part_elements(piece.shape, stored_)) {
+      piece_begin_(mesh::part_begin(piece.shape, piece.split)) {
   const int64_t real = mesh::part_elements(piece.shape, piece.split);
   wanted_ = {std::min(wanted_.begin, real), std::min(wanted_.end, real)};
   int64_t count = 0;
@@ -59,10 +58,9 @@ void Placement::put(int64_t first, std::string_view bytes) const {
   const int64_t own_begin = piece_begin_ + wanted_.begin;
   const int64_t own_end = piece_begin_ + wanted_.end;
   for (int64_t next = first; next < first + count;) {
-    mesh::Split part = stored_;
-    part.index = static_cast<int>(next / stored_part_);
-    const int64_t part_begin = part.index * stored_part_;
-    const int64_t end = std::min(first + count, part_begin + stored_part_);
+    const mesh::Splits part = mesh::part_at(piece_.shape, stored_, next);
+    const int64_t part_begin = mesh::part_begin(piece_.shape, part);
+    const int64_t end = std::min(first + count, part_begin + mesh::part_elements(piece_.shape, part));
     mesh::for_each_run(piece_.shape, part, {next - part_begin, end - part_begin}, piece_.split,
                        [&](const Range& from, const Range& to) {
                          const int64_t begin = std::max(to.begin, own_begin);

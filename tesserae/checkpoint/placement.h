@@ -17,7 +17,7 @@ class Placement {
  public:
   /// `stored`: the order in which elements are read; `type`: theirs. Throws InvalidArgument for splits that the
   /// tensor's shape does not have.
-  Placement(const Piece& piece, const mesh::Split& stored, c10::ScalarType type);
+  Placement(const Piece& piece, const mesh::Splits& stored, c10::ScalarType type);
 
   /// The run of the stored order that is the piece, if it is one, in the piece's own order.
   bool contiguous() const { return contiguous_; }
@@ -32,11 +32,10 @@ class Placement {
 
  private:
   const Piece& piece_;
-  mesh::Split stored_;
+  mesh::Splits stored_;
   c10::ScalarType type_;
   mesh::Range wanted_;      // the piece's elements without padding
   int64_t piece_begin_;     // in the order of the piece's split: its first element
-  int64_t stored_part_;     // elements of one stored part
   bool contiguous_ = true;  // the piece is one run of the stored order
 };
 

@@ -21,7 +21,7 @@ namespace tesserae::checkpoint {
 struct Piece {
   std::string name;
   std::vector<int64_t> shape;  ///< of the whole tensor
-  mesh::Split split = {};      ///< which part of the whole tensor `elements` is about
+  mesh::Splits split = {};     ///< which part of the whole tensor `elements` is about
   mesh::Range elements;        ///< of the flattened part; padding is neither written nor filled
   at::Tensor data;             ///< contiguous, elements.size() elements; the live memory, on any device
   /// This rank writes it. Of several ranks that hold the same elements, one does.

@@ -45,7 +45,7 @@ struct Source {
   /// Fills `bytes` with those from `offset` on, counted from element `elements.begin`. Called in ascending order, for
   /// at most a block at a time.
   std::function<void(uint64_t offset, std::span<char> bytes)> fill = {};
-  mesh::Split split = {};  ///< StoredTensor::split; the same on all ranks
+  mesh::Splits split = {};  ///< StoredTensor::split; the same on all ranks
 
   uint64_t bytes() const { return static_cast<uint64_t>(elements.size() * element_bytes(dtype)); }
 };

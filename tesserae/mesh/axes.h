@@ -34,8 +34,4 @@ class Axes {
   int tensor_degree_;
 };
 
-/// The world of some ranks of a job, in ascending order, its own among them: `members[i]` is rank i there, on the same
-/// host as in the job. Throws InvalidArgument for members that are not so.
-World world_of(const World& job, const std::vector<int>& members);
-
 }  // namespace tesserae::mesh

@@ -2,150 +2,152 @@
 
 #include <algorithm>
 
-#include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
+#include "tesserae/mesh/cut.h"
 
-// Every split has one normal form: the whole tensor, flattened, is `strips` equal blocks of `block` elements, and a
-// part has the same stretch of each, its strip. (Dimensions before `dim` multiply the number of blocks, dimensions
-// behind it the length of a strip.) The stored order is all strips of part 0, then those of part 1, ...
-//
-// Where there is one strip, the stored order is row-major order: such splits, padded ones among them, and whole tensors
-// have the same normal form as stored orders. Two different orders with several strips never continue together over
-// more than a few ends of strips, so following them strip by strip takes time in proportion to the number of runs.
+// Two splits are two cuts, one after the other: a part of the first, without its padding, is a tensor of its own, and
+// the second cuts that. What Cut says of one is composed here.
 namespace tesserae::mesh {
 namespace {
 
-int64_t product(const std::vector<int64_t>& shape) {
-  int64_t count = 1;
-  for (const int64_t size : shape) count = checked_mul(count, size);
-  return count;
-}
+/// Two cuts, checked: the second is of the first one's part.
+struct Cuts {
+  Cuts(const std::vector<int64_t>& whole, const Splits& splits)
+      : first(whole, splits.first()), inner(first.real_shape()), second(inner, splits.second()) {
+    if (splits.second().whole()) return;
+    if (splits.first().axis == splits.second().axis) refuse(whole, splits, "cut it along an axis once");
+    if (first.pads() && splits.second().dim == 0) {
+      refuse(whole, splits,
+             "the first cut pads dimension 0, so the second cannot cut it; exchange them, or let the "
+             "first be one that divides its size");
+    }
+  }
 
-std::string text_of(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (const int64_t size : shape) text += cat(text.size() > 1 ? ", " : "", size);
-  return text + "]";
-}
-
-/// Rows of `dim` in one block and in one part of it; the latter is rounded up where padding is allowed.
-struct Rows {
-  int64_t block, part;
+  Cut first;
+  std::vector<int64_t> inner;  // the tensor that the second one cuts
+  Cut second;
 };
 
-Rows rows_of(const std::vector<int64_t>& whole, const Split& split) {
-  auto refuse = [&](const std::string& what) {
-    throw InvalidArgument("Split", cat("a tensor of shape ", text_of(whole), " with ", to_string(split), ": ", what));
-  };
-  if (split.parts < 1) refuse("a tensor has at least one part");
-  if (split.blocks < 1) refuse("a dimension has at least one block");
-  if (split.index < 0 || split.index >= split.parts) refuse(cat("there is no part ", split.index));
-  if (std::ranges::any_of(whole, [](int64_t size) { return size < 0; })) refuse("a size is negative");
-  if (split.whole()) return {1, 1};
-  if (split.dim < 0 || split.dim >= static_cast<int>(whole.size())) refuse("there is no such dimension");
-  const int64_t size = whole[static_cast<size_t>(split.dim)];
-  if (size % split.blocks != 0) refuse(cat("the size ", size, " is no multiple of the number of blocks"));
-  const int64_t block = size / split.blocks;
-  const int64_t part = block / split.parts + (block % split.parts != 0);
-  if (block % split.parts == 0 || (split.dim == 0 && split.blocks == 1)) return {block, part};
-  std::string good = "1";
-  for (int64_t parts = 2; parts <= std::min<int64_t>(block, 1024); ++parts) {
-    if (block % parts == 0) good += cat(", ", parts);
-  }
-  refuse(cat(block, " rows of a block can not be cut equally; these numbers of parts would do: ", good));
-  return {};
+/// The same places, whichever the part and the axis.
+bool same_cut(const Split& a, const Split& b) {
+  return a.whole() == b.whole() && (a.whole() || (a.dim == b.dim && a.parts == b.parts && a.blocks == b.blocks));
 }
 
-/// The normal form. `strip` of the last parts is shorter, or empty, where there is padding.
-struct Strips {
-  int64_t strips = 1;
-  int64_t block = 0;     ///< elements
-  int64_t strip = 0;     ///< elements of part 0's strip
-  int64_t begin = 0;     ///< of this part's strip in a block
-  int64_t elements = 0;  ///< of this part's strip
+Split part_0(Split split) {
+  split.index = 0;
+  return split;
+}
 
-  bool same_order(const Strips& other) const {
-    return strips == other.strips && block == other.block && strip == other.strip;
-  }
-};
+std::string text_of(const Split& split) {
+  return cat("dimension ", split.dim, " cut in ", split.parts, " parts",
+             split.blocks == 1 ? "" : cat(" of each of ", split.blocks, " blocks"),
+             split.axis == Axis::tensor ? "" : cat(" over ", to_string(split.axis)));
+}
 
-Strips strips_of(const std::vector<int64_t>& whole, const Split& split) {
-  const Rows rows = rows_of(whole, split);
-  const int64_t all = product(whole);
-  if (split.whole() || all == 0) return {.strips = 1, .block = all, .strip = all, .begin = 0, .elements = all};
-  Strips form;
-  int64_t inner = 1;
-  for (size_t dim = static_cast<size_t>(split.dim) + 1; dim < whole.size(); ++dim) inner *= whole[dim];
-  form.block = rows.block * inner;
-  form.strips = all / form.block;
-  const int64_t first = std::min(rows.block, checked_mul(split.index, rows.part));
-  form.begin = first * inner;
-  form.elements = (std::min(rows.block, first + rows.part) - first) * inner;
-  form.strip = form.strips == 1 ? form.block : rows.part * inner;  // one strip: stored in row-major order
-  return form;
+/// From the row-major order of the whole tensor cut by `first` to that of `stored`, both cut twice perhaps.
+void compose_runs(const std::vector<int64_t>& whole, const Splits& splits, const Range& elements, const Splits& stored,
+                  const Cut::Visit& visit) {
+  const Cuts cuts(whole, splits);
+  const Cut stored_first(whole, part_0(stored.first()));
+  // 1. From the part to the first cut's part; 2. from there to the stored order of the other first cut;
+  cuts.second.for_each_run(elements, {}, [&](const Range& from, const Range& middle) {
+    cuts.first.for_each_run(middle, stored.first(), [&](const Range& outer, Range to) {
+      int64_t begin = from.begin + outer.begin - middle.begin;
+      // 3. and, part by part of that, to the order of its second cut.
+      while (!to.empty()) {
+        const Cut part(whole, stored_first.part_at(to.begin));
+        const std::vector<int64_t> inner = part.real_shape();
+        const Range here{to.begin - part.begin(), std::min(to.end - part.begin(), part.elements())};
+        Cut(inner, {}).for_each_run(here, stored.second(), [&](const Range& row_major, const Range& place) {
+          const int64_t first = begin + row_major.begin - here.begin;
+          visit({first, first + place.size()}, {part.begin() + place.begin, part.begin() + place.end});
+        });
+        to.begin += here.size();
+        begin += here.size();
+      }
+    });
+  });
 }
 
 }  // namespace
 
-std::string to_string(const Split& split) {
-  if (split.whole()) return "no split";
-  return cat("dimension ", split.dim, " cut in ", split.parts, " parts",
-             split.blocks == 1 ? "" : cat(" of each of ", split.blocks, " blocks"));
+Splits::Splits(const Split& first, const Split& second) : first_(first), second_(second) {
+  if (first_.whole()) std::swap(first_, second_);
 }
 
-std::vector<int64_t> part_shape(const std::vector<int64_t>& whole, const Split& split) {
-  const Rows rows = rows_of(whole, split);
-  std::vector<int64_t> shape = whole;
-  if (!split.whole()) shape[static_cast<size_t>(split.dim)] = rows.part * split.blocks;
-  return shape;
+const Split& Splits::along(Axis axis) const {
+  static const Split none;
+  if (!first_.whole() && first_.axis == axis) return first_;
+  return !second_.whole() && second_.axis == axis ? second_ : none;
 }
 
-int64_t part_elements(const std::vector<int64_t>& whole, const Split& split) {
-  const Strips form = strips_of(whole, split);
-  return form.strips * form.elements;
+std::string to_string(const Splits& splits) {
+  if (splits.whole()) return "no split";
+  return cat(text_of(splits.first()), splits.second().whole() ? "" : cat(", then ", text_of(splits.second())));
 }
 
-int64_t part_begin(const std::vector<int64_t>& whole, const Split& split) {
-  const Strips form = strips_of(whole, split);
-  return form.strips * form.begin;
+std::vector<int64_t> part_shape(const std::vector<int64_t>& whole, const Splits& splits) {
+  const Cuts cuts(whole, splits);
+  const std::vector<int64_t> outer = cuts.first.shape();
+  return Cut(outer, splits.second()).shape();
 }
 
-Split stored_order(const std::vector<int64_t>& whole, const Split& split) {
-  if (strips_of(whole, split).strips == 1) return {};
-  return {.dim = split.dim, .parts = split.parts, .index = 0, .blocks = split.blocks};
+int64_t part_elements(const std::vector<int64_t>& whole, const Splits& splits) {
+  return Cuts(whole, splits).second.elements();
 }
 
-void for_each_run(const std::vector<int64_t>& whole, const Split& split, const Range& elements, const Split& stored,
-                  const std::function<void(const Range& from, const Range& to)>& visit) {
-  const Strips mine = strips_of(whole, split);
-  const Strips theirs = strips_of(whole, {stored.dim, stored.parts, 0, stored.blocks});
-  if (elements.begin < 0 || elements.end > product(part_shape(whole, split))) {
-    throw InvalidArgument("for_each_run", cat("elements [", elements.begin, ", ", elements.end, ") of a part of ",
-                                              mine.strips * mine.elements, " elements"));
+int64_t part_begin(const std::vector<int64_t>& whole, const Splits& splits) {
+  const Cuts cuts(whole, splits);
+  return cuts.first.begin() + cuts.second.begin();
+}
+
+Splits part_at(const std::vector<int64_t>& whole, const Splits& splits, int64_t element) {
+  if (element < 0 || element >= product(whole)) {
+    throw InvalidArgument("part_at", cat("element ", element, " of a tensor of shape ", text_of(whole)));
   }
-  const int64_t end = std::min(elements.end, mine.strips * mine.elements);  // padding is last
-  if (elements.begin >= end) return;
-  if (mine.same_order(theirs)) {
-    const int64_t begin = mine.strips * mine.begin;
-    visit({elements.begin, end}, {begin + elements.begin, begin + end});
+  const Split outer = Cuts(whole, splits).first.part_at(element);
+  const Cuts cuts(whole, {outer, splits.second()});
+  return {outer, cuts.second.part_at(element - cuts.first.begin())};
+}
+
+Splits stored_order(const std::vector<int64_t>& whole, const Splits& splits) {
+  const Split first = part_0(splits.first()), second = part_0(splits.second());
+  Cuts(whole, splits);  // checks the indices
+  const Cuts cuts(whole, {first, second});
+  if (cuts.second.row_major()) return cuts.first.row_major() ? Split{} : first;
+  return cuts.first.elements() == product(whole) ? second : Splits(first, second);
+}
+
+void for_each_run(const std::vector<int64_t>& whole, const Splits& splits, const Range& elements, const Splits& stored,
+                  const std::function<void(const Range& from, const Range& to)>& visit) {
+  const Cuts cuts(whole, splits);
+  if (elements.begin < 0 || elements.end > product(part_shape(whole, splits))) {
+    throw InvalidArgument("for_each_run", cat("elements [", elements.begin, ", ", elements.end, ") of a part of ",
+                                              cuts.second.elements(), " elements"));
+  }
+  const Range real{elements.begin, std::min(elements.end, cuts.second.elements())};  // padding is last
+  const Splits mine = stored_order(whole, splits),
+               theirs = stored_order(whole, {part_0(stored.first()), part_0(stored.second())});
+  if (real.empty()) return;
+  if (same_cut(mine.first(), theirs.first()) && same_cut(mine.second(), theirs.second())) {
+    const int64_t begin = cuts.first.begin() + cuts.second.begin();
+    visit(real, {begin + real.begin, begin + real.end});
     return;
   }
-  Range from{elements.begin, elements.begin}, to{-1, -1};
-  while (from.end < end) {
-    const int64_t inside = from.end % mine.elements;
-    const int64_t element = from.end / mine.elements * mine.block + mine.begin + inside;  // of the whole tensor
-    const int64_t in_block = element % theirs.block;
-    const int64_t in_strip = in_block % theirs.strip;
-    const int64_t place =
-        theirs.strips * (in_block - in_strip) + element / theirs.block * theirs.strip + in_strip;  // in stored order
-    const int64_t count = std::min({end - from.end, mine.elements - inside, theirs.strip - in_strip});
-    if (place != to.end) {
-      if (!from.empty()) visit(from, to);
-      from = {from.end, from.end};
-      to = {place, place};
-    }
-    from.end += count;
-    to.end += count;
+  if (splits.second().whole() && theirs.second().whole()) {
+    cuts.first.for_each_run(real, theirs.first(), visit);
+    return;
   }
+  Range from{real.begin, real.begin}, to{-1, -1};
+  compose_runs(whole, splits, real, theirs, [&](const Range& next, const Range& place) {
+    if (place.begin != to.end) {
+      if (!from.empty()) visit(from, to);
+      from = {next.begin, next.begin};
+      to = {place.begin, place.begin};
+    }
+    from.end = next.end;
+    to.end = place.end;
+  });
   visit(from, to);
 }
 

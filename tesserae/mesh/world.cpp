@@ -77,4 +77,20 @@ std::vector<int> World::host_ranks(int rank) const {
   return ranks;
 }
 
+World world_of(const World& job, const std::vector<int>& members) {
+  const bool distinct = std::ranges::adjacent_find(members, std::greater_equal<>()) == members.end();
+  if (members.empty() || !distinct || members.front() < 0 || members.back() >= job.size()) {
+    throw InvalidArgument("world_of", cat("members must be ranks of a job of ", job.size(), " in ascending order"));
+  }
+  const auto self = std::ranges::find(members, job.rank());
+  if (self == members.end()) {
+    throw InvalidArgument("world_of", cat("rank ", job.rank(), " is not among the ", members.size(), " members"));
+  }
+  std::vector<std::string> hosts;
+  for (const int member : members) hosts.push_back(cat(job.host(member)));
+  // Ranks are ordered by host in the job already, so they keep their order here.
+  return World::joined(static_cast<int>(self - members.begin()), static_cast<int>(members.size()), /*served=*/true)
+      .with_hosts(hosts);
+}
+
 }  // namespace tesserae::mesh

@@ -53,4 +53,8 @@ class World {
   std::vector<int32_t> launcher_rank_;  // by rank; empty where it is the rank
 };
 
+/// The world of some ranks of a job, in ascending order, its own among them: `members[i]` is rank i there, on the same
+/// host as in the job. Throws InvalidArgument for members that are not so.
+World world_of(const World& job, const std::vector<int>& members);
+
 }  // namespace tesserae::mesh

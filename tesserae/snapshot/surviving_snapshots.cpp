@@ -13,7 +13,9 @@
 #include "tesserae/base/log.h"
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/saver.h"
+#include "tesserae/checkpoint/split_json.h"
 #include "tesserae/comm/agree.h"
+#include "tesserae/mesh/mesh.h"
 #include "tesserae/os/shared_memory.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/snapshot/snapshot_buffer.h"
@@ -47,6 +49,7 @@ struct Past {
   int64_t session = 0;
   int64_t newest = 0;  ///< step
 
+  mesh::Mesh mesh() const { return mesh::Mesh(layout.ranks() * tensor, {.tensor = tensor}); }
   bool made(const Survivor& survivor) const {
     const checkpoint::Manifest& manifest = survivor.snapshot.manifest;
     return manifest.layout == layout && manifest.tensor == tensor && survivor.session() == session &&
@@ -133,9 +136,11 @@ std::optional<SnapshotSet> complete_set(comm::Fabric& fabric, const std::vector<
 
 /// Whether this one of the set writes the chunk that it shares with ranks of other replicas.
 bool writes_chunk(const Past& past, const SnapshotSet& set, int rank) {
-  const int data = rank / past.tensor;
+  const mesh::Mesh mesh = past.mesh();
+  const std::vector<int> state = mesh.members(mesh::axes::state, rank);
+  const int chunk = past.layout.chunk(mesh.index(mesh::axes::state, rank));
   for (int replica = 0; replica < past.layout.replicas(); ++replica) {
-    const int holder = past.layout.owner(past.layout.chunk(data), replica) * past.tensor + rank % past.tensor;
+    const int holder = state[static_cast<size_t>(past.layout.owner(chunk, replica))];
     if (set.buffer[static_cast<size_t>(holder)] >= 0) return holder == rank;
   }
   return false;
@@ -163,10 +168,9 @@ void add_pieces(const Survivor& survivor, const Past& past, const SnapshotSet& s
     }
     if (!written) continue;
     const checkpoint::Part& part = tensor.parts.front();
-    mesh::Split split;
-    if (note != notes.end()) {
-      split = {.dim = note->at("dim"), .parts = note->at("parts"), .blocks = note->at("blocks")};
-      if (!split.whole()) split.index = survivor.rank % past.tensor;
+    mesh::Splits split;
+    if (note != notes.end() && note->contains("split")) {
+      split = past.mesh().part(checkpoint::splits_from(note->at("split")), survivor.rank);
     }
     char* const data = const_cast<char*>(survivor.snapshot.data.data()) + part.offset;
     pieces.push_back({.name = tensor.name,
@@ -227,10 +231,8 @@ nlohmann::json notes_of(const std::vector<checkpoint::Piece>& pieces) {
   nlohmann::json notes = nlohmann::json::object();
   for (const checkpoint::Piece& piece : pieces) {
     if (piece.written && piece.split.whole()) continue;
-    notes[piece.name] = {{"written", piece.written},
-                         {"dim", piece.split.dim},
-                         {"parts", piece.split.parts},
-                         {"blocks", piece.split.blocks}};
+    notes[piece.name] = {{"written", piece.written}};
+    if (!piece.split.whole()) notes[piece.name]["split"] = checkpoint::json_of(piece.split);
   }
   return notes;
 }

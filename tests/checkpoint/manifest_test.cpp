@@ -132,7 +132,7 @@ Manifest split_sample() {
   manifest.tensor = 2;
   manifest.tensors[0].shape = {3, 5, 2};
   manifest.tensors[0].parts = {{0, {0, 10}, 64}, {1, {10, 30}, 0}};
-  manifest.tensors[0].split = {.dim = 1, .parts = 5};
+  manifest.tensors[0].split = mesh::Split{.dim = 1, .parts = 5};
   return manifest;
 }
 
@@ -169,6 +169,35 @@ TEST(Manifest, RefusesSplitsThatCanNotBe) {
       {"\"tensor\":2", "\"tensor\":0", "0 ranks"},
       {"\"tensor\":2", "\"tensor\":-1", "negative"},
       {"\"tensor\":2", "\"tensor\":9223372036854775807", "ranks"},
+  };
+  for (const auto& [from, to, expected] : cases) {
+    EXPECT_THAT(refusal_of(replaced(text, from, to)), HasSubstr(expected)) << from << " -> " << to;
+  }
+}
+
+TEST(Manifest, SplitsNameTheirAxes) {
+  Manifest manifest = split_sample();
+  const mesh::Split experts{.dim = 0, .parts = 3, .axis = mesh::Axis::expert};
+  manifest.tensors[0].shape = {6, 5};
+  manifest.tensors[0].split = {experts, {.dim = 1, .parts = 5}};
+  const std::string text = to_text(manifest);
+  const std::string split =
+      R"("split":{"dim":0,"parts":3,"blocks":1,"axis":"expert","then":{"dim":1,"parts":5,"blocks":1}})";
+  EXPECT_THAT(text, HasSubstr(split));
+  const Manifest after = parse_manifest(text, "m.json");
+  EXPECT_EQ(after.find("model/a")->split, manifest.tensors[0].split);
+  EXPECT_EQ(after.find("model/none")->split, mesh::Split{});
+  EXPECT_EQ(to_text(after), text);
+  const std::vector<std::array<std::string, 3>> cases{
+      {"\"expert\"", "\"experts\"", "unknown axis \"experts\"; there are tensor, context, data, expert"},
+      {"\"expert\"", "\"tensor\"", "along an axis once"},
+      {"\"expert\"", "7", "found an integer"},
+      {R"("blocks":1}})", R"("blocks":1,"axis":"expert"}})", "along an axis once"},
+      {R"("blocks":1}})", R"("blocks":1,"then":{"dim":1,"parts":5,"blocks":1}}})", "unknown key"},
+      {R"("parts":5,"blocks":1}})", R"("parts":1,"blocks":1}})", "a split in one part"},
+      {R"("parts":5,"blocks":1}})", R"("parts":5}})", "key \"blocks\" is missing"},
+      {R"("parts":5,"blocks":1}})", R"("parts":4,"blocks":1}})", "these numbers of parts would do: 1, 5"},
+      {R"("parts":3)", R"("parts":6)", "simpler name"},
   };
   for (const auto& [from, to, expected] : cases) {
     EXPECT_THAT(refusal_of(replaced(text, from, to)), HasSubstr(expected)) << from << " -> " << to;

@@ -226,7 +226,7 @@ TEST_F(SplitTensors, RanksThatDisagreeAreRefused) {
                                  std::vector<Piece> pieces = pieces_of(wholes_, job, fabric.rank(), true);
                                  std::erase_if(pieces, [](const Piece& piece) { return piece.name != "model/row"; });
                                  if (fabric.rank() == 1)
-                                   pieces[0].split = {.dim = 1, .parts = 2, .index = 1, .blocks = 2};
+                                   pieces[0].split = mesh::Split{.dim = 1, .parts = 2, .index = 1, .blocks = 2};
                                  Saver saver(testing::borrowed(fabric), {.folder = "/f"});
                                  saver.save({.step = 1, .layout = job.layout, .tensor = 2, .pieces = pieces});
                                }),
@@ -237,7 +237,7 @@ TEST_F(SplitTensors, RanksThatDisagreeAreRefused) {
 TEST(Placement, JoinsRunsOverSmallGaps) {
   const Piece piece{.name = "a",
                     .shape = {1 << 12, 1 << 10},
-                    .split = {.dim = 1, .parts = 8, .index = 3},
+                    .split = mesh::Split{.dim = 1, .parts = 8, .index = 3},
                     .elements = {0, 1 << 19},
                     .data = at::full({1 << 19}, 0.0)};
   EXPECT_EQ(Placement(piece, {}, at::kFloat).runs(0).size(), 1u << 12);
@@ -245,10 +245,57 @@ TEST(Placement, JoinsRunsOverSmallGaps) {
   ASSERT_EQ(joined.size(), 1u);
   EXPECT_EQ(joined[0], (mesh::Range{3 << 7, (1 << 22) - (4 << 7)}));
   EXPECT_FALSE(Placement(piece, {}, at::kFloat).contiguous());
-  EXPECT_TRUE(Placement(piece, {.dim = 1, .parts = 8}, at::kFloat).contiguous());
-  const std::vector<mesh::Range> two = Placement(piece, {.dim = 1, .parts = 16}, at::kFloat).runs(100);
+  EXPECT_TRUE(Placement(piece, mesh::Split{.dim = 1, .parts = 8}, at::kFloat).contiguous());
+  const std::vector<mesh::Range> two = Placement(piece, mesh::Split{.dim = 1, .parts = 16}, at::kFloat).runs(100);
   ASSERT_EQ(two.size(), 1u) << "parts 6 and 7 of 16 are neighbours";
   EXPECT_EQ(two[0], (mesh::Range{6 << 18, 8 << 18}));
+}
+
+// A tensor stored cut along two axes, read into parts of other cuts in stretches of any length.
+TEST(Placement, ReadsWhatIsCutAlongTwoAxes) {
+  const std::vector<int64_t> shape{4, 6, 4};
+  const mesh::Split experts{.dim = 0, .parts = 2, .axis = mesh::Axis::expert};
+  const std::vector<mesh::Splits> cuts{{},
+                                       experts,
+                                       {experts, {.dim = 1, .parts = 3}},
+                                       {experts, {.dim = 2, .parts = 2}},
+                                       {{.dim = 0, .parts = 4, .axis = mesh::Axis::expert}, {.dim = 1, .parts = 2}},
+                                       {{.dim = 1, .parts = 2, .blocks = 3}, experts}};
+  auto parts_of = [](const mesh::Splits& cut) {
+    std::vector<mesh::Splits> parts;
+    mesh::Split first = cut.first(), second = cut.second();
+    for (first.index = 0; first.index < first.parts; ++first.index) {
+      for (second.index = 0; second.index < second.parts; ++second.index) parts.emplace_back(first, second);
+    }
+    return parts;
+  };
+  auto part_of = [](at::Tensor whole, const mesh::Splits& cut) {
+    whole = shard::part_of(whole, cut.first());
+    return shard::part_of(whole, cut.second()).reshape({-1}).clone();
+  };
+  const at::Tensor whole = at::arange(96, at::kFloat).view(shape);
+  for (const mesh::Splits& stored : cuts) {
+    std::vector<at::Tensor> stretches;
+    for (const mesh::Splits& part : parts_of(stored)) stretches.push_back(part_of(whole, part));
+    const at::Tensor bytes = at::cat(stretches);
+    for (const mesh::Splits& cut : cuts) {
+      for (const mesh::Splits& part : parts_of(cut)) {
+        const at::Tensor expected = part_of(whole, part);
+        const Piece piece{.name = "a",
+                          .shape = shape,
+                          .split = part,
+                          .elements = {0, expected.numel()},
+                          .data = at::full_like(expected, unset)};
+        const Placement placement(piece, stored, at::kFloat);
+        for (int64_t first = 0; first < 96; first += 7) {
+          const int64_t count = std::min<int64_t>(7, 96 - first);
+          placement.put(first,
+                        {static_cast<const char*>(bytes.const_data_ptr()) + first * 4, static_cast<size_t>(count) * 4});
+        }
+        EXPECT_TRUE(piece.data.equal(expected)) << to_string(stored) << " to " << to_string(part);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tesserae/base/error.h"
+#include "tesserae/mesh/mesh.h"
 
 namespace tesserae::mesh {
 namespace {
@@ -98,6 +99,18 @@ TEST(World, SingleHost) {
   EXPECT_THAT(world.host_ranks(0), ElementsAre(0, 1, 2, 3));
   EXPECT_THROW(World::single_host(4, 4), InvalidArgument);
   EXPECT_THROW(World::single_host(0, 0), InvalidArgument);
+}
+
+TEST(WorldOf, KeepsHosts) {
+  const World job = World::joined(5, 8, false).with_hosts({"a", "a", "a", "a", "b", "b", "b", "b"});
+  const World data = world_of(job, Mesh(8, {.tensor = 2}).members(axes::state, 5));
+  EXPECT_EQ(data.size(), 4);
+  EXPECT_EQ(data.rank(), 2);
+  EXPECT_EQ(data.hosts(), 2);
+  EXPECT_THAT(data.host_ranks(2), ElementsAre(2, 3));
+  EXPECT_THROW(world_of(job, {0, 1}), InvalidArgument) << "this rank is no member";
+  EXPECT_THROW(world_of(job, {7, 5}), InvalidArgument) << "not ascending";
+  EXPECT_THROW(world_of(job, {5, 8}), InvalidArgument);
 }
 
 }  // namespace
