@@ -39,7 +39,11 @@ std::string shape_of(const StoredTensor& tensor) {
 
 std::string layout_of(const checkpoint::Manifest& manifest) {
   const std::string degrees = mesh::to_string(manifest.layout.degrees());
-  return manifest.tensor == 1 ? degrees : cat("T=", manifest.tensor, " ", degrees);
+  const auto named = [](const char* name, int degree) {
+    return degree == 1 ? std::string() : cat(name, "=", degree, " ");
+  };
+  const auto& [tensor, context, expert] = manifest.axes;
+  return cat(named("T", tensor), named("C", context), named("E", expert), degrees);
 }
 
 /// Columns of the same width; `right`: those that hold numbers.
@@ -87,7 +91,7 @@ void print(const Checkpoint& checkpoint) {
   const checkpoint::Manifest& manifest = checkpoint.manifest();
   std::printf("%s\n", checkpoint.path().c_str());
   std::printf("step      %s\n", grouped(static_cast<uint64_t>(manifest.step)).c_str());
-  const int ranks = manifest.layout.ranks() * manifest.tensor;
+  const int ranks = manifest.mesh().ranks();
   std::printf("saved by  %d %s, %s\n", ranks, ranks == 1 ? "rank" : "ranks", layout_of(manifest).c_str());
   std::printf("holds     %s parameters, %s elements of optimizer state\n",
               grouped(elements_under(manifest, "model/")).c_str(),
@@ -114,11 +118,13 @@ Json describe(const Checkpoint& checkpoint) {
                    {"parameters", degrees.parameters},
                    {"gradients", degrees.gradients},
                    {"optimizer", degrees.optimizer},
-                   {"tensor", manifest.tensor}}},
+                   {"tensor", manifest.axes.tensor}}},
                  {"training", Json::parse(manifest.training.dump())},
                  {"bytes", manifest.bytes()},
                  {"files", Json::array()},
                  {"tensors", Json::array()}};
+  if (manifest.axes.context > 1) result["layout"]["context"] = manifest.axes.context;
+  if (manifest.axes.expert > 1) result["layout"]["expert"] = manifest.axes.expert;
   for (const checkpoint::DataFile& file : manifest.files) {
     result["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
   }
@@ -142,7 +148,7 @@ bool print_list(const std::vector<os::Path>& paths) {
     try {
       const checkpoint::Manifest& manifest = Checkpoint::open(path).manifest();
       rows.push_back({path.native(), grouped(static_cast<uint64_t>(manifest.step)), grouped(manifest.bytes()),
-                      std::to_string(manifest.files.size()), std::to_string(manifest.layout.ranks() * manifest.tensor),
+                      std::to_string(manifest.files.size()), std::to_string(manifest.mesh().ranks()),
                       layout_of(manifest)});
     } catch (const Error& error) {
       good = false;

@@ -5,7 +5,8 @@
 #include <tuple>
 
 #include "python/bindings/bindings.h"
-#include "tesserae/mesh/axes.h"
+#include "tesserae/base/error.h"
+#include "tesserae/mesh/mesh.h"
 #include "tesserae/mesh/split.h"
 
 namespace tesserae::bindings {
@@ -15,6 +16,20 @@ using Triple = std::tuple<int, int, int>;  // parameters, gradients, optimizer
 
 mesh::Layout layout_of(int ranks, const Triple& d) {
   return {ranks, {std::get<0>(d), std::get<1>(d), std::get<2>(d)}};
+}
+
+mesh::AxisSet axes_named(const std::string& name) {
+  namespace axes = mesh::axes;
+  const std::pair<const char*, mesh::AxisSet> sets[] = {{"state", axes::state},
+                                                        {"expert_state", axes::expert_state},
+                                                        {"batch", axes::batch},
+                                                        {"loss", axes::loss},
+                                                        {"job", axes::job}};
+  for (const auto& [known, set] : sets) {
+    if (name == known) return set;
+  }
+  if (const auto axis = mesh::axis_from_name(name)) return *axis;
+  throw InvalidArgument("Mesh", cat("there are no axes '", name, "'"));
 }
 
 }  // namespace
@@ -38,13 +53,42 @@ void bind_mesh(py::module_& module) {
       "replica_group", [](int ranks, Triple d, int rank) { return layout_of(ranks, d).replica_group(rank); },
       py::arg("ranks"), py::arg("degrees"), py::arg("rank"), "The ranks that hold the same chunk.");
 
+  using mesh::Mesh;
+  py::class_<Mesh>(
+      module, "Mesh",
+      "The ranks of a job as a grid of axes; see tesserae/mesh/mesh.h. Axes are asked for by name: tensor, "
+      "context, data, expert, expert_data, or what they are for: state, expert_state, batch, loss, job.")
+      .def(py::init([](int ranks, int tensor, int context, int expert) {
+             return Mesh(ranks, {.tensor = tensor, .context = context, .expert = expert});
+           }),
+           py::arg("ranks"), py::kw_only(), py::arg("tensor") = 1, py::arg("context") = 1, py::arg("expert") = 1,
+           "Raises InvalidArgument, naming the nearest degrees that would do, for those that do not divide.")
+      .def_property_readonly("ranks", &Mesh::ranks)
+      .def(
+          "degree", [](const Mesh& self, const std::string& axes) { return self.degree(axes_named(axes)); },
+          py::arg("axes"), "How many ranks differ on these axes only.")
+      .def(
+          "index",
+          [](const Mesh& self, const std::string& axes, int rank) { return self.index(axes_named(axes), rank); },
+          py::arg("axes"), py::arg("rank"), "In [0, degree).")
+      .def(
+          "members",
+          [](const Mesh& self, const std::string& axes, int rank) { return self.members(axes_named(axes), rank); },
+          py::arg("axes"), py::arg("rank"), "The ranks that differ from `rank` on these axes only, by index.")
+      .def("writes_unsplit", &Mesh::writes_unsplit, py::arg("rank"),
+           "What no split cuts is the same on all ranks of a tensor group; one of them counts, sends or writes it.")
+      .def("__eq__", [](const Mesh& a, const Mesh& b) { return a == b; })
+      .def("__repr__", [](const Mesh& self) { return mesh::to_string(self); });
+
   module.def(
-      "tensor_group", [](int ranks, int degree, int rank) { return mesh::Axes(ranks, degree).tensor_group(rank); },
+      "tensor_group",
+      [](int ranks, int degree, int rank) { return Mesh(ranks, {.tensor = degree}).members(mesh::axes::tensor, rank); },
       py::arg("ranks"), py::arg("tensor_degree"), py::arg("rank"),
       "The ranks that hold the parts of split tensors together, by tensor index. Raises InvalidArgument, naming the "
       "nearest degrees that would do.");
   module.def(
-      "data_group", [](int ranks, int degree, int rank) { return mesh::Axes(ranks, degree).data_group(rank); },
+      "data_group",
+      [](int ranks, int degree, int rank) { return Mesh(ranks, {.tensor = degree}).members(mesh::axes::state, rank); },
       py::arg("ranks"), py::arg("tensor_degree"), py::arg("rank"), "The ranks that share the tensor index of `rank`.");
 
   using mesh::Split;

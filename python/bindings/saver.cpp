@@ -30,7 +30,7 @@ struct Saver {
     saver.set_target(folder, keep);
     saver.save({.step = step,
                 .layout = {fabric->size() / tensor, {parameters, gradients, optimizer}},
-                .tensor = tensor,
+                .axes = {.tensor = tensor},
                 .pieces = std::move(pieces),
                 .training = nlohmann::json::parse(training)},
                asynchronous);

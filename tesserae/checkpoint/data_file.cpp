@@ -102,7 +102,7 @@ Manifest write_data_file(const SaveJob& job, const os::Path& directory, const st
   written.step = job.step;
   written.attempt = job.attempt;
   written.layout = job.layout;
-  written.tensor = job.tensor;
+  written.axes = job.axes;
   written.block_bytes = job.block_bytes;
   if (sources.empty()) return written;
 

@@ -87,13 +87,19 @@ const StoredTensor* Manifest::find(std::string_view name) const {
 
 int64_t version_of(const Manifest& manifest) {
   auto split = [](const StoredTensor& tensor) { return !tensor.split.whole(); };
-  return manifest.tensor != 1 || std::ranges::any_of(manifest.tensors, split) ? 2 : 1;
+  return manifest.axes != mesh::AxisDegrees{} || std::ranges::any_of(manifest.tensors, split) ? 2 : 1;
 }
 
 uint64_t Manifest::bytes() const {
   uint64_t sum = 0;
   for (const DataFile& file : files) sum += file.bytes;
   return sum;
+}
+
+mesh::Mesh Manifest::mesh() const {
+  const int64_t ranks = int64_t{layout.ranks()} * axes.tensor;
+  if (ranks > ManifestLimits::ranks) throw InvalidArgument("Manifest", cat(ranks, " ranks"));
+  return mesh::Mesh(static_cast<int>(ranks), axes);
 }
 
 std::string defect(const Manifest& manifest, Extent extent) {
@@ -103,7 +109,11 @@ std::string defect(const Manifest& manifest, Extent extent) {
                ManifestLimits::largest_block);
   }
   if (manifest.step < 0) return cat("step ", manifest.step);
-  if (manifest.tensor < 1) return cat("tensor-parallel degree ", manifest.tensor);
+  try {
+    manifest.mesh();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
   if (!manifest.training.is_object()) return "the training state is no object";
   std::vector<std::string_view> names;
   for (const DataFile& file : manifest.files) {

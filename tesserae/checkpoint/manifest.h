@@ -8,6 +8,7 @@
 
 #include "tesserae/checkpoint/dtype.h"
 #include "tesserae/mesh/layout.h"
+#include "tesserae/mesh/mesh.h"
 #include "tesserae/mesh/split.h"
 #include "tesserae/mesh/transfer.h"
 
@@ -43,7 +44,7 @@ struct Manifest {
   int64_t step = 0;
   std::string attempt;  ///< names the save that wrote it; every data file carries it too
   mesh::Layout layout{1, {}};
-  int tensor = 1;  ///< the tensor-parallel degree: `layout` is that of the ranks of one tensor index
+  mesh::AxisDegrees axes;  ///< of the job's mesh; `layout` is that of the ranks that shard state
   uint64_t block_bytes = 1 << 20;
   std::vector<DataFile> files;
   std::vector<StoredTensor> tensors;                   ///< sorted by name, names are unique
@@ -51,11 +52,12 @@ struct Manifest {
 
   /// nullptr if there is none of that name.
   const StoredTensor* find(std::string_view name) const;
-  uint64_t bytes() const;  ///< of all data files
+  uint64_t bytes() const;   ///< of all data files
+  mesh::Mesh mesh() const;  ///< of the job that saved. Throws InvalidArgument if there is no such one
 };
 
-/// Readers refuse larger versions. 2 is written only where something of it is used (tensors stored split, a
-/// tensor-parallel degree), so that programs which know 1 go on reading what they can.
+/// Readers refuse larger versions. 2 is written only where something of it is used (tensors stored split,
+/// axes besides data), so that programs which know 1 go on reading what they can.
 inline constexpr int64_t format_version = 2;
 int64_t version_of(const Manifest& manifest);
 
@@ -65,6 +67,7 @@ struct ManifestLimits {
   static constexpr uint64_t smallest_block = 512;
   static constexpr uint64_t largest_block = 64 << 20;
   static constexpr size_t dimensions = 64;
+  static constexpr int64_t ranks = 1 << 24;
 };
 
 enum class Extent {

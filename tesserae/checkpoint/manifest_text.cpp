@@ -75,16 +75,17 @@ class Reader {
 
  private:
   void define_layout() {
-    const char* keys[] = {"ranks", "parameters", "gradients", "optimizer", "tensor"};
+    const char* keys[] = {"ranks", "parameters", "gradients", "optimizer", "tensor", "context", "expert"};
     std::vector<json::Field> fields;
-    for (size_t i = 0; i < 5; ++i) {
+    for (size_t i = 0; i < std::size(keys); ++i) {
       degrees_[i].integer = [this, i](int64_t value) { degree_[i] = number_of_ranks(value); };
-      fields.push_back({keys[i], &degrees_[i], /*optional=*/i == 4});
+      fields.push_back({keys[i], &degrees_[i], /*optional=*/i >= 4});
     }
     layout_ = json::object_of(fields, {}, [this] {
       try {
         manifest_.layout = mesh::Layout(degree_[0], {degree_[1], degree_[2], degree_[3]});
-        manifest_.tensor = degree_[4];
+        manifest_.axes = {.tensor = degree_[4], .context = degree_[5], .expert = degree_[6]};
+        manifest_.mesh();
       } catch (const InvalidArgument& error) {
         throw json::Refusal{error.what()};
       }
@@ -176,7 +177,7 @@ class Reader {
   }
 
   static int number_of_ranks(int64_t value) {
-    if (value < 1 || value > (1 << 24)) throw json::Refusal{cat(value, " ranks")};
+    if (value < 1 || value > ManifestLimits::ranks) throw json::Refusal{cat(value, " ranks")};
     return static_cast<int>(value);
   }
 
@@ -188,13 +189,13 @@ class Reader {
 
   Manifest& manifest_;
   json::Node format_, version_node_, step_, attempt_, training_, block_bytes_, checksum_;
-  json::Node degrees_[5], layout_;
+  json::Node degrees_[7], layout_;
   json::Node file_name_, file_bytes_, file_checksum_, file_blocks_, file_, files_;
   json::Node name_, dtype_, size_, shape_, number_, part_node_, parts_, tensor_, tensors_;
   SplitNode first_, then_;
   json::Node root_;
   int64_t version_ = 1;
-  int degree_[5] = {1, 1, 1, 1, 1};
+  int degree_[7] = {1, 1, 1, 1, 1, 1, 1};
   uint64_t file_sum_ = 0;
   int64_t part_[4] = {0, 0, 0, 0};
   size_t filled_ = 0;
@@ -209,7 +210,12 @@ std::string to_text(const Manifest& manifest) {
                          ",\n\"step\":", manifest.step, ",\n\"attempt\":", quoted(manifest.attempt),
                          ",\n\"layout\":{\"ranks\":", manifest.layout.ranks(), ",\"parameters\":", degrees.parameters,
                          ",\"gradients\":", degrees.gradients, ",\"optimizer\":", degrees.optimizer);
-  if (manifest.tensor != 1) text += cat(",\"tensor\":", manifest.tensor);
+  const std::pair<mesh::Axis, int> axes[] = {{mesh::Axis::tensor, manifest.axes.tensor},
+                                             {mesh::Axis::context, manifest.axes.context},
+                                             {mesh::Axis::expert, manifest.axes.expert}};
+  for (const auto& [axis, degree] : axes) {
+    if (degree != 1) text += cat(",\"", to_string(axis), "\":", degree);
+  }
   text += "},\n\"training\":";
   try {
     text += manifest.training.dump();

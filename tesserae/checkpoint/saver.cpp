@@ -150,7 +150,7 @@ void Saver::begin(State state, bool asynchronous) {
                .step = state.step,
                .attempt = cat(job_, "-", count_++),
                .layout = state.layout,
-               .tensor = state.tensor,
+               .axes = state.axes,
                .rank = fabric_->rank(),
                .keep = options_.keep,
                .block_bytes = static_cast<uint64_t>(options_.block_bytes),

@@ -10,6 +10,7 @@
 
 #include "tesserae/checkpoint/dtype.h"
 #include "tesserae/mesh/layout.h"
+#include "tesserae/mesh/mesh.h"
 #include "tesserae/mesh/split.h"
 #include "tesserae/mesh/transfer.h"
 
@@ -38,8 +39,8 @@ Piece replicated(std::string name, const at::Tensor& tensor, int rank);
 /// What a save takes, on one rank.
 struct State {
   int64_t step = 0;
-  mesh::Layout layout{1, {}};  ///< of the data-parallel ranks of one tensor index
-  int tensor = 1;              ///< the tensor-parallel degree: so many times layout.ranks() take part
+  mesh::Layout layout{1, {}};  ///< of the ranks that shard state
+  mesh::AxisDegrees axes;      ///< of the job's mesh: `axes.tensor` times layout.ranks() take part
   std::vector<Piece> pieces;
   nlohmann::json training = nlohmann::json::object();  ///< rank 0's is kept
 };

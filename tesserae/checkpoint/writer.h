@@ -13,6 +13,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/checkpoint/dtype.h"
 #include "tesserae/mesh/layout.h"
+#include "tesserae/mesh/mesh.h"
 #include "tesserae/mesh/split.h"
 #include "tesserae/mesh/transfer.h"
 #include "tesserae/os/files.h"
@@ -25,13 +26,13 @@ struct SaveJob {
   int64_t step = 0;
   std::string attempt;  ///< [a-z0-9-]+; never used before, by any job
   mesh::Layout layout{1, {}};
-  int tensor = 1;  ///< the tensor-parallel degree
-  int rank = 0;    ///< in [0, ranks())
-  int keep = 0;    ///< how many committed checkpoints stay; 0: all
+  mesh::AxisDegrees axes;  ///< of the job's mesh
+  int rank = 0;            ///< in [0, ranks())
+  int keep = 0;            ///< how many committed checkpoints stay; 0: all
   uint64_t block_bytes = 1 << 20;
   std::chrono::milliseconds deadline = std::chrono::minutes(30);  ///< for the slowest rank to have written
 
-  int ranks() const { return layout.ranks() * tensor; }
+  int ranks() const { return layout.ranks() * axes.tensor; }
 };
 
 /// Elements of a tensor that this rank writes, in host memory or made while they are written. Each element of a tensor

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "tesserae/base/error.h"
-#include "tesserae/mesh/axes.h"
+#include "tesserae/mesh/world.h"
 
 namespace tesserae::comm {
 namespace {

@@ -8,8 +8,8 @@
 namespace tesserae::comm {
 
 /// What some ranks of a job have of its fabric: a fabric whose world is those ranks alone, numbered 0 .. n-1 in the
-/// order of `members` (ascending job ranks, this one among them). The data-parallel ranks of one tensor index are such
-/// a fabric (mesh::Axes::data_group), and an engine runs on it as on any other.
+/// order of `members` (ascending job ranks, this one among them). The ranks that shard state are such a fabric
+/// (MeshFabric::over), and an engine runs on it as on any other.
 ///
 /// Groups and lanes are the whole fabric's, which it keeps alive: group() takes ranks of the sub-world; names, members
 /// and errors of the groups tell ranks of the job. A lane carries the traffic of all fabrics of the process, so whoever

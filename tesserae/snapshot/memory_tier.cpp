@@ -76,10 +76,10 @@ MemoryTier::MemoryTier(const Subject& subject, const mesh::Layout& layout, const
     : subject_(subject),
       layout_(layout),
       checkpoints_(checkpoints),
-      prefix_(cat("tesserae-", comm::text_of(*subject.job, key_of(checkpoints), 0), "-rank-")),
-      session_(session_of(*subject.job)) {
+      prefix_(cat("tesserae-", comm::text_of(*subject.job(), key_of(checkpoints), 0), "-rank-")),
+      session_(session_of(*subject.job())) {
   for (size_t buffer = 0; buffer < buffers_per_rank; ++buffer) {
-    buffers_.emplace_back(cat(prefix_, subject.job->rank(), "-", buffer));
+    buffers_.emplace_back(cat(prefix_, subject.job()->rank(), "-", buffer));
   }
 }
 
@@ -96,7 +96,7 @@ void MemoryTier::save(int64_t step, const nlohmann::json& description) {
   manifest.step = step;
   manifest.attempt = checkpoint::to_hex(session_);
   manifest.layout = layout_;
-  manifest.tensor = subject_.tensor;
+  manifest.axes = subject_.mesh->mesh().degrees();
   manifest.training = description;
   manifest.training[memory_key] = notes_of(pieces);
   const bool on_host = std::ranges::all_of(pieces, [](const checkpoint::Piece& piece) { return piece.data.is_cpu(); });
@@ -130,10 +130,10 @@ void MemoryTier::layout_changed(const mesh::Layout& layout) {
 
 /// Step 1 of a save: the random numbers of the previous replica's rank, as pieces.
 std::vector<checkpoint::Piece> MemoryTier::exchange_random() {
-  comm::Fabric& fabric = *subject_.job;
-  const int next = neighbour(layout_, subject_.tensor, fabric.rank());
+  comm::Fabric& fabric = *subject_.job();
+  const int next = neighbour(subject_.mesh->mesh(), layout_, fabric.rank());
   if (next < 0) return {};
-  const int previous = neighbour(layout_, subject_.tensor, fabric.rank(), -1);
+  const int previous = neighbour(subject_.mesh->mesh(), layout_, fabric.rank(), -1);
   std::vector<comm::Message> sends, receives;
   std::vector<checkpoint::Piece> pieces = checkpoint::random_pieces(fabric.rank(), fabric.device());
   const std::vector<checkpoint::Piece> named = checkpoint::random_pieces(previous, fabric.device());
@@ -151,14 +151,14 @@ std::vector<checkpoint::Piece> MemoryTier::exchange_random() {
 
 std::optional<MemoryTier::Restored> MemoryTier::restore(int64_t at_least) {
   const std::optional<SnapshotSet> set =
-      newest_complete_set(layout_, subject_.tensor, held_by_ranks(), at_least);  // 1, 2
+      newest_complete_set(subject_.mesh->mesh(), layout_, held_by_ranks(), at_least);  // 1, 2
   if (!set) {
     save_surviving_snapshots(subject_, layout_, prefix_, checkpoints_, at_least);
-    comm::counts_over_ranks(*subject_.job, {0});  // nobody reads them any more
+    comm::counts_over_ranks(*subject_.job(), {0});  // nobody reads them any more
     remove_all();
     return std::nullopt;
   }
-  const int buffer = set->buffer[static_cast<size_t>(subject_.job->rank())];
+  const int buffer = set->buffer[static_cast<size_t>(subject_.job()->rank())];
   const std::string_view own = buffer < 0 ? std::string_view() : buffers_[static_cast<size_t>(buffer)].bytes();
   const std::optional<std::string> fetched = fetch(*set, own);  // 3
   const std::optional<MemorySnapshot> snapshot = parse_snapshot(fetched ? *fetched : own, "of this rank");
@@ -167,21 +167,21 @@ std::optional<MemoryTier::Restored> MemoryTier::restore(int64_t at_least) {
     remove_all();
     return std::nullopt;
   }
-  take_over(*snapshot);                                       // 4
-  remove_surviving_snapshots(prefix_, subject_.job->size());  // of a larger job: this one has no ranks that could
+  take_over(*snapshot);                                         // 4
+  remove_surviving_snapshots(prefix_, subject_.job()->size());  // of a larger job: this one has no ranks that could
   next_ = buffer == 0 ? 1 : 0;
   return Restored{.step = set->step, .description = snapshot->manifest.training};
 }
 
 /// Step 1 of a restore.
 HeldByRank MemoryTier::held_by_ranks() {
-  comm::Fabric& fabric = *subject_.job;
+  comm::Fabric& fabric = *subject_.job();
   HeldByRank held(static_cast<size_t>(fabric.size()));
   std::vector<int64_t> table(held.size() * buffers_per_rank * 2, 0);  // for each buffer: session, step + 1
   for (size_t buffer = 0; buffer < buffers_per_rank; ++buffer) {
     const std::optional<MemorySnapshot> snapshot = buffers_[buffer].read();
     if (!snapshot || snapshot->manifest.layout != layout_) continue;
-    if (snapshot->manifest.tensor != subject_.tensor) continue;
+    if (snapshot->manifest.axes != subject_.mesh->mesh().degrees()) continue;
     const size_t place = (static_cast<size_t>(fabric.rank()) * buffers_per_rank + buffer) * 2;
     table[place] = static_cast<int64_t>(checkpoint::from_hex(snapshot->manifest.attempt).value_or(0));
     table[place + 1] = snapshot->manifest.step + 1;
@@ -195,10 +195,10 @@ HeldByRank MemoryTier::held_by_ranks() {
 
 /// Step 3: sends `own` to the rank that needs it, and returns what this rank needs; nothing if it has its own.
 std::optional<std::string> MemoryTier::fetch(const SnapshotSet& set, std::string_view own) {
-  comm::Fabric& fabric = *subject_.job;
+  comm::Fabric& fabric = *subject_.job();
   const auto lacks = [&set](int rank) { return rank >= 0 && set.buffer[static_cast<size_t>(rank)] < 0; };
-  const int asking = neighbour(layout_, subject_.tensor, fabric.rank(), -1);
-  const int giving = neighbour(layout_, subject_.tensor, fabric.rank());
+  const int asking = neighbour(subject_.mesh->mesh(), layout_, fabric.rank(), -1);
+  const int giving = neighbour(subject_.mesh->mesh(), layout_, fabric.rank());
   const auto exchange = [&](const at::Tensor& out, const at::Tensor& in) {
     std::vector<comm::Message> sends, receives;
     if (lacks(asking)) sends.push_back({.peer = asking, .data = out});
@@ -218,7 +218,7 @@ std::optional<std::string> MemoryTier::fetch(const SnapshotSet& set, std::string
 
 /// All of this rank, and what of it the first replica writes into a checkpoint, wherever this one is.
 std::vector<checkpoint::Piece> MemoryTier::own_pieces() {
-  const int first = layout_.owner(layout_.chunk(subject_.data_rank()), 0);
+  const int first = layout_.owner(layout_.chunk(subject_.mesh->index(mesh::axes::state)), 0);
   std::vector<checkpoint::Piece> pieces = checkpoint::model_pieces(subject_.sharded, &subject_.optimizer, first);
   subject_.optimizer.visit_state([&pieces](const shard::Shard& shard, std::string_view name, at::Tensor& tensor) {
     if (tensor.dim() > 0) return;
@@ -227,7 +227,7 @@ std::vector<checkpoint::Piece> MemoryTier::own_pieces() {
                       .elements = {0, tensor.numel()},
                       .data = tensor});
   });
-  for (checkpoint::Piece& piece : checkpoint::random_pieces(subject_.job->rank(), subject_.job->device())) {
+  for (checkpoint::Piece& piece : checkpoint::random_pieces(subject_.job()->rank(), subject_.job()->device())) {
     pieces.push_back(std::move(piece));
   }
   return pieces;
@@ -256,8 +256,8 @@ void MemoryTier::take_over(const MemorySnapshot& snapshot) {
     piece.data.view({-1}).copy_(values);
   };
   for (const checkpoint::Piece& piece : own_pieces()) fill(piece);
-  std::vector<c10::Device> devices{c10::kCPU, subject_.job->device()};
-  std::vector<checkpoint::Piece> random = checkpoint::random_pieces(subject_.job->rank(), devices[1]);
+  std::vector<c10::Device> devices{c10::kCPU, subject_.job()->device()};
+  std::vector<checkpoint::Piece> random = checkpoint::random_pieces(subject_.job()->rank(), devices[1]);
   for (size_t i = 0; i < random.size(); ++i) {
     fill(random[i]);
     at::Generator generator = at::globalContext().defaultGenerator(devices[i]);
@@ -267,7 +267,7 @@ void MemoryTier::take_over(const MemorySnapshot& snapshot) {
 
 /// True if no rank failed; else rank 0 warns.
 bool MemoryTier::agree_on(const std::string& failure, const std::string& consequence) {
-  comm::Fabric& fabric = *subject_.job;
+  comm::Fabric& fabric = *subject_.job();
   const int rank = comm::lowest_rank_with(fabric, !failure.empty());
   if (rank < 0) return true;
   const std::string cause = comm::text_of(fabric, failure, rank);

@@ -14,12 +14,13 @@ int buffer_with(const std::array<Held, buffers_per_rank>& buffers, const Held& w
 }
 
 /// Nothing if a rank's part is nowhere.
-std::optional<SnapshotSet> collect(const mesh::Layout& layout, int tensor, const HeldByRank& held, const Held& wanted) {
+std::optional<SnapshotSet> collect(const mesh::Mesh& mesh, const mesh::Layout& layout, const HeldByRank& held,
+                                   const Held& wanted) {
   SnapshotSet set{.session = wanted.session, .step = wanted.step, .buffer = {}};
-  for (int rank = 0; rank < layout.ranks() * tensor; ++rank) {
+  for (int rank = 0; rank < mesh.ranks(); ++rank) {
     set.buffer.push_back(buffer_with(held[static_cast<size_t>(rank)], wanted));
     if (set.buffer.back() >= 0) continue;
-    const int other = neighbour(layout, tensor, rank);
+    const int other = neighbour(mesh, layout, rank);
     if (other < 0 || buffer_with(held[static_cast<size_t>(other)], wanted) < 0) return std::nullopt;
   }
   return set;
@@ -27,20 +28,25 @@ std::optional<SnapshotSet> collect(const mesh::Layout& layout, int tensor, const
 
 }  // namespace
 
-int neighbour(const mesh::Layout& layout, int tensor, int rank, int direction) {
-  const int replicas = layout.replicas(), data = rank / tensor;
-  if (replicas == 1) return -1;
-  const int next = layout.owner(layout.chunk(data), (layout.replica(data) + direction + replicas) % replicas);
-  return next * tensor + rank % tensor;
+int holder(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, int replica) {
+  const int chunk = layout.chunk(mesh.index(mesh::axes::state, rank));
+  return mesh.members(mesh::axes::state, rank)[static_cast<size_t>(layout.owner(chunk, replica))];
 }
 
-std::optional<SnapshotSet> newest_complete_set(const mesh::Layout& layout, int tensor, const HeldByRank& held,
-                                               int64_t at_least) {
+int neighbour(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, int direction) {
+  const int replicas = layout.replicas();
+  if (replicas == 1) return -1;
+  const int own = layout.replica(mesh.index(mesh::axes::state, rank));
+  return holder(mesh, layout, rank, (own + direction + replicas) % replicas);
+}
+
+std::optional<SnapshotSet> newest_complete_set(const mesh::Mesh& mesh, const mesh::Layout& layout,
+                                               const HeldByRank& held, int64_t at_least) {
   std::optional<SnapshotSet> best;
   for (const auto& buffers : held) {
     for (const Held& candidate : buffers) {
       if (candidate.step < 0 || candidate.step < at_least || (best && candidate.step <= best->step)) continue;
-      if (std::optional<SnapshotSet> set = collect(layout, tensor, held, candidate)) best = std::move(set);
+      if (std::optional<SnapshotSet> set = collect(mesh, layout, held, candidate)) best = std::move(set);
     }
   }
   return best;

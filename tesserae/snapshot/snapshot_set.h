@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tesserae/mesh/layout.h"
+#include "tesserae/mesh/mesh.h"
 
 namespace tesserae::snapshot {
 
@@ -26,13 +27,16 @@ struct SnapshotSet {
   std::vector<int> buffer;  ///< of each rank; -1: it has none, and asks its neighbour
 };
 
-/// The job rank in the next replica (with direction -1, the previous) that owns the same chunk of the same parts; -1:
-/// there is one replica. `layout`: of the data-parallel ranks, each of which is `tensor` job ranks.
-int neighbour(const mesh::Layout& layout, int tensor, int rank, int direction = 1);
+/// The job rank that holds in `replica` what `rank` holds: the same chunk of the same parts. `layout`: of the ranks
+/// that shard state.
+int holder(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, int replica);
+
+/// The holder in the next replica (with direction -1, the previous); -1: there is one replica.
+int neighbour(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, int direction = 1);
 
 /// The latest set of step `at_least` or later that is complete: each rank holds its part, or its neighbour does. The
 /// same on all ranks, as it depends on nothing else.
-std::optional<SnapshotSet> newest_complete_set(const mesh::Layout& layout, int tensor, const HeldByRank& held,
-                                               int64_t at_least);
+std::optional<SnapshotSet> newest_complete_set(const mesh::Mesh& mesh, const mesh::Layout& layout,
+                                               const HeldByRank& held, int64_t at_least);
 
 }  // namespace tesserae::snapshot

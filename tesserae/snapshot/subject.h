@@ -2,8 +2,7 @@
 
 #include <memory>
 
-#include "tesserae/comm/fabric.h"
-#include "tesserae/mesh/axes.h"
+#include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/optim/optimizer.h"
 #include "tesserae/shard/sharded.h"
 
@@ -11,12 +10,11 @@ namespace tesserae::snapshot {
 
 /// What snapshots are of: this rank's part of a model and of its optimizer's state. Who trains owns them.
 struct Subject {
-  std::shared_ptr<comm::Fabric> job;
-  int tensor = 1;  ///< tensor-parallel ranks for each data-parallel one
+  std::shared_ptr<comm::MeshFabric> mesh;
   shard::Sharded& sharded;
   optim::Optimizer& optimizer;
 
-  int data_rank() const { return mesh::Axes(job->size(), tensor).data_rank(job->rank()); }
+  const std::shared_ptr<comm::Fabric>& job() const { return mesh->job(); }
 };
 
 }  // namespace tesserae::snapshot

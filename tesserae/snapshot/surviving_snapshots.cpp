@@ -23,7 +23,7 @@
 
 // All ranks together:
 //  1. each reads and checks its share of the snapshots on its host, whichever rank they are of;
-//  2. they agree on a past job: the one with the newest snapshot, its layout and tensor-parallel degree;
+//  2. they agree on a past job: the one with the newest snapshot, its mesh and layout;
 //  3. each says which snapshots of that job it has read, so that all know of which ranks of the past job there is one,
 //     and choose the newest complete set, as if that job had been restarted (snapshot_set.h). If there is none, they
 //     try the job with the next older snapshot;
@@ -45,15 +45,15 @@ struct Survivor {
 /// A job that is over, as its snapshots tell of it.
 struct Past {
   mesh::Layout layout{1, {}};
-  int tensor = 1;
+  mesh::AxisDegrees axes;
   int64_t session = 0;
   int64_t newest = 0;  ///< step
 
-  mesh::Mesh mesh() const { return mesh::Mesh(layout.ranks() * tensor, {.tensor = tensor}); }
+  mesh::Mesh mesh() const { return mesh::Mesh(layout.ranks() * axes.tensor, axes); }
   bool made(const Survivor& survivor) const {
     const checkpoint::Manifest& manifest = survivor.snapshot.manifest;
-    return manifest.layout == layout && manifest.tensor == tensor && survivor.session() == session &&
-           survivor.rank < layout.ranks() * tensor;
+    return manifest.layout == layout && manifest.axes == axes && survivor.session() == session &&
+           survivor.rank < mesh().ranks();
   }
 };
 
@@ -104,22 +104,29 @@ std::optional<Past> newest_past(comm::Fabric& fabric, const std::vector<Survivor
   if (fabric.rank() == teller) {
     const checkpoint::Manifest& manifest = own->snapshot.manifest;
     const mesh::Degrees degrees = manifest.layout.degrees();
-    text = nlohmann::json{manifest.layout.ranks(), degrees.parameters, degrees.gradients,
-                          degrees.optimizer,       manifest.tensor,    own->session()}
-               .dump();
+    const mesh::AxisDegrees axes = manifest.axes;
+    const nlohmann::json told{manifest.layout.ranks(),
+                              degrees.parameters,
+                              degrees.gradients,
+                              degrees.optimizer,
+                              axes.tensor,
+                              axes.context,
+                              axes.expert,
+                              own->session()};
+    text = told.dump();
   }
   const nlohmann::json told = nlohmann::json::parse(comm::text_of(fabric, text, teller));
   const auto number = [&told](size_t i) { return told[i].get<int>(); };
   return Past{.layout = {number(0), {.parameters = number(1), .gradients = number(2), .optimizer = number(3)}},
-              .tensor = number(4),
-              .session = told[5].get<int64_t>(),
+              .axes = {.tensor = number(4), .context = number(5), .expert = number(6)},
+              .session = told[7].get<int64_t>(),
               .newest = *best - 1};
 }
 
 /// Step 3.
 std::optional<SnapshotSet> complete_set(comm::Fabric& fabric, const std::vector<Survivor>& found, const Past& past,
                                         int64_t after) {
-  HeldByRank held(static_cast<size_t>(past.layout.ranks()) * static_cast<size_t>(past.tensor));
+  HeldByRank held(static_cast<size_t>(past.mesh().ranks()));
   std::vector<int64_t> steps(held.size() * buffers_per_rank, 0);
   for (const Survivor& survivor : found) {
     if (past.made(survivor)) {
@@ -131,17 +138,15 @@ std::optional<SnapshotSet> complete_set(comm::Fabric& fabric, const std::vector<
   for (size_t i = 0; i < steps.size(); ++i) {
     held[i / buffers_per_rank][i % buffers_per_rank] = {.session = past.session, .step = steps[i] - 1};
   }
-  return newest_complete_set(past.layout, past.tensor, held, after + 1);
+  return newest_complete_set(past.mesh(), past.layout, held, after + 1);
 }
 
 /// Whether this one of the set writes the chunk that it shares with ranks of other replicas.
 bool writes_chunk(const Past& past, const SnapshotSet& set, int rank) {
   const mesh::Mesh mesh = past.mesh();
-  const std::vector<int> state = mesh.members(mesh::axes::state, rank);
-  const int chunk = past.layout.chunk(mesh.index(mesh::axes::state, rank));
   for (int replica = 0; replica < past.layout.replicas(); ++replica) {
-    const int holder = state[static_cast<size_t>(past.layout.owner(chunk, replica))];
-    if (set.buffer[static_cast<size_t>(holder)] >= 0) return holder == rank;
+    const int other = holder(mesh, past.layout, rank, replica);
+    if (set.buffer[static_cast<size_t>(other)] >= 0) return other == rank;
   }
   return false;
 }
@@ -198,13 +203,13 @@ bool fits(const Subject& subject, const std::vector<checkpoint::Piece>& pieces) 
 
 bool save(const Subject& subject, const mesh::Layout& layout, const std::vector<Survivor>& found, const Past& past,
           const SnapshotSet& set, const os::Path& folder) {
-  comm::Fabric& fabric = *subject.job;
-  checkpoint::State whole{.step = set.step, .layout = layout, .tensor = subject.tensor, .pieces = {}};
+  comm::Fabric& fabric = *subject.job();
+  checkpoint::State whole{.step = set.step, .layout = layout, .axes = subject.mesh->mesh().degrees(), .pieces = {}};
   std::string description;
   for (const Survivor& survivor : found) {
     if (!past.made(survivor) || static_cast<int>(survivor.buffer) != set.buffer[static_cast<size_t>(survivor.rank)])
       continue;
-    add_pieces(survivor, past, set, past.tensor == subject.tensor, whole.pieces);
+    add_pieces(survivor, past, set, past.axes == subject.mesh->mesh().degrees(), whole.pieces);
     nlohmann::json said = survivor.snapshot.manifest.training;
     said.erase(memory_key);
     description = said.dump();
@@ -216,11 +221,11 @@ bool save(const Subject& subject, const mesh::Layout& layout, const std::vector<
   const int teller = comm::lowest_rank_with(fabric, !description.empty());
   whole.training = nlohmann::json::parse(comm::text_of(fabric, description, teller));
   if (fabric.rank() == 0) {
-    log(LogLevel::warning, cat("snapshots in memory are of ", past.layout.ranks() * past.tensor, " ranks with ",
-                               mesh::to_string(past.layout.degrees()), ": step ", set.step, " is saved to ",
-                               folder.native(), " to go on from"));
+    log(LogLevel::warning,
+        cat("snapshots in memory are of ", past.mesh().ranks(), " ranks with ", mesh::to_string(past.layout.degrees()),
+            ": step ", set.step, " is saved to ", folder.native(), " to go on from"));
   }
-  checkpoint::Saver saver(subject.job, {.folder = folder});
+  checkpoint::Saver saver(subject.job(), {.folder = folder});
   saver.save(std::move(whole));
   return true;
 }
@@ -239,7 +244,7 @@ nlohmann::json notes_of(const std::vector<checkpoint::Piece>& pieces) {
 
 std::optional<int64_t> save_surviving_snapshots(const Subject& subject, const mesh::Layout& layout,
                                                 const std::string& prefix, const os::Path& folder, int64_t after) {
-  comm::Fabric& fabric = *subject.job;
+  comm::Fabric& fabric = *subject.job();
   const std::vector<Survivor> found = read_share(fabric, prefix);
   for (int64_t before = INT64_MAX;;) {
     const std::optional<Past> past = newest_past(fabric, found, after, before);

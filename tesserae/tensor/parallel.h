@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "tesserae/comm/fabric.h"
+#include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/mesh/split.h"
 
 namespace tesserae::tensor {
@@ -20,8 +20,10 @@ class Parallel {
  public:
   /// One rank: every tensor is whole, nothing is sent, and the functions are what they are on one process.
   Parallel();
-  /// The job ranks `members` (mesh::Axes::tensor_group), by tensor index, this one among them. Makes their group at
-  /// once, which all of them do in the same order. Keeps the fabric.
+  /// This rank's tensor group. Makes it at once, which all of its ranks do in the same order of groups. Keeps the job's
+  /// fabric.
+  explicit Parallel(comm::MeshFabric& mesh);
+  /// The job ranks `members`, by tensor index, this one among them; else the same.
   Parallel(std::shared_ptr<comm::Fabric> fabric, const std::vector<int>& members);
 
   int index() const { return group_->rank(); }

@@ -21,8 +21,7 @@ Checkpointing::Checkpointing(const config::Config& config, TrainingState& state,
       state.fabric,
       checkpoint::SaverOptions{.folder = folder_, .keep = options_.keep, .asynchronous = options_.asynchronous});
   if (options_.memory_every_steps > 0)
-    memory_.emplace(snapshot::Subject{state.fabric, state.parallel->size(), state.sharded, *state.optimizer},
-                    state.layout(), folder_);
+    memory_.emplace(snapshot::Subject{state.mesh, state.sharded, *state.optimizer}, state.layout(), folder_);
 }
 
 void Checkpointing::begin() {

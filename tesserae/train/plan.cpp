@@ -34,12 +34,12 @@ std::shared_ptr<data::TokenStream> open_stream(const config::Config& config) {
   }
 }
 
-data::LoaderOptions loader_options(const config::Config& config, int rank, int ranks) {
+data::LoaderOptions loader_options(const config::Config& config, const mesh::Mesh& mesh, int rank) {
   return {.sequence_length = config.data.sequence_length,
           .batch_per_rank = config.train.batch_per_rank,
           .accumulate = config.train.accumulate,
-          .rank = rank,
-          .ranks = ranks,
+          .rank = mesh.index(mesh::axes::batch, rank),
+          .ranks = mesh.degree(mesh::axes::batch),
           .seed = config.run.seed,
           .validation_fraction = config.data.validation_fraction};
 }
@@ -57,14 +57,16 @@ int64_t common_divisor(const model::GptConfig& shape) {
   return std::gcd(std::gcd(shape.heads, shape.kv_heads), shape.feed_forward);
 }
 
-// The degree, if it divides the ranks and what is split.
-int tensor_degree(const config::Config& config, int ranks) {
-  const int degree = config.sharding.tensor_parallel_degree;
+mesh::Mesh mesh_of(const config::Config& config, int ranks) {
   try {
-    const mesh::Axes axes(ranks, degree);
+    return mesh::Mesh(ranks, {.tensor = config.sharding.tensor_parallel_degree});
   } catch (const InvalidArgument& error) {
     throw config::ConfigError("tensor_parallel_degree", config::without_function(error));
   }
+}
+
+void check_what_is_split(const config::Config& config) {
+  const int degree = config.sharding.tensor_parallel_degree;
   const model::GptConfig shape = model::resolved(config.model);
   const std::pair<const char*, int64_t> sizes[] = {
       {"heads", shape.heads}, {"kv_heads", shape.kv_heads}, {"feed_forward", shape.feed_forward}};
@@ -75,29 +77,29 @@ int tensor_degree(const config::Config& config, int ranks) {
         cat("must divide model.", name, " = ", size, ", but is ", degree, "; heads, kv_heads and ",
             "feed_forward can all be split over the divisors of ", common_divisor(shape)));
   }
-  return degree;
 }
 
-/// What `check` gives for the data-parallel ranks. Where it refuses degrees: what N is, and which tensor-parallel
+/// What `check` gives for the ranks that shard state. Where it refuses degrees: what N is, and which tensor-parallel
 /// degrees leave an N that they fit.
 template <class Check>
-auto fitting(const config::Config& config, const mesh::Axes& axes, const Check& check) {
+auto fitting(const config::Config& config, const mesh::Mesh& mesh, const Check& check) {
+  const int tensor = mesh.degree(mesh::axes::tensor), state = mesh.degree(mesh::axes::state);
   try {
-    return check(axes.data_ranks());
+    return check(state);
   } catch (const config::ConfigError& error) {
-    if (axes.tensor_degree() == 1) throw;
+    if (tensor == 1) throw;
     const int64_t common = common_divisor(model::resolved(config.model));
     std::string good;
-    for (int degree = 1; degree <= axes.ranks(); ++degree) {
-      if (axes.ranks() % degree != 0 || common % degree != 0) continue;
+    for (int degree = 1; degree <= mesh.ranks(); ++degree) {
+      if (mesh.ranks() % degree != 0 || common % degree != 0) continue;
       try {
-        check(axes.ranks() / degree);
+        check(mesh.ranks() / degree);
         good += cat(good.empty() ? "; this fits tensor_parallel_degree " : ", ", degree);
       } catch (const config::ConfigError&) {
       }
     }
-    throw config::ConfigError("", cat(config::without_function(error), "; N = ", axes.data_ranks(), " = ", axes.ranks(),
-                                      " ranks / tensor_parallel_degree ", axes.tensor_degree(), good));
+    throw config::ConfigError("", cat(config::without_function(error), "; N = ", state, " = ", mesh.ranks(),
+                                      " ranks / tensor_parallel_degree ", tensor, good));
   }
 }
 
@@ -105,12 +107,11 @@ auto fitting(const config::Config& config, const mesh::Axes& axes, const Check& 
 
 Plan plan_job(const config::Config& config, int ranks, int local_ranks, int local_rank) {
   Plan plan;
-  plan.ranks = ranks;
-  plan.tensor = tensor_degree(config, ranks);
-  const int data_ranks = plan.axes().data_ranks();
-  plan.strategy = fitting(config, plan.axes(), [&](int count) { return config::strategy_of(config, count); });
+  plan.mesh = mesh_of(config, ranks);
+  check_what_is_split(config);
+  plan.strategy = fitting(config, plan.mesh, [&](int count) { return config::strategy_of(config, count); });
   // Throws what can not be followed.
-  fitting(config, plan.axes(), [&](int count) { return config::dial_schedule(config.resolved, count); });
+  fitting(config, plan.mesh, [&](int count) { return config::dial_schedule(config.resolved, count); });
   choose_device(config.run.device, local_ranks - 1);  // the last one is the first that finds no GPU
   plan.device = choose_device(config.run.device, local_rank);
   check_backend(config, plan.device);
@@ -120,7 +121,7 @@ Plan plan_job(const config::Config& config, int ranks, int local_ranks, int loca
   plan.model.vocabulary = plan.stream->vocabulary();
   plan.parameters = model::sizes(plan.model).total;
   try {
-    const data::Loader loader(plan.stream, loader_options(config, 0, data_ranks));
+    const data::Loader loader(plan.stream, loader_options(config, plan.mesh, 0));
     plan.training_samples = loader.training_samples();
     plan.validation_samples = loader.validation_samples();
     plan.tokens_per_step = loader.global_batch() * config.data.sequence_length;
@@ -130,8 +131,8 @@ Plan plan_job(const config::Config& config, int ranks, int local_ranks, int loca
   return plan;
 }
 
-data::Loader make_loader(const config::Config& config, const Plan& plan, int data_rank) {
-  return {plan.stream, loader_options(config, data_rank, plan.axes().data_ranks())};
+data::Loader make_loader(const config::Config& config, const Plan& plan, int rank) {
+  return {plan.stream, loader_options(config, plan.mesh, rank)};
 }
 
 std::string dtype_name(c10::ScalarType dtype) {
@@ -144,9 +145,10 @@ std::string describe(const Plan& plan, const config::Config& config) {
     degrees = plan.choice.empty() ? "degrees are chosen at the start" : cat(degrees, " (auto; ", plan.choice, ")");
   }
   const auto precision = plan.precision.parameters.value_or(at::kFloat);
+  const int ranks = plan.mesh.ranks(), tensor = plan.mesh.degree(mesh::axes::tensor);
   return cat(short_number(static_cast<double>(plan.parameters)), " parameters in ", dtype_name(precision), " on ",
-             plan.ranks, plan.ranks == 1 ? " rank" : " ranks", " (", c10::DeviceTypeName(plan.device.type(), true),
-             "), ", plan.tensor > 1 ? cat("layers split over ", plan.tensor, ", ") : "", degrees, "\n",
+             ranks, ranks == 1 ? " rank" : " ranks", " (", c10::DeviceTypeName(plan.device.type(), true), "), ",
+             tensor > 1 ? cat("layers split over ", tensor, ", ") : "", degrees, "\n",
              short_number(static_cast<double>(plan.stream->size())), " tokens in ", plan.stream->files(),
              plan.stream->files() == 1 ? " file" : " files", ": ", plan.training_samples, " samples of ",
              config.data.sequence_length, " to train on, ", plan.validation_samples, " held out; ",

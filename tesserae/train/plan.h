@@ -8,7 +8,7 @@
 
 #include "tesserae/config/config.h"
 #include "tesserae/data/loader.h"
-#include "tesserae/mesh/axes.h"
+#include "tesserae/mesh/mesh.h"
 #include "tesserae/mesh/strategy.h"
 #include "tesserae/mesh/world.h"
 
@@ -16,8 +16,7 @@ namespace tesserae::train {
 
 /// What a configuration comes to on this machine for a number of ranks, known before any of them trains.
 struct Plan {
-  int ranks = 1;                   ///< of the job
-  int tensor = 1;                  ///< of those, so many share each data-parallel rank: the tensor-parallel degree
+  mesh::Mesh mesh{1};              ///< of the ranks of the job
   c10::Device device = c10::kCPU;  ///< of this rank
   mesh::Strategy strategy;
   std::string choice;  ///< with hybrid_shard_degree "auto": why these degrees; empty while they are not chosen yet
@@ -28,8 +27,6 @@ struct Plan {
   int64_t training_samples = 0;
   int64_t validation_samples = 0;  ///< held out
   int64_t tokens_per_step = 0;     ///< of all ranks
-
-  mesh::Axes axes() const { return {ranks, tensor}; }
 };
 
 /// Throws config::ConfigError for what can not be trained: a degree that does not fit the ranks, data that are missing,
@@ -37,8 +34,8 @@ struct Plan {
 /// `local_ranks`: how many of the ranks run on this host; `local_rank`: which one this is.
 Plan plan_job(const config::Config& config, int ranks, int local_ranks, int local_rank = 0);
 
-/// The data of one data-parallel rank of the plan.
-data::Loader make_loader(const config::Config& config, const Plan& plan, int data_rank);
+/// The data of one job rank of the plan.
+data::Loader make_loader(const config::Config& config, const Plan& plan, int rank);
 
 /// What the configuration calls a dtype: "fp32", "bf16", "fp16".
 std::string dtype_name(c10::ScalarType dtype);

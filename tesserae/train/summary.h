@@ -16,8 +16,8 @@ namespace tesserae::train {
 
 /// What the summary of a run says beside its figures.
 struct RunFacts {
-  mesh::Layout layout{1, {}};  ///< of the data-parallel ranks
-  int tensor = 1;              ///< tensor-parallel ranks for each of them
+  mesh::Mesh mesh{1};          ///< of the job
+  mesh::Layout layout{1, {}};  ///< of the ranks that shard state
   int hosts = 1;
   int64_t parameters = 0;
   int64_t tokens_per_step = 0;

@@ -183,7 +183,7 @@ class Run {
     for (int64_t i = 0; i < batches; ++i) {
       sum += loss_of(state_.loader.validation_batch(i)).item<double>();
     }
-    return state_.sharded.sum_over_ranks(sum) / static_cast<double>(batches * state_.data->size());
+    return state_.sharded.sum_over_ranks(sum) / static_cast<double>(batches * state_.mesh->degree(mesh::axes::loss));
   }
 
   void warn_of(const StepRecord& record) {
@@ -208,7 +208,7 @@ class Run {
     if (config_.train.sample_tokens > 0 && stopped_by_ == 0) sample = make_sample();
     if (!output_) return;
     facts.layout = state_.layout();
-    facts.tensor = state_.parallel->size();
+    facts.mesh = state_.mesh->mesh();
     facts.hosts = fabric_->world().hosts();
     facts.parameters = plan_.parameters;
     facts.tokens_per_step = plan_.tokens_per_step;

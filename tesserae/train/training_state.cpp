@@ -8,7 +8,6 @@
 #include "tesserae/base/log.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/random_state.h"
-#include "tesserae/comm/sub_fabric.h"
 #include "tesserae/model/init.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/optim/sgd.h"
@@ -26,9 +25,8 @@ model::Gpt make_model(const config::Config& config, const Plan& plan, const tens
   return model;
 }
 
-shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::Fabric>& data, const config::Config& config,
-                     const Plan& plan) {
-  return shard::shard_model(model, data,
+shard::Sharded shard(const model::Gpt& model, comm::MeshFabric& mesh, const config::Config& config, const Plan& plan) {
+  return shard::shard_model(model, mesh.over(mesh::axes::state),
                             {.strategy = plan.strategy,
                              .precision = plan.precision,
                              .accumulation = config.train.accumulation,
@@ -54,11 +52,11 @@ std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const 
 
 TrainingState::TrainingState(const config::Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> the_fabric)
     : fabric(std::move(the_fabric)),
-      parallel(std::make_shared<const tensor::Parallel>(fabric, plan.axes().tensor_group(fabric->rank()))),
-      data(comm::sub_fabric(fabric, plan.axes().data_group(fabric->rank()))),
-      loader(make_loader(config, plan, data->rank())),
+      mesh(std::make_shared<comm::MeshFabric>(fabric, plan.mesh)),
+      parallel(std::make_shared<const tensor::Parallel>(*mesh)),
+      loader(make_loader(config, plan, fabric->rank())),
       model(make_model(config, plan, parallel)),
-      sharded(shard(model, data, config, plan)),
+      sharded(shard(model, *mesh, config, plan)),
       optimizer(make_optimizer(sharded, config.optimizer)),
       config_(config),
       plan_(plan),
@@ -70,7 +68,7 @@ TrainingState::TrainingState(const config::Config& config, const Plan& plan, std
 checkpoint::State TrainingState::to_save() {
   checkpoint::State state{.step = step,
                           .layout = layout(),
-                          .tensor = parallel->size(),
+                          .axes = mesh->mesh().degrees(),
                           .pieces = checkpoint::model_pieces(sharded, optimizer.get()),
                           .training = description()};
   for (checkpoint::Piece& piece : checkpoint::random_pieces(fabric->rank(), fabric->device())) {
@@ -80,7 +78,7 @@ checkpoint::State TrainingState::to_save() {
 }
 
 mesh::Layout TrainingState::layout() const {
-  return {data->size(), degrees_};
+  return {mesh->degree(mesh::axes::state), degrees_};
 }
 
 nlohmann::json TrainingState::description() const {
@@ -99,7 +97,7 @@ void TrainingState::load(const checkpoint::Checkpoint& checkpoint) {
   checkpoint::load_model(checkpoint, sharded, optimizer.get());
   take_over(checkpoint.manifest().training, checkpoint.step());
   // Tensor-parallel ranks draw alike: what other groups of them drew fits none of these.
-  const bool same_groups = checkpoint.manifest().tensor == parallel->size();
+  const bool same_groups = checkpoint.manifest().axes == mesh->mesh().degrees();
   if (!same_groups || !checkpoint::load_random(checkpoint, fabric->rank(), fabric->device())) seed_random();
 }
 
@@ -141,8 +139,8 @@ shard::Resharding TrainingState::reshard(const mesh::Degrees& degrees) {
 }
 
 void TrainingState::seed_random() {
-  // Dropout differs between data-parallel ranks, as their samples do; tensor::dropout does the rest.
-  const auto rank = static_cast<uint64_t>(data->rank());
+  // Dropout differs where tokens do; tensor::dropout does the rest.
+  const auto rank = static_cast<uint64_t>(mesh->index(mesh::axes::loss));
   at::manual_seed(step == 0 ? config_.run.seed + rank
                             : model::seed_of(config_.run.seed, cat("step ", step, " rank ", rank)));
 }

@@ -7,7 +7,7 @@
 
 #include "tesserae/checkpoint/reader.h"
 #include "tesserae/checkpoint/state.h"
-#include "tesserae/comm/fabric.h"
+#include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/config/config.h"
 #include "tesserae/data/loader.h"
 #include "tesserae/model/gpt.h"
@@ -30,9 +30,9 @@ class TrainingState {
   /// The state before the first step; random numbers are seeded. Collective.
   TrainingState(const config::Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> fabric);
 
-  const std::shared_ptr<comm::Fabric> fabric;  ///< of the job
-  const tensor::ParallelPtr parallel;          ///< the ranks that share this data-parallel rank
-  const std::shared_ptr<comm::Fabric> data;    ///< the data-parallel ranks of this tensor index: the engine's
+  const std::shared_ptr<comm::Fabric> fabric;    ///< of the job
+  const std::shared_ptr<comm::MeshFabric> mesh;  ///< the same by axes; the engine's fabric is that over axes::state
+  const tensor::ParallelPtr parallel;            ///< the ranks of this one's tensor group
   data::Loader loader;
   model::Gpt model;
   shard::Sharded sharded;

@@ -129,7 +129,7 @@ TEST(Manifest, RefusesWhatCanNotBe) {
 
 Manifest split_sample() {
   Manifest manifest = sample();
-  manifest.tensor = 2;
+  manifest.axes.tensor = 2;
   manifest.tensors[0].shape = {3, 5, 2};
   manifest.tensors[0].parts = {{0, {0, 10}, 64}, {1, {10, 30}, 0}};
   manifest.tensors[0].split = mesh::Split{.dim = 1, .parts = 5};
@@ -141,7 +141,7 @@ TEST(Manifest, SplitTensorsComeBackAndNeedVersion2) {
   EXPECT_THAT(text, HasSubstr("\"version\":2,"));
   EXPECT_THAT(to_text(sample()), HasSubstr("\"version\":1,"));
   const Manifest after = parse_manifest(text, "m.json");
-  EXPECT_EQ(after.tensor, 2);
+  EXPECT_EQ(after.axes.tensor, 2);
   EXPECT_EQ(after.find("model/a")->split, (mesh::Split{.dim = 1, .parts = 5}));
   EXPECT_EQ(after.find("model/none")->split, mesh::Split{});
   EXPECT_EQ(to_text(after), text);
@@ -202,6 +202,22 @@ TEST(Manifest, SplitsNameTheirAxes) {
   for (const auto& [from, to, expected] : cases) {
     EXPECT_THAT(refusal_of(replaced(text, from, to)), HasSubstr(expected)) << from << " -> " << to;
   }
+}
+
+TEST(Manifest, LayoutsNameTheAxesOfTheMesh) {
+  Manifest manifest = sample();
+  manifest.axes = {.tensor = 2, .context = 2, .expert = 4};
+  const std::string text = to_text(manifest);
+  EXPECT_THAT(text, HasSubstr("\"tensor\":2,\"context\":2,\"expert\":4}"));
+  const Manifest after = parse_manifest(text, "m.json");
+  EXPECT_EQ(after.axes, manifest.axes);
+  EXPECT_EQ(to_string(after.mesh()), "8 ranks = tensor 2 x context 2 x data 2 = tensor 2 x expert 4 x expert_data 1");
+  EXPECT_EQ(to_text(after), text);
+  EXPECT_THAT(refusal_of(replaced(text, "\"context\":2", "\"context\":3")), HasSubstr("does not divide the 4 ranks"));
+  EXPECT_THAT(refusal_of(replaced(text, "\"context\":2", "\"data\":2")), HasSubstr("unknown key"));
+  EXPECT_THAT(refusal_of(replaced(text, "\"tensor\":2", "\"tensor\":16777216")), HasSubstr("67108864 ranks"));
+  manifest.axes.expert = 3;
+  EXPECT_THROW(to_text(manifest), InvalidArgument);
 }
 
 TEST(Manifest, FragmentsMayHaveGaps) {

@@ -104,7 +104,7 @@ class SplitTensors : public ::testing::Test {
       Saver saver(testing::borrowed(fabric), {.folder = "/" + job.name(), .block_bytes = block_bytes});
       saver.save({.step = 5,
                   .layout = job.layout,
-                  .tensor = job.tensor,
+                  .axes = {.tensor = job.tensor},
                   .pieces = pieces_of(wholes_, job, fabric.rank(), true)},
                  /*asynchronous=*/job.tensor == 2);
       saver.finish();
@@ -138,7 +138,7 @@ TEST_F(SplitTensors, LoadAnywhereBitwise) {
   for (const SplitJob& from : jobs) {
     const os::Path path = save(from);
     const Checkpoint checkpoint = Checkpoint::open(path);
-    EXPECT_EQ(checkpoint.manifest().tensor, from.tensor);
+    EXPECT_EQ(checkpoint.manifest().axes.tensor, from.tensor);
     EXPECT_EQ(checkpoint.manifest().layout, from.layout);
     EXPECT_TRUE(verify(path).faults.empty()) << from.name();
     for (const SplitJob& to : jobs) {
@@ -228,7 +228,7 @@ TEST_F(SplitTensors, RanksThatDisagreeAreRefused) {
                                  if (fabric.rank() == 1)
                                    pieces[0].split = mesh::Split{.dim = 1, .parts = 2, .index = 1, .blocks = 2};
                                  Saver saver(testing::borrowed(fabric), {.folder = "/f"});
-                                 saver.save({.step = 1, .layout = job.layout, .tensor = 2, .pieces = pieces});
+                                 saver.save({.step = 1, .layout = job.layout, .axes = {.tensor = 2}, .pieces = pieces});
                                }),
                SaveFailed);
 }

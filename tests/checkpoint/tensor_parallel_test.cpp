@@ -8,8 +8,7 @@
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/verify.h"
 #include "tesserae/checkpoint/weights.h"
-#include "tesserae/comm/sub_fabric.h"
-#include "tesserae/mesh/axes.h"
+#include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/model/gpt.h"
 #include "tesserae/tensor/parallel.h"
 #include "tests/checkpoint/memory_files.h"
@@ -33,10 +32,9 @@ class Rank {
  public:
   Rank(comm::Fabric& fabric, const ParallelJob& job)
       : job_(job),
-        whole_(testing::borrowed(fabric)),
-        axes_(fabric.size(), job.tensor),
-        parallel_(std::make_shared<tensor::Parallel>(whole_, axes_.tensor_group(fabric.rank()))),
-        data_(comm::sub_fabric(whole_, axes_.data_group(fabric.rank()))),
+        mesh_(testing::borrowed(fabric), mesh::Mesh(fabric.size(), {.tensor = job.tensor})),
+        parallel_(std::make_shared<tensor::Parallel>(mesh_)),
+        data_(mesh_.over(mesh::axes::state)),
         net_(config()),
         sharded_(shard::shard_model(net_, data_, options())),
         optimizer_(sharded_, {.lr = 0.01}) {}
@@ -51,8 +49,8 @@ class Rank {
 
   std::vector<Piece> pieces() { return model_pieces(sharded_, &optimizer_); }
   void save(const os::Path& folder) {
-    Saver saver(whole_, {.folder = folder, .block_bytes = 512});
-    saver.save({.step = 1, .layout = {job_.ranks, job_.degrees}, .tensor = job_.tensor, .pieces = pieces()});
+    Saver saver(mesh_.job(), {.folder = folder, .block_bytes = 512});
+    saver.save({.step = 1, .layout = {job_.ranks, job_.degrees}, .axes = {.tensor = job_.tensor}, .pieces = pieces()});
   }
   void load(const Checkpoint& checkpoint) { load_model(checkpoint, sharded_, &optimizer_); }
   shard::Sharded& sharded() { return sharded_; }
@@ -71,8 +69,7 @@ class Rank {
   }
 
   ParallelJob job_;
-  std::shared_ptr<comm::Fabric> whole_;
-  mesh::Axes axes_;
+  comm::MeshFabric mesh_;
   std::shared_ptr<tensor::Parallel> parallel_;
   std::shared_ptr<comm::Fabric> data_;
   model::Gpt net_;
@@ -108,7 +105,7 @@ TEST_F(TensorParallelState, LoadsAnywhereBitwise) {
     const os::Path path = os::Path("/" + job.name()) / "step-1";
     EXPECT_TRUE(verify(path).faults.empty()) << job.name();
     const Checkpoint checkpoint = Checkpoint::open(path);
-    EXPECT_EQ(checkpoint.manifest().tensor, job.tensor);
+    EXPECT_EQ(checkpoint.manifest().axes.tensor, job.tensor);
     EXPECT_EQ(checkpoint.manifest().find("model/embedding.weight")->shape, (std::vector<int64_t>{29, 16}));
     EXPECT_EQ(checkpoint.manifest().find("model/blocks.0.attention.output.weight")->split.first().parts, job.tensor);
   }

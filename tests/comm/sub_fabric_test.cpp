@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tesserae/mesh/axes.h"
+#include "tesserae/mesh/mesh.h"
 
 namespace tesserae::comm {
 namespace {
@@ -16,12 +16,13 @@ std::shared_ptr<Fabric> borrowed(Fabric& fabric) {
 
 TEST(SubFabric, RanksAreThoseOfTheSubWorld) {
   run_local(4, [](Fabric& job) {
-    const mesh::Axes axes(4, 2);
-    const auto data = sub_fabric(borrowed(job), axes.data_group(job.rank()));
+    const mesh::Mesh mesh(4, {.tensor = 2});
+    const std::vector<int> members = mesh.members(mesh::axes::state, job.rank());
+    const auto data = sub_fabric(borrowed(job), members);
     EXPECT_EQ(data->size(), 2);
     EXPECT_EQ(data->rank(), job.rank() / 2);
     Group& all = data->everyone();
-    EXPECT_EQ(all.members(), axes.data_group(job.rank())) << "errors name ranks of the job";
+    EXPECT_EQ(all.members(), members) << "errors name ranks of the job";
     const at::Tensor sum = at::full({3}, static_cast<double>(job.rank()));
     data->lane(Traffic::control).submit([&] { all.all_reduce(sum); }).wait();
     EXPECT_EQ(sum[0].item<double>(), job.rank() % 2 == 0 ? 0 + 2 : 1 + 3);

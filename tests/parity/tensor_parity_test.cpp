@@ -8,8 +8,8 @@
 #include <map>
 #include <mutex>
 
+#include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/comm/sub_fabric.h"
-#include "tesserae/mesh/axes.h"
 #include "tesserae/model/gpt.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/optim/sgd.h"
@@ -131,9 +131,9 @@ std::map<std::string, at::Tensor> whole_parameters(shard::Sharded& sharded, cons
 
 /// Trains on the rows of this data-parallel rank; alone, on all of them.
 Result train(const std::shared_ptr<comm::Fabric>& job, const Case& c, const Size& size) {
-  const mesh::Axes axes(job->size(), c.tensor_degree);
-  const auto parallel = std::make_shared<const tensor::Parallel>(job, axes.tensor_group(job->rank()));
-  const auto data = comm::sub_fabric(job, axes.data_group(job->rank()));
+  comm::MeshFabric mesh(job, mesh::Mesh(job->size(), {.tensor = c.tensor_degree}));
+  const auto parallel = std::make_shared<const tensor::Parallel>(mesh);
+  const auto data = mesh.over(mesh::axes::state);
 
   model::GptConfig model_config = config(c, size);
   model_config.parallel = parallel;
@@ -317,15 +317,15 @@ TEST(TensorParity, Gradients) {
 // A gradient that overflowed on one rank, in a part that no other rank has, is seen by all.
 TEST(TensorParity, AllRanksSkipTheSameStep) {
   comm::run_local(4, [](comm::Fabric& job) {
-    const mesh::Axes axes(4, 2);
-    const auto parallel = std::make_shared<const tensor::Parallel>(borrowed(job), axes.tensor_group(job.rank()));
+    comm::MeshFabric mesh(borrowed(job), mesh::Mesh(4, {.tensor = 2}));
+    const auto parallel = std::make_shared<const tensor::Parallel>(mesh);
     model::GptConfig model_config = config({}, four);
     model_config.parallel = parallel;
     model::Gpt net(model_config);
     shard::Options options;
     options.strategy = mesh::preset("FULL_SHARD", 2);
     options.tensor_group = &parallel->group();
-    auto sharded = shard::shard_model(net, comm::sub_fabric(borrowed(job), axes.data_group(job.rank())), options);
+    auto sharded = shard::shard_model(net, mesh.over(mesh::axes::state), options);
     optim::Sgd optimizer(sharded);
     optim::LossScaler scaler;
     const at::Tensor tokens = tokens_of(0, four);

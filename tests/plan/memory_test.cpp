@@ -5,8 +5,7 @@
 #include <cstdio>
 
 #include "tesserae/comm/fabric.h"
-#include "tesserae/comm/sub_fabric.h"
-#include "tesserae/mesh/axes.h"
+#include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/model/gpt.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/plan/plan.h"
@@ -131,8 +130,8 @@ struct Held {
 
 Held hold(comm::Fabric& job, const Size& size, const Entry& entry) {
   const std::shared_ptr<comm::Fabric> borrowed(&job, [](comm::Fabric*) {});
-  const mesh::Axes axes(job.size(), entry.tensor);
-  const auto parallel = std::make_shared<const tensor::Parallel>(borrowed, axes.tensor_group(job.rank()));
+  comm::MeshFabric mesh(borrowed, mesh::Mesh(job.size(), {.tensor = entry.tensor}));
+  const auto parallel = std::make_shared<const tensor::Parallel>(mesh);
   const auto moment = [&] {  // of all ranks, while none of them does anything
     job.everyone().barrier();
     const auto alive = static_cast<double>(CountingAllocator::alive) / job.size();
@@ -149,7 +148,7 @@ Held hold(comm::Fabric& job, const Size& size, const Entry& entry) {
   shard::Options options;
   options.strategy = {entry.degrees, /*free_after_forward=*/true, /*free_after_backward=*/true};
   options.tensor_group = &parallel->group();
-  auto sharded = shard::shard_model(model, comm::sub_fabric(borrowed, axes.data_group(job.rank())), options);
+  auto sharded = shard::shard_model(model, mesh.over(mesh::axes::state), options);
   optim::AdamW optimizer(sharded, {});
   model->forward(tokens, tokens).backward();
   optimizer.step({});

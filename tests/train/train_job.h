@@ -137,7 +137,7 @@ class TrainJob {
     for (const checkpoint::StoredTensor& tensor : wanted.manifest().tensors) {
       random += tensor.name.starts_with("random/");
     }
-    EXPECT_EQ(random, static_cast<size_t>(wanted.manifest().layout.ranks() * wanted.manifest().tensor));
+    EXPECT_EQ(random, static_cast<size_t>(wanted.manifest().mesh().ranks()));
   }
 
  private:
