@@ -2,6 +2,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <string>
+
+#include "tesserae/mesh/axis.h"
+
 namespace tesserae::bindings {
 
 namespace py = pybind11;
@@ -21,5 +25,8 @@ void bind_dial(py::module_& module);
 void bind_checkpoint(py::module_& module);
 void bind_saver(py::module_& module);  // part of the layer checkpoint
 void bind_config(py::module_& module);
+
+/// The axes that Python means by a name: of an axis, or of a set in mesh::axes. Throws InvalidArgument for another.
+mesh::AxisSet axes_named(const std::string& name);
 
 }  // namespace tesserae::bindings

@@ -3,8 +3,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "python/bindings/bindings.h"
-#include "tesserae/comm/fabric.h"
-#include "tesserae/comm/sub_fabric.h"
+#include "tesserae/comm/mesh_fabric.h"
 
 namespace tesserae::bindings {
 
@@ -49,14 +48,17 @@ void bind_fabric(py::module_& module) {
       .def(
           "joined_rank", [](const Fabric& self, int rank) { return self.world().launcher_rank(rank); }, py::arg("rank"),
           "Which rank among those that joined is `rank` in the order of hosts.")
-      .def(
-          "of_ranks",
-          [](const std::shared_ptr<Fabric>& self, const std::vector<int>& members) {
-            return comm::sub_fabric(self, members);
-          },
-          py::arg("members"), "What these ranks, ascending and this one among them, have of it: a fabric of their own.")
       .def("counters", &Fabric::counters)
       .def("leave", &Fabric::leave, without_gil, "Says goodbye before the process ends.");
+
+  py::class_<comm::MeshFabric, std::shared_ptr<comm::MeshFabric>>(
+      module, "MeshFabric", "The job's fabric seen through its mesh; see tesserae/comm/mesh_fabric.h. Axes as of Mesh.")
+      .def(py::init<std::shared_ptr<Fabric>, const mesh::Mesh&>(), py::arg("job"), py::arg("mesh"))
+      .def_property_readonly("job", &comm::MeshFabric::job)
+      .def_property_readonly("mesh", &comm::MeshFabric::mesh)
+      .def(
+          "over", [](comm::MeshFabric& self, const std::string& axes) { return self.over(axes_named(axes)); },
+          py::arg("axes"), "The fabric of the ranks that differ from this one on these axes only. The same each time.");
 }
 
 }  // namespace tesserae::bindings

@@ -18,6 +18,8 @@ mesh::Layout layout_of(int ranks, const Triple& d) {
   return {ranks, {std::get<0>(d), std::get<1>(d), std::get<2>(d)}};
 }
 
+}  // namespace
+
 mesh::AxisSet axes_named(const std::string& name) {
   namespace axes = mesh::axes;
   const std::pair<const char*, mesh::AxisSet> sets[] = {{"state", axes::state},
@@ -31,8 +33,6 @@ mesh::AxisSet axes_named(const std::string& name) {
   if (const auto axis = mesh::axis_from_name(name)) return *axis;
   throw InvalidArgument("Mesh", cat("there are no axes '", name, "'"));
 }
-
-}  // namespace
 
 void bind_mesh(py::module_& module) {
   module.def(
@@ -79,17 +79,6 @@ void bind_mesh(py::module_& module) {
            "What no split cuts is the same on all ranks of a tensor group; one of them counts, sends or writes it.")
       .def("__eq__", [](const Mesh& a, const Mesh& b) { return a == b; })
       .def("__repr__", [](const Mesh& self) { return mesh::to_string(self); });
-
-  module.def(
-      "tensor_group",
-      [](int ranks, int degree, int rank) { return Mesh(ranks, {.tensor = degree}).members(mesh::axes::tensor, rank); },
-      py::arg("ranks"), py::arg("tensor_degree"), py::arg("rank"),
-      "The ranks that hold the parts of split tensors together, by tensor index. Raises InvalidArgument, naming the "
-      "nearest degrees that would do.");
-  module.def(
-      "data_group",
-      [](int ranks, int degree, int rank) { return Mesh(ranks, {.tensor = degree}).members(mesh::axes::state, rank); },
-      py::arg("ranks"), py::arg("tensor_degree"), py::arg("rank"), "The ranks that share the tensor index of `rank`.");
 
   using mesh::Split;
   py::class_<Split>(module, "Split", "How a tensor is cut among tensor-parallel ranks; see tesserae/mesh/split.h.")

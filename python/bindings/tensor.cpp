@@ -80,8 +80,8 @@ void bind_parallel(py::module_& module) {
   const auto without_gil = py::call_guard<Gil>();
   py::class_<Parallel, Among>(module, "Parallel",
                               "The ranks among which the tensors of layers are split; see tesserae/tensor/parallel.h.")
-      .def(py::init<std::shared_ptr<comm::Fabric>, const std::vector<int>&>(), py::arg("fabric"), py::arg("members"),
-           without_gil, "Collective over `members`, ranks of the fabric.")
+      .def(py::init<std::shared_ptr<comm::MeshFabric>>(), py::arg("mesh"), without_gil,
+           "This rank's tensor group. Collective over it.")
       .def_property_readonly("index", &Parallel::index)
       .def_property_readonly("size", &Parallel::size)
       .def("split", &Parallel::split, py::arg("dim"), py::arg("blocks") = 1,
@@ -89,7 +89,7 @@ void bind_parallel(py::module_& module) {
       .def(
           "whole_of",
           [](const Among& self, const at::Tensor& part, const mesh::Split& split, const std::vector<int64_t>& whole) {
-            return tensor::whole_of(part, split, whole, self->group());
+            return tensor::whole_of(part, split, whole, *self->mesh());
           },
           py::arg("part"), py::arg("split"), py::arg("whole"), without_gil,
           "Collective: the whole tensor of shape `whole`, of which each rank brings its part. No autograd.")
@@ -100,8 +100,10 @@ void bind_parallel(py::module_& module) {
 
 void bind_tensor(py::module_& module) {
   bind_functions(module);
-  module.def("part_of", &tensor::part_of, py::arg("whole"), py::arg("split"), py::call_guard<Gil>(),
-             "The part of a whole tensor that `split` means, contiguous, padding zero.");
+  module.def(
+      "part_of", [](const at::Tensor& whole, const mesh::Split& split) { return tensor::part_of(whole, split); },
+      py::arg("whole"), py::arg("split"), py::call_guard<Gil>(),
+      "The part of a whole tensor that `split` means, contiguous, padding zero.");
   module.def(
       "heads_of_rank",
       [](int64_t query, int64_t key_value, const Among& parallel) {

@@ -193,7 +193,7 @@ void bind_unit(py::module_& module) {
              options.offload = offload;
              options.parameter_wire = comm::wire_of(parameter_wire);
              options.gradient_wire = comm::wire_of(gradient_wire);
-             if (parallel) options.tensor_group = &parallel->group();
+             if (parallel) options.mesh = parallel->mesh();
              return options;
            }),
            py::kw_only(), py::arg("degrees"), py::arg("free_after_forward"), py::arg("free_after_backward"),

@@ -22,6 +22,8 @@ __all__: list[str] = [
     "FlatBuffer",
     "InvalidArgument",
     "IoError",
+    "Mesh",
+    "MeshFabric",
     "Mismatch",
     "Options",
     "OutOfMemory",
@@ -43,7 +45,6 @@ __all__: list[str] = [
     "column_linear",
     "connect_process_group",
     "copy_to_parallel",
-    "data_group",
     "flat_buffers",
     "flat_slices",
     "gather_from",
@@ -61,7 +62,6 @@ __all__: list[str] = [
     "scatter_to",
     "shutdown_process_groups",
     "size_of_part",
-    "tensor_group",
     "unit_degrees",
     "unit_fabric",
     "validate_init_config",
@@ -94,6 +94,44 @@ class OutOfMemory(Error):
     """
     There is not enough memory for what was asked. Nothing was changed.
     """
+
+class Mesh:
+    """
+    The ranks of a job as a grid of axes; see tesserae/mesh/mesh.h. Axes are asked for by name: tensor, context, data, expert, expert_data, or what they are for: state, expert_state, batch, loss, job.
+    """
+
+    __hash__: typing.ClassVar[None] = None
+    def __eq__(self, arg0: Mesh) -> bool: ...
+    def __init__(
+        self,
+        ranks: typing.SupportsInt | typing.SupportsIndex,
+        *,
+        tensor: typing.SupportsInt | typing.SupportsIndex = 1,
+        context: typing.SupportsInt | typing.SupportsIndex = 1,
+        expert: typing.SupportsInt | typing.SupportsIndex = 1,
+    ) -> None:
+        """
+        Raises InvalidArgument, naming the nearest degrees that would do, for those that do not divide.
+        """
+    def __repr__(self) -> str: ...
+    def degree(self, axes: str) -> int:
+        """
+        How many ranks differ on these axes only.
+        """
+    def index(self, axes: str, rank: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        In [0, degree).
+        """
+    def members(self, axes: str, rank: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
+        """
+        The ranks that differ from `rank` on these axes only, by index.
+        """
+    def writes_unsplit(self, rank: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        What no split cuts is the same on all ranks of a tensor group; one of them counts, sends or writes it.
+        """
+    @property
+    def ranks(self) -> int: ...
 
 class Split:
     """
@@ -194,10 +232,6 @@ class Fabric:
         """
         Says goodbye before the process ends.
         """
-    def of_ranks(self, members: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> Fabric:
-        """
-        What these ranks, ascending and this one among them, have of it: a fabric of their own.
-        """
     @property
     def hosts(self) -> int: ...
     @property
@@ -208,15 +242,27 @@ class Fabric:
     @property
     def size(self) -> int: ...
 
+class MeshFabric:
+    """
+    The job's fabric seen through its mesh; see tesserae/comm/mesh_fabric.h. Axes as of Mesh.
+    """
+    def __init__(self, job: Fabric, mesh: Mesh) -> None: ...
+    def over(self, axes: str) -> Fabric:
+        """
+        The fabric of the ranks that differ from this one on these axes only. The same each time.
+        """
+    @property
+    def job(self) -> Fabric: ...
+    @property
+    def mesh(self) -> Mesh: ...
+
 class Parallel:
     """
     The ranks among which the tensors of layers are split; see tesserae/tensor/parallel.h.
     """
-    def __init__(
-        self, fabric: Fabric, members: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ) -> None:
+    def __init__(self, mesh: MeshFabric) -> None:
         """
-        Collective over `members`, ranks of the fabric.
+        This rank's tensor group. Collective over it.
         """
     def broadcast(self, tensor: torch.Tensor) -> None:
         """
@@ -649,15 +695,6 @@ def copy_to_parallel(x: torch.Tensor, parallel: Parallel) -> torch.Tensor:
     The same tensor, whose gradients, which are partial, are summed.
     """
 
-def data_group(
-    ranks: typing.SupportsInt | typing.SupportsIndex,
-    tensor_degree: typing.SupportsInt | typing.SupportsIndex,
-    rank: typing.SupportsInt | typing.SupportsIndex,
-) -> list[int]:
-    """
-    The ranks that share the tensor index of `rank`.
-    """
-
 def flat_buffers(unit: typing.Any) -> list[FlatBuffer]: ...
 def flat_slices(
     unit: Unit, index: typing.SupportsInt | typing.SupportsIndex
@@ -777,15 +814,6 @@ def shutdown_process_groups() -> None:
 def size_of_part(what: str, size: typing.SupportsInt | typing.SupportsIndex, parallel: Parallel) -> int:
     """
     Raises InvalidArgument, naming `what` and the degrees that would do, unless the ranks divide `size`.
-    """
-
-def tensor_group(
-    ranks: typing.SupportsInt | typing.SupportsIndex,
-    tensor_degree: typing.SupportsInt | typing.SupportsIndex,
-    rank: typing.SupportsInt | typing.SupportsIndex,
-) -> list[int]:
-    """
-    The ranks that hold the parts of split tensors together, by tensor index. Raises InvalidArgument, naming the nearest degrees that would do.
     """
 
 def unit_degrees(unit: Unit) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy
 
 from tesserae import _C, config
-from tesserae.job import data_fabric, fabric_of, parallel_of, tensor_degree
+from tesserae.job import fabric_of, parallel_of, state_fabric, tensor_degree
 from tesserae.state import state
 
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
@@ -46,7 +46,7 @@ def connect(
             f"[FSDP] {strategy} with two process groups (or a two-dimensional device mesh): these are for "
             "ShardingStrategy.HYBRID_SHARD and _HYBRID_SHARD_ZERO2"
         )
-    fabric = data_fabric(device) if process_group is None and mesh is None else fabric_of(group, device)
+    fabric = state_fabric(device) if process_group is None and mesh is None else fabric_of(group, device)
     degrees = _degrees(strategy, fabric, degree)
     _C.check_degrees(fabric.size, degrees)
     if shard_ranks is not None and degree == degrees[0]:

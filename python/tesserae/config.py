@@ -146,11 +146,11 @@ def check_world(config: Config, world_size: int) -> None:
     """Raises InvalidArgument if the degrees do not fit that many ranks: the tensor-parallel one divides them, and the
     others what is left, the data-parallel ranks."""
     tensor = config.tensor_parallel_degree
-    data_ranks = len(_C.data_group(world_size, tensor, 0))
+    state_ranks = _C.Mesh(world_size, tensor=tensor).degree("state")
     for degrees in (degrees_of(config), *(degrees for _, degrees in config.schedule)):
         if degrees is not None:
             try:
-                _C.check_degrees(data_ranks, degrees)
+                _C.check_degrees(state_ranks, degrees)
             except _C.InvalidArgument as error:
                 if tensor == 1:
                     raise

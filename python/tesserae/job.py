@@ -3,8 +3,8 @@
 The engine makes its own groups, over any ranks that its degrees ask for; of the script's group it uses the members and
 the store through which they met. One fabric for each set of ranks and device, kept until the process ends.
 
-With a tensor-parallel degree above 1 the ranks of the job have two axes: of its fabric, the ranks of one tensor index
-have a part of their own, over which FSDP shards, and those of one data-parallel rank the group of their split layers.
+With a tensor-parallel degree above 1 the ranks of the job are a mesh (_C.Mesh): those that shard state have a fabric of
+their own, and those of a tensor group the group of their split layers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOST_BACKEND = "shm"
 
 _fabrics: dict[tuple[str, tuple[int, ...], str], _C.Fabric] = {}
 _counts: dict[tuple[int, ...], int] = {}
-_data_fabrics: dict[tuple[int, int], _C.Fabric] = {}  # by id of the job's fabric, which _fabrics keeps, and degree
+_meshes: dict[tuple[int, int], _C.MeshFabric] = {}  # by id of the job's fabric, which _fabrics keeps, and degree
 _parallels: dict[tuple[int, int], _C.Parallel] = {}
 
 
@@ -50,34 +50,35 @@ def tensor_degree() -> int:
     return settings.tensor_parallel_degree if settings is not None else 1
 
 
-def data_fabric(device: torch.device) -> _C.Fabric:
-    """The fabric of the data-parallel ranks of this rank's tensor index: all ranks at a degree of 1.
+def mesh_of(device: torch.device) -> _C.MeshFabric:
+    """The job by axes, on `device`. Collective over the job at the first call.
 
-    Collective over the job at the first call. Raises InvalidArgument for a degree that does not divide the ranks.
+    Raises InvalidArgument for a degree that does not divide the ranks.
     """
     whole, degree = fabric_of(None, device), tensor_degree()
-    if degree == 1:
-        return whole
     key = (id(whole), degree)
-    if key not in _data_fabrics:
+    if key not in _meshes:
         _require_neighbours(whole, degree)
-        _data_fabrics[key] = whole.of_ranks(_C.data_group(whole.size, degree, whole.rank))
-    return _data_fabrics[key]
+        _meshes[key] = _C.MeshFabric(whole, _C.Mesh(whole.size, tensor=degree))
+    return _meshes[key]
+
+
+def state_fabric(device: torch.device) -> _C.Fabric:
+    """The fabric of the ranks that shard state with this one; collective as mesh_of is."""
+    return mesh_of(device).over("state")
 
 
 def whole_fabric(fabric: _C.Fabric) -> _C.Fabric:
-    """The job's fabric, of which data_fabric() has made this one; any other as it is."""
-    wholes = {id(whole): whole for whole in _fabrics.values()}
-    return next((wholes[key] for (key, _), part in _data_fabrics.items() if part is fabric), fabric)
+    """The job's fabric, of which state_fabric() has made this one; any other as it is."""
+    return next((mesh.job for mesh in _meshes.values() if mesh.over("state") is fabric), fabric)
 
 
 def parallel_of(device: torch.device) -> _C.Parallel:
     """The ranks among which layers are split, on `device`. Collective over the job at the first call."""
-    whole, degree = fabric_of(None, device), tensor_degree()
-    key = (id(whole), degree)
+    mesh = mesh_of(device)
+    key = (id(mesh.job), tensor_degree())
     if key not in _parallels:
-        _require_neighbours(whole, degree)
-        _parallels[key] = _C.Parallel(whole, _C.tensor_group(whole.size, degree, whole.rank))
+        _parallels[key] = _C.Parallel(mesh)
     return _parallels[key]
 
 
@@ -124,5 +125,5 @@ def leave() -> None:
     for fabric in _fabrics.values():
         fabric.leave()
     _parallels.clear()
-    _data_fabrics.clear()
+    _meshes.clear()
     _fabrics.clear()

@@ -75,14 +75,14 @@ class State:
         """
         return self._group("rep_rank_process_group", self._replicas)
 
-    # ---- tensor parallelism: rank r of the job has tensor index r mod tp_size, and data-parallel rank r / tp_size ----
+    # ---- tensor parallelism: what the mesh of the job says (_C.Mesh), with the names of SMP v2 ----
     @property
     def tp_size(self) -> int:
         return self.tensor_parallel_degree
 
     @property
     def tp_rank(self) -> int:
-        return self.rank % self.tp_size
+        return self._mesh().index("tensor", self.rank)
 
     @property
     def tp_process_group(self) -> dist.ProcessGroup | None:
@@ -93,11 +93,11 @@ class State:
     @property
     def dp_size(self) -> int:
         """How many different batches a step has: world_size / tp_size."""
-        return self.world_size // self.tp_size
+        return self._mesh().degree("batch")
 
     @property
     def dp_rank(self) -> int:
-        return self.rank // self.tp_size
+        return self._mesh().index("batch", self.rank)
 
     @property
     def dp_process_group(self) -> dist.ProcessGroup | None:
@@ -107,12 +107,15 @@ class State:
 
     def tp_ranks(self) -> list[int]:
         """Of the job. Raises InvalidArgument, naming the nearest degrees, if tp_size does not divide its ranks."""
-        return _C.tensor_group(self.world_size, self.tp_size, self.rank)
+        return self._mesh().members("tensor", self.rank)
 
     def dp_ranks(self) -> list[int]:
-        return _C.data_group(self.world_size, self.tp_size, self.rank)
+        return self._mesh().members("state", self.rank)
 
     # ----
+    def _mesh(self) -> _C.Mesh:
+        return _C.Mesh(self.world_size, tensor=self.tp_size)
+
     def _config(self) -> configuration.Config:
         config = configuration.current()
         if config is None:
@@ -137,13 +140,13 @@ class State:
         return self._groups[key]
 
     def _replicas(self) -> list[int] | None:
-        from tesserae.job import data_fabric
+        from tesserae.job import state_fabric
 
         degrees = configuration.degrees_of(self._config())
         if degrees is None:
             return None
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        fabric = data_fabric(device)
+        fabric = state_fabric(device)
         ranks = [fabric.joined_rank(rank) for rank in _C.replica_group(fabric.size, degrees, fabric.rank)]
         return ranks if self.tp_size == 1 else [self.dp_ranks()[rank] for rank in ranks]
 

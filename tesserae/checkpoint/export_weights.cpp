@@ -121,10 +121,10 @@ void export_weights(shard::Sharded& sharded, const os::Path& folder, const Expor
   const auto buffers = buffers_in_order(sharded.engine(), options);
   std::unique_ptr<WeightFolder> files;
   std::string failure;
-  comm::Group* const tensor_group = sharded.options().tensor_group;
+  comm::MeshFabric& mesh = sharded.mesh();
   // Rank 0 may fail while the others wait for it in a collective: it goes on gathering, and says so at the end.
   auto on_rank_0 = [&](const std::function<void()>& action) {
-    if (fabric.rank() != 0 || (tensor_group != nullptr && tensor_group->rank() != 0) || !failure.empty()) return;
+    if (fabric.rank() != 0 || !mesh.writes_unsplit() || !failure.empty()) return;
     try {
       action();
     } catch (const std::exception& caught) {
@@ -146,14 +146,13 @@ void export_weights(shard::Sharded& sharded, const os::Path& folder, const Expor
     for (const shard::Slot& slot : buffer->flat().slots()) {
       if (fabric.rank() != 0) break;
       at::Tensor values = whole.narrow(0, slot.begin, slot.elements);
-      if (!slot.split.whole())
-        values = tensor::whole_of(values.view(slot.shape), slot.split, slot.whole, *tensor_group);
+      if (!slot.split.whole()) values = tensor::whole_of(values.view(slot.shape), slot.split, slot.whole, mesh);
       on_rank_0([&] { write_values(*files, values, exported(whole.scalar_type(), options)); });
     }
   }
   on_rank_0([&] { files->finish(); });
   failure = comm::text_of(fabric, failure, 0);
-  const bool failed = shard::on_any_tensor_rank(tensor_group, !failure.empty(), fabric.device());
+  const bool failed = shard::on_any_tensor_rank(mesh, !failure.empty());
   if (!failure.empty()) throw IoError("export_weights", cat("rank 0: ", failure));
   if (failed) throw IoError("export_weights", "the rank that writes has failed; its error says why");
 }

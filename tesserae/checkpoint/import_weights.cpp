@@ -98,7 +98,7 @@ void import_weights(const WeightFiles& files, shard::Sharded& sharded, const Imp
   }
   comm::Fabric& fabric = sharded.fabric();
   const int rank = comm::lowest_rank_with(fabric, !failure.empty());
-  const bool failed = shard::on_any_tensor_rank(sharded.options().tensor_group, rank >= 0, fabric.device());
+  const bool failed = shard::on_any_tensor_rank(sharded.mesh(), rank >= 0);
   if (rank >= 0) {
     failure = comm::text_of(fabric, failure, rank);
     if (own) std::rethrow_exception(own);

@@ -27,13 +27,6 @@ std::vector<const shard::Flat*> flats_by_shard(Engine& engine) {
   return flats;
 }
 
-/// False on the tensor-parallel ranks of a higher index: what is not split is the same on all of them, and is written
-/// by the first.
-bool is_first_tensor_rank(const shard::Sharded& sharded) {
-  const comm::Group* const group = sharded.options().tensor_group;
-  return group == nullptr || group->rank() == 0;
-}
-
 /// The slices of a rank's part of a flat buffer as pieces. `written`: those that are split; `whole_written`: the
 /// others.
 void add_slices(const std::string& prefix, const std::vector<shard::Slice>& slices, const at::Tensor& part,
@@ -50,7 +43,7 @@ void add_slices(const std::string& prefix, const std::vector<shard::Slice>& slic
 }
 
 void add_parameters(shard::Sharded& sharded, int rank, std::vector<Piece>& pieces) {
-  const bool first = is_first_tensor_rank(sharded);
+  const bool first = sharded.mesh().writes_unsplit();
   for (const shard::FlatBuffer* buffer : sharded.engine().buffers()) {
     const shard::FlatParameter& parameter = buffer->parameter();
     const bool written = writes_part(buffer->flat(), rank);
@@ -156,7 +149,7 @@ std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optim
   add_parameters(sharded, rank, pieces);
   if (optimizer == nullptr) return pieces;
   const auto flats = flats_by_shard(sharded.engine());
-  const bool first = is_first_tensor_rank(sharded);
+  const bool first = sharded.mesh().writes_unsplit();
   optimizer->visit_state([&](const shard::Shard& shard, std::string_view state, at::Tensor& tensor) {
     const bool written = writes_part(*flats[static_cast<size_t>(shard.index)], rank);
     if (tensor.dim() == 0) {

@@ -16,10 +16,7 @@ class EngineTarget final : public Target {
   void zero_grad() override { engine_.zero_grad(); }
   std::shared_ptr<void> attach(shard::Companion& companion) override { return engine_.attach(companion); }
 
-  bool counts_repeated() const override {
-    const comm::Group* const group = engine_.root().sharding().options.tensor_group;
-    return group == nullptr || group->rank() == 0;
-  }
+  bool counts_repeated() const override { return engine_.root().sharding().mesh->writes_unsplit(); }
   double sum_over_chunks(double value) override {
     return over_tensor_ranks(shard::sum_over_ranks(engine_, value), comm::Reduction::sum);
   }
@@ -31,8 +28,7 @@ class EngineTarget final : public Target {
   // After the data-parallel ranks of each tensor index: all of these bring the same, so all ranks get the same bits.
   double over_tensor_ranks(double value, comm::Reduction how) const {
     const shard::Context& context = engine_.root().context();
-    return shard::over_tensor_ranks(context.sharding->options.tensor_group, value, how, context.sharding->device,
-                                    {"", context.statistics().steps});
+    return shard::over_tensor_ranks(*context.sharding->mesh, value, how, {"", context.statistics().steps});
   }
 
   shard::Engine& engine_;

@@ -51,16 +51,16 @@ void require_agreement(comm::Fabric& fabric, const std::string& text) {
   throw comm::Mismatch("shard_model", what);
 }
 
-double over_tensor_ranks(comm::Group* tensor_group, double value, comm::Reduction how, c10::Device device,
-                         comm::Label label) {
-  if (tensor_group == nullptr || tensor_group->size() == 1) return value;
-  const at::Tensor shared = at::full({1}, value, at::TensorOptions().dtype(at::kDouble).device(device));
-  tensor_group->all_reduce(shared, label, how);
+double over_tensor_ranks(comm::MeshFabric& mesh, double value, comm::Reduction how, comm::Label label) {
+  if (mesh.degree(mesh::axes::tensor) == 1) return value;
+  const auto options = at::TensorOptions().dtype(at::kDouble).device(mesh.job()->device());
+  const at::Tensor shared = at::full({1}, value, options);
+  mesh.group(mesh::axes::tensor, comm::Traffic::control).all_reduce(shared, label, how);
   return shared.item<double>();
 }
 
-bool on_any_tensor_rank(comm::Group* tensor_group, bool flag, c10::Device device) {
-  return over_tensor_ranks(tensor_group, flag ? 1 : 0, comm::Reduction::maximum, device) > 0;
+bool on_any_tensor_rank(comm::MeshFabric& mesh, bool flag) {
+  return over_tensor_ranks(mesh, flag ? 1 : 0, comm::Reduction::maximum) > 0;
 }
 
 std::string wires_of(const Options& options) {

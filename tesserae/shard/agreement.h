@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "tesserae/comm/fabric.h"
+#include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/shard/options.h"
 
 namespace tesserae::shard {
@@ -11,11 +11,10 @@ namespace tesserae::shard {
 /// 0's names the first line that does; the others name such a rank. Collective over the job.
 void require_agreement(comm::Fabric& fabric, const std::string& text);
 
-/// What tensor-parallel ranks bring, reduced: the ranks of one fabric agree among themselves, those of other tensor
-/// indices hear of it here. `tensor_group`: Options::tensor_group, may be null. Collective over it.
-double over_tensor_ranks(comm::Group* tensor_group, double value, comm::Reduction how, c10::Device device,
-                         comm::Label label = {});
-bool on_any_tensor_rank(comm::Group* tensor_group, bool flag, c10::Device device);
+/// What the ranks of a tensor group bring, reduced: the ranks of one fabric agree among themselves, those of other
+/// tensor indices hear of it here. Collective over the tensor group.
+double over_tensor_ranks(comm::MeshFabric& mesh, double value, comm::Reduction how, comm::Label label = {});
+bool on_any_tensor_rank(comm::MeshFabric& mesh, bool flag);
 
 /// A line about how numbers travel between hosts, for require_agreement; nothing where they travel as they are.
 std::string wires_of(const Options& options);

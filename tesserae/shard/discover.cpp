@@ -35,7 +35,7 @@ class Walk {
       const bool is_split = found != splits.end() && !found->split.whole();
       add({{prefix + item.key()},
            item.value(),
-           is_split ? found->split : mesh::Split{},
+           is_split ? found->split : mesh::Splits{},
            is_split ? found->whole : std::vector<int64_t>{}},
           unit);
     }
@@ -117,7 +117,9 @@ std::string describe(const std::vector<UnitSpec>& units) {
         out << "parameter " << slot.names.front() << " [";
         for (size_t d = 0; d < slot.shape.size(); ++d) out << (d ? ", " : "") << slot.shape[d];
         out << "] " << c10::toString(flat.dtype) << (flat.trainable ? "" : " frozen");
-        if (!slot.split.whole()) out << " part " << slot.split.index << " of " << slot.split.parts;
+        for (const mesh::Split& split : {slot.split.first(), slot.split.second()}) {
+          if (!split.whole()) out << " part " << split.index << " of " << split.parts;
+        }
         out << "\n";
       }
     }

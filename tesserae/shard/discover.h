@@ -35,7 +35,7 @@ struct UnitSpec {
 struct NamedParameter {
   std::vector<std::string> names;
   at::Tensor parameter;
-  mesh::Split split = {};           ///< which part of a larger tensor it is
+  mesh::Splits split = {};          ///< which part of a larger tensor it is
   std::vector<int64_t> whole = {};  ///< shape of that tensor; {}: the parameter is whole
 };
 

@@ -21,7 +21,7 @@ struct Slot {
   std::vector<int64_t> shape;      ///< of this rank's part, where the parameter is split among tensor-parallel ranks
   int64_t begin = 0;               ///< first element in the flat buffer
   int64_t elements = 0;
-  mesh::Split split = {};
+  mesh::Splits split = {};
   std::vector<int64_t> whole = {};  ///< shape of the whole tensor; given as {}: `shape`
   int64_t end() const { return begin + elements; }
 };

@@ -8,13 +8,14 @@
 namespace tesserae::shard {
 namespace {
 
-void require_tensor_group(const Slot& slot, const comm::Group* group) {
-  const int ranks = group == nullptr ? 1 : group->size();
-  if (slot.split.whole() || (slot.split.parts == ranks && slot.split.index == group->rank())) return;
-  throw InvalidArgument("shard_model",
-                        cat("parameter ", slot.names.front(), " is part ", slot.split.index, " of ", slot.split.parts,
-                            ", but Options::tensor_group has ", ranks, ranks == 1 ? " rank" : " ranks",
-                            "; pass the group of the tensor-parallel ranks that the model was built with"));
+void require_part_of_this_rank(const Slot& slot, const comm::MeshFabric& mesh) {
+  for (const mesh::Split& split : {slot.split.first(), slot.split.second()}) {
+    if (split.whole() || (split.parts == mesh.degree(split.axis) && split.index == mesh.index(split.axis))) continue;
+    throw InvalidArgument("shard_model",
+                          cat("parameter ", slot.names.front(), " is part ", split.index, " of ", split.parts, " over ",
+                              to_string(split.axis), ", but this is rank ", mesh.rank(), " of ", to_string(mesh.mesh()),
+                              "; pass Options::mesh that the model was built with"));
+  }
 }
 
 }  // namespace
@@ -22,7 +23,7 @@ void require_tensor_group(const Slot& slot, const comm::Group* group) {
 at::Tensor initial_values(const Sharding& sharding, const Slot& slot, const at::Tensor& parameter,
                           c10::ScalarType master) {
   const Options& options = sharding.options;
-  require_tensor_group(slot, options.tensor_group);
+  require_part_of_this_rank(slot, *sharding.mesh);
   at::Tensor values;
   if (parameter.is_meta()) {
     if (!options.initialize) {
@@ -36,11 +37,11 @@ at::Tensor initial_values(const Sharding& sharding, const Slot& slot, const at::
     values = parameter.detach().to(sharding.device).contiguous();
   }
   values = values.view({-1});
-  comm::Group* const parallel = options.tensor_group;
-  const bool repeated = slot.split.whole() && parallel != nullptr && parallel->size() > 1;
+  comm::MeshFabric& mesh = *sharding.mesh;
+  const bool repeated = slot.split.along(mesh::Axis::tensor).whole() && mesh.degree(mesh::axes::tensor) > 1;
   if (options.sync_module_states && (repeated || sharding.fabric->size() > 1)) {
     values = values.clone();
-    if (repeated) parallel->broadcast(values, 0, {slot.names.front()});
+    if (repeated) mesh.group(mesh::axes::tensor, comm::Traffic::control).broadcast(values, 0, {slot.names.front()});
     sharding.fabric->everyone().broadcast(values, 0, {slot.names.front()});
   }
   return values;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 
 #include "tesserae/comm/wire.h"
@@ -17,7 +18,7 @@ namespace torch::nn {
 class Module;
 }
 namespace tesserae::comm {
-class Group;
+class MeshFabric;
 }
 
 namespace tesserae::shard {
@@ -55,7 +56,7 @@ struct Options {
 
   /// How gathered parameters and gradients that are being summed travel between hosts (comm/wire.h); inside a host they
   /// are exact where ranks share memory. Masters, optimizer state and what is saved are never rounded. What travels
-  /// packed takes memory of its own meanwhile: up to half of the unit's buffer (int8). Exact with tensor_group.
+  /// packed takes memory of its own meanwhile: up to half of the unit's buffer (int8). Exact with a tensor axis.
   comm::Wire parameter_wire = comm::Wire::exact;
   comm::Wire gradient_wire = comm::Wire::exact;
 
@@ -76,10 +77,10 @@ struct Options {
   /// a parameter that is split it is given the whole tensor, of which the rank keeps its part.
   std::function<void(const std::string& name, at::Tensor& parameter)> initialize;
 
-  /// The tensor-parallel ranks that hold the other parts of split parameters (tensor::Parallel::group), on the control
-  /// lane; owned by the fabric. Null: nothing is split. They call what is collective over the job together, and sums
-  /// over the model (gradient norms) include their parts.
-  comm::Group* tensor_group = nullptr;
+  /// The job by axes, of which the fabric that shards the state is a part: says which ranks hold the other parts of
+  /// split parameters. They call what is collective over the job together, and sums over the model (gradient norms)
+  /// include their parts. Null: the fabric is the job, and nothing is split.
+  std::shared_ptr<comm::MeshFabric> mesh;
 };
 
 }  // namespace tesserae::shard

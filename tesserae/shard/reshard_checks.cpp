@@ -65,7 +65,7 @@ void Reshard::require_agreement() const {
   const auto failed = comm::from_all_ranks(fabric, impossible ? 1 : 0);
   const auto first = std::ranges::max_element(failed);
   // What one tensor-parallel rank cannot do, none does.
-  const double any = over_tensor_ranks(root.options.tensor_group, *first, comm::Reduction::maximum, fabric.device());
+  const double any = over_tensor_ranks(*root.mesh, *first, comm::Reduction::maximum);
   if (impossible) std::rethrow_exception(impossible);
   if (any > *first) {
     throw InvalidArgument(name,
@@ -122,12 +122,11 @@ void Reshard::require_room(c10::Device place, double mine) const {
   const auto everyones = comm::from_all_ranks(fabric, mine);
   double needed = place.is_cpu() ? sum_of(everyones, fabric.world().host_ranks(fabric.rank())) : mine;
   // Tensor-parallel ranks are neighbours, and each needs as much at the same time.
-  const comm::Group* const parallel = root.options.tensor_group;
-  if (place.is_cpu() && parallel != nullptr) needed *= parallel->size();
+  if (place.is_cpu()) needed *= root.mesh->degree(mesh::axes::tensor);
   const double free = available(place, std::max(needed, 0.0));
   const auto shortages = comm::from_all_ranks(fabric, needed - free);
   const auto worst = std::ranges::max_element(shortages);
-  const double most = over_tensor_ranks(root.options.tensor_group, *worst, comm::Reduction::maximum, fabric.device());
+  const double most = over_tensor_ranks(*root.mesh, *worst, comm::Reduction::maximum);
   if (most <= 0) return;
   if (most > *worst) {
     throw OutOfMemory(name, cat("to go to ", to_string(degrees_), ", a rank of another tensor-parallel index lacks ",

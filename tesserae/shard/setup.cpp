@@ -25,11 +25,11 @@ void require_possible(const Options& options, const std::vector<UnitSpec>& specs
                               options.limit_reductions, ") must be at least 1"));
   }
   const bool exact = options.parameter_wire == comm::Wire::exact && options.gradient_wire == comm::Wire::exact;
-  if (!exact && options.tensor_group != nullptr && options.tensor_group->size() > 1) {
+  if (!exact && options.mesh != nullptr && options.mesh->degree(mesh::axes::tensor) > 1) {
     // A parameter that all tensor-parallel ranks have shares its scale with others that differ: they would drift apart.
     throw InvalidArgument(
         "shard_model", cat("parameters travel as ", options.parameter_wire, " and gradients as ", options.gradient_wire,
-                           ", but layers are split over ", options.tensor_group->size(),
+                           ", but layers are split over ", options.mesh->degree(mesh::axes::tensor),
                            " tensor-parallel ranks: leave both exact (wire.*)"));
   }
   for (const auto& spec : specs) {

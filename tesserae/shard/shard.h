@@ -16,11 +16,11 @@ namespace tesserae::shard {
 struct Slice {
   std::string name;  ///< the parameter's name in the model
   std::vector<int64_t>
-      shape;               ///< the parameter's on this rank: of its part, where it is split among tensor-parallel ranks
-  int64_t begin = 0;       ///< first element in the shard
-  int64_t end = 0;         ///< one past the last element in the shard
-  int64_t offset = 0;      ///< which element of the (flattened) parameter `begin` is
-  mesh::Split split = {};  ///< which part of which cut the parameter is
+      shape;           ///< the parameter's on this rank: of its part, where it is split among tensor-parallel ranks
+  int64_t begin = 0;   ///< first element in the shard
+  int64_t end = 0;     ///< one past the last element in the shard
+  int64_t offset = 0;  ///< which element of the (flattened) parameter `begin` is
+  mesh::Splits split = {};          ///< which part of which cut the parameter is
   std::vector<int64_t> whole = {};  ///< shape of the whole tensor; `shape` where the parameter is not split
 };
 

@@ -54,6 +54,10 @@ comm::Fabric& Sharded::fabric() {
   return *engine_->root().sharding().fabric;
 }
 
+comm::MeshFabric& Sharded::mesh() {
+  return *engine_->root().sharding().mesh;
+}
+
 const Options& Sharded::options() const {
   return engine_->root().sharding().options;
 }

@@ -59,6 +59,7 @@ class Sharded {
 
   comm::Fabric& fabric();
   const Options& options() const;
+  comm::MeshFabric& mesh();         ///< of the job
   int64_t parameter_count() const;  ///< of the whole model; tied parameters count once
   Statistics statistics() const;
   Engine& engine();

@@ -7,6 +7,7 @@ namespace tesserae::shard {
 
 Sharding::Sharding(std::shared_ptr<comm::Fabric> shared_fabric, const Options& run_options)
     : fabric(std::move(shared_fabric)),
+      mesh(run_options.mesh != nullptr ? run_options.mesh : std::make_shared<comm::MeshFabric>(fabric)),
       options(run_options),
       layout(fabric->size(), options.strategy.degrees),
       device(fabric->device()),

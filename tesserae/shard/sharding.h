@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "tesserae/comm/fabric.h"
+#include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/mesh/layout.h"
 #include "tesserae/shard/options.h"
 #include "tesserae/shard/pool.h"
@@ -17,7 +17,8 @@ class StepObserver;
 struct Sharding {
   Sharding(std::shared_ptr<comm::Fabric> fabric, const Options& options);
 
-  const std::shared_ptr<comm::Fabric> fabric;  ///< of the ranks that shard these units' state
+  const std::shared_ptr<comm::Fabric> fabric;    ///< of the ranks that shard these units' state
+  const std::shared_ptr<comm::MeshFabric> mesh;  ///< of the job; never null
   const Options options;
   const mesh::Layout layout;
   const c10::Device device;        ///< where units compute

@@ -20,15 +20,13 @@ class Parallel {
  public:
   /// One rank: every tensor is whole, nothing is sent, and the functions are what they are on one process.
   Parallel();
-  /// This rank's tensor group. Makes it at once, which all of its ranks do in the same order of groups. Keeps the job's
-  /// fabric.
-  explicit Parallel(comm::MeshFabric& mesh);
-  /// The job ranks `members`, by tensor index, this one among them; else the same.
-  Parallel(std::shared_ptr<comm::Fabric> fabric, const std::vector<int>& members);
+  /// This rank's tensor group. Makes it at once, which all of its ranks do in the same order of groups.
+  explicit Parallel(std::shared_ptr<comm::MeshFabric> mesh);
 
   int index() const { return group_->rank(); }
   int size() const { return group_->size(); }
-  /// On the control lane. What shard::Options::tensor_group and gradient norms need.
+  const std::shared_ptr<comm::MeshFabric>& mesh() const { return mesh_; }  ///< of the job; for shard::Options::mesh
+  /// On the control lane.
   comm::Group& group() const { return *group_; }
   comm::Lane& lane() const { return *lane_; }
 
@@ -40,7 +38,7 @@ class Parallel {
   int64_t piece_bytes = 1 << 20;
 
  private:
-  std::shared_ptr<comm::Fabric> fabric_;
+  std::shared_ptr<comm::MeshFabric> mesh_;
   comm::Group* group_;
   comm::Lane* lane_;
 };

@@ -11,8 +11,9 @@
 #include "tesserae/base/error.h"
 
 namespace tesserae::tensor {
+namespace {
 
-at::Tensor part_of(const at::Tensor& whole, const mesh::Split& split) {
+at::Tensor cut(const at::Tensor& whole, const mesh::Split& split) {
   if (split.whole()) return whole.contiguous();
   const std::vector<int64_t> shape = mesh::part_shape(whole.sizes().vec(), split);
   const int64_t size = whole.size(split.dim);
@@ -31,6 +32,13 @@ at::Tensor part_of(const at::Tensor& whole, const mesh::Split& split) {
     runs.push_back(whole.narrow(split.dim, i * block + split.index * run, run));
   }
   return at::cat(runs, split.dim).contiguous();
+}
+
+}  // namespace
+
+at::Tensor part_of(const at::Tensor& whole, const mesh::Splits& splits) {
+  mesh::part_shape(whole.sizes().vec(), splits);  // throws where two do not go together
+  return cut(cut(whole, splits.first()), splits.second());
 }
 
 void fill_parameters(torch::nn::Module& root,

@@ -18,7 +18,7 @@ namespace tesserae::tensor {
 /// A parameter that is this rank's part of a larger tensor.
 struct SplitParameter {
   std::string name;  ///< in the module that declares it, without a path: "weight"
-  mesh::Split split;
+  mesh::Splits split;
   std::vector<int64_t> whole;  ///< shape of the whole tensor
 };
 
@@ -31,9 +31,8 @@ class SplitParameters {
   virtual std::vector<SplitParameter> split_parameters() const = 0;
 };
 
-/// The part of `whole` that `split` means, contiguous, padding zero. Throws InvalidArgument where `split` can not cut
-/// it.
-at::Tensor part_of(const at::Tensor& whole, const mesh::Split& split);
+/// The part of `whole` that `splits` mean, contiguous, padding zero. Throws InvalidArgument where they cannot cut it.
+at::Tensor part_of(const at::Tensor& whole, const mesh::Splits& splits);
 
 /// Gives every parameter of `root` values: `fill` gets its name and the whole tensor, of which a split parameter keeps
 /// its part. Tied parameters are filled once, under their first name.

@@ -27,4 +27,15 @@ at::Tensor whole_of(const at::Tensor& part, const mesh::Split& split, const std:
   return runs.narrow(split.dim + 1, 0, whole[dim] / split.blocks).reshape(whole).contiguous();
 }
 
+at::Tensor whole_of(const at::Tensor& part, const mesh::Splits& splits, const std::vector<int64_t>& whole,
+                    comm::MeshFabric& mesh) {
+  at::Tensor values = part;
+  if (const mesh::Split& inner = splits.second(); !inner.whole()) {
+    values = whole_of(values, inner, mesh::part_shape(whole, splits.first()),
+                      mesh.group(inner.axis, comm::Traffic::control));
+  }
+  const mesh::Split& outer = splits.first();
+  return outer.whole() ? values : whole_of(values, outer, whole, mesh.group(outer.axis, comm::Traffic::control));
+}
+
 }  // namespace tesserae::tensor

@@ -25,8 +25,9 @@ model::Gpt make_model(const config::Config& config, const Plan& plan, const tens
   return model;
 }
 
-shard::Sharded shard(const model::Gpt& model, comm::MeshFabric& mesh, const config::Config& config, const Plan& plan) {
-  return shard::shard_model(model, mesh.over(mesh::axes::state),
+shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::MeshFabric>& mesh,
+                     const config::Config& config, const Plan& plan) {
+  return shard::shard_model(model, mesh->over(mesh::axes::state),
                             {.strategy = plan.strategy,
                              .precision = plan.precision,
                              .accumulation = config.train.accumulation,
@@ -35,7 +36,7 @@ shard::Sharded shard(const model::Gpt& model, comm::MeshFabric& mesh, const conf
                              .parameter_wire = config.sharding.parameter_wire,
                              .gradient_wire = config.sharding.gradient_wire,
                              .initialize = model::initialize(model->config()),
-                             .tensor_group = &model->config().parallel->group()});
+                             .mesh = mesh});
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const config::Config::Optimizer& o) {
@@ -53,10 +54,10 @@ std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const 
 TrainingState::TrainingState(const config::Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> the_fabric)
     : fabric(std::move(the_fabric)),
       mesh(std::make_shared<comm::MeshFabric>(fabric, plan.mesh)),
-      parallel(std::make_shared<const tensor::Parallel>(*mesh)),
+      parallel(std::make_shared<const tensor::Parallel>(mesh)),
       loader(make_loader(config, plan, fabric->rank())),
       model(make_model(config, plan, parallel)),
-      sharded(shard(model, *mesh, config, plan)),
+      sharded(shard(model, mesh, config, plan)),
       optimizer(make_optimizer(sharded, config.optimizer)),
       config_(config),
       plan_(plan),

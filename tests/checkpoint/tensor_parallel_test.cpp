@@ -32,9 +32,10 @@ class Rank {
  public:
   Rank(comm::Fabric& fabric, const ParallelJob& job)
       : job_(job),
-        mesh_(testing::borrowed(fabric), mesh::Mesh(fabric.size(), {.tensor = job.tensor})),
+        mesh_(std::make_shared<comm::MeshFabric>(testing::borrowed(fabric),
+                                                 mesh::Mesh(fabric.size(), {.tensor = job.tensor}))),
         parallel_(std::make_shared<tensor::Parallel>(mesh_)),
-        data_(mesh_.over(mesh::axes::state)),
+        data_(mesh_->over(mesh::axes::state)),
         net_(config()),
         sharded_(shard::shard_model(net_, data_, options())),
         optimizer_(sharded_, {.lr = 0.01}) {}
@@ -49,7 +50,7 @@ class Rank {
 
   std::vector<Piece> pieces() { return model_pieces(sharded_, &optimizer_); }
   void save(const os::Path& folder) {
-    Saver saver(mesh_.job(), {.folder = folder, .block_bytes = 512});
+    Saver saver(mesh_->job(), {.folder = folder, .block_bytes = 512});
     saver.save({.step = 1, .layout = {job_.ranks, job_.degrees}, .axes = {.tensor = job_.tensor}, .pieces = pieces()});
   }
   void load(const Checkpoint& checkpoint) { load_model(checkpoint, sharded_, &optimizer_); }
@@ -64,12 +65,12 @@ class Rank {
   }
   shard::Options options() const {
     shard::Options options = testing::with_degrees(job_.degrees);
-    options.tensor_group = &parallel_->group();
+    options.mesh = mesh_;
     return options;
   }
 
   ParallelJob job_;
-  comm::MeshFabric mesh_;
+  std::shared_ptr<comm::MeshFabric> mesh_;
   std::shared_ptr<tensor::Parallel> parallel_;
   std::shared_ptr<comm::Fabric> data_;
   model::Gpt net_;

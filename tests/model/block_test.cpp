@@ -115,7 +115,8 @@ TEST(Block, SendsWhatTheFormulaSays) {
   constexpr int ranks = 4;
   comm::run_local(ranks, [](comm::Fabric& fabric) {
     const std::shared_ptr<comm::Fabric> job(&fabric, [](comm::Fabric*) {});
-    const auto parallel = std::make_shared<const tensor::Parallel>(job, std::vector{0, 1, 2, 3});
+    const auto mesh = std::make_shared<comm::MeshFabric>(job, mesh::Mesh(4, {.tensor = 4}));
+    const auto parallel = std::make_shared<const tensor::Parallel>(mesh);
     for (const bool sequence : {false, true}) {
       Block block(
           GptConfig{.dimension = 32, .heads = 8, .kv_heads = 4, .parallel = parallel, .sequence_parallel = sequence});
@@ -144,7 +145,8 @@ TEST(Block, AModelSendsWhatTheFormulasSay) {
   constexpr uint64_t loss = 2 * 12 * rows * time * (ranks - 1) / ranks;
   comm::run_local(ranks, [&](comm::Fabric& fabric) {
     const std::shared_ptr<comm::Fabric> job(&fabric, [](comm::Fabric*) {});
-    const auto parallel = std::make_shared<const tensor::Parallel>(job, std::vector{0, 1, 2, 3});
+    const auto mesh = std::make_shared<comm::MeshFabric>(job, mesh::Mesh(4, {.tensor = 4}));
+    const auto parallel = std::make_shared<const tensor::Parallel>(mesh);
     const at::Tensor tokens = at::arange(static_cast<int64_t>(rows * time)).view({rows, time});
     for (const bool sequence : {false, true}) {
       for (const bool recompute : {false, true}) {

@@ -122,7 +122,7 @@ std::map<std::string, at::Tensor> whole_parameters(shard::Sharded& sharded, cons
       }
       whole[name] = value.clone();
     } else {
-      const int64_t dim = slot.split.dim;
+      const int64_t dim = slot.split.first().dim;
       whole[name] = tensor::gather_from(value, dim, parallel).narrow(dim, 0, slot.whole[static_cast<size_t>(dim)]);
     }
   });
@@ -131,9 +131,9 @@ std::map<std::string, at::Tensor> whole_parameters(shard::Sharded& sharded, cons
 
 /// Trains on the rows of this data-parallel rank; alone, on all of them.
 Result train(const std::shared_ptr<comm::Fabric>& job, const Case& c, const Size& size) {
-  comm::MeshFabric mesh(job, mesh::Mesh(job->size(), {.tensor = c.tensor_degree}));
+  const auto mesh = std::make_shared<comm::MeshFabric>(job, mesh::Mesh(job->size(), {.tensor = c.tensor_degree}));
   const auto parallel = std::make_shared<const tensor::Parallel>(mesh);
-  const auto data = mesh.over(mesh::axes::state);
+  const auto data = mesh->over(mesh::axes::state);
 
   model::GptConfig model_config = config(c, size);
   model_config.parallel = parallel;
@@ -148,7 +148,7 @@ Result train(const std::shared_ptr<comm::Fabric>& job, const Case& c, const Size
   if (c.checkpoint) net->checkpoint_activations_of_blocks();
   shard::Options options;
   options.strategy = c.strategy;
-  options.tensor_group = &parallel->group();
+  options.mesh = mesh;
   if (c.bf16) options.precision = shard::Precision::bf16();
   if (c.accumulation == 2) options.accumulation = shard::Accumulation::two_hop;
   auto sharded = shard::shard_model(net, data, options);
@@ -293,7 +293,8 @@ TEST(TensorParity, Gradients) {
     loss(whole).backward();
     const auto expected = whole->named_parameters();
     comm::run_local(4, [&](comm::Fabric& job) {
-      const auto parallel = std::make_shared<const tensor::Parallel>(borrowed(job), std::vector{0, 1, 2, 3});
+      const auto mesh = std::make_shared<comm::MeshFabric>(borrowed(job), mesh::Mesh(4, {.tensor = 4}));
+      const auto parallel = std::make_shared<const tensor::Parallel>(mesh);
       model::GptConfig split_config = config(c, four);
       split_config.parallel = parallel;
       model::Gpt net(split_config);
@@ -317,15 +318,15 @@ TEST(TensorParity, Gradients) {
 // A gradient that overflowed on one rank, in a part that no other rank has, is seen by all.
 TEST(TensorParity, AllRanksSkipTheSameStep) {
   comm::run_local(4, [](comm::Fabric& job) {
-    comm::MeshFabric mesh(borrowed(job), mesh::Mesh(4, {.tensor = 2}));
+    const auto mesh = std::make_shared<comm::MeshFabric>(borrowed(job), mesh::Mesh(4, {.tensor = 2}));
     const auto parallel = std::make_shared<const tensor::Parallel>(mesh);
     model::GptConfig model_config = config({}, four);
     model_config.parallel = parallel;
     model::Gpt net(model_config);
     shard::Options options;
     options.strategy = mesh::preset("FULL_SHARD", 2);
-    options.tensor_group = &parallel->group();
-    auto sharded = shard::shard_model(net, mesh.over(mesh::axes::state), options);
+    options.mesh = mesh;
+    auto sharded = shard::shard_model(net, mesh->over(mesh::axes::state), options);
     optim::Sgd optimizer(sharded);
     optim::LossScaler scaler;
     const at::Tensor tokens = tokens_of(0, four);
@@ -350,14 +351,15 @@ TEST(TensorParity, AllRanksSkipTheSameStep) {
 
 // An engine that is not told of the other parts would count them wrongly.
 TEST(TensorParity, ASplitModelNeedsItsGroup) {
-  EXPECT_THROW(comm::run_local(
-                   2,
-                   [](comm::Fabric& job) {
-                     model::GptConfig model_config = config({}, four);
-                     model_config.parallel = std::make_shared<const tensor::Parallel>(borrowed(job), std::vector{0, 1});
-                     model::Gpt net(model_config);
-                     shard::shard_model(net, comm::sub_fabric(borrowed(job), {job.rank()}));
-                   }),
+  EXPECT_THROW(comm::run_local(2,
+                               [](comm::Fabric& job) {
+                                 model::GptConfig model_config = config({}, four);
+                                 const auto mesh =
+                                     std::make_shared<comm::MeshFabric>(borrowed(job), mesh::Mesh(2, {.tensor = 2}));
+                                 model_config.parallel = std::make_shared<const tensor::Parallel>(mesh);
+                                 model::Gpt net(model_config);
+                                 shard::shard_model(net, comm::sub_fabric(borrowed(job), {job.rank()}));
+                               }),
                InvalidArgument);
 }
 

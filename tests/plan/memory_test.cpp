@@ -130,7 +130,7 @@ struct Held {
 
 Held hold(comm::Fabric& job, const Size& size, const Entry& entry) {
   const std::shared_ptr<comm::Fabric> borrowed(&job, [](comm::Fabric*) {});
-  comm::MeshFabric mesh(borrowed, mesh::Mesh(job.size(), {.tensor = entry.tensor}));
+  const auto mesh = std::make_shared<comm::MeshFabric>(borrowed, mesh::Mesh(job.size(), {.tensor = entry.tensor}));
   const auto parallel = std::make_shared<const tensor::Parallel>(mesh);
   const auto moment = [&] {  // of all ranks, while none of them does anything
     job.everyone().barrier();
@@ -147,8 +147,8 @@ Held hold(comm::Fabric& job, const Size& size, const Entry& entry) {
   model::Gpt model(config);
   shard::Options options;
   options.strategy = {entry.degrees, /*free_after_forward=*/true, /*free_after_backward=*/true};
-  options.tensor_group = &parallel->group();
-  auto sharded = shard::shard_model(model, mesh.over(mesh::axes::state), options);
+  options.mesh = mesh;
+  auto sharded = shard::shard_model(model, mesh->over(mesh::axes::state), options);
   optim::AdamW optimizer(sharded, {});
   model->forward(tokens, tokens).backward();
   optimizer.step({});

@@ -16,7 +16,8 @@ using tensor::Place;
 // Default generators belong to processes, so these ranks are processes.
 RANK_MAIN(tensor_dropout) {
   const auto fabric = comm::Fabric::connect(mesh::World::from_environment());
-  const auto parallel = std::make_shared<const tensor::Parallel>(fabric, fabric->everyone().members());
+  const auto parallel = std::make_shared<const tensor::Parallel>(
+      std::make_shared<comm::MeshFabric>(fabric, mesh::Mesh(fabric->size(), {.tensor = fabric->size()})));
   at::manual_seed(7);
   const at::Tensor x = at::ones({64, 64});
   const auto all_masks = [&](Place place) {

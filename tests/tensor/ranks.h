@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <numeric>
 #include <string>
 
 #include "tesserae/tensor/parallel.h"
@@ -19,15 +18,18 @@ inline std::shared_ptr<comm::Fabric> borrowed(comm::Fabric& fabric) {
   return {&fabric, [](comm::Fabric*) {}};
 }
 
+/// A job of one tensor group.
+inline std::shared_ptr<comm::MeshFabric> one_group(const std::shared_ptr<comm::Fabric>& job) {
+  return std::make_shared<comm::MeshFabric>(job, mesh::Mesh(job->size(), {.tensor = job->size()}));
+}
+
 /// Runs `body` as so many tensor-parallel ranks. `piece_bytes`: small, so that tensors are sent in pieces; 0: never.
 inline void run_parallel(int ranks, const std::function<void(const std::shared_ptr<tensor::Parallel>&)>& body,
                          int64_t piece_bytes = 0) {
   comm::run_local(
       ranks,
       [&](comm::Fabric& fabric) {
-        std::vector<int> all(static_cast<size_t>(ranks));
-        std::iota(all.begin(), all.end(), 0);
-        const auto parallel = std::make_shared<tensor::Parallel>(borrowed(fabric), all);
+        const auto parallel = std::make_shared<tensor::Parallel>(one_group(borrowed(fabric)));
         if (piece_bytes > 0) parallel->piece_bytes = piece_bytes;
         body(parallel);
       },

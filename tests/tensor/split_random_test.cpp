@@ -14,7 +14,8 @@ namespace {
 // Default generators belong to processes, so these ranks are processes.
 RANK_MAIN(tensor_split_random) {
   const auto fabric = comm::Fabric::connect(mesh::World::from_environment());
-  const auto parallel = std::make_shared<const tensor::Parallel>(fabric, fabric->everyone().members());
+  const auto parallel = std::make_shared<const tensor::Parallel>(
+      std::make_shared<comm::MeshFabric>(fabric, mesh::Mesh(fabric->size(), {.tensor = fabric->size()})));
   const auto of_all = [&] { return tensor::gather_from(at::rand({1, 32}), 0, parallel); };
   const auto draw = [&](uint64_t seed) {
     tensor::SplitRandom random(*parallel, seed, at::kCPU);
