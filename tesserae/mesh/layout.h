@@ -24,11 +24,11 @@ std::vector<Degrees> all_degrees(int ranks);
 /// Who owns which piece of a flat buffer: the ownership rule of docs/design.md, and nothing else. Immutable, cheap to
 /// copy.
 ///
-/// A flat buffer is cut in O equal chunks. For data-parallel rank r (mixed radix, innermost P):
+/// A flat buffer is cut in O equal chunks. For state rank r (mixed radix, innermost P):
 ///   p = r mod P;  g = (r mod G) / P;  o = (r mod O) / G;  chunk(r) = (p * G/P + g) * O/G + o.
 /// Each of the P parameter pieces is a contiguous run of gradient pieces, each of those a contiguous run of chunks.
 /// Every function that returns a group lists its members by the piece that they own, so that member i of a collective
-/// works on the i-th slice of contiguous memory; `ranks` are data-parallel ranks of the job.
+/// works on the i-th slice of contiguous memory. Its ranks are the N that shard state (axes::state), by their index.
 class Layout {
  public:
   /// Throws InvalidArgument, naming the nearest valid triples, unless P | G | O | ranks and ranks > 0.

@@ -25,7 +25,7 @@ class EngineTarget final : public Target {
   }
 
  private:
-  // After the data-parallel ranks of each tensor index: all of these bring the same, so all ranks get the same bits.
+  // After the state ranks of each tensor index: all of these bring the same, so all ranks get the same bits.
   double over_tensor_ranks(double value, comm::Reduction how) const {
     const shard::Context& context = engine_.root().context();
     return shard::over_tensor_ranks(*context.sharding->mesh, value, how, {"", context.statistics().steps});

@@ -37,7 +37,7 @@ struct Training {
 /// One way to lay the job out, and what it costs. Bytes of one rank; traffic: what it sends in a step.
 struct Entry {
   int tensor = 1;           ///< T
-  int ranks = 1;            ///< N: data-parallel ranks of each tensor index
+  int ranks = 1;            ///< N: of each tensor index, the ranks that shard state
   mesh::Degrees degrees;    ///< P, G, O over N
   int64_t micro_batch = 1;  ///< sequences that a rank computes at once, and how often it does in a step
   int64_t micro_batches = 1;

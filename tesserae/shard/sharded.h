@@ -54,7 +54,7 @@ class Sharded {
   /// degrees, between two steps. Values stay what they are, bit by bit. See reshard.h. Collective.
   Resharding reshard(const mesh::Degrees& degrees);
 
-  /// Sum over all ranks of the fabric (the data-parallel ranks); a collective on the control lane.
+  /// Sum over all ranks of the fabric; a collective on the control lane.
   double sum_over_ranks(double value);
 
   comm::Fabric& fabric();

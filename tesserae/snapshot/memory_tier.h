@@ -26,7 +26,7 @@ namespace tesserae::snapshot {
 /// goes on without it.
 class MemoryTier {
  public:
-  /// `layout`: of the data-parallel ranks, as it is now.
+  /// `layout`: of the ranks that shard state, as it is now.
   MemoryTier(const Subject& subject, const mesh::Layout& layout, const os::Path& checkpoints);
   ~MemoryTier();
   MemoryTier(const MemoryTier&) = delete;
