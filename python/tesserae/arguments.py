@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy
 
 from tesserae import _C, config
-from tesserae.job import fabric_of, parallel_of, state_fabric, tensor_degree
+from tesserae.job import fabric_of, job_mesh, parallel_of, state_fabric, tensor_degree
 from tesserae.state import state
 
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
@@ -97,7 +97,7 @@ def groups_of(process_group: Any, mesh: Any) -> tuple[dist.ProcessGroup | None, 
 def require_one_tensor_index(group: dist.ProcessGroup | None) -> None:
     """Ranks that shard split parameters together hold the same parts of them."""
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-    if {rank % state.tp_size for rank in ranks} != {state.tp_rank}:
+    if {job_mesh().index("tensor", rank) for rank in ranks} != {state.tp_rank}:
         raise _C.InvalidArgument(
             f"[FSDP] the model is split over {state.tp_size} tensor-parallel ranks, and process_group (or device_mesh) "
             f"has the ranks {ranks}, which hold different parts of it: leave it out, or pass "

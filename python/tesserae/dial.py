@@ -20,7 +20,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from tesserae import _C, config, job
-from tesserae.state import state
 from tesserae.summon import instances_of
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ class Dial:
             automatic=self._settings.automatic,
             headroom=self._settings.headroom,
             planned_steps=self._settings.planned_steps,
-            folder=(self._settings.run_folder or "") if job.tensor_degree() == 1 or state.tp_rank == 0 else "",
+            folder=(self._settings.run_folder or "") if job.writes_unsplit() else "",
             state_per_master=self._state_per_master(),
             tensor=self._tensor_ranks_of_host(),
         )

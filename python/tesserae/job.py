@@ -50,6 +50,16 @@ def tensor_degree() -> int:
     return settings.tensor_parallel_degree if settings is not None else 1
 
 
+def job_mesh() -> _C.Mesh:
+    """The axes of the job's ranks, as torch numbers them."""
+    return _C.Mesh(dist.get_world_size(), tensor=tensor_degree())
+
+
+def writes_unsplit() -> bool:
+    """What no split cuts is the same on all ranks of a tensor group: this one counts, sends or writes it."""
+    return job_mesh().writes_unsplit(dist.get_rank())
+
+
 def mesh_of(device: torch.device) -> _C.MeshFabric:
     """The job by axes, on `device`. Collective over the job at the first call.
 

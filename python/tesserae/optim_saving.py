@@ -22,7 +22,6 @@ from tesserae import _C, job
 from tesserae.optim_contents import Purpose, State, agree, kinds_of
 from tesserae.optim_keys import Key, Keys
 from tesserae.sharded_values import chunk
-from tesserae.state import state as place_in_job
 from tesserae.summon import views_of
 from tesserae.tensor_parallel.parts import SplitParameter
 
@@ -67,7 +66,7 @@ class _Saving:
         self._to_cpu = to_cpu
         everybody = not rank0_only or sharded
         self._gathers = everybody or dist.get_rank(group) == 0
-        self._keep = self._gathers and (everybody or job.tensor_degree() == 1 or place_in_job.tp_rank == 0)
+        self._keep = self._gathers and (everybody or job.writes_unsplit())
         self._mine = {p: saved["state"][key] for key, p in keys.parameters.items() if key in saved["state"]}
         self._contents = agree(keys, self._mine, group, _PURPOSE)
         self._by_name: dict[str, State] = {}

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp._common_utils import TrainingState
 
 from tesserae import _C, job, swap
-from tesserae.state import state
 
 if TYPE_CHECKING:
     from tesserae.fsdp import FullyShardedDataParallel as Instance
@@ -250,7 +249,7 @@ class WholeParameters:
 
     def _keeps_whole(self: Instance) -> bool:
         """The one rank that has a state dict with rank0_only=True."""
-        return self._is_first_rank() and (job.tensor_degree() == 1 or state.tp_rank == 0)
+        return self._is_first_rank() and job.writes_unsplit()
 
 
 def instances_of(module: nn.Module) -> list[Instance]:

@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tesserae import _C, job, swap
 from tesserae.checkpoint.pieces import Cut, Pieces, cuts_of_dtensor, whole
 from tesserae.fsdp import FullyShardedDataParallel
-from tesserae.state import state
 from tesserae.tensor_parallel.parts import split_of
 
 
@@ -180,7 +179,7 @@ def _held_by(instance: FullyShardedDataParallel, root: str) -> list[Held]:
             "[checkpoint] called inside summon_full_params, where parameters are not sharded; call it outside"
         )
     held = []
-    first = job.tensor_degree() == 1 or state.tp_rank == 0  # of those that have what is not split
+    first = job.writes_unsplit()
     for index, (flat, parameters) in enumerate(zip(instance._flats, instance._local, strict=True)):
         written, slices = _C.flat_slices(instance._unit, index)
         names, shapes = flat.names, flat.shapes
