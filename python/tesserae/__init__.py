@@ -22,9 +22,6 @@ if str(torch.__version__) != TORCH_VERSION:
         f"{torch.__version__} is installed here; build it again with `pip install .` in this environment"
     )
 
-from tesserae import backend as _backend
-from tesserae import config as _config
-from tesserae import install as _install
 from tesserae._C import (
     CommError,
     Corruption,
@@ -36,12 +33,14 @@ from tesserae._C import (
     PeerLost,
     Timeout,
 )
-from tesserae.state import state
-from tesserae.transformation import transform
+from tesserae.job import backend as _backend
+from tesserae.job import config as _config
+from tesserae.job.state import state
+from tesserae.tensor_parallel.transformation import transform
 
 if TYPE_CHECKING:
     from tesserae import checkpoint
-    from tesserae.resharding import reshard
+    from tesserae.dial.turning import reshard
 
 __version__ = VERSION
 __all__ = [
@@ -68,11 +67,12 @@ _backend.register()
 
 
 def __getattr__(name: str) -> Any:
-    """tsm.checkpoint and tsm.reshard need parts of torch that take a second to import: at their first use."""
+    """tsm.checkpoint and tsm.reshard need parts of torch that take a second to import: at their first use. So does
+    tsm.init."""
     if name == "checkpoint":
         return importlib.import_module("tesserae.checkpoint")
     if name == "reshard":
-        return importlib.import_module("tesserae.resharding").reshard
+        return importlib.import_module("tesserae.dial.turning").reshard
     raise AttributeError(f"module 'tesserae' has no attribute {name!r}")
 
 
@@ -83,21 +83,9 @@ def init(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> None:
     $TESSERAE_CONFIG names, else the defaults. Every rank calls it with the same configuration, before it wraps a model;
     before or after init_process_group(). Again with the same configuration it does nothing.
 
-    Raises InvalidArgument (a ValueError) for a configuration that can not work and for another one than before.
+    Raises InvalidArgument (a ValueError) for a configuration that cannot work and for another one than before.
     """
-    wanted = _config.read(config)
-    current = _config.asked()
-    if current is not None and current != wanted:
-        raise InvalidArgument(
-            f"[tsm.init] initialised already, with another configuration: {current}; call tsm.uninstall() before"
-        )
-    if torch.distributed.is_initialized():
-        _config.check_world(wanted, torch.distributed.get_world_size())
-    if current == wanted:
-        return
-    _install.install()
-    importlib.import_module("tesserae.dial").watch(wanted)
-    _config.set_current(wanted)
+    importlib.import_module("tesserae.smp.init").init(config)
 
 
 def is_initialized() -> bool:
@@ -110,7 +98,4 @@ def uninstall() -> None:
 
     Models that are wrapped already stay on Tesserae and keep working.
     """
-    _install.uninstall()
-    _config.set_current(None)
-    importlib.import_module("tesserae.dial").forget()
-    state.forget()
+    importlib.import_module("tesserae.smp.init").uninstall()

@@ -1,10 +1,5 @@
-"""The logger of the package, by SMP v2's name for it."""
+"""The logger of the package, by SMP v2's path."""
 
-from __future__ import annotations
+from tesserae.smp.small import get_logger
 
-import logging
-
-
-def get_logger() -> logging.Logger:
-    """logging.getLogger("tesserae"): its level and handlers are the script's to choose."""
-    return logging.getLogger("tesserae")
+__all__ = ["get_logger"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tesserae as tsm
-from tesserae import config
+from tesserae.job import config
 
 
 @pytest.fixture(autouse=True)

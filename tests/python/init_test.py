@@ -16,7 +16,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 import tesserae as tsm
 import tesserae.fsdp
 from ranks import run_ranks
-from tesserae import job
+from tesserae.job import fabrics
 from tesserae.logger import get_logger
 
 
@@ -134,7 +134,7 @@ def departs(rank: int, world_size: int, warn: bool) -> list[str]:
     handler.emit = records.append  # type: ignore[method-assign]
     get_logger().addHandler(handler)
     # Ranks that share memory have one copy of all units, which always suffices.
-    job.HOST_BACKEND = "gloo"
+    fabrics.HOST_BACKEND = "gloo"
     model = FSDP(AnyOrder(), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=torch.device("cpu"))
     there, back = list(range(6)), list(range(5, -1, -1))
     for order, branches in [

@@ -13,7 +13,7 @@ import torch.distributed.fsdp
 from torch import nn
 
 import tesserae as tsm
-from tesserae import install
+from tesserae.fsdp import install
 
 FSDP = torch.distributed.fsdp.FullyShardedDataParallel  # as a script holds it that imported it before tsm.init
 

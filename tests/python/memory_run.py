@@ -101,10 +101,10 @@ def main() -> None:
     for side in wraps:  # the first use of each loads and caches things that stay
         if side == "ours":
             import tesserae as tsm
-            from tesserae import job
+            from tesserae.job import fabrics
 
             # heap.c does not see memory that ranks share. (What sharing saves: bench/compare.py, by PSS.)
-            job.HOST_BACKEND = "gloo"
+            fabrics.HOST_BACKEND = "gloo"
             tsm.init()
         peak(wraps[side], "FULL_SHARD", None, False)
     report: dict[str, dict[str, int]] = {}

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import tesserae as tsm
 from ranks import run_ranks
-from tesserae import config
+from tesserae.job import config
 
 
 @pytest.fixture(autouse=True)

@@ -12,15 +12,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo import OptimizedModule
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tesserae import _C, job, swap
+from tesserae import _C
 from tesserae.checkpoint.pieces import Cut, Pieces, cuts_of_dtensor, whole
-from tesserae.fsdp import FullyShardedDataParallel
+from tesserae.fsdp.instance import Instance, require_root
+from tesserae.fsdp.parameters import find_parameters
+from tesserae.job.fabrics import writes_unsplit
 from tesserae.tensor_parallel.parts import split_of
+from tesserae.torch_compat.compiled import uncompiled
+from tesserae.torch_compat.instance import uses_orig_params
+from tesserae.torch_compat.modules import is_persistent, own_buffers, own_modules, step_name
 
 
 @dataclass
@@ -47,10 +51,8 @@ class ModelState:
     """The parameters and buffers of a module on this rank, found by walking it. No collective."""
 
     def __init__(self, model: nn.Module) -> None:
-        while isinstance(model, (DistributedDataParallel, OptimizedModule)):
-            model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
-        self.model = model
-        self.instances: list[FullyShardedDataParallel] = []
+        self.model = model = _unwrapped(model)
+        self.instances: list[Instance] = []
         self.held: list[Held] = []
         self._buffers: list[tuple[str, torch.Tensor]] = []
         self._stateful: list[tuple[str, nn.Module]] = []  # modules with a state of their own making
@@ -71,11 +73,11 @@ class ModelState:
         if part in self._seen:
             return
         self._seen.add(part)
-        if isinstance(part, FullyShardedDataParallel):
+        if isinstance(part, Instance):
             if part._unit.is_root:
                 root = path
             elif not self.instances:
-                part._require_root("checkpoint")
+                require_root(part, "checkpoint")
             self.instances.append(part)
             self.held += _held_by(part, root)
         elif isinstance(part, TorchFSDP):
@@ -83,14 +85,14 @@ class ModelState:
                 "[checkpoint] the model is wrapped by torch's own FSDP: call tsm.init() before it is wrapped, or save "
                 "its sharded state_dict() by tesserae.distributed.checkpoint.state_dict_saver"
             )
-        for name, buffer in part._buffers.items():
-            if buffer is not None and name not in part._non_persistent_buffers_set:
+        for name, buffer in own_buffers(part).items():
+            if buffer is not None and is_persistent(part, name):
                 self._buffers.append((path + name, buffer))
         if type(part).get_extra_state is not nn.Module.get_extra_state:
             self._stateful.append((path.removesuffix("."), part))
-        for name, child in part._modules.items():
+        for name, child in own_modules(part).items():
             if child is not None:
-                self._find(child, path + swap.step_name(part, name), root)
+                self._find(child, path + step_name(name), root)
 
     @property
     def device(self) -> torch.device:
@@ -104,7 +106,7 @@ class ModelState:
 
     def find_plain(self, fabric: _C.Fabric) -> None:
         """Adds the parameters that no instance of FSDP has. Those of them that all ranks hold are written by rank 0."""
-        for managed in swap.find_parameters(self.model, set(), set()):
+        for managed in find_parameters(self.model, set(), set()):
             parameter = managed.parameter
             if not getattr(parameter, "_tesserae_managed", False):
                 cuts, written = whole(parameter), fabric.rank == 0
@@ -172,14 +174,23 @@ class ModelState:
             )
 
 
-def _held_by(instance: FullyShardedDataParallel, root: str) -> list[Held]:
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Without what DDP and torch.compile have put around it."""
+    while True:
+        inner = model.module if isinstance(model, DistributedDataParallel) else uncompiled(model)
+        if inner is model:
+            return model
+        model = inner
+
+
+def _held_by(instance: Instance, root: str) -> list[Held]:
     """The parameters of the optimizer that one instance of FSDP shows."""
     if instance._whole is not None:
         raise _C.InvalidArgument(
             "[checkpoint] called inside summon_full_params, where parameters are not sharded; call it outside"
         )
     held = []
-    first = job.writes_unsplit()
+    first = writes_unsplit()
     for index, (flat, parameters) in enumerate(zip(instance._flats, instance._local, strict=True)):
         written, slices = _C.flat_slices(instance._unit, index)
         names, shapes = flat.names, flat.shapes
@@ -190,13 +201,13 @@ def _held_by(instance: FullyShardedDataParallel, root: str) -> list[Held]:
             cuts = []
             if slot in here:
                 begin, end, offset = here[slot]
-                cuts = [(offset, offset + end - begin, begin if not instance._use_orig_params else 0)]
+                cuts = [(offset, offset + end - begin, begin if not uses_orig_params(instance) else 0)]
             full_names, split = [root + name for name in slot_names], splits[slot]
             if split is not None:
                 slots.append(Slot(full_names, split.whole, cuts, written, split.split))
             else:
                 slots.append(Slot(full_names, shapes[slot], cuts, written and first))
-        if instance._use_orig_params:
+        if uses_orig_params(instance):
             held += [Held(p, [slot], flat=True) for p, slot in zip(parameters, slots, strict=True)]
         else:
             held.append(Held(parameters[0], slots, flat=True))

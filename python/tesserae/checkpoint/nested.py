@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.tensor import DTensor
 
 from tesserae import _C
@@ -28,6 +27,7 @@ from tesserae.checkpoint import tree
 from tesserae.checkpoint.optimizer_state import encode_options
 from tesserae.checkpoint.pieces import Cut, Pieces, cuts_of_block, cuts_of_dtensor, whole
 from tesserae.checkpoint.saving import Folder, fabric_for, save_pieces, together, wait_copied
+from tesserae.torch_compat.sharded_tensors import ShardedTensor, local_blocks
 
 OPTIMIZERS = ("optimizer", "optim")
 Path = tuple[str, ...]
@@ -151,10 +151,7 @@ def _leaves(state: dict[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]
 def _parts(path: Path, tensor: torch.Tensor, ranks: int) -> list[Part]:
     """What this rank has of a tensor; several shards, or none, for a ShardedTensor."""
     if isinstance(tensor, ShardedTensor):
-        parts = []
-        for shard in tensor.local_shards():
-            cuts = cuts_of_block(tensor.shape, shard.metadata.shard_offsets, shard.metadata.shard_sizes)
-            parts.append((cuts, shard.tensor))
+        parts = [(cuts_of_block(tensor.shape, offsets, sizes), block) for block, offsets, sizes in local_blocks(tensor)]
     elif isinstance(tensor, DTensor):
         parts = [(cuts_of_dtensor(".".join(path), tensor, ranks)[0], tensor.to_local())]
     else:

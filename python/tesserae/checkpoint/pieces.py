@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from tesserae import _C
+from tesserae.torch_compat.sharded_tensors import compute_local_shape_and_global_offset
 
 Cut = tuple[int, int, int]
 Tensors = dict[str, tuple[list[int], torch.dtype]]  # of a checkpoint: name -> (shape, dtype)
@@ -110,8 +111,6 @@ def cuts_of_block(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[
 
 def cuts_of_dtensor(name: str, tensor: DTensor, ranks: int) -> tuple[list[Cut], bool]:
     """The cuts of this rank's part, and whether it writes them. `ranks`: how many save together."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     mesh = tensor.device_mesh
     if any(placement.is_partial() for placement in tensor.placements):
         raise _C.InvalidArgument(f"[checkpoint] {name} is a DTensor with partial sums; reduce it first")

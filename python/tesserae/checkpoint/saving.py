@@ -26,11 +26,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tesserae import _C, job
+from tesserae import _C
 from tesserae.checkpoint import extra as extra_state
 from tesserae.checkpoint.model_state import ModelState
 from tesserae.checkpoint.optimizer_state import OptimizerState
 from tesserae.checkpoint.pieces import Pieces
+from tesserae.job import fabrics
 
 Folder = str | os.PathLike[str]
 
@@ -64,7 +65,7 @@ class _Job:
             raise
 
 
-_jobs: dict[int, _Job] = {}  # by the identity of the fabric, which the job keeps
+_jobs: dict[_C.Fabric, _Job] = {}
 _alone: _C.Fabric | None = None
 _count = 0  # of asynchronous saves
 
@@ -188,11 +189,11 @@ def save_pieces(
 ) -> None:
     """What all savers do: collect() returns the pieces and the manifest's "training"."""
     global _count
-    if id(fabric) not in _jobs:
+    if fabric not in _jobs:
         if not _jobs:
             register_optimizer_step_pre_hook(lambda *_: wait_copied())
-        _jobs[id(fabric)] = _Job(fabric)
-    target = _jobs[id(fabric)]
+        _jobs[fabric] = _Job(fabric)
+    target = _jobs[fabric]
     pieces, training = together(fabric, "save", collect)
     with target.told_of_failure():
         target.saver.save(
@@ -228,7 +229,7 @@ def together(fabric: _C.Fabric, function: str, call: Callable[[], Any]) -> Any:
 def fabric_for(model: ModelState | None, process_group: dist.ProcessGroup | None) -> _C.Fabric:
     """The ranks that save or load together. Collective at the first call for a group."""
     if model is not None and model.fabric is not None:
-        fabric = job.whole_fabric(model.fabric)  # all tensor indices save, and load, together
+        fabric = fabrics.whole_fabric(model.fabric)  # all tensor indices save, and load, together
         if process_group is not None and dist.get_world_size(process_group) != fabric.size:
             raise _C.InvalidArgument(
                 f"[checkpoint] process_group has {dist.get_world_size(process_group)} ranks and the model is sharded "
@@ -236,14 +237,14 @@ def fabric_for(model: ModelState | None, process_group: dist.ProcessGroup | None
             )
         return fabric
     if dist.is_initialized():
-        return job.fabric_of(process_group, model.device if model is not None else torch.device("cpu"))
+        return fabrics.fabric_of(process_group, model.device if model is not None else torch.device("cpu"))
     global _alone
     if _alone is None:
         _alone = _C.Fabric.null(0, 1, torch.device("cpu"))
     return _alone
 
 
-@atexit.register  # runs before that of tesserae.job, which ends the connections
+@atexit.register  # runs before that of fabrics.py, which ends the connections
 def _finish_at_exit() -> None:
     try:
         with contextlib.ExitStack() as ends:
@@ -254,7 +255,7 @@ def _finish_at_exit() -> None:
     except Exception:
         # A script whose last save was lost must not end like one whose was not; Python itself would exit with 0 now.
         traceback.print_exc()
-        job.leave()
+        fabrics.leave()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

@@ -11,6 +11,7 @@ from torch import nn
 from tesserae import _C
 from tesserae.tensor_parallel import sequence
 from tesserae.tensor_parallel.layers import Together
+from tesserae.torch_compat.modules import own_modules
 
 
 @dataclass(frozen=True)
@@ -123,5 +124,5 @@ def check_heads(family: Family, config: Any, parallel: _C.Parallel) -> None:
 def put_together(family: Family, model: nn.Module) -> None:
     for name, module in model.named_modules():
         for pattern, layers in family.together.items():
-            if fnmatchcase(name, pattern) and all(layer in module._modules for layer in layers):
+            if fnmatchcase(name, pattern) and all(layer in own_modules(module) for layer in layers):
                 Together(module, layers)

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tesserae import _C
 from tesserae.tensor_parallel.parts import SplitModule, SplitParameter, split_module
-
-if TYPE_CHECKING:
-    from tesserae.tensor_parallel.sequence import Stream
+from tesserae.tensor_parallel.stream import Stream
+from tesserae.torch_compat.modules import own_modules
 
 
 class _Linear(SplitModule):
@@ -108,8 +107,8 @@ class Together:
     """
 
     def __init__(self, parent: nn.Module, names: tuple[str, ...]) -> None:
-        self._children = parent._modules
-        self._layers: dict[str, Column] = {name: parent._modules[name] for name in names}  # type: ignore[misc]
+        self._children = own_modules(parent)
+        self._layers: dict[str, Column] = {name: own_modules(parent)[name] for name in names}  # type: ignore[misc]
         self._x: Tensor | None = None
         self._found: dict[Column, Tensor] = {}
         for layer in self._layers.values():

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tesserae import _C
-from tesserae.utils.module_utils import default_device
+from tesserae.job.device import default_device
+from tesserae.torch_compat.modules import own_parameters
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def cut_parameters(model: nn.Module, modules: Iterable[SplitModule]) -> None:
     cut: dict[nn.Parameter, tuple[nn.Parameter, SplitParameter]] = {}
     for module in modules:
         for name, split in module._tesserae_splits.items():
-            whole = module._parameters[name]
+            whole = own_parameters(module)[name]
             if whole is None:
                 continue
             if whole in cut and cut[whole][1] != split:
@@ -110,13 +111,13 @@ def cut_parameters(model: nn.Module, modules: Iterable[SplitModule]) -> None:
                 if part.data_ptr() == whole.data_ptr() and not whole.is_meta:
                     part = part.clone()  # not a view that keeps the whole alive
                 cut[whole] = nn.Parameter(part, requires_grad=whole.requires_grad), split
-            module._parameters[name] = cut[whole][0]
+            own_parameters(module)[name] = cut[whole][0]
 
 
 def _check_ties(model: nn.Module, modules: list[SplitModule]) -> None:
-    cut = {id(module._parameters[name]) for module in modules for name in module._tesserae_splits}
+    cut = {id(own_parameters(module)[name]) for module in modules for name in module._tesserae_splits}
     for path, module in model.named_modules():
-        for name, parameter in module._parameters.items():
+        for name, parameter in own_parameters(module).items():
             whole = not isinstance(module, SplitModule) or name not in module._tesserae_splits
             if whole and parameter is not None and id(parameter) in cut:
                 raise _C.InvalidArgument(
@@ -134,19 +135,19 @@ def whole_parameters(module: nn.Module, keep: bool) -> Generator[None]:
         return
     parts: dict[str, nn.Parameter] = {}
     for name, split in module._tesserae_splits.items():
-        part = module._parameters[name]
+        part = own_parameters(module)[name]
         if part is None or part.shape == torch.Size(split.whole):  # whole already: a context within another
             continue
         parts[name] = part
         whole = module._whole_of(part, split) if keep else part.new_empty(split.whole)
-        module._parameters[name] = nn.Parameter(whole.detach(), requires_grad=part.requires_grad)
+        own_parameters(module)[name] = nn.Parameter(whole.detach(), requires_grad=part.requires_grad)
     try:
         yield
         with torch.no_grad():
             for name, part in parts.items():
-                part.copy_(_C.part_of(module._parameters[name].detach(), module._tesserae_splits[name].split))
+                part.copy_(_C.part_of(own_parameters(module)[name].detach(), module._tesserae_splits[name].split))
     finally:
-        module._parameters.update(parts)
+        own_parameters(module).update(parts)
 
 
 def split_of(entries: Iterable[tuple[nn.Module, str]]) -> SplitParameter | None:

@@ -19,13 +19,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tesserae import _C
 from tesserae.tensor_parallel.layers import Row
-
-SEQUENCE_DIM = 1  # of hidden states [batch, time, width]
+from tesserae.tensor_parallel.stream import Stream
+from tesserae.torch_compat.modules import own_parameters
 
 
 @dataclass(frozen=True)
@@ -35,48 +34,6 @@ class Names:
 
     blocks: str
     norms: tuple[str, ...]
-
-
-class Stream:
-    """The hidden states of one stack of blocks."""
-
-    def __init__(self, parallel: _C.Parallel) -> None:
-        self._parallel = parallel
-        self._length: int | None = None  # of the sequence that is cut; None: nothing is
-        self._paused = False  # an evaluation is between a forward and its backward, or after both
-
-    @property
-    def cut(self) -> bool:
-        # Where gradients are on, it is activations of before the evaluation that are computed again.
-        return self._length is not None and not (self._paused and not torch.is_grad_enabled())
-
-    def enter(self, hidden: Tensor, training: bool) -> Tensor:
-        self._paused = not training and not torch.is_grad_enabled()
-        if self._paused:
-            return hidden
-        self._length = hidden.shape[SEQUENCE_DIM] if training else None
-        return _C.scatter_to(self._pad(hidden), SEQUENCE_DIM, self._parallel) if training else hidden
-
-    def put_together(self, piece: Tensor) -> Tensor:
-        whole = _C.gather_from(piece, SEQUENCE_DIM, self._parallel)
-        assert self._length is not None
-        if not self._length <= whole.shape[SEQUENCE_DIM] < self._length + self._parallel.size:
-            raise _C.InvalidArgument(
-                f"[tsm.transform] sequence parallelism: activations of {whole.shape[SEQUENCE_DIM]} tokens are computed "
-                f"again after a forward of {self._length}; call backward of a batch before the forward of another one, "
-                "or do without activation checkpointing"
-            )
-        return whole.narrow(SEQUENCE_DIM, 0, self._length)
-
-    def row_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _C.row_linear(self._pad(x), weight, bias, self._parallel, SEQUENCE_DIM)
-
-    def sum_gradient(self, parameter: Tensor) -> Tensor:
-        return _C.copy_to_parallel(parameter, self._parallel)
-
-    def _pad(self, x: Tensor) -> Tensor:
-        more = -x.shape[SEQUENCE_DIM] % self._parallel.size
-        return nn.functional.pad(x, [0, 0] * (x.dim() - 1 - SEQUENCE_DIM) + [0, more]) if more else x
 
 
 def install(names: Names, model: nn.Module, parallel: _C.Parallel, random: _C.SplitRandom) -> None:
@@ -117,7 +74,7 @@ def _install(names: Names, owner: nn.Module, blocks: nn.Module, stream: Stream, 
 
 def _wrap_norm(norm: nn.Module, stream: Stream) -> None:
     compute = norm.forward
-    parameters = [name for name, value in norm._parameters.items() if value is not None]
+    parameters = [name for name, value in own_parameters(norm).items() if value is not None]
 
     def forward(hidden: Tensor) -> Tensor:
         if not stream.cut:
@@ -132,7 +89,7 @@ def _wrap_norm(norm: nn.Module, stream: Stream) -> None:
 @contextmanager
 def _replaced(module: nn.Module, values: dict[str, Tensor]) -> Generator[None]:
     """Parameters, or the views that FSDP has put in their place, wherever the module keeps them."""
-    places: list[dict[str, Any]] = [module.__dict__, module._parameters]
+    places: list[dict[str, Any]] = [module.__dict__, own_parameters(module)]
     before = [{name: place[name] for name in values if name in place} for place in places]
     for place, own in zip(places, before, strict=True):
         place.update({name: values[name] for name in own})

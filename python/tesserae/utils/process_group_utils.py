@@ -1,10 +1,5 @@
-"""Process groups, by the names of SMP v2."""
+"""Process groups, by SMP v2's path."""
 
-from __future__ import annotations
+from tesserae.smp.small import get_global_ranks
 
-import torch.distributed as dist
-
-
-def get_global_ranks(process_group: dist.ProcessGroup | None = None) -> list[int]:
-    """The ranks of the job that are members of the group, in the group's order."""
-    return dist.get_process_group_ranks(process_group)
+__all__ = ["get_global_ranks"]

@@ -1,0 +1,161 @@
+"""The dial of a script: its configuration's schedule, requests through dial.sock, and the automatic choice.
+
+1. The root of a model asks at the begin of each training forward. Where a backward outside no_sync() has ended since
+   the last time, that is a step edge, on all ranks alike: the engine counts them.
+2. The first edge makes the C++ Dial, which decides; every rank gets the same answer.
+3. Degrees are changed as tsm.reshard() does it, with all optimizers that have stepped parameters of the model. What can
+   not be is told to people and to who asked; training goes on as before.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from tesserae import _C
+from tesserae.dial.resharding import change
+from tesserae.fsdp.forward import before_training_forward
+from tesserae.fsdp.instance import Instance, instances_of
+from tesserae.job import config
+from tesserae.job.fabrics import fabric_of, parallel_of, tensor_degree, writes_unsplit
+
+_dials: weakref.WeakKeyDictionary[nn.Module, Dial] = weakref.WeakKeyDictionary()
+_hook: RemovableHandle | None = None
+
+
+def watch(settings: config.Config) -> None:
+    """For tsm.init: hears of steps, and sees which optimizers make them, if the configuration asks for a dial."""
+    global _hook
+    if settings.has_dial and _hook is None:
+        _hook = register_optimizer_step_post_hook(_stepped)
+        before_training_forward.append(begin_step)
+
+
+def forget() -> None:
+    """For tsm.uninstall."""
+    global _hook
+    _dials.clear()
+    if _hook is not None:
+        _hook.remove()
+        _hook = None
+        before_training_forward.remove(begin_step)
+
+
+def begin_step(root: Instance) -> None:
+    """A training forward of this root begins. Collective at a step edge."""
+    settings = config.current()
+    if settings is None or not settings.has_dial:
+        return
+    if root not in _dials:
+        _dials[root] = Dial(root, settings)
+    _dials[root].begin_step()
+
+
+def tell(root: Instance, change: _C.Resharding) -> None:
+    """The script itself has turned the dial of this root."""
+    dial = _dials.get(root)
+    if dial is not None:
+        dial.changed(change)
+
+
+def _stepped(optimizer: Optimizer, *_: Any) -> None:
+    for dial in list(_dials.values()):
+        dial.stepped(optimizer)
+
+
+class Dial:
+    """That of one root, on this rank."""
+
+    def __init__(self, root: Instance, settings: config.Config) -> None:
+        self._root = weakref.ref(root)
+        self._settings = settings
+        self._device = root.compute_device
+        self._parameters = {id(p) for part in instances_of(root) for local in part._local for p in local}
+        self._optimizers: list[Optimizer] = []
+        self._dial: _C.Dial | None = None
+        self._steps = root._unit.statistics().steps
+        self._first_step = self._steps
+        self._begun: float | None = None
+        self._ended = 0.0
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        self._ended = time.perf_counter()
+        known = any(optimizer is other for other in self._optimizers)
+        if not known and any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"]):
+            self._optimizers.append(optimizer)
+
+    def begin_step(self) -> None:
+        root = self._root()
+        if root is None:
+            return
+        steps = root._unit.statistics().steps
+        if self._begun is not None and steps > self._steps:
+            self._at_edge(root, steps)
+            self._begun = None
+        self._steps = steps
+        if self._begun is None:
+            self._begun = time.perf_counter()
+
+    def changed(self, change: _C.Resharding) -> None:
+        if self._dial is not None:
+            self._dial.changed(change)
+
+    def _at_edge(self, root: Instance, steps: int) -> None:
+        begun = self._begun or 0.0
+        # What a script does between its steps (evaluation, saving) is no part of them.
+        seconds = (self._ended if self._ended > begun else time.perf_counter()) - begun
+        if self._dial is None:
+            self._dial = self._make(root)
+        wish = self._same_on_all(self._dial.at_step_edge(steps - self._first_step, seconds))
+        if wish is None:
+            return
+        if not self._optimizers:
+            # Its state may be loaded and not be known here: it would be left behind.
+            self._dial.refused("no optimizer has stepped a parameter of this model in this process yet")
+            return
+        try:
+            change(root, self._optimizers, wish, lambda _, made: self.changed(made))
+        except (_C.InvalidArgument, _C.OutOfMemory) as error:
+            self._dial.refused(str(error))
+
+    def _same_on_all(self, wish: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
+        """The data-parallel ranks of each tensor index have a dial; all tensor indices do what that of index 0 says."""
+        if tensor_degree() == 1:
+            return wish
+        told = torch.tensor(wish or (0, 0, 0), device=self._device)
+        parallel_of(self._device).broadcast(told)
+        first, second, third = told.tolist()
+        return (first, second, third) if first else None
+
+    def _make(self, root: Instance) -> _C.Dial:
+        return _C.Dial(
+            unit=root._unit,
+            schedule=list(self._settings.schedule),
+            automatic=self._settings.automatic,
+            headroom=self._settings.headroom,
+            planned_steps=self._settings.planned_steps,
+            folder=(self._settings.run_folder or "") if writes_unsplit() else "",
+            state_per_master=self._state_per_master(),
+            tensor=self._tensor_ranks_of_host(),
+        )
+
+    def _tensor_ranks_of_host(self) -> int:
+        """How many tensor-parallel ranks of a data-parallel one are on the same host: as many times its memory is."""
+        degree = tensor_degree()
+        return min(degree, len(fabric_of(None, self._device).host_ranks(0))) if degree > 1 else 1
+
+    def _state_per_master(self) -> float:
+        """Bytes of optimizer state for each byte of a parameter, by this rank's slices."""
+        masters = state = 0
+        for optimizer in self._optimizers:
+            for parameter, values in optimizer.state.items():
+                masters += parameter.nbytes
+                state += sum(v.nbytes for v in values.values() if hasattr(v, "nbytes") and v.dim() > 0)
+        return state / masters if masters else 2.0

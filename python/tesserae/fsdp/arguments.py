@@ -1,0 +1,88 @@
+"""The arguments of FSDP's constructor -> how the engine shards: two lifetimes, dtypes, what is gathered ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy
+
+from tesserae import _C
+from tesserae.job import config
+from tesserae.job.device import default_device, with_index
+from tesserae.job.fabrics import parallel_of, tensor_degree
+from tesserae.torch_compat.instance import HYBRID_SHARD_ZERO2
+
+HYBRID = (ShardingStrategy.HYBRID_SHARD, HYBRID_SHARD_ZERO2)
+# Parameters stay gathered between forward and backward.
+KEEPS = (ShardingStrategy.SHARD_GRAD_OP, HYBRID_SHARD_ZERO2)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Those that an instance hands on to the instances that it wraps. Field by field those of the constructor."""
+
+    process_group: Any
+    sharding_strategy: ShardingStrategy | None
+    cpu_offload: CPUOffload | None
+    backward_prefetch: BackwardPrefetch | None
+    mixed_precision: MixedPrecision | None
+    param_init_fn: Callable[[nn.Module], None] | None
+    device_id: int | torch.device | None
+    sync_module_states: bool
+    forward_prefetch: bool
+    limit_all_gathers: bool
+    use_orig_params: bool
+    device_mesh: Any
+    post_param_init_fn: Callable[[nn.Module], None] | None
+
+    def strategy(self) -> ShardingStrategy:
+        """What the script asks for, unless the configuration has a degree, which is stronger."""
+        strategy = self.sharding_strategy or ShardingStrategy.FULL_SHARD
+        settings = config.current()
+        degree = settings.hybrid_shard_degree if settings is not None else 0
+        if degree == 1:
+            return ShardingStrategy.NO_SHARD
+        if degree > 1 and strategy != HYBRID_SHARD_ZERO2:
+            return ShardingStrategy.HYBRID_SHARD
+        return strategy
+
+    def device(self, module: nn.Module) -> torch.device:
+        """Where the ranks compute: what device_id says, else where the parameters are, else the current accelerator."""
+        if self.device_id is not None:
+            is_device = isinstance(self.device_id, torch.device)
+            return with_index(self.device_id if is_device else torch.device("cuda", self.device_id))
+        places = {p.device for p in module.parameters() if p.device.type not in ("cpu", "meta")}
+        if len(places) > 1:
+            raise _C.InvalidArgument(
+                f"[FSDP] parameters of one module are on several devices ({', '.join(sorted(map(str, places)))}); "
+                "move the module to one device first, or pass device_id"
+            )
+        return with_index(places.pop()) if places else default_device()
+
+    def options(self, degrees: tuple[int, int, int], device: torch.device) -> _C.Options:
+        """What the engine takes. Without any prefetch one unit is gathered at a time; else two, or four without the
+        limit."""
+        precision = self.mixed_precision or MixedPrecision()
+        if precision.keep_low_precision_grads:
+            raise _C.InvalidArgument(
+                "[FSDP] MixedPrecision(keep_low_precision_grads=True) is not supported: gradients have the dtype of "
+                "the master parameters; leave it out"
+            )
+        prefetches = self.backward_prefetch is not None or self.forward_prefetch
+        settings = config.current()
+        return _C.Options(
+            degrees=degrees,
+            free_after_forward=self.strategy() not in KEEPS,
+            free_after_backward=True,
+            parameters=precision.param_dtype,
+            reduce=precision.reduce_dtype,
+            limit_all_gathers=(2 if self.limit_all_gathers else 4) if prefetches else 1,
+            offload=self.cpu_offload is not None and self.cpu_offload.offload_params,
+            parameter_wire=settings.parameter_wire if settings is not None else "exact",
+            gradient_wire=settings.gradient_wire if settings is not None else "exact",
+            parallel=parallel_of(device) if tensor_degree() > 1 else None,
+        )

@@ -1,0 +1,179 @@
+"""The constructor of an FSDP instance. Instances are made inside out: each constructor adopts the units inside it, and
+the outermost one is the root.
+
+ 1. What is left out; where to compute; who takes part.
+ 2. The modules that the policy names are wrapped, with the same arguments.
+ 3. Parameters on the meta device get values; what must be moved is moved; rank 0's values go to all if asked for.
+ 4. The engine gets the parameters; modules show this rank's slices from then on (parameters.py).
+ 5. The units inside are adopted. If nobody is around, the ranks compare what they have built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import CPUOffload, MixedPrecision
+
+from tesserae import _C
+from tesserae.fsdp import parameters as faces
+from tesserae.fsdp.arguments import Arguments
+from tesserae.fsdp.groups import connect, groups_of, require_one_tensor_index
+from tesserae.fsdp.instance import Instance, instances_below
+from tesserae.fsdp.retired import retire
+from tesserae.tensor_parallel.parts import split_of
+from tesserae.torch_compat import construction as torch_construction
+from tesserae.torch_compat.distributed import broadcast_from_first
+from tesserae.torch_compat.flat_parameters import mark_flat_parameter
+from tesserae.torch_compat.instance import (
+    begin_state_dicts,
+    ignored_modules,
+    ignored_parameters,
+    make_handle,
+    remember_buffers,
+    uses_orig_params,
+    wrap,
+)
+from tesserae.torch_compat.modules import own_parameters
+
+
+class _Construction(threading.local):
+    """The outermost constructor that runs on this thread."""
+
+    root: nn.Module | None = None
+    uses: Counter[int] = Counter()  # how many entries of modules show a parameter, by id
+
+
+_construction = _Construction()
+
+
+def construct(instance: Instance, module: nn.Module, arguments: Arguments, auto_wrap_policy: Any) -> None:
+    # 1.
+    device = arguments.device(module)
+    strategy = arguments.strategy()
+    fabric, degrees = connect(strategy, arguments.process_group, arguments.device_mesh, device)
+    instance.sharding_strategy = strategy
+    instance.compute_device = device
+    instance.mixed_precision = arguments.mixed_precision or MixedPrecision()
+    instance.cpu_offload = arguments.cpu_offload or CPUOffload()
+    instance.process_group, instance._everyone = groups_of(arguments.process_group, arguments.device_mesh)
+    instance.rank, instance.world_size = fabric.rank, fabric.size
+    with _construct(module) as outermost:
+        # 2.
+        if auto_wrap_policy is not None:
+            shared = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(arguments)}
+            shared["ignored_states"] = ignored_parameters(instance)
+            torch_construction.auto_wrap(instance, module, auto_wrap_policy, shared)
+        # 3.
+        wrap(instance, module)
+        torch_construction.materialize(instance, module, device, arguments.param_init_fn)
+        remember_buffers(instance, module)
+        inner = instances_below(module)
+        instance._managed = _find_parameters(instance, module, inner)
+        if arguments.sync_module_states:
+            _sync_from_rank_zero(instance, module)
+        if arguments.post_param_init_fn is not None:
+            arguments.post_param_init_fn(module)
+        # 4.
+        _shard(instance, module, fabric, arguments.options(degrees, device))
+        begin_state_dicts(instance)
+        # 5.
+        for path, child in inner.items():
+            if child._unit.is_root:
+                instance._unit.adopt(child._unit, path)
+        if outermost:
+            instance._unit.require_agreement()
+
+
+@contextmanager
+def _construct(module: nn.Module) -> Generator[bool]:
+    """True if no other constructor is running around this one."""
+    outermost = _construction.root is None
+    if outermost:
+        _construction.root = module
+        _construction.uses = Counter(
+            id(parameter)
+            for part in module.modules()
+            for parameter in own_parameters(part).values()
+            if parameter is not None
+        )
+    try:
+        yield outermost
+    finally:
+        if outermost:
+            _construction.root, _construction.uses = None, Counter()
+
+
+def _find_parameters(instance: Instance, module: nn.Module, inner: dict[str, Instance]) -> list[faces.Managed]:
+    skip = {*inner.values(), *ignored_modules(instance)}
+    managed = [m for m in faces.find_parameters(module, skip, ignored_parameters(instance)) if _is_ours_alone(m)]
+    for m in managed:
+        if getattr(m.parameter, "_tesserae_managed", False):
+            raise _C.InvalidArgument(
+                f"[FSDP] parameter {m.names[0]} belongs to an FSDP instance already: its module was wrapped twice, or "
+                "it is tied to a parameter inside another instance. Wrap each module once, and let one instance "
+                "enclose all modules that share a parameter"
+            )
+    devices = {m.parameter.device for m in managed}
+    if len(devices) > 1:
+        raise _C.InvalidArgument(
+            f"[FSDP] parameters of one module are on several devices ({', '.join(sorted(map(str, devices)))}); move "
+            "the module to one device first, or pass device_id"
+        )
+    return managed
+
+
+def _is_ours_alone(managed: faces.Managed) -> bool:
+    """False for a parameter that is also used outside of the unit: the instance that encloses all of its users owns
+    it."""
+    return _construction.uses[id(managed.parameter)] <= len(managed.entries)
+
+
+def _sync_from_rank_zero(instance: Instance, module: nn.Module) -> None:
+    states = [m.parameter.detach() for m in instance._managed]
+    states += torch_construction.buffers_to_synchronise(module)
+    broadcast_from_first(states, instance.process_group or dist.group.WORLD)
+
+
+def _shard(instance: Instance, module: nn.Module, fabric: _C.Fabric, options: _C.Options) -> None:
+    managed = instance._managed
+    compute = [faces.make_compute(m, as_parameter=uses_orig_params(instance)) for m in managed]
+    instance._unit = unit = _C.Unit(fabric, options, [m.names for m in managed], compute, _splits(instance))
+    instance._flats = _C.flat_buffers(unit)
+    if uses_orig_params(instance):
+        local = [[managed[i].parameter for i in order] for order in unit.flats]
+        unit.set_entries(faces.entries_of(managed))
+    else:
+        local = [[nn.Parameter(torch.empty(0), requires_grad=flat.trainable)] for flat in instance._flats]
+        faces.replace_by_tensors(managed)
+        # Of this module, also when a checkpoint_wrapper goes around it later.
+        instance._flat_entries = own_parameters(module)
+        for i, (parameter,) in enumerate(local):
+            order = [managed[k] for k in unit.flats[i]]
+            mark_flat_parameter(parameter, [m.names[0] for m in order], instance._flats[i].shapes)
+            instance._flat_entries[faces.flat_name(i)] = parameter
+        retire(m.parameter for m in managed)
+    unit.show_parameters(local)
+    for parameters in local:
+        for parameter in parameters:
+            parameter._tesserae_managed = True
+    instance._local = local
+    if local:
+        names = [m.names[0] for m in managed]
+        make_handle(instance, local[0][0], names, unit.set_master_dtype)
+
+
+def _splits(instance: Instance) -> list[tuple[_C.Split, list[int]]]:
+    """How each parameter is cut among tensor-parallel ranks, and the shape of the whole."""
+    splits = [split_of(m.entries) for m in instance._managed]
+    if not any(splits):
+        return []
+    require_one_tensor_index(instance._everyone)
+    return [(s.split, list(s.whole)) if s is not None else (_C.Split(), []) for s in splits]

@@ -1,0 +1,148 @@
+"""Process groups of the script -> connections of the engine.
+
+The engine makes its own groups, over any ranks that its degrees ask for; of the script's group it uses the members and
+the store through which they met. One fabric for each set of ranks and device, kept until the process ends.
+
+With a tensor-parallel degree above 1 the ranks of the job are a mesh (_C.Mesh): those that shard state have a fabric of
+their own, and those of a tensor group the group of their split layers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from tesserae import _C
+from tesserae.job import config
+from tesserae.torch_compat.distributed import default_store
+
+# What carries the bytes of CPU tensors: "shm", which is Gloo between hosts, or "gloo" everywhere.
+HOST_BACKEND = "shm"
+
+_Key = tuple[tuple[int, ...], str]  # ranks and device
+
+_jobs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[_Key, _C.Fabric]] = weakref.WeakKeyDictionary()
+_counts: dict[tuple[int, ...], int] = {}
+# By the fabric of all ranks, and the tensor-parallel degree.
+_meshes: dict[tuple[_C.Fabric, int], _C.MeshFabric] = {}
+_parallels: dict[tuple[_C.Fabric, int], _C.Parallel] = {}
+_connected: list[_C.Fabric] = []  # all of them, also when their default group is gone
+
+
+def fabric_of(group: dist.ProcessGroup | None, device: torch.device) -> _C.Fabric:
+    """The fabric of the ranks of `group` (None: of the default group), which compute on `device`.
+
+    Collective over the group at the first call for it. Raises InvalidArgument before torch.distributed is initialised.
+    """
+    if not dist.is_initialized():
+        raise _C.InvalidArgument(
+            "[FSDP] torch.distributed is not initialised; call torch.distributed.init_process_group() before FSDP(...)"
+        )
+    # A script may end its job and start another: connections belong to a default group, and not to its address or name.
+    fabrics = _jobs.setdefault(dist.group.WORLD, {})
+    group = group if group is not None else dist.group.WORLD
+    key = (tuple(dist.get_process_group_ranks(group)), str(device))
+    if key not in fabrics:
+        fabrics[key] = _connect(group, key[0], device)
+        _connected.append(fabrics[key])
+    return fabrics[key]
+
+
+def tensor_degree() -> int:
+    """Over how many ranks layers are split; 1 before tsm.init."""
+    settings = config.current()
+    return settings.tensor_parallel_degree if settings is not None else 1
+
+
+def job_mesh() -> _C.Mesh:
+    """The axes of the job's ranks, as torch numbers them."""
+    return _C.Mesh(dist.get_world_size(), tensor=tensor_degree())
+
+
+def writes_unsplit() -> bool:
+    """What no split cuts is the same on all ranks of a tensor group: this one counts, sends or writes it."""
+    return job_mesh().writes_unsplit(dist.get_rank())
+
+
+def mesh_of(device: torch.device) -> _C.MeshFabric:
+    """The job by axes, on `device`. Collective over the job at the first call.
+
+    Raises InvalidArgument for a degree that does not divide the ranks.
+    """
+    whole, degree = fabric_of(None, device), tensor_degree()
+    key = (whole, degree)
+    if key not in _meshes:
+        _require_neighbours(whole, degree)
+        _meshes[key] = _C.MeshFabric(whole, _C.Mesh(whole.size, tensor=degree))
+    return _meshes[key]
+
+
+def state_fabric(device: torch.device) -> _C.Fabric:
+    """The fabric of the ranks that shard state with this one; collective as mesh_of is."""
+    return mesh_of(device).over("state")
+
+
+def whole_fabric(fabric: _C.Fabric) -> _C.Fabric:
+    """The job's fabric, of which state_fabric() has made this one; any other as it is."""
+    return next((mesh.job for mesh in _meshes.values() if mesh.over("state") is fabric), fabric)
+
+
+def parallel_of(device: torch.device) -> _C.Parallel:
+    """The ranks among which layers are split, on `device`. Collective over the job at the first call."""
+    mesh = mesh_of(device)
+    key = (mesh.job, tensor_degree())
+    if key not in _parallels:
+        _parallels[key] = _C.Parallel(mesh)
+    return _parallels[key]
+
+
+def _require_neighbours(whole: _C.Fabric, degree: int) -> None:
+    """tsm.state counts torch's ranks, the engine ranks in the order of hosts: they must be the same."""
+    order = [whole.joined_rank(rank) for rank in range(whole.size)]
+    if degree > 1 and order != sorted(order):
+        raise _C.InvalidArgument(
+            f"[tsm.init] tensor_parallel_degree = {degree}, but ranks were not started host by host: in the order of "
+            f"hosts they are {order}. Give neighbouring ranks the same host, as torchrun does"
+        )
+
+
+def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...], device: torch.device) -> _C.Fabric:
+    me = ranks.index(dist.get_rank())
+    if "fake" in dist.get_backend(group):
+        return _C.Fabric.null(me, len(ranks), device)
+    count = _counts[ranks] = _counts.get(ranks, 0) + 1
+    store = default_store()
+    name = "-".join(map(str, ranks)) if len(ranks) < dist.get_world_size() else "all"
+    settings = config.current()
+    return _C.Fabric.join(
+        dist.PrefixStore(f"tesserae/{name}/{device.type}/{count}", store),
+        me,
+        len(ranks),
+        served=outlives_rank_zero(store) or ranks[0] != 0,
+        backend="nccl" if device.type == "cuda" else HOST_BACKEND,
+        device=device,
+        connect_deadline=settings.connect_deadline_seconds if settings else 60.0,
+        deadline=settings.deadline_seconds if settings else 300.0,
+    )
+
+
+def outlives_rank_zero(store: dist.Store) -> bool:
+    """Whether the store is served by somebody else than rank 0 of the script."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return not isinstance(store, dist.TCPStore) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+@atexit.register
+def leave() -> None:
+    """Says goodbye, so that the ranks that still run do not take this one for lost."""
+    for fabric in _connected:
+        fabric.leave()
+    _parallels.clear()
+    _meshes.clear()
+    _jobs.clear()
+    _connected.clear()

@@ -1,0 +1,163 @@
+"""tsm.state: the configuration and the place of this rank in the job, with the names of SMP v2."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from tesserae import _C
+from tesserae.job import config as configuration
+from tesserae.job.device import default_device
+from tesserae.job.fabrics import state_fabric
+
+
+class State:
+    """Read-only. Everything raises InvalidArgument before tsm.init(); groups also before init_process_group()."""
+
+    def __init__(self) -> None:
+        # By the default group: a script may end its job and start another.
+        self._groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup | None]]
+        self._groups = weakref.WeakKeyDictionary()
+
+    # ---- what tsm.init was given ----
+    @property
+    def hybrid_shard_degree(self) -> int:
+        """Over how many ranks the training state is sharded; 0: as the script says."""
+        return self._config().hybrid_shard_degree
+
+    @property
+    def tensor_parallel_degree(self) -> int:
+        return self._config().tensor_parallel_degree
+
+    @property
+    def context_parallel_degree(self) -> int:
+        return self._config().context_parallel_degree
+
+    @property
+    def expert_parallel_degree(self) -> int:
+        return self._config().expert_parallel_degree
+
+    @property
+    def sm_activation_offloading(self) -> bool:
+        return self._config().sm_activation_offloading
+
+    @property
+    def activation_loading_horizon(self) -> int:
+        return self._config().activation_loading_horizon
+
+    @property
+    def random_seed(self) -> int:
+        return self._config().random_seed
+
+    # ---- the job ----
+    @property
+    def rank(self) -> int:
+        """In [0, world_size). Before init_process_group(): what the launcher says, 0 without one."""
+        self._config()
+        return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+
+    @property
+    def world_size(self) -> int:
+        self._config()
+        return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+    @property
+    def world_process_group(self) -> dist.ProcessGroup:
+        """All ranks: torch's default group."""
+        self._config()
+        return self._default_group("world_process_group")
+
+    @property
+    def rep_rank_process_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the same shard as this one; None where the script decides on the degree (0).
+
+        Made at the first access, which all ranks of the job make together.
+        """
+        return self._group("rep_rank_process_group", self._replicas)
+
+    # ---- tensor parallelism: what the mesh of the job says (_C.Mesh), with the names of SMP v2 ----
+    @property
+    def tp_size(self) -> int:
+        return self.tensor_parallel_degree
+
+    @property
+    def tp_rank(self) -> int:
+        return self._mesh().index("tensor", self.rank)
+
+    @property
+    def tp_process_group(self) -> dist.ProcessGroup | None:
+        """The ranks among which layers are split, by tp_rank; they read the same data. Made at the first access, which
+        these ranks make together."""
+        return self._group("tp_process_group", self.tp_ranks)
+
+    @property
+    def dp_size(self) -> int:
+        """How many different batches a step has: world_size / tp_size."""
+        return self._mesh().degree("batch")
+
+    @property
+    def dp_rank(self) -> int:
+        return self._mesh().index("batch", self.rank)
+
+    @property
+    def dp_process_group(self) -> dist.ProcessGroup | None:
+        """The ranks of this tp_rank, by dp_rank: FSDP shards over them. Made at the first access, which these ranks
+        make together."""
+        return self._group("dp_process_group", self.dp_ranks)
+
+    def tp_ranks(self) -> list[int]:
+        """Of the job. Raises InvalidArgument, naming the nearest degrees, if tp_size does not divide its ranks."""
+        return self._mesh().members("tensor", self.rank)
+
+    def dp_ranks(self) -> list[int]:
+        return self._mesh().members("state", self.rank)
+
+    # ----
+    def _mesh(self) -> _C.Mesh:
+        return _C.Mesh(self.world_size, tensor=self.tp_size)
+
+    def _config(self) -> configuration.Config:
+        config = configuration.current()
+        if config is None:
+            raise _C.InvalidArgument("[tsm.state] there is nothing to read yet; call tsm.init() first")
+        return config
+
+    def _default_group(self, asked: str) -> dist.ProcessGroup:
+        if not dist.is_initialized():
+            raise _C.InvalidArgument(
+                f"[tsm.state.{asked}] torch.distributed is not initialised; call init_process_group() first"
+            )
+        return dist.group.WORLD
+
+    def _group(self, name: str, members: Callable[[], list[int] | None]) -> dist.ProcessGroup | None:
+        self._config()
+        groups = self._groups.setdefault(self._default_group(name), {})
+        if name not in groups:
+            ranks = members()
+            groups[name] = None
+            if ranks is not None:
+                groups[name] = dist.new_group(ranks, use_local_synchronization=True, sort_ranks=False)
+        return groups[name]
+
+    def _replicas(self) -> list[int] | None:
+        degrees = configuration.degrees_of(self._config())
+        if degrees is None:
+            return None
+        fabric = state_fabric(default_device())
+        ranks = [fabric.joined_rank(rank) for rank in _C.replica_group(fabric.size, degrees, fabric.rank)]
+        return ranks if self.tp_size == 1 else [self.dp_ranks()[rank] for rank in ranks]
+
+    def forget_replicas(self) -> None:
+        """The degree has changed."""
+        for groups in self._groups.values():
+            groups.pop("rep_rank_process_group", None)
+
+    def forget(self) -> None:
+        """For tsm.uninstall."""
+        self._groups.clear()
+
+
+state = State()

@@ -1,0 +1,39 @@
+"""tsm.init and tsm.uninstall: from when to when torch's FSDP is ours."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+from tesserae import _C
+from tesserae.dial import automatic
+from tesserae.fsdp.fully_sharded import FullyShardedDataParallel
+from tesserae.fsdp.install import install
+from tesserae.fsdp.install import uninstall as uninstall_class
+from tesserae.job import config as configuration
+from tesserae.job.state import state
+
+
+def init(config: str | os.PathLike[str] | dict[str, Any] | None) -> None:
+    wanted = configuration.read(config)
+    current = configuration.asked()
+    if current is not None and current != wanted:
+        raise _C.InvalidArgument(
+            f"[tsm.init] initialised already, with another configuration: {current}; call tsm.uninstall() before"
+        )
+    if dist.is_initialized():
+        configuration.check_world(wanted, dist.get_world_size())
+    if current == wanted:
+        return
+    install(FullyShardedDataParallel)
+    automatic.watch(wanted)
+    configuration.set_current(wanted)
+
+
+def uninstall() -> None:
+    uninstall_class()
+    configuration.set_current(None)
+    automatic.forget()
+    state.forget()

@@ -1,0 +1,53 @@
+"""The hidden states between the split layers of one stack, of which each tensor-parallel rank has a piece of the
+sequence while it trains: sequence.py says when."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tesserae import _C
+
+SEQUENCE_DIM = 1  # of hidden states [batch, time, width]
+
+
+class Stream:
+    """The hidden states of one stack of blocks."""
+
+    def __init__(self, parallel: _C.Parallel) -> None:
+        self._parallel = parallel
+        self._length: int | None = None  # of the sequence that is cut; None: nothing is
+        self._paused = False  # an evaluation is between a forward and its backward, or after both
+
+    @property
+    def cut(self) -> bool:
+        # Where gradients are on, it is activations of before the evaluation that are computed again.
+        return self._length is not None and not (self._paused and not torch.is_grad_enabled())
+
+    def enter(self, hidden: Tensor, training: bool) -> Tensor:
+        self._paused = not training and not torch.is_grad_enabled()
+        if self._paused:
+            return hidden
+        self._length = hidden.shape[SEQUENCE_DIM] if training else None
+        return _C.scatter_to(self._pad(hidden), SEQUENCE_DIM, self._parallel) if training else hidden
+
+    def put_together(self, piece: Tensor) -> Tensor:
+        whole = _C.gather_from(piece, SEQUENCE_DIM, self._parallel)
+        assert self._length is not None
+        if not self._length <= whole.shape[SEQUENCE_DIM] < self._length + self._parallel.size:
+            raise _C.InvalidArgument(
+                f"[tsm.transform] sequence parallelism: activations of {whole.shape[SEQUENCE_DIM]} tokens are computed "
+                f"again after a forward of {self._length}; call backward of a batch before the forward of another one, "
+                "or do without activation checkpointing"
+            )
+        return whole.narrow(SEQUENCE_DIM, 0, self._length)
+
+    def row_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _C.row_linear(self._pad(x), weight, bias, self._parallel, SEQUENCE_DIM)
+
+    def sum_gradient(self, parameter: Tensor) -> Tensor:
+        return _C.copy_to_parallel(parameter, self._parallel)
+
+    def _pad(self, x: Tensor) -> Tensor:
+        more = -x.shape[SEQUENCE_DIM] % self._parallel.size
+        return nn.functional.pad(x, [0, 0] * (x.dim() - 1 - SEQUENCE_DIM) + [0, more]) if more else x

@@ -1,0 +1,153 @@
+"""tsm.transform: puts tensor-parallel layers into a model, as SMP v2 does. At a degree of 1 there is nothing to put.
+
+1. Heads that the ranks do not divide are refused.
+2. Layers become tensor-parallel ones where they stand, by the plan of the model's family or by the script's own.
+3. With load_state_dict_from_rank0 the first tensor-parallel group takes rank 0's weights, one tensor at a time.
+4. Parameters are cut; on the meta device they have only another shape, and get values when FSDP wraps the model.
+5. The loss of a language model takes logits as they are split; dropout draws other numbers where activations are split.
+6. With sequence_parallel the hidden states between split layers are cut along the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+
+from tesserae import _C
+from tesserae.job.device import default_device
+from tesserae.job.fabrics import parallel_of, tensor_degree
+from tesserae.job.state import state
+from tesserae.tensor_parallel import dropout, families, loss, sequence
+from tesserae.tensor_parallel import plan as plans
+from tesserae.tensor_parallel.layers import Head
+from tesserae.tensor_parallel.parts import cut_parameters
+from tesserae.torch_compat.modules import own_buffers, own_parameters
+
+
+def transform(
+    model: nn.Module,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    config: Any = None,
+    load_state_dict_from_rank0: bool = False,
+    cp_comm_type: str = "p2p",
+    *,
+    plan: Mapping[str, str] | None = None,
+    sequence_parallel: bool = False,
+) -> nn.Module:
+    """The model itself, with layers that are split over the tensor_parallel_degree of tsm.init, before FSDP wraps it.
+
+    Known are Llama, Mistral, GPT-NeoX, GPT-2 and T5 of Hugging Face; for others `plan` says which layers are split how,
+    by patterns of module names: {"*.q_proj": "column", "*.o_proj": "row"}; docs/python.md has its words. Parameters
+    have values, the same on all ranks, or are on the meta device. With `load_state_dict_from_rank0` only rank 0's have
+    values: its tensor-parallel group takes them here, the other ranks by FSDP's sync_module_states.
+    With `sequence_parallel`, for models that are known, each rank computes and keeps norms, dropout and the residual
+    stream for its piece of the sequence while it trains (hidden states that a model returns on demand are pieces then).
+    Afterwards the model is moved to `device` and `dtype` if they are given and it is not on the meta device.
+
+    Every rank calls it, after init_process_group; ranks of one tensor-parallel group are seeded alike and read the same
+    data. Raises InvalidArgument: for heads and sizes that the degree does not divide (naming the degrees that would
+    do), for patterns of the plan that match nothing, for other models without a plan, for a `config` and for another
+    `cp_comm_type` than "p2p" (neither mixtures of experts nor context parallelism are available yet).
+    """
+    if config is not None:
+        raise _C.InvalidArgument(
+            f"[tsm.transform] config = {config!r}: expert parallelism is not available yet; leave it out. How layers "
+            "are split is told by plan="
+        )
+    if cp_comm_type != "p2p":
+        raise _C.InvalidArgument(
+            f"[tsm.transform] cp_comm_type = {cp_comm_type!r}: context parallelism is not available yet; leave it out"
+        )
+    if tensor_degree() > 1:
+        place = default_device()  # where FSDP computes; `device` may be where the model waits for it
+        _split(model, plan, parallel_of(place), load_state_dict_from_rank0, place, sequence_parallel)
+    if any(tensor.is_meta for tensor in model.parameters()):
+        device = None
+    return model.to(device=device, dtype=dtype) if device is not None or dtype is not None else model
+
+
+def _split(
+    model: nn.Module,
+    plan: Mapping[str, str] | None,
+    parallel: _C.Parallel,
+    from_rank0: bool,
+    place: torch.device,
+    sequence_parallel: bool,
+) -> None:
+    if any(isinstance(part, TorchFSDP) for part in model.modules()):
+        raise _C.InvalidArgument("[tsm.transform] the model is wrapped by FSDP already; transform it before")
+    family = families.family_of(model)
+    if plan is None and family is None:
+        raise _C.InvalidArgument(
+            f"[tsm.transform] how to split a {type(model).__name__} over {parallel.size} ranks is not known; known are "
+            f"Hugging Face's {', '.join(families.FAMILIES)}. Pass plan={{pattern of module names: kind}}"
+        )
+    if sequence_parallel and (plan is not None or family is None or family.sequence is None):
+        raise _C.InvalidArgument(
+            "[tsm.transform] sequence_parallel: which norms a plan's model has between its split layers is not known; "
+            f"known are Hugging Face's {', '.join(families.FAMILIES)} without a plan. Leave it out"
+        )
+    # 1.
+    if plan is None and family is not None:
+        families.check_heads(family, model.config, parallel)
+    # 2.
+    layers = plans.apply(plan if plan is not None else family.plan, model, parallel, every=plan is not None)  # type: ignore[union-attr]
+    # 3.
+    if from_rank0:
+        _take_from_rank0(model, parallel, place)
+    # 4.
+    cut_parameters(model, layers)
+    # 5.
+    if plan is None and family is not None:
+        families.put_together(family, model)
+    heads = [layer for layer in layers if isinstance(layer, Head)]
+    if len(heads) == 1:
+        loss.install(model, heads[0], parallel, plan is None and family is not None and family.loss_inside)
+    if hasattr(model, "resize_token_embeddings"):
+        model.resize_token_embeddings = _refuse_to_resize  # type: ignore[assignment]
+    patterns = family.dropout if plan is None and family is not None else ("*",)
+    random = _C.SplitRandom(parallel, state.random_seed, place)
+    dropout.install(patterns, model, random)
+    # 6.
+    if sequence_parallel:
+        sequence.install(family.sequence, model, parallel, random)  # type: ignore[union-attr,arg-type]
+
+
+def _refuse_to_resize(*_: Any, **__: Any) -> None:
+    raise _C.InvalidArgument(
+        "[resize_token_embeddings] the model's embedding is split over tensor-parallel ranks; resize it before "
+        "tsm.transform"
+    )
+
+
+@torch.no_grad()
+def _take_from_rank0(model: nn.Module, parallel: _C.Parallel, place: torch.device) -> None:
+    """In the first tensor-parallel group. The others' parameters are on the meta device from now on."""
+    first = state.dp_rank == 0
+    moved: dict[torch.Tensor, torch.Tensor] = {}
+    for module in model.modules():
+        for name, value in [*own_parameters(module).items(), *own_buffers(module).items()]:
+            if value is None:
+                continue
+            if value not in moved:
+                moved[value] = _taken(value, parallel, place) if first else value
+            if isinstance(value, nn.Parameter):
+                own_parameters(module)[name] = moved[value]  # type: ignore[assignment]
+            else:
+                own_buffers(module)[name] = moved[value]
+
+
+def _taken(value: torch.Tensor, parallel: _C.Parallel, place: torch.device) -> torch.Tensor:
+    if value.is_meta and parallel.index == 0:
+        raise _C.InvalidArgument(
+            "[tsm.transform] load_state_dict_from_rank0: rank 0's model is on the meta device; it must have its values"
+        )
+    given = value.detach().to(place) if parallel.index == 0 else torch.empty_like(value, device=place)
+    given = given.contiguous()
+    parallel.broadcast(given)
+    return nn.Parameter(given, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else given

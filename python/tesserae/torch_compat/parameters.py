@@ -1,0 +1,23 @@
+"""Hooks of a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from tesserae.torch_compat.checked import require
+
+require(nn.Parameter(torch.empty(0)), "_backward_hooks", "_post_accumulate_grad_hooks")
+
+Hooks = list[Callable]
+
+
+def take_hooks(parameter: nn.Parameter) -> tuple[Hooks, Hooks]:
+    """The hooks on the parameter's gradient, and those that run once it is accumulated. It has none afterwards."""
+    on_gradient = list((parameter._backward_hooks or {}).values())
+    after_accumulation = list((parameter._post_accumulate_grad_hooks or {}).values())
+    parameter._backward_hooks = None
+    parameter._post_accumulate_grad_hooks = None
+    return on_gradient, after_accumulation
