@@ -3,7 +3,8 @@
 
 A layer of tesserae/ includes only itself and layers above it in LAYERS; the program and the bindings stand below all of
 them; tests and benchmarks may include anything. The Python package imports the standard library, torch and itself: what
-a user must install besides is nothing. Run from anywhere; prints one line per violation, exit status 1 if any.
+a user must install besides is nothing; python_rooms.py has the order of its rooms. Run from anywhere; prints one line
+per violation, exit status 1 if any.
 """
 
 import ast
@@ -11,6 +12,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+import python_rooms
 
 LAYERS = [
     "base",
@@ -64,7 +67,7 @@ def check_folder(path):
         return f"folder {parts[0]}/ is not in the design"
     if allowed is not None and len(parts) > 2 and parts[1] not in allowed:
         return f"folder {parts[0]}/{parts[1]}/ is not in the design"
-    return None
+    return python_rooms.check_folder(path)
 
 
 def layers_for(path):
@@ -147,8 +150,10 @@ def check_tree(root):
     paths = sorted(p for p in listed.stdout.splitlines() if (root / p).is_file())
     found = sorted({wrong for path in paths if (wrong := check_folder(path))})
     sources = [p for p in paths if p.endswith((".h", ".cpp", ".py", "CMakeLists.txt"))]
-    for path in sources:
-        found += check_file(path, (root / path).read_text())
+    texts = {path: (root / path).read_text() for path in sources}
+    for path, text in texts.items():
+        found += check_file(path, text)
+    found += python_rooms.check({path: text for path, text in texts.items() if path.endswith(".py")})
     return found, len(sources)
 
 
@@ -195,8 +200,12 @@ def self_test():
         ("tests/misc/a.cpp", "tests/misc/"),
         ("python/bindings/mesh.cpp", None),
         ("python/extra/a.py", "python/extra/"),
+        ("python/tesserae/fsdp/a.py", None),
+        ("python/tesserae/a.py", None),
+        ("python/tesserae/extra/a.py", "python/tesserae/extra/"),
     ]
     results = [(path, check_file(path, text), wanted) for path, text, wanted in cases]
+    results += python_rooms.self_test()
     results += [(path, [w] if (w := check_folder(path)) else [], wanted) for path, wanted in folders]
     failed = [
         f"{path}: wanted {wanted!r}, got {found}"
