@@ -7,6 +7,7 @@ groups.py            process groups and meshes of the script -> a fabric and thr
 construction.py      the constructor, step by step
 instance.py          what these parts know of an instance: one unit
 parameters.py        the two faces of a parameter: what a module computes with, what an optimizer sees
+flat_parameters.py   the flat parameters of a unit, for who reads them
 forward.py           what the root's forward does before its module is called, and who is told
 whole.py             whole parameters between steps: summon_full_params
 state_dicts.py       state dicts of modules; state_saving.py and state_loading.py

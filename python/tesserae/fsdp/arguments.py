@@ -31,7 +31,7 @@ class Arguments:
     backward_prefetch: BackwardPrefetch | None
     mixed_precision: MixedPrecision | None
     param_init_fn: Callable[[nn.Module], None] | None
-    device_id: int | torch.device | None
+    device_id: int | str | torch.device | None
     sync_module_states: bool
     forward_prefetch: bool
     limit_all_gathers: bool
@@ -53,8 +53,8 @@ class Arguments:
     def device(self, module: nn.Module) -> torch.device:
         """Where the ranks compute: what device_id says, else where the parameters are, else the current accelerator."""
         if self.device_id is not None:
-            is_device = isinstance(self.device_id, torch.device)
-            return with_index(self.device_id if is_device else torch.device("cuda", self.device_id))
+            is_index = isinstance(self.device_id, int)
+            return with_index(torch.device("cuda", self.device_id) if is_index else torch.device(self.device_id))
         places = {p.device for p in module.parameters() if p.device.type not in ("cpu", "meta")}
         if len(places) > 1:
             raise _C.InvalidArgument(

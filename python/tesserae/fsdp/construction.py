@@ -139,7 +139,7 @@ def _is_ours_alone(managed: faces.Managed) -> bool:
 def _sync_from_rank_zero(instance: Instance, module: nn.Module) -> None:
     states = [m.parameter.detach() for m in instance._managed]
     states += torch_construction.buffers_to_synchronise(module)
-    broadcast_from_first(states, instance.process_group or dist.group.WORLD)
+    broadcast_from_first(states, instance._everyone or dist.group.WORLD)
 
 
 def _shard(instance: Instance, module: nn.Module, fabric: _C.Fabric, options: _C.Options) -> None:

@@ -14,6 +14,7 @@ from tesserae import _C
 from tesserae.fsdp import state_loading, whole
 from tesserae.fsdp.arguments import HYBRID, Arguments
 from tesserae.fsdp.construction import construct
+from tesserae.fsdp.flat_parameters import flat_parameters
 from tesserae.fsdp.forward import begin_step, cast
 from tesserae.fsdp.install import original
 from tesserae.fsdp.instance import instances_of, require_root
@@ -41,7 +42,7 @@ class FullyShardedDataParallel(StateDicts, OptimStateDicts):
         mixed_precision: MixedPrecision | None = None,
         ignored_modules: Iterable[nn.Module] | None = None,
         param_init_fn: Callable[[nn.Module], None] | None = None,
-        device_id: int | torch.device | None = None,
+        device_id: int | str | torch.device | None = None,
         sync_module_states: bool = False,
         forward_prefetch: bool = False,
         limit_all_gathers: bool = True,
@@ -157,9 +158,20 @@ class FullyShardedDataParallel(StateDicts, OptimStateDicts):
         return whole.summon(module, recurse, whole.Wish(writeback, rank0_only, offload_to_cpu, with_grads))
 
     def apply(self, fn: Callable[[nn.Module], None]) -> nn.Module:
-        """`fn(module)` for each module below and this one, with the parameters of its unit whole. Collective."""
+        """`fn(module)` for each module below and this one, with the parameters of its unit whole. Collective; not
+        within summon_full_params."""
+        if self._whole is not None:
+            raise _C.InvalidArgument(
+                f"[apply] expected to be in states [IDLE], but the parameters of unit {self._unit.name} have been "
+                "summoned; leave summon_full_params first, or call the module's own apply()"
+            )
         with whole.Summoned(self, whole.Wish(writeback=True), "apply"):
             return nn.Module.apply(self, fn)
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The unit's flat parameters. Reading their sizes, dtypes and values is all that they are good for."""
+        return flat_parameters(self)
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[TorchFSDP]:

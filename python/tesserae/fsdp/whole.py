@@ -76,7 +76,7 @@ class Summoned:
         self._wish = wish
         self._function = function
         self._buffers: list[_Buffer] = []
-        self._here = not wish.rank0_only or is_first_rank(instance)
+        self.here = not wish.rank0_only or is_first_rank(instance)  # this rank has whole parameters
         self._registered: dict[str, nn.Parameter] = {}  # flat parameters, by the name of their entry
 
     def __enter__(self) -> Summoned:
@@ -95,7 +95,7 @@ class Summoned:
         buffers = [self._gather(*both) for both in zip(instance._flats, instance._unit.flats)]
         instance._whole = self
         set_summoned(instance, True)
-        if self._here:
+        if self.here:
             self._buffers = buffers
             self._show()
         return self
@@ -105,7 +105,7 @@ class Summoned:
         if instance._whole is not self:
             return
         try:
-            if self._here and self._wish.writeback:
+            if self.here and self._wish.writeback:
                 self._write_back()
         finally:
             self.leave()
@@ -119,7 +119,7 @@ class Summoned:
         instance = self._instance
         managed = [m for buffer in self._buffers for m in buffer.parameters]
         faces.restore_parameters(m for m in managed if not _in_place(m))
-        if not uses_orig_params(instance) and self._here:
+        if not uses_orig_params(instance) and self.here:
             faces.replace_by_tensors(managed)
             for m in managed:
                 m.parameter.grad = None
@@ -137,7 +137,7 @@ class Summoned:
             for instance in instances_of(self._instance):
                 give_up_loading(instance)
             return self._instance.forward(*args, **kwargs)
-        if not self._here:
+        if not self.here:
             raise _C.InvalidArgument(
                 "[FSDP.forward] called in a context of rank0_only=True on a rank that has no whole parameters; summon "
                 "them on all ranks"
@@ -150,7 +150,7 @@ class Summoned:
         if not flat.trainable:
             values = values.to(parameters[0].dtype)  # it is kept in the compute dtype
         gradients = flat.gather_gradient() if self._wish.with_grads else None
-        if self._here and self._wish.offload_to_cpu:
+        if self.here and self._wish.offload_to_cpu:
             values = values.cpu()
         return _Buffer(flat, parameters, values, gradients)
 

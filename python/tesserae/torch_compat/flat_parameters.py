@@ -3,6 +3,7 @@ shapes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -58,3 +59,5 @@ def mark_flat_parameter(parameter: nn.Parameter, names: Sequence[str], shapes: S
     parameter._fqns = tuple(names)
     parameter._shapes = tuple(torch.Size(shape) for shape in shapes)
     parameter._num_params = len(names)
+    parameter._numels_with_padding = tuple(math.prod(shape) for shape in shapes)  # without any
+    parameter._is_padding_mask = (False,) * len(names)

@@ -1,0 +1,126 @@
+"""What scripts and torch's own tests ask of the FSDP class, each of torch's class and of ours in the same ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FlatParameter, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+import tesserae as tsm
+from ranks import run_ranks
+
+CPU = torch.device("cpu")
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def made_by_both(**arguments: Any) -> list[FSDP]:
+    """The same model in torch's class and in ours."""
+    theirs = FSDP(net(), **arguments)
+    tsm.init()
+    ours = FSDP(net(), **arguments)
+    tsm.uninstall()
+    assert type(theirs) is FSDP and type(ours) is not FSDP
+    return [theirs, ours]
+
+
+def named_device(rank: int, world_size: int) -> None:
+    for model in made_by_both(device_id="cpu"):
+        assert model.compute_device == CPU
+        model(torch.ones(2, 5)).sum().backward()
+    tsm.init()
+    with pytest.raises(RuntimeError, match="nowhere"):
+        FSDP(net(), device_id="nowhere")
+
+
+def test_device_id_may_be_the_name_of_a_device() -> None:
+    run_ranks(named_device, 2)
+
+
+def unpadded(flat: Tensor) -> int:
+    padded = zip(getattr(flat, "_numels_with_padding", ()), getattr(flat, "_is_padding_mask", ()))
+    return flat.numel() - sum(numel for numel, is_padding in padded if is_padding)
+
+
+def flat_parameters(rank: int, world_size: int, use_orig_params: bool) -> None:
+    wanted = sum(parameter.numel() for parameter in net().parameters())
+    for model in made_by_both(device_id=CPU, use_orig_params=use_orig_params):
+        for _ in range(2):
+            (flat,) = model.params
+            assert isinstance(flat, FlatParameter) and isinstance(flat, nn.Parameter)
+            assert (flat.dtype, flat.device, flat.requires_grad) == (torch.float32, CPU, True)
+            assert 0 < flat.numel() < wanted
+            total = torch.tensor(flat.numel())
+            dist.all_reduce(total)
+            assert wanted <= total.item() < wanted + 16 * world_size, "each rank has its part, and padding"
+            with FSDP.summon_full_params(model):
+                (whole,) = model.params
+                assert unpadded(whole) == wanted
+            model(torch.ones(2, 5)).sum().backward()
+        in_it = [parameter for parameter in model.parameters() if parameter is model.params[0]]
+        assert len(in_it) == (0 if use_orig_params else 1)
+
+
+@pytest.mark.parametrize("use_orig_params", [True, False])
+def test_params_are_the_flat_parameters(use_orig_params: bool) -> None:
+    run_ranks(flat_parameters, 2, use_orig_params)
+
+
+def nothing_to_shard(rank: int, world_size: int) -> None:
+    tsm.init()
+    assert FSDP(nn.ReLU(), device_id=CPU).params == []
+    mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.float64))
+    assert [flat.dtype for flat in FSDP(mixed, device_id=CPU).params] == [torch.float32, torch.float64]
+
+
+def test_params_of_units_with_no_parameters_and_with_several_dtypes() -> None:
+    run_ranks(nothing_to_shard, 1)
+
+
+def applies(rank: int, world_size: int) -> None:
+    @torch.no_grad()
+    def to_ones(module: nn.Module) -> None:
+        if type(module) is nn.Linear:
+            module.weight.fill_(1.0)
+
+    for model in made_by_both(device_id=CPU):
+        with FSDP.summon_full_params(model):
+            before = [parameter.clone() for parameter in model.parameters()]
+            with pytest.raises(ValueError, match="expected to be in states"):
+                model.apply(to_ones)
+            assert all(map(torch.equal, before, model.parameters()))
+        model.apply(to_ones)
+        with FSDP.summon_full_params(model):
+            assert torch.equal(model.module[0].weight, torch.ones(8, 5))
+
+
+def test_apply_inside_summon_full_params_is_refused() -> None:
+    run_ranks(applies, 2)
+
+
+def hybrid_sync(rank: int, world_size: int) -> None:
+    wanted = [parameter.detach().clone() for parameter in net(seed=0).parameters()]
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    tsm.init()
+    model = FSDP(
+        net(seed=rank),
+        device_id=CPU,
+        device_mesh=mesh,
+        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        sync_module_states=True,
+    )
+    with FSDP.summon_full_params(model):
+        assert all(map(torch.equal, wanted, model.parameters()))
+
+
+def test_all_ranks_of_a_hybrid_take_rank_zeros_values() -> None:
+    run_ranks(hybrid_sync, 4)
