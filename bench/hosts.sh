@@ -13,7 +13,7 @@
 #      processes die with this script, whatever ends it (a trap; SIGKILL of the parent's death behind that).
 set -euo pipefail
 
-readonly SKIP=77  # what test runners take for "can not run here"
+readonly SKIP=77  # what test runners take for "cannot run here"
 hosts=2 ranks=1 rate=1gbit delay=0 port=29500 report=''
 
 help() {
@@ -38,7 +38,7 @@ GLOO_SOCKET_IFNAME.
   bench/hosts.sh --hosts 3 -- ip -brief address
 
 Exit status: 0, or that of the first rank that failed (the others are ended then); 64 for a mistake in the options;
-77 if this machine can not do it: it takes root, iproute2 and util-linux. Ctrl-C ends the ranks. Nothing is left behind.
+77 if this machine cannot do it: it takes root, iproute2 and util-linux. Ctrl-C ends the ranks. Nothing is left behind.
 END_OF_HELP
 }
 
@@ -165,8 +165,8 @@ for ((host = 0; host < hosts; ++host)); do
   make_namespace
   host_holders+=("$holder")
   inside "$holder" hostname "host$host"
-  inside "$holder" mount --bind "$names" /etc/hosts || can_not "can not mount an /etc/hosts"
-  inside "$holder" mount -t tmpfs -o mode=1777 hosts.sh /dev/shm || can_not "can not mount a /dev/shm"
+  inside "$holder" mount --bind "$names" /etc/hosts || can_not "cannot mount an /etc/hosts"
+  inside "$holder" mount -t tmpfs -o mode=1777 hosts.sh /dev/shm || can_not "cannot mount a /dev/shm"
   inside "$switch" ip link add "port$host" type veth peer name eth0 netns "/proc/$holder/ns/net" ||
     can_not "this kernel makes no virtual Ethernet (veth)"
   inside "$switch" ip link set "port$host" master bridge up

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from memory import Memory
 
-UNAVAILABLE = 77  # how a program ends that can not run here
+UNAVAILABLE = 77  # how a program ends that cannot run here
 HOSTS = Path(__file__).resolve().parent / "hosts.sh"
 BYTE_CODE = HOSTS.parent.parent / "build" / "pycache"
 
@@ -101,7 +101,7 @@ class Ranks:
 
 def launch(command: list[str], ranks: int, deadline: float, hosts: int = 1, rate: str = "") -> Run:
     """Runs `command --json FILE` as `ranks` processes, on `hosts` hosts that links of `rate` join. RuntimeError, with
-    the end of their output, if one fails; Unavailable if this machine can not do it."""
+    the end of their output, if one fails; Unavailable if this machine cannot do it."""
     with tempfile.TemporaryDirectory() as folder:
         report, link = Path(folder, "report.json"), Path(folder, "link.json")
         command = [*command, "--json", str(report)]

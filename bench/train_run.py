@@ -70,7 +70,7 @@ def train(
     record: Path | None = None,
 ) -> TrainRun:
     """The demo's configuration with these keys changed and nothing but training in it. RuntimeError with what the run
-    wrote if it fails; Unavailable if this machine can not have several hosts. `record`: where a copy of its dial.jsonl
+    wrote if it fails; Unavailable if this machine cannot have several hosts. `record`: where a copy of its dial.jsonl
     goes."""
     quiet = {"train.eval_every": 0, "train.eval_batches": 0, "train.sample_tokens": 0, "run.log_every": 1_000_000}
     with tempfile.TemporaryDirectory() as folder:

@@ -140,7 +140,7 @@ Json describe(const Checkpoint& checkpoint) {
   return result;
 }
 
-/// A line for each of several checkpoints; one that can not be read says why. False if there is such a one.
+/// A line for each of several checkpoints; one that cannot be read says why. False if there is such a one.
 bool print_list(const std::vector<os::Path>& paths) {
   bool good = true;
   std::vector<Row> rows{{"checkpoint", "step", "bytes", "files", "ranks", "layout"}};

@@ -11,7 +11,7 @@
 namespace {
 
 constexpr const char* exit_statuses =
-    "Exit status: 0 done; 1 failed; 2 the command line or the configuration can not work, and nothing was done;\n"
+    "Exit status: 0 done; 1 failed; 2 the command line or the configuration cannot work, and nothing was done;\n"
     "3 other ranks were lost; 128 + signal: ended by that signal.";
 
 int report(const std::exception& error, int status) {

@@ -23,7 +23,7 @@ struct TrainArguments {
   bool dry_run = false;
 };
 
-/// How long the ranks may take to end: writing a checkpoint can take long, and whoever can not wait signals again.
+/// How long the ranks may take to end: writing a checkpoint can take long, and whoever cannot wait signals again.
 std::chrono::milliseconds stop_grace(const config::Config& config) {
   return config.checkpoint.enabled() ? std::chrono::minutes(30) : std::chrono::seconds(20);
 }

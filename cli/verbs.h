@@ -6,10 +6,10 @@ namespace tesserae::cli {
 
 /// The exit statuses of the program, as its --help says.
 inline constexpr int exit_failure = 1;
-inline constexpr int exit_configuration = 2;  ///< the command line or the configuration can not work; nothing was done
+inline constexpr int exit_configuration = 2;  ///< the command line or the configuration cannot work; nothing was done
 
 /// Each adds one verb to the program. The chosen verb's callback does the work, stores its exit status in `status` and
-/// throws what it can not handle: main() turns errors into one line and a status.
+/// throws what it cannot handle: main() turns errors into one line and a status.
 void add_train(CLI::App& program, int& status);
 void add_dial(CLI::App& program, int& status);
 void add_config(CLI::App& program, int& status);

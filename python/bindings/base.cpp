@@ -10,7 +10,7 @@ void bind_base(py::module_& module) {
                                              "Base of every error of tesserae. The text reads "
                                              "\"[function] what happened, the values, what to do\".");
   bind_error<InvalidArgument>(module, "InvalidArgument", py::make_tuple(error, builtin(PyExc_ValueError)),
-                              "The caller passed something that can not work. Nothing was changed.");
+                              "The caller passed something that cannot work. Nothing was changed.");
   bind_error<IoError>(module, "IoError", error, "The operating system refused something: which path, and why.");
   bind_error<Corruption>(module, "Corruption", error, "Bytes were read but are not what was written.");
   bind_error<OutOfMemory>(module, "OutOfMemory", error,

@@ -16,7 +16,7 @@ void bind_config(py::module_& module) {
       [](const std::string& document) { return validate_init_config(Json::parse(document)).dump(); },
       py::arg("document"),
       "A configuration of tsm.init, as JSON text, checked and with every default filled in. InvalidArgument names the "
-      "key that can not work.");
+      "key that cannot work.");
 }
 
 }  // namespace tesserae::bindings

@@ -93,7 +93,7 @@ void bind_mesh(py::module_& module) {
       .def(
           "part_shape",
           [](const Split& self, const std::vector<int64_t>& whole) { return mesh::part_shape(whole, self); },
-          py::arg("whole"), "The shape of one part, padding included. Raises InvalidArgument where it can not be cut.")
+          py::arg("whole"), "The shape of one part, padding included. Raises InvalidArgument where it cannot be cut.")
       .def("__eq__", [](const Split& a, const Split& b) { return a == b; })
       .def("__repr__", [](const Split& self) { return mesh::to_string(self); });
 }

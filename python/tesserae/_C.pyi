@@ -77,7 +77,7 @@ class Error(RuntimeError):
 
 class InvalidArgument(Error, ValueError):
     """
-    The caller passed something that can not work. Nothing was changed.
+    The caller passed something that cannot work. Nothing was changed.
     """
 
 class IoError(Error):
@@ -150,7 +150,7 @@ class Split:
     def __repr__(self) -> str: ...
     def part_shape(self, whole: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> list[int]:
         """
-        The shape of one part, padding included. Raises InvalidArgument where it can not be cut.
+        The shape of one part, padding included. Raises InvalidArgument where it cannot be cut.
         """
     @property
     def blocks(self) -> int: ...
@@ -824,7 +824,7 @@ def unit_degrees(unit: Unit) -> tuple[int, int, int]:
 def unit_fabric(unit: Unit) -> Fabric: ...
 def validate_init_config(document: str) -> str:
     """
-    A configuration of tsm.init, as JSON text, checked and with every default filled in. InvalidArgument names the key that can not work.
+    A configuration of tsm.init, as JSON text, checked and with every default filled in. InvalidArgument names the key that cannot work.
     """
 
 def vocabulary_cross_entropy(

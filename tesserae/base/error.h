@@ -14,7 +14,7 @@ class Error : public std::runtime_error {
   Error(std::string_view function, const std::string& message);
 };
 
-/// The caller passed something that can not work (a degree that does not divide, an empty model). Nothing was changed.
+/// The caller passed something that cannot work (a degree that does not divide, an empty model). Nothing was changed.
 class InvalidArgument : public Error {
  public:
   using Error::Error;

@@ -13,7 +13,7 @@ namespace tesserae::checkpoint {
 /// A data file of a checkpoint, read block by block against the manifest's checksums.
 class BlockReader {
  public:
-  /// Throws Damaged if the file is missing or has another size, IoError if it can not be opened.
+  /// Throws Damaged if the file is missing or has another size, IoError if it cannot be opened.
   BlockReader(const os::Path& directory, const DataFile& file, uint64_t block_bytes);
 
   uint64_t blocks() const { return facts_.blocks.size(); }

@@ -37,7 +37,7 @@ std::optional<Dtype> dtype_from_name(std::string_view name);  ///< nothing for a
 int bits(Dtype dtype);
 
 /// Bytes of one element. Throws InvalidArgument for a type that is narrower than a byte: parts of a tensor of such a
-/// type can not be addressed.
+/// type cannot be addressed.
 int64_t element_bytes(Dtype dtype);
 
 }  // namespace tesserae::checkpoint

@@ -19,7 +19,7 @@ struct Fault {
   std::string text() const;  ///< on one line: file, tensor, offset, what
 };
 
-/// Bytes of a checkpoint are not what was written, or can not have been: never thrown for a failed system call, and
+/// Bytes of a checkpoint are not what was written, or cannot have been: never thrown for a failed system call, and
 /// always before a byte of the block concerned counts as loaded.
 class Damaged : public Corruption {
  public:

@@ -49,7 +49,7 @@ Outcome attempt(comm::Fabric& fabric, const os::Path& path, const LoadInto& into
     into(checkpoint);
     outcome.checkpoint.emplace(std::move(checkpoint));
   } catch (const comm::CommError&) {
-    throw;  // the other ranks can not be told
+    throw;  // the other ranks cannot be told
   } catch (const Corruption& error) {
     outcome.own = std::current_exception();
     failure = error.what();
@@ -135,7 +135,7 @@ std::optional<Checkpoint> load_newest(comm::Fabric& fabric, const os::Path& fold
     if (!outcome.damaged || paths.size() == 1) rethrow(outcome, paths.back());
     if (fabric.rank() == 0) {
       log(LogLevel::warning,
-          cat(paths.back().native(), " can not be loaded, taking the checkpoint before it: ", outcome.failure));
+          cat(paths.back().native(), " cannot be loaded, taking the checkpoint before it: ", outcome.failure));
     }
     paths.pop_back();
   }

@@ -24,7 +24,7 @@ using LoadInto = std::function<void(const Checkpoint& checkpoint)>;
 /// Loads the newest checkpoint of `folder` that can be loaded on all ranks, and returns it; nothing if the folder has
 /// none. Collective: rank 0 looks and tells the others. When a checkpoint is Damaged or unreadable on any rank, all
 /// ranks warn and take the one before it. Throws the last failure if there are checkpoints and none can be loaded: a
-/// run must not start from the beginning because its past can not be read. What `into` throws besides is thrown.
+/// run must not start from the beginning because its past cannot be read. What `into` throws besides is thrown.
 std::optional<Checkpoint> load_newest(comm::Fabric& fabric, const os::Path& folder, const LoadInto& into);
 
 /// Loads `path`: a checkpoint, or a folder of them (its newest). Collective. A failure on any rank is thrown on all.

@@ -28,7 +28,7 @@ std::string defect_of_file(const DataFile& file, uint64_t block_bytes) {
 std::string defect_of_tensor(const StoredTensor& tensor, const Manifest& manifest, Extent extent,
                              std::vector<StoredRun>& runs) {
   if (const std::string bad = tensor_name_defect(tensor.name); !bad.empty()) return bad;
-  if (bits(tensor.dtype) % 8 != 0) return cat("type ", to_string(tensor.dtype), " can not be cut in parts");
+  if (bits(tensor.dtype) % 8 != 0) return cat("type ", to_string(tensor.dtype), " cannot be cut in parts");
   if (tensor.shape.size() > ManifestLimits::dimensions) return cat(tensor.shape.size(), " dimensions");
   const int64_t width = element_bytes(tensor.dtype);
   int64_t elements = 1;

@@ -5,11 +5,11 @@
 
 namespace tesserae::checkpoint {
 
-/// Why a tensor can not have that name in a file; empty: it can. A name is a path that stays below where it starts: not
+/// Why a tensor cannot have that name in a file; empty: it can. A name is a path that stays below where it starts: not
 /// empty, no control characters, no leading slash, no component "..".
 std::string tensor_name_defect(std::string_view name);
 
-/// Why a data file can not have that name; empty: it can. One component of letters, digits, '.', '_' and '-' that does
+/// Why a data file cannot have that name; empty: it can. One component of letters, digits, '.', '_' and '-' that does
 /// not begin with a dot.
 std::string file_name_defect(std::string_view name);
 

@@ -25,7 +25,7 @@ struct Wanted {
 /// A committed checkpoint, open for reading. Immutable; may be used from several threads.
 class Checkpoint {
  public:
-  /// Reads the manifest. Throws Damaged if it is missing or not what was written, IoError if it can not be read,
+  /// Reads the manifest. Throws Damaged if it is missing or not what was written, IoError if it cannot be read,
   /// InvalidArgument if `path` is no directory or was written by a newer version.
   static Checkpoint open(const os::Path& path);
 

@@ -46,7 +46,7 @@ struct SafetensorsLimits {
 /// tensor and the byte. Memory: twice the text and 64 MiB at most, whatever the text says.
 SafetensorsHeader parse_safetensors_header(std::string_view text, uint64_t data_bytes, const std::string& file);
 
-/// Reads and parses the header of a file of `bytes` bytes. Throws Damaged, or IoError if it can not be read.
+/// Reads and parses the header of a file of `bytes` bytes. Throws Damaged, or IoError if it cannot be read.
 SafetensorsHeader read_safetensors_header(os::ReadableFile& file, uint64_t bytes, const std::string& path);
 
 /// The first bytes of a file that will hold `tensors` in this order, begin and end not yet set: sets them, and returns

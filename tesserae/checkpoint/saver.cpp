@@ -16,7 +16,7 @@
 
 // How ranks agree on the outcome: each writes on a thread of its own, which talks to other ranks through the folder
 // only. The training threads meet in finish(): they exchange "I failed" and "I am busy" every few milliseconds until
-// nobody is busy or somebody failed. So a rank whose disk is gone, and which can not even leave a mark there, ends the
+// nobody is busy or somebody failed. So a rank whose disk is gone, and which cannot even leave a mark there, ends the
 // save on all ranks at once, and no thread but the training thread ever runs a collective.
 namespace tesserae::checkpoint {
 namespace {

@@ -17,7 +17,7 @@ struct VerifyResult {
 
 /// Checks a checkpoint's manifest, every block of every data file, the header of each data file against the manifest,
 /// and that there is no data file which the manifest does not name. Goes on after a fault; neighbouring bad blocks are
-/// one. `progress` is called with the bytes checked so far, once for each block. Throws IoError for what can not be
+/// one. `progress` is called with the bytes checked so far, once for each block. Throws IoError for what cannot be
 /// read though it is there.
 VerifyResult verify(const os::Path& checkpoint, const std::function<void(uint64_t bytes)>& progress = {});
 

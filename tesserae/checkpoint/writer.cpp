@@ -28,7 +28,7 @@
 //    closes.
 //    7. Removes the .done marks and syncs WORK.
 //    8. Renames WORK to FOLDER/step-N: committed, as far as other processes can see. If step N is there already (a run
-//       that went back), the name is step-N.K with the next K: a directory can not be replaced in one step, and at no
+//       that went back), the name is step-N.K with the next K: a directory cannot be replaced in one step, and at no
 //       moment may the newest checkpoint be gone.
 //    9. Syncs FOLDER: committed, also if the power fails.
 //   10. Only now sets aside what is older than `keep` allows (renames it to *.tmp), syncs FOLDER, and removes it. What
@@ -51,7 +51,7 @@ std::string mark_name(int rank, std::string_view kind) {
 void check(const SaveJob& job) {
   if (job.step < 0 || job.rank < 0 || job.rank >= job.ranks() || !file_name_defect(job.attempt).empty()) {
     throw InvalidArgument("write_part", cat("step ", job.step, ", rank ", job.rank, " of ", job.ranks(), ", attempt \"",
-                                            job.attempt, "\": one of these can not be"));
+                                            job.attempt, "\": one of these cannot be"));
   }
 }
 
@@ -98,7 +98,7 @@ void leave_failure(const SaveJob& job, const std::string& reason) noexcept {
     os::files().write(draft, reason);
     os::files().rename(draft, work_of(job) / mark_name(job.rank, "failed"));
   } catch (const std::exception& second) {
-    log(LogLevel::info, cat("the other ranks can not be told through the folder: ", second.what()));
+    log(LogLevel::info, cat("the other ranks cannot be told through the folder: ", second.what()));
   }
 }
 

@@ -58,7 +58,7 @@ class Cancelled : public Error {
 };
 
 /// Writes this rank's part: steps 1 to 4 of the protocol in writer.cpp. Every rank of the job calls it, also one that
-/// has nothing to write. Throws IoError (the folder then says so to rank 0), InvalidArgument for sources that can not
+/// has nothing to write. Throws IoError (the folder then says so to rank 0), InvalidArgument for sources that cannot
 /// be, Cancelled.
 void write_part(const SaveJob& job, const std::vector<Source>& sources, const std::stop_token& stop = {});
 

@@ -53,7 +53,7 @@ double sum_over_ranks(Fabric& fabric, double value, const Label& label) {
 double max_over_ranks(Fabric& fabric, double value, const Label& label) {
   double most = value;
   for (const double other : from_all_ranks(fabric, value, label)) {
-    if (!(other <= most)) most = other;  // also one that is no number
+    if (!(other <= most)) most = other;  // also one that is not a number
     if (std::isnan(most)) break;
   }
   return most;

@@ -112,7 +112,7 @@ class ConnectedFabric final : public Fabric {
     return members_by_host(host_of);
   }
 
-  // Null if the members do not share a host, or can not share memory.
+  // Null if the members do not share a host, or cannot share memory.
   std::unique_ptr<ShmGroup> make_shm_group(const std::string& name, const std::vector<int>& members, int rank) {
     const std::vector<int>& near = world_.host_ranks(world_.rank());
     const auto is_near = [&near](int member) { return std::find(near.begin(), near.end(), member) != near.end(); };
@@ -126,7 +126,7 @@ class ConnectedFabric final : public Fabric {
                                     .willing = shm_},
                                    reason);
     if (!group && std::exchange(shm_, false) && rank == 0) {
-      log(LogLevel::warning, cat("ranks of this host can not share memory, Gloo carries all bytes (", reason, ")"));
+      log(LogLevel::warning, cat("ranks of this host cannot share memory, Gloo carries all bytes (", reason, ")"));
     }
     return group;
   }

@@ -54,7 +54,7 @@ class Group {
 
   /// In place: `buffer` is size() equal pieces; afterwards piece rank() holds the sum over all members of their piece
   /// rank(), or what else `how` says. The other pieces are left undefined. The order of summation depends on nothing
-  /// but size() and rank(). Throws InvalidArgument for a dtype that can not be reduced so. `wire`: what others
+  /// but size() and rank(). Throws InvalidArgument for a dtype that cannot be reduced so. `wire`: what others
   /// contribute was rounded once, before it was added.
   void reduce_scatter(const at::Tensor& buffer, Label label = {}, Reduction how = Reduction::sum,
                       Wire wire = Wire::exact);

@@ -60,7 +60,7 @@ c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve) const {
     return c10::make_intrusive<c10d::TCPStore>(launch.address, options);
   } catch (const std::exception& failure) {
     const std::string where = cat("the store at ", launch.address, ":", launch.port);
-    if (serve) throw CommError("Fabric::connect", cat(where, " can not be served: ", reason(failure)));
+    if (serve) throw CommError("Fabric::connect", cat(where, " cannot be served: ", reason(failure)));
     throw Timeout("Fabric::connect",
                   cat(where, " was not reached within ", deadline_.count(), " ms; it is served by ",
                       launch.store_is_served ? "the launcher" : "launcher rank 0", ": ", reason(failure)),

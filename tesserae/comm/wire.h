@@ -9,10 +9,10 @@
 
 namespace tesserae::comm {
 
-/// How floating point numbers travel where bytes are dear: as they are, or block-quantised (as in ZeRO++, Wang et al.,
-/// 2023, arXiv:2306.10209). 256 consecutive elements have one fp32 scale, the largest magnitude among them divided by
-/// 127 (int8) or 7 (int4); each travels as the nearest multiple of it. So an element is off by at most 1/254 or 1/14 of
-/// the largest in its block. What is not finite stays so, with its block. A block of zeros stays zero.
+/// How floating point numbers travel where bandwidth is scarce: as they are, or block-quantised (as in ZeRO++, Wang et
+/// al., 2023, arXiv:2306.10209). 256 consecutive elements have one fp32 scale, the largest magnitude among them divided
+/// by 127 (int8) or 7 (int4); each travels as the nearest multiple of it. So an element is off by at most 1/254 or 1/14
+/// of the largest in its block. What is not finite stays so, with its block. A block of zeros stays zero.
 enum class Wire : uint8_t { exact, int8, int4 };
 
 std::ostream& operator<<(std::ostream& out, Wire wire);

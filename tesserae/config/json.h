@@ -10,7 +10,7 @@ namespace tesserae::config {
 /// Keeps keys in the order in which they were written, so that a resolved configuration reads like the schema.
 using Json = nlohmann::ordered_json;
 
-/// A configuration that can not work. The text is one line: "[configuration] train.steps: what is wrong, the value".
+/// A configuration that cannot work. The text is one line: "[configuration] train.steps: what is wrong, the value".
 /// The command line ends with exit status 2.
 class ConfigError : public InvalidArgument {
  public:

@@ -250,7 +250,7 @@ void Dial::refused(const std::string& why) {
   if (!leads()) return;
   const Wish wish = std::exchange(deciding_, std::nullopt).value_or(Wish{.degrees = degrees_, .why = ""});
   const std::string line = cat("step ", step_, ": ", mesh::to_string(degrees_), " stays, ",
-                               mesh::to_string(wish.degrees), " can not be had: ", why);
+                               mesh::to_string(wish.degrees), " cannot be had: ", why);
   log(LogLevel::warning, line);
   tell(wish.client, error_event(line));
 }

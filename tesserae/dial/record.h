@@ -19,7 +19,7 @@ class Record {
  public:
   explicit Record(const os::Path& path) : file_(os::files().append(path)) {}
 
-  // Each throws IoError if the line can not be written.
+  // Each throws IoError if the line cannot be written.
   void begin(const cost::Facts& facts, const cost::Links& links, const TunerOptions& options);
   void add(const Observation& seen, const std::optional<Decision>& decision);
 

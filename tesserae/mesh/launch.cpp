@@ -34,7 +34,7 @@ class Variables {
     int parsed = 0;
     const char* const end = value.data() + value.size();
     const auto [stop, error] = std::from_chars(value.data(), end, parsed);
-    if (error != std::errc() || stop != end) fail(cat(name, "=", value, " is no number that fits"));
+    if (error != std::errc() || stop != end) fail(cat(name, "=", value, " is not a number that fits"));
     return parsed;
   }
 

@@ -28,7 +28,7 @@ using Lookup = std::function<const char*(const char*)>;
 ///
 /// MASTER_ADDR and MASTER_PORT give the rendezvous under every launcher. Without them: under Slurm, the first host of
 /// the step and a port derived from the job and step; under MPI on one host, 127.0.0.1 and a port derived from the job.
-/// Throws InvalidArgument naming the variables that contradict each other, are missing or are no numbers.
+/// Throws InvalidArgument naming the variables that contradict each other, are missing or are not numbers.
 Launch read_launch(const Lookup& lookup);
 
 }  // namespace tesserae::mesh

@@ -18,7 +18,7 @@ class World {
   /// The job that the launcher describes in the environment (launch.h says how it is read; `lookup` returns a variable
   /// or nullptr, std::getenv by default). Until the hosts are known by exchange (`with_hosts`), ranks are taken to be
   /// placed on hosts in blocks of local_size. Throws InvalidArgument naming the variables that contradict each other,
-  /// are missing or are no numbers.
+  /// are missing or are not numbers.
   static World from_environment();
   static World from_environment(const Lookup& lookup);
 

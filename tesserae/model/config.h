@@ -36,7 +36,7 @@ struct GptConfig {
   bool sequence_parallel = false;  ///< between the split layers, each of those ranks has its piece of the sequence
 };
 
-/// The same with every zero replaced. Throws InvalidArgument, naming field and value, for a shape that can not work.
+/// The same with every zero replaced. Throws InvalidArgument, naming field and value, for a shape that cannot work.
 GptConfig resolved(GptConfig config);
 
 /// Numbers of parameters, without building the model. Each block and the head, if it is not tied, are units.

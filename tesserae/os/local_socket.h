@@ -21,7 +21,7 @@ class AddressInUse : public IoError {
 class LocalListener {
  public:
   /// Listens at `path`, in a directory that exists. The file of a listener that has died is replaced. Throws
-  /// AddressInUse if one is alive, IoError where the file can not be made or is no socket.
+  /// AddressInUse if one is alive, IoError where the file cannot be made or is no socket.
   explicit LocalListener(const Path& path);
   /// Takes the file away, unless it is another listener's by now.
   ~LocalListener();

@@ -15,7 +15,7 @@ class MemoryFile {
  public:
   /// `label` is what /proc/PID/maps calls it. Throws IoError.
   static MemoryFile create(const std::string& label, size_t size);
-  /// The memory that process `owner`, of the same user, has under that descriptor. Throws IoError: it can not be seen
+  /// The memory that process `owner`, of the same user, has under that descriptor. Throws IoError: it cannot be seen
   /// from here (another host or container) or has another size.
   static MemoryFile open(pid_t owner, int descriptor, size_t size);
 

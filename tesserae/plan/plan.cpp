@@ -31,7 +31,7 @@ void check(const Training& training, const Cluster& cluster) {
   if (training.batch < 1 || training.run.sequence < 1 || training.run.micro_batch < 0 ||
       training.batch > largest_batch) {
     refuse(cat("batch ", training.batch, ", sequence ", training.run.sequence, ", micro-batch ",
-               training.run.micro_batch, ": one of them can not be"));
+               training.run.micro_batch, ": one of them cannot be"));
   }
 }
 
@@ -160,7 +160,7 @@ std::vector<Entry> make_plan(const model::GptConfig& given, const Training& trai
   if (entries.empty()) {
     const int64_t unit = cluster.devices * std::max<int64_t>(1, training.run.micro_batch);
     throw InvalidArgument(
-        "make_plan", cat("a batch of ", training.batch, " sequences can not be dealt out equally to ", cluster.devices,
+        "make_plan", cat("a batch of ", training.batch, " sequences cannot be dealt out equally to ", cluster.devices,
                          " devices at any tensor-parallel degree of this model",
                          training.run.micro_batch > 0 ? cat(" in micro-batches of ", training.run.micro_batch) : "",
                          "; the nearest that can at degree 1 is ", round_up(training.batch, unit)));

@@ -93,7 +93,7 @@ std::vector<FlatSpec> group_parameters(const std::vector<NamedParameter>& parame
 std::vector<UnitSpec> discover_units(torch::nn::Module& root) {
   if (dynamic_cast<UnitBase*>(&root) == nullptr) {
     throw InvalidArgument("shard_model",
-                          cat("the root module ", root.name(), " is no Unit, so nothing would gather the ",
+                          cat("the root module ", root.name(), " is not a Unit, so nothing would gather the ",
                               "parameters outside inner units; make it a Unit<...>"));
   }
   Walk walk;

@@ -51,7 +51,7 @@ class Sharded {
                         bool writeback = false);
 
   /// Turns the dial: cuts masters, gradients and what has been attached to the shards (Engine::attach) anew for other
-  /// degrees, between two steps. Values stay what they are, bit by bit. See reshard.h. Collective.
+  /// degrees, between two steps. Values stay what they are, to the bit. See reshard.h. Collective.
   Resharding reshard(const mesh::Degrees& degrees);
 
   /// Sum over all ranks of the fabric; a collective on the control lane.
@@ -72,8 +72,8 @@ class Sharded {
 
 /// Shards `model` in place. The model's root and the submodules to be gathered together are Unit<...>; parameters
 /// outside inner units belong to the root. Every rank calls it with the same model; ranks whose models differ throw
-/// comm::Mismatch naming the parameter. Throws InvalidArgument for a root that is no Unit, a model without parameters,
-/// or impossible degrees.
+/// comm::Mismatch naming the parameter. Throws InvalidArgument for a root that is not a Unit, a model without
+/// parameters, or impossible degrees.
 Sharded shard_model(std::shared_ptr<torch::nn::Module> model, std::shared_ptr<comm::Fabric> fabric,
                     Options options = {});
 

@@ -25,7 +25,7 @@
 // To save, all ranks together:
 //  1. each tells the next rank that owns the same chunk (in the next replica) its random numbers: all else of a rank's
 //     part is there already;
-//  2. each makes room in the buffer that does not hold its newest snapshot. If any rank can not, the tier is switched
+//  2. each makes room in the buffer that does not hold its newest snapshot. If any rank cannot, the tier is switched
 //  off
 //     on all: a set with a hole is no use;
 //  3. each copies its part and seals it, beside the next forward and backward.
@@ -233,7 +233,7 @@ std::vector<checkpoint::Piece> MemoryTier::own_pieces() {
   return pieces;
 }
 
-/// Why a snapshot can not be this rank's state; empty: it can.
+/// Why a snapshot cannot be this rank's state; empty: it can.
 std::string MemoryTier::refusal(const MemorySnapshot& snapshot) {
   subject_.optimizer.allocate_state();
   for (const checkpoint::Piece& piece : own_pieces()) {

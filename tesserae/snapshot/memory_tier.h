@@ -22,7 +22,7 @@ namespace tesserae::snapshot {
 /// /dev/shm/tesserae-KEY-rank-R-0 and -1; KEY stands for the checkpoint folder. A rank of the next replica holds the
 /// same chunks, and is told the random numbers: with replicas, the state of a host that is gone is there twice.
 ///
-/// All ranks have one and call it alike, from the training thread. What it can not do is logged, not thrown: training
+/// All ranks have one and call it alike, from the training thread. What it cannot do is logged, not thrown: training
 /// goes on without it.
 class MemoryTier {
  public:

@@ -16,7 +16,7 @@ int64_t cut_dimension_of(const char* function, const at::Tensor& x, int64_t dim,
   const int64_t from_front = dimension_of(function, x, dim);
   if (x.size(from_front) % parallel.size() == 0) return from_front;
   throw InvalidArgument(function, cat("dimension ", from_front, " of a tensor of shape ", x.sizes(),
-                                      " can not be cut in ", parallel.size(), " equal pieces, one for each rank"));
+                                      " cannot be cut in ", parallel.size(), " equal pieces, one for each rank"));
 }
 
 at::Tensor to_pieces(const at::Tensor& x, int64_t dim, const Parallel& parallel) {

@@ -16,7 +16,7 @@ namespace tesserae::tensor {
 //
 // A *repeated* tensor has the same values on all ranks, to the bit; its gradient too. A *split* tensor is cut along a
 // dimension: rank t has the t-th of T equal pieces. A *partial* tensor is the sum over the ranks of what they have.
-// First derivatives only. Errors: InvalidArgument for shapes that can not be; comm::CommError.
+// First derivatives only. Errors: InvalidArgument for shapes that cannot be; comm::CommError.
 
 using ParallelPtr = std::shared_ptr<const Parallel>;
 

@@ -34,7 +34,7 @@ at::Tensor for_all_tokens(const at::Tensor& parameter, const LayerOptions& optio
 
 int64_t size_of_part(const char* what, int64_t size, const Parallel& parallel) {
   if (size % parallel.size() == 0) return size / parallel.size();
-  throw InvalidArgument("tensor parallelism", cat(what, " ", size, " can not be cut for a tensor-parallel degree of ",
+  throw InvalidArgument("tensor parallelism", cat(what, " ", size, " cannot be cut for a tensor-parallel degree of ",
                                                   parallel.size(), "; degrees that would do: ", divisors_of(size)));
 }
 
@@ -43,7 +43,7 @@ Heads heads_of_rank(int64_t query, int64_t key_value, const Parallel& parallel) 
   if (query % ranks == 0 && key_value % ranks == 0) return {query / ranks, key_value / ranks};
   throw InvalidArgument(
       "tensor parallelism",
-      cat("heads ", query, " and kv_heads ", key_value, " can not be cut for a tensor-parallel degree of ", ranks,
+      cat("heads ", query, " and kv_heads ", key_value, " cannot be cut for a tensor-parallel degree of ", ranks,
           ", which must divide both; degrees that would do: ", divisors_of(std::gcd(query, key_value))));
 }
 

@@ -59,13 +59,13 @@ int64_t pieces_of(const Parallel& parallel, int64_t bytes, int64_t rows) {
 void check_width(const char* function, const at::Tensor& x, const at::Tensor& weight) {
   if (weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1)) return;
   throw InvalidArgument(function, cat("x of shape ", x.sizes(), " and a weight part of shape ", weight.sizes(),
-                                      " can not be multiplied: the last dimensions must be equal"));
+                                      " cannot be multiplied: the last dimensions must be equal"));
 }
 
 int64_t sequence_of(const char* function, const at::Tensor& x, int64_t dim) {
   if (dim == no_sequence) return dim;
   if (dim >= 0 && dim < x.dim() - 1) return dim;
-  throw InvalidArgument(function, cat("the sequence of x of shape ", x.sizes(), " can not be dimension ", dim));
+  throw InvalidArgument(function, cat("the sequence of x of shape ", x.sizes(), " cannot be dimension ", dim));
 }
 
 // What torch.autocast does to the arguments of linear layers: to nodes of ours it does nothing.

@@ -50,9 +50,9 @@ std::string python_library(const std::string& key) {
   for (const std::string& python : candidates) {
     if (const auto folder = ask_python(python)) return *folder;
   }
-  throw config::ConfigError(
-      key, cat("python:stdlib needs ", candidates[0],
-               " to say where its library lies, and it can not be run; give a folder of text instead"));
+  throw config::ConfigError(key,
+                            cat("python:stdlib needs ", candidates[0],
+                                " to say where its library lies, and it cannot be run; give a folder of text instead"));
 }
 
 std::vector<std::string> modules(const std::string& key) {

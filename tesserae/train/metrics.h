@@ -58,7 +58,7 @@ class Metrics {
   /// `before`: lines of earlier steps, with which the file begins. They take the place of an older file in one step, so
   /// they may have come from it.
   explicit Metrics(const os::Path& path, const std::vector<std::string>& before = {});
-  /// Throws IoError if the line can not be written; it is then kept and written before the next one.
+  /// Throws IoError if the line cannot be written; it is then kept and written before the next one.
   void add(const StepRecord& record);
   /// Makes what was written so far last: a checkpoint should not outlive the lines that lead to it.
   void sync() { file_->sync(); }

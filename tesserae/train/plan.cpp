@@ -48,7 +48,7 @@ void check_backend(const config::Config& config, c10::Device device) {
   const std::string& backend = config.run.backend;
   if (((backend == "gloo" || backend == "shm") && device.is_cuda()) || (backend == "nccl" && device.is_cpu())) {
     throw config::ConfigError("run.backend",
-                              cat(backend, " can not carry what lies on ", c10::DeviceTypeName(device.type(), true)));
+                              cat(backend, " cannot carry what lies on ", c10::DeviceTypeName(device.type(), true)));
   }
 }
 
@@ -110,7 +110,7 @@ Plan plan_job(const config::Config& config, int ranks, int local_ranks, int loca
   plan.mesh = mesh_of(config, ranks);
   check_what_is_split(config);
   plan.strategy = fitting(config, plan.mesh, [&](int count) { return config::strategy_of(config, count); });
-  // Throws what can not be followed.
+  // Throws what cannot be followed.
   fitting(config, plan.mesh, [&](int count) { return config::dial_schedule(config.resolved, count); });
   choose_device(config.run.device, local_ranks - 1);  // the last one is the first that finds no GPU
   plan.device = choose_device(config.run.device, local_rank);

@@ -29,7 +29,7 @@ struct Plan {
   int64_t tokens_per_step = 0;     ///< of all ranks
 };
 
-/// Throws config::ConfigError for what can not be trained: a degree that does not fit the ranks, data that are missing,
+/// Throws config::ConfigError for what cannot be trained: a degree that does not fit the ranks, data that are missing,
 /// empty or shorter than one sequence, a vocabulary that is too small for the data, a GPU that is not there.
 /// `local_ranks`: how many of the ranks run on this host; `local_rank`: which one this is.
 Plan plan_job(const config::Config& config, int ranks, int local_ranks, int local_rank = 0);

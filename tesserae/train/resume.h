@@ -40,7 +40,7 @@ struct RunFolders {
 ///  - automatic: `run.folder`, whatever it holds;
 ///  - path: `run.folder`, if what is named is the newest checkpoint of the run in there. Any other checkpoint begins
 ///    another run, with a folder chosen as for `never`: going back must not put two pasts in one folder.
-/// Collective: rank 0 chooses and tells the others. Throws IoError on all ranks if the folder can not be made.
+/// Collective: rank 0 chooses and tells the others. Throws IoError on all ranks if the folder cannot be made.
 RunFolders choose_folders(comm::Fabric& fabric, const config::Config& config, const Resume& resume);
 
 }  // namespace tesserae::train

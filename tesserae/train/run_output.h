@@ -22,7 +22,7 @@ class RunOutput {
   RunOutput(const config::Config& config, const Plan& plan, const RunFolders& folders,
             const std::optional<Origin>& origin);
 
-  /// A line of metrics that can not be written is an error in the log, once, and is written later if that works.
+  /// A line of metrics that cannot be written is an error in the log, once, and is written later if that works.
   void add(const StepRecord& record);
   void say(const std::string& line) { progress_.say(line); }
   /// Before something that takes a while and is no step.

@@ -13,7 +13,7 @@ namespace tesserae::train {
 /// When SIGINT, SIGTERM or SIGUSR1 comes to any rank, all ranks end after the same step and the summary says so.
 /// Returns 0 when training is complete, or was ended so and its last step is saved; 128 + signal when it was ended and
 /// nothing is saved, because the configuration does not ask for checkpoints. Throws CommError when ranks are lost,
-/// IoError when the run folder can not be written, checkpoint::SaveFailed, and what can be wrong with a checkpoint that
+/// IoError when the run folder cannot be written, checkpoint::SaveFailed, and what can be wrong with a checkpoint that
 /// is resumed.
 int train(const config::Config& config, const Plan& plan, const mesh::World& world, const Resume& resume = {});
 

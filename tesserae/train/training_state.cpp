@@ -127,8 +127,8 @@ void TrainingState::take_over(const nlohmann::json& description, int64_t at_step
       scaler->load_state({.scale = found->at("scale"), .good_steps = found->at("good_steps")});
     }
   } catch (const nlohmann::json::exception& error) {
-    throw InvalidArgument("TrainingState::take_over", cat("what the checkpoint of step ", step,
-                                                          " says of its training can not be: ", error.what()));
+    throw InvalidArgument("TrainingState::take_over",
+                          cat("what the checkpoint of step ", step, " says of its training cannot be: ", error.what()));
   }
 }
 

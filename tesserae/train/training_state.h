@@ -49,7 +49,7 @@ class TrainingState {
 
   /// Fills this rank's part from a checkpoint of any layout and world size. No collective: a checkpoint::LoadInto. The
   /// model computes with what was loaded after publish(). Throws what load_model throws, InvalidArgument for a
-  /// description that can not be.
+  /// description that cannot be.
   void load(const checkpoint::Checkpoint& checkpoint);
   /// Takes over what description() said at that step; also of a checkpoint of another program, which may say nothing.
   void take_over(const nlohmann::json& description, int64_t at_step);

@@ -102,7 +102,7 @@ TEST(Manifest, RefusesWhatCanNotBe) {
       {"\"model/a\"", "\"../a\"", "component \"..\""},
       {"\"model/a\"", "\"model/none\"", "stands behind"},
       {"\"model/a\"", "\"model/z\"", "stands behind"},
-      {"\"F32\"", "\"F4\"", "can not be cut"},
+      {"\"F32\"", "\"F4\"", "cannot be cut"},
       {"\"F32\"", "\"nope\"", "unknown type"},
       {"[3,5]", "[3,6]", "elements [15, 18) are missing"},
       {"[3,5]", "[3,4]", "of 12 elements"},

@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 using testing::Trained;
 using testing::with_degrees;
 
-/// A file system on which chosen files can not be synced, and syncing can be made to take long.
+/// A file system on which chosen files cannot be synced, and syncing can be made to take long.
 class BadDisk : public testing::MemoryFiles {
  public:
   std::unique_ptr<os::WritableFile> create(const os::Path& path) override {
@@ -182,7 +182,7 @@ TEST_F(SaverTest, AFailureOnOneRankIsThrownOnAllAndTrainingGoesOn) {
   }
 }
 
-// A piece that can not be saved, on one rank only: nobody is left waiting.
+// A piece that cannot be saved, on one rank only: nobody is left waiting.
 TEST_F(SaverTest, AMistakeOnOneRankIsThrownOnAll) {
   for (const bool asynchronous : {false, true}) {
     comm::run_local(2, [&](comm::Fabric& fabric) {

@@ -94,7 +94,7 @@ TEST(Surface, PlanComputes) {
 
 TEST(Surface, HelpNamesTheExitStatuses) {
   EXPECT_THAT(help({}),
-              HasSubstr("Exit status: 0 done; 1 failed; 2 the command line or the configuration can not work"));
+              HasSubstr("Exit status: 0 done; 1 failed; 2 the command line or the configuration cannot work"));
 }
 
 TEST(Surface, Version) {

@@ -68,7 +68,7 @@ RANK_MAIN(has_no_room_to_share) {
 TEST(Fabric, FallsBackToGlooWithOneLineWhereNoMemoryIsShared) {
   const auto results = run_ranks("has_no_room_to_share", 3);
   ASSERT_TRUE(results.all_succeeded()) << results.text();
-  const std::string line = "ranks of this host can not share memory, Gloo carries all bytes (rank 0: ";
+  const std::string line = "ranks of this host cannot share memory, Gloo carries all bytes (rank 0: ";
   size_t lines = 0;
   for (size_t at = 0; (at = results.text().find(line, at)) != std::string::npos; ++at) ++lines;
   EXPECT_EQ(lines, 1u) << results.text();

@@ -198,7 +198,7 @@ TEST_F(DialRequests, ThatCanNotBeHadAreAnErrorOfWhoAskedAndTheRunGoesOn) {
   const Json error = event(*clients_[0]);
   EXPECT_EQ(error["event"], "error");
   EXPECT_THAT(error["message"].get<std::string>(),
-              HasSubstr("step 3: P=1 G=1 O=1 stays, P=2 G=2 O=2 can not be had: there is no memory"));
+              HasSubstr("step 3: P=1 G=1 O=1 stays, P=2 G=2 O=2 cannot be had: there is no memory"));
   EXPECT_EQ(event(*clients_[1])["event"], "changed");
 }
 

@@ -112,7 +112,7 @@ class Job {
   using Key = std::tuple<int, int, int>;
   static Key key(const Degrees& degrees) { return {degrees.parameters, degrees.gradients, degrees.optimizer}; }
   std::map<Key, int64_t> at;
-  std::function<bool(const Degrees&)> refuses;  // what can not be had
+  std::function<bool(const Degrees&)> refuses;  // what cannot be had
   std::map<Key, int> refused;                   // how often it was asked for
 
  private:

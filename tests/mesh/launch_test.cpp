@@ -88,8 +88,8 @@ TEST(Launch, TorchrunErrorsNameTheVariables) {
   EXPECT_THAT(error_of(with(torchrun, {{"RANK", ""}})), HasSubstr("RANK is not"));
   EXPECT_THAT(error_of(with(torchrun, {{"RANK", "8"}})), AllOf(HasSubstr("RANK=8"), HasSubstr("WORLD_SIZE=8")));
   EXPECT_THAT(error_of(with(torchrun, {{"RANK", "-1"}})), HasSubstr("RANK=-1"));
-  EXPECT_THAT(error_of(with(torchrun, {{"RANK", "five"}})), HasSubstr("RANK=five is no number"));
-  EXPECT_THAT(error_of(with(torchrun, {{"RANK", "5 "}})), HasSubstr("is no number"));
+  EXPECT_THAT(error_of(with(torchrun, {{"RANK", "five"}})), HasSubstr("RANK=five is not a number"));
+  EXPECT_THAT(error_of(with(torchrun, {{"RANK", "5 "}})), HasSubstr("is not a number"));
   EXPECT_THAT(error_of(with(torchrun, {{"WORLD_SIZE", "99999999999"}})), HasSubstr("WORLD_SIZE=99999999999"));
   EXPECT_THAT(error_of(with(torchrun, {{"WORLD_SIZE", "0"}})), HasSubstr("WORLD_SIZE=0 is not positive"));
   EXPECT_THAT(error_of(with(torchrun, {{"LOCAL_RANK", "4"}})),

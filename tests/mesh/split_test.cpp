@@ -21,7 +21,7 @@ int64_t product(const Shape& shape) {
 }
 
 /// The element of the whole tensor at each place of a part, straight from the definition: index by index, dimension by
-/// dimension. Empty if the split can not be.
+/// dimension. Empty if the split cannot be.
 std::vector<int64_t> part_by_definition(const Shape& whole, const Split& split) {
   const auto dim = static_cast<size_t>(split.dim);
   const int64_t block = whole[dim] / split.blocks;

@@ -54,7 +54,7 @@ TEST(Memory, RecentPeaksAreForgottenAndTheProcessOnesAreNot) {
 // In a child, since it is the process's for good.
 TEST(Memory, FreedMemoryIsKeptOnDemandAndGivenBackOnDemand) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__GLIBC__)
-  GTEST_SKIP() << "malloc is another one here, which can not be told";
+  GTEST_SKIP() << "malloc is another one here, which cannot be told";
 #endif
   const pid_t child = ::fork();
   if (child == 0) {

@@ -1,5 +1,5 @@
-// The dial on real processes that share memory, and on threads: values stay bit by bit, no more is sent than is
-// lacking, and training goes on as if the degrees had always been those.
+// The dial on real processes that share memory, and on threads: values stay the same to the bit, no more is sent than
+// is lacking, and training goes on as if the degrees had always been those.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

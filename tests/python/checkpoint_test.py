@@ -316,7 +316,7 @@ def test_extra_state_comes_back_as_it_was(tmp_path: Path) -> None:
     assert load(tmp_path / "missing") is None
 
 
-# What can not work.
+# What cannot work.
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,7 @@ def not_everything_is_ours(rank: int, world_size: int, use_orig_params: bool) ->
 
 
 def parameters_without_state(rank: int, world_size: int, use_orig_params: bool) -> None:
-    """Units that have never had a gradient have none; FSDP1 can not save that with use_orig_params=True."""
+    """Units that have never had a gradient have none; FSDP1 cannot save that with use_orig_params=True."""
     case = Case("unused", use_orig_params=use_orig_params)
     model, optimizer = build_trained(case)
     full = save(model, optimizer, "full")

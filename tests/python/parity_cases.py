@@ -74,7 +74,7 @@ def possible(values: dict[str, object]) -> bool:
 
 
 def reference(case: ParityCase, accelerator: bool) -> ParityCase:
-    """What FSDP1 trains to know what is right: options that change no number, and that it can not do or does wrongly,
+    """What FSDP1 trains to know what is right: options that change no number, and that it cannot do or does wrongly,
     are left out.
 
     It offloads only with an accelerator. Under reentrant checkpointing, torch 2.13's fails for a root with blocks of

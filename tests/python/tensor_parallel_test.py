@@ -212,7 +212,7 @@ def turning() -> list[str]:
 
 
 def errors() -> list[str]:
-    """What can not be, and what the error must say."""
+    """What cannot be, and what the error must say."""
     import tesserae as tsm
 
     def mlp(**sizes: int) -> nn.Module:

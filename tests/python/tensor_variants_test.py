@@ -59,7 +59,7 @@ def different(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: flo
 
 
 def same_state(split: nn.Module, whole: nn.Module, other: nn.Module) -> list[str]:
-    """What state_dict() gives, bit by bit, and what it gives after load_state_dict()."""
+    """What state_dict() gives, to the bit, and what it gives after load_state_dict()."""
     found = []
     for what, expected in (("state_dict()", whole.state_dict()), ("what was loaded", other.state_dict())):
         if what != "state_dict()":

@@ -59,7 +59,7 @@ TEST(Rules, AParameterReadWhileShardedNamesItsUnitAndTheWayOut) {
 
 TEST(Rules, ARootThatIsNoUnitIsRefused) {
   const auto linear = std::make_shared<torch::nn::LinearImpl>(3, 4);
-  EXPECT_THAT(error_of([&] { shard_model(linear, alone()); }), HasSubstr("is no Unit"));
+  EXPECT_THAT(error_of([&] { shard_model(linear, alone()); }), HasSubstr("is not a Unit"));
 }
 
 TEST(Rules, AModelWithoutParametersIsRefused) {

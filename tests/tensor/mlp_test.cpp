@@ -102,7 +102,7 @@ TEST(Mlp, AHiddenWidthThatCanNotBeCutNamesTheDegreesThatWouldDo) {
       Mlp(MlpOptions{.width = mlp_width, .hidden = 6}, LayerOptions{parallel});
       ADD_FAILURE() << "6 features on 4 ranks";
     } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("the hidden width 6 can not be cut"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("the hidden width 6 cannot be cut"));
       EXPECT_THAT(error.what(), ::testing::HasSubstr("would do: 1, 2, 3, 6"));
     }
   });

@@ -7,7 +7,7 @@
 
 #include "tests/train/train_job.h"
 
-// When `tesserae train` saves, where it writes, and what happens when it can not.
+// When `tesserae train` saves, where it writes, and what happens when it cannot.
 
 namespace tesserae::train {
 namespace {

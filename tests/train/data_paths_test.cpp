@@ -45,7 +45,7 @@ TEST(DataPaths, WithoutPythonTheErrorSaysWhatToDo) {
   const Variable python("TESSERAE_PYTHON", "/nowhere/python");
   EXPECT_EQ(
       config::error_of([] { resolve_data_paths({"python:stdlib"}); }),
-      "[configuration] data.path: python:stdlib needs /nowhere/python to say where its library lies, and it can not be "
+      "[configuration] data.path: python:stdlib needs /nowhere/python to say where its library lies, and it cannot be "
       "run; give a folder of text instead");
 }
 

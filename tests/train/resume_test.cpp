@@ -113,8 +113,8 @@ TEST_F(Resume, ADamagedNewestCheckpointFallsBackToTheOneBefore) {
   job_->damage("damaged", 24, "rank-1.safetensors");
   os::files().remove(job_->path("damaged/checkpoints/step-18/manifest.json"));
   const std::string said = job_->run("damaged", resuming());
-  EXPECT_THAT(said, HasSubstr("step-24 can not be loaded, taking the checkpoint before it: "));
-  EXPECT_THAT(said, HasSubstr("step-18 can not be loaded, taking the checkpoint before it: "));
+  EXPECT_THAT(said, HasSubstr("step-24 cannot be loaded, taking the checkpoint before it: "));
+  EXPECT_THAT(said, HasSubstr("step-18 cannot be loaded, taking the checkpoint before it: "));
   EXPECT_THAT(said, HasSubstr("resumed at step 12 "));
   job_->expect_same_history("damaged", "reference", last);
 }

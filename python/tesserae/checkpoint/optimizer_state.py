@@ -108,7 +108,7 @@ class OptimizerState:
         if held.flat or isinstance(parameter, DTensor):
             raise _C.InvalidArgument(
                 f"[checkpoint.load] {names[id(first)][0]} has shape {shape} and its parameter {list(first.shape)}: "
-                "such a state can not be cut as the parameter is"
+                "such a state cannot be cut as the parameter is"
             )
         tensor = torch.zeros(shape, dtype=dtype, device=parameter.device)
         pieces.add(names[id(first)], shape, whole(tensor), tensor)
@@ -170,7 +170,7 @@ def _save_value(pieces: Pieces, held: Held, key: str, value: Any, numbers: dict[
         elif held.flat or isinstance(parameter, DTensor):
             raise _C.InvalidArgument(
                 f"[checkpoint.save] the optimizer's state {key!r} of {slot.names[0]} has shape {tuple(value.shape)}, "
-                f"its parameter has {tuple(parameter.shape)} on this rank: such a state can not be cut as the "
+                f"its parameter has {tuple(parameter.shape)} on this rank: such a state cannot be cut as the "
                 "parameter is"
             )
         else:

@@ -89,7 +89,7 @@ def save(
     many checkpoints stay in the folder; 0: all. `process_group`: the ranks that save together; the model's own group if
     FSDP has it, else the default group.
 
-    Collective. Without torch.distributed it saves from one process. Raises InvalidArgument for what can not be saved,
+    Collective. Without torch.distributed it saves from one process. Raises InvalidArgument for what cannot be saved,
     SaveFailed (an IoError) on all ranks if a rank could not write: older checkpoints are then as they were.
     """
     _save(folder, model, optimizer, extra, rank_extra, step, keep, process_group, asynchronous=False)

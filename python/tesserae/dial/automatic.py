@@ -1,10 +1,10 @@
 """The dial of a script: its configuration's schedule, requests through dial.sock, and the automatic choice.
 
-1. The root of a model asks at the begin of each training forward. Where a backward outside no_sync() has ended since
-   the last time, that is a step edge, on all ranks alike: the engine counts them.
+1. The root of a model asks at the beginning of each training forward. Where a backward outside no_sync() has ended
+   since the last time, that is a step edge, on all ranks alike: the engine counts them.
 2. The first edge makes the C++ Dial, which decides; every rank gets the same answer.
-3. Degrees are changed as tsm.reshard() does it, with all optimizers that have stepped parameters of the model. What can
-   not be is told to people and to who asked; training goes on as before.
+3. Degrees are changed as tsm.reshard() does it, with all optimizers that have stepped parameters of the model. What
+   cannot be done is told to people and to whoever asked; training goes on as before.
 """
 
 from __future__ import annotations

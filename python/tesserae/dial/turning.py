@@ -26,7 +26,7 @@ def reshard(
     on every rank), or by three `degrees`: (parameters, gradients, optimizer), or a dict of these names.
 
     Between two steps, or in the middle of an accumulation. Parameters, gradients and the state of `optimizer` (one or
-    several; None if there is none) keep their values bit by bit; tensors that the optimizer holds stay the same objects
+    several; None if there is none) keep their values to the bit; tensors that the optimizer holds stay the same objects
     and have another size. Step counters, schedulers, data loaders are not touched. Collective.
 
     Returns what it took on this rank. Raises, with nothing changed: InvalidArgument for degrees that do not divide the

@@ -4,7 +4,7 @@ torch's class object itself is changed, since scripts and libraries import it be
   1. Its `__new__` makes an instance of our subclass, whose `__init__` Python then calls. isinstance holds.
   2. Its static methods ask whether the module that they are given contains one of ours: if so ours is called, else
      torch's. So a model keeps its meaning under either name, whatever is installed when it is used.
-`uninstall` ends 1. It leaves a `__new__` that makes what it is asked for, because a class that has had one can not be
+`uninstall` ends 1. It leaves a `__new__` that makes what it is asked for, because a class that has had one cannot be
 called with arguments once it is deleted; and it leaves 2, because models of ours may live on.
 """
 
@@ -114,7 +114,7 @@ def _set_new(cls: type[nn.Module]) -> None:
         if cls is not TorchFSDP and not issubclass(asked, cls):
             raise _C.InvalidArgument(
                 f"[FSDP] {asked.__module__}.{asked.__qualname__} is a subclass of torch's FullyShardedDataParallel, "
-                "which tesserae can not replace; use FullyShardedDataParallel itself, derive from "
+                "which tesserae cannot replace; use FullyShardedDataParallel itself, derive from "
                 "tesserae.fsdp.FullyShardedDataParallel, or call tsm.uninstall() before"
             )
         return object.__new__(asked)

@@ -17,7 +17,7 @@ from tesserae.torch_compat.sharded_tensors import ShardedTensor, is_sharded
 
 def chunk(instance: Instance, tensor: Tensor) -> Tensor:
     """This rank's chunk of a whole tensor along its first dimension: a DTensor if the script gave a device mesh, else a
-    ShardedTensor. What can not be cut stays whole."""
+    ShardedTensor. What cannot be cut stays whole."""
     if tensor.dim() == 0 or tensor.numel() == 0:
         return tensor.detach().clone()
     mesh, group = device_mesh(instance), instance.process_group or dist.group.WORLD

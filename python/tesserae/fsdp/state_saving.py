@@ -55,7 +55,7 @@ def kind_of(instance: Instance) -> StateDictType:
         return StateDictType.FULL_STATE_DICT
     if kind == StateDictType.LOCAL_STATE_DICT and device_mesh(instance) is not None:
         raise _C.InvalidArgument(
-            "[state_dict] LOCAL_STATE_DICT with a device mesh: its entries can not be DTensors; use SHARDED_STATE_DICT"
+            "[state_dict] LOCAL_STATE_DICT with a device mesh: its entries cannot be DTensors; use SHARDED_STATE_DICT"
         )
     return kind
 

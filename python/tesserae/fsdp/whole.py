@@ -206,7 +206,7 @@ def _take(view: Tensor, value: Any, name: str) -> None:
     if not isinstance(value, Tensor) or value.shape != view.shape:
         found = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise _C.InvalidArgument(
-            f"[summon_full_params] parameter {name} of shape {list(view.shape)} was replaced by {found}, which can not "
+            f"[summon_full_params] parameter {name} of shape {list(view.shape)} was replaced by {found}, which cannot "
             "be written back; give it another shape before FSDP(...)"
         )
     view.copy_(value)

@@ -113,7 +113,7 @@ def _as_json(config: str | os.PathLike[str] | dict[str, Any] | None) -> str:
     try:
         return json.dumps(config, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise _C.InvalidArgument(f"[tsm.init] the configuration holds what JSON can not say: {error}") from error
+        raise _C.InvalidArgument(f"[tsm.init] the configuration holds what JSON cannot say: {error}") from error
 
 
 def set_current(config: Config | None) -> None:

@@ -3,7 +3,7 @@
 Ranks of one tensor-parallel group are seeded alike: where activations are the same on all, dropout draws the same mask
 on all, as it does in any model. Where they are split the default generators are the rank's own (C++: SplitRandom),
  1. from the end of a column layer, within a module that the family or the plan names (attention, a dense block),
- 2. to the begin of a row layer, whose sum, and what follows in the module, is the same on all again;
+ 2. to the beginning of a row layer, whose sum, and what follows in the module, is the same on all again;
  3. or to the end of the module, if it has none, or an exception ends it before.
 """
 

@@ -129,7 +129,7 @@ class Together:
         return y
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        raise _C.InvalidArgument("[tsm.transform] a transformed model can not be copied; copy it, then transform both")
+        raise _C.InvalidArgument("[tsm.transform] a transformed model cannot be copied; copy it, then transform both")
 
 
 # ---- from a layer of the user's ----

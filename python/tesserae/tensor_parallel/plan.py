@@ -29,7 +29,7 @@ def apply(plan: Plan, model: nn.Module, parallel: _C.Parallel, every: bool = Tru
     """Splits the layers that the plan names; their parameters are still whole. Returns them.
 
     `every`: each pattern must match. Raises InvalidArgument that lists the patterns that did not and the linear layers
-    that are in no pattern; and, with the degrees that would do, for what can not be divided.
+    that are in no pattern; and, with the degrees that would do, for what cannot be divided.
     """
     _check_kinds(plan)
     names = {module: name for name, module in model.named_modules()}

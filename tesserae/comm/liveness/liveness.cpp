@@ -84,7 +84,7 @@ Liveness::Liveness(const mesh::World& world, c10::intrusive_ptr<c10d::Store> sto
   for (const int rank : world.host_ranks(self)) {
     if (rank == self) continue;
     const auto peer = store_->identity(rank);
-    if (peer.host != os::host_identity()) continue;  // the label of its host says otherwise: it can not be watched here
+    if (peer.host != os::host_identity()) continue;  // the label of its host says otherwise: it cannot be watched here
     const auto peer_started = peer.started ? std::optional(peer.started) : std::nullopt;
     local_.push_back({rank, os::ProcessWatch(static_cast<pid_t>(peer.process), peer_started)});
   }
@@ -214,7 +214,7 @@ auto Liveness::ask_store(Request request) -> std::optional<std::invoke_result_t<
 
 void Liveness::store_failed(bool silent, const std::string& why) {
   store_works_ = false;
-  log(LogLevel::info, cat("the store of the job can not be asked any more: ", why));
+  log(LogLevel::info, cat("the store of the job cannot be asked any more: ", why));
   if (server_ < 0 || server_ == world_.rank()) return;
   server_silent_ = silent;
   if (!silent) mark_lost(server_, "the store that it serves is gone");
@@ -340,7 +340,7 @@ Verdict Liveness::conclude(Watched* group, Verdict verdict) {
   return first.value_or(verdict);
 }
 
-// The members that are silent; nothing while it can not be told yet of one of them.
+// The members that are silent; nothing while it cannot be told yet of one of them.
 std::optional<std::vector<int>> Liveness::silent_of(const std::vector<int>& members) {
   const std::vector<int> others = gone_among(members, members);
   const auto beats = ask_store([others](LivenessStore& store) { return store.beats(others); });

@@ -17,7 +17,7 @@
 
 namespace tesserae::comm {
 
-/// Knows which ranks of the job live, and says why an operation that blocks can not go on.
+/// Knows which ranks of the job live, and says why an operation that blocks cannot go on.
 ///
 /// [Note: liveness] One thread per rank, with a connection of its own to the store:
 /// 1. it beats: a counter in the store shows that this process runs (one that is stopped or swapped out does not);
@@ -86,7 +86,7 @@ class Liveness {
   std::optional<std::vector<int>> silent_of(const std::vector<int>& members);
   std::optional<Verdict> find_mismatch(Watched* group, Case& state, const Watched::Pending& pending);
   Verdict conclude(Watched* group, Verdict verdict);
-  /// What `request(store)` returns; nothing if the store can not be asked (any more). Captures values only
+  /// What `request(store)` returns; nothing if the store cannot be asked (any more). Captures values only
   /// (TimeLimiter).
   template <class Request>
   auto ask_store(Request request) -> std::optional<std::invoke_result_t<Request, LivenessStore&>>;

@@ -8,7 +8,7 @@
 
 namespace tesserae::comm {
 
-/// Why an operation can not go on.
+/// Why an operation cannot go on.
 struct Verdict {
   enum class Kind { lost, timeout, mismatch };
   Kind kind = Kind::lost;

@@ -24,7 +24,7 @@ namespace tesserae::comm {
 /// until the Work has ended. Collectives are called by all ranks in the same order; send and recv match by rank and
 /// tag.
 ///
-/// A call that can not work throws InvalidArgument at once. An operation that fails throws PeerLost, Timeout or
+/// A call that cannot work throws InvalidArgument at once. An operation that fails throws PeerLost, Timeout or
 /// Mismatch from Work::wait, and so does every later one. Ranks in these errors are global ranks. Not so send and recv:
 /// their Work is of torch's Gloo, throws torch's errors, and leaves other operations as they are.
 class ProcessGroup final : public c10d::Backend {

@@ -30,7 +30,7 @@ class ShmGroup final : public Group, private Watched {
   };
 
   /// Meets the other members through `store`, whose keys belong to this group alone. Null on all members if one of them
-  /// can not share memory with the others; `reason` then says why.
+  /// cannot share memory with the others; `reason` then says why.
   static std::unique_ptr<ShmGroup> connect(const std::string& name, const std::vector<int>& members, int rank,
                                            const c10::intrusive_ptr<c10d::Store>& store, const Options& options,
                                            std::string& reason);
