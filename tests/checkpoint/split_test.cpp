@@ -270,8 +270,8 @@ TEST(Placement, ReadsWhatIsCutAlongTwoAxes) {
     return parts;
   };
   auto part_of = [](at::Tensor whole, const mesh::Splits& cut) {
-    whole = shard::part_of(whole, cut.first());
-    return shard::part_of(whole, cut.second()).reshape({-1}).clone();
+    whole = tensor::part_of(whole, cut.first());
+    return tensor::part_of(whole, cut.second()).reshape({-1}).clone();
   };
   const at::Tensor whole = at::arange(96, at::kFloat).view(shape);
   for (const mesh::Splits& stored : cuts) {

@@ -5,16 +5,12 @@
 #include <gtest/gtest.h>
 
 #include "tesserae/base/error.h"
+#include "tests/comm/borrowed.h"
 
 namespace tesserae::comm {
 namespace {
 
 namespace axes = mesh::axes;
-
-// run_local's fabrics belong to their threads; what shares them here ends before.
-std::shared_ptr<Fabric> borrowed(Fabric& fabric) {
-  return {&fabric, [](Fabric*) {}};
-}
 
 // 8 ranks, rank = t + 2 c + 4 d: every group moves data among its own ranks only, at the same time as the others.
 TEST(MeshFabric, GroupsAndFabricsAreThoseOfTheAxes) {

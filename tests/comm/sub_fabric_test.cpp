@@ -5,14 +5,10 @@
 #include <gtest/gtest.h>
 
 #include "tesserae/mesh/mesh.h"
+#include "tests/comm/borrowed.h"
 
 namespace tesserae::comm {
 namespace {
-
-// run_local's fabrics belong to their threads; what shares them here ends before.
-std::shared_ptr<Fabric> borrowed(Fabric& fabric) {
-  return {&fabric, [](Fabric*) {}};
-}
 
 TEST(SubFabric, RanksAreThoseOfTheSubWorld) {
   run_local(4, [](Fabric& job) {

@@ -13,7 +13,7 @@ namespace tesserae::mesh {
 namespace {
 
 using Shape = std::vector<int64_t>;
-constexpr int64_t padding = -1;
+constexpr int64_t no_element = -1;
 
 /// A tensor whose values are the elements of the whole tensor that they stand for.
 struct Tensor {
@@ -46,7 +46,7 @@ Tensor cut(const Tensor& whole, const Split& split) {
     index[dim] = index[dim] / rows * block + row;
     int64_t element = 0;
     for (size_t d = 0; d < index.size(); ++d) element = element * whole.shape[d] + index[d];
-    part.values.push_back(row < block ? whole.values[static_cast<size_t>(element)] : padding);
+    part.values.push_back(row < block ? whole.values[static_cast<size_t>(element)] : no_element);
   }
   return part;
 }
@@ -69,7 +69,7 @@ std::vector<int64_t> stored_by_definition(const Shape& whole, const Splits& spli
   std::vector<int64_t> order;
   for (const Splits& part : parts_of(splits)) {
     for (const int64_t element : part_by_definition(whole, part).values) {
-      if (element != padding) order.push_back(element);
+      if (element != no_element) order.push_back(element);
     }
   }
   return order;
@@ -104,23 +104,24 @@ std::vector<Splits> pairs_of(const Shape& whole) {
   return pairs;
 }
 
-const std::vector<Shape> shapes{{12}, {5}, {4, 6}, {3, 4}, {1, 6}, {5, 4}, {4, 0}, {4, 3, 2}, {2, 6, 4}};
+const std::vector<Shape> cut_shapes{{12}, {5}, {4, 6}, {3, 4}, {1, 6}, {5, 4}, {4, 0}, {4, 3, 2}, {2, 6, 4}};
 
 TEST(Splits, ShapeElementsAndBeginAreThoseOfTheDefinition) {
   int cut_twice = 0;
-  for (const Shape& whole : shapes) {
+  for (const Shape& whole : cut_shapes) {
     for (const Splits& splits : pairs_of(whole)) {
       cut_twice += static_cast<int>(!splits.second().whole());
       int64_t begin = 0;
       for (const Splits& part : parts_of(splits)) {
         SCOPED_TRACE(to_string(part));
         const Tensor expected = part_by_definition(whole, part);
-        const auto real = static_cast<int64_t>(expected.values.size()) - std::ranges::count(expected.values, padding);
+        const auto real =
+            static_cast<int64_t>(expected.values.size()) - std::ranges::count(expected.values, no_element);
         ASSERT_EQ(part_shape(whole, part), expected.shape);
         ASSERT_EQ(part_elements(whole, part), real);
         ASSERT_EQ(part_begin(whole, part), begin);
         for (size_t i = 0; i < expected.values.size(); ++i) {
-          ASSERT_EQ(expected.values[i] == padding, static_cast<int64_t>(i) >= real) << "padding comes last";
+          ASSERT_EQ(expected.values[i] == no_element, static_cast<int64_t>(i) >= real) << "padding comes last";
         }
         for (int64_t element = begin; element < begin + real; ++element) {
           ASSERT_EQ(part_at(whole, splits, element), part) << element;
@@ -162,7 +163,7 @@ std::string broken_run(const Shape& whole, const Splits& splits, const Tensor& p
 
 TEST(Splits, RunsFromAnyPairToAnyOtherCoverEachElementOnceAndAreMaximal) {
   int64_t checked = 0;
-  for (const Shape& whole : shapes) {
+  for (const Shape& whole : cut_shapes) {
     const std::vector<Splits> pairs = pairs_of(whole);
     for (const Splits& stored : pairs) {
       const std::vector<int64_t> order = stored_by_definition(whole, stored);

@@ -14,17 +14,17 @@
 namespace tesserae::testing {
 namespace {
 
-constexpr int ranks = 4;
-constexpr int steps = 80;
-constexpr int64_t vocabulary = 64, length = 24, rows = 4;
+constexpr int wire_ranks = 4;
+constexpr int wire_steps = 80;
+constexpr int64_t vocabulary = 64, wire_length = 24, wire_rows = 4;
 
 /// Rows that count on in steps of their own: what comes next is a rule that has to be learnt.
 at::Tensor tokens_of(int step, int rank) {
   auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(100 * step + rank));
   const auto options = at::TensorOptions().dtype(at::kLong);
-  const at::Tensor first = at::randint(vocabulary, {rows, 1}, generator, options);
-  const at::Tensor stride = at::randint(1, 4, {rows, 1}, generator, options);
-  return (first + stride * at::arange(length + 1, options).unsqueeze(0)).remainder(vocabulary);
+  const at::Tensor first = at::randint(vocabulary, {wire_rows, 1}, generator, options);
+  const at::Tensor stride = at::randint(1, 4, {wire_rows, 1}, generator, options);
+  return (first + stride * at::arange(wire_length + 1, options).unsqueeze(0)).remainder(vocabulary);
 }
 
 struct Outcome {
@@ -33,8 +33,8 @@ struct Outcome {
 };
 
 Outcome train(comm::Fabric& fabric, comm::Wire parameters, comm::Wire gradients, const mesh::Degrees& degrees) {
-  model::Gpt net(
-      model::GptConfig{.vocabulary = vocabulary, .dimension = 64, .layers = 2, .heads = 4, .max_sequence = length});
+  model::Gpt net(model::GptConfig{
+      .vocabulary = vocabulary, .dimension = 64, .layers = 2, .heads = 4, .max_sequence = wire_length});
   shard::Options options;
   options.strategy.degrees = degrees;
   options.parameter_wire = parameters;
@@ -47,13 +47,13 @@ Outcome train(comm::Fabric& fabric, comm::Wire parameters, comm::Wire gradients,
   };
   const double before = sent();
   Outcome outcome;
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < wire_steps; ++step) {
     const at::Tensor tokens = tokens_of(step, fabric.rank());
-    const at::Tensor loss = net(tokens.narrow(1, 0, length), tokens.narrow(1, 1, length));
+    const at::Tensor loss = net(tokens.narrow(1, 0, wire_length), tokens.narrow(1, 1, wire_length));
     loss.backward();
     optimizer.step({.clip_norm = 1.0});
     optimizer.zero_grad();
-    if (step >= steps - 10) outcome.loss += sharded.sum_over_ranks(loss.item<double>()) / ranks / 10;
+    if (step >= wire_steps - 10) outcome.loss += sharded.sum_over_ranks(loss.item<double>()) / wire_ranks / 10;
   }
   outcome.bytes = sent() - before;
   return outcome;
@@ -61,7 +61,7 @@ Outcome train(comm::Fabric& fabric, comm::Wire parameters, comm::Wire gradients,
 
 Outcome train_everywhere(comm::Wire parameters, comm::Wire gradients, const mesh::Degrees& degrees) {
   Outcome outcome;
-  comm::run_local(ranks, [&](comm::Fabric& fabric) {
+  comm::run_local(wire_ranks, [&](comm::Fabric& fabric) {
     const Outcome own = train(fabric, parameters, gradients, degrees);
     if (fabric.rank() == 0) outcome = own;
   });
@@ -70,7 +70,7 @@ Outcome train_everywhere(comm::Wire parameters, comm::Wire gradients, const mesh
 
 // What is saved, and what optimizers see, never travelled packed: one step without a gradient changes nothing.
 TEST(WireConvergence, MastersAreNotRounded) {
-  comm::run_local(ranks, [](comm::Fabric& fabric) {
+  comm::run_local(wire_ranks, [](comm::Fabric& fabric) {
     std::map<std::string, at::Tensor> values[2];
     for (const auto wire : {comm::Wire::exact, comm::Wire::int8}) {
       model::Gpt net(model::GptConfig{.vocabulary = vocabulary, .dimension = 64, .layers = 2, .heads = 4});
@@ -79,7 +79,7 @@ TEST(WireConvergence, MastersAreNotRounded) {
       options.parameter_wire = options.gradient_wire = wire;
       auto sharded = shard::shard_model(net, std::shared_ptr<comm::Fabric>(&fabric, [](comm::Fabric*) {}), options);
       const at::Tensor tokens = tokens_of(0, fabric.rank());
-      net(tokens.narrow(1, 0, length), tokens.narrow(1, 1, length)).backward();
+      net(tokens.narrow(1, 0, wire_length), tokens.narrow(1, 1, wire_length)).backward();
       sharded.reshard({1, 4, 4});
       sharded.visit_parameters([&](const std::string& name, const at::Tensor& value) {
         values[wire == comm::Wire::exact ? 0 : 1][name] = value.clone();

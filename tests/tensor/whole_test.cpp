@@ -11,7 +11,7 @@
 namespace tesserae::tensor {
 namespace {
 
-at::Tensor numbers(at::IntArrayRef shape, uint64_t seed) {
+at::Tensor counted(at::IntArrayRef shape, uint64_t seed) {
   return at::randn(shape, at::detail::createCPUGenerator(seed), at::TensorOptions().dtype(at::kDouble));
 }
 
@@ -23,25 +23,25 @@ TEST(WholeOf, IsTheReverseOfPartOf) {
   comm::run_local(3, [](comm::Fabric& fabric) {
     comm::Group& group = fabric.everyone();
     for (const auto& [dim, blocks] : {std::pair{0, 1}, {1, 1}, {1, 2}, {2, 3}}) {
-      const at::Tensor whole = numbers({6, 12, 18}, 1);
+      const at::Tensor whole = counted({6, 12, 18}, 1);
       const mesh::Split split = split_of(group, dim, blocks);
-      EXPECT_TRUE(whole_of(part_of(whole, split), split, whole.sizes().vec(), group).equal(whole))
+      EXPECT_TRUE(tensor::whole_of(part_of(whole, split), split, whole.sizes().vec(), group).equal(whole))
           << dim << ", " << blocks << " blocks";
     }
     // Seven rows on three ranks: the last part ends with padding.
-    const at::Tensor whole = numbers({7, 2}, 2);
+    const at::Tensor whole = counted({7, 2}, 2);
     const mesh::Split split = split_of(group, 0);
-    EXPECT_TRUE(whole_of(part_of(whole, split), split, {7, 2}, group).equal(whole));
+    EXPECT_TRUE(tensor::whole_of(part_of(whole, split), split, {7, 2}, group).equal(whole));
   });
 }
 
 TEST(WholeOf, APartOfSomethingElseIsRefused) {
   comm::run_local(2, [](comm::Fabric& fabric) {
     comm::Group& group = fabric.everyone();
-    const at::Tensor part = numbers({3, 4}, 1);
-    EXPECT_THROW(whole_of(part, split_of(group, 0), {8, 4}, group), InvalidArgument);
-    EXPECT_THROW(whole_of(part, {0, 4, group.rank()}, {12, 4}, group), InvalidArgument);
-    EXPECT_TRUE(whole_of(part, {}, {3, 4}, group).equal(part)) << "no split: nothing to put together";
+    const at::Tensor part = counted({3, 4}, 1);
+    EXPECT_THROW(tensor::whole_of(part, split_of(group, 0), {8, 4}, group), InvalidArgument);
+    EXPECT_THROW(tensor::whole_of(part, {0, 4, group.rank()}, {12, 4}, group), InvalidArgument);
+    EXPECT_TRUE(tensor::whole_of(part, {}, {3, 4}, group).equal(part)) << "no split: nothing to put together";
   });
 }
 
