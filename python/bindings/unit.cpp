@@ -91,6 +91,7 @@ shard::ShardedUnit& Unit::sharded() const {
 
 void Unit::show_parameters(std::vector<std::vector<at::Tensor>> parameters) {
   if (user_parameters_) sharded().detach(*user_parameters_);
+  user_parameters_ = nullptr;
   user_parameters_ = shard::UserParameters::attach(sharded(), std::move(parameters));
 }
 
@@ -118,6 +119,11 @@ void Unit::enter() {
   }
   ++depth_;
   show(true);
+}
+
+void Unit::cancel() {
+  leave();
+  sharded().cancel_forward();
 }
 
 void Unit::leave() {
@@ -161,6 +167,7 @@ void Unit::show(bool compute) {
 }
 
 void Unit::finish(const py::handle& output) {
+  leave();
   {
     const py::gil_scoped_release release;
     sharded().after_forward();
@@ -240,7 +247,7 @@ void bind_unit(py::module_& module) {
           py::arg("dtype"), "Masters, gradients and optimizer state are in that dtype from the first step on.")
       .def("require_between_steps", &Unit::require_between_steps, py::arg("function"))
       .def("enter", &Unit::enter)
-      .def("leave", &Unit::leave)
+      .def("cancel", &Unit::cancel)
       .def("finish", &Unit::finish, py::arg("output"))
       .def("watch_inputs", &Unit::watch_inputs, py::arg("inputs"))
       .def(

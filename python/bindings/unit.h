@@ -65,17 +65,18 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   void replace_reduction(std::shared_ptr<shard::StepObserver> reduction);
 
   void set_entries(std::vector<Entry> entries) { entries_ = std::move(entries); }
-  /// The beginning of a forward: parameters are there, entries swapped. leave() undoes the swap, whatever happened
-  /// between.
+  /// The beginning of a forward: parameters are there, entries swapped. finish() or cancel() follows.
   void enter();
-  void leave();
   /// The end of a forward that returned `output`: finds its tensors (in tuples, lists, dictionaries and dataclasses).
   void finish(const py::handle& output);
+  /// The end of a forward that threw.
+  void cancel();
   /// Watches where the backward of the unit ends; needed if it has frozen parameters. `input`: as finish's output.
   void watch_inputs(const py::handle& input);
   bool has_frozen() const { return has_frozen_; }
 
  private:
+  void leave();
   void show(bool compute);
 
   shard::ShardedUnit* unit_ = nullptr;

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <array>
 #include <stdexcept>
 #include <utility>
 
@@ -32,9 +33,10 @@ bool may_follow(Engine::Phase from, Engine::Phase to) {
 }  // namespace
 
 void Engine::enter(Phase next) {
+  static constexpr std::array names{"setup", "idle", "forward", "backward", "torn"};
   if (!may_follow(phase_, next)) {
-    throw std::logic_error(
-        cat("[Engine] phase ", static_cast<int>(next), " cannot follow phase ", static_cast<int>(phase_)));
+    throw std::logic_error(cat("[Engine] phase ", names[static_cast<size_t>(next)], " cannot follow phase ",
+                               names[static_cast<size_t>(phase_)]));
   }
   phase_ = next;
 }
@@ -103,8 +105,7 @@ void Engine::settle() {
   for (FlatBuffer* buffer : buffers_) {
     if (buffer->gradient() == nullptr || !buffer->gradient()->pending()) continue;
     limit_reductions(root().sharding().options.limit_reductions - 1);
-    buffer->gradient()->reduce(/*boundary=*/true);
-    reductions_.push_back(buffer->gradient());
+    reduce(*buffer, /*boundary=*/true);
   }
   limit_reductions(0);
   free_all();

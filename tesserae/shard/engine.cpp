@@ -4,8 +4,7 @@
 //     limit_all_gathers. The root's call begins the step.
 //  2. after_forward(unit): free, if the lifetime says so and the schedule does not need the unit next.
 //  3. before_backward(unit), from a hook on the unit's outputs: gather again and look ahead in backward order. The
-//  first
-//     one asks autograd to call step 5 when the backward ends.
+//     first one asks autograd to call step 5 when the backward ends.
 //  4. on_gradient(): a parameter's gradient is final for this backward (hook on its AccumulateGrad node; the tensor's
 //     own post-accumulate slot belongs to the user). It moves into the unit's buffer, unless it was computed there
 //     (gradient_place); the last one of a buffer starts the reduction and frees the unit.
@@ -41,8 +40,21 @@ void Engine::before_forward(ShardedUnit& unit) {
   const bool recomputing = autograd::in_backward();
   if (!recomputing && &unit == &root()) begin_step();
   unit.tell([&](StepObserver& observer) { observer.before_forward(unit); });
-  if (!recomputing) unit.enter_forward();
-  gather(unit, recomputing);
+  if (recomputing) {
+    gather(unit, /*backward=*/true);
+    return;
+  }
+  unit.enter_forward();
+  try {
+    gather(unit, /*backward=*/false);
+  } catch (...) {
+    unit.leave_forward();
+    throw;
+  }
+}
+
+void Engine::cancel_forward(ShardedUnit& unit) {
+  if (!autograd::in_backward()) unit.leave_forward();
 }
 
 void Engine::begin_step() {
@@ -51,10 +63,10 @@ void Engine::begin_step() {
   for (const auto& unit : units_) unit->reset();
   if (phase_ == Phase::forward) free_all();  // a forward threw before its end
   if (!prepared()) prepare();
-  for (const FlatBuffer* buffer : buffers_) buffer->require_still_frozen();
   const bool accumulates = accumulating();
   tell([=](StepObserver& observer, ShardedUnit& unit) { observer.begin_step(unit, accumulates); });
-  enter(Phase::idle);
+  for (const FlatBuffer* buffer : buffers_) buffer->require_still_frozen();
+  enter(Phase::idle);  // from a forward that was cut short, if there was one
   enter(Phase::forward);
   schedule_.restart();
 }
@@ -122,7 +134,8 @@ void Engine::after_forward(ShardedUnit& unit) {
   } else {
     // The last unit of a forward is the first of the backward: freeing it would only mean gathering it again.
     const bool needed = training && schedule_.needs_soon(unit.index(), root().sharding().options.limit_all_gathers);
-    if (unit.sharding().options.strategy.free_after_forward && !needed) free(unit);
+    const bool computes = unit.phase() == ShardedUnit::Phase::forward;  // a call around this one
+    if (unit.sharding().options.strategy.free_after_forward && !needed && !computes) free(unit);
     if (!training && phase_ != Phase::forward) finish_reading();  // called by itself, not by the root
   }
   unit.tell([&](StepObserver& observer) { observer.after_forward(unit); });
@@ -202,7 +215,7 @@ void Engine::on_gradient(FlatBuffer& buffer, int slot, const at::Tensor& gradien
   gradients.add(slot, gradient);
   if (!gradients.complete()) return;
   if (reduces_now()) {
-    reduce(buffer);
+    reduce(buffer, boundary_);
   } else {
     gradients.begin_backward();
   }
@@ -227,11 +240,11 @@ bool Engine::reduces_now() const {
   return boundary_ || root().sharding().options.accumulation == Accumulation::two_hop;
 }
 
-void Engine::reduce(FlatBuffer& buffer) {
+void Engine::reduce(FlatBuffer& buffer, bool boundary) {
   buffer.unit().tell([&](StepObserver& observer) { observer.before_reduce(buffer); });
   // A buffer that completes again while its last reduction is in flight waits for that one first.
   if (buffer.gradient()->reducing()) std::erase(reductions_, buffer.gradient());
-  buffer.gradient()->reduce(boundary_);
+  buffer.gradient()->reduce(boundary);
   reductions_.push_back(buffer.gradient());
 }
 
@@ -255,7 +268,7 @@ void Engine::end_backward() {
       const bool left = boundary_ ? buffer->gradient()->pending() : !buffer->gradient()->needs_buffer();
       if (!left) continue;
       limit_reductions(root().sharding().options.limit_reductions - 1);
-      reduce(*buffer);
+      reduce(*buffer, boundary_);
     }
   }
   limit_reductions(0);

@@ -14,12 +14,12 @@
 
 namespace tesserae::shard {
 
-/// The order of units, and when each gathers, frees and reduces; units do it. No branch per strategy: degrees and
-/// lifetimes are numbers in groups, buffers and two flags. None per feature: what watches or replaces a step attaches
-/// to units (StepObserver). engine.cpp opens with the protocol of a step.
+/// Keeps the order of units and decides when each gathers, frees and reduces. It does not branch on the strategy:
+/// degrees and lifetimes are numbers in groups, buffers and two flags; nor on features: what watches or replaces a step
+/// attaches to units (StepObserver). engine.cpp opens with the protocol of a step.
 ///
-/// Exceptions: whatever throws in a step leaves the engine usable. The next forward of the root notices that a step was
-/// cut short, waits for the lanes, forgets all gradients (as zero_grad does) and starts clean.
+/// Exceptions: after whatever throws in a step, the next forward of the root notices that the step was cut short, waits
+/// for the lanes, forgets all gradients (as zero_grad does) and starts clean.
 ///
 /// Engines can be joined: one that is made for an inner part of a model first (FSDP's nested constructors) is adopted
 /// by the one around it later. Each unit keeps its own sharding; the pool is the root's and reserved at the first step.
@@ -47,12 +47,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Makes shared copies and reserves the pool, so that peak memory is known; otherwise the first step does.
   /// Collective.
   void prepare();
+  /// False only before prepare().
   bool prepared() const { return phase_ != Phase::setup; }
   Phase phase() const { return phase_; }
 
   // The events of a step. Called by units, on the thread that computes or autograd's.
   void before_forward(ShardedUnit& unit);
   void after_forward(ShardedUnit& unit);
+  void cancel_forward(ShardedUnit& unit);  ///< it threw
   void before_backward(ShardedUnit& unit);
   void after_input_gradient(ShardedUnit& unit);
   void on_gradient(FlatBuffer& buffer, int slot, const at::Tensor& gradient);
@@ -64,7 +66,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // What there is, in an order that is the same on all ranks.
   const std::vector<std::unique_ptr<ShardedUnit>>& units() const { return units_; }
-  ShardedUnit& root() const { return *units_.front(); }
+  ShardedUnit& root() const { return *units_.front(); }                 ///< not of an engine that another has adopted
   const std::vector<FlatBuffer*>& buffers() const { return buffers_; }  ///< of all units
   const ShardList& shards() const { return shards_; }                   ///< of buffers that are not frozen
   Statistics statistics() const;
@@ -86,7 +88,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void require_whole() const;
 
  private:
-  friend class Reshard;  // enters and leaves Phase::torn
+  friend class Reshard;  // settles, enters and leaves Phase::torn, replaces the pool, moves companions
 
   void enter(Phase next);
   void list_buffers();
@@ -107,7 +109,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void end_backward();
   void close_backward();
   bool reduces_now() const;
-  void reduce(FlatBuffer& buffer);
+  void reduce(FlatBuffer& buffer, bool boundary);
   void limit_reductions(int most);
   void settle();
   void drain();

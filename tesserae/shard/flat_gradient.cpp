@@ -32,10 +32,10 @@ FlatGradient::FlatGradient(const Context& context, const Flat& flat, Shard& shar
       fired_(flat.slots().size(), false),
       given_(flat.slots().size()),
       missing_(static_cast<int>(flat.slots().size())) {
-  divide();
+  update_average();
 }
 
-void FlatGradient::divide() {
+void FlatGradient::update_average() {
   const double divisor = context_.gradient_divisor > 0 ? context_.gradient_divisor : flat_.layout().ranks();
   average_ = at::scalar_tensor(1.0 / (divisor * prescale_), at::kDouble);
 }
@@ -124,14 +124,14 @@ void FlatGradient::reduce(bool boundary) {
   constexpr auto sum = comm::Reduction::sum;
   const bool straight = fresh && boundary && !add_piece && !add_grad && first_hop_delivers();
 
-  ticket_ =
-      sharding_->reduce_lane.submit([this, fresh, boundary, add_piece, add_grad, straight, label, views = views_] {
+  ticket_ = sharding_->reduce_lane.submit(
+      [this, fresh, boundary, add_piece, add_grad, straight, label, views = views_, reducer = context_.reducer] {
         if (straight) {
           sharding_->gradient_group.reduce_scatter_scaled(grad_, views->whole, average_.item<double>(), label,
                                                           sharding_->options.gradient_wire);
           return;
         }
-        if (fresh && context_.reducer == nullptr) {
+        if (fresh && reducer == nullptr) {
           sharding_->gradient_group.reduce_scatter(views->whole, label, sum, sharding_->options.gradient_wire);
         }
         if (!boundary) {
@@ -172,15 +172,15 @@ const at::Tensor& FlatGradient::memory() {
   return grad_;
 }
 
-// Who replaces the hops sums and averages by himself, from the gradients as they are.
-at::Tensor FlatGradient::reduce_elsewhere(const Views& views) {
+// A reducer sums and averages by itself, from the gradients as they are.
+at::Tensor FlatGradient::reduce_elsewhere(const Views& views, StepObserver& reducer) {
   if (prescale_ != 1) views.whole.div_(prescale_);
   if (flat_.layout().degrees().optimizer == 1) {
-    context_.reducer->reduce(views.whole, at::Tensor());
+    reducer.reduce(views.whole, at::Tensor());
     return views.whole;
   }
   at::Tensor chunk = at::empty_like(views.chunk);
-  context_.reducer->reduce(views.whole, chunk);
+  reducer.reduce(views.whole, chunk);
   return chunk;
 }
 

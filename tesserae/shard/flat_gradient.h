@@ -35,7 +35,7 @@ class FlatGradient {
   FlatGradient(const Context& context, const Flat& flat, Shard& shard);
 
   /// Context::gradient_divisor has changed. Not while a reduction is in flight.
-  void divide();
+  void update_average();
 
   void begin_backward();
   /// True if no buffer is held yet: add() is about to take one from the pool.
@@ -83,7 +83,7 @@ class FlatGradient {
   void evict(int slot);
   void zero_missing();
   bool first_hop_delivers() const;
-  at::Tensor reduce_elsewhere(const Views& views);
+  at::Tensor reduce_elsewhere(const Views& views, StepObserver& reducer);
   void deliver(const at::Tensor& chunk, bool add, bool divided);
 
   const Context& context_;

@@ -14,7 +14,7 @@ namespace tesserae::shard {
 /// optimizer made for plain parameters can update a shard: the values are slices of the master (frozen: of the piece),
 /// and `.grad` of each is the slice of Shard::grad.
 ///
-/// The user owns the tensors and does with `.grad` what he likes. How that meets the engine:
+/// The user owns the tensors and does with `.grad` whatever they like. How that meets the engine:
 ///  1. take_gradients(), before a reduction adds to Shard::grad: a `.grad` that was set to nothing counts as zero, one
 ///     that was replaced by another tensor is copied. Nothing anywhere: Shard::grad is undefined, as after zero_grad.
 ///  2. show_gradients(), when the reduction is done: `.grad` of each tensor is its slice again.

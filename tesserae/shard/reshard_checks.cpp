@@ -81,9 +81,7 @@ void Reshard::require_agreement() const {
 void Reshard::require_possible() const {
   for (const auto& unit : engine_.units()) {
     const mesh::Layout layout(unit->sharding().fabric->size(), degrees_);
-    const bool one_reduction = degrees_.parameters == degrees_.gradients && degrees_.gradients == degrees_.optimizer &&
-                               (degrees_.optimizer == 1 || degrees_.optimizer == layout.ranks());
-    if (unit->context().reducer != nullptr && !one_reduction) {
+    if (unit->context().reducer != nullptr && !allows_reducer(layout)) {
       throw InvalidArgument(
           name, cat("unit \"", unit->name(), "\" has a hook in place of its reduction, which cannot do what ",
                     to_string(degrees_), " needs; all three degrees must be 1 or ", layout.ranks()));

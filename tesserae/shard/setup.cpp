@@ -1,10 +1,9 @@
 // Building an engine: who owns what, initial values, buffers, hooks.
 //
 //  1. Units and parameters have been found, and the ranks have compared what they found (shard_model).
-//  2. Each unit makes its flat buffers: it cuts this rank's parts out of the initial values, one parameter at a time,
-//  so
-//     that no rank ever holds more than its own part and one parameter; turns the module's parameters into views of the
-//     flat buffer's storage; hooks their gradients (flat_buffer.cpp).
+//  2. Each unit makes its flat buffers (flat_buffer.cpp): it cuts this rank's parts out of the initial values, one
+//     parameter at a time, so that no rank ever holds more than its own part and one parameter; turns the module's
+//     parameters into views of the flat buffer's storage; hooks their gradients.
 //  3. Shared copies are made and the pool is reserved.
 
 #include <ATen/core/grad_mode.h>

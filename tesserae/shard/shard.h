@@ -25,8 +25,8 @@ struct Slice {
 };
 
 /// What an optimizer sees of one flat buffer on this rank: its chunk of the master parameters and of the gradient.
-/// Owned by the engine; tensors keep their addresses until the next reshard. Elements outside every slice are padding:
-/// their gradient is zero and they may be updated freely.
+/// Owned by its FlatBuffer; tensors keep their addresses until degrees or the master's dtype change. Elements outside
+/// every slice are padding: their gradient is zero and they may be updated freely.
 struct Shard {
   int index = 0;      ///< position in Engine::shards(), the same on all ranks
   at::Tensor master;  ///< [chunk], master dtype; may have no slice at all on some ranks

@@ -48,6 +48,10 @@ void ShardedUnit::after_forward() {
   engine_->after_forward(*this);
 }
 
+void ShardedUnit::cancel_forward() {
+  engine_->cancel_forward(*this);
+}
+
 at::Tensor ShardedUnit::on_input(const at::Tensor& input) {
   at::Tensor watched = input;
   const auto& precision = sharding().options.precision;
@@ -129,7 +133,7 @@ void ShardedUnit::leave_forward() {
 }
 
 void ShardedUnit::enter_backward() {
-  phase_ = Phase::backward;
+  if (depth_ == 0) phase_ = Phase::backward;  // else a forward is around this backward, and goes on
 }
 
 void ShardedUnit::leave_backward() {
@@ -157,7 +161,7 @@ void ShardedUnit::set_master_dtype(c10::ScalarType dtype) {
     if (buffer->shard() == nullptr || buffer->flat().dtypes().master == dtype) continue;
     buffer->set_master_dtype(dtype);
     ++context_.statistics().allocations;
-    tell([&](StepObserver& observer) { observer.after_recut(*buffer); });
+    tell([&](StepObserver& observer) { observer.after_cast(*buffer); });
   }
 }
 
@@ -168,7 +172,7 @@ void ShardedUnit::set_gradient_divisor(double divisor) {
   }
   context_.gradient_divisor = divisor;
   for (const auto& buffer : buffers_) {
-    if (buffer->gradient() != nullptr) buffer->gradient()->divide();
+    if (buffer->gradient() != nullptr) buffer->gradient()->update_average();
   }
 }
 
@@ -178,13 +182,18 @@ void ShardedUnit::attach(std::shared_ptr<StepObserver> observer) {
       throw InvalidArgument("ShardedUnit::attach",
                             cat("unit \"", name_, "\" has a hook in place of its reduction already; detach it first"));
     }
-    context_.reducer = observer.get();
+    if (!allows_reducer(sharding().layout)) {
+      throw InvalidArgument("ShardedUnit::attach", cat("a hook in place of the reduction of unit \"", name_, "\" with ",
+                                                       to_string(sharding().layout.degrees()),
+                                                       ": all three degrees must be 1 or ", sharding().layout.ranks()));
+    }
+    context_.reducer = observer;
   }
   observers_.push_back(std::move(observer));
 }
 
 void ShardedUnit::detach(const StepObserver& observer) {
-  if (context_.reducer == &observer) context_.reducer = nullptr;
+  if (context_.reducer.get() == &observer) context_.reducer = nullptr;
   std::erase_if(observers_, [&observer](const auto& attached) { return attached.get() == &observer; });
 }
 

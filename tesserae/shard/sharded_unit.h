@@ -17,7 +17,7 @@ namespace tesserae::shard {
 class Engine;
 
 /// A unit on this rank: it owns its flat buffers, knows over which ranks and how it is sharded, and what its module is
-/// doing. It gathers, frees and reduces when it is told to; the engine decides when.
+/// doing. It gathers and frees its parameters when it is told to, and its buffers reduce; the engine decides when.
 ///
 /// Used from the thread that computes, and in a backward from autograd's.
 class ShardedUnit {
@@ -47,13 +47,14 @@ class ShardedUnit {
   // The events of a step, from the unit's module; engine.h has the protocol.
   void before_forward();
   void after_forward();
+  void cancel_forward();                         ///< in place of after_forward() where the forward threw
   at::Tensor on_input(const at::Tensor& input);  ///< casts, and watches for the end of the unit's backward
   void on_output(const at::Tensor& output);      ///< watches for the beginning of the unit's backward
 
   // Parameters. start_gather() never waits; finish_gather() returns when they can be read.
   void start_gather();
   void finish_gather();
-  bool holds_buffers() const;  ///< true from start_gather() to free(), unless the unit is always whole
+  bool holds_buffers() const;  ///< true from start_gather() to free(), unless the unit is resident
   bool lacks_buffers() const;  ///< true if a gather would take a buffer of the pool
   /// Gives gathered parameters up: all, those of frozen buffers, or those of one buffer. `keep`: Pool::release().
   /// Throws std::logic_error inside the unit's forward.
@@ -79,10 +80,11 @@ class ShardedUnit {
   /// of ranks. Between steps.
   void set_gradient_divisor(double divisor);
 
-  /// See StepObserver. A second observer that reduces() is an InvalidArgument.
+  /// Shares `observer`, which is told of the unit's events from now on, until detach(); both between steps. Throws
+  /// InvalidArgument for a second observer that reduces(), and where the degrees do not allow one.
   void attach(std::shared_ptr<StepObserver> observer);
   void detach(const StepObserver& observer);
-  /// Calls `event(observer)` for each.
+  /// Calls `event(observer)` for each; the event neither attaches nor detaches.
   template <class Event>
   void tell(const Event& event) {
     for (const auto& observer : observers_) event(*observer);

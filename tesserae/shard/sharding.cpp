@@ -20,6 +20,11 @@ Sharding::Sharding(std::shared_ptr<comm::Fabric> shared_fabric, const Options& r
       optimizer_group(fabric->group(layout.optimizer_group(fabric->rank()), comm::Traffic::reduce)),
       replica_group(fabric->group(layout.replica_group(fabric->rank()), comm::Traffic::reduce)) {}
 
+bool allows_reducer(const mesh::Layout& layout) {
+  const auto& [parameters, gradients, optimizer] = layout.degrees();
+  return parameters == gradients && gradients == optimizer && (optimizer == 1 || optimizer == layout.ranks());
+}
+
 void wait_and_count(const comm::Ticket& ticket, double& seconds) {
   if (ticket.ready()) {
     ticket.wait();

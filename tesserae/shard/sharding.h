@@ -35,6 +35,10 @@ struct Sharding {
   comm::Group& replica_group;
 };
 
+/// Whether an observer may reduce in place of the three hops (StepObserver::reduces): P = G = O, being 1 or the number
+/// of ranks.
+bool allows_reducer(const mesh::Layout& layout);
+
 /// What the units of an engine share: buffers, and counts of what happened.
 struct Workspace {
   Pool pool;
@@ -45,8 +49,9 @@ struct Workspace {
 struct Context {
   std::shared_ptr<const Sharding> sharding;
   std::shared_ptr<Workspace> workspace;
-  StepObserver* reducer = nullptr;  ///< reduces gradients in place of the three hops; attached to the unit
-  double gradient_divisor = 0;      ///< what sums of gradients are divided by; 0: the number of ranks of the fabric
+  std::shared_ptr<StepObserver> reducer =
+      nullptr;                  ///< reduces gradients in place of the three hops; attached to the unit
+  double gradient_divisor = 0;  ///< what sums of gradients are divided by; 0: the number of ranks of the fabric
 
   Statistics& statistics() const { return workspace->statistics; }
   Pool& pool() const { return workspace->pool; }

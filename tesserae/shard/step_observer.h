@@ -11,13 +11,16 @@ class ShardedUnit;
 /// parameters (user_parameters.h), a communication hook, a recorder (step_recorder.h). ShardedUnit::attach makes it one
 /// of the unit's; it stays with the unit when another engine adopts it and when degrees change.
 ///
-/// Called on the thread that computes, or in a backward on autograd's, in the order of attachment. What it throws ends
-/// the step.
+/// Called on the thread that computes, or in a backward on autograd's, in the order of attachment, one event at a time;
+/// reduce() alone is called on the reduce lane, beside the others. What an event of a step throws ends the step; what
+/// before_recut() or after_recut() throws leaves the model torn. An event neither attaches nor detaches observers.
 class StepObserver {
  public:
   virtual ~StepObserver() = default;
 
-  // The events of a step, in their order. "All": of every unit of the engine, one after the other.
+  // The events of a step, about in their order. "All": of every unit of the engine, one after the other. A forward that
+  // throws has no after_forward, one that is recomputed in a backward neither: begin_step and end_backward are where to
+  // give up what before_forward took.
 
   /// All: a forward of the root begins, nothing is gathered for it yet. `accumulating`: gradients of earlier backwards
   /// wait for their reduction.
@@ -34,22 +37,25 @@ class StepObserver {
   virtual void before_backward(ShardedUnit& /*unit*/) {}
   /// A buffer's gradients start their way to their owners.
   virtual void before_reduce(FlatBuffer& /*buffer*/) {}
-  /// The unit's gathered parameters have been given up.
+  /// The unit's gathered parameters have been freed: after its forward, in its backward, or by a step that was cut
+  /// short.
   virtual void after_free(ShardedUnit& /*unit*/) {}
   /// All: the backward is over, or one that was cut short has been forgotten.
   virtual void end_backward(ShardedUnit& /*unit*/) {}
 
-  // The training state as somebody else sees it. All.
+  // The training state outside of the engine. All.
 
-  /// Masters are about to be read: what was done to them elsewhere counts.
+  /// Masters are about to be read: copy in what was changed outside.
   virtual void take_values(ShardedUnit& /*unit*/) {}
   /// The same for gradients, before they are added to, scaled or moved ...
   virtual void take_gradients(ShardedUnit& /*unit*/) {}
-  /// ... and afterwards: Shard::grad is what counts.
+  /// ... and afterwards: show Shard::grad outside.
   virtual void show_gradients(ShardedUnit& /*unit*/) {}
   /// A buffer's parts are about to be replaced: nothing may hold them longer; and: they have been.
   virtual void before_recut(FlatBuffer& /*buffer*/) {}
   virtual void after_recut(FlatBuffer& /*buffer*/) {}
+  /// A buffer's master has another dtype and other memory, and no gradient.
+  virtual void after_cast(FlatBuffer& /*buffer*/) {}
 
   // The reduction of gradients.
 

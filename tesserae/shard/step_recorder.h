@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -46,7 +47,7 @@ class StepRecorder final : public StepObserver {
     for (const auto& unit : engine.units()) unit->detach(*this);
   }
 
-  explicit StepRecorder(size_t capacity) : capacity_(capacity) {}
+  explicit StepRecorder(size_t capacity) : capacity_(std::max(capacity, size_t{1})) {}
 
   /// What has been recorded since the last call, oldest first.
   std::vector<StepEvent> take() {

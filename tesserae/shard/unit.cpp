@@ -12,6 +12,10 @@ void UnitBase::after_forward() {
   unit_->after_forward();
 }
 
+void UnitBase::cancel_forward() {
+  if (unit_ != nullptr) unit_->cancel_forward();
+}
+
 at::Tensor UnitBase::on_input(const at::Tensor& input) {
   return unit_->on_input(input);
 }

@@ -23,11 +23,31 @@ class UnitBase : public UnitHandle {
   void checkpoint_activations(bool on = true) { checkpoint_ = on; }
 
  protected:
-  // The four events of a unit, in the order of a step; see engine.h.
+  // The events of a unit, in the order of a step; see engine.cpp.
   void before_forward();
   void after_forward();
+  void cancel_forward();
   at::Tensor on_input(const at::Tensor& input);  // casts, and watches for the end of the unit's backward
   void on_output(const at::Tensor& output);      // watches for the beginning of the unit's backward
+
+  /// A forward of `unit` (null: nothing to tell), which is cancelled unless end() is called.
+  class Forward {
+   public:
+    explicit Forward(UnitBase* unit) : unit_(unit) {
+      if (unit_ != nullptr) unit_->before_forward();
+    }
+    ~Forward() {
+      if (unit_ != nullptr) unit_->cancel_forward();
+    }
+    Forward(const Forward&) = delete;
+    Forward& operator=(const Forward&) = delete;
+    void end() {
+      if (UnitBase* const unit = std::exchange(unit_, nullptr)) unit->after_forward();
+    }
+
+   private:
+    UnitBase* unit_;
+  };
 
   bool sharded() const { return unit_ != nullptr; }
   bool checkpoint_ = false;
@@ -51,12 +71,12 @@ class UnitImpl : public M, public UnitBase {
     if (!sharded() && !checkpoint_) return compute(std::forward<Args>(args)...);
 
     using Output = decltype(compute(std::forward<Args>(args)...));
-    if (sharded()) before_forward();
+    Forward scope(sharded() ? this : nullptr);
     Output output = checkpoint_ && at::GradMode::is_enabled()
                         ? autograd::recompute_in_backward(compute, watch(std::forward<Args>(args))...)
                         : compute(watch(std::forward<Args>(args))...);
+    scope.end();
     if (sharded()) {
-      after_forward();
       using autograd::for_each_tensor;  // beside overloads for the user's own types
       for_each_tensor(output, [this](const at::Tensor& tensor) { on_output(tensor); });
     }

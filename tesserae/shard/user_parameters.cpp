@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tesserae/autograd/backward.h"
+#include "tesserae/base/error.h"
 #include "tesserae/shard/engine.h"
 
 namespace tesserae::shard {
@@ -19,6 +20,10 @@ size_t index_of(const FlatBuffer& buffer) {
 
 std::shared_ptr<UserParameters> UserParameters::attach(ShardedUnit& unit,
                                                        std::vector<std::vector<at::Tensor>> parameters) {
+  if (parameters.size() != unit.buffers().size()) {
+    throw InvalidArgument("UserParameters", cat(parameters.size(), " lists of parameters for the ",
+                                                unit.buffers().size(), " flat buffers of unit \"", unit.name(), "\""));
+  }
   const std::shared_ptr<UserParameters> shown(new UserParameters(std::move(parameters)));
   shown->local_.resize(unit.buffers().size());
   for (size_t i = 0; i < unit.buffers().size(); ++i) shown->show(*unit.buffers()[i], i);
@@ -59,18 +64,22 @@ void UserParameters::begin_backward(ShardedUnit& unit, bool boundary) {
 }
 
 void UserParameters::take_values(ShardedUnit& /*unit*/) {
-  for (const auto& local : local_) local->take_values();
+  for (const auto& local : local_) {
+    if (local) local->take_values();
+  }
 }
 
 void UserParameters::take_gradients(ShardedUnit& unit) {
   for (size_t i = 0; i < local_.size(); ++i) {
-    if (Shard* shard = unit.buffers()[i]->shard()) local_[i]->take_gradients(*shard);
+    Shard* const shard = unit.buffers()[i]->shard();
+    if (shard != nullptr && local_[i]) local_[i]->take_gradients(*shard);
   }
 }
 
 void UserParameters::show_gradients(ShardedUnit& unit) {
   for (size_t i = 0; i < local_.size(); ++i) {
-    if (const Shard* shard = unit.buffers()[i]->shard()) local_[i]->show_gradients(*shard);
+    const Shard* const shard = unit.buffers()[i]->shard();
+    if (shard != nullptr && local_[i]) local_[i]->show_gradients(*shard);
   }
 }
 
@@ -80,9 +89,17 @@ void UserParameters::before_recut(FlatBuffer& buffer) {
 
 void UserParameters::after_recut(FlatBuffer& buffer) {
   const size_t index = index_of(buffer);
-  const bool recut = local_[index] == nullptr;  // else its values have been cast
   show(buffer, index);
-  if (recut && buffer.shard() != nullptr) local_[index]->show_gradients(*buffer.shard());
+  if (buffer.shard() != nullptr) local_[index]->show_gradients(*buffer.shard());
+}
+
+void UserParameters::after_cast(FlatBuffer& buffer) {
+  local_[index_of(buffer)]->show_part();
+}
+
+LocalParameters& UserParameters::of(size_t index) const {
+  if (local_[index]) return *local_[index];
+  throw InvalidArgument("UserParameters", "a change of degrees failed half-way: start again from a checkpoint");
 }
 
 }  // namespace tesserae::shard

@@ -8,17 +8,18 @@
 
 namespace tesserae::shard {
 
-/// Keeps tensors of the user's (LocalParameters) and a unit's shards the same, so that an optimizer made for plain
+/// Keeps the user's own tensors (LocalParameters) and a unit's shards in step, so that an optimizer made for plain
 /// parameters trains the unit: takes values at each forward of the root outside an accumulation, since no optimizer
 /// says when it has written, and gradients before a reduction adds to them; shows gradients afterwards.
 class UserParameters final : public StepObserver {
  public:
   /// The user's tensors show the shards of `unit` from now on: one list for each of its flat buffers, as
-  /// LocalParameters takes them.
+  /// LocalParameters takes them. Throws InvalidArgument unless there are as many lists.
   static std::shared_ptr<UserParameters> attach(ShardedUnit& unit, std::vector<std::vector<at::Tensor>> parameters);
 
-  /// Those of the unit's flat buffer of that number.
-  LocalParameters& of(size_t index) { return *local_[index]; }
+  /// Those of the unit's flat buffer of that number, until the next change of degrees. Throws InvalidArgument where one
+  /// has failed half-way.
+  LocalParameters& of(size_t index) const;
 
   void begin_step(ShardedUnit& unit, bool accumulating) override;
   void before_forward(ShardedUnit& unit) override;
@@ -28,13 +29,14 @@ class UserParameters final : public StepObserver {
   void show_gradients(ShardedUnit& unit) override;
   void before_recut(FlatBuffer& buffer) override;
   void after_recut(FlatBuffer& buffer) override;
+  void after_cast(FlatBuffer& buffer) override;
 
  private:
   explicit UserParameters(std::vector<std::vector<at::Tensor>> parameters) : parameters_(std::move(parameters)) {}
   void show(FlatBuffer& buffer, size_t index);
 
   std::vector<std::vector<at::Tensor>> parameters_;
-  std::vector<std::unique_ptr<LocalParameters>> local_;  // by flat buffer of the unit
+  std::vector<std::unique_ptr<LocalParameters>> local_;  // by flat buffer of the unit; null while one is recut
 };
 
 }  // namespace tesserae::shard

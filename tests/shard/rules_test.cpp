@@ -11,6 +11,7 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/comm/error.h"
+#include "tesserae/shard/engine.h"
 #include "tesserae/shard/sequential.h"
 #include "tests/shard/net.h"
 
@@ -358,6 +359,70 @@ TEST(Sequential, WrapTypesChoosesByType) {
   torch::nn::Sequential chain(torch::nn::Linear(6, 11), torch::nn::Linear(11, 6));
   EXPECT_TRUE(wrap_types<torch::nn::Linear>()(0, *chain[0]));
   EXPECT_FALSE(wrap_types<BlockImpl>()(0, *chain[0]));
+}
+
+class NestedImpl : public torch::nn::Module {
+ public:
+  NestedImpl() { weight = register_parameter("weight", at::full({4, 4}, 0.5)); }
+  at::Tensor forward(const at::Tensor& x) {
+    if (inner && calls++ % 2 == 0) return inner(x).matmul(weight);  // this unit again, inside itself
+    if (fails) throw std::runtime_error("no such batch");
+    return x.matmul(weight);
+  }
+  at::Tensor weight;
+  std::function<at::Tensor(const at::Tensor&)> inner;
+  int calls = 0;
+  bool fails = false;
+};
+using Nested = Unit<NestedImpl>;
+
+class AroundImpl : public torch::nn::Module {
+ public:
+  AroundImpl() { nested = register_module("nested", Nested()); }
+  at::Tensor forward(const at::Tensor& x) {
+    try {
+      return nested(x).sum();
+    } catch (const std::runtime_error&) {
+      return x.sum() * 0;
+    }
+  }
+  Nested nested{nullptr};
+};
+
+TEST(Rules, AUnitMayCallItself) {
+  comm::run_local(2, [](comm::Fabric& fabric) {
+    Unit<AroundImpl> model;
+    NestedImpl& nested = *model->nested;
+    Options options;
+    options.strategy = mesh::preset("FULL_SHARD", 2);
+    Sharded sharded = shard_model(model, share(fabric), options);
+    nested.inner = [&](const at::Tensor& x) { return model->nested(x); };
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor out = model(at::ones({2, 4}));
+      EXPECT_NEAR(out.item<double>(), 2 * 4 * 4.0, 1e-5);  // 4 * 0.5, twice
+      out.backward();
+      sharded.zero_grad();
+    }
+  });
+}
+
+TEST(Rules, AForwardThatTheModelCatchesLeavesTheUnitUsable) {
+  comm::run_local(2, [](comm::Fabric& fabric) {
+    Unit<AroundImpl> model;
+    Options options;
+    options.strategy = mesh::preset("FULL_SHARD", 2);
+    Sharded sharded = shard_model(model, share(fabric), options);
+    const at::Tensor x = at::ones({2, 4});
+    for (const bool fails : {true, false, true, false}) {
+      model->nested->fails = fails;
+      EXPECT_NEAR(model(x).item<double>(), fails ? 0 : 2 * 4 * 2.0, 1e-5);
+      {
+        const at::NoGradGuard evaluation;
+        EXPECT_NEAR(model(x).item<double>(), fails ? 0 : 2 * 4 * 2.0, 1e-5);
+      }
+      EXPECT_EQ(sharded.engine().units()[1]->phase(), ShardedUnit::Phase::idle);
+    }
+  });
 }
 
 }  // namespace

@@ -85,8 +85,9 @@ class FullyShardedDataParallel(StateDicts, OptimStateDicts):
         unit.enter()
         try:
             output = wrapped(self)(*args, **kwargs)
-        finally:
-            unit.leave()
+        except BaseException:
+            unit.cancel()
+            raise
         unit.finish(output)
         return output
 
