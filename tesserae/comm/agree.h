@@ -8,13 +8,13 @@
 
 namespace tesserae::comm {
 
-// What the ranks of a fabric tell each other beside training. Each call is collective over the fabric, on the control
-// lane, from the training thread; errors are those of Group's verbs.
+// What the ranks of a fabric tell each other outside the training traffic. Each call is collective over the fabric, on
+// the control lane, from the training thread; errors are those of Group's verbs.
 
 /// What each rank passes, by rank.
 std::vector<double> from_all_ranks(Fabric& fabric, double value, const Label& label = {});
 
-/// Each value summed over all ranks, which pass as many.
+/// Each value summed over all ranks; all pass the same number of values.
 std::vector<double> sums_over_ranks(Fabric& fabric, const std::vector<double>& values, const Label& label = {});
 std::vector<int64_t> counts_over_ranks(Fabric& fabric, const std::vector<int64_t>& values, const Label& label = {});
 double sum_over_ranks(Fabric& fabric, double value, const Label& label = {});

@@ -8,11 +8,11 @@
 
 namespace tesserae::comm {
 
-/// The job's fabric seen through its mesh: who wants the ranks that share something with this one names the axes on
-/// which they differ (mesh::axes), and nobody computes with ranks.
+/// The job's fabric seen through its mesh: to get the ranks that share something with this one, name the axes on which
+/// they differ (mesh::axes); nobody computes with ranks.
 ///
-/// Every question is this rank's. One per job and process, shared by all who ask; used from the training thread. Keeps
-/// the fabric.
+/// All answers are for this rank. One per job and process, shared by all who ask; used from the training thread. Holds
+/// a reference to the fabric.
 class MeshFabric {
  public:
   /// A job without axes: all ranks shard its state and read different batches.

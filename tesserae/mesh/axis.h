@@ -10,8 +10,8 @@
 namespace tesserae::mesh {
 
 /// A direction in which the ranks of a job differ. Tensor, context and data, innermost first, make up the job; expert
-/// and expert_data cut the ranks of context and data a second way, for what belongs to experts. (An axis is of the
-/// mesh, a dimension of a tensor.)
+/// and expert_data cut the ranks of context and data a second way, for what belongs to experts. (Meshes have
+/// axes; tensors have dimensions.)
 enum class Axis : uint8_t {
   tensor,       ///< T ranks hold the parts of every split tensor and read the same tokens
   context,      ///< C ranks read consecutive pieces of the same sequences

@@ -138,8 +138,8 @@ void FlatGradient::reduce(bool boundary) {
           add_piece ? piece_.add_(views->piece) : piece_.copy_(views->piece);
           return;
         }
-        if (context_.reducer != nullptr) {
-          deliver(reduce_elsewhere(*views), add_grad, /*divided=*/true);
+        if (reducer != nullptr) {
+          deliver(reduce_elsewhere(*views, *reducer), add_grad, /*divided=*/true);
           return;
         }
         if (!fresh) views->piece.copy_(piece_);
