@@ -39,8 +39,8 @@ Piece replicated(std::string name, const at::Tensor& tensor, int rank);
 /// What a save takes, on one rank.
 struct State {
   int64_t step = 0;
-  mesh::Layout layout{1, {}};  ///< of the ranks that shard state
-  mesh::AxisDegrees axes;      ///< of the job's mesh: `axes.tensor` times layout.ranks() take part
+  mesh::Layout layout{1, {}};   ///< of the ranks that shard state
+  mesh::AxisDegrees axes = {};  ///< of the job's mesh: `axes.tensor` times layout.ranks() take part
   std::vector<Piece> pieces;
   nlohmann::json training = nlohmann::json::object();  ///< rank 0's is kept
 };

@@ -26,9 +26,9 @@ struct SaveJob {
   int64_t step = 0;
   std::string attempt;  ///< [a-z0-9-]+; never used before, by any job
   mesh::Layout layout{1, {}};
-  mesh::AxisDegrees axes;  ///< of the job's mesh
-  int rank = 0;            ///< in [0, ranks())
-  int keep = 0;            ///< how many committed checkpoints stay; 0: all
+  mesh::AxisDegrees axes = {};  ///< of the job's mesh
+  int rank = 0;                 ///< in [0, ranks())
+  int keep = 0;                 ///< how many committed checkpoints stay; 0: all
   uint64_t block_bytes = 1 << 20;
   std::chrono::milliseconds deadline = std::chrono::minutes(30);  ///< for the slowest rank to have written
 
