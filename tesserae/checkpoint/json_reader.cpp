@@ -12,9 +12,7 @@ namespace tesserae::checkpoint::json {
 namespace {
 
 using Json = nlohmann::json;
-
-/// How many values Node::anything may keep: what bounds its memory.
-constexpr int64_t most_values = 100'000;
+constexpr int64_t most_values = 100'000;  // that Node::anything may keep: what bounds its memory
 
 /// Iterates over the text and remembers how far the parser has come, for errors.
 class Cursor {

@@ -25,7 +25,7 @@
 //   Rank 0:
 //    5. Waits for the .done of all ranks; a .failed or the deadline ends the save.
 //    6. Joins the fragments, checks that no element is missing or doubled, and writes WORK/manifest.json, syncs,
-//    closes.
+//       closes.
 //    7. Removes the .done marks and syncs WORK.
 //    8. Renames WORK to FOLDER/step-N: committed, as far as other processes can see. If step N is there already (a run
 //       that went back), the name is step-N.K with the next K: a directory cannot be replaced in one step, and at no

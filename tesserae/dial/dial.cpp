@@ -15,8 +15,7 @@
 
 // At the edge after a step:
 //  1. rank 0 sees what is wished: the schedule's entry for this edge; requests from outside, the last one counts and
-//  is
-//     stronger; else what the tuner decided after the step before;
+//     is stronger; else what the tuner decided after the step before;
 //  2. all ranks add up one row of numbers: rank 0's wish, and in places of their own what each rank saw of the step;
 //  3. all take the same wish and the same view from the sums; rank 0 tells its tuner of the step, for the next edge;
 //  4. the caller changes the degrees and says so: rank 0 tells people and who asked; the second step afterwards is

@@ -9,6 +9,8 @@
 #include "tesserae/cost/estimate.h"
 #include "tesserae/cost/memory.h"
 
+// One protocol, and the code in the order of its steps: parts of it in other files would be read beside this page.
+//
 // After each step, in this order:
 //  1. Steps are measured for the layout that they ran with; the first after a change is not (a run: the first few).
 //  2. Memory: less free than the headroom is an emergency. At once, the fastest layout (by estimate) of those that need
@@ -16,11 +18,10 @@
 //     not used again until twice the headroom would stay free.
 //  3. Settling: once the layout in use is measured, its median is the reference, and a search is due.
 //  4. A search (successive_halving.h) visits layouts. Its first round visits what is worth it, best estimate first:
-//  what is estimated
-//     to be slower than the reference by at most `tolerance`, and the next degrees up and down with P = G = O whatever
-//     is estimated; only what fits. What visits show corrects the estimates of the others. Its other rounds visit the
-//     fastest again. The best takes the place of the layout in use if it is faster by more than `worth`, and more than
-//     half of the noise of the difference (all of it, and more, if no layout was visited twice).
+//     what is estimated to be slower than the reference by at most `tolerance`, and the next degrees up and down with
+//     P = G = O whatever is estimated; only what fits. What visits show corrects the estimates of the others. Its other
+//     rounds visit the fastest again. The best takes the place of the layout in use if it is faster by more than
+//     `worth`, and more than half of the noise of the difference (all of it, and more, if no layout was visited twice).
 //  5. Steps of a search, changes (counted in steps) and the way to its best are spent: at most `budget` of all steps,
 //     passed or planned, or the allowance. A search takes half of what is left, or as much as the allowance if that is
 //     more; its first round three quarters of it. A visit begins only if it fits with the way back; a search, if a

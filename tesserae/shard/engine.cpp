@@ -27,12 +27,23 @@
 #include "tesserae/base/log.h"
 
 namespace tesserae::shard {
+namespace {
+
+using Units = std::vector<std::unique_ptr<ShardedUnit>>;
+
 template <class Event>
-void Engine::tell(const Event& event) {
-  for (const auto& unit : units_) {
+void tell(const Units& units, const Event& event) {
+  for (const auto& unit : units) {
     unit->tell([&](StepObserver& observer) { event(observer, *unit); });
   }
 }
+
+bool accumulating(const std::vector<FlatBuffer*>& buffers) {
+  return std::ranges::any_of(
+      buffers, [](const FlatBuffer* buffer) { return buffer->gradient() != nullptr && buffer->gradient()->pending(); });
+}
+
+}  // namespace
 
 // 1. Forward.
 
@@ -63,8 +74,8 @@ void Engine::begin_step() {
   for (const auto& unit : units_) unit->reset();
   if (phase_ == Phase::forward) free_all();  // a forward threw before its end
   if (!prepared()) prepare();
-  const bool accumulates = accumulating();
-  tell([=](StepObserver& observer, ShardedUnit& unit) { observer.begin_step(unit, accumulates); });
+  const bool accumulates = accumulating(buffers_);
+  tell(units_, [=](StepObserver& observer, ShardedUnit& unit) { observer.begin_step(unit, accumulates); });
   for (const FlatBuffer* buffer : buffers_) buffer->require_still_frozen();
   enter(Phase::idle);  // from a forward that was cut short, if there was one
   enter(Phase::forward);
@@ -82,12 +93,6 @@ void Engine::abandon_step() {
   free_all();
   workspace_->pool.give_back();
   close_backward();
-}
-
-bool Engine::accumulating() const {
-  return std::ranges::any_of(buffers_, [](const FlatBuffer* buffer) {
-    return buffer->gradient() != nullptr && buffer->gradient()->pending();
-  });
 }
 
 void Engine::gather(ShardedUnit& unit, bool backward) {
@@ -168,7 +173,7 @@ void Engine::open_backward() {
   for (const FlatBuffer* buffer : buffers_) {
     if (buffer->gradient() != nullptr) buffer->gradient()->begin_backward();
   }
-  tell([this](StepObserver& observer, ShardedUnit& unit) { observer.begin_backward(unit, boundary_); });
+  tell(units_, [this](StepObserver& observer, ShardedUnit& unit) { observer.begin_backward(unit, boundary_); });
   autograd::at_end_of_backward([alive = std::weak_ptr<Engine*>(alive_)] {
     if (const auto engine = alive.lock()) (*engine)->end_backward();
   });
@@ -177,7 +182,7 @@ void Engine::open_backward() {
 void Engine::close_backward() {
   enter(around_backward_);
   for (const auto& unit : units_) unit->leave_backward();
-  tell([](StepObserver& observer, ShardedUnit& unit) { observer.end_backward(unit); });
+  tell(units_, [](StepObserver& observer, ShardedUnit& unit) { observer.end_backward(unit); });
 }
 
 // [Note: shared copy] From here on this rank may write its parts, and so may the others.

@@ -20,9 +20,6 @@ namespace tesserae::shard {
 ///
 /// Exceptions: after whatever throws in a step, the next forward of the root notices that the step was cut short, waits
 /// for the lanes, forgets all gradients (as zero_grad does) and starts clean.
-///
-/// Engines can be joined: one that is made for an inner part of a model first (FSDP's nested constructors) is adopted
-/// by the one around it later. Each unit keeps its own sharding; the pool is the root's and reserved at the first step.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   enum class Phase {
@@ -33,22 +30,20 @@ class Engine : public std::enable_shared_from_this<Engine> {
     torn,      ///< a change of degrees is under way, or failed half-way: nothing can be computed
   };
 
-  /// `units`: units[0] is the root. `owner` is kept alive. Makes groups and, with sync_module_states, broadcasts;
-  /// otherwise no collective.
+  /// units[0] is the root; `owner` is kept alive. Makes groups, and broadcasts only with sync_module_states.
   Engine(std::vector<UnitSpec> units, std::shared_ptr<comm::Fabric> fabric, Options options,
          std::shared_ptr<void> owner = {});
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Takes over the units of `inner`, which is empty afterwards; `name`: where its root lies in this one's. Throws
-  /// InvalidArgument if either has run a step already.
+  /// Takes over the units of `inner`, made first for an inner part of the model (FSDP's nested constructors) and empty
+  /// afterwards; each keeps its sharding. `name`: where its root lies in this one's. Throws InvalidArgument if either
+  /// has run a step already.
   void adopt(Engine& inner, const std::string& name);
-  /// Makes shared copies and reserves the pool, so that peak memory is known; otherwise the first step does.
-  /// Collective.
+  /// Makes shared copies and reserves the pool, as the first step does otherwise. Collective.
   void prepare();
-  /// False only before prepare().
-  bool prepared() const { return phase_ != Phase::setup; }
+  bool prepared() const { return phase_ != Phase::setup; }  ///< false only before prepare()
   Phase phase() const { return phase_; }
 
   // The events of a step. Called by units, on the thread that computes or autograd's.
@@ -74,18 +69,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Between steps.
   void publish(int shard);
   void zero_grad();
-  /// Forgets what was accumulated and not reduced yet; final gradients stay.
-  void discard_accumulated();
-  /// What was done to gradients elsewhere, and the reverse; see StepObserver.
-  void take_gradients();
+  void discard_accumulated();  ///< what is not reduced yet; final gradients stay
+  void take_gradients();       ///< what was done to gradients outside; see StepObserver
   void show_gradients();
-  /// Turns the dial; see reshard.h. Collective over the job.
-  Resharding reshard(const mesh::Degrees& degrees);
+  Resharding reshard(const mesh::Degrees& degrees);  ///< see reshard.h; collective over the job
   /// `companion` moves along with the shards until what is returned is dropped, which may be after the engine. Of the
   /// root: an engine that adopts another does not take over its companions.
   std::shared_ptr<void> attach(Companion& companion);
-  /// Throws comm::CommError after a change of degrees that failed half-way.
-  void require_whole() const;
+  void require_whole() const;  ///< throws comm::CommError after a change of degrees that failed half-way
 
  private:
   friend class Reshard;  // settles, enters and leaves Phase::torn, replaces the pool, moves companions
@@ -93,10 +84,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void enter(Phase next);
   void list_buffers();
   void reserve_pool();
-
   void begin_step();
   void abandon_step();
-  bool accumulating() const;
   void gather(ShardedUnit& unit, bool backward);
   void look_ahead(bool backward);
   bool gathers_ahead() const;
@@ -104,7 +93,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void free_all();
   bool frees_after_backward(const ShardedUnit& unit) const;
   void finish_reading();
-
   void open_backward();
   void end_backward();
   void close_backward();
@@ -113,8 +101,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void limit_reductions(int most);
   void settle();
   void drain();
-  template <class Event>
-  void tell(const Event& event);
 
   std::shared_ptr<void> owner_;
   std::shared_ptr<Workspace> workspace_;
@@ -126,7 +112,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<Schedule::Use> upcoming_;
   std::deque<FlatGradient*> reductions_;  // in flight, oldest first
   std::shared_ptr<Engine*> alive_;        // callbacks that outlive the engine find it empty
-
   Phase phase_ = Phase::setup;
   Phase around_backward_ = Phase::idle;  // where the end of the backward returns to
   bool boundary_ = true;

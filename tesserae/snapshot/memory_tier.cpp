@@ -26,8 +26,7 @@
 //  1. each tells the next rank that owns the same chunk (in the next replica) its random numbers: all else of a rank's
 //     part is there already;
 //  2. each makes room in the buffer that does not hold its newest snapshot. If any rank cannot, the tier is switched
-//  off
-//     on all: a set with a hole is no use;
+//     off on all: a set with a hole is no use;
 //  3. each copies its part and seals it, beside the next forward and backward.
 // Killed at any moment, every rank still has a whole snapshot of this save or of the one before, and not all of them
 // need be equally far: that is why there are two buffers. (No rank is two saves ahead: in the step between two saves

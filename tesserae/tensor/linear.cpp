@@ -1,4 +1,5 @@
-// Linear layers whose weights are split. What each rank sends, and what it computes meanwhile:
+// Linear layers whose weights are split: column and row are each other's transpose, and read side by side. What each
+// rank sends, and what it computes meanwhile:
 //
 //  column, forward    gathers x if it is split along the sequence; multiplies its own piece, then each that has come
 //  column, backward   gathers x again; computes the gradient of x; sums it while the gradients of the weights follow

@@ -8,8 +8,7 @@
 //  1. if a rank has failed in the save at hand, that save is over on all of them;
 //  2. a snapshot in memory, if one is due;
 //  3. a checkpoint, if one is due: by steps, by rank 0's clock (told to all in the step's agreement), or because the
-//  run
-//     ends after this step;
+//     run ends after this step;
 //  4. at the end: wait until it is committed.
 namespace tesserae::train {
 

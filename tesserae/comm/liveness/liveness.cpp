@@ -1,3 +1,5 @@
+// One thread, one state and the constants that its decisions share: how a blocked operation becomes a verdict is read
+// from top to bottom, so it is one file.
 #include "tesserae/comm/liveness/liveness.h"
 
 #include <c10/util/thread_name.h>

@@ -1,3 +1,4 @@
+// The verbs stand with the Call that each of them runs in: its protocol is what makes them correct.
 #include "tesserae/comm/transports/gloo_group.h"
 
 #include <ATen/ops/empty.h>

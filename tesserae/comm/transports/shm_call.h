@@ -1,6 +1,7 @@
 #pragma once
 
-// Private to ShmGroup: one verb from begin to end, and the messages of an exchange.
+// Private to ShmGroup: one verb from beginning to end, and the messages of an exchange, which share its blocks. Not a
+// contract for others, so it is longer than one.
 
 #include <algorithm>
 #include <cstring>
