@@ -4,7 +4,7 @@
     torch.distributed.init_process_group("tesserae")          # or "cpu:tesserae,cuda:nccl"
 
 Each process group has connections of its own, a thread that runs its operations in order, and a liveness channel. What
-a group does is C++ (tesserae/comm/process_group.h); here is only how torch comes to make one.
+a group does is C++ (tesserae/comm/torch_backend/process_group.h); here is only how torch comes to make one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The configuration of `tsm.init`: from a file, a dict or nothing to one frozen object.
 
-Keys, ranges and defaults are those of tesserae/train/schema.json (docs/configuration.md); C++ checks them.
+Keys, ranges and defaults are those of tesserae/config/schema.json (docs/configuration.md); C++ checks them.
 """
 
 from __future__ import annotations
