@@ -32,6 +32,7 @@ setup:  ## install what is missing; make the Python environment (done once, by e
 	@tools/setup.sh --dev
 
 program:
+	@[ -f $(BUILD)/build.ninja ] || echo "first time: set-up (packages, torch), then a build of minutes; each says how long it takes"
 	@tools/setup.sh
 	@tools/build.sh $(PRESET) cli/tesserae
 

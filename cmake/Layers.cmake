@@ -1,5 +1,6 @@
 # What compiling costs is torch's headers, read again by each source: so the sources of a target are compiled in a few units,
-# each of which includes several. -DTESSERAE_UNITY=OFF compiles them one by one.
+# each of which includes several. -DTESSERAE_UNITY=OFF compiles them one by one. What is in an anonymous namespace must
+# therefore have a name of its own within its folder.
 option(TESSERAE_UNITY "Compile several sources at a time" ON)
 set(TESSERAE_UNITY_SOURCES 12 CACHE STRING "How many sources a unit has at most")
 
@@ -13,6 +14,8 @@ function(tesserae_unity target)
   math(EXPR units "(${count} + ${TESSERAE_UNITY_SOURCES} - 1) / ${TESSERAE_UNITY_SOURCES}")
   math(EXPR batch "(${count} + ${units} - 1) / ${units}")
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
+  # A class of one source may have members of types that are that source's own; in a unit g++ takes it for a header's.
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 endfunction()
 
 # tesserae_layer(NAME SOURCES a.cpp ... LINK target ...): one folder of tesserae/ as the static library tesserae::NAME.

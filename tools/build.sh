@@ -17,4 +17,10 @@ fi
 memory_jobs=$(awk '/^MemAvailable/ {print int($2 / 1572864)}' /proc/meminfo 2>/dev/null || true)
 jobs=$(nproc)
 if [ "${memory_jobs:-0}" -gt 0 ] && [ "$memory_jobs" -lt "$jobs" ]; then jobs=$memory_jobs; fi
+# Said before it starts: a first build is minutes. A unit takes about 20 s of CPU (docs/performance.md, Build time).
+units=$(ninja -C "build/$preset" -n "$@" 2>/dev/null | grep -c 'Building CXX' || true)
+seconds=$((units * 20 / ${JOBS:-$jobs}))
+if [ "$seconds" -ge 60 ]; then
+  echo "build      $units units on ${JOBS:-$jobs} cores: about $(((seconds + 30) / 60)) minutes (without a compiler cache)"
+fi
 tools/phase.sh build "build/$preset-build.log" cmake --build "build/$preset" --parallel "${JOBS:-$jobs}" --target "$@"
