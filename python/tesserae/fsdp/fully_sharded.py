@@ -23,7 +23,7 @@ from tesserae.fsdp.state_dicts import StateDicts
 from tesserae.torch_compat.instance import TorchFSDP, has_comm_hook, set_comm_hook, wrapped
 
 
-class FullyShardedDataParallel(StateDicts, OptimStateDicts):
+class FullyShardedDataParallel(OptimStateDicts, StateDicts):
     """FSDP on the engine of tesserae: an instance is one unit, the parameters below its module that belong to no
     instance further in. Arguments are those of torch's class, and SMP v2's post_param_init_fn: called with the module
     of each unit when its parameters have values and before they are sharded.
