@@ -18,7 +18,8 @@ memory_jobs=$(awk '/^MemAvailable/ {print int($2 / 1572864)}' /proc/meminfo 2>/d
 jobs=$(nproc)
 if [ "${memory_jobs:-0}" -gt 0 ] && [ "$memory_jobs" -lt "$jobs" ]; then jobs=$memory_jobs; fi
 # Said before it starts: a first build is minutes. A unit takes about 20 s of CPU (docs/performance.md, Build time).
-units=$(ninja -C "build/$preset" -n "$@" 2>/dev/null | grep -c 'Building CXX' || true)
+units=$(cd "build/$preset" && ninja -t commands "$@" | grep -oE -- '-o [^ ]+\.o ' | cut -d ' ' -f 2 |
+  while read -r object; do [ -e "$object" ] || echo "$object"; done | wc -l)
 seconds=$((units * 20 / ${JOBS:-$jobs}))
 if [ "$seconds" -ge 60 ]; then
   echo "build      $units units on ${JOBS:-$jobs} cores: about $(((seconds + 30) / 60)) minutes (without a compiler cache)"
