@@ -17,7 +17,7 @@ fi
 memory_jobs=$(awk '/^MemAvailable/ {print int($2 / 1572864)}' /proc/meminfo 2>/dev/null || true)
 jobs=$(nproc)
 if [ "${memory_jobs:-0}" -gt 0 ] && [ "$memory_jobs" -lt "$jobs" ]; then jobs=$memory_jobs; fi
-# Said before it starts: a first build is minutes. A unit takes about 20 s of CPU (docs/performance.md, Build time).
+# Said before it starts: a first build is minutes. 20 s of CPU a unit is an estimate (docs/performance.md, Build time).
 units=$(cd "build/$preset" && ninja -t commands "$@" | grep -oE -- '-o [^ ]+\.o ' | cut -d ' ' -f 2 |
   while read -r object; do [ -e "$object" ] || echo "$object"; done | wc -l)
 seconds=$((units * 20 / ${JOBS:-$jobs}))
