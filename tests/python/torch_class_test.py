@@ -61,7 +61,8 @@ def flat_parameters(rank: int, world_size: int, use_orig_params: bool) -> None:
             assert 0 < flat.numel() < wanted
             total = torch.tensor(flat.numel())
             dist.all_reduce(total)
-            assert wanted <= total.item() < wanted + 16 * world_size, "each rank has its part, and padding"
+            padding = 64 * world_size + 8 * 4  # a chunk is a multiple of 64 elements, each of 4 parameters one of 8
+            assert wanted <= total.item() < wanted + padding, "each rank has its part, and padding"
             with FSDP.summon_full_params(model):
                 (whole,) = model.params
                 assert unpadded(whole) == wanted
