@@ -102,7 +102,7 @@ void print(const Checkpoint& checkpoint) {
   std::vector<Row> rows{{"tensor", "type", "shape", "bytes", "parts"}};
   for (const StoredTensor& tensor : manifest.tensors) {
     rows.push_back({tensor.name, std::string(to_string(tensor.dtype)), shape_of(tensor), grouped(bytes_of(tensor)),
-                    std::to_string(tensor.parts.size())});
+                    std::to_string(tensor.extents.size())});
   }
   std::printf("\n");
   print_table(rows, {false, false, false, true, true});
@@ -133,7 +133,7 @@ Json describe(const Checkpoint& checkpoint) {
                   {"dtype", to_string(tensor.dtype)},
                   {"shape", tensor.shape},
                   {"bytes", bytes_of(tensor)},
-                  {"parts", tensor.parts.size()}};
+                  {"parts", tensor.extents.size()}};
     if (!tensor.split.whole()) entry["split"] = checkpoint::json_of(tensor.split);
     result["tensors"].push_back(std::move(entry));
   }

@@ -139,10 +139,10 @@ Manifest write_data_file(const SaveJob& job, const os::Path& directory, const st
     tensor.dtype = source.dtype;
     tensor.shape = source.shape;
     tensor.split = source.split;
-    if (!source.elements.empty()) tensor.parts.push_back({0, source.elements, header.size() + tensors[i].begin});
+    if (!source.elements.empty()) tensor.extents.push_back({0, source.elements, header.size() + tensors[i].begin});
   }
   for (auto& [tensor_name, tensor] : stored) {
-    std::ranges::sort(tensor.parts, {}, [](const Part& part) { return part.elements.begin; });
+    std::ranges::sort(tensor.extents, {}, [](const Extent& extent) { return extent.elements.begin; });
     written.tensors.push_back(std::move(tensor));
   }
   return written;

@@ -51,8 +51,8 @@ void write_values(WeightFolder& folder, const at::Tensor& values, c10::ScalarTyp
 void write_stored(WeightFolder& folder, const Checkpoint& checkpoint, const StoredTensor& tensor,
                   c10::ScalarType type) {
   const c10::ScalarType stored = scalar_type_of(tensor.dtype);
-  for (const Part& part : tensor.parts) {
-    checkpoint.read({{.tensor = tensor.name, .elements = part.elements, .take = [&](int64_t, std::string_view bytes) {
+  for (const Extent& extent : tensor.extents) {
+    checkpoint.read({{.tensor = tensor.name, .elements = extent.elements, .take = [&](int64_t, std::string_view bytes) {
                         const auto count = static_cast<int64_t>(bytes.size() / c10::elementSize(stored));
                         write_values(folder, at::from_blob(const_cast<char*>(bytes.data()), {count}, stored), type);
                       }}});
@@ -89,7 +89,7 @@ void widest_first(std::vector<T>& list, const Width& width) {
 std::vector<shard::FlatBuffer*> buffers_in_order(const shard::Engine& engine, const ExportOptions& options) {
   std::vector<shard::FlatBuffer*> buffers = engine.buffers();
   widest_first(buffers, [&](const shard::FlatBuffer* buffer) {
-    return c10::elementSize(exported(buffer->parameter().part().scalar_type(), options));
+    return c10::elementSize(exported(buffer->parameter().local().scalar_type(), options));
   });
   return buffers;
 }
@@ -134,7 +134,7 @@ void export_weights(shard::Sharded& sharded, const os::Path& folder, const Expor
   on_rank_0([&] {
     std::vector<FileTensor> announced;
     for (const shard::FlatBuffer* buffer : buffers) {
-      const Dtype dtype = dtype_of(exported(buffer->parameter().part().scalar_type(), options));
+      const Dtype dtype = dtype_of(exported(buffer->parameter().local().scalar_type(), options));
       for (const shard::Slot& slot : buffer->flat().slots()) {
         announced.push_back({options.names.theirs(slot.names.front()), dtype, slot.whole});
       }
@@ -142,7 +142,7 @@ void export_weights(shard::Sharded& sharded, const os::Path& folder, const Expor
     files = std::make_unique<WeightFolder>(folder, std::move(announced), options.file_bytes);
   });
   for (const shard::FlatBuffer* buffer : buffers) {
-    const at::Tensor whole = buffer->parameter().gather(buffer->parameter().part());
+    const at::Tensor whole = buffer->parameter().whole_values(buffer->parameter().local());
     for (const shard::Slot& slot : buffer->flat().slots()) {
       if (fabric.rank() != 0) break;
       at::Tensor values = whole.narrow(0, slot.begin, slot.elements);

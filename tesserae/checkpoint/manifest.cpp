@@ -25,7 +25,7 @@ std::string defect_of_file(const DataFile& file, uint64_t block_bytes) {
 }
 
 /// Checks one tensor and adds its runs to `runs`.
-std::string defect_of_tensor(const StoredTensor& tensor, const Manifest& manifest, Extent extent,
+std::string defect_of_tensor(const StoredTensor& tensor, const Manifest& manifest, Coverage coverage,
                              std::vector<StoredRun>& runs) {
   if (const std::string bad = tensor_name_defect(tensor.name); !bad.empty()) return bad;
   if (bits(tensor.dtype) % 8 != 0) return cat("type ", to_string(tensor.dtype), " cannot be cut in parts");
@@ -46,26 +46,27 @@ std::string defect_of_tensor(const StoredTensor& tensor, const Manifest& manifes
   }
 
   int64_t expected = 0;
-  for (const Part& part : tensor.parts) {
-    const auto& [begin, end] = part.elements;
+  for (const Extent& extent : tensor.extents) {
+    const auto& [begin, end] = extent.elements;
     const std::string here = cat("part [", begin, ", ", end, ")");
     if (begin < 0 || begin >= end || end > elements) return cat(here, " of ", elements, " elements");
     if (begin < expected) return cat(here, " begins before ", expected, ", where the one before it ends");
-    if (extent == Extent::checkpoint && begin > expected)
+    if (coverage == Coverage::checkpoint && begin > expected)
       return cat("elements [", expected, ", ", begin, ") are missing");
-    if (part.file < 0 || static_cast<size_t>(part.file) >= manifest.files.size()) {
-      return cat(here, " is in file ", part.file, " of ", manifest.files.size());
+    if (extent.file < 0 || static_cast<size_t>(extent.file) >= manifest.files.size()) {
+      return cat(here, " is in file ", extent.file, " of ", manifest.files.size());
     }
-    const DataFile& file = manifest.files[static_cast<size_t>(part.file)];
+    const DataFile& file = manifest.files[static_cast<size_t>(extent.file)];
     const uint64_t bytes = static_cast<uint64_t>((end - begin) * width);
-    if (part.offset > file.bytes || bytes > file.bytes - part.offset) {
-      return cat(here, " at byte ", part.offset, " ends beyond ", file.name, " of ", file.bytes, " bytes");
+    if (extent.offset > file.bytes || bytes > file.bytes - extent.offset) {
+      return cat(here, " at byte ", extent.offset, " ends beyond ", file.name, " of ", file.bytes, " bytes");
     }
-    if (part.offset % static_cast<uint64_t>(width) != 0) return cat(here, " at byte ", part.offset, " is not aligned");
-    runs.push_back({part.file, part.offset, part.offset + bytes, &tensor});
+    if (extent.offset % static_cast<uint64_t>(width) != 0)
+      return cat(here, " at byte ", extent.offset, " is not aligned");
+    runs.push_back({extent.file, extent.offset, extent.offset + bytes, &tensor});
     expected = end;
   }
-  if (extent == Extent::checkpoint && expected != elements) {
+  if (coverage == Coverage::checkpoint && expected != elements) {
     return cat("elements [", expected, ", ", elements, ") are missing");
   }
   return {};
@@ -102,7 +103,7 @@ mesh::Mesh Manifest::mesh() const {
   return mesh::Mesh(static_cast<int>(ranks), axes);
 }
 
-std::string defect(const Manifest& manifest, Extent extent) {
+std::string defect(const Manifest& manifest, Coverage coverage) {
   const uint64_t block = manifest.block_bytes;
   if (block < ManifestLimits::smallest_block || block > ManifestLimits::largest_block || (block & (block - 1)) != 0) {
     return cat("block_bytes ", block, " is no power of two from ", ManifestLimits::smallest_block, " to ",
@@ -132,7 +133,7 @@ std::string defect(const Manifest& manifest, Extent extent) {
       return cat("tensor \"", tensor.name, "\" stands behind \"", before->name, "\": names are sorted and unique");
     }
     before = &tensor;
-    if (const std::string bad = defect_of_tensor(tensor, manifest, extent, runs); !bad.empty()) {
+    if (const std::string bad = defect_of_tensor(tensor, manifest, coverage, runs); !bad.empty()) {
       return cat("tensor \"", tensor.name, "\": ", bad);
     }
   }
@@ -151,7 +152,7 @@ Manifest join(std::vector<Manifest> fragments) {
   std::map<std::string, StoredTensor> tensors;
   auto add = [&tensors](std::vector<StoredTensor>& some, int first_file) {
     for (StoredTensor& tensor : some) {
-      for (Part& part : tensor.parts) part.file += first_file;
+      for (Extent& extent : tensor.extents) extent.file += first_file;
       const auto [found, fresh] = tensors.try_emplace(tensor.name);
       StoredTensor& joined = found->second;
       if (fresh) {
@@ -161,7 +162,7 @@ Manifest join(std::vector<Manifest> fragments) {
       if (joined.dtype != tensor.dtype || joined.shape != tensor.shape || joined.split != tensor.split) {
         throw InvalidArgument("join", cat("ranks disagree about type, shape or split of tensor \"", tensor.name, "\""));
       }
-      joined.parts.insert(joined.parts.end(), tensor.parts.begin(), tensor.parts.end());
+      joined.extents.insert(joined.extents.end(), tensor.extents.begin(), tensor.extents.end());
     }
   };
   add(whole.tensors, 0);
@@ -174,10 +175,10 @@ Manifest join(std::vector<Manifest> fragments) {
   }
   whole.tensors.clear();
   for (auto& [name, tensor] : tensors) {
-    std::ranges::sort(tensor.parts, {}, [](const Part& part) { return part.elements.begin; });
+    std::ranges::sort(tensor.extents, {}, [](const Extent& extent) { return extent.elements.begin; });
     whole.tensors.push_back(std::move(tensor));
   }
-  if (const std::string bad = defect(whole, Extent::checkpoint); !bad.empty()) throw InvalidArgument("join", bad);
+  if (const std::string bad = defect(whole, Coverage::checkpoint); !bad.empty()) throw InvalidArgument("join", bad);
   return whole;
 }
 

@@ -21,25 +21,25 @@ struct DataFile {
   std::vector<uint64_t> blocks;
 };
 
-/// A run of elements of one tensor in a data file.
-struct Part {
+/// A run of elements of one tensor in a data file. The manifest lists those of a tensor as its "parts".
+struct Extent {
   int file = 0;          ///< index in Manifest::files
   mesh::Range elements;  ///< of the flattened tensor, in its stored order
   uint64_t offset = 0;   ///< byte of the file at which they begin; a multiple of the element's size
 };
 
-/// A tensor of the training state, cut in as many parts as it took.
+/// A tensor of the training state, cut in as many extents as it took.
 struct StoredTensor {
   std::string name;
   Dtype dtype = Dtype::F32;
   std::vector<int64_t> shape;
-  std::vector<Part> parts;  ///< ascending; in a checkpoint they cover every element exactly once
-  mesh::Splits split = {};  ///< the order in which elements count, as mesh::stored_order names it; whole: row-major
+  std::vector<Extent> extents;  ///< ascending; in a checkpoint they cover every element exactly once
+  mesh::Splits split = {};      ///< the order in which elements count, as mesh::stored_order names it; whole: row-major
 
   int64_t elements() const;  ///< InvalidArgument if the shape overflows
 };
 
-/// What a checkpoint contains. Also, with fewer parts, what one rank has written of it (writer.h).
+/// What a checkpoint contains. Also, with fewer extents, what one rank has written of it (writer.h).
 struct Manifest {
   int64_t step = 0;
   std::string attempt;  ///< names the save that wrote it; every data file carries it too
@@ -70,14 +70,14 @@ struct ManifestLimits {
   static constexpr int64_t ranks = 1 << 24;
 };
 
-enum class Extent {
+enum class Coverage {
   checkpoint,  ///< every element of every tensor is somewhere
   fragment,    ///< what one rank wrote
 };
 
 /// Says what is wrong with a manifest whatever file it came from; empty: nothing. Checked: names, sizes, number of
-/// block checksums, bounds and overlaps of parts and, for a whole checkpoint, that nothing is missing.
-std::string defect(const Manifest& manifest, Extent extent);
+/// block checksums, bounds and overlaps of extents and, for a whole checkpoint, that nothing is missing.
+std::string defect(const Manifest& manifest, Coverage coverage);
 
 /// Joins what the ranks wrote. `fragments[0]` gives step, layout and training state. Throws InvalidArgument naming the
 /// tensor when ranks disagree about a tensor, write the same elements twice, or leave some out.

@@ -127,7 +127,7 @@ class Reader {
     part_node_.end = [this] {
       if (filled_ != 4) throw json::Refusal{"expected [file, begin, end, offset]"};
       if (part_[0] > (1 << 24)) throw json::Refusal{cat("file ", part_[0])};
-      manifest_.tensors.back().parts.push_back(
+      manifest_.tensors.back().extents.push_back(
           {static_cast<int>(part_[0]), {part_[1], part_[2]}, static_cast<uint64_t>(part_[3])});
     };
     parts_.element = [this](size_t) { return &part_node_; };
@@ -204,7 +204,7 @@ class Reader {
 }  // namespace
 
 std::string to_text(const Manifest& manifest) {
-  if (const std::string bad = defect(manifest, Extent::fragment); !bad.empty()) throw InvalidArgument("to_text", bad);
+  if (const std::string bad = defect(manifest, Coverage::fragment); !bad.empty()) throw InvalidArgument("to_text", bad);
   const mesh::Degrees& degrees = manifest.layout.degrees();
   std::string text = cat("{\"format\":\"", format_name, "\",\n\"version\":", version_of(manifest),
                          ",\n\"step\":", manifest.step, ",\n\"attempt\":", quoted(manifest.attempt),
@@ -238,8 +238,9 @@ std::string to_text(const Manifest& manifest) {
     text += ",\"parts\":[";
     separator = ",\n";
     const char* comma = "";
-    for (const Part& part : tensor.parts) {
-      text += cat(comma, "[", part.file, ",", part.elements.begin, ",", part.elements.end, ",", part.offset, "]");
+    for (const Extent& extent : tensor.extents) {
+      text +=
+          cat(comma, "[", extent.file, ",", extent.elements.begin, ",", extent.elements.end, ",", extent.offset, "]");
       comma = ",";
     }
     text += "]}";
@@ -251,7 +252,7 @@ std::string to_text(const Manifest& manifest) {
   return cat(text, tail_begin, to_hex(checksum(text)), tail_end);
 }
 
-Manifest parse_manifest(std::string_view text, const std::string& file, Extent extent) {
+Manifest parse_manifest(std::string_view text, const std::string& file, Coverage coverage) {
   auto refuse = [&file](uint64_t offset, const std::string& what) {
     throw Damaged(function, {file, "", offset, what});
   };
@@ -265,10 +266,10 @@ Manifest parse_manifest(std::string_view text, const std::string& file, Extent e
   if (const uint64_t actual = checksum(body); actual != *stored) {
     refuse(0, cat("the text has checksum ", to_hex(actual), ", its end says ", to_hex(*stored)));
   }
-  return parse_manifest_unchecked(text, file, extent);
+  return parse_manifest_unchecked(text, file, coverage);
 }
 
-Manifest parse_manifest_unchecked(std::string_view text, const std::string& file, Extent extent) {
+Manifest parse_manifest_unchecked(std::string_view text, const std::string& file, Coverage coverage) {
   Manifest manifest;
   Reader reader(manifest);
   try {
@@ -282,7 +283,7 @@ Manifest parse_manifest_unchecked(std::string_view text, const std::string& file
   if (const int64_t needed = version_of(manifest); needed > reader.version()) {
     throw Damaged(function, {file, "", {}, cat("it says version ", reader.version(), " and is version ", needed)});
   }
-  if (const std::string bad = defect(manifest, extent); !bad.empty()) throw Damaged(function, {file, "", {}, bad});
+  if (const std::string bad = defect(manifest, coverage); !bad.empty()) throw Damaged(function, {file, "", {}, bad});
   return manifest;
 }
 

@@ -47,7 +47,7 @@ void add_parameters(shard::Sharded& sharded, int rank, std::vector<Piece>& piece
   for (const shard::FlatBuffer* buffer : sharded.engine().buffers()) {
     const shard::FlatParameter& parameter = buffer->parameter();
     const bool written = writes_part(buffer->flat(), rank);
-    add_slices("model/", buffer->flat().slices(parameter.part_range()), parameter.part(), written, written && first,
+    add_slices("model/", buffer->flat().slices(parameter.local_range()), parameter.local(), written, written && first,
                pieces);
   }
 }

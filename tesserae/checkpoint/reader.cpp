@@ -37,12 +37,13 @@ void add_runs(const Manifest& manifest, const Wanted& wanted, std::vector<Wanted
                                                   "\", which has ", tensor->elements()));
   }
   const int64_t width = element_bytes(tensor->dtype);
-  for (const Part& part : tensor->parts) {
-    const int64_t first = std::max(begin, part.elements.begin);
-    const int64_t last = std::min(end, part.elements.end);
+  for (const Extent& extent : tensor->extents) {
+    const int64_t first = std::max(begin, extent.elements.begin);
+    const int64_t last = std::min(end, extent.elements.end);
     if (first >= last) continue;
-    const uint64_t offset = part.offset + static_cast<uint64_t>((first - part.elements.begin) * width);
-    runs.push_back({part.file, offset, offset + static_cast<uint64_t>((last - first) * width), first, width, &wanted});
+    const uint64_t offset = extent.offset + static_cast<uint64_t>((first - extent.elements.begin) * width);
+    runs.push_back(
+        {extent.file, offset, offset + static_cast<uint64_t>((last - first) * width), first, width, &wanted});
   }
 }
 
@@ -99,9 +100,9 @@ void read_file(const BlockReader& file, uint64_t block_bytes, uint64_t data_begi
 Checkpoint::Checkpoint(os::Path path, Manifest manifest) : path_(std::move(path)), manifest_(std::move(manifest)) {
   for (const DataFile& file : manifest_.files) data_begin_.push_back(file.bytes);
   for (const StoredTensor& tensor : manifest_.tensors) {
-    for (const Part& part : tensor.parts) {
-      uint64_t& begin = data_begin_[static_cast<size_t>(part.file)];
-      begin = std::min(begin, part.offset);
+    for (const Extent& extent : tensor.extents) {
+      uint64_t& begin = data_begin_[static_cast<size_t>(extent.file)];
+      begin = std::min(begin, extent.offset);
     }
   }
 }

@@ -16,15 +16,15 @@ namespace {
 struct Placed {
   uint64_t begin, end;
   const StoredTensor* tensor;
-  const Part* part;
+  const Extent* extent;
 };
 
 std::vector<std::vector<Placed>> place_parts(const Manifest& manifest) {
   std::vector<std::vector<Placed>> placed(manifest.files.size());
   for (const StoredTensor& tensor : manifest.tensors) {
-    for (const Part& part : tensor.parts) {
-      const uint64_t bytes = static_cast<uint64_t>(part.elements.size() * element_bytes(tensor.dtype));
-      placed[static_cast<size_t>(part.file)].push_back({part.offset, part.offset + bytes, &tensor, &part});
+    for (const Extent& extent : tensor.extents) {
+      const uint64_t bytes = static_cast<uint64_t>(extent.elements.size() * element_bytes(tensor.dtype));
+      placed[static_cast<size_t>(extent.file)].push_back({extent.offset, extent.offset + bytes, &tensor, &extent});
     }
   }
   for (auto& parts : placed) std::ranges::sort(parts, {}, &Placed::begin);

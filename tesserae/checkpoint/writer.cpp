@@ -135,7 +135,7 @@ void write_manifest(const SaveJob& job, const nlohmann::json& training) {
   std::vector<Manifest> fragments;
   for (int rank = 0; rank < job.ranks(); ++rank) {
     const os::Path path = work / mark_name(rank, "done");
-    fragments.push_back(parse_manifest(os::files().read(path), path.native(), Extent::fragment));
+    fragments.push_back(parse_manifest(os::files().read(path), path.native(), Coverage::fragment));
   }
   fragments.front().training = training;
   const std::string text = to_text(join(std::move(fragments)));

@@ -44,13 +44,14 @@ bool has_mark(std::string_view bytes) {
 
 std::string_view MemorySnapshot::find(const checkpoint::Piece& piece) const {
   const checkpoint::StoredTensor* stored = manifest.find(piece.name);
-  if (stored == nullptr || stored->shape != piece.shape || stored->parts.size() != 1) return {};
-  const checkpoint::Part& part = stored->parts.front();
-  if (part.elements.begin != piece.elements.begin || part.elements.end != piece.elements.end ||
+  if (stored == nullptr || stored->shape != piece.shape || stored->extents.size() != 1) return {};
+  const checkpoint::Extent& extent = stored->extents.front();
+  if (extent.elements.begin != piece.elements.begin || extent.elements.end != piece.elements.end ||
       stored->dtype != checkpoint::dtype_of(piece.data.scalar_type())) {
     return {};
   }
-  return data.substr(part.offset, static_cast<size_t>(part.elements.size() * checkpoint::element_bytes(stored->dtype)));
+  return data.substr(extent.offset,
+                     static_cast<size_t>(extent.elements.size() * checkpoint::element_bytes(stored->dtype)));
 }
 
 std::optional<MemorySnapshot> parse_snapshot(std::string_view bytes, const std::string& name) {
@@ -63,7 +64,7 @@ std::optional<MemorySnapshot> parse_snapshot(std::string_view bytes, const std::
   }
   try {
     MemorySnapshot snapshot{.manifest = checkpoint::parse_manifest(bytes.substr(sizeof(Header), header.text_bytes),
-                                                                   name, checkpoint::Extent::fragment),
+                                                                   name, checkpoint::Coverage::fragment),
                             .data = bytes.substr(header.data_begin)};
     if (snapshot.manifest.files.size() != 1 || snapshot.manifest.files[0].bytes > snapshot.data.size()) {
       return std::nullopt;

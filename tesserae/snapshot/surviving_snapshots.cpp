@@ -172,17 +172,17 @@ void add_pieces(const Survivor& survivor, const Past& past, const SnapshotSet& s
       written = same_groups && (of == survivor.rank || gone);
     }
     if (!written) continue;
-    const checkpoint::Part& part = tensor.parts.front();
+    const checkpoint::Extent& extent = tensor.extents.front();
     mesh::Splits split;
     if (note != notes.end() && note->contains("split")) {
       split = past.mesh().part(checkpoint::splits_from(note->at("split")), survivor.rank);
     }
-    char* const data = const_cast<char*>(survivor.snapshot.data.data()) + part.offset;
+    char* const data = const_cast<char*>(survivor.snapshot.data.data()) + extent.offset;
     pieces.push_back({.name = tensor.name,
                       .shape = tensor.shape,
                       .split = split,
-                      .elements = part.elements,
-                      .data = at::from_blob(data, {part.elements.size()},
+                      .elements = extent.elements,
+                      .data = at::from_blob(data, {extent.elements.size()},
                                             at::TensorOptions().dtype(checkpoint::scalar_type_of(tensor.dtype)))});
   }
 }

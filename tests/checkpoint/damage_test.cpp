@@ -117,13 +117,13 @@ TEST_F(Damage, VerifyNamesEachFault) {
   const Checkpoint checkpoint = Checkpoint::open("/f/step-4");
   const StoredTensor& tensor = *checkpoint.manifest().find("model/embedding");
   std::vector<uint64_t> blocks;
-  for (const Part& part : tensor.parts) {
-    const std::string file = "/f/step-4/" + checkpoint.manifest().files[static_cast<size_t>(part.file)].name;
-    memory_.bytes(file)[part.offset] = static_cast<char>(memory_.bytes(file)[part.offset] ^ 1);
-    blocks.push_back(part.offset / 512 * 512);
+  for (const Extent& extent : tensor.extents) {
+    const std::string file = "/f/step-4/" + checkpoint.manifest().files[static_cast<size_t>(extent.file)].name;
+    memory_.bytes(file)[extent.offset] = static_cast<char>(memory_.bytes(file)[extent.offset] ^ 1);
+    blocks.push_back(extent.offset / 512 * 512);
   }
   const auto found = faults();
-  ASSERT_THAT(found, SizeIs(tensor.parts.size()));
+  ASSERT_THAT(found, SizeIs(tensor.extents.size()));
   for (size_t i = 0; i < found.size(); ++i) {
     EXPECT_EQ(found[i].offset, blocks[i]);
     EXPECT_THAT(found[i].what, HasSubstr("checksum"));

@@ -110,7 +110,7 @@ TEST(Hostile, ManifestsCostAFewTimesTheirSizeAtMost) {
       head + "\"training\":{" + numbered("\"", "\":0,", 700'000),
   };
   for (const std::string& text : texts) {
-    EXPECT_LE(memory_to_refuse([&] { parse_manifest_unchecked(text, "m", Extent::checkpoint); }),
+    EXPECT_LE(memory_to_refuse([&] { parse_manifest_unchecked(text, "m", Coverage::checkpoint); }),
               8 * text.size() + 64 * mebibyte)
         << text.substr(0, 120);
   }

@@ -21,8 +21,9 @@ class LoadTest : public ::testing::Test {
   /// Makes one bit of a tensor's first part wrong.
   void damage(const os::Path& path, const std::string& tensor) {
     const Checkpoint checkpoint = Checkpoint::open(path);
-    const Part& part = checkpoint.manifest().find(tensor)->parts.front();
-    char& byte = memory_.bytes(path / checkpoint.manifest().files[static_cast<size_t>(part.file)].name)[part.offset];
+    const Extent& extent = checkpoint.manifest().find(tensor)->extents.front();
+    char& byte =
+        memory_.bytes(path / checkpoint.manifest().files[static_cast<size_t>(extent.file)].name)[extent.offset];
     byte = static_cast<char>(byte ^ 4);
   }
 

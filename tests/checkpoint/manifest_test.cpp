@@ -25,9 +25,9 @@ Manifest sample() {
   return manifest;
 }
 
-std::string refusal_of(const std::string& text, Extent extent = Extent::checkpoint) {
+std::string refusal_of(const std::string& text, Coverage coverage = Coverage::checkpoint) {
   try {
-    parse_manifest_unchecked(text, "m.json", extent);
+    parse_manifest_unchecked(text, "m.json", coverage);
   } catch (const Damaged& damaged) {
     return damaged.fault().text();
   }
@@ -53,8 +53,8 @@ TEST(Manifest, TextComesBack) {
   EXPECT_EQ(after.files[0].bytes, 1000u);
   EXPECT_EQ(after.training, before.training);
   ASSERT_EQ(after.tensors.size(), 3u);
-  EXPECT_EQ(after.find("model/a")->parts[1].elements, (mesh::Range{10, 15}));
-  EXPECT_EQ(after.find("model/a")->parts[0].offset, 64u);
+  EXPECT_EQ(after.find("model/a")->extents[1].elements, (mesh::Range{10, 15}));
+  EXPECT_EQ(after.find("model/a")->extents[0].offset, 64u);
   EXPECT_EQ(after.find("model/zzz"), nullptr);
   EXPECT_EQ(to_text(after), text);
 }
@@ -72,7 +72,7 @@ TEST(Manifest, EveryChangedByteIsFound) {
 
 TEST(Manifest, NewerVersionsAreToldApartFromDamage) {
   const std::string newer = replaced(to_text(sample()), "\"version\":1", "\"version\":3");
-  EXPECT_THROW(parse_manifest_unchecked(newer, "m.json", Extent::checkpoint), InvalidArgument);
+  EXPECT_THROW(parse_manifest_unchecked(newer, "m.json", Coverage::checkpoint), InvalidArgument);
   EXPECT_THROW(parse_manifest(newer, "m.json"), Damaged);  // nobody wrote that text
 }
 
@@ -131,7 +131,7 @@ Manifest split_sample() {
   Manifest manifest = sample();
   manifest.axes.tensor = 2;
   manifest.tensors[0].shape = {3, 5, 2};
-  manifest.tensors[0].parts = {{0, {0, 10}, 64}, {1, {10, 30}, 0}};
+  manifest.tensors[0].extents = {{0, {0, 10}, 64}, {1, {10, 30}, 0}};
   manifest.tensors[0].split = mesh::Split{.dim = 1, .parts = 5};
   return manifest;
 }
@@ -222,7 +222,7 @@ TEST(Manifest, LayoutsNameTheAxesOfTheMesh) {
 
 TEST(Manifest, FragmentsMayHaveGaps) {
   const std::string text = replaced(to_text(sample()), "[3,5]", "[3,6]");
-  EXPECT_EQ(refusal_of(text, Extent::fragment), "");
+  EXPECT_EQ(refusal_of(text, Coverage::fragment), "");
 }
 
 Manifest fragment(int rank, std::vector<StoredTensor> tensors) {
@@ -238,8 +238,8 @@ TEST(Manifest, JoinsWhatRanksWrote) {
             fragment(1, {{"a", Dtype::F32, {4}, {{0, {0, 2}, 128}}}, {"b", Dtype::U8, {1}, {{0, {0, 1}, 0}}}})});
   EXPECT_EQ(whole.files.size(), 2u);
   ASSERT_EQ(whole.tensors.size(), 2u);
-  EXPECT_EQ(whole.tensors[0].parts[0].file, 1);
-  EXPECT_EQ(whole.tensors[0].parts[1].file, 0);
+  EXPECT_EQ(whole.tensors[0].extents[0].file, 1);
+  EXPECT_EQ(whole.tensors[0].extents[1].file, 0);
 }
 
 TEST(Manifest, JoinFindsWhatDoesNotFit) {

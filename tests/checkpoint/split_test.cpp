@@ -167,12 +167,12 @@ TEST_F(SplitTensors, TypesAreConverted) {
 TEST_F(SplitTensors, AreWrittenInLongRuns) {
   const Checkpoint checkpoint = Checkpoint::open(save({4, {2, {1, 2, 2}}}));
   const Manifest& manifest = checkpoint.manifest();
-  for (const StoredTensor& tensor : manifest.tensors) EXPECT_LE(tensor.parts.size(), 8u) << tensor.name;
+  for (const StoredTensor& tensor : manifest.tensors) EXPECT_LE(tensor.extents.size(), 8u) << tensor.name;
   EXPECT_EQ(manifest.find("model/row")->split, (mesh::Split{.dim = 1, .parts = 4}));
   EXPECT_EQ(manifest.find("model/fused")->split, (mesh::Split{.dim = 0, .parts = 4, .blocks = 3}));
   EXPECT_EQ(manifest.find("model/column")->split, mesh::Split{}) << "its parts lie in row-major order";
   EXPECT_EQ(manifest.find("model/vocabulary")->split, mesh::Split{});
-  EXPECT_EQ(manifest.find("model/norm")->parts.size(), 2u) << "of one tensor-parallel rank";
+  EXPECT_EQ(manifest.find("model/norm")->extents.size(), 2u) << "of one tensor-parallel rank";
   EXPECT_EQ(manifest.find("model/vocabulary")->elements(), 13 * 50);
   const std::string text = memory_.read("/T4-N2-P=1 G=2 O=2/step-5/manifest.json");
   EXPECT_THAT(text, HasSubstr("\"version\":2,"));
@@ -185,8 +185,8 @@ TEST_F(SplitTensors, AreWrittenInLongRuns) {
 TEST_F(SplitTensors, DamageIsFound) {
   const os::Path path = save({4, {1, {1, 1, 1}}});
   const Checkpoint checkpoint = Checkpoint::open(path);
-  const Part& part = checkpoint.manifest().find("model/row")->parts[2];
-  memory_.bytes(path / checkpoint.manifest().files[static_cast<size_t>(part.file)].name)[part.offset + 2000] ^= 1;
+  const Extent& extent = checkpoint.manifest().find("model/row")->extents[2];
+  memory_.bytes(path / checkpoint.manifest().files[static_cast<size_t>(extent.file)].name)[extent.offset + 2000] ^= 1;
   EXPECT_EQ(verify(path).faults.size(), 1u);
   int damaged = 0;
   const SplitJob to{2, {2, {2, 2, 2}}};

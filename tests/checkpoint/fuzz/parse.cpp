@@ -45,10 +45,10 @@ void parse_header(std::string_view input) {
   }
 }
 
-void parse_text(std::string_view input, Extent extent) {
+void parse_text(std::string_view input, Coverage coverage) {
   Manifest manifest;
   try {
-    manifest = parse_manifest_unchecked(input, "fuzz", extent);
+    manifest = parse_manifest_unchecked(input, "fuzz", coverage);
   } catch (const Damaged& damaged) {
     require(!damaged.fault().what.empty());
     return;
@@ -56,7 +56,7 @@ void parse_text(std::string_view input, Extent extent) {
     return;  // a newer version
   }
   const std::string text = to_text(manifest);
-  require(to_text(parse_manifest(text, "fuzz", extent)) == text);
+  require(to_text(parse_manifest(text, "fuzz", coverage)) == text);
 }
 
 }  // namespace
@@ -69,10 +69,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
       parse_header(input);
       break;
     case 1:
-      parse_text(input, Extent::checkpoint);
+      parse_text(input, Coverage::checkpoint);
       break;
     default:
-      parse_text(input, Extent::fragment);
+      parse_text(input, Coverage::fragment);
   }
   return 0;
 }
