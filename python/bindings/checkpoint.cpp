@@ -108,7 +108,7 @@ void bind_units(py::module_& module) {
         const int rank = unit.sharded().sharding().fabric->rank();
         std::vector<std::tuple<int, int64_t, int64_t, int64_t>> slices;
         size_t slot = 0;
-        for (const auto& slice : flat.slices(buffer.parameter().part_range())) {
+        for (const auto& slice : flat.slices(buffer.parameter().local_range())) {
           while (flat.slots()[slot].names.front() != slice.name) ++slot;
           slices.emplace_back(slot, slice.begin, slice.end, slice.offset);
         }
@@ -129,7 +129,7 @@ void bind_units(py::module_& module) {
   module.def(
       "publish_unit",
       [](const Unit& unit) {
-        unit.engine().require_whole();
+        unit.engine().require_not_torn();
         unit.sharded().publish();
       },
       py::arg("unit"), py::call_guard<py::gil_scoped_release>(),

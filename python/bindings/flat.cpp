@@ -52,14 +52,14 @@ void bind_flat(py::module_& module) {
       .def_property_readonly("trainable", [](const FlatBuffer& self) { return self.flat().trainable(); })
       .def_property_readonly("total", [](const FlatBuffer& self) { return self.flat().total(); })
       .def_property_readonly(
-          "part_range",
+          "local_range",
           [](const FlatBuffer& self) {
-            const auto range = self.parameter().part_range();
+            const auto range = self.parameter().local_range();
             return std::make_pair(range.begin, range.end);
           },
           "Which elements of the whole buffer this rank holds between steps.")
       .def(
-          "part", [](const FlatBuffer& self) { return self.parameter().part(); },
+          "local", [](const FlatBuffer& self) { return self.parameter().local(); },
           "This rank's values, one dimension, padding included; the engine's own memory.")
       .def(
           "take",
@@ -67,48 +67,48 @@ void bind_flat(py::module_& module) {
             self.local().take_values();
             if (self.shard() != nullptr) self.local().take_gradients(*self.shard());
           },
-          "Takes what the user did to values and gradients of his tensors, which show this rank's part.")
+          "Takes what the user did to values and gradients of his tensors, which show local().")
       .def(
           "show",
           [](const FlatBuffer& self) {
-            self.local().show_part();
+            self.local().show_values();
             if (self.shard() != nullptr) self.local().show_gradients(*self.shard());
           },
-          "The user's tensors show this rank's part of values and gradients, whatever they were made to show before.")
+          "The user's tensors show this rank's values and gradients, whatever they were made to show before.")
       .def(
-          "gather",
-          [](const FlatBuffer& self, const at::Tensor& part) {
+          "whole_values",
+          [](const FlatBuffer& self, const at::Tensor& local) {
             const Gil release;
-            return self.parameter().gather(part);
+            return self.parameter().whole_values(local);
           },
-          py::arg("part"), "Collective: the whole buffer, from what each rank holds as its part (any dtype).")
+          py::arg("local"), "Collective: the whole buffer, from what each rank holds (any dtype).")
       .def(
-          "gather_gradient",
+          "whole_gradient",
           [](const FlatBuffer& self) -> std::optional<at::Tensor> {
             if (self.shard() == nullptr) return std::nullopt;
             const at::Tensor& mine = self.shard()->grad;
             const Gil release;
             if (shard::max_over_ranks(self.unit->engine(), mine.defined() ? 1 : 0) == 0) return std::nullopt;
-            return self.parameter().gather(mine.defined() ? mine : at::zeros_like(self.parameter().part()));
+            return self.parameter().whole_values(mine.defined() ? mine : at::zeros_like(self.parameter().local()));
           },
           "Collective: the whole gradient, zeros where a rank has none; None if no rank has one.")
       .def(
-          "scatter",
+          "set_values",
           [](const FlatBuffer& self, const at::Tensor& whole) {
             const at::NoGradGuard no_grad;
-            self.parameter().scatter(whole);
+            self.parameter().set_values(whole);
           },
-          py::arg("whole"), "Takes this rank's part of a whole buffer as its new values. Then publish().")
+          py::arg("whole"), "Takes what this rank holds of a whole buffer as its new values. Then publish().")
       .def(
-          "scatter_gradient",
+          "set_gradient",
           [](const FlatBuffer& self, const at::Tensor& whole) {
             const at::NoGradGuard no_grad;
             at::Tensor& grad = self.shard()->grad;
             if (!grad.defined()) grad = self.buffer().gradient()->memory();
-            const auto range = self.parameter().part_range();
+            const auto range = self.parameter().local_range();
             grad.copy_(whole.narrow(0, range.begin, range.size()));
           },
-          py::arg("whole"), "Takes this rank's part of a whole gradient.")
+          py::arg("whole"), "Takes what this rank holds of a whole gradient.")
       .def(
           "publish",
           [](const FlatBuffer& self) {
@@ -124,10 +124,10 @@ void bind_flat(py::module_& module) {
             const at::NoGradGuard no_grad;
             return self.local().join(defined, dtype);
           },
-          py::arg("slices"), py::arg("dtype"), "A tensor for each of the user's tensors, of its size, as one part.")
+          py::arg("slices"), py::arg("dtype"), "A tensor for each of the user's tensors, of its size, as one tensor.")
       .def(
-          "split", [](const FlatBuffer& self, const at::Tensor& part) { return self.local().split(part); },
-          py::arg("part"), "The reverse of join(): views of a part.")
+          "split", [](const FlatBuffer& self, const at::Tensor& local) { return self.local().split(local); },
+          py::arg("local"), "The reverse of join(): views of it.")
       .def_property_readonly(
           "shard",
           [](const FlatBuffer& self) -> std::optional<int> {

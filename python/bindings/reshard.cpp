@@ -52,7 +52,7 @@ void bind_reshard(py::module_& module) {
       [](Unit& unit, const Triple& degrees, const py::object& state) {
         auto& engine = unit.engine();
         PythonCompanion companion(state);
-        const auto attached = engine.attach(companion);
+        const auto added = engine.add_companion(companion);
         const py::gil_scoped_release release;
         return engine.reshard({std::get<0>(degrees), std::get<1>(degrees), std::get<2>(degrees)});
       },

@@ -78,7 +78,7 @@ Unit::~Unit() {
   unit_->forget();
 }
 
-void Unit::attach(shard::ShardedUnit* unit) {
+void Unit::set_unit(shard::ShardedUnit* unit) {
   unit_ = unit;
   // Inside the engine's constructor nobody owns it yet; this class's constructor takes it.
   engine_ = unit == nullptr ? nullptr : unit->engine().weak_from_this().lock();
@@ -108,7 +108,7 @@ void Unit::replace_reduction(std::shared_ptr<shard::StepObserver> reduction) {
 }
 
 void Unit::adopt(Unit& inner, const std::string& name) {
-  const auto theirs = inner.engine_;  // its last owner may be the handle that is about to be attached elsewhere
+  const auto theirs = inner.engine_;  // its last owner may be the handle that is about to join another engine
   engine().adopt(*theirs, name);
 }
 
@@ -184,14 +184,12 @@ void bind_unit(py::module_& module) {
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
 
   py::class_<Options>(module, "Options", "How a unit is sharded; see tesserae/shard/options.h.")
-      .def(py::init([](std::tuple<int, int, int> degrees, bool free_after_forward, bool free_after_backward,
-                       std::optional<at::ScalarType> parameters, std::optional<at::ScalarType> reduce,
-                       int limit_all_gathers, bool offload, const std::string& parameter_wire,
-                       const std::string& gradient_wire, const std::shared_ptr<tensor::Parallel>& parallel) {
+      .def(py::init([](const mesh::Strategy& strategy, std::optional<at::ScalarType> parameters,
+                       std::optional<at::ScalarType> reduce, int limit_all_gathers, bool offload,
+                       const std::string& parameter_wire, const std::string& gradient_wire,
+                       const std::shared_ptr<tensor::Parallel>& parallel) {
              Options options;
-             options.strategy.degrees = {std::get<0>(degrees), std::get<1>(degrees), std::get<2>(degrees)};
-             options.strategy.free_after_forward = free_after_forward;
-             options.strategy.free_after_backward = free_after_backward;
+             options.strategy = strategy;
              options.precision.parameters = parameters;
              options.precision.reduce = reduce;
              options.precision.cast_inputs = false;
@@ -203,9 +201,9 @@ void bind_unit(py::module_& module) {
              if (parallel) options.mesh = parallel->mesh();
              return options;
            }),
-           py::kw_only(), py::arg("degrees"), py::arg("free_after_forward"), py::arg("free_after_backward"),
-           py::arg("parameters"), py::arg("reduce"), py::arg("limit_all_gathers"), py::arg("offload"),
-           py::arg("parameter_wire") = "exact", py::arg("gradient_wire") = "exact", py::arg("parallel") = nullptr,
+           py::kw_only(), py::arg("strategy"), py::arg("parameters"), py::arg("reduce"), py::arg("limit_all_gathers"),
+           py::arg("offload"), py::arg("parameter_wire") = "exact", py::arg("gradient_wire") = "exact",
+           py::arg("parallel") = nullptr,
            "`parallel`: among whom the unit's parameters may be split; it must outlive them.");
 
   py::class_<Unit>(module, "Unit", "The parameters of one FSDP instance; see python/bindings/unit.h.")
@@ -225,6 +223,7 @@ void bind_unit(py::module_& module) {
       .def_property_readonly("flats", &Unit::flats,
                              "For each flat buffer, which of the constructor's parameters are in it, by slot.")
       .def_property_readonly("has_frozen", &Unit::has_frozen)
+      .def_property_readonly("strategy", [](const Unit& unit) { return unit.sharded().sharding().options.strategy; })
       .def_property_readonly("name", [](const Unit& unit) { return unit.sharded().name(); })
       .def_property_readonly("is_root", [](const Unit& unit) { return &unit.sharded() == &unit.engine().root(); })
       .def("same_engine", [](const Unit& a, const Unit& b) { return &a.engine() == &b.engine(); })

@@ -40,8 +40,8 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   Unit(std::shared_ptr<comm::Fabric> fabric, shard::Options options, const std::vector<Parameter>& parameters);
   ~Unit() override;
 
-  void attach(shard::ShardedUnit* unit) override;
-  bool attached() const override { return unit_ != nullptr; }
+  void set_unit(shard::ShardedUnit* unit) override;
+  bool has_unit() const override { return unit_ != nullptr; }
 
   /// Throw InvalidArgument where the engine is gone.
   shard::ShardedUnit& sharded() const;

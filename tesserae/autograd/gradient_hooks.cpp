@@ -14,7 +14,7 @@ using torch::autograd::variable_list;
 
 struct Watcher {
   GradientHooks::Take take;
-  GradientHooks::Place place;
+  GradientHooks::Destination destination;
   std::vector<at::Tensor> parameters;
 };
 
@@ -34,9 +34,9 @@ class TakeGradient : public torch::autograd::FunctionPostHook {
     return outputs;
   }
 
-  at::Tensor place() const {
+  at::Tensor destination() const {
     const auto watcher = watcher_.lock();
-    return watcher == nullptr ? at::Tensor() : watcher->place(index_);
+    return watcher == nullptr ? at::Tensor() : watcher->destination(index_);
   }
 
  private:
@@ -58,9 +58,9 @@ struct GradientHooks::Impl {
   std::vector<NodePointer> nodes;
 };
 
-GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, Take take, Place place)
+GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, Take take, Destination destination)
     : impl_(std::make_unique<Impl>()) {
-  impl_->watcher = std::make_shared<Watcher>(Watcher{std::move(take), std::move(place), parameters});
+  impl_->watcher = std::make_shared<Watcher>(Watcher{std::move(take), std::move(destination), parameters});
   for (size_t i = 0; i < parameters.size(); ++i) {
     auto node = torch::autograd::impl::grad_accumulator(parameters[i]);
     node->add_post_hook(std::make_unique<TakeGradient>(impl_->watcher, static_cast<int>(i)));
@@ -70,7 +70,7 @@ GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, Take tak
 
 GradientHooks::~GradientHooks() = default;
 
-at::Tensor gradient_place(const at::Tensor& parameter) {
+at::Tensor gradient_destination(const at::Tensor& parameter) {
   if (!parameter.is_leaf() || !parameter.requires_grad() || parameter.grad().defined()) return {};
   const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter);
   if (!node || node->post_hooks().size() != 1) return {};
@@ -80,7 +80,7 @@ at::Tensor gradient_place(const at::Tensor& parameter) {
   const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
   const bool captured = asked_for == nullptr || !asked_for->empty() || at::GradMode::is_enabled();
   if (ours == nullptr || seen || captured || !on_current_stream(*node)) return {};
-  return ours->place();
+  return ours->destination();
 }
 
 }  // namespace tesserae::autograd

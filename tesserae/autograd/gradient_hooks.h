@@ -16,10 +16,10 @@ class GradientHooks {
  public:
   /// `take(i, gradient)` for parameters[i], on the thread that runs backward, without gradient mode.
   using Take = std::function<void(int, const at::Tensor&)>;
-  /// Answers gradient_place() for parameters[i].
-  using Place = std::function<at::Tensor(int)>;
+  /// Answers gradient_destination() for parameters[i].
+  using Destination = std::function<at::Tensor(int)>;
 
-  GradientHooks(const std::vector<at::Tensor>& parameters, Take take, Place place);
+  GradientHooks(const std::vector<at::Tensor>& parameters, Take take, Destination destination);
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -36,6 +36,6 @@ class GradientHooks {
 /// forward, gradients are reduced in another dtype, the slot has one already or was given before in this backward, or
 /// somebody else (hooks, torch::autograd::grad, create_graph) is to see the gradient. Called inside a backward, by the
 /// thread that runs it. After the gradient accumulation fusion of Megatron-LM (github.com/NVIDIA/Megatron-LM).
-at::Tensor gradient_place(const at::Tensor& parameter);
+at::Tensor gradient_destination(const at::Tensor& parameter);
 
 }  // namespace tesserae::autograd

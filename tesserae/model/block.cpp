@@ -60,8 +60,9 @@ at::Tensor BlockImpl::forward(at::Tensor x) {
 }
 
 at::Tensor BlockImpl::drop(const at::Tensor& branch) const {
-  const auto place = options_.sequence_dim == tensor::no_sequence ? tensor::Place::repeated : tensor::Place::split;
-  return dropout_ > 0 ? tensor::dropout(branch, dropout_, is_training(), place, options_.parallel) : branch;
+  const auto placement =
+      options_.sequence_dim == tensor::no_sequence ? tensor::Placement::repeated : tensor::Placement::split;
+  return dropout_ > 0 ? tensor::dropout(branch, dropout_, is_training(), placement, options_.parallel) : branch;
 }
 
 }  // namespace tesserae::model

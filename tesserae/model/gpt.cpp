@@ -52,13 +52,13 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens, const at::Tensor& targets)
 at::Tensor GptImpl::forward_padded(const at::Tensor& tokens, const at::Tensor& targets) {
   at::Tensor x = embedding_(tokens);
   if (config_.dropout > 0) {
-    const auto place = config_.sequence_parallel ? tensor::Place::split : tensor::Place::repeated;
-    x = tensor::dropout(x, config_.dropout, is_training(), place, config_.parallel);
+    const auto placement = config_.sequence_parallel ? tensor::Placement::split : tensor::Placement::repeated;
+    x = tensor::dropout(x, config_.dropout, is_training(), placement, config_.parallel);
   }
   for (auto& block : blocks_) x = block->forward(x);
   x = norm_(x);
   // A view, so that autograd has a gradient of its own here, to which it adds that of the rows in place: only one of
-  // the two could be computed where they are reduced (autograd::gradient_place).
+  // the two could be computed where they are reduced (autograd::gradient_destination).
   const at::Tensor logits = config_.tied ? tensor::column_linear(x, embedding_->weight.view_as(embedding_->weight), {},
                                                                  config_.parallel, options_.sequence_dim)
                                          : head_->forward(x);

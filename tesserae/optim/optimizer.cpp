@@ -16,7 +16,7 @@ namespace tesserae::optim {
 Optimizer::Optimizer(std::shared_ptr<Target> target, double lr, DecayPolicy decays)
     : target_(std::move(target)), lr_(lr), decays_(std::move(decays)), states_(target_->shards().size()) {
   if (!decays_) decays_ = decays_if_matrix;
-  attached_ = target_->attach(*this);
+  companion_ = target_->add_companion(*this);
 }
 
 StepResult Optimizer::step(const StepOptions& options) {

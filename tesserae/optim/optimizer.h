@@ -90,7 +90,7 @@ class Optimizer : public shard::Companion {
   double lr_;
   DecayPolicy decays_;
   std::vector<State> states_;
-  std::shared_ptr<void> attached_;  // last: nobody calls a companion that is half gone
+  std::shared_ptr<void> companion_;  // last: nobody calls a companion that is half gone
 };
 
 }  // namespace tesserae::optim

@@ -14,7 +14,7 @@ class EngineTarget final : public Target {
   const shard::ShardList& shards() const override { return engine_.shards(); }
   void publish(int index) override { engine_.publish(index); }
   void zero_grad() override { engine_.zero_grad(); }
-  std::shared_ptr<void> attach(shard::Companion& companion) override { return engine_.attach(companion); }
+  std::shared_ptr<void> add_companion(shard::Companion& companion) override { return engine_.add_companion(companion); }
 
   bool counts_repeated() const override { return engine_.root().sharding().mesh->writes_unsplit(); }
   double sum_over_chunks(double value) override {
@@ -27,7 +27,7 @@ class EngineTarget final : public Target {
  private:
   // After the state ranks of each tensor index: all of these bring the same, so all ranks get the same bits.
   double over_tensor_ranks(double value, comm::Reduction how) const {
-    const shard::Context& context = engine_.root().context();
+    const shard::UnitContext& context = engine_.root().context();
     return shard::over_tensor_ranks(*context.sharding->mesh, value, how, {"", context.statistics().steps});
   }
 

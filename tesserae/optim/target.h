@@ -25,7 +25,7 @@ class Target {
   /// Forgets all gradients.
   virtual void zero_grad() = 0;
   /// The companion's tensors move with the shards until what is returned is dropped; null where shards never move.
-  virtual std::shared_ptr<void> attach(shard::Companion& companion) = 0;
+  virtual std::shared_ptr<void> add_companion(shard::Companion& companion) = 0;
 
   /// Whether this rank counts the parameters that all tensor-parallel ranks hold whole: true on one of them. The parts
   /// of split parameters are counted by each.
@@ -48,7 +48,7 @@ class LocalTarget : public Target {
   const shard::ShardList& shards() const override { return shards_; }
   void publish(int index) override;
   void zero_grad() override;
-  std::shared_ptr<void> attach(shard::Companion& /*companion*/) override { return {}; }
+  std::shared_ptr<void> add_companion(shard::Companion& /*companion*/) override { return {}; }
   bool counts_repeated() const override { return true; }
   double sum_over_chunks(double value) override { return value; }
   double max_over_chunks(double value) override { return value; }

@@ -41,7 +41,7 @@ void Engine::enter(Phase next) {
   phase_ = next;
 }
 
-void Engine::require_whole() const {
+void Engine::require_not_torn() const {
   if (phase_ != Phase::torn) return;
   throw comm::CommError("reshard",
                         cat("an earlier change of degrees failed half-way on rank ", root().sharding().fabric->rank(),
@@ -49,7 +49,7 @@ void Engine::require_whole() const {
 }
 
 void Engine::publish(int shard) {
-  require_whole();
+  require_not_torn();
   for (const FlatBuffer* buffer : buffers_) {
     if (buffer->shard() != nullptr && buffer->shard()->index == shard) buffer->parameter().publish();
   }
@@ -82,7 +82,7 @@ void Engine::show_gradients() {
   }
 }
 
-std::shared_ptr<void> Engine::attach(Companion& companion) {
+std::shared_ptr<void> Engine::add_companion(Companion& companion) {
   companions_.push_back(&companion);
   return {&companion, [alive = std::weak_ptr<Engine*>(alive_)](void* gone) {
             if (const auto engine = alive.lock()) std::erase((*engine)->companions_, static_cast<Companion*>(gone));

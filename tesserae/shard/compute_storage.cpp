@@ -55,29 +55,29 @@ ComputeStorage::ComputeStorage(const Flat& flat, c10::Device device, const std::
     move_from_meta(parameters[i], device);
     parameters[i].set_data(view);
   }
-  detach();
+  hide();
 }
 
 ComputeStorage::ComputeStorage(ComputeStorage&& other, const Flat& flat) : ComputeStorage(std::move(other)) {
   bytes_ = bytes_of(flat);
-  detach();
+  hide();
 }
 
-void ComputeStorage::attach(const at::Tensor& memory) {
+void ComputeStorage::show(const at::Tensor& memory) {
   auto* storage = storage_.unsafeGetStorageImpl();
   allow_access(*storage);
   storage->set_data_ptr_noswap(c10::DataPtr(memory.data_ptr(), device_));
   storage->set_nbytes(static_cast<size_t>(bytes_));
-  attached_ = true;
+  shows_ = true;
 }
 
-void ComputeStorage::detach() {
+void ComputeStorage::hide() {
   if (!storage_) return;  // moved from
   auto* storage = storage_.unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(c10::DataPtr(nullptr, device_));
   storage->set_nbytes(size_t{0});
   forbid_access(*storage, sharded_message_);
-  attached_ = false;
+  shows_ = false;
 }
 
 }  // namespace tesserae::shard

@@ -27,18 +27,18 @@ class ComputeStorage {
   ComputeStorage(ComputeStorage&& other, const Flat& flat);
   ComputeStorage(ComputeStorage&&) = default;
 
-  /// Points at `memory` ([flat.total()], compute dtype, contiguous), which must stay until detach().
-  void attach(const at::Tensor& memory);
+  /// Points at `memory` ([flat.total()], compute dtype, contiguous), which must stay until hide().
+  void show(const at::Tensor& memory);
   /// Reading a parameter now throws an error that says that it is sharded.
-  void detach();
-  bool attached() const { return attached_; }
+  void hide();
+  bool shows() const { return shows_; }
 
  private:
   c10::Storage storage_;
   c10::Device device_;
   int64_t bytes_;
   std::string sharded_message_;
-  bool attached_ = false;
+  bool shows_ = false;
 };
 
 /// Lets a tensor on the meta device take data on `device` by set_data: it then claims to live there. Does nothing to

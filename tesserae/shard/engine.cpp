@@ -7,7 +7,7 @@
 //     first one asks autograd to call step 5 when the backward ends.
 //  4. on_gradient(): a parameter's gradient is final for this backward (hook on its AccumulateGrad node; the tensor's
 //     own post-accumulate slot belongs to the user). It moves into the unit's buffer, unless it was computed there
-//     (gradient_place); the last one of a buffer starts the reduction and frees the unit.
+//     (gradient_destination); the last one of a buffer starts the reduction and frees the unit.
 //  5. end_backward(): reduce what is left, in unit order, the same on all ranks; wait for all reductions; free
 //     everything.
 //
@@ -69,7 +69,7 @@ void Engine::cancel_forward(ShardedUnit& unit) {
 }
 
 void Engine::begin_step() {
-  require_whole();
+  require_not_torn();
   if (phase_ == Phase::backward) abandon_step();
   for (const auto& unit : units_) unit->reset();
   if (phase_ == Phase::forward) free_all();  // a forward threw before its end
@@ -167,7 +167,7 @@ void Engine::before_backward(ShardedUnit& unit) {
 
 void Engine::open_backward() {
   if (phase_ == Phase::backward) return;
-  require_whole();
+  require_not_torn();
   around_backward_ = phase_;
   enter(Phase::backward);
   for (const FlatBuffer* buffer : buffers_) {
@@ -238,7 +238,7 @@ at::Tensor Engine::place_of_gradient(FlatBuffer& buffer, int slot) {
   // Waits rather than let the caller do without: what is computed elsewhere may be rounded in another way, and results
   // must not depend on timing.
   if (buffer.gradient()->needs_buffer()) limit_reductions(root().sharding().options.limit_reductions - 1);
-  return buffer.gradient()->place(slot);
+  return buffer.gradient()->destination(slot);
 }
 
 bool Engine::reduces_now() const {

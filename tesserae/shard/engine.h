@@ -75,8 +75,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Resharding reshard(const mesh::Degrees& degrees);  ///< see reshard.h; collective over the job
   /// `companion` moves along with the shards until what is returned is dropped, which may be after the engine. Of the
   /// root: an engine that adopts another does not take over its companions.
-  std::shared_ptr<void> attach(Companion& companion);
-  void require_whole() const;  ///< throws comm::CommError after a change of degrees that failed half-way
+  std::shared_ptr<void> add_companion(Companion& companion);
+  void require_not_torn() const;  ///< throws comm::CommError after a change of degrees that failed half-way
 
  private:
   friend class Reshard;  // settles, enters and leaves Phase::torn, replaces the pool, moves companions

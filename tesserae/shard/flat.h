@@ -64,15 +64,15 @@ class Flat {
   int64_t gradient_piece() const { return total() / layout_.degrees().gradients; }
   int64_t parameter_piece() const { return total() / layout_.degrees().parameters; }
 
-  // Where this rank's parts lie in the flat buffer.
-  mesh::Range chunk_range() const { return part(layout_.chunk(rank_), chunk()); }
-  mesh::Range gradient_range() const { return part(layout_.gradient_piece(rank_), gradient_piece()); }
-  mesh::Range parameter_range() const { return part(layout_.parameter_piece(rank_), parameter_piece()); }
+  // Where what this rank owns lies in the flat buffer.
+  mesh::Range chunk_range() const { return piece(layout_.chunk(rank_), chunk()); }
+  mesh::Range gradient_range() const { return piece(layout_.gradient_piece(rank_), gradient_piece()); }
+  mesh::Range parameter_range() const { return piece(layout_.parameter_piece(rank_), parameter_piece()); }
 
   const mesh::Layout& layout() const { return layout_; }
   int rank() const { return rank_; }
 
-  /// The parts of the slots that lie in `range`, relative to its begin.
+  /// What of the slots lies in `range`, relative to its begin.
   std::vector<Slice> slices(const mesh::Range& range) const;
   /// The elements that belong to no slot, as ranges of the whole buffer.
   const std::vector<mesh::Range>& gaps() const { return gaps_; }
@@ -81,7 +81,7 @@ class Flat {
   bool master_is_piece() const { return trainable_ && layout_.degrees().parameters == layout_.degrees().optimizer; }
 
  private:
-  static mesh::Range part(int index, int64_t size) { return {index * size, (index + 1) * size}; }
+  static mesh::Range piece(int index, int64_t size) { return {index * size, (index + 1) * size}; }
 
   std::string unit_;
   std::vector<Slot> slots_;

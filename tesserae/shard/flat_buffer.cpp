@@ -6,7 +6,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/initial_values.h"
-#include "tesserae/shard/parts.h"
+#include "tesserae/shard/local_state.h"
 
 namespace tesserae::shard {
 namespace {
@@ -29,15 +29,15 @@ void copy_part(const Slot& slot, const at::Tensor& values, const mesh::Range& ra
 }  // namespace
 
 FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), tensors_(spec.parameters) {
-  const Context& context = unit.context();
+  const UnitContext& context = unit.context();
   const Sharding& sharding = unit.sharding();
   const auto dtypes = dtypes_of(spec, sharding.options.precision);
   flat_ =
       std::make_unique<Flat>(unit.name(), spec.slots, dtypes, spec.trainable, sharding.layout, sharding.fabric->rank());
   at::Tensor master, piece;
   // Padding must be finite: it travels with the rest.
-  if (flat_->trainable()) master = new_part(context, *flat_, dtypes.master).zero_();
-  piece = flat_->trainable() ? piece_for(context, *flat_, master) : new_part(context, *flat_, dtypes.compute).zero_();
+  if (flat_->trainable()) master = new_local(context, *flat_, dtypes.master).zero_();
+  piece = flat_->trainable() ? piece_for(context, *flat_, master) : new_local(context, *flat_, dtypes.compute).zero_();
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const Slot& slot = flat_->slots()[i];
     const at::Tensor values = initial_values(sharding, slot, tensors_[i], dtypes.master);
@@ -66,7 +66,7 @@ void FlatBuffer::rename(const std::string& prefix) {
 void FlatBuffer::set_master_dtype(c10::ScalarType dtype) {
   flat_->set_master_dtype(dtype);
   parameter_->cast_master();
-  shard_.master = parameter_->part();
+  shard_.master = parameter_->local();
   shard_.grad = at::Tensor();
 }
 
@@ -80,21 +80,21 @@ void FlatBuffer::require_still_frozen() const {
   }
 }
 
-void FlatBuffer::replace(Parts parts) {
-  ComputeStorage storage(parameter_->take_storage(), *parts.flat);
+void FlatBuffer::replace(State state) {
+  ComputeStorage storage(parameter_->take_storage(), *state.flat);
   // What was there goes before what comes is looked at: memory for both may not be there.
   parameter_.reset();
   const bool trainable = gradient_ != nullptr;
   gradient_.reset();
-  flat_ = std::move(parts.flat);
-  shard_ = trainable ? shard_of(parts.master) : Shard();
-  parameter_ = std::make_unique<FlatParameter>(unit_.context(), *flat_, std::move(storage), std::move(parts.master),
-                                               std::move(parts.piece));
-  parameter_->share(std::move(parts.shared));
+  flat_ = std::move(state.flat);
+  shard_ = trainable ? shard_of(state.master) : Shard();
+  parameter_ = std::make_unique<FlatParameter>(unit_.context(), *flat_, std::move(storage), std::move(state.master),
+                                               std::move(state.piece));
+  parameter_->share(std::move(state.shared));
   if (!trainable) return;
-  shard_.grad = parts.grad;
+  shard_.grad = state.grad;
   gradient_ = std::make_unique<FlatGradient>(unit_.context(), *flat_, shard_);
-  gradient_->adopt(std::move(parts.grad));
+  gradient_->adopt(std::move(state.grad));
 }
 
 }  // namespace tesserae::shard

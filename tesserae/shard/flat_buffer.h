@@ -22,7 +22,7 @@ class ShardedUnit;
 /// and the shard that an optimizer sees. Keeps its address as long as the unit lives, also in a change of degrees.
 class FlatBuffer {
  public:
-  /// Cuts this rank's parts out of the parameters' initial values, one parameter at a time, and makes the parameters
+  /// Cuts what this rank holds out of the parameters' initial values, one parameter at a time, and makes the parameters
   /// views of the gathered buffer. Collective where initial values are broadcast.
   FlatBuffer(ShardedUnit& unit, const FlatSpec& spec);
   FlatBuffer(const FlatBuffer&) = delete;
@@ -44,15 +44,15 @@ class FlatBuffer {
   void require_still_frozen() const;
 
   /// What this rank holds of a buffer between steps; what a change of degrees makes anew.
-  struct Parts {
+  struct State {
     std::unique_ptr<Flat> flat;
     at::Tensor master;  ///< undefined if frozen
     at::Tensor piece;   ///< as FlatParameter takes it
     at::Tensor shared;  ///< FlatParameter::shared_memory of the new layout
     at::Tensor grad;    ///< undefined: no gradient
   };
-  /// Puts `parts`, cut for the unit's Sharding, in the place of the present ones. The module's parameters stay.
-  void replace(Parts parts);
+  /// Puts `state`, cut for the unit's Sharding, in the place of the present ones. The module's parameters stay.
+  void replace(State state);
 
  private:
   Shard shard_of(const at::Tensor& master) const;

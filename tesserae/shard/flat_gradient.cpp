@@ -22,7 +22,7 @@ double fp16_prescale(int ranks) {
 
 }  // namespace
 
-FlatGradient::FlatGradient(const Context& context, const Flat& flat, Shard& shard)
+FlatGradient::FlatGradient(const UnitContext& context, const Flat& flat, Shard& shard)
     : context_(context),
       sharding_(context.sharding),
       flat_(flat),
@@ -62,13 +62,13 @@ void FlatGradient::take_buffer() {
   views_ = std::move(views);
 }
 
-at::Tensor FlatGradient::place(int slot) {
+at::Tensor FlatGradient::destination(int slot) {
   if (filled_[slot] || given_[slot]) return {};
   if (buffer_ < 0) take_buffer();
   // A tensor of its own, with no other reference to it: AccumulateGrad takes over such, and copies what others hold.
-  at::Tensor place = views_->slots[slot].detach();
-  given_[slot] = WeakTensor(place.getIntrusivePtr());
-  return place;
+  at::Tensor destination = views_->slots[slot].detach();
+  given_[slot] = WeakTensor(destination.getIntrusivePtr());
+  return destination;
 }
 
 // A gradient that was written to its slot is on its way here. If another of the slot is earlier (its backward runs

@@ -18,13 +18,13 @@ namespace tesserae::shard {
 /// The gradient side of one flat buffer on this rank, from autograd's gradients to Shard::grad. The life of a gradient:
 ///
 ///  1. add(): each parameter's gradient goes into the whole buffer (reduce dtype): copied the first time, unless it was
-///     written there (place()), added after that.
+///     written there (destination()), added after that.
 ///  2. complete() is true once every parameter has had one in this backward. A backward may complete a buffer several
 ///     times (a unit under reentrant checkpointing used twice) or never (a parameter without gradient).
 ///  3. reduce() sends the whole buffer on its way over the reduce lane; missing gradients count as zero. First hop: sum
 ///     over G, leaving this rank's gradient piece.
 ///  4. Not at a boundary: the piece is added to the kept piece (two_hop). At a boundary: the kept piece is added;
-///     second hop: G to O; third hop: sum over replicas; the average (Context::gradient_divisor) is added to
+///     second hop: G to O; third hop: sum over replicas; the average (UnitContext::gradient_divisor) is added to
 ///     Shard::grad. Where the first hop is all there is, and nothing to be added to, it leaves the average in
 ///     Shard::grad itself.
 ///  5. finish() waits for that and gives the buffer back to the pool.
@@ -32,17 +32,17 @@ namespace tesserae::shard {
 /// With accumulation `local`, nobody calls reduce() before the boundary, and step 1 accumulates.
 class FlatGradient {
  public:
-  FlatGradient(const Context& context, const Flat& flat, Shard& shard);
+  FlatGradient(const UnitContext& context, const Flat& flat, Shard& shard);
 
-  /// Context::gradient_divisor has changed. Not while a reduction is in flight.
+  /// UnitContext::gradient_divisor has changed. Not while a reduction is in flight.
   void update_average();
 
   void begin_backward();
   /// True if no buffer is held yet: add() is about to take one from the pool.
   bool needs_buffer() const { return buffer_ < 0; }
   /// The slot, for whoever computes the first gradient of it in this backward; undefined for all others. See
-  /// autograd::gradient_place().
-  at::Tensor place(int slot);
+  /// autograd::gradient_destination().
+  at::Tensor destination(int slot);
   void add(int slot, const at::Tensor& gradient);
   bool complete() const { return missing_ == 0; }
   /// True if there is anything that a reduction at a boundary must still take along.
@@ -86,7 +86,7 @@ class FlatGradient {
   at::Tensor reduce_elsewhere(const Views& views, StepObserver& reducer);
   void deliver(const at::Tensor& chunk, bool add, bool divided);
 
-  const Context& context_;
+  const UnitContext& context_;
   std::shared_ptr<const Sharding> sharding_;
   const Flat& flat_;
   Shard& shard_;
@@ -101,7 +101,7 @@ class FlatGradient {
   std::shared_ptr<const Views> views_;
   std::vector<bool> filled_;                      // by slot: the buffer holds a gradient
   std::vector<bool> fired_;                       // by slot: had one in this backward
-  std::vector<std::optional<WeakTensor>> given_;  // by slot: what place() returned in this backward
+  std::vector<std::optional<WeakTensor>> given_;  // by slot: what destination() returned in this backward
   int missing_ = 0;                               // slots that have not fired
 
   Pool::Buffer in_flight_ = -1;

@@ -17,7 +17,7 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-FlatParameter::FlatParameter(const Context& context, const Flat& flat, ComputeStorage storage, at::Tensor master,
+FlatParameter::FlatParameter(const UnitContext& context, const Flat& flat, ComputeStorage storage, at::Tensor master,
                              at::Tensor piece)
     : context_(context),
       sharding_(context.sharding),
@@ -26,10 +26,10 @@ FlatParameter::FlatParameter(const Context& context, const Flat& flat, ComputeSt
       piece_(std::move(piece)),
       resident_(piece_.defined() && flat.layout().degrees().parameters == 1),
       storage_(std::move(storage)) {
-  if (resident_) storage_.attach(piece_);
+  if (resident_) storage_.show(piece_);
 }
 
-at::Tensor FlatParameter::shared_memory(const Context& context, const Flat& flat) {
+at::Tensor FlatParameter::shared_memory(const UnitContext& context, const Flat& flat) {
   if (flat.layout().degrees().parameters == 1 || !context.sharding->device.is_cpu()) return {};
   const auto dtype = flat.dtypes().compute;
   at::Tensor memory;
@@ -58,7 +58,7 @@ void FlatParameter::show(at::Tensor whole) {
 }
 
 FlatParameter::~FlatParameter() {
-  storage_.detach();
+  storage_.hide();
 }
 
 int64_t FlatParameter::buffer_bytes() const {
@@ -74,7 +74,7 @@ void FlatParameter::cast_master() {
   master_ = master_.to(flat_.dtypes().master);
   if (!was_piece || master_.scalar_type() == flat_.dtypes().compute) return;
   // From now on gathering casts: into the shared copy, or a buffer, also where the piece was the whole.
-  storage_.detach();
+  storage_.hide();
   piece_ = at::Tensor();
   resident_ = false;
 }
@@ -120,14 +120,14 @@ void FlatParameter::finish_gather() {
     return;
   }
   wait_and_count(gather_, context_.statistics().exposed_gather);
-  if (!storage_.attached()) storage_.attach(whole_);
+  if (!storage_.shows()) storage_.show(whole_);
 }
 
-void FlatParameter::release(bool keep) {
+void FlatParameter::free(bool keep) {
   if (!held_) return;
   gather_.wait();
   gather_ = {};
-  storage_.detach();
+  storage_.hide();
   if (buffer_ >= 0) context_.pool().release(buffer_, keep);
   buffer_ = -1;
   held_ = false;
@@ -145,11 +145,11 @@ void FlatParameter::publish() {
   });
 }
 
-at::Tensor FlatParameter::gather(const at::Tensor& part) {
-  at::Tensor whole = at::empty({flat_.total()}, part.options().device(sharding_->device));
+at::Tensor FlatParameter::whole_values(const at::Tensor& local) {
+  at::Tensor whole = at::empty({flat_.total()}, local.options().device(sharding_->device));
   const auto task = [&] {
     const comm::Label label{flat_.unit(), context_.statistics().steps};
-    narrow(whole, part_range()).copy_(part);
+    narrow(whole, local_range()).copy_(local);
     if (master_.defined()) sharding_->refresh_group.all_gather(narrow(whole, flat_.parameter_range()), label);
     sharding_->parameter_group.all_gather(whole, label);
   };
@@ -157,8 +157,8 @@ at::Tensor FlatParameter::gather(const at::Tensor& part) {
   return whole;
 }
 
-void FlatParameter::scatter(const at::Tensor& whole) {
-  part().copy_(narrow(whole, part_range()));
+void FlatParameter::set_values(const at::Tensor& whole) {
+  local().copy_(narrow(whole, local_range()));
 }
 
 }  // namespace tesserae::shard

@@ -19,15 +19,16 @@ namespace tesserae::shard {
 /// that is not the newest counts as not gathered, whatever the lifetime says, so no code has to know who made it stale.
 ///
 /// [Note: shared copy] Where the ranks of P share memory (Group::share), there is one gathered copy for all of them,
-/// for good: pieces, and masters of the same dtype, are parts of it. Gathering moves nothing:
-///  1. between steps each rank writes its own part (optimizer, refresh), or casts it there when it starts to gather;
+/// for good: pieces, and masters of the same dtype, lie in it. Gathering moves nothing:
+///  1. between steps each rank writes its own piece (optimizer, refresh), or casts it there when it starts to gather;
 ///  2. finish_gather() returns when all ranks have come to that version: then everybody reads;
 ///  3. Engine::finish_reading(), after a backward or an evaluation, returns when all ranks have read: back to 1.
 class FlatParameter {
  public:
   /// `master`: this rank's chunk in the master dtype (undefined for frozen parameters). `piece`: this rank's parameter
   /// piece in the compute dtype; undefined if the master takes its place (Flat::master_is_piece) in another dtype.
-  FlatParameter(const Context& context, const Flat& flat, ComputeStorage storage, at::Tensor master, at::Tensor piece);
+  FlatParameter(const UnitContext& context, const Flat& flat, ComputeStorage storage, at::Tensor master,
+                at::Tensor piece);
   ~FlatParameter();
   FlatParameter(const FlatParameter&) = delete;
   FlatParameter& operator=(const FlatParameter&) = delete;
@@ -37,7 +38,7 @@ class FlatParameter {
 
   /// Memory for a copy that all ranks of P share: [flat.total()], compute dtype, zeros. Undefined if P is 1 or there is
   /// no such memory. Collective.
-  static at::Tensor shared_memory(const Context& context, const Flat& flat);
+  static at::Tensor shared_memory(const UnitContext& context, const Flat& flat);
   /// What is gathered lies in `whole`, which is such memory, from now on. A piece that does not lie there yet moves
   /// there; tensors that show it keep doing so. Before the first gather; does nothing if `whole` is undefined.
   void share(at::Tensor whole);
@@ -47,27 +48,27 @@ class FlatParameter {
   /// Waits until the newest version can be read through the module's parameters. start_gather() came before.
   void finish_gather();
   /// Gives the gathered copy up. Does nothing for parameters that are always whole (P = 1). `keep`: Pool::release().
-  void release(bool keep = true);
-  /// True from start_gather() to release(): the copy takes a buffer of the pool, or stands for one.
+  void free(bool keep = true);
+  /// True from start_gather() to free(): the copy takes a buffer of the pool, or stands for one.
   bool holds_buffer() const { return held_; }
   bool shared() const { return shared_; }
   /// True if finish_gather() has been called for the newest version.
-  bool readable() const { return resident_ || (held_ && storage_.attached() && shown_version_ == version_); }
+  bool readable() const { return resident_ || (held_ && storage_.shows() && shown_version_ == version_); }
 
   /// The master gets another dtype, that of the flat buffer; its values are cast. Before the first gather only.
   void cast_master();
   /// The master changed: raises the version and refreshes the piece from the owners of its chunks (O to P).
   void publish();
 
-  /// This rank's part of the values that count between steps: the master chunk (frozen: the parameter piece), and where
-  /// it lies in the flat buffer.
-  const at::Tensor& part() const { return master_.defined() ? master_ : piece_; }
-  mesh::Range part_range() const { return master_.defined() ? flat_.chunk_range() : flat_.parameter_range(); }
+  /// What this rank holds of the values that count between steps: the master chunk (frozen: the parameter piece), and
+  /// where it lies in the flat buffer.
+  const at::Tensor& local() const { return master_.defined() ? master_ : piece_; }
+  mesh::Range local_range() const { return master_.defined() ? flat_.chunk_range() : flat_.parameter_range(); }
 
-  /// [flat.total()]: what the ranks hold as their parts (of part()'s size, any dtype), gathered. Collective; waits.
-  at::Tensor gather(const at::Tensor& part);
-  /// Takes this rank's part of such a buffer as its new values. Then publish().
-  void scatter(const at::Tensor& whole);
+  /// [flat.total()], in memory of its own: every rank's `local` (of local()'s size, any dtype). Collective; waits.
+  at::Tensor whole_values(const at::Tensor& local);
+  /// Takes local_range() of such a buffer as this rank's new values. Then publish().
+  void set_values(const at::Tensor& whole);
 
   const Flat& flat() const { return flat_; }
   int64_t buffer_bytes() const;  ///< what start_gather() asks of the pool; 0 if it never does
@@ -77,7 +78,7 @@ class FlatParameter {
   void show(at::Tensor whole);
   void meet();
 
-  const Context& context_;
+  const UnitContext& context_;
   std::shared_ptr<const Sharding> sharding_;
   const Flat& flat_;
   at::Tensor master_;

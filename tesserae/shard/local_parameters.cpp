@@ -26,7 +26,7 @@ void set_data(const at::Tensor& parameter, const at::Tensor& data) {
 LocalParameters::LocalParameters(const Flat& flat, FlatParameter& values, FlatGradient* gradients,
                                  const std::vector<at::Tensor>& parameters)
     : flat_(flat), values_(values), gradients_(gradients) {
-  const mesh::Range mine = values.part_range();
+  const mesh::Range mine = values.local_range();
   if (parameters.size() == 1 && flat.slots().size() != 1) {
     entries_.push_back({parameters[0], {0, mine.size()}});
     return;
@@ -39,31 +39,31 @@ LocalParameters::LocalParameters(const Flat& flat, FlatParameter& values, FlatGr
   }
 }
 
-void LocalParameters::show_part() {
+void LocalParameters::show_values() {
   const at::NoGradGuard no_grad;
-  for (const auto& entry : entries_) set_data(entry.parameter, elements_of(values_.part(), entry.part));
+  for (const auto& entry : entries_) set_data(entry.parameter, elements_of(values_.local(), entry.range));
 }
 
 void LocalParameters::take_values() {
   const at::NoGradGuard no_grad;
-  const at::Tensor& part = values_.part();
-  const auto* base = static_cast<const char*>(part.const_data_ptr());
-  const auto element = static_cast<int64_t>(part.element_size());
+  const at::Tensor& local = values_.local();
+  const auto* base = static_cast<const char*>(local.const_data_ptr());
+  const auto element = static_cast<int64_t>(local.element_size());
   for (size_t i = 0; i < entries_.size(); ++i) {
     const Entry& entry = entries_[i];
     const at::Tensor& parameter = entry.parameter;
-    const bool same_size = parameter.numel() == entry.part.size() && parameter.scalar_type() == part.scalar_type();
+    const bool same_size = parameter.numel() == entry.range.size() && parameter.scalar_type() == local.scalar_type();
     if (!same_size) {
       throw InvalidArgument(
           "FSDP",
           cat("parameter ", flat_.slots()[i].names.front(), " has ", parameter.numel(), " elements of ",
-              c10::toString(parameter.scalar_type()), " and was sharded with ", entry.part.size(), " elements of ",
-              c10::toString(part.scalar_type()), " on this rank: its data were replaced behind ",
+              c10::toString(parameter.scalar_type()), " and was sharded with ", entry.range.size(), " elements of ",
+              c10::toString(local.scalar_type()), " on this rank: its data were replaced behind ",
               "the engine. Change whole parameters inside summon_full_params, their size or dtype before FSDP"));
     }
-    if (entry.part.empty() || parameter.const_data_ptr() == base + entry.part.begin * element) continue;
-    elements_of(part, entry.part).copy_(parameter.detach().reshape({-1}));
-    set_data(parameter, elements_of(part, entry.part));
+    if (entry.range.empty() || parameter.const_data_ptr() == base + entry.range.begin * element) continue;
+    elements_of(local, entry.range).copy_(parameter.detach().reshape({-1}));
+    set_data(parameter, elements_of(local, entry.range));
   }
 }
 
@@ -82,7 +82,7 @@ void LocalParameters::show_requires_grad(const std::vector<at::Tensor>& tensors)
 
 bool LocalParameters::any_gradient() const {
   return std::any_of(entries_.begin(), entries_.end(),
-                     [](const Entry& entry) { return !entry.part.empty() && entry.parameter.grad().defined(); });
+                     [](const Entry& entry) { return !entry.range.empty() && entry.parameter.grad().defined(); });
 }
 
 void LocalParameters::take_gradients(Shard& shard) {
@@ -93,8 +93,8 @@ void LocalParameters::take_gradients(Shard& shard) {
   const at::NoGradGuard no_grad;
   if (!shard.grad.defined()) shard.grad = gradients_->memory().zero_();
   for (const auto& entry : entries_) {
-    if (entry.part.empty()) continue;
-    const at::Tensor mine = elements_of(shard.grad, entry.part);
+    if (entry.range.empty()) continue;
+    const at::Tensor mine = elements_of(shard.grad, entry.range);
     const at::Tensor& theirs = entry.parameter.grad();
     if (!theirs.defined()) {
       mine.zero_();
@@ -109,7 +109,7 @@ void LocalParameters::show_gradients(const Shard& shard) {
     shown_ = shard.grad;
     views_.clear();
     for (const auto& entry : entries_) {
-      views_.push_back(shown_.defined() && !entry.part.empty() ? elements_of(shown_, entry.part) : at::Tensor());
+      views_.push_back(shown_.defined() && !entry.range.empty() ? elements_of(shown_, entry.range) : at::Tensor());
     }
   }
   for (size_t i = 0; i < entries_.size(); ++i) {
@@ -127,23 +127,23 @@ at::Tensor LocalParameters::join(const std::vector<at::Tensor>& slices, c10::Sca
     throw InvalidArgument("LocalParameters::join", cat(slices.size(), " slices for ", entries_.size(),
                                                        " parameters of unit \"", flat_.unit(), "\""));
   }
-  at::Tensor part = at::zeros({values_.part_range().size()}, values_.part().options().dtype(dtype));
+  at::Tensor local = at::zeros({values_.local_range().size()}, values_.local().options().dtype(dtype));
   for (size_t i = 0; i < entries_.size(); ++i) {
-    const auto& range = entries_[i].part;
+    const auto& range = entries_[i].range;
     if (!slices[i].defined() || range.empty()) continue;
     if (slices[i].numel() != range.size()) {
       throw InvalidArgument("LocalParameters::join",
                             cat("a tensor of ", slices[i].numel(), " elements for parameter ", i, " of unit \"",
                                 flat_.unit(), "\", of which this rank has ", range.size(), " elements"));
     }
-    elements_of(part, range).copy_(slices[i].reshape({-1}));
+    elements_of(local, range).copy_(slices[i].reshape({-1}));
   }
-  return part;
+  return local;
 }
 
-std::vector<at::Tensor> LocalParameters::split(const at::Tensor& part) const {
+std::vector<at::Tensor> LocalParameters::split(const at::Tensor& local) const {
   std::vector<at::Tensor> slices;
-  for (const auto& entry : entries_) slices.push_back(elements_of(part, entry.part));
+  for (const auto& entry : entries_) slices.push_back(elements_of(local, entry.range));
   return slices;
 }
 

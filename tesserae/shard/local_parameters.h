@@ -10,9 +10,9 @@
 
 namespace tesserae::shard {
 
-/// Tensors of the user, one or several to a flat buffer, that show this rank's part of it between steps, so that any
-/// optimizer made for plain parameters can update a shard: the values are slices of the master (frozen: of the piece),
-/// and `.grad` of each is the slice of Shard::grad.
+/// Tensors of the user, one or several to a flat buffer, that show what this rank holds of it between steps, so that
+/// any optimizer made for plain parameters can update a shard: the values are slices of the master (frozen: of the
+/// piece), and `.grad` of each is the slice of Shard::grad.
 ///
 /// The user owns the tensors and does with `.grad` whatever they like. How that meets the engine:
 ///  1. take_gradients(), before a reduction adds to Shard::grad: a `.grad` that was set to nothing counts as zero, one
@@ -23,15 +23,15 @@ namespace tesserae::shard {
 /// Used from the thread that computes; never waits.
 class LocalParameters {
  public:
-  /// `parameters`: one for each slot of `flat`, or a single one for all of this rank's part, padding included.
+  /// `parameters`: one for each slot of `flat`, or a single one for all that this rank holds, padding included.
   LocalParameters(const Flat& flat, FlatParameter& values, FlatGradient* gradients,
                   const std::vector<at::Tensor>& parameters);
 
-  /// Takes the values of tensors that were given other memory of the same size, and shows the part in them again.
-  /// Throws InvalidArgument naming a parameter whose size or dtype has changed.
+  /// Takes the values of tensors that were given other memory of the same size, and has them show
+  /// FlatParameter::local() again. Throws InvalidArgument naming a parameter whose size or dtype has changed.
   void take_values();
-  /// The tensors show this rank's part, as one dimension. They may be on the meta device before.
-  void show_part();
+  /// The tensors show FlatParameter::local(), as one dimension. They may be on the meta device before.
+  void show_values();
 
   /// The tensors themselves, as the constructor takes them.
   std::vector<at::Tensor> parameters() const;
@@ -44,16 +44,16 @@ class LocalParameters {
   void take_gradients(Shard& shard);
   void show_gradients(const Shard& shard);
 
-  /// This rank's part of some state that an optimizer keeps for each tensor, joined to what FlatParameter::gather
-  /// takes: slices[i] belongs to parameters[i] and has as many elements (undefined: zeros).
+  /// Some state that an optimizer keeps for each tensor, joined to what FlatParameter::whole_values takes:
+  /// slices[i] belongs to parameters[i] and has as many elements (undefined: zeros).
   at::Tensor join(const std::vector<at::Tensor>& slices, c10::ScalarType dtype) const;
-  /// The reverse: views of `part`, one for each of the user's tensors, perhaps without an element.
-  std::vector<at::Tensor> split(const at::Tensor& part) const;
+  /// The reverse: views of `local`, one for each of the user's tensors, perhaps without an element.
+  std::vector<at::Tensor> split(const at::Tensor& local) const;
 
  private:
   struct Entry {
     at::Tensor parameter;
-    mesh::Range part;  ///< in this rank's part
+    mesh::Range range;  ///< in FlatParameter::local()
   };
 
   const Flat& flat_;

@@ -5,7 +5,8 @@
 //  3. The groups of the new degrees are made, or found: the fabric keeps them.
 //  4. Each host or device has the memory for the largest moment of step 6.
 //  5. Gathered copies are given up; what still shows a buffer of the old pool goes with its flat buffer in step 6.
-//  6. Flat buffer by flat buffer, new parts are filled from the old ones, which are freed; then parameters, gradients,
+//  6. Flat buffer by flat buffer, what ranks hold is filled from what they held, which is freed; then parameters,
+//  gradients,
 //     the user's tensors and companions take the new ones.
 //  7. The pool is reserved anew, masters become what the next forward sees, and what was freed goes back to the system.
 //
@@ -25,7 +26,7 @@
 #include "tesserae/comm/agree.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/shard/engine.h"
-#include "tesserae/shard/parts.h"
+#include "tesserae/shard/local_state.h"
 #include "tesserae/shard/reshard.h"
 
 namespace tesserae::shard {
@@ -108,12 +109,7 @@ std::vector<std::shared_ptr<const Sharding>> Reshard::next_shardings() const {
     auto& next = made[&last];
     if (!next) {
       Options options = last.options;
-      auto& strategy = options.strategy;
-      const bool never_freed = !strategy.free_after_forward && !strategy.free_after_backward;
-      if (strategy.degrees.parameters == 1 && never_freed) {
-        strategy.free_after_forward = strategy.free_after_backward = true;
-      }
-      strategy.degrees = degrees_;
+      options.strategy = mesh::with_degrees(options.strategy, degrees_);
       next = std::make_shared<const Sharding>(last.fabric, options);
       // Its connections are not part of moving, either.
       last.fabric->group(last.fabric->world().host_ranks(last.fabric->rank()), comm::Traffic::control);
@@ -126,37 +122,37 @@ std::vector<std::shared_ptr<const Sharding>> Reshard::next_shardings() const {
 // 6.
 
 uint64_t Reshard::recut(FlatBuffer& buffer, bool has_gradient) {
-  const Context& context = buffer.unit().context();
+  const UnitContext& context = buffer.unit().context();
   const Flat& from = buffer.flat();
   Shard* const shard = buffer.shard();
-  FlatBuffer::Parts parts;
-  parts.flat = std::make_unique<Flat>(from.unit(), from.slots(), from.dtypes(), from.trainable(),
+  FlatBuffer::State state;
+  state.flat = std::make_unique<Flat>(from.unit(), from.slots(), from.dtypes(), from.trainable(),
                                       context.sharding->layout, from.rank());
-  if (prepared_) parts.shared = FlatParameter::shared_memory(context, *parts.flat);
+  if (prepared_) state.shared = FlatParameter::shared_memory(context, *state.flat);
   std::vector<at::Tensor> before, after;
   std::vector<size_t> kept;  // where in them what a companion keeps ends
   const auto prepare = [&] {
-    before.push_back(buffer.parameter().part());
+    before.push_back(buffer.parameter().local());
     if (has_gradient) before.push_back(shard->grad.defined() ? shard->grad : buffer.gradient()->memory().zero_());
     for (Companion* companion : engine_.companions_) {
       if (shard == nullptr) break;
       std::ranges::move(companion->take(*shard), std::back_inserter(before));
       kept.push_back(before.size());
     }
-    after.push_back(new_part(context, *parts.flat, parts.shared));
+    after.push_back(new_local(context, *state.flat, state.shared));
     while (after.size() < before.size()) {
-      after.push_back(new_part(context, *parts.flat, before[after.size()].scalar_type()));
+      after.push_back(new_local(context, *state.flat, before[after.size()].scalar_type()));
     }
-    parts.piece = shard != nullptr ? piece_for(context, *parts.flat, after[0]) : after[0];
+    state.piece = shard != nullptr ? piece_for(context, *state.flat, after[0]) : after[0];
   };
   require_all(failure_of(prepare), cat("its part of unit \"", from.unit(), "\""));
-  const uint64_t bytes = move_parts(*context.sharding->fabric, from, *parts.flat, before, after);
+  const uint64_t bytes = move_local(*context.sharding->fabric, from, *state.flat, before, after);
 
   buffer.unit().tell([&](StepObserver& observer) { observer.before_recut(buffer); });
   before.clear();
-  if (shard != nullptr) parts.master = after[0];
-  if (has_gradient) parts.grad = after[1];
-  buffer.replace(std::move(parts));
+  if (shard != nullptr) state.master = after[0];
+  if (has_gradient) state.grad = after[1];
+  buffer.replace(std::move(state));
   buffer.unit().tell([&](StepObserver& observer) { observer.after_recut(buffer); });
   for (size_t i = 0, begin = has_gradient ? 2 : 1; i < kept.size(); begin = kept[i++]) {
     engine_.companions_[i]->put(

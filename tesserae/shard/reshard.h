@@ -27,7 +27,7 @@ class Reshard {
   /// Once. Throws, with degrees and values as they were (what was accumulated may be with its owners): InvalidArgument
   /// for impossible degrees, inside a backward, or with a hook in place of a reduction that cannot stand for them;
   /// comm::Mismatch if ranks ask for different degrees or hold different state; OutOfMemory on all ranks if one host or
-  /// device cannot hold the new parts. A CommError (a lost peer, or memory that could not be allocated after all)
+  /// device cannot hold what it would get. A CommError (a lost peer, or memory that could not be allocated after all)
   /// leaves the model between two layouts: every later step throws, and the job goes on from its last checkpoint.
   Resharding run();
 

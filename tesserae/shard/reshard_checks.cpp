@@ -42,7 +42,7 @@ std::string megabytes(double bytes) {
 // 1.
 
 void Reshard::require_agreement() const {
-  engine_.require_whole();
+  engine_.require_not_torn();
   if (autograd::in_backward()) throw InvalidArgument(name, "called inside a backward; call it between steps");
   std::string held = cat("degrees asked for: ", to_string(degrees_), "\n");
   for (const auto& shard : engine_.shards()) {

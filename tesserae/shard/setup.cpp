@@ -1,8 +1,8 @@
 // Building an engine: who owns what, initial values, buffers, hooks.
 //
 //  1. Units and parameters have been found, and the ranks have compared what they found (shard_model).
-//  2. Each unit makes its flat buffers (flat_buffer.cpp): it cuts this rank's parts out of the initial values, one
-//     parameter at a time, so that no rank ever holds more than its own part and one parameter; turns the module's
+//  2. Each unit makes its flat buffers (flat_buffer.cpp): it cuts what this rank holds out of the initial values, one
+//     parameter at a time, so that no rank ever holds more than that and one parameter; turns the module's
 //     parameters into views of the flat buffer's storage; hooks their gradients.
 //  3. Shared copies are made and the pool is reserved.
 
@@ -32,7 +32,7 @@ void require_possible(const Options& options, const std::vector<UnitSpec>& specs
                            " tensor-parallel ranks: leave both exact (wire.*)"));
   }
   for (const auto& spec : specs) {
-    if (spec.handle->attached()) {
+    if (spec.handle->has_unit()) {
       throw InvalidArgument("shard_model", cat("unit \"", spec.name, "\" belongs to a sharded model already"));
     }
   }
@@ -51,7 +51,7 @@ Engine::Engine(std::vector<UnitSpec> specs, std::shared_ptr<comm::Fabric> fabric
   workspace_ = std::make_shared<Workspace>(Workspace{Pool(sharding->device, options.elastic)});
   for (const auto& spec : specs) {
     units_.push_back(
-        std::make_unique<ShardedUnit>(*this, static_cast<int>(units_.size()), spec, Context{sharding, workspace_}));
+        std::make_unique<ShardedUnit>(*this, static_cast<int>(units_.size()), spec, UnitContext{sharding, workspace_}));
   }
   list_buffers();
 }

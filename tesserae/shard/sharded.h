@@ -50,8 +50,8 @@ class Sharded {
   void visit_parameters(const std::function<void(const std::string& name, at::Tensor parameter)>& visit,
                         bool writeback = false);
 
-  /// Turns the dial: cuts masters, gradients and what has been attached to the shards (Engine::attach) anew for other
-  /// degrees, between two steps. Values stay what they are, to the bit. See reshard.h. Collective.
+  /// Turns the dial: cuts masters, gradients and what has been attached to the shards (Engine::add_companion) anew for
+  /// other degrees, between two steps. Values stay what they are, to the bit. See reshard.h. Collective.
   Resharding reshard(const mesh::Degrees& degrees);
 
   /// Sum over all ranks of the fabric; a collective on the control lane.

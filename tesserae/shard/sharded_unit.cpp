@@ -11,7 +11,7 @@
 
 namespace tesserae::shard {
 
-ShardedUnit::ShardedUnit(Engine& engine, int index, const UnitSpec& spec, Context context)
+ShardedUnit::ShardedUnit(Engine& engine, int index, const UnitSpec& spec, UnitContext context)
     : engine_(&engine),
       index_(index),
       name_(spec.name.empty() ? "root" : spec.name),
@@ -22,11 +22,11 @@ ShardedUnit::ShardedUnit(Engine& engine, int index, const UnitSpec& spec, Contex
     buffers_.push_back(std::make_unique<FlatBuffer>(*this, flat));
     has_frozen_ = has_frozen_ || !flat.trainable;
   }
-  handle_->attach(this);
+  handle_->set_unit(this);
 }
 
 ShardedUnit::~ShardedUnit() {
-  if (handle_ != nullptr) handle_->attach(nullptr);
+  if (handle_ != nullptr) handle_->set_unit(nullptr);
 }
 
 void ShardedUnit::join(Engine& engine, int index, const std::string& prefix, std::shared_ptr<Workspace> workspace) {
@@ -35,7 +35,7 @@ void ShardedUnit::join(Engine& engine, int index, const std::string& prefix, std
   name_ = name_ == "root" ? prefix : cat(prefix, ".", name_);
   context_.workspace = std::move(workspace);
   for (auto& buffer : buffers_) buffer->rename(prefix);
-  if (handle_ != nullptr) handle_->attach(this);
+  if (handle_ != nullptr) handle_->set_unit(this);
 }
 
 // Events.
@@ -110,7 +110,7 @@ void ShardedUnit::free(FlatBuffer& buffer, bool keep) {
   if (phase_ == Phase::forward) {
     throw std::logic_error(cat("[ShardedUnit::free] unit \"", name_, "\" is computing with its parameters"));
   }
-  buffer.parameter().release(keep);
+  buffer.parameter().free(keep);
   if (!holds_buffers()) tell([this](StepObserver& observer) { observer.after_free(*this); });
 }
 
@@ -186,6 +186,11 @@ void ShardedUnit::attach(std::shared_ptr<StepObserver> observer) {
       throw InvalidArgument("ShardedUnit::attach", cat("a hook in place of the reduction of unit \"", name_, "\" with ",
                                                        to_string(sharding().layout.degrees()),
                                                        ": all three degrees must be 1 or ", sharding().layout.ranks()));
+    }
+    if (sharding().options.accumulation == Accumulation::two_hop) {
+      throw InvalidArgument("ShardedUnit::attach",
+                            cat("a hook in place of the reduction of unit \"", name_,
+                                "\" with Accumulation::two_hop, which reduces over G before it: use local"));
     }
     context_.reducer = observer;
   }

@@ -31,7 +31,7 @@ class ShardedUnit {
   };
 
   /// `handle`, the side of the unit's module, outlives the unit or calls forget().
-  ShardedUnit(Engine& engine, int index, const UnitSpec& spec, Context context);
+  ShardedUnit(Engine& engine, int index, const UnitSpec& spec, UnitContext context);
   ~ShardedUnit();
   ShardedUnit(const ShardedUnit&) = delete;
   ShardedUnit& operator=(const ShardedUnit&) = delete;
@@ -40,7 +40,7 @@ class ShardedUnit {
   int index() const { return index_; }  ///< in Engine::units(), the same on all ranks; 0 is the root
   const std::string& name() const { return name_; }
   const std::vector<std::unique_ptr<FlatBuffer>>& buffers() const { return buffers_; }
-  const Context& context() const { return context_; }
+  const UnitContext& context() const { return context_; }
   const Sharding& sharding() const { return *context_.sharding; }
   Phase phase() const { return phase_; }
 
@@ -101,7 +101,7 @@ class ShardedUnit {
   int index_;
   std::string name_;
   UnitHandle* handle_;
-  Context context_;
+  UnitContext context_;
   std::vector<std::unique_ptr<FlatBuffer>> buffers_;
   std::vector<std::shared_ptr<StepObserver>> observers_;
   std::shared_ptr<ShardedUnit*> alive_;  // hooks in a graph that outlives the unit find it empty

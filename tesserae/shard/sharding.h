@@ -46,7 +46,7 @@ struct Workspace {
 };
 
 /// What the buffers of one unit work with. The unit owns it and keeps its address.
-struct Context {
+struct UnitContext {
   std::shared_ptr<const Sharding> sharding;
   std::shared_ptr<Workspace> workspace;
   std::shared_ptr<StepObserver> reducer =

@@ -51,7 +51,7 @@ class StepObserver {
   virtual void take_gradients(ShardedUnit& /*unit*/) {}
   /// ... and afterwards: show Shard::grad outside.
   virtual void show_gradients(ShardedUnit& /*unit*/) {}
-  /// A buffer's parts are about to be replaced: nothing may hold them longer; and: they have been.
+  /// What this rank holds of a buffer is about to be replaced: nothing may hold them longer; and: they have been.
   virtual void before_recut(FlatBuffer& /*buffer*/) {}
   virtual void after_recut(FlatBuffer& /*buffer*/) {}
   /// A buffer's master has another dtype and other memory, and no gradient.

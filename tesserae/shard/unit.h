@@ -20,7 +20,7 @@ namespace tesserae::shard {
 class UnitBase : public UnitHandle {
  public:
   /// Recomputes this unit's activations in backward instead of keeping them. May be switched between steps.
-  void checkpoint_activations(bool on = true) { checkpoint_ = on; }
+  void checkpoint_activations(bool on = true) { recompute_ = on; }
 
  protected:
   // The events of a unit, in the order of a step; see engine.cpp.
@@ -50,11 +50,11 @@ class UnitBase : public UnitHandle {
   };
 
   bool sharded() const { return unit_ != nullptr; }
-  bool checkpoint_ = false;
+  bool recompute_ = false;
 
  private:
-  void attach(ShardedUnit* unit) override { unit_ = unit; }
-  bool attached() const override { return sharded(); }
+  void set_unit(ShardedUnit* unit) override { unit_ = unit; }
+  bool has_unit() const override { return sharded(); }
 
   ShardedUnit* unit_ = nullptr;
 };
@@ -68,11 +68,11 @@ class UnitImpl : public M, public UnitBase {
   template <class... Args>
   auto forward(Args&&... args) {
     auto compute = [this](auto&&... inputs) { return M::forward(std::forward<decltype(inputs)>(inputs)...); };
-    if (!sharded() && !checkpoint_) return compute(std::forward<Args>(args)...);
+    if (!sharded() && !recompute_) return compute(std::forward<Args>(args)...);
 
     using Output = decltype(compute(std::forward<Args>(args)...));
     Forward scope(sharded() ? this : nullptr);
-    Output output = checkpoint_ && at::GradMode::is_enabled()
+    Output output = recompute_ && at::GradMode::is_enabled()
                         ? autograd::recompute_in_backward(compute, watch(std::forward<Args>(args))...)
                         : compute(watch(std::forward<Args>(args))...);
     scope.end();

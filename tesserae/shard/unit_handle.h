@@ -9,8 +9,8 @@ class UnitHandle {
  public:
   virtual ~UnitHandle() = default;
   /// The module is that of `unit` from now on, also after it has joined another engine; nullptr: of none.
-  virtual void attach(ShardedUnit* unit) = 0;
-  virtual bool attached() const = 0;
+  virtual void set_unit(ShardedUnit* unit) = 0;
+  virtual bool has_unit() const = 0;
 };
 
 }  // namespace tesserae::shard

@@ -34,7 +34,7 @@ std::shared_ptr<UserParameters> UserParameters::attach(ShardedUnit& unit,
 void UserParameters::show(FlatBuffer& buffer, size_t index) {
   local_[index] =
       std::make_unique<LocalParameters>(buffer.flat(), buffer.parameter(), buffer.gradient(), parameters_[index]);
-  local_[index]->show_part();
+  local_[index]->show_values();
 }
 
 void UserParameters::begin_step(ShardedUnit& unit, bool accumulating) {
@@ -94,7 +94,7 @@ void UserParameters::after_recut(FlatBuffer& buffer) {
 }
 
 void UserParameters::after_cast(FlatBuffer& buffer) {
-  local_[index_of(buffer)]->show_part();
+  local_[index_of(buffer)]->show_values();
 }
 
 LocalParameters& UserParameters::of(size_t index) const {

@@ -13,18 +13,18 @@
 namespace tesserae::shard {
 void visit_parameters(Engine& engine, const std::function<void(const std::string&, at::Tensor)>& visit,
                       bool writeback) {
-  engine.require_whole();
+  engine.require_not_torn();
   const at::NoGradGuard no_grad;
   for (const FlatBuffer* buffer : engine.buffers()) {
     FlatParameter& parameter = buffer->parameter();
-    const at::Tensor whole = parameter.gather(parameter.part());
+    const at::Tensor whole = parameter.whole_values(parameter.local());
     ++buffer->unit().context().statistics().allocations;
     for (const Slot& slot : buffer->flat().slots()) {
       const at::Tensor tensor = whole.narrow(0, slot.begin, slot.elements).view(slot.shape);
       for (const auto& name : slot.names) visit(name, tensor);
     }
     if (!writeback) continue;
-    parameter.scatter(whole);
+    parameter.set_values(whole);
     parameter.publish();
   }
 }
@@ -55,12 +55,12 @@ std::string describe(const Engine& engine) {
 }
 
 double sum_over_ranks(const Engine& engine, double value) {
-  const Context& context = engine.root().context();
+  const UnitContext& context = engine.root().context();
   return comm::sum_over_ranks(*context.sharding->fabric, value, {"", context.statistics().steps});
 }
 
 double max_over_ranks(const Engine& engine, double value) {
-  const Context& context = engine.root().context();
+  const UnitContext& context = engine.root().context();
   return comm::max_over_ranks(*context.sharding->fabric, value, {"", context.statistics().steps});
 }
 

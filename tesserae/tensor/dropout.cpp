@@ -28,8 +28,8 @@ at::Generator own_generator(const at::Tensor& x, const Parallel& parallel) {
 
 }  // namespace
 
-at::Tensor dropout(const at::Tensor& x, double share, bool training, Place place, const ParallelPtr& parallel) {
-  if (place == Place::repeated || !training || share == 0) return at::dropout(x, share, training);
+at::Tensor dropout(const at::Tensor& x, double share, bool training, Placement placement, const ParallelPtr& parallel) {
+  if (placement == Placement::repeated || !training || share == 0) return at::dropout(x, share, training);
   const at::Tensor mask = at::empty_like(x).bernoulli_(1 - share, own_generator(x, *parallel)).div_(1 - share);
   return x.mul(mask);
 }

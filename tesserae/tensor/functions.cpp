@@ -46,13 +46,13 @@ struct Rows : torch::autograd::Function<Rows> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &weight = saved[0], &indices = saved[1];
     // On a device the order of additions would be a matter of chance.
-    at::Tensor place = weight.is_cpu() ? autograd::gradient_place(weight) : at::Tensor();
-    if (!place.defined()) {
+    at::Tensor destination = weight.is_cpu() ? autograd::gradient_destination(weight) : at::Tensor();
+    if (!destination.defined()) {
       return {at::embedding_dense_backward(gradients[0], indices, weight.size(0), -1, /*scale_grad_by_freq=*/false),
               {}};
     }
-    place.zero_().index_add_(0, indices.flatten(), gradients[0].reshape({-1, weight.size(1)}));
-    return {place, {}};
+    destination.zero_().index_add_(0, indices.flatten(), gradients[0].reshape({-1, weight.size(1)}));
+    return {destination, {}};
   }
 };
 

@@ -78,10 +78,10 @@ at::Tensor autocast(const at::Tensor& x, const at::Tensor& like) {
 
 // dW = dy^T x: where it will be reduced, if that place is to be had.
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy, const at::Tensor& x) {
-  at::Tensor place = autograd::gradient_place(weight);
-  if (!place.defined()) return product(dy.t(), x);
-  product_to(place, dy.t(), x);
-  return place;
+  at::Tensor destination = autograd::gradient_destination(weight);
+  if (!destination.defined()) return product(dy.t(), x);
+  product_to(destination, dy.t(), x);
+  return destination;
 }
 
 // --- column ----------------------------------------------------------------------------------------------------------

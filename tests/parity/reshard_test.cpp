@@ -116,9 +116,9 @@ class Job {
     for (const shard::FlatBuffer* buffer : sharded_.engine().buffers()) {
       const shard::FlatParameter& parameter = buffer->parameter();
       const auto whole = [&](const at::Tensor& part) {
-        return buffer->parameter().gather(part).narrow(0, 0, buffer->flat().elements()).clone();
+        return buffer->parameter().whole_values(part).narrow(0, 0, buffer->flat().elements()).clone();
       };
-      all.push_back(whole(parameter.part()));
+      all.push_back(whole(parameter.local()));
       if (buffer->shard() == nullptr) continue;
       if (kind_.micro == 1 && buffer->shard()->grad.defined()) all.push_back(whole(buffer->shard()->grad));
       optimizer_->visit_state([&](const shard::Shard& shard, std::string_view, at::Tensor& tensor) {
@@ -143,7 +143,7 @@ class Job {
         const int64_t common = std::min(wants.end, has.end) - std::max(wants.begin, has.begin);
         elements += wants.size() - std::max(common, int64_t{0});
       }
-      int64_t width = buffer->parameter().part().element_size();
+      int64_t width = buffer->parameter().local().element_size();
       if (shard_of_buffer != nullptr) {
         if (shard_of_buffer->grad.defined()) width += shard_of_buffer->grad.element_size();
         optimizer_->visit_state([&](const shard::Shard& shard, std::string_view, at::Tensor& tensor) {
@@ -326,7 +326,7 @@ RANK_MAIN(killed_half_way) {
   Job job(*fabric, kind, {4, 4, 4});
   job.step();
   Killer killer(fabric->rank() == 1);
-  const auto attached = job.sharded().engine().attach(killer);
+  const auto attached = job.sharded().engine().add_companion(killer);
   try {
     job.sharded().reshard({2, 2, 2});
     ADD_FAILURE() << "nobody noticed";

@@ -82,12 +82,12 @@ def whole_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
     for instance in FSDP.fsdp_modules(model):
         for flat, parameters in zip(instance._flats, instance._local, strict=True):
             states = [optimizer.state.get(p, {}) for p in parameters]
-            parts = {"": flat.part()}
+            parts = {"": flat.local()}
             if flat.trainable:
                 for key in ("exp_avg", "exp_avg_sq"):
                     parts[key] = flat.join([state.get(key) for state in states], torch.float32)
             for key, part in parts.items():
-                whole = flat.gather(part)
+                whole = flat.whole_values(part)
                 for names, shape, begin in zip(flat.names, flat.shapes, flat.begins, strict=True):
                     size = torch.Size(shape).numel()
                     found[f"{key}/{names[0]}"] = whole[begin : begin + size].view(shape).clone()

@@ -137,7 +137,7 @@ TEST(Reshard, WhatFailsOnOneRankInTheMiddleStopsAllForGood) {
     Trained run(fabric);
     run.step(0);
     Clumsy companion(fabric.rank());
-    const auto attached = run.sharded->engine().attach(companion);
+    const auto added = run.sharded->engine().add_companion(companion);
     const std::string text = error_of<comm::CommError>([&] { run.sharded->reshard({2, 2, 2}); });
     EXPECT_EQ(companion.put_count(), 1) << "one part has moved";
     EXPECT_THAT(text, HasSubstr("rank 1 could not make its part of unit \""));

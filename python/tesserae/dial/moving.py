@@ -23,10 +23,10 @@ class Moving:
 
     def __init__(self, root: Instance, optimizers: list[Optimizer]) -> None:
         keys = Keys.of_instances(root)
-        mine = {p: each.state[p] for each in optimizers for p in keys.places if p in each.state}
+        mine = {p: each.state[p] for each in optimizers for p in keys.held if p in each.state}
         self._owner = {p: each for each in optimizers for group in each.param_groups for p in group["params"]}
         self._group = {p: group for each in optimizers for group in each.param_groups for p in group["params"]}
-        self._empty = [p for p, place in keys.places.items() if place.numel == 0 and p in self._owner]
+        self._empty = [p for p, held in keys.held.items() if held.numel == 0 and p in self._owner]
         self._contents = agree(keys, mine, root._everyone, _PURPOSE)
         self._buffers: dict[int, tuple[_C.FlatBuffer, list[nn.Parameter]]] = {}
         self._kinds: dict[int, list[tuple[str, Like]]] = {}

@@ -21,7 +21,7 @@ def flat_parameters(instance: Instance) -> list[nn.Parameter]:
             shapes = [list(m.parameter.shape) for m in managed]
             values = torch.cat([m.parameter.detach().flatten() for m in managed])
         elif uses_orig_params(instance):
-            shapes, values = flat.shapes, flat.part().detach()
+            shapes, values = flat.shapes, flat.local().detach()
         else:
             found.append(local[0])
             continue

@@ -42,14 +42,14 @@ def agree(
     tensors of the slice's size. The same on all ranks. Collective. Raises InvalidArgument for state of another size,
     and if ranks differ."""
     told_by_me: dict[int, tuple[bool, State]] = {}
-    for i, (parameter, place) in enumerate(keys.places.items()):
+    for i, (parameter, held) in enumerate(keys.held.items()):
         if parameter in mine:
-            described = {name: _describe(value, place.numel) for name, value in mine[parameter].items()}
-            told_by_me[i] = place.numel > 0, described
+            described = {name: _describe(value, held.numel) for name, value in mine[parameter].items()}
+            told_by_me[i] = held.numel > 0, described
     everyones: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyones, told_by_me, group=group)
     contents: dict[nn.Parameter, State] = {}
-    for i, parameter in enumerate(keys.places):
+    for i, parameter in enumerate(keys.held):
         told = [(rank, *theirs[i]) for rank, theirs in enumerate(everyones) if i in theirs]
         # A rank without elements has no say, unless nobody has any.
         counting = [(rank, state) for rank, has_elements, state in told if has_elements]

@@ -18,7 +18,7 @@ from tesserae.torch_compat.optimizers import Key, OptimInput, names_of_parameter
 
 
 @dataclass(frozen=True)
-class Place:
+class HeldTensor:
     """What a tensor that an optimizer holds stands for: one slot of a flat buffer, or all of them."""
 
     flat: _C.FlatBuffer
@@ -44,7 +44,7 @@ class Place:
     def range_of(self, slot: int) -> tuple[int, int]:
         """Which elements of the parameter are on this rank."""
         begin, size = self.flat.begins[slot], self.shape(slot).numel()
-        low, high = (min(max(edge - begin, 0), size) for edge in self.flat.part_range)
+        low, high = (min(max(edge - begin, 0), size) for edge in self.flat.local_range)
         return low, high
 
 
@@ -58,13 +58,13 @@ class Keys:
     parameters: dict[Key, nn.Parameter]  # of the optimizer, in its order
     names: dict[nn.Parameter, list[str]]  # of the model, in its order; by slot for a flat parameter
     flat_names: dict[nn.Parameter, str]  # of flat parameters themselves
-    places: dict[nn.Parameter, Place]  # of what instances have, buffer by buffer
+    held: dict[nn.Parameter, HeldTensor]  # of what instances have, buffer by buffer
 
     @staticmethod
     def of_instances(model: nn.Module) -> Keys:
-        """Without an optimizer: only the tensors, their names and places."""
+        """Without an optimizer: only the tensors, their names and held."""
         instances = instances_of(model)
-        return Keys(instances, None, False, {}, names_of_parameters(model), {}, _places(instances))
+        return Keys(instances, None, False, {}, names_of_parameters(model), {}, _held_tensors(instances))
 
     @staticmethod
     def of(
@@ -89,24 +89,24 @@ class Keys:
             parameters = optimizers.parameters_of_input(model, optim_input)
         else:
             parameters = optimizers.parameters_by_key(optim, model, named, names, flat_names)
-        return Keys(instances, optim, named, parameters, names, flat_names, _places(instances))
+        return Keys(instances, optim, named, parameters, names, flat_names, _held_tensors(instances))
 
     def names_in_module(self, parameter: nn.Parameter) -> list[str]:
         """In the order of the module."""
-        names, place = self.names[parameter], self.places.get(parameter)
-        return [names[slot] for slot in place.order] if place is not None and place.is_flat else names
+        names, held = self.names[parameter], self.held.get(parameter)
+        return [names[slot] for slot in held.order] if held is not None and held.is_flat else names
 
 
-def _places(instances: list[Instance]) -> dict[nn.Parameter, Place]:
-    places = {}
+def _held_tensors(instances: list[Instance]) -> dict[nn.Parameter, HeldTensor]:
+    held = {}
     for instance in instances:
         for flat, tensors, numbers in zip(instance._flats, instance._local, instance._unit.flats):
             count = len(flat.shapes)
             splits = [split_of(instance._managed[number].entries) for number in numbers]
             for i, tensor in enumerate(tensors):
                 slots = [i] if len(tensors) == count else list(range(count))
-                places[tensor] = Place(flat, slots, sorted(slots, key=numbers.__getitem__), tensor.numel(), splits)
-    return places
+                held[tensor] = HeldTensor(flat, slots, sorted(slots, key=numbers.__getitem__), tensor.numel(), splits)
+    return held
 
 
 def plain(name: Key) -> Key:

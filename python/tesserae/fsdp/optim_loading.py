@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tesserae import _C
 from tesserae.fsdp.instance import Instance
-from tesserae.fsdp.optim_keys import Keys, Place, plain
+from tesserae.fsdp.optim_keys import HeldTensor, Keys, plain
 from tesserae.fsdp.sharded_values import whole_of
 from tesserae.job.fabrics import tensor_degree
 from tesserae.torch_compat.optimizers import Key
@@ -84,7 +84,7 @@ def load(keys: Keys, saved: dict[str, Any], *, rank0_only: bool, group: dist.Pro
         key = key_of.get(parameter)
         if key is None or not any(theirs):
             continue
-        state = _state_of(source, keys.places.get(parameter), theirs, names)
+        state = _state_of(source, keys.held.get(parameter), theirs, names)
         if not state and keys.named and keys.optim is not None:
             state = copy.deepcopy(keys.optim.state.get(parameter))  # such optimizers want an entry for each parameter
         if state:
@@ -111,32 +111,34 @@ def _groups(keys: Keys, saved: dict[str, Any], key_of: dict[nn.Parameter, Key]) 
     return {"param_groups": groups}
 
 
-def _state_of(source: _Source, place: Place | None, states: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
-    if place is None:
+def _state_of(
+    source: _Source, held: HeldTensor | None, states: list[dict[str, Any]], names: list[str]
+) -> dict[str, Any]:
+    if held is None:
         return {name: source.value(value) for name, value in states[0].items()}
-    if place.is_flat:
-        return _joined(source, place, states, names)
-    (slot,) = place.slots
-    low, high = place.range_of(slot)
+    if held.is_flat:
+        return _joined(source, held, states, names)
+    (slot,) = held.slots
+    low, high = held.range_of(slot)
     result = {}
     for name, value in states[0].items():
-        value = place.cut(slot, source.value(value))
-        if _per_element(name, value, place.shape(slot), names[0]):
+        value = held.cut(slot, source.value(value))
+        if _per_element(name, value, held.shape(slot), names[0]):
             value = value.reshape(-1)[low:high].clone()
         result[name] = value
     return result if high > low else {}
 
 
-def _joined(source: _Source, place: Place, states: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
+def _joined(source: _Source, held: HeldTensor, states: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
     """One part for all parameters of a flat buffer, zeros for those without state; scalars must be the same for all."""
     result: dict[str, Any] = {}
-    for slot, parameter in zip(place.slots, names):
-        low, high = place.range_of(slot)
-        offset = place.flat.begins[slot] + low - place.flat.part_range[0]
+    for slot, parameter in zip(held.slots, names):
+        low, high = held.range_of(slot)
+        offset = held.flat.begins[slot] + low - held.flat.local_range[0]
         for name, value in states[slot].items():
-            value = place.cut(slot, source.value(value))
-            if _per_element(name, value, place.shape(slot), parameter):
-                part = result.setdefault(name, value.new_zeros(place.numel))
+            value = held.cut(slot, source.value(value))
+            if _per_element(name, value, held.shape(slot), parameter):
+                part = result.setdefault(name, value.new_zeros(held.numel))
                 part[offset : offset + high - low].copy_(value.reshape(-1)[low:high])
             elif bool(result.setdefault(name, value) != value):
                 raise _C.InvalidArgument(

@@ -80,7 +80,7 @@ class _Saving:
         state: dict[Key, Any] = {}
         for key, parameter in self._keys.parameters.items():
             names = self._keys.names[parameter]
-            if parameter in self._keys.places:
+            if parameter in self._keys.held:
                 state.update((name, self._by_name[name]) for name in names if name in self._by_name)
             elif key in self._saved["state"]:
                 state[names[0]] = {name: self._settle(value) for name, value in self._saved["state"][key].items()}
@@ -118,13 +118,13 @@ class _Saving:
             parts = [
                 self._mine[m].get(kind) if m in having and m in self._mine and m.numel() > 0 else None for m in members
             ]
-            whole = flat.gather(flat.join(parts, described.dtype))
+            whole = flat.whole_values(flat.join(parts, described.dtype))
             if not self._gathers:
                 continue
             views = dict(zip(views_by_name, views_of(flat, whole)))
             for name, owner in slots:
                 if owner in having:
-                    split = self._keys.places[owner].splits[views_by_name.index(name)]
+                    split = self._keys.held[owner].splits[views_by_name.index(name)]
                     self._by_name[name][kind] = self._copy(instance, views[name], split)
 
     def _copy(self, instance: Instance, view: Tensor, split: SplitParameter | None) -> Tensor:

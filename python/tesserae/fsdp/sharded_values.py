@@ -36,7 +36,7 @@ def whole_of(instance: Instance, value: Any) -> Any:
 
 def part_of(instance: Instance, flat: _C.FlatBuffer) -> Tensor:
     """This rank's part of a flat buffer, sharing its memory; a ShardedTensor unless it is all of it. Collective."""
-    part, group = flat.part(), instance.process_group or dist.group.WORLD
+    part, group = flat.local(), instance.process_group or dist.group.WORLD
     if part.numel() == flat.total:
         return part.detach()
     if part.numel() * dist.get_world_size(group) != flat.total:
@@ -44,7 +44,7 @@ def part_of(instance: Instance, flat: _C.FlatBuffer) -> Tensor:
             f"[state_dict] LOCAL_STATE_DICT of a unit in {flat.total // part.numel()} parts over a process group of "
             f"{dist.get_world_size(group)} ranks: some hold the same part; use SHARDED_STATE_DICT"
         )
-    return sharded_tensors.from_part(part.detach(), flat.part_range[0], flat.total, group)
+    return sharded_tensors.from_part(part.detach(), flat.local_range[0], flat.total, group)
 
 
 def local_part(value: Any) -> Tensor:

@@ -20,7 +20,7 @@ from tesserae.fsdp.instance import Instance
 from tesserae.fsdp.parameters import Managed, flat_name
 from tesserae.fsdp.sharded_values import local_part, whole_of
 from tesserae.fsdp.state_saving import kind_of
-from tesserae.fsdp.whole import Summoned, Wish
+from tesserae.fsdp.whole import Summoned, SummonOptions
 from tesserae.torch_compat.instance import FSDP_PREFIX, clean_tensor_name, uses_orig_params, wrapped
 from tesserae.torch_compat.modules import own_modules, step_key
 from tesserae.torch_compat.sharded_tensors import is_sharded
@@ -39,7 +39,7 @@ def begin(instance: Instance, state: dict[str, Any], prefix: str, metadata: dict
     if kind_of(instance) == StateDictType.LOCAL_STATE_DICT:
         _take_parts(instance, state, inner)
     else:
-        Summoned(instance, Wish(writeback=True), "load_state_dict", for_loading=True).__enter__()
+        Summoned(instance, SummonOptions(writeback=True), "load_state_dict", for_loading=True).__enter__()
         _make_whole(instance, state, inner)
 
 
@@ -89,14 +89,14 @@ def _take_parts(instance: Instance, state: dict[str, Any], prefix: str) -> None:
         if value is None:
             continue
         part = local_part(value)
-        if part.shape != flat.part().shape:
+        if part.shape != flat.local().shape:
             raise _C.InvalidArgument(
                 f"[load_state_dict] LOCAL_STATE_DICT has {list(part.shape)} elements for this rank's part of unit "
-                f"{instance._unit.name}, which has {list(flat.part().shape)}: it was saved with other degrees or on "
+                f"{instance._unit.name}, which has {list(flat.local().shape)}: it was saved with other degrees or on "
                 "another number of ranks; save with SHARDED_STATE_DICT to load it elsewhere"
             )
         with torch.no_grad():
-            flat.part().copy_(part)
+            flat.local().copy_(part)
         flat.publish()
     for name, parameter in _entries_between_steps(instance):
         state[prefix + name] = parameter.detach()

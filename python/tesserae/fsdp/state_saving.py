@@ -20,7 +20,7 @@ from tesserae import _C
 from tesserae.fsdp.instance import Instance, keeps_whole
 from tesserae.fsdp.parameters import flat_name
 from tesserae.fsdp.sharded_values import chunk, part_of
-from tesserae.fsdp.whole import Summoned, Wish
+from tesserae.fsdp.whole import Summoned, SummonOptions
 from tesserae.tensor_parallel.parts import marks
 from tesserae.torch_compat.instance import buffer_dtypes, device_mesh, ignored_buffers, state_dict_settings, wrapped
 from tesserae.torch_compat.modules import run_state_dict_hooks, run_state_dict_pre_hooks
@@ -33,18 +33,20 @@ def save(instance: Instance, destination: Any, prefix: str, keep_vars: bool) -> 
     full = kind == StateDictType.FULL_STATE_DICT
     local = kind == StateDictType.LOCAL_STATE_DICT
     config = state_dict_settings(instance).config
-    wish = Wish(rank0_only=full and getattr(config, "rank0_only", False), offload_to_cpu=full and config.offload_to_cpu)
+    options = SummonOptions(
+        rank0_only=full and getattr(config, "rank0_only", False), offload_to_cpu=full and config.offload_to_cpu
+    )
     run_state_dict_pre_hooks(instance, prefix, keep_vars)
     # 1.
-    with contextlib.nullcontext() if local else Summoned(instance, wish, "state_dict"):
+    with contextlib.nullcontext() if local else Summoned(instance, options, "state_dict"):
         destination = wrapped(instance).state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         # 2.
         if local:
             _replace_by_parts(instance, destination, prefix)
         else:
-            _replace_whole(instance, destination, prefix, None if full else instance, drop=wish.rank0_only)
+            _replace_whole(instance, destination, prefix, None if full else instance, drop=options.rank0_only)
     # 3.
-    _restore_buffers(instance, destination, prefix, drop=wish.rank0_only and not keeps_whole(instance))
+    _restore_buffers(instance, destination, prefix, drop=options.rank0_only and not keeps_whole(instance))
     return run_state_dict_hooks(instance, destination, prefix)
 
 

@@ -25,7 +25,7 @@ from tesserae.torch_compat.instance import set_summoned, uses_orig_params, wrapp
 
 
 @dataclass(frozen=True)
-class Wish:
+class SummonOptions:
     """What a caller wants of whole parameters; names and meaning are those of FSDP.summon_full_params."""
 
     writeback: bool = False
@@ -33,7 +33,7 @@ class Wish:
     offload_to_cpu: bool = False
     with_grads: bool = False
 
-    def granted_by(self, other: Wish) -> bool:
+    def granted_by(self, other: SummonOptions) -> bool:
         """Whether parameters that were summoned by the other will do."""
         return (
             (other.writeback or not self.writeback)
@@ -69,25 +69,29 @@ class Summoned:
     """One instance's own parameters, whole, as a context. Within another one for the same instance it does nothing."""
 
     def __init__(
-        self, instance: Instance, wish: Wish, function: str = "summon_full_params", for_loading: bool = False
+        self,
+        instance: Instance,
+        options: SummonOptions,
+        function: str = "summon_full_params",
+        for_loading: bool = False,
     ) -> None:
         self.for_loading = for_loading  # entered and left by hooks: give_up_loading() if something came between
         self._instance = instance
-        self._wish = wish
+        self._options = options
         self._function = function
         self._buffers: list[_Buffer] = []
-        self.here = not wish.rank0_only or is_first_rank(instance)  # this rank has whole parameters
+        self.here = not options.rank0_only or is_first_rank(instance)  # this rank has whole parameters
         self._registered: dict[str, nn.Parameter] = {}  # flat parameters, by the name of their entry
 
     def __enter__(self) -> Summoned:
         instance = self._instance
         outer = instance._whole
         if outer is not None:
-            if self._wish.granted_by(outer._wish):
+            if self._options.granted_by(outer._options):
                 return self
             raise _C.InvalidArgument(
                 f"[{self._function}] parameters of unit {instance._unit.name} have been summoned already, with "
-                f"{outer._wish}, which does not do for {self._wish}; leave that context first"
+                f"{outer._options}, which does not do for {self._options}; leave that context first"
             )
         instance._unit.require_between_steps(self._function)
         for flat in instance._flats:
@@ -105,12 +109,12 @@ class Summoned:
         if instance._whole is not self:
             return
         try:
-            if self.here and self._wish.writeback:
+            if self.here and self._options.writeback:
                 self._write_back()
         finally:
             self.leave()
         # Not after an exception: it may be of this rank alone. The next forward publishes in any case.
-        if self._wish.writeback and error is None:
+        if self._options.writeback and error is None:
             for flat in instance._flats:
                 flat.publish()
 
@@ -146,11 +150,11 @@ class Summoned:
 
     def _gather(self, flat: _C.FlatBuffer, order: list[int]) -> _Buffer:
         parameters = [self._instance._managed[i] for i in order]
-        values = flat.gather(flat.part())
+        values = flat.whole_values(flat.local())
         if not flat.trainable:
             values = values.to(parameters[0].dtype)  # it is kept in the compute dtype
-        gradients = flat.gather_gradient() if self._wish.with_grads else None
-        if self.here and self._wish.offload_to_cpu:
+        gradients = flat.whole_gradient() if self._options.with_grads else None
+        if self.here and self._options.offload_to_cpu:
             values = values.cpu()
         return _Buffer(flat, parameters, values, gradients)
 
@@ -174,7 +178,7 @@ class Summoned:
         for buffer in self._buffers:
             for i, m in enumerate(buffer.parameters):
                 _take(buffer.views[i], _now(m), m.names[0])
-            buffer.flat.scatter(buffer.values)
+            buffer.flat.set_values(buffer.values)
             if buffer.gradients is None:
                 continue
             for i, m in enumerate(buffer.parameters):
@@ -184,7 +188,7 @@ class Summoned:
                     torch.zeros_like(m.parameter) if gradient is None else gradient,
                     m.names[0],
                 )
-            buffer.flat.scatter_gradient(buffer.gradients)
+            buffer.flat.set_gradient(buffer.gradients)
 
 
 def _now(managed: faces.Managed) -> Any:
@@ -219,23 +223,23 @@ def give_up_loading(instance: Instance) -> None:
 
 
 @contextlib.contextmanager
-def summon(module: nn.Module, recurse: bool, wish: Wish) -> Generator[None]:
+def summon(module: nn.Module, recurse: bool, options: SummonOptions) -> Generator[None]:
     """The parameters below `module` are whole within this context; `recurse=False`: those of `module` itself."""
     instances = instances_of(module) if recurse else [module] if isinstance(module, Instance) else []
-    _check(wish, instances)
+    _check(options, instances)
     with contextlib.ExitStack() as stack:
         for instance in instances:
-            stack.enter_context(Summoned(instance, wish))
+            stack.enter_context(Summoned(instance, options))
         yield
 
 
-def _check(wish: Wish, instances: list[Instance]) -> None:
-    if wish.writeback and wish.rank0_only:
+def _check(options: SummonOptions, instances: list[Instance]) -> None:
+    if options.writeback and options.rank0_only:
         raise _C.InvalidArgument(
             "[summon_full_params] writeback=True and rank0_only=True: the others would not see what rank 0 writes; "
             "pass writeback=False, or summon on all ranks"
         )
-    if wish.with_grads and wish.offload_to_cpu:
+    if options.with_grads and options.offload_to_cpu:
         raise _C.InvalidArgument("[summon_full_params] with_grads=True and offload_to_cpu=True; pass one of them")
-    if wish.with_grads and not all(uses_orig_params(instance) for instance in instances):
+    if options.with_grads and not all(uses_orig_params(instance) for instance in instances):
         raise _C.InvalidArgument("[summon_full_params] with_grads=True needs FSDP(..., use_orig_params=True)")

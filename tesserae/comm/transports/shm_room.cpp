@@ -19,8 +19,8 @@ size_t round_to(size_t value, size_t multiple) {
 }
 
 // How the memory is divided. Counters: written [n], read [n][n], mail written [n][n], mail read [n][n].
-struct Plan {
-  explicit Plan(const ShmRoom::Shape& shape)
+struct Offsets {
+  explicit Offsets(const ShmRoom::Shape& shape)
       : members(static_cast<size_t>(shape.members)),
         counters(members * line),
         ring_labels(counters + (members + 3 * members * members) * line),
@@ -37,31 +37,31 @@ struct Plan {
 static_assert(sizeof(ShmLabel) <= line, "labels have a cache line each");
 
 size_t ShmRoom::Shape::total() const {
-  return Plan(*this).end;
+  return Offsets(*this).end;
 }
 
 ShmRoom::ShmRoom(os::MemoryFile memory, Shape shape, int member)
     : memory_(std::move(memory)), shape_(shape), member_(member) {}
 
 ShmRoom::Block ShmRoom::ring_block(int writer, uint64_t index) const {
-  const Plan plan(shape_);
+  const Offsets offsets(shape_);
   const size_t place = static_cast<size_t>(writer) * ring_blocks + index % ring_blocks;
   auto* const base = static_cast<std::byte*>(memory_.data());
-  return {reinterpret_cast<ShmLabel*>(base + plan.ring_labels + place * line),
-          base + plan.rings + place * shape_.ring_bytes};
+  return {reinterpret_cast<ShmLabel*>(base + offsets.ring_labels + place * line),
+          base + offsets.rings + place * shape_.ring_bytes};
 }
 
 ShmRoom::Block ShmRoom::mail_block(int from, int to, uint64_t index) const {
-  const Plan plan(shape_);
-  const size_t pair = static_cast<size_t>(from) * plan.members + static_cast<size_t>(to);
+  const Offsets offsets(shape_);
+  const size_t pair = static_cast<size_t>(from) * offsets.members + static_cast<size_t>(to);
   const size_t place = pair * mail_blocks + index % mail_blocks;
   auto* const base = static_cast<std::byte*>(memory_.data());
-  return {reinterpret_cast<ShmLabel*>(base + plan.mail_labels + place * line),
-          base + plan.mail + place * shape_.mail_bytes};
+  return {reinterpret_cast<ShmLabel*>(base + offsets.mail_labels + place * line),
+          base + offsets.mail + place * shape_.mail_bytes};
 }
 
 ShmRoom::Counter& ShmRoom::counter(size_t index) const {
-  return *reinterpret_cast<Counter*>(static_cast<std::byte*>(memory_.data()) + Plan(shape_).counters + index * line);
+  return *reinterpret_cast<Counter*>(static_cast<std::byte*>(memory_.data()) + Offsets(shape_).counters + index * line);
 }
 
 ShmRoom::Count& ShmRoom::written(int writer) const {

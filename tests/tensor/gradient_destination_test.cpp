@@ -1,4 +1,4 @@
-// Gradients of linear layers and embeddings that are computed where they are reduced (autograd::gradient_place).
+// Gradients of linear layers and embeddings that are computed where they are reduced (autograd::gradient_destination).
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>

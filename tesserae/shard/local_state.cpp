@@ -6,18 +6,18 @@
 #include <utility>
 
 #include "tesserae/mesh/transfer.h"
+#include "tesserae/shard/local_state.h"
 #include "tesserae/shard/memory.h"
-#include "tesserae/shard/parts.h"
 
 namespace tesserae::shard {
 namespace {
 
-// Where `elements` of the flat buffer lie in a rank's part that begins at `begin`.
-at::Tensor narrow(const at::Tensor& part, const mesh::Range& elements, const mesh::Range& owned) {
-  return part.narrow(0, elements.begin - owned.begin, elements.size());
+// Where `elements` of the flat buffer lie in what a rank holds, which begins at `begin`.
+at::Tensor narrow(const at::Tensor& local, const mesh::Range& elements, const mesh::Range& owned) {
+  return local.narrow(0, elements.begin - owned.begin, elements.size());
 }
 
-// Messages travel in memory of the group's device; parts on the host (offload) go through it.
+// Messages travel in memory of the group's device; what is on the host (offload) go through it.
 class Staged {
  public:
   explicit Staged(c10::Device device) : device_(device) {}
@@ -67,45 +67,46 @@ std::vector<int> all_ranks(const comm::Fabric& fabric) {
   return ranks;
 }
 
-at::Tensor new_tensor(const Context& context, int64_t elements, c10::ScalarType dtype, bool host) {
+at::Tensor new_tensor(const UnitContext& context, int64_t elements, c10::ScalarType dtype, bool host) {
   ++context.statistics().allocations;
   return allocate(elements, dtype, host ? c10::Device(c10::kCPU) : context.sharding->device);
 }
 
 }  // namespace
 
-at::Tensor new_part(const Context& context, const Flat& flat, c10::ScalarType dtype) {
+at::Tensor new_local(const UnitContext& context, const Flat& flat, c10::ScalarType dtype) {
   // A frozen piece that is gathered before each use may wait on the host, one that is used in place may not.
   const bool waits = flat.trainable() || flat.layout().degrees().parameters > 1;
-  at::Tensor part = new_tensor(context, flat.chunk(), dtype, context.sharding->options.offload && waits);
+  at::Tensor local = new_tensor(context, flat.chunk(), dtype, context.sharding->options.offload && waits);
   const int64_t used = std::clamp(flat.elements() - flat.chunk_range().begin, int64_t{0}, flat.chunk());
-  part.narrow(0, used, flat.chunk() - used).zero_();
-  return part;
+  local.narrow(0, used, flat.chunk() - used).zero_();
+  return local;
 }
 
-at::Tensor new_part(const Context& context, const Flat& flat, const at::Tensor& shared) {
+at::Tensor new_local(const UnitContext& context, const Flat& flat, const at::Tensor& shared) {
   const auto& dtypes = flat.dtypes();
   const bool is_piece = !flat.trainable() || (flat.master_is_piece() && dtypes.master == dtypes.compute);
-  if (!shared.defined() || !is_piece) return new_part(context, flat, flat.trainable() ? dtypes.master : dtypes.compute);
+  if (!shared.defined() || !is_piece)
+    return new_local(context, flat, flat.trainable() ? dtypes.master : dtypes.compute);
   ++context.statistics().allocations;
   const mesh::Range range = flat.chunk_range();
-  // A storage of its own, as large as the part: what users save of it is the part.
+  // A storage of its own, as large as the part: what users save of it is just that.
   return at::from_blob(
       shared.narrow(0, range.begin, range.size()).mutable_data_ptr(), {range.size()}, [shared](void*) {},
       shared.options());
 }
 
-at::Tensor piece_for(const Context& context, const Flat& flat, const at::Tensor& master) {
+at::Tensor piece_for(const UnitContext& context, const Flat& flat, const at::Tensor& master) {
   const auto compute = flat.dtypes().compute;
   if (!flat.master_is_piece()) return new_tensor(context, flat.parameter_piece(), compute, /*host=*/false).zero_();
   return flat.dtypes().master == compute && master.device() == context.sharding->device ? master : at::Tensor();
 }
 
-uint64_t move_parts(comm::Fabric& fabric, const Flat& from, const Flat& to, const std::vector<at::Tensor>& before,
+uint64_t move_local(comm::Fabric& fabric, const Flat& from, const Flat& to, const std::vector<at::Tensor>& before,
                     const std::vector<at::Tensor>& after) {
   if (before.size() > 1 && before.front().device() != fabric.device()) {  // staged: one at a time
     uint64_t bytes = 0;
-    for (size_t i = 0; i < before.size(); ++i) bytes += move_parts(fabric, from, to, {before[i]}, {after[i]});
+    for (size_t i = 0; i < before.size(); ++i) bytes += move_local(fabric, from, to, {before[i]}, {after[i]});
     return bytes;
   }
   const int rank = from.rank();
@@ -122,11 +123,11 @@ uint64_t move_parts(comm::Fabric& fabric, const Flat& from, const Flat& to, cons
     const at::Tensor source = gives.empty() ? before[i] : staged.out(before[i]);
     for (const mesh::Move& move : gives) messages(move.peer).send(move.peer, narrow(source, move.source, had));
     for (const mesh::Move& move : gets) {
-      const at::Tensor place = narrow(after[i], move.destination, has);
+      const at::Tensor destination = narrow(after[i], move.destination, has);
       if (move.peer == rank) {
-        place.copy_(narrow(before[i], move.source, had));
+        destination.copy_(narrow(before[i], move.source, had));
       } else {
-        messages(move.peer).receive(move.peer, staged.in(place));
+        messages(move.peer).receive(move.peer, staged.in(destination));
       }
     }
   }

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "tesserae/comm/fabric.h"
+#include "tesserae/shard/flat.h"
+#include "tesserae/shard/sharding.h"
+
+namespace tesserae::shard {
+
+// What a rank holds of a flat buffer between steps: its chunk of the master, or its piece of what is frozen.
+
+/// Memory for it, on the host if the options offload it; the content is undefined, but for zeros behind the last
+/// element of the flat buffer.
+at::Tensor new_local(const UnitContext& context, const Flat& flat, c10::ScalarType dtype);
+
+/// The same, inside a copy that the ranks of P share (FlatParameter::shared_memory), if that is where it lies
+/// anyway.
+at::Tensor new_local(const UnitContext& context, const Flat& flat, const at::Tensor& shared);
+
+/// The piece that is gathered, beside that master: the master itself where it can be, undefined where gathering casts
+/// the master, else memory of zeros.
+at::Tensor piece_for(const UnitContext& context, const Flat& flat, const at::Tensor& master);
+
+/// Fills `after` (what ranks hold under `to`) with the elements of `before` (under `from`): pairs of one dtype, the
+/// same number on all ranks. `from` and `to` differ in their layouts only. Each rank sends what others lack and the
+/// transfer plan says that they get from it; returns how many bytes. Collective over the job.
+///
+/// Ranks of a host exchange theirs in a group of their own, which may have memory where one that spans hosts has a
+/// wire.
+uint64_t move_local(comm::Fabric& fabric, const Flat& from, const Flat& to, const std::vector<at::Tensor>& before,
+                    const std::vector<at::Tensor>& after);
+
+}  // namespace tesserae::shard
