@@ -62,17 +62,17 @@ int run_train(TrainArguments& arguments) {
   const int ranks = count_ranks(arguments, config, world);
   // Everything that can be known to fail fails here, before any rank starts.
   const bool launched = world.launch().launcher != "single";
-  const train::Plan plan = train::plan_job(config, ranks, launched ? world.launch().local_size : ranks,
-                                           launched ? world.launch().local_rank : 0);
+  const train::JobSetup setup = train::set_up_job(config, ranks, launched ? world.launch().local_size : ranks,
+                                                  launched ? world.launch().local_rank : 0);
   if (arguments.dry_run) {
-    std::printf("%s\n%s\n", config.resolved.dump(2).c_str(), train::describe(plan, config).c_str());
+    std::printf("%s\n%s\n", config.resolved.dump(2).c_str(), train::describe(setup, config).c_str());
     return 0;
   }
   if (!launched && ranks > 1) {
     return train::run_local_job(
         {.ranks = ranks, .command = rank_command(arguments), .environment = {}, .stop_grace = stop_grace(config)});
   }
-  return train::train(config, plan, world, resume);
+  return train::train(config, setup, world, resume);
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
+#include <pybind11/stl.h>
+
 #include "python/bindings/bindings.h"
 #include "tesserae/config/config_file.h"
 #include "tesserae/config/init_config.h"
+#include "tesserae/config/state_ranks.h"
 
 namespace tesserae::bindings {
 
@@ -17,6 +20,16 @@ void bind_config(py::module_& module) {
       py::arg("document"),
       "A configuration of tsm.init, as JSON text, checked and with every default filled in. InvalidArgument names the "
       "key that cannot work.");
+  module.def(
+      "check_degrees",
+      [](int ranks, int tensor, const std::vector<std::tuple<int, int, int>>& degrees) {
+        check_state_ranks(mesh::Mesh(ranks, {.tensor = tensor}), 0, [&](int state_ranks) {
+          for (const auto& [p, g, o] : degrees) mesh::Layout(state_ranks, {p, g, o});
+        });
+      },
+      py::arg("ranks"), py::kw_only(), py::arg("tensor"), py::arg("degrees"),
+      "Raises InvalidArgument if some degrees do not fit the ranks of a job with that tensor-parallel degree; it names "
+      "what would.");
 }
 
 }  // namespace tesserae::bindings

@@ -21,10 +21,10 @@ mesh::Degrees degrees_of(const Triple& triple) {
 void bind_dial(py::module_& module) {
   using dial::Dial;
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
+  // One for each model; collective over the job.
   py::class_<Dial>(module, "Dial", "When a job changes its degrees; see tesserae/dial/dial.h.")
       .def(py::init([](Unit& unit, const std::vector<std::pair<int64_t, Triple>>& schedule, bool automatic,
-                       double headroom, int64_t planned_steps, const std::string& folder, double state_per_master,
-                       int tensor) {
+                       double headroom, int64_t planned_steps, const std::string& folder, double state_per_master) {
              auto& engine = unit.engine();
              dial::DialOptions options;
              for (const auto& [step, degrees] : schedule) options.schedule.push_back({step, degrees_of(degrees)});
@@ -33,18 +33,21 @@ void bind_dial(py::module_& module) {
              options.tuner.planned_steps = planned_steps;
              options.folder = folder;
              options.facts = dial::facts_of(engine, state_per_master);
-             options.facts.tensor = tensor;
-             return std::make_unique<Dial>(engine.root().sharding().fabric, engine.root().sharding().layout.degrees(),
+             // The whole job turns its dial together, all tensor indices alike; a group of the script's own does alone.
+             const shard::Sharding& sharding = engine.root().sharding();
+             comm::MeshFabric& job = *sharding.mesh;
+             const bool whole_job = job.over(mesh::axes::state) == sharding.fabric;
+             return std::make_unique<Dial>(whole_job ? job.job() : sharding.fabric, sharding.layout.degrees(),
                                            std::move(options));
            }),
            py::kw_only(), py::arg("unit"), py::arg("schedule"), py::arg("automatic"), py::arg("headroom"),
-           py::arg("planned_steps"), py::arg("folder"), py::arg("state_per_master"), py::arg("tensor"), without_gil)
+           py::arg("planned_steps"), py::arg("folder"), py::arg("state_per_master"), without_gil)
       .def(
           "at_step_edge",
           [](Dial& self, int64_t step, double seconds) -> std::optional<Triple> {
-            const auto wish = self.at_step_edge(step, seconds);
-            if (!wish) return std::nullopt;
-            return Triple{wish->parameters, wish->gradients, wish->optimizer};
+            const auto to = self.at_step_edge(step, seconds);
+            if (!to) return std::nullopt;
+            return Triple{to->parameters, to->gradients, to->optimizer};
           },
           py::arg("step"), py::arg("seconds"), without_gil,
           "Collective: the degrees to change to after this step, the same on all ranks; None: as they are.")

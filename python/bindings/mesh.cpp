@@ -2,12 +2,14 @@
 
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <tuple>
 
 #include "python/bindings/bindings.h"
 #include "tesserae/base/error.h"
 #include "tesserae/mesh/mesh.h"
 #include "tesserae/mesh/split.h"
+#include "tesserae/mesh/strategy.h"
 
 namespace tesserae::bindings {
 namespace {
@@ -44,14 +46,32 @@ void bind_mesh(py::module_& module) {
       },
       py::arg("ranks"), "Every valid (parameters, gradients, optimizer) for so many ranks.");
   module.def(
-      "check_degrees", [](int ranks, Triple d) { layout_of(ranks, d); }, py::arg("ranks"), py::arg("degrees"),
-      "Raises InvalidArgument, naming the nearest valid ones, for degrees that do not fit.");
-  module.def(
       "parameter_group", [](int ranks, Triple d, int rank) { return layout_of(ranks, d).parameter_group(rank); },
       py::arg("ranks"), py::arg("degrees"), py::arg("rank"), "The ranks that together hold all parameter pieces.");
   module.def(
       "replica_group", [](int ranks, Triple d, int rank) { return layout_of(ranks, d).replica_group(rank); },
       py::arg("ranks"), py::arg("degrees"), py::arg("rank"), "The ranks that hold the same chunk.");
+
+  using mesh::Strategy;
+  py::class_<Strategy>(module, "Strategy", "Three degrees and two lifetimes; see tesserae/mesh/strategy.h.")
+      .def(py::init([](const std::string& name, int ranks, int hybrid_shard_degree, const std::optional<Triple>& d) {
+             std::optional<mesh::Degrees> degrees;
+             if (d) degrees = {std::get<0>(*d), std::get<1>(*d), std::get<2>(*d)};
+             return mesh::resolve({name, hybrid_shard_degree, degrees}, ranks);
+           }),
+           py::arg("name"), py::arg("ranks"), py::kw_only(), py::arg("hybrid_shard_degree") = 0,
+           py::arg("degrees") = std::nullopt,
+           "What a script asks for by name, and a configuration by degrees, for so many ranks. Raises InvalidArgument, "
+           "naming what would be valid.")
+      .def_property_readonly("degrees",
+                             [](const Strategy& self) {
+                               const mesh::Degrees& d = self.degrees;
+                               return Triple{d.parameters, d.gradients, d.optimizer};
+                             })
+      .def_readonly("free_after_forward", &Strategy::free_after_forward)
+      .def_readonly("free_after_backward", &Strategy::free_after_backward)
+      .def("closest_preset", &mesh::closest_preset, py::arg("ranks"), "The one of FSDP's names that comes closest.")
+      .def("__eq__", [](const Strategy& a, const Strategy& b) { return a == b; });
 
   using mesh::Mesh;
   py::class_<Mesh>(

@@ -36,6 +36,7 @@ __all__: list[str] = [
     "Split",
     "SplitRandom",
     "Statistics",
+    "Strategy",
     "Timeout",
     "Unit",
     "agree",
@@ -94,6 +95,40 @@ class OutOfMemory(Error):
     """
     There is not enough memory for what was asked. Nothing was changed.
     """
+
+class Strategy:
+    """
+    Three degrees and two lifetimes; see tesserae/mesh/strategy.h.
+    """
+
+    __hash__: typing.ClassVar[None] = None
+    def __eq__(self, arg0: Strategy) -> bool: ...
+    def __init__(
+        self,
+        name: str,
+        ranks: typing.SupportsInt | typing.SupportsIndex,
+        *,
+        hybrid_shard_degree: typing.SupportsInt | typing.SupportsIndex = 0,
+        degrees: tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
+        | None = None,
+    ) -> None:
+        """
+        What a script asks for by name, and a configuration by degrees, for so many ranks. Raises InvalidArgument, naming what would be valid.
+        """
+    def closest_preset(self, ranks: typing.SupportsInt | typing.SupportsIndex) -> str:
+        """
+        The one of FSDP's names that comes closest.
+        """
+    @property
+    def degrees(self) -> tuple[int, int, int]: ...
+    @property
+    def free_after_backward(self) -> bool: ...
+    @property
+    def free_after_forward(self) -> bool: ...
 
 class Mesh:
     """
@@ -324,13 +359,7 @@ class Options:
     def __init__(
         self,
         *,
-        degrees: tuple[
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-        ],
-        free_after_forward: bool,
-        free_after_backward: bool,
+        strategy: Strategy,
         parameters: torch.dtype | None,
         reduce: torch.dtype | None,
         limit_all_gathers: typing.SupportsInt | typing.SupportsIndex,
@@ -401,24 +430,18 @@ class Unit:
     def is_root(self) -> bool: ...
     @property
     def name(self) -> str: ...
+    @property
+    def strategy(self) -> Strategy: ...
 
 class FlatBuffer:
     """
     One flat buffer of a unit; what it holds between steps.
     """
-    def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """
-        Collective: the whole buffer, from what each rank holds as its part (any dtype).
-        """
-    def gather_gradient(self) -> torch.Tensor | None:
-        """
-        Collective: the whole gradient, zeros where a rank has none; None if no rank has one.
-        """
     def join(self, slices: collections.abc.Sequence[torch.Tensor | None], dtype: torch.dtype) -> torch.Tensor:
         """
-        A tensor for each of the user's tensors, of its size, as one part.
+        A tensor for each of the user's tensors, of its size, as one tensor.
         """
-    def part(self) -> torch.Tensor:
+    def local(self) -> torch.Tensor:
         """
         This rank's values, one dimension, padding included; the engine's own memory.
         """
@@ -426,25 +449,33 @@ class FlatBuffer:
         """
         Collective: new values are what the next forward sees.
         """
-    def scatter(self, whole: torch.Tensor) -> None:
+    def set_gradient(self, whole: torch.Tensor) -> None:
         """
-        Takes this rank's part of a whole buffer as its new values. Then publish().
+        Takes what this rank holds of a whole gradient.
         """
-    def scatter_gradient(self, whole: torch.Tensor) -> None:
+    def set_values(self, whole: torch.Tensor) -> None:
         """
-        Takes this rank's part of a whole gradient.
+        Takes what this rank holds of a whole buffer as its new values. Then publish().
         """
     def show(self) -> None:
         """
-        The user's tensors show this rank's part of values and gradients, whatever they were made to show before.
+        The user's tensors show this rank's values and gradients, whatever they were made to show before.
         """
-    def split(self, part: torch.Tensor) -> list[torch.Tensor]:
+    def split(self, local: torch.Tensor) -> list[torch.Tensor]:
         """
-        The reverse of join(): views of a part.
+        The reverse of join(): views of it.
         """
     def take(self) -> None:
         """
-        Takes what the user did to values and gradients of his tensors, which show this rank's part.
+        Takes what the user did to values and gradients of his tensors, which show local().
+        """
+    def whole_gradient(self) -> torch.Tensor | None:
+        """
+        Collective: the whole gradient, zeros where a rank has none; None if no rank has one.
+        """
+    def whole_values(self, local: torch.Tensor) -> torch.Tensor:
+        """
+        Collective: the whole buffer, from what each rank holds (any dtype).
         """
     @property
     def begins(self) -> list[int]:
@@ -452,14 +483,14 @@ class FlatBuffer:
         For each slot its first element in the whole buffer.
         """
     @property
+    def local_range(self) -> tuple[int, int]:
+        """
+        Which elements of the whole buffer this rank holds between steps.
+        """
+    @property
     def names(self) -> list[list[str]]:
         """
         For each slot all names, from the root down.
-        """
-    @property
-    def part_range(self) -> tuple[int, int]:
-        """
-        Which elements of the whole buffer this rank holds between steps.
         """
     @property
     def shapes(self) -> list[list[int]]: ...
@@ -533,7 +564,6 @@ class Dial:
         planned_steps: typing.SupportsInt | typing.SupportsIndex,
         folder: str,
         state_per_master: typing.SupportsFloat | typing.SupportsIndex,
-        tensor: typing.SupportsInt | typing.SupportsIndex,
     ) -> None: ...
     def at_step_edge(
         self, step: typing.SupportsInt | typing.SupportsIndex, seconds: typing.SupportsFloat | typing.SupportsIndex
@@ -647,14 +677,18 @@ def all_degrees(ranks: typing.SupportsInt | typing.SupportsIndex) -> list[tuple[
 
 def check_degrees(
     ranks: typing.SupportsInt | typing.SupportsIndex,
-    degrees: tuple[
-        typing.SupportsInt | typing.SupportsIndex,
-        typing.SupportsInt | typing.SupportsIndex,
-        typing.SupportsInt | typing.SupportsIndex,
+    *,
+    tensor: typing.SupportsInt | typing.SupportsIndex,
+    degrees: collections.abc.Sequence[
+        tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
     ],
 ) -> None:
     """
-    Raises InvalidArgument, naming the nearest valid ones, for degrees that do not fit.
+    Raises InvalidArgument if some degrees do not fit the ranks of a job with that tensor-parallel degree; it names what would.
     """
 
 def clip_gradients(

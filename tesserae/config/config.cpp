@@ -140,7 +140,7 @@ Config::Sharding read_sharding(const Json& c) {
                             .warn_of_pool_misses = c["fsdp_cache_flush_warnings"]};
   const int degree = sharding.hybrid_shard_degree;
   const std::string& name = sharding.strategy;
-  const bool takes_degree = name == "HYBRID_SHARD" || name == "HYBRID_SHARD_ZERO2" || name == "ZERO_PP";
+  const bool takes_degree = mesh::takes_degree(name);
   check_one_dial(c);
   if (automatic && !name.empty()) {
     throw ConfigError("sharding.strategy", cat(name, " contradicts hybrid_shard_degree = \"auto\": give one of them"));
@@ -252,22 +252,14 @@ std::vector<std::pair<int64_t, mesh::Degrees>> dial_schedule(const Json& c, int 
 mesh::Strategy strategy_of(const Config& config, int ranks) {
   const Config::Sharding& s = config.sharding;
   mesh::Strategy strategy;
-  const char* key = "sharding.strategy";
   try {
-    if (s.degrees) {
-      key = "degrees";
-      strategy.degrees = mesh::Layout(ranks, *s.degrees).degrees();
-    } else if (!s.strategy.empty()) {
-      if (s.hybrid_shard_degree > 0) key = "hybrid_shard_degree";
-      strategy = mesh::preset(s.strategy, ranks, s.hybrid_shard_degree);
-    } else if (s.hybrid_shard_degree > 0) {
-      key = "hybrid_shard_degree";
-      strategy = mesh::from_hybrid_shard_degree(s.hybrid_shard_degree, ranks);
-    } else {
-      strategy = mesh::preset("FULL_SHARD", ranks);
-    }
+    strategy =
+        mesh::resolve({.name = s.strategy, .hybrid_shard_degree = s.hybrid_shard_degree, .degrees = s.degrees}, ranks);
   } catch (const InvalidArgument& error) {
-    throw ConfigError(key, without_function(error));
+    throw ConfigError(s.degrees                   ? "degrees"
+                      : s.hybrid_shard_degree > 0 ? "hybrid_shard_degree"
+                                                  : "sharding.strategy",
+                      without_function(error));
   }
   if (s.free_after_forward) strategy.free_after_forward = *s.free_after_forward;
   if (s.free_after_backward) strategy.free_after_backward = *s.free_after_backward;

@@ -1,14 +1,23 @@
 #include "tesserae/cost/fabric_facts.h"
 
+#include <algorithm>
+
 #include "tesserae/comm/agree.h"
 #include "tesserae/comm/transports/two_level_group.h"
 
 namespace tesserae::cost {
+
 Facts facts_of(const comm::Fabric& fabric) {
   Facts facts;
   for (int rank = 0; rank < fabric.size(); ++rank) facts.host_of.push_back(fabric.world().host(rank));
   facts.ranks_share_place = fabric.device().is_cpu();
   return facts;
+}
+
+int tensor_ranks_of_host(const comm::MeshFabric& mesh) {
+  const mesh::World& world = mesh.job()->world();
+  const std::vector<int> first = mesh.mesh().members(mesh::axes::tensor, 0);
+  return static_cast<int>(std::ranges::count_if(first, [&](int rank) { return world.host(rank) == world.host(0); }));
 }
 
 bool ranks_can_share(comm::Fabric& fabric) {

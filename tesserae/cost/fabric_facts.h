@@ -1,12 +1,16 @@
 #pragma once
 
 #include "tesserae/comm/fabric.h"
+#include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/cost/facts.h"
 
 namespace tesserae::cost {
 
 /// What a fabric tells of a job: hosts, whose memory is shared, and how.
 Facts facts_of(const comm::Fabric& fabric);
+
+/// Facts::tensor of a job: how many ranks of a tensor group are on the same host; the same on all ranks.
+int tensor_ranks_of_host(const comm::MeshFabric& mesh);
 
 /// Facts::shared_copy of this job: whether the transport has memory that all ranks of a host see. Collective; the same
 /// on all ranks.

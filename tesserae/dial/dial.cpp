@@ -1,23 +1,22 @@
 #include "tesserae/dial/dial.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <utility>
 
 #include "tesserae/base/log.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/cost/fabric_facts.h"
 #include "tesserae/cost/measure_links.h"
 #include "tesserae/cost/place_memory.h"
 #include "tesserae/dial/facts.h"
 
 // At the edge after a step:
-//  1. rank 0 sees what is wished: the schedule's entry for this edge; requests from outside, the last one counts and
+//  1. rank 0 sees what is wanted: the schedule's entry for this edge; requests from outside, the last one counts and
 //     is stronger; else what the tuner decided after the step before;
-//  2. all ranks add up one row of numbers: rank 0's wish, and in places of their own what each rank saw of the step;
-//  3. all take the same wish and the same view from the sums; rank 0 tells its tuner of the step, for the next edge;
+//  2. all ranks add up one row of numbers: what rank 0 wants, and in places of their own what each rank saw of the
+//  step;
+//  3. all take the same turn and the same view from the sums; rank 0 tells its tuner of the step, for the next edge;
 //  4. the caller changes the degrees and says so: rank 0 tells people and who asked; the second step afterwards is
 //     measured for them, since the first still pays for new buffers.
 namespace tesserae::dial {
@@ -65,21 +64,12 @@ void Dial::open() {
       log(LogLevel::warning, cat(error.what(), "; the run takes no requests from outside"));
     }
   }
-  at::Tensor failed = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(fabric_->device()));
-  failed.fill_(taken.empty() ? 0 : 1);
-  fabric_->everyone().all_reduce(failed);
-  if (failed.item<double>() == 0) return;
+  if (comm::lowest_rank_with(*fabric_, !taken.empty()) < 0) return;
   throw os::AddressInUse("dial", taken.empty() ? cat("a live run has the folder ", options_.folder.native()) : taken);
 }
 
 std::optional<mesh::Degrees> Dial::at_step_edge(int64_t step, double step_seconds) {
-  const std::vector<double> own = to_sum(step, step_seconds);
-  at::Tensor values = at::zeros({static_cast<int64_t>(own.size())}, at::TensorOptions().dtype(at::kDouble));
-  std::ranges::copy(own, values.mutable_data_ptr<double>());
-  at::Tensor shared = values.to(fabric_->device());
-  fabric_->everyone().all_reduce(shared);
-  values = shared.cpu();
-  return from_sums(step, {values.const_data_ptr<double>(), own.size()});
+  return from_sums(step, comm::sums_over_ranks(*fabric_, to_sum(step, step_seconds)));
 }
 
 std::vector<double> Dial::to_sum(int64_t step, double step_seconds) {
@@ -87,11 +77,11 @@ std::vector<double> Dial::to_sum(int64_t step, double step_seconds) {
   if (leads()) {
     follow_schedule(step);  // 1
     take_requests();
-    if (wish_) {
-      row[parameters] = wish_->degrees.parameters;
-      row[gradients] = wish_->degrees.gradients;
-      row[optimizer] = wish_->degrees.optimizer;
-      deciding_ = std::exchange(wish_, std::nullopt);
+    if (wanted_) {
+      row[parameters] = wanted_->degrees.parameters;
+      row[gradients] = wanted_->degrees.gradients;
+      row[optimizer] = wanted_->degrees.optimizer;
+      deciding_ = std::exchange(wanted_, std::nullopt);
     }
     row[begin_tuner] = std::exchange(tuner_wanted_, false) ? 1 : 0;
   }
@@ -126,8 +116,8 @@ void Dial::follow_schedule(int64_t step) {
   // The last entry that is due: a run that was resumed may begin behind several.
   while (next_scheduled_ < options_.schedule.size() && options_.schedule[next_scheduled_].step <= step) {
     const Scheduled& due = options_.schedule[next_scheduled_++];
-    wish_.reset();
-    if (due.degrees != degrees_) wish_ = {.degrees = due.degrees, .why = "as scheduled"};
+    wanted_.reset();
+    if (due.degrees != degrees_) wanted_ = {.degrees = due.degrees, .why = "as scheduled"};
   }
 }
 
@@ -142,12 +132,12 @@ void Dial::take_requests() {
     }
     automatic_ = tuner_wanted_ = false;
     tuner_.reset();
-    if (wish_) tell(wish_->client, error_event("another request came after this one"));
-    wish_.reset();
+    if (wanted_) tell(wanted_->client, error_event("another request came after this one"));
+    wanted_.reset();
     if (asked.request.degrees == degrees_) {
       tell(asked.client, {{"event", "unchanged"}, {"degrees", to_json(degrees_)}});
     } else {
-      wish_ = {.degrees = asked.request.degrees, .why = "as requested", .client = asked.client};
+      wanted_ = {.degrees = asked.request.degrees, .why = "as requested", .client = asked.client};
     }
   }
 }
@@ -213,45 +203,42 @@ void Dial::tune(int64_t step) {
   if (decision->degrees == degrees_) {
     say(cat("step ", step, ": ", mesh::to_string(degrees_), " stays (auto; ", decision->why, ")"));
   } else {
-    wish_ = {.degrees = decision->degrees, .why = cat("auto; ", decision->why)};
+    wanted_ = {.degrees = decision->degrees, .why = cat("auto; ", decision->why)};
   }
 }
 
 void Dial::changed(const shard::Resharding& change) {
   degrees_ = change.to;
   change_seconds_ += change.seconds;
-  at::Tensor sent = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(fabric_->device()));
-  sent.fill_(static_cast<double>(change.bytes));
-  fabric_->everyone().all_reduce(sent);
-  const auto bytes = sent.item<double>();
+  const double bytes = comm::sum_over_ranks(*fabric_, static_cast<double>(change.bytes));
   ++figures_.changes;
   figures_.seconds += change.seconds;
   figures_.bytes += bytes;
   cost::place_memory(fabric_->device());  // what the change itself needed is no memory of a step
   if (!leads()) return;
-  const Wish wish = std::exchange(deciding_, std::nullopt).value_or(Wish{.degrees = change.to, .why = "by the script"});
+  const Turn turn = std::exchange(deciding_, std::nullopt).value_or(Turn{.degrees = change.to, .why = "by the script"});
   say(cat("step ", step_, ": ", mesh::to_string(change.from), " -> ", mesh::to_string(change.to), " in ",
-          in_seconds(change.seconds), ", ", megabytes(bytes), " moved (", wish.why, ")"));
+          in_seconds(change.seconds), ", ", megabytes(bytes), " moved (", turn.why, ")"));
   last_change_ = {{"step", step_},
                   {"from", to_json(change.from)},
                   {"to", to_json(change.to)},
                   {"seconds", change.seconds},
                   {"bytes", static_cast<uint64_t>(bytes)},
-                  {"why", wish.why}};
-  if (wish.client == 0) return;
+                  {"why", turn.why}};
+  if (turn.client == 0) return;
   Json event = {{"event", "changed"}};
   event.update(last_change_);
-  tell(wish.client, event);
-  timings_.push_back({.client = wish.client, .at_step = step_ + timed_after, .before = seen_.seconds});
+  tell(turn.client, event);
+  timings_.push_back({.client = turn.client, .at_step = step_ + timed_after, .before = seen_.seconds});
 }
 
 void Dial::refused(const std::string& why) {
   if (!leads()) return;
-  const Wish wish = std::exchange(deciding_, std::nullopt).value_or(Wish{.degrees = degrees_, .why = ""});
+  const Turn turn = std::exchange(deciding_, std::nullopt).value_or(Turn{.degrees = degrees_, .why = ""});
   const std::string line = cat("step ", step_, ": ", mesh::to_string(degrees_), " stays, ",
-                               mesh::to_string(wish.degrees), " cannot be had: ", why);
+                               mesh::to_string(turn.degrees), " cannot be had: ", why);
   log(LogLevel::warning, line);
-  tell(wish.client, error_event(line));
+  tell(turn.client, error_event(line));
 }
 
 void Dial::time(int64_t step) {

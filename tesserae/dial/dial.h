@@ -87,7 +87,8 @@ class Dial {
   Figures figures() const;
 
  private:
-  struct Wish {
+  /// A change of degrees that somebody asked for.
+  struct Turn {
     mesh::Degrees degrees;
     std::string why;
     int64_t client = 0;  // who waits for it; 0: nobody
@@ -119,8 +120,8 @@ class Dial {
   std::unique_ptr<Server> server_;
   std::unique_ptr<Record> record_;
   std::optional<Tuner> tuner_;
-  bool tuner_wanted_ = false;            // it begins at the next edge, on all ranks together
-  std::optional<Wish> wish_, deciding_;  // what is to be done; what all ranks are being told
+  bool tuner_wanted_ = false;              // it begins at the next edge, on all ranks together
+  std::optional<Turn> wanted_, deciding_;  // what is to be done; what all ranks are being told
   struct Timing {
     int64_t client = 0;
     int64_t at_step = 0;

@@ -7,6 +7,7 @@
 #include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
 #include "tesserae/cost/estimate.h"
+#include "tesserae/cost/job_facts.h"
 #include "tesserae/cost/transformer.h"
 
 namespace tesserae::plan {
@@ -42,13 +43,9 @@ bool can_split(const model::GptConfig& model, int tensor) {
 /// Tensor-parallel ranks are neighbours: the data-parallel rank r of each tensor index is on the host of rank r T.
 cost::Facts facts_of(const model::GptConfig& model, const Training& training, const Cluster& cluster, int tensor,
                      int ranks) {
-  const cost::PartSizes part = cost::part_sizes(model, tensor);
   cost::Facts facts;
   for (int rank = 0; rank < ranks; ++rank) facts.host_of.push_back(rank * tensor / cluster.per_host);
-  facts.parameters = part.total;
-  facts.root_unit = part.root;
-  facts.largest_unit = std::max(part.block, part.head);
-  facts.units = static_cast<int>(model.layers) + (part.head > 0 ? 2 : 1);
+  cost::set_model(facts, model, tensor);
   facts.compute_bytes = training.run.compute_bytes;
   facts.reduce_bytes = training.reduce_bytes;
   facts.master_bytes = training.master_bytes;

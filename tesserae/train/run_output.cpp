@@ -33,16 +33,16 @@ Metrics open_metrics(const RunFolders& folders, const std::optional<Origin>& ori
 
 }  // namespace
 
-RunOutput::RunOutput(const config::Config& config, const Plan& plan, const RunFolders& folders,
+RunOutput::RunOutput(const config::Config& config, const JobSetup& setup, const RunFolders& folders,
                      const std::optional<Origin>& origin)
     : folder_(folders.run),
       metrics_(open_metrics(folders, origin)),
       progress_(config.train.steps, config.run.log_every) {
   config::Json resolved = config.resolved;
-  resolved["model"]["vocabulary"] = plan.model.vocabulary;
+  resolved["model"]["vocabulary"] = setup.model.vocabulary;
   os::files().write(folder_ / "config.json", resolved.dump(2) + "\n");
   os::files().remove_all(folder_ / summary_name);  // of an earlier part of this run
-  say(describe(plan, config));
+  say(describe(setup, config));
   say(cat("run folder: ", folder_.native()));
   if (origin) {
     say(cat("resumed at step ", origin->step, " from ", origin->from));

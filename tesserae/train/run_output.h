@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "tesserae/train/job_setup.h"
 #include "tesserae/train/metrics.h"
-#include "tesserae/train/plan.h"
 #include "tesserae/train/progress.h"
 #include "tesserae/train/restore.h"
 #include "tesserae/train/resume.h"
@@ -19,7 +19,7 @@ class RunOutput {
  public:
   /// Begins: takes over the metrics of the run that is continued up to `origin`'s step, and says what will happen.
   /// Throws IoError.
-  RunOutput(const config::Config& config, const Plan& plan, const RunFolders& folders,
+  RunOutput(const config::Config& config, const JobSetup& setup, const RunFolders& folders,
             const std::optional<Origin>& origin);
 
   /// A line of metrics that cannot be written is an error in the log, once, and is written later if that works.

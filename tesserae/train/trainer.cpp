@@ -49,12 +49,12 @@ std::chrono::milliseconds milliseconds(double seconds) {
 ///  7. at the steps that want it: a checkpoint.
 class Run {
  public:
-  Run(const config::Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> fabric, const Resume& resume,
+  Run(const config::Config& config, const JobSetup& setup, std::shared_ptr<comm::Fabric> fabric, const Resume& resume,
       std::optional<cost::Links> links)
       : config_(config),
-        plan_(plan),
+        setup_(setup),
         fabric_(std::move(fabric)),
-        state_(config, plan, fabric_),
+        state_(config, setup, fabric_),
         schedule_{.peak = config.optimizer.lr,
                   .warmup_steps = config.optimizer.warmup_steps,
                   .total_steps = config.train.steps,
@@ -72,7 +72,7 @@ class Run {
                           }}) {
     origin_ = restore(state_, resume, folders_, checkpoints_.memory());
     checkpoints_.begin();
-    if (fabric_->rank() == 0) output_.emplace(config, plan, folders_, origin_);
+    if (fabric_->rank() == 0) output_.emplace(config, setup, folders_, origin_);
     dial_ = std::make_unique<dial::Dial>(
         fabric_, state_.layout().degrees(),
         dial_options(config, state_, folders_.run, links, [this](const std::string& line) { output_->say(line); }));
@@ -132,7 +132,7 @@ class Run {
     record.state_bytes = static_cast<double>(after.state_bytes);
     record.comm_ms =
         1e3 * (waited + after.exposed_gather - before.exposed_gather + after.exposed_reduce - before.exposed_reduce);
-    record.tokens_per_second = static_cast<double>(plan_.tokens_per_step) / seconds;
+    record.tokens_per_second = static_cast<double>(setup_.tokens_per_step) / seconds;
     return record;
   }
 
@@ -175,7 +175,7 @@ class Run {
   /// The mean loss over the first eval_batches * batch_per_rank * ranks held-out samples; nothing if none are held out.
   std::optional<double> evaluate() {
     const int64_t batches = config_.train.eval_batches;
-    if (batches == 0 || plan_.validation_samples == 0) return std::nullopt;
+    if (batches == 0 || setup_.validation_samples == 0) return std::nullopt;
     if (output_) output_->clear_line();
     const at::NoGradGuard no_grad;
     state_.model->eval();
@@ -187,7 +187,7 @@ class Run {
   }
 
   void warn_of(const StepRecord& record) {
-    // A loss scaler looks for the highest scale that does not overflow: with one, such steps are part of the plan.
+    // A loss scaler looks for the highest scale that does not overflow: with one, such steps are part of the setup.
     if (output_ && record.skipped && !state_.scaler) {
       log(LogLevel::warning, cat("step ", record.step, ": the gradients were not finite, nothing was updated"));
     }
@@ -210,10 +210,10 @@ class Run {
     facts.layout = state_.layout();
     facts.mesh = state_.mesh->mesh();
     facts.hosts = fabric_->world().hosts();
-    facts.parameters = plan_.parameters;
-    facts.tokens_per_step = plan_.tokens_per_step;
+    facts.parameters = setup_.parameters;
+    facts.tokens_per_step = setup_.tokens_per_step;
     facts.device = c10::DeviceTypeName(fabric_->device().type(), true);
-    facts.precision = dtype_name(plan_.precision.parameters.value_or(at::kFloat));
+    facts.precision = dtype_name(setup_.precision.parameters.value_or(at::kFloat));
     facts.seconds = seconds;
     facts.bytes_sent = fabric_->counters().bytes();
     facts.engine = state_.sharded.statistics();
@@ -245,7 +245,7 @@ class Run {
   }
 
   const config::Config& config_;
-  const Plan& plan_;
+  const JobSetup& setup_;
   StopRequest stop_;
   std::shared_ptr<comm::Fabric> fabric_;
   TrainingState state_;
@@ -263,14 +263,14 @@ class Run {
 
 }  // namespace
 
-int train(const config::Config& config, const Plan& plan, const mesh::World& world, const Resume& resume) {
+int train(const config::Config& config, const JobSetup& setup, const mesh::World& world, const Resume& resume) {
   comm::FabricOptions options;
   options.backend = config.run.backend;
-  options.device = plan.device;
+  options.device = setup.device;
   options.connect_deadline = milliseconds(config.run.connect_deadline_seconds);
   options.deadline = milliseconds(config.run.deadline_seconds);
   auto fabric = comm::Fabric::connect(world, options);
-  Plan chosen = plan;
+  JobSetup chosen = setup;
   std::optional<cost::Links> links;
   if (config.sharding.automatic) {
     links = cost::measure_links(*fabric);

@@ -2,7 +2,7 @@
 
 #include "tesserae/config/config.h"
 #include "tesserae/mesh/world.h"
-#include "tesserae/train/plan.h"
+#include "tesserae/train/job_setup.h"
 #include "tesserae/train/resume.h"
 
 namespace tesserae::train {
@@ -15,6 +15,6 @@ namespace tesserae::train {
 /// nothing is saved, because the configuration does not ask for checkpoints. Throws CommError when ranks are lost,
 /// IoError when the run folder cannot be written, checkpoint::SaveFailed, and what can be wrong with a checkpoint that
 /// is resumed.
-int train(const config::Config& config, const Plan& plan, const mesh::World& world, const Resume& resume = {});
+int train(const config::Config& config, const JobSetup& setup, const mesh::World& world, const Resume& resume = {});
 
 }  // namespace tesserae::train

@@ -15,8 +15,8 @@
 namespace tesserae::train {
 namespace {
 
-model::Gpt make_model(const config::Config& config, const Plan& plan, const tensor::ParallelPtr& parallel) {
-  model::GptConfig shape = plan.model;
+model::Gpt make_model(const config::Config& config, const JobSetup& setup, const tensor::ParallelPtr& parallel) {
+  model::GptConfig shape = setup.model;
   shape.parallel = parallel;
   shape.sequence_parallel = config.sharding.sequence_parallel && parallel->size() > 1;
   shape.device = c10::kMeta;  // no rank ever holds the whole model: the engine fills it unit by unit
@@ -26,17 +26,11 @@ model::Gpt make_model(const config::Config& config, const Plan& plan, const tens
 }
 
 shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::MeshFabric>& mesh,
-                     const config::Config& config, const Plan& plan) {
-  return shard::shard_model(model, mesh->over(mesh::axes::state),
-                            {.strategy = plan.strategy,
-                             .precision = plan.precision,
-                             .accumulation = config.train.accumulation,
-                             .limit_all_gathers = config.sharding.limit_all_gathers,
-                             .limit_reductions = config.sharding.limit_reductions,
-                             .parameter_wire = config.sharding.parameter_wire,
-                             .gradient_wire = config.sharding.gradient_wire,
-                             .initialize = model::initialize(model->config()),
-                             .mesh = mesh});
+                     const config::Config& config, const JobSetup& setup) {
+  shard::Options options = options_of(config, setup);
+  options.initialize = model::initialize(model->config());
+  options.mesh = mesh;
+  return shard::shard_model(model, mesh->over(mesh::axes::state), std::move(options));
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const config::Config::Optimizer& o) {
@@ -51,18 +45,19 @@ std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const 
 
 }  // namespace
 
-TrainingState::TrainingState(const config::Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> the_fabric)
+TrainingState::TrainingState(const config::Config& config, const JobSetup& setup,
+                             std::shared_ptr<comm::Fabric> the_fabric)
     : fabric(std::move(the_fabric)),
-      mesh(std::make_shared<comm::MeshFabric>(fabric, plan.mesh)),
+      mesh(std::make_shared<comm::MeshFabric>(fabric, setup.mesh)),
       parallel(std::make_shared<const tensor::Parallel>(mesh)),
-      loader(make_loader(config, plan, fabric->rank())),
-      model(make_model(config, plan, parallel)),
-      sharded(shard(model, mesh, config, plan)),
+      loader(make_loader(config, setup, fabric->rank())),
+      model(make_model(config, setup, parallel)),
+      sharded(shard(model, mesh, config, setup)),
       optimizer(make_optimizer(sharded, config.optimizer)),
       config_(config),
-      plan_(plan),
-      degrees_(plan.strategy.degrees) {
-  if (plan.precision.parameters == at::kHalf) scaler.emplace();
+      setup_(setup),
+      degrees_(setup.strategy.degrees) {
+  if (setup.precision.parameters == at::kHalf) scaler.emplace();
   seed_random();
 }
 

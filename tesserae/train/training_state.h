@@ -16,7 +16,7 @@
 #include "tesserae/shard/resharding.h"
 #include "tesserae/shard/sharded.h"
 #include "tesserae/tensor/functions.h"
-#include "tesserae/train/plan.h"
+#include "tesserae/train/job_setup.h"
 
 namespace tesserae::train {
 
@@ -24,11 +24,11 @@ namespace tesserae::train {
 /// the loss scale, the step, the position in the data and torch's random numbers. What else a step needs (the learning
 /// rate, the order of the data) is a function of these and of the configuration.
 ///
-/// `config` and `plan` outlive it. Used from the training thread.
+/// `config` and `setup` outlive it. Used from the training thread.
 class TrainingState {
  public:
   /// The state before the first step; random numbers are seeded. Collective.
-  TrainingState(const config::Config& config, const Plan& plan, std::shared_ptr<comm::Fabric> fabric);
+  TrainingState(const config::Config& config, const JobSetup& setup, std::shared_ptr<comm::Fabric> fabric);
 
   const std::shared_ptr<comm::Fabric> fabric;    ///< of the job
   const std::shared_ptr<comm::MeshFabric> mesh;  ///< the same by axes; the engine's fabric is that over axes::state
@@ -62,7 +62,7 @@ class TrainingState {
 
  private:
   const config::Config& config_;
-  const Plan& plan_;
+  const JobSetup& setup_;
   mesh::Degrees degrees_;
 };
 

@@ -49,7 +49,7 @@ def degree_does_not_divide(rank: int, world_size: int) -> None:
 def degree_does_not_divide_later(rank: int, world_size: int) -> None:
     tsm.init({"hybrid_shard_degree": 3})  # how many ranks there are is not known yet
     dist.init_process_group("gloo")
-    with pytest.raises(tsm.InvalidArgument, match="3 does not divide.*N=4.*nearest valid: P=2"):
+    with pytest.raises(tsm.InvalidArgument, match="hybrid_shard_degree=3 does not divide the 4.*nearest valid: 2, 4"):
         FSDP(make_model())
 
 

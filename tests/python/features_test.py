@@ -148,7 +148,7 @@ def no_hook_for_a_hybrid(rank: int, world_size: int) -> None:
 
 
 def test_comm_hook_of_a_hybrid_is_an_error() -> None:
-    run_ranks(no_hook_for_a_hybrid, 2)
+    run_ranks(no_hook_for_a_hybrid, 4)
 
 
 def accumulated(rank: int, world_size: int) -> None:

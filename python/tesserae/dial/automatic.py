@@ -13,7 +13,6 @@ import time
 import weakref
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -24,7 +23,6 @@ from tesserae.dial.resharding import change
 from tesserae.fsdp.forward import before_training_forward
 from tesserae.fsdp.instance import Instance, instances_of
 from tesserae.job import config
-from tesserae.job.fabrics import fabric_of, parallel_of, tensor_degree, writes_unsplit
 
 _dials: weakref.WeakKeyDictionary[nn.Module, Dial] = weakref.WeakKeyDictionary()
 _hook: RemovableHandle | None = None
@@ -76,7 +74,6 @@ class Dial:
     def __init__(self, root: Instance, settings: config.Config) -> None:
         self._root = weakref.ref(root)
         self._settings = settings
-        self._device = root.compute_device
         self._parameters = {id(p) for part in instances_of(root) for local in part._local for p in local}
         self._optimizers: list[Optimizer] = []
         self._dial: _C.Dial | None = None
@@ -113,26 +110,17 @@ class Dial:
         seconds = (self._ended if self._ended > begun else time.perf_counter()) - begun
         if self._dial is None:
             self._dial = self._make(root)
-        wish = self._same_on_all(self._dial.at_step_edge(steps - self._first_step, seconds))
-        if wish is None:
+        wanted = self._dial.at_step_edge(steps - self._first_step, seconds)
+        if wanted is None:
             return
         if not self._optimizers:
             # Its state may be loaded and not be known here: it would be left behind.
             self._dial.refused("no optimizer has stepped a parameter of this model in this process yet")
             return
         try:
-            change(root, self._optimizers, wish, lambda _, made: self.changed(made))
+            change(root, self._optimizers, wanted, lambda _, made: self.changed(made))
         except (_C.InvalidArgument, _C.OutOfMemory) as error:
             self._dial.refused(str(error))
-
-    def _same_on_all(self, wish: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
-        """The data-parallel ranks of each tensor index have a dial; all tensor indices do what that of index 0 says."""
-        if tensor_degree() == 1:
-            return wish
-        told = torch.tensor(wish or (0, 0, 0), device=self._device)
-        parallel_of(self._device).broadcast(told)
-        first, second, third = told.tolist()
-        return (first, second, third) if first else None
 
     def _make(self, root: Instance) -> _C.Dial:
         return _C.Dial(
@@ -141,15 +129,9 @@ class Dial:
             automatic=self._settings.automatic,
             headroom=self._settings.headroom,
             planned_steps=self._settings.planned_steps,
-            folder=(self._settings.run_folder or "") if writes_unsplit() else "",
+            folder=self._settings.run_folder or "",
             state_per_master=self._state_per_master(),
-            tensor=self._tensor_ranks_of_host(),
         )
-
-    def _tensor_ranks_of_host(self) -> int:
-        """How many tensor-parallel ranks of a data-parallel one are on the same host: as many times its memory is."""
-        degree = tensor_degree()
-        return min(degree, len(fabric_of(None, self._device).host_ranks(0))) if degree > 1 else 1
 
     def _state_per_master(self) -> float:
         """Bytes of optimizer state for each byte of a parameter, by this rank's slices."""

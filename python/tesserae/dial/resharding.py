@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import ShardingStrategy
 from torch.optim import Optimizer
 
 from tesserae import _C
@@ -21,7 +20,7 @@ from tesserae.dial.moving import Moving
 from tesserae.fsdp.instance import Instance, instances_of
 from tesserae.job import config
 from tesserae.job.state import state
-from tesserae.torch_compat.instance import HYBRID_SHARD_ZERO2
+from tesserae.torch_compat.instance import strategy_named
 
 Degrees = tuple[int, int, int]
 
@@ -53,17 +52,7 @@ def change(
         # 3.
         moving.complete()
         for instance in instances_of(root):
-            instance.sharding_strategy = _strategy_of(instance.sharding_strategy, wanted, instance.world_size)
+            instance.sharding_strategy = strategy_named(instance._unit.strategy, instance.world_size)
         changed(root, made)
     config.turn(wanted)
     state.forget_replicas()
-
-
-def _strategy_of(before: ShardingStrategy, wanted: tuple[int, int, int], ranks: int) -> ShardingStrategy:
-    """What comes closest among FSDP's names, for those who read the attribute."""
-    keeps = before in (ShardingStrategy.SHARD_GRAD_OP, HYBRID_SHARD_ZERO2)
-    if wanted[2] == 1:
-        return ShardingStrategy.NO_SHARD
-    if wanted[0] == ranks:
-        return ShardingStrategy.SHARD_GRAD_OP if keeps else ShardingStrategy.FULL_SHARD
-    return HYBRID_SHARD_ZERO2 if keeps else ShardingStrategy.HYBRID_SHARD

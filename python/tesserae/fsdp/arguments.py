@@ -1,4 +1,4 @@
-"""The arguments of FSDP's constructor -> how the engine shards: two lifetimes, dtypes, what is gathered ahead."""
+"""The arguments of FSDP's constructor -> how the engine shards: where, dtypes, what is gathered ahead."""
 
 from __future__ import annotations
 
@@ -14,11 +14,6 @@ from tesserae import _C
 from tesserae.job import config
 from tesserae.job.device import default_device, with_index
 from tesserae.job.fabrics import parallel_of, tensor_degree
-from tesserae.torch_compat.instance import HYBRID_SHARD_ZERO2
-
-HYBRID = (ShardingStrategy.HYBRID_SHARD, HYBRID_SHARD_ZERO2)
-# Parameters stay gathered between forward and backward.
-KEEPS = (ShardingStrategy.SHARD_GRAD_OP, HYBRID_SHARD_ZERO2)
 
 
 @dataclass(frozen=True)
@@ -39,17 +34,6 @@ class Arguments:
     device_mesh: Any
     post_param_init_fn: Callable[[nn.Module], None] | None
 
-    def strategy(self) -> ShardingStrategy:
-        """What the script asks for, unless the configuration has a degree, which is stronger."""
-        strategy = self.sharding_strategy or ShardingStrategy.FULL_SHARD
-        settings = config.current()
-        degree = settings.hybrid_shard_degree if settings is not None else 0
-        if degree == 1:
-            return ShardingStrategy.NO_SHARD
-        if degree > 1 and strategy != HYBRID_SHARD_ZERO2:
-            return ShardingStrategy.HYBRID_SHARD
-        return strategy
-
     def device(self, module: nn.Module) -> torch.device:
         """Where the ranks compute: what device_id says, else where the parameters are, else the current accelerator."""
         if self.device_id is not None:
@@ -63,7 +47,7 @@ class Arguments:
             )
         return with_index(places.pop()) if places else default_device()
 
-    def options(self, degrees: tuple[int, int, int], device: torch.device) -> _C.Options:
+    def options(self, strategy: _C.Strategy, device: torch.device) -> _C.Options:
         """What the engine takes. Without any prefetch one unit is gathered at a time; else two, or four without the
         limit."""
         precision = self.mixed_precision or MixedPrecision()
@@ -75,9 +59,7 @@ class Arguments:
         prefetches = self.backward_prefetch is not None or self.forward_prefetch
         settings = config.current()
         return _C.Options(
-            degrees=degrees,
-            free_after_forward=self.strategy() not in KEEPS,
-            free_after_backward=True,
+            strategy=strategy,
             parameters=precision.param_dtype,
             reduce=precision.reduce_dtype,
             limit_all_gathers=(2 if self.limit_all_gathers else 4) if prefetches else 1,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import CPUOffload, MixedPrecision
+from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
 
 from tesserae import _C
 from tesserae.fsdp import parameters as faces
@@ -28,6 +28,7 @@ from tesserae.fsdp.arguments import Arguments
 from tesserae.fsdp.groups import connect, groups_of, require_one_tensor_index
 from tesserae.fsdp.instance import Instance, instances_below
 from tesserae.fsdp.retired import retire
+from tesserae.job import config
 from tesserae.tensor_parallel.parts import split_of
 from tesserae.torch_compat import construction as torch_construction
 from tesserae.torch_compat.distributed import broadcast_from_first
@@ -38,6 +39,7 @@ from tesserae.torch_compat.instance import (
     ignored_parameters,
     make_handle,
     remember_buffers,
+    strategy_named,
     uses_orig_params,
     wrap,
 )
@@ -57,9 +59,9 @@ _construction = _Construction()
 def construct(instance: Instance, module: nn.Module, arguments: Arguments, auto_wrap_policy: Any) -> None:
     # 1.
     device = arguments.device(module)
-    strategy = arguments.strategy()
-    fabric, degrees = connect(strategy, arguments.process_group, arguments.device_mesh, device)
-    instance.sharding_strategy = strategy
+    named = arguments.sharding_strategy or ShardingStrategy.FULL_SHARD
+    fabric, strategy = connect(named, arguments.process_group, arguments.device_mesh, device)
+    instance.sharding_strategy = named if config.leaves_degrees() else strategy_named(strategy, fabric.size)
     instance.compute_device = device
     instance.mixed_precision = arguments.mixed_precision or MixedPrecision()
     instance.cpu_offload = arguments.cpu_offload or CPUOffload()
@@ -82,7 +84,7 @@ def construct(instance: Instance, module: nn.Module, arguments: Arguments, auto_
         if arguments.post_param_init_fn is not None:
             arguments.post_param_init_fn(module)
         # 4.
-        _shard(instance, module, fabric, arguments.options(degrees, device))
+        _shard(instance, module, fabric, arguments.options(strategy, device))
         begin_state_dicts(instance)
         # 5.
         for path, child in inner.items():

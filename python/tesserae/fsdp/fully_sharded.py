@@ -12,7 +12,7 @@ from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision,
 
 from tesserae import _C
 from tesserae.fsdp import state_loading, whole
-from tesserae.fsdp.arguments import HYBRID, Arguments
+from tesserae.fsdp.arguments import Arguments
 from tesserae.fsdp.construction import construct
 from tesserae.fsdp.flat_parameters import flat_parameters
 from tesserae.fsdp.forward import begin_step, cast
@@ -20,7 +20,7 @@ from tesserae.fsdp.install import original
 from tesserae.fsdp.instance import instances_of, require_root
 from tesserae.fsdp.optim_state_dicts import OptimStateDicts
 from tesserae.fsdp.state_dicts import StateDicts
-from tesserae.torch_compat.instance import TorchFSDP, has_comm_hook, set_comm_hook, wrapped
+from tesserae.torch_compat.instance import HYBRID, TorchFSDP, has_comm_hook, set_comm_hook, wrapped
 
 
 class FullyShardedDataParallel(OptimStateDicts, StateDicts):
@@ -156,7 +156,7 @@ class FullyShardedDataParallel(OptimStateDicts, StateDicts):
         `recurse=False`: those of `module` itself, without the units in it. `writeback`: each rank keeps what it writes
         to its own part. `rank0_only`: the others keep their shards. `with_grads`: `.grad` too. Collective.
         """
-        return whole.summon(module, recurse, whole.Wish(writeback, rank0_only, offload_to_cpu, with_grads))
+        return whole.summon(module, recurse, whole.SummonOptions(writeback, rank0_only, offload_to_cpu, with_grads))
 
     def apply(self, fn: Callable[[nn.Module], None]) -> nn.Module:
         """`fn(module)` for each module below and this one, with the parameters of its unit whole. Collective; not
@@ -166,7 +166,7 @@ class FullyShardedDataParallel(OptimStateDicts, StateDicts):
                 f"[apply] expected to be in states [IDLE], but the parameters of unit {self._unit.name} have been "
                 "summoned; leave summon_full_params first, or call the module's own apply()"
             )
-        with whole.Summoned(self, whole.Wish(writeback=True), "apply"):
+        with whole.Summoned(self, whole.SummonOptions(writeback=True), "apply"):
             return nn.Module.apply(self, fn)
 
     @property

@@ -9,30 +9,34 @@ import torch.distributed as dist
 from torch.distributed.fsdp import ShardingStrategy
 
 from tesserae import _C
-from tesserae.fsdp.arguments import HYBRID
 from tesserae.job import config
 from tesserae.job.fabrics import fabric_of, job_mesh, state_fabric, tensor_degree
 from tesserae.job.state import state
+from tesserae.torch_compat.instance import HYBRID
 
 Degrees = tuple[int, int, int]
 
 
 def connect(
-    strategy: ShardingStrategy, process_group: Any, mesh: Any, device: torch.device
-) -> tuple[_C.Fabric, Degrees]:
-    """The fabric and the degrees that the configuration, the strategy and the groups come to."""
+    named: ShardingStrategy, process_group: Any, mesh: Any, device: torch.device
+) -> tuple[_C.Fabric, _C.Strategy]:
+    """The fabric and the strategy that the configuration, the name that the script gives and its groups come to."""
     group, degree, shard_ranks = _group_and_degree(process_group, mesh)
-    if degree is not None and strategy not in HYBRID:
+    settings = config.current()
+    wanted = settings.hybrid_shard_degree if settings is not None else 0
+    degrees = config.degrees_of(settings) if settings is not None and wanted == 0 else None
+    if degree is not None and named not in HYBRID and wanted == 0:
         raise _C.InvalidArgument(
-            f"[FSDP] {strategy} with two process groups (or a two-dimensional device mesh): these are for "
+            f"[FSDP] {named} with two process groups (or a two-dimensional device mesh): these are for "
             "ShardingStrategy.HYBRID_SHARD and _HYBRID_SHARD_ZERO2"
         )
     fabric = state_fabric(device) if process_group is None and mesh is None else fabric_of(group, device)
-    degrees = _degrees(strategy, fabric, degree)
-    _C.check_degrees(fabric.size, degrees)
-    if shard_ranks is not None and degree == degrees[0]:
-        _check_neighbours(fabric, degrees, group, shard_ranks)
-    return fabric, degrees
+    if named in HYBRID and degrees is None and wanted == 0:
+        wanted = degree or _ranks_of_host(named, fabric)
+    strategy = _C.Strategy(named.name, fabric.size, hybrid_shard_degree=wanted, degrees=degrees)
+    if shard_ranks is not None and degree == strategy.degrees[0]:
+        _check_neighbours(fabric, strategy.degrees, group, shard_ranks)
+    return fabric, strategy
 
 
 def _group_and_degree(process_group: Any, mesh: Any) -> tuple[dist.ProcessGroup | None, int | None, list[int] | None]:
@@ -86,24 +90,14 @@ def require_one_tensor_index(group: dist.ProcessGroup | None) -> None:
         )
 
 
-def _degrees(strategy: ShardingStrategy, fabric: _C.Fabric, degree: int | None) -> Degrees:
-    settings = config.current()
-    configured = config.degrees_of(settings) if settings is not None else None
-    if configured is not None:
-        return configured
-    if strategy == ShardingStrategy.NO_SHARD:
-        return 1, 1, 1
-    if strategy not in HYBRID:
-        return (fabric.size,) * 3
-    if degree is None:
-        sizes = {len(fabric.host_ranks(rank)) for rank in range(fabric.size)}
-        if len(sizes) > 1:
-            raise _C.InvalidArgument(
-                f"[FSDP] {strategy} shards over the ranks of a host, but hosts have {sorted(sizes)} ranks; set "
-                "hybrid_shard_degree in tsm.init, or pass device_mesh"
-            )
-        degree = sizes.pop()
-    return (degree,) * 3
+def _ranks_of_host(named: ShardingStrategy, fabric: _C.Fabric) -> int:
+    sizes = {len(fabric.host_ranks(rank)) for rank in range(fabric.size)}
+    if len(sizes) > 1:
+        raise _C.InvalidArgument(
+            f"[FSDP] {named} shards over the ranks of a host, but hosts have {sorted(sizes)} ranks; set "
+            "hybrid_shard_degree in tsm.init, or pass device_mesh"
+        )
+    return sizes.pop()
 
 
 def _check_neighbours(fabric: _C.Fabric, degrees: Degrees, group: Any, shard_ranks: list[int]) -> None:

@@ -142,27 +142,15 @@ def turn(degrees: tuple[int, int, int]) -> None:
     )
 
 
+def leaves_degrees() -> bool:
+    """Whether it is the script that says over how many ranks it shards."""
+    return _current is None or degrees_of(_current) is None
+
+
 def check_world(config: Config, world_size: int) -> None:
     """Raises InvalidArgument if the degrees do not fit that many ranks: the tensor-parallel one divides them, and the
-    others what is left, the data-parallel ranks."""
-    tensor = config.tensor_parallel_degree
-    state_ranks = _C.Mesh(world_size, tensor=tensor).degree("state")
-    for degrees in (degrees_of(config), *(degrees for _, degrees in config.schedule)):
-        if degrees is not None:
-            try:
-                _C.check_degrees(state_ranks, degrees)
-            except _C.InvalidArgument as error:
-                if tensor == 1:
-                    raise
-                raise _C.InvalidArgument(f"{error}; {_counted(world_size, tensor, degrees)}") from None
-
-
-def _counted(world_size: int, tensor: int, degrees: tuple[int, int, int]) -> str:
-    """What N is, and the tensor-parallel degrees of which these degrees fit the N."""
-    good = [t for t in range(1, world_size + 1) if world_size % t == 0 and _fit(world_size // t, degrees)]
-    fits = f"; this fits tensor_parallel_degree {', '.join(map(str, good))}" if good else ""
-    return f"N = {world_size // tensor} = {world_size} ranks / tensor_parallel_degree {tensor}{fits}"
-
-
-def _fit(data_ranks: int, degrees: tuple[int, int, int]) -> bool:
-    return degrees in _C.all_degrees(data_ranks)
+    others what is left, the ranks that shard state."""
+    wanted = (degrees_of(config), *(degrees for _, degrees in config.schedule))
+    _C.check_degrees(
+        world_size, tensor=config.tensor_parallel_degree, degrees=[degrees for degrees in wanted if degrees is not None]
+    )

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.fsdp import ShardingStrategy, StateDictType
 
+from tesserae import _C
 from tesserae.torch_compat.checked import checked
 from tesserae.torch_compat.flat_parameters import FlatHandle
 
@@ -25,9 +26,15 @@ with checked():
         _init_state_dict_state,
     )
 
-    HYBRID_SHARD_ZERO2 = ShardingStrategy._HYBRID_SHARD_ZERO2
+    HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
-__all__ = ["FSDP_PREFIX", "HYBRID_SHARD_ZERO2", "TorchFSDP", "TorchInstance", "clean_tensor_name"]
+__all__ = ["FSDP_PREFIX", "HYBRID", "TorchFSDP", "TorchInstance", "clean_tensor_name"]
+
+
+def strategy_named(strategy: _C.Strategy, ranks: int) -> ShardingStrategy:
+    """What comes closest among torch's names, for those who read the attribute `sharding_strategy`."""
+    name = strategy.closest_preset(ranks)
+    return ShardingStrategy["_HYBRID_SHARD_ZERO2" if name == "HYBRID_SHARD_ZERO2" else name]
 
 
 class TorchInstance(TorchFSDP):

@@ -15,7 +15,7 @@
 namespace tesserae::train {
 
 /// What a configuration comes to on this machine for a number of ranks, known before any of them trains.
-struct Plan {
+struct JobSetup {
   mesh::Mesh mesh{1};              ///< of the ranks of the job
   c10::Device device = c10::kCPU;  ///< of this rank
   mesh::Strategy strategy;
@@ -32,15 +32,18 @@ struct Plan {
 /// Throws config::ConfigError for what cannot be trained: a degree that does not fit the ranks, data that are missing,
 /// empty or shorter than one sequence, a vocabulary that is too small for the data, a GPU that is not there.
 /// `local_ranks`: how many of the ranks run on this host; `local_rank`: which one this is.
-Plan plan_job(const config::Config& config, int ranks, int local_ranks, int local_rank = 0);
+JobSetup set_up_job(const config::Config& config, int ranks, int local_ranks, int local_rank = 0);
 
-/// The data of one job rank of the plan.
-data::Loader make_loader(const config::Config& config, const Plan& plan, int rank);
+/// How the engine shards: what of its options the configuration and the setup say.
+shard::Options options_of(const config::Config& config, const JobSetup& setup);
+
+/// The data of one job rank of the setup.
+data::Loader make_loader(const config::Config& config, const JobSetup& setup, int rank);
 
 /// What the configuration calls a dtype: "fp32", "bf16", "fp16".
 std::string dtype_name(c10::ScalarType dtype);
 
 /// Two lines for people: the model on its ranks, the data in their batches.
-std::string describe(const Plan& plan, const config::Config& config);
+std::string describe(const JobSetup& setup, const config::Config& config);
 
 }  // namespace tesserae::train

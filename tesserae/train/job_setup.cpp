@@ -1,7 +1,8 @@
-#include "tesserae/train/plan.h"
+#include "tesserae/train/job_setup.h"
 
 #include <numeric>
 
+#include "tesserae/config/state_ranks.h"
 #include "tesserae/train/data_paths.h"
 #include "tesserae/train/device.h"
 #include "tesserae/train/progress.h"
@@ -79,80 +80,67 @@ void check_what_is_split(const config::Config& config) {
   }
 }
 
-/// What `check` gives for the ranks that shard state. Where it refuses degrees: what N is, and which tensor-parallel
-/// degrees leave an N that they fit.
-template <class Check>
-auto fitting(const config::Config& config, const mesh::Mesh& mesh, const Check& check) {
-  const int tensor = mesh.degree(mesh::axes::tensor), state = mesh.degree(mesh::axes::state);
-  try {
-    return check(state);
-  } catch (const config::ConfigError& error) {
-    if (tensor == 1) throw;
-    const int64_t common = common_divisor(model::resolved(config.model));
-    std::string good;
-    for (int degree = 1; degree <= mesh.ranks(); ++degree) {
-      if (mesh.ranks() % degree != 0 || common % degree != 0) continue;
-      try {
-        check(mesh.ranks() / degree);
-        good += cat(good.empty() ? "; this fits tensor_parallel_degree " : ", ", degree);
-      } catch (const config::ConfigError&) {
-      }
-    }
-    throw config::ConfigError("", cat(config::without_function(error), "; N = ", state, " = ", mesh.ranks(),
-                                      " ranks / tensor_parallel_degree ", tensor, good));
-  }
-}
-
 }  // namespace
 
-Plan plan_job(const config::Config& config, int ranks, int local_ranks, int local_rank) {
-  Plan plan;
-  plan.mesh = mesh_of(config, ranks);
+JobSetup set_up_job(const config::Config& config, int ranks, int local_ranks, int local_rank) {
+  JobSetup setup;
+  setup.mesh = mesh_of(config, ranks);
   check_what_is_split(config);
-  plan.strategy = fitting(config, plan.mesh, [&](int count) { return config::strategy_of(config, count); });
-  // Throws what cannot be followed.
-  fitting(config, plan.mesh, [&](int count) { return config::dial_schedule(config.resolved, count); });
+  config::check_state_ranks(setup.mesh, common_divisor(model::resolved(config.model)), [&](int count) {
+    setup.strategy = config::strategy_of(config, count);
+    config::dial_schedule(config.resolved, count);  // throws what cannot be followed
+  });
   choose_device(config.run.device, local_ranks - 1);  // the last one is the first that finds no GPU
-  plan.device = choose_device(config.run.device, local_rank);
-  check_backend(config, plan.device);
-  plan.precision = config::precision_of(config, has_bf16(plan.device));
-  plan.stream = open_stream(config);
-  plan.model = config.model;
-  plan.model.vocabulary = plan.stream->vocabulary();
-  plan.parameters = model::sizes(plan.model).total;
+  setup.device = choose_device(config.run.device, local_rank);
+  check_backend(config, setup.device);
+  setup.precision = config::precision_of(config, has_bf16(setup.device));
+  setup.stream = open_stream(config);
+  setup.model = config.model;
+  setup.model.vocabulary = setup.stream->vocabulary();
+  setup.parameters = model::sizes(setup.model).total;
   try {
-    const data::Loader loader(plan.stream, loader_options(config, plan.mesh, 0));
-    plan.training_samples = loader.training_samples();
-    plan.validation_samples = loader.validation_samples();
-    plan.tokens_per_step = loader.global_batch() * config.data.sequence_length;
+    const data::Loader loader(setup.stream, loader_options(config, setup.mesh, 0));
+    setup.training_samples = loader.training_samples();
+    setup.validation_samples = loader.validation_samples();
+    setup.tokens_per_step = loader.global_batch() * config.data.sequence_length;
   } catch (const Error& error) {
     throw config::ConfigError("data.sequence_length", config::without_function(error));
   }
-  return plan;
+  return setup;
 }
 
-data::Loader make_loader(const config::Config& config, const Plan& plan, int rank) {
-  return {plan.stream, loader_options(config, plan.mesh, rank)};
+shard::Options options_of(const config::Config& config, const JobSetup& setup) {
+  return {.strategy = setup.strategy,
+          .precision = setup.precision,
+          .accumulation = config.train.accumulation,
+          .limit_all_gathers = config.sharding.limit_all_gathers,
+          .limit_reductions = config.sharding.limit_reductions,
+          .parameter_wire = config.sharding.parameter_wire,
+          .gradient_wire = config.sharding.gradient_wire};
+}
+
+data::Loader make_loader(const config::Config& config, const JobSetup& setup, int rank) {
+  return {setup.stream, loader_options(config, setup.mesh, rank)};
 }
 
 std::string dtype_name(c10::ScalarType dtype) {
   return dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "fp16" : "fp32";
 }
 
-std::string describe(const Plan& plan, const config::Config& config) {
-  std::string degrees = mesh::to_string(plan.strategy.degrees);
+std::string describe(const JobSetup& setup, const config::Config& config) {
+  std::string degrees = mesh::to_string(setup.strategy.degrees);
   if (config.sharding.automatic) {
-    degrees = plan.choice.empty() ? "degrees are chosen at the start" : cat(degrees, " (auto; ", plan.choice, ")");
+    degrees = setup.choice.empty() ? "degrees are chosen at the start" : cat(degrees, " (auto; ", setup.choice, ")");
   }
-  const auto precision = plan.precision.parameters.value_or(at::kFloat);
-  const int ranks = plan.mesh.ranks(), tensor = plan.mesh.degree(mesh::axes::tensor);
-  return cat(short_number(static_cast<double>(plan.parameters)), " parameters in ", dtype_name(precision), " on ",
-             ranks, ranks == 1 ? " rank" : " ranks", " (", c10::DeviceTypeName(plan.device.type(), true), "), ",
+  const auto precision = setup.precision.parameters.value_or(at::kFloat);
+  const int ranks = setup.mesh.ranks(), tensor = setup.mesh.degree(mesh::axes::tensor);
+  return cat(short_number(static_cast<double>(setup.parameters)), " parameters in ", dtype_name(precision), " on ",
+             ranks, ranks == 1 ? " rank" : " ranks", " (", c10::DeviceTypeName(setup.device.type(), true), "), ",
              tensor > 1 ? cat("layers split over ", tensor, ", ") : "", degrees, "\n",
-             short_number(static_cast<double>(plan.stream->size())), " tokens in ", plan.stream->files(),
-             plan.stream->files() == 1 ? " file" : " files", ": ", plan.training_samples, " samples of ",
-             config.data.sequence_length, " to train on, ", plan.validation_samples, " held out; ",
-             short_number(static_cast<double>(plan.tokens_per_step)), " tokens a step");
+             short_number(static_cast<double>(setup.stream->size())), " tokens in ", setup.stream->files(),
+             setup.stream->files() == 1 ? " file" : " files", ": ", setup.training_samples, " samples of ",
+             config.data.sequence_length, " to train on, ", setup.validation_samples, " held out; ",
+             short_number(static_cast<double>(setup.tokens_per_step)), " tokens a step");
 }
 
 }  // namespace tesserae::train
