@@ -67,7 +67,7 @@ void bind_flat(py::module_& module) {
             self.local().take_values();
             if (self.shard() != nullptr) self.local().take_gradients(*self.shard());
           },
-          "Takes what the user did to values and gradients of his tensors, which show local().")
+          "Takes what the user did to values and gradients of their tensors, which show local().")
       .def(
           "show",
           [](const FlatBuffer& self) {

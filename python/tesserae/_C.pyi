@@ -467,7 +467,7 @@ class FlatBuffer:
         """
     def take(self) -> None:
         """
-        Takes what the user did to values and gradients of his tensors, which show local().
+        Takes what the user did to values and gradients of their tensors, which show local().
         """
     def whole_gradient(self) -> torch.Tensor | None:
         """

@@ -104,10 +104,10 @@ void Engine::settle() {
   }
   for (FlatBuffer* buffer : buffers_) {
     if (buffer->gradient() == nullptr || !buffer->gradient()->pending()) continue;
-    limit_reductions(root().sharding().options.limit_reductions - 1);
+    wait_for_reductions(root().sharding().options.limit_reductions - 1);
     reduce(*buffer, /*boundary=*/true);
   }
-  limit_reductions(0);
+  wait_for_reductions(0);
   free_all();
   drain();
   show_gradients();

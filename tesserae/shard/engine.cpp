@@ -7,9 +7,10 @@
 //     first one asks autograd to call step 5 when the backward ends.
 //  4. on_gradient(): a parameter's gradient is final for this backward (hook on its AccumulateGrad node; the tensor's
 //     own post-accumulate slot belongs to the user). It moves into the unit's buffer, unless it was computed there
-//     (gradient_destination); the last one of a buffer starts the reduction and frees the unit.
+//     (gradient_destination); the last one of a flat buffer starts its reduction (at a boundary, or with two_hop) and
+//     frees its parameters, if the lifetime says so.
 //  5. end_backward(): reduce what is left, in unit order, the same on all ranks; wait for all reductions; free
-//     everything.
+//     what the lifetimes say.
 //
 // [Note: completion] A buffer may complete zero, one or several times in a backward; each completion reduces and adds.
 // A forward that happens during a backward (recomputation) only gathers: its after_forward may never come.
@@ -99,8 +100,7 @@ void Engine::gather(ShardedUnit& unit, bool backward) {
   if (!schedule_.use({unit.index(), backward})) ++workspace_->statistics.departures;
   unit.tell([&](StepObserver& observer) { observer.before_gather(unit); });
   for (const auto& buffer : unit.buffers()) {
-    const FlatParameter& parameter = buffer->parameter();
-    if (parameter.holds_buffer() && !parameter.readable()) ++workspace_->statistics.prefetch_hits;
+    workspace_->statistics.prefetch_hits += buffer->parameter().arriving();
   }
   unit.start_gather();
   look_ahead(backward);
@@ -111,13 +111,18 @@ void Engine::gather(ShardedUnit& unit, bool backward) {
 void Engine::look_ahead(bool backward) {
   const int limit = root().sharding().options.limit_all_gathers;
   if (limit < 2) return;
+  // Of what stays gathered anyway, the limit is on what is on its way; of the rest, on what takes memory.
   int gathered = 0;
-  for (const auto& unit : units_) gathered += unit->index() > 0 && unit->holds_buffers();
+  for (const auto& unit : units_) {
+    const mesh::Strategy& strategy = unit->sharding().options.strategy;
+    const bool stays = !(backward ? strategy.free_after_backward : strategy.free_after_forward);
+    gathered += unit->index() > 0 && (stays ? unit->arriving() : unit->holds_buffers());
+  }
   schedule_.upcoming(limit, upcoming_);
   for (const auto& use : upcoming_) {
     if (use.backward && !backward && !at::GradMode::is_enabled()) return;  // evaluation: there will be no backward
     ShardedUnit& unit = *units_[static_cast<size_t>(use.unit)];
-    if (unit.holds_buffers()) continue;
+    if (unit.holds_newest()) continue;
     if (gathered >= limit) return;
     unit.start_gather();
     gathered += unit.holds_buffers();
@@ -147,7 +152,7 @@ void Engine::after_forward(ShardedUnit& unit) {
 }
 
 // Whether the rest of the step takes another buffer for parameters.
-bool Engine::gathers_ahead() const {
+bool Engine::keeps_freed_memory() const {
   return !workspace_->pool.elastic() ||
          schedule_.any_ahead([this](int unit) { return units_[static_cast<size_t>(unit)]->lacks_buffers(); });
 }
@@ -171,7 +176,7 @@ void Engine::open_backward() {
   around_backward_ = phase_;
   enter(Phase::backward);
   for (const FlatBuffer* buffer : buffers_) {
-    if (buffer->gradient() != nullptr) buffer->gradient()->begin_backward();
+    if (buffer->gradient() != nullptr) buffer->gradient()->expect_all();
   }
   tell(units_, [this](StepObserver& observer, ShardedUnit& unit) { observer.begin_backward(unit, boundary_); });
   autograd::at_end_of_backward([alive = std::weak_ptr<Engine*>(alive_)] {
@@ -208,7 +213,7 @@ bool Engine::frees_after_backward(const ShardedUnit& unit) const {
 }
 
 void Engine::after_input_gradient(ShardedUnit& unit) {
-  if (frees_after_backward(unit)) unit.free_frozen(gathers_ahead());
+  if (frees_after_backward(unit)) unit.free_frozen(keeps_freed_memory());
 }
 
 // 4. Gradients.
@@ -216,18 +221,18 @@ void Engine::after_input_gradient(ShardedUnit& unit) {
 void Engine::on_gradient(FlatBuffer& buffer, int slot, const at::Tensor& gradient) {
   open_backward();
   FlatGradient& gradients = *buffer.gradient();
-  if (gradients.needs_buffer()) limit_reductions(root().sharding().options.limit_reductions - 1);
+  if (gradients.needs_buffer()) wait_for_reductions(root().sharding().options.limit_reductions - 1);
   gradients.add(slot, gradient);
   if (!gradients.complete()) return;
   if (reduces_now()) {
     reduce(buffer, boundary_);
   } else {
-    gradients.begin_backward();
+    gradients.expect_all();
   }
-  if (frees_after_backward(buffer.unit())) buffer.unit().free(buffer, gathers_ahead());
+  if (frees_after_backward(buffer.unit())) buffer.unit().free(buffer, keeps_freed_memory());
 }
 
-at::Tensor Engine::place_of_gradient(FlatBuffer& buffer, int slot) {
+at::Tensor Engine::gradient_destination(FlatBuffer& buffer, int slot) {
   // A buffer would be held from the unit's last use to its first, with others in between.
   if (buffer.unit().forwards() > 1) return {};
   const Flat& flat = buffer.flat();
@@ -237,7 +242,7 @@ at::Tensor Engine::place_of_gradient(FlatBuffer& buffer, int slot) {
   open_backward();
   // Waits rather than let the caller do without: what is computed elsewhere may be rounded in another way, and results
   // must not depend on timing.
-  if (buffer.gradient()->needs_buffer()) limit_reductions(root().sharding().options.limit_reductions - 1);
+  if (buffer.gradient()->needs_buffer()) wait_for_reductions(root().sharding().options.limit_reductions - 1);
   return buffer.gradient()->destination(slot);
 }
 
@@ -253,7 +258,7 @@ void Engine::reduce(FlatBuffer& buffer, bool boundary) {
   reductions_.push_back(buffer.gradient());
 }
 
-void Engine::limit_reductions(int most) {
+void Engine::wait_for_reductions(int most) {
   // What has ended gives its buffer back early. On a device a ticket does not tell: finishing it would make the compute
   // stream wait.
   const bool tells = root().sharding().device.is_cpu();
@@ -272,11 +277,11 @@ void Engine::end_backward() {
       if (buffer->gradient() == nullptr) continue;
       const bool left = boundary_ ? buffer->gradient()->pending() : !buffer->gradient()->needs_buffer();
       if (!left) continue;
-      limit_reductions(root().sharding().options.limit_reductions - 1);
+      wait_for_reductions(root().sharding().options.limit_reductions - 1);
       reduce(*buffer, boundary_);
     }
   }
-  limit_reductions(0);
+  wait_for_reductions(0);
   for (const auto& unit : units_) {
     if (frees_after_backward(*unit)) free(*unit);
   }

@@ -18,20 +18,20 @@ namespace tesserae::shard {
 /// degrees and lifetimes are numbers in groups, buffers and two flags; nor on features: what watches or replaces a step
 /// attaches to units (StepObserver). engine.cpp opens with the protocol of a step.
 ///
-/// Exceptions: after whatever throws in a step, the next forward of the root notices that the step was cut short, waits
-/// for the lanes, forgets all gradients (as zero_grad does) and starts clean.
+/// After a backward that threw, the next forward of the root waits for the lanes, drops all gradients and starts clean;
+/// after a forward that threw it frees what was gathered. A comm::CommError is for good: its lane runs no more tasks.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   enum class Phase {
     setup,     ///< no pool yet: prepare() or the first step reserves it
-    idle,      ///< between steps
+    idle,      ///< in neither: between steps, and between the root's forward and its backward
     forward,   ///< inside the root's forward
     backward,  ///< from the first node of a backward to its end
     torn,      ///< a change of degrees is under way, or failed half-way: nothing can be computed
   };
 
-  /// units[0] is the root; `owner` is kept alive. Makes groups, and broadcasts only with sync_module_states.
-  Engine(std::vector<UnitSpec> units, std::shared_ptr<comm::Fabric> fabric, Options options,
+  /// specs[0] is the root; `owner` is kept alive. Collective: makes groups; with sync_module_states also broadcasts.
+  Engine(std::vector<UnitSpec> specs, std::shared_ptr<comm::Fabric> fabric, Options options,
          std::shared_ptr<void> owner = {});
   ~Engine();
   Engine(const Engine&) = delete;
@@ -53,7 +53,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void before_backward(ShardedUnit& unit);
   void after_input_gradient(ShardedUnit& unit);
   void on_gradient(FlatBuffer& buffer, int slot, const at::Tensor& gradient);
-  at::Tensor place_of_gradient(FlatBuffer& buffer, int slot);
+  at::Tensor gradient_destination(FlatBuffer& buffer, int slot);
 
   /// False between no_sync() and its end: backwards are not the last of an accumulation.
   void set_boundary(bool boundary) { boundary_ = boundary; }
@@ -61,20 +61,20 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // What there is, in an order that is the same on all ranks.
   const std::vector<std::unique_ptr<ShardedUnit>>& units() const { return units_; }
-  ShardedUnit& root() const { return *units_.front(); }                 ///< not of an engine that another has adopted
+  ShardedUnit& root() const { return *units_.front(); }  ///< not once another engine has adopted this one
   const std::vector<FlatBuffer*>& buffers() const { return buffers_; }  ///< of all units
   const ShardList& shards() const { return shards_; }                   ///< of buffers that are not frozen
   Statistics statistics() const;
 
   // Between steps.
-  void publish(int shard);
+  void publish(int shard);  ///< collective where P and O differ, in the same order on all ranks
   void zero_grad();
   void discard_accumulated();  ///< what is not reduced yet; final gradients stay
   void take_gradients();       ///< what was done to gradients outside; see StepObserver
   void show_gradients();
   Resharding reshard(const mesh::Degrees& degrees);  ///< see reshard.h; collective over the job
-  /// `companion` moves along with the shards until what is returned is dropped, which may be after the engine. Of the
-  /// root: an engine that adopts another does not take over its companions.
+  /// `companion` moves along with the shards until the handle that is returned is dropped, which may be after the
+  /// engine's end. An engine that adopts another does not take over its companions.
   std::shared_ptr<void> add_companion(Companion& companion);
   void require_not_torn() const;  ///< throws comm::CommError after a change of degrees that failed half-way
 
@@ -88,8 +88,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void abandon_step();
   void gather(ShardedUnit& unit, bool backward);
   void look_ahead(bool backward);
-  bool gathers_ahead() const;
-  void free(ShardedUnit& unit) { unit.free(gathers_ahead()); }
+  bool keeps_freed_memory() const;
+  void free(ShardedUnit& unit) { unit.free(keeps_freed_memory()); }
   void free_all();
   bool frees_after_backward(const ShardedUnit& unit) const;
   void finish_reading();
@@ -98,7 +98,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void close_backward();
   bool reduces_now() const;
   void reduce(FlatBuffer& buffer, bool boundary);
-  void limit_reductions(int most);
+  void wait_for_reductions(int most);
   void settle();
   void drain();
 

@@ -51,7 +51,7 @@ FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), t
   gradient_ = std::make_unique<FlatGradient>(context, *flat_, shard_);
   hooks_ = std::make_unique<autograd::GradientHooks>(
       tensors_, [this](int slot, const at::Tensor& gradient) { unit_.engine().on_gradient(*this, slot, gradient); },
-      [this](int slot) { return unit_.engine().place_of_gradient(*this, slot); });
+      [this](int slot) { return unit_.engine().gradient_destination(*this, slot); });
 }
 
 Shard FlatBuffer::shard_of(const at::Tensor& master) const {
@@ -94,7 +94,7 @@ void FlatBuffer::replace(State state) {
   if (!trainable) return;
   shard_.grad = state.grad;
   gradient_ = std::make_unique<FlatGradient>(unit_.context(), *flat_, shard_);
-  gradient_->adopt(std::move(state.grad));
+  gradient_->set_memory(std::move(state.grad));
 }
 
 }  // namespace tesserae::shard

@@ -51,7 +51,7 @@ class FlatBuffer {
     at::Tensor shared;  ///< FlatParameter::shared_memory of the new layout
     at::Tensor grad;    ///< undefined: no gradient
   };
-  /// Puts `state`, cut for the unit's Sharding, in the place of the present ones. The module's parameters stay.
+  /// Puts `state`, cut for the unit's Sharding, in place of the present state. The module's parameters stay.
   void replace(State state);
 
  private:

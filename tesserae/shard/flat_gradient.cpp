@@ -32,15 +32,15 @@ FlatGradient::FlatGradient(const UnitContext& context, const Flat& flat, Shard& 
       fired_(flat.slots().size(), false),
       given_(flat.slots().size()),
       missing_(static_cast<int>(flat.slots().size())) {
-  update_average();
+  update_average_factor();
 }
 
-void FlatGradient::update_average() {
+void FlatGradient::update_average_factor() {
   const double divisor = context_.gradient_divisor > 0 ? context_.gradient_divisor : flat_.layout().ranks();
-  average_ = at::scalar_tensor(1.0 / (divisor * prescale_), at::kDouble);
+  average_factor_ = at::scalar_tensor(1.0 / (divisor * prescale_), at::kDouble);
 }
 
-void FlatGradient::begin_backward() {
+void FlatGradient::expect_all() {
   std::fill(fired_.begin(), fired_.end(), false);
   std::fill(given_.begin(), given_.end(), std::nullopt);
   missing_ = static_cast<int>(fired_.size());
@@ -127,7 +127,7 @@ void FlatGradient::reduce(bool boundary) {
   ticket_ = sharding_->reduce_lane.submit(
       [this, fresh, boundary, add_piece, add_grad, straight, label, views = views_, reducer = context_.reducer] {
         if (straight) {
-          sharding_->gradient_group.reduce_scatter_scaled(grad_, views->whole, average_.item<double>(), label,
+          sharding_->gradient_group.reduce_scatter_scaled(grad_, views->whole, average_factor_.item<double>(), label,
                                                           sharding_->options.gradient_wire);
           return;
         }
@@ -139,7 +139,17 @@ void FlatGradient::reduce(bool boundary) {
           return;
         }
         if (reducer != nullptr) {
-          deliver(reduce_elsewhere(*views, *reducer), add_grad, /*divided=*/true);
+          // What the user's code throws is this step's error, not the lane's: a CommError is, for good.
+          at::Tensor chunk;
+          try {
+            chunk = reduce_elsewhere(*views, *reducer);
+          } catch (const comm::CommError&) {
+            throw;
+          } catch (...) {
+            failure_ = std::current_exception();
+            return;
+          }
+          deliver(chunk, add_grad, /*divided=*/true);
           return;
         }
         if (!fresh) views->piece.copy_(piece_);
@@ -153,7 +163,7 @@ void FlatGradient::reduce(bool boundary) {
   in_flight_ = buffer_;
   buffer_ = -1;
   std::fill(filled_.begin(), filled_.end(), false);
-  begin_backward();
+  expect_all();
   piece_pending_ = !boundary;
   if (boundary) shard_.grad = grad_;
 }
@@ -187,12 +197,12 @@ at::Tensor FlatGradient::reduce_elsewhere(const Views& views, StepObserver& redu
 // `chunk`: summed over all ranks; `divided`: averaged already.
 void FlatGradient::deliver(const at::Tensor& chunk, bool add, bool divided) {
   if (add) {
-    grad_.add_(chunk.to(grad_.device()), divided ? 1.0 : average_.item<double>());
+    grad_.add_(chunk.to(grad_.device()), divided ? 1.0 : average_factor_.item<double>());
   } else if (!divided && grad_.scalar_type() == chunk.scalar_type() && grad_.device() == chunk.device()) {
-    at::mul_out(grad_, chunk, average_);
+    at::mul_out(grad_, chunk, average_factor_);
   } else {
     grad_.copy_(chunk);
-    if (!divided) grad_.mul_(average_);
+    if (!divided) grad_.mul_(average_factor_);
   }
 }
 
@@ -202,6 +212,10 @@ void FlatGradient::finish() {
   ticket_ = {};
   context_.pool().release(in_flight_);
   in_flight_ = -1;
+  if (failure_ != nullptr) {
+    shard_.grad = at::Tensor();  // nothing was delivered
+    std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
 }
 
 void FlatGradient::discard() {
@@ -210,13 +224,14 @@ void FlatGradient::discard() {
     context_.pool().release(in_flight_);
     in_flight_ = -1;
     ticket_ = {};
+    failure_ = nullptr;
   }
   if (buffer_ >= 0) {
     context_.pool().release(buffer_);
     buffer_ = -1;
   }
   std::fill(filled_.begin(), filled_.end(), false);
-  begin_backward();
+  expect_all();
   piece_pending_ = false;
 }
 

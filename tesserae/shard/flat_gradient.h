@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -35,13 +36,13 @@ class FlatGradient {
   FlatGradient(const UnitContext& context, const Flat& flat, Shard& shard);
 
   /// UnitContext::gradient_divisor has changed. Not while a reduction is in flight.
-  void update_average();
+  void update_average_factor();
 
-  void begin_backward();
+  void expect_all();  ///< every slot is missing again
   /// True if no buffer is held yet: add() is about to take one from the pool.
   bool needs_buffer() const { return buffer_ < 0; }
-  /// The slot, for whoever computes the first gradient of it in this backward; undefined for all others. See
-  /// autograd::gradient_destination().
+  /// The slot, for whoever computes its first gradient; undefined where it holds one already (of this backward, or of
+  /// an earlier one of the accumulation) or was given away in this backward. See autograd::gradient_destination().
   at::Tensor destination(int slot);
   void add(int slot, const at::Tensor& gradient);
   bool complete() const { return missing_ == 0; }
@@ -57,9 +58,9 @@ class FlatGradient {
   void discard();
   /// discard(), and Shard::grad becomes undefined; its memory is kept for the next backward, or until give_back().
   void zero();
-  void give_back();  ///< where the pool is elastic
+  void give_back();  ///< after zero(): drops the memory of Shard::grad, if the pool is elastic
   /// Makes `grad` ([chunk], master dtype) the memory of Shard::grad.
-  void adopt(at::Tensor grad) { grad_ = std::move(grad); }
+  void set_memory(at::Tensor grad) { grad_ = std::move(grad); }
 
   /// The memory of Shard::grad ([chunk], master dtype), made at its first use; undefined content.
   const at::Tensor& memory();
@@ -90,10 +91,10 @@ class FlatGradient {
   std::shared_ptr<const Sharding> sharding_;
   const Flat& flat_;
   Shard& shard_;
-  double prescale_;     // applied to each gradient before summing (fp16 only), taken back in the average
-  at::Tensor average_;  // one over (divisor * prescale), a scalar on the host
-  at::Tensor grad_;     // memory of Shard::grad
-  at::Tensor piece_;    // kept gradient piece, two_hop only
+  double prescale_;            // applied to each gradient before summing (fp16 only), taken back in the average
+  at::Tensor average_factor_;  // one over (divisor * prescale), a scalar on the host
+  at::Tensor grad_;            // memory of Shard::grad
+  at::Tensor piece_;           // kept gradient piece, two_hop only
   bool piece_pending_ = false;
 
   Pool::Buffer buffer_ = -1;  // the whole buffer being filled
@@ -106,6 +107,7 @@ class FlatGradient {
 
   Pool::Buffer in_flight_ = -1;
   comm::Ticket ticket_;
+  std::exception_ptr failure_;  // what a reducer threw on the lane, until finish()
 };
 
 }  // namespace tesserae::shard

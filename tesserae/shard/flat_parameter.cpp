@@ -82,6 +82,7 @@ void FlatParameter::cast_master() {
 void FlatParameter::start_gather() {
   if (resident_ || (held_ && shown_version_ == version_)) return;
   held_ = true;
+  arrived_ = false;
   shown_version_ = version_;
   ++context_.statistics().gathers;
   if (shared_) {
@@ -121,6 +122,7 @@ void FlatParameter::finish_gather() {
   }
   wait_and_count(gather_, context_.statistics().exposed_gather);
   if (!storage_.shows()) storage_.show(whole_);
+  arrived_ = true;
 }
 
 void FlatParameter::free(bool keep) {

@@ -22,18 +22,20 @@ namespace tesserae::shard {
 /// for good: pieces, and masters of the same dtype, lie in it. Gathering moves nothing:
 ///  1. between steps each rank writes its own piece (optimizer, refresh), or casts it there when it starts to gather;
 ///  2. finish_gather() returns when all ranks have come to that version: then everybody reads;
-///  3. Engine::finish_reading(), after a backward or an evaluation, returns when all ranks have read: back to 1.
+///  3. Engine::finish_reading(), after a backward at a boundary or an evaluation, returns when all ranks have read:
+///  back to 1.
 class FlatParameter {
  public:
   /// `master`: this rank's chunk in the master dtype (undefined for frozen parameters). `piece`: this rank's parameter
-  /// piece in the compute dtype; undefined if the master takes its place (Flat::master_is_piece) in another dtype.
+  /// piece in the compute dtype; undefined if the master takes its place (Flat::master_is_piece) in another dtype or on
+  /// another device.
   FlatParameter(const UnitContext& context, const Flat& flat, ComputeStorage storage, at::Tensor master,
                 at::Tensor piece);
   ~FlatParameter();
   FlatParameter(const FlatParameter&) = delete;
   FlatParameter& operator=(const FlatParameter&) = delete;
 
-  /// What the module's parameters are views of, for the one that takes this one's place.
+  /// What the module's parameters are views of, for the FlatParameter that replaces this one.
   ComputeStorage take_storage() { return std::move(storage_); }
 
   /// Memory for a copy that all ranks of P share: [flat.total()], compute dtype, zeros. Undefined if P is 1 or there is
@@ -47,17 +49,21 @@ class FlatParameter {
   void start_gather();
   /// Waits until the newest version can be read through the module's parameters. start_gather() came before.
   void finish_gather();
-  /// Gives the gathered copy up. Does nothing for parameters that are always whole (P = 1). `keep`: Pool::release().
+  /// Gives the gathered copy up. Does nothing for parameters that are always whole (P = 1, and no
+  /// cast). `keep`: Pool::release().
   void free(bool keep = true);
   /// True from start_gather() to free(): the copy takes a buffer of the pool, or stands for one.
   bool holds_buffer() const { return held_; }
   bool shared() const { return shared_; }
+  /// True from start_gather() to finish_gather().
+  bool arriving() const { return held_ && !arrived_ && shown_version_ == version_; }
   /// True if finish_gather() has been called for the newest version.
-  bool readable() const { return resident_ || (held_ && storage_.shows() && shown_version_ == version_); }
+  bool readable() const { return resident_ || (held_ && arrived_ && shown_version_ == version_); }
 
   /// The master gets another dtype, that of the flat buffer; its values are cast. Before the first gather only.
   void cast_master();
-  /// The master changed: raises the version and refreshes the piece from the owners of its chunks (O to P).
+  /// The master changed: raises the version and refreshes the piece from the owners of its chunks (O to P): collective
+  /// where P and O differ.
   void publish();
 
   /// What this rank holds of the values that count between steps: the master chunk (frozen: the parameter piece), and
@@ -87,6 +93,7 @@ class FlatParameter {
   bool shared_ = false;  // whole_ is the copy for all ranks
   ComputeStorage storage_;
   bool held_ = false;
+  bool arrived_ = false;  // finish_gather() has been called for what is held
   Pool::Buffer buffer_ = -1;
   Pool::Buffer viewed_ = -1;  // the buffer that whole_ and own_ show: addresses are stable, so views are made once
   at::Tensor whole_;

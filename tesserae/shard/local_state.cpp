@@ -12,12 +12,12 @@
 namespace tesserae::shard {
 namespace {
 
-// Where `elements` of the flat buffer lie in what a rank holds, which begins at `begin`.
+// Where `elements` of the flat buffer lie in what a rank holds, which is the range `owned`.
 at::Tensor narrow(const at::Tensor& local, const mesh::Range& elements, const mesh::Range& owned) {
   return local.narrow(0, elements.begin - owned.begin, elements.size());
 }
 
-// Messages travel in memory of the group's device; what is on the host (offload) go through it.
+// Messages travel in memory of the group's device; what is on the host (offload) passes through it.
 class Staged {
  public:
   explicit Staged(c10::Device device) : device_(device) {}

@@ -49,9 +49,10 @@ struct Options {
   Precision precision;
   Accumulation accumulation = Accumulation::local;
 
-  /// At most so many units are gathered or being gathered at once because of prefetching (>= 1; 1: no prefetch).
+  /// At most so many units are gathered or being gathered at once because of prefetching (>= 1; 1: no prefetch). Those
+  /// that were read and stay gathered, because the strategy does not free them, do not count.
   int limit_all_gathers = 2;
-  /// At most so many units' gradients are being reduced at once (>= 1).
+  /// At most so many flat buffers' gradients are being reduced at once (>= 1).
   int limit_reductions = 2;
 
   /// How gathered parameters and gradients that are being summed travel between hosts (comm/wire.h); inside a host they
@@ -72,9 +73,9 @@ struct Options {
   /// Parameters take rank 0's values, so that ranks may be built with different random numbers.
   bool sync_module_states = false;
 
-  /// Fills the parameters of one unit's own modules; called unit by unit for parameters on the meta device, with the
-  /// unit's whole parameters in memory. The same call on every rank must give the same numbers (model/init.h does). Of
-  /// a parameter that is split it is given the whole tensor, of which the rank keeps its part.
+  /// Fills a parameter that is on the meta device: called for one after the other, with it alone in memory, whole. The
+  /// same call on every rank must give the same numbers (model/init.h does). Of a parameter that is split it is given
+  /// the whole tensor too, of which the rank keeps its part.
   std::function<void(const std::string& name, at::Tensor& parameter)> initialize;
 
   /// The job by axes, of which the fabric that shards the state is a part: says which ranks hold the other parts of

@@ -4,10 +4,9 @@
 //  2. Nothing is in flight: a step that was cut short is forgotten, accumulated gradients go to their owners.
 //  3. The groups of the new degrees are made, or found: the fabric keeps them.
 //  4. Each host or device has the memory for the largest moment of step 6.
-//  5. Gathered copies are given up; what still shows a buffer of the old pool goes with its flat buffer in step 6.
-//  6. Flat buffer by flat buffer, what ranks hold is filled from what they held, which is freed; then parameters,
-//  gradients,
-//     the user's tensors and companions take the new ones.
+//  5. The old pool goes; what still shows a buffer of it does with its flat buffer in step 6.
+//  6. Flat buffer by flat buffer: new local values are filled from the old ones, which are then freed; parameters,
+//     gradients, the user's tensors and companions take the new ones.
 //  7. The pool is reserved anew, masters become what the next forward sees, and what was freed goes back to the system.
 //
 // Up to 4 a failure is one of all ranks and moves nothing. After 4 it leaves the model between two layouts, which
@@ -111,7 +110,7 @@ std::vector<std::shared_ptr<const Sharding>> Reshard::next_shardings() const {
       Options options = last.options;
       options.strategy = mesh::with_degrees(options.strategy, degrees_);
       next = std::make_shared<const Sharding>(last.fabric, options);
-      // Its connections are not part of moving, either.
+      // Makes the group of this host now: connecting is not part of moving.
       last.fabric->group(last.fabric->world().host_ranks(last.fabric->rank()), comm::Traffic::control);
     }
     shardings.push_back(next);
@@ -130,7 +129,7 @@ uint64_t Reshard::recut(FlatBuffer& buffer, bool has_gradient) {
                                       context.sharding->layout, from.rank());
   if (prepared_) state.shared = FlatParameter::shared_memory(context, *state.flat);
   std::vector<at::Tensor> before, after;
-  std::vector<size_t> kept;  // where in them what a companion keeps ends
+  std::vector<size_t> kept;  // by companion: one past its last tensor in `before`
   const auto prepare = [&] {
     before.push_back(buffer.parameter().local());
     if (has_gradient) before.push_back(shard->grad.defined() ? shard->grad : buffer.gradient()->memory().zero_());

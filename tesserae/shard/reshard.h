@@ -27,8 +27,9 @@ class Reshard {
   /// Once. Throws, with degrees and values as they were (what was accumulated may be with its owners): InvalidArgument
   /// for impossible degrees, inside a backward, or with a hook in place of a reduction that cannot stand for them;
   /// comm::Mismatch if ranks ask for different degrees or hold different state; OutOfMemory on all ranks if one host or
-  /// device cannot hold what it would get. A CommError (a lost peer, or memory that could not be allocated after all)
-  /// leaves the model between two layouts: every later step throws, and the job goes on from its last checkpoint.
+  /// device cannot hold what it would get. What is thrown once state moves (a lost peer, or memory that could not be
+  /// allocated after all; steps 5 to 7 of reshard.cpp) leaves the model between two layouts: every later step throws,
+  /// and the job goes on from its last checkpoint.
   Resharding run();
 
  private:

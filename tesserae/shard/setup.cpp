@@ -1,4 +1,4 @@
-// Building an engine: who owns what, initial values, buffers, hooks.
+// Building an engine: units, flat buffers, the pool.
 //
 //  1. Units and parameters have been found, and the ranks have compared what they found (shard_model).
 //  2. Each unit makes its flat buffers (flat_buffer.cpp): it cuts what this rank holds out of the initial values, one

@@ -39,19 +39,22 @@ class Sharded {
   /// This rank's shards, for an optimizer. After updating shard i it calls publish(i).
   const ShardList& shards();
   /// Makes the new values of shard `index` the ones that the next forward sees. Returns at once; the refresh overlaps.
+  /// Collective where P and O differ: all ranks publish in the same order.
   void publish(int index);
   /// Forgets all gradients, also those accumulated inside no_sync.
   void zero_grad();
 
   NoSync no_sync();
 
-  /// Runs `visit` for each parameter of the model, whole, in the master's values but the compute dtype, one unit in
-  /// memory at a time. Collective. With `writeback`, what visit changed is kept.
+  /// Runs `visit` for each parameter of the model under each of its names, with the values that the optimizer updates
+  /// (masters in their dtype, frozen parameters in theirs), gathered over the ranks that shard state; of a split one
+  /// this rank's part. One flat buffer is in memory at a time. With `writeback`, what visit changed is kept.
+  /// Collective.
   void visit_parameters(const std::function<void(const std::string& name, at::Tensor parameter)>& visit,
                         bool writeback = false);
 
-  /// Turns the dial: cuts masters, gradients and what has been attached to the shards (Engine::add_companion) anew for
-  /// other degrees, between two steps. Values stay what they are, to the bit. See reshard.h. Collective.
+  /// Turns the dial: cuts masters, gradients and what companions keep (Engine::add_companion) anew for other
+  /// degrees, between two steps. Values stay what they are, to the bit. See reshard.h. Collective.
   Resharding reshard(const mesh::Degrees& degrees);
 
   /// Sum over all ranks of the fabric; a collective on the control lane.

@@ -89,6 +89,15 @@ bool ShardedUnit::holds_buffers() const {
   return std::ranges::any_of(buffers_, [](const auto& buffer) { return buffer->parameter().holds_buffer(); });
 }
 
+bool ShardedUnit::holds_newest() const {
+  return std::ranges::all_of(
+      buffers_, [](const auto& buffer) { return buffer->parameter().readable() || buffer->parameter().arriving(); });
+}
+
+bool ShardedUnit::arriving() const {
+  return std::ranges::any_of(buffers_, [](const auto& buffer) { return buffer->parameter().arriving(); });
+}
+
 bool ShardedUnit::lacks_buffers() const {
   return std::ranges::any_of(buffers_, [](const auto& buffer) {
     return buffer->parameter().buffer_bytes() > 0 && !buffer->parameter().holds_buffer();
@@ -172,7 +181,7 @@ void ShardedUnit::set_gradient_divisor(double divisor) {
   }
   context_.gradient_divisor = divisor;
   for (const auto& buffer : buffers_) {
-    if (buffer->gradient() != nullptr) buffer->gradient()->update_average();
+    if (buffer->gradient() != nullptr) buffer->gradient()->update_average_factor();
   }
 }
 

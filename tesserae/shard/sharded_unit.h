@@ -44,7 +44,7 @@ class ShardedUnit {
   const Sharding& sharding() const { return *context_.sharding; }
   Phase phase() const { return phase_; }
 
-  // The events of a step, from the unit's module; engine.h has the protocol.
+  // The events of a step, from the unit's module; engine.cpp opens with the protocol.
   void before_forward();
   void after_forward();
   void cancel_forward();                         ///< in place of after_forward() where the forward threw
@@ -54,7 +54,9 @@ class ShardedUnit {
   // Parameters. start_gather() never waits; finish_gather() returns when they can be read.
   void start_gather();
   void finish_gather();
-  bool holds_buffers() const;  ///< true from start_gather() to free(), unless the unit is resident
+  bool holds_buffers() const;  ///< true from start_gather() to free(), unless its parameters are always whole
+  bool holds_newest() const;   ///< the same, and masters have not changed since
+  bool arriving() const;       ///< true from start_gather() to finish_gather()
   bool lacks_buffers() const;  ///< true if a gather would take a buffer of the pool
   /// Gives gathered parameters up: all, those of frozen buffers, or those of one buffer. `keep`: Pool::release().
   /// Throws std::logic_error inside the unit's forward.
@@ -81,7 +83,8 @@ class ShardedUnit {
   void set_gradient_divisor(double divisor);
 
   /// Shares `observer`, which is told of the unit's events from now on, until detach(); both between steps. Throws
-  /// InvalidArgument for a second observer that reduces(), and where the degrees do not allow one.
+  /// InvalidArgument for a second observer that reduces(), and where the degrees or
+  /// Accumulation::two_hop do not allow one.
   void attach(std::shared_ptr<StepObserver> observer);
   void detach(const StepObserver& observer);
   /// Calls `event(observer)` for each; the event neither attaches nor detaches.

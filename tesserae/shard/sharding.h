@@ -24,11 +24,11 @@ struct Sharding {
   const c10::Device device;        ///< where units compute
   const c10::Device state_device;  ///< where masters and gradients live between steps: the host if offloaded
 
-  // Where parameters travel ...
+  // Where parameters travel: gathered over P ranks, refreshed over the O/P owners of a piece.
   comm::Lane& gather_lane;
   comm::Group& parameter_group;
   comm::Group& refresh_group;
-  // ... and where gradients do: the three hops.
+  // Where gradients do: hops over G, over the O/G owners of a piece, over the N/O replicas of a chunk.
   comm::Lane& reduce_lane;
   comm::Group& gradient_group;
   comm::Group& optimizer_group;

@@ -27,8 +27,9 @@ class StepObserver {
   virtual void begin_step(ShardedUnit& /*unit*/, bool /*accumulating*/) {}
   /// The unit's forward begins (also one that is recomputed in a backward); its parameters are about to be gathered.
   virtual void before_forward(ShardedUnit& /*unit*/) {}
-  /// The training thread needs the unit's parameters, and: it has them.
+  /// The training thread needs the unit's parameters ...
   virtual void before_gather(ShardedUnit& /*unit*/) {}
+  /// ... and has them.
   virtual void after_gather(ShardedUnit& /*unit*/) {}
   virtual void after_forward(ShardedUnit& /*unit*/) {}
   /// All: a backward begins that reduces to the end (`boundary`) or accumulates.
@@ -37,8 +38,7 @@ class StepObserver {
   virtual void before_backward(ShardedUnit& /*unit*/) {}
   /// A buffer's gradients start their way to their owners.
   virtual void before_reduce(FlatBuffer& /*buffer*/) {}
-  /// The unit's gathered parameters have been freed: after its forward, in its backward, or by a step that was cut
-  /// short.
+  /// The unit's gathered parameters have been freed, for whatever reason.
   virtual void after_free(ShardedUnit& /*unit*/) {}
   /// All: the backward is over, or one that was cut short has been forgotten.
   virtual void end_backward(ShardedUnit& /*unit*/) {}
@@ -51,8 +51,9 @@ class StepObserver {
   virtual void take_gradients(ShardedUnit& /*unit*/) {}
   /// ... and afterwards: show Shard::grad outside.
   virtual void show_gradients(ShardedUnit& /*unit*/) {}
-  /// What this rank holds of a buffer is about to be replaced: nothing may hold them longer; and: they have been.
+  /// What this rank holds of a buffer is about to be replaced: drop every reference to it ...
   virtual void before_recut(FlatBuffer& /*buffer*/) {}
+  /// ... and has been.
   virtual void after_recut(FlatBuffer& /*buffer*/) {}
   /// A buffer's master has another dtype and other memory, and no gradient.
   virtual void after_cast(FlatBuffer& /*buffer*/) {}
@@ -60,7 +61,7 @@ class StepObserver {
   // The reduction of gradients.
 
   /// True: reduce() takes the place of all three hops. One such observer a unit, and only where P = G = O, being 1 or
-  /// the number of ranks.
+  /// the number of ranks, with Accumulation::local.
   virtual bool reduces() const { return false; }
   /// Gets a flat buffer of whole gradients and, unless every rank keeps all of it (O = 1), a tensor for this rank's
   /// chunk; leaves the average there (O = 1: in the first). Called on the reduce lane.

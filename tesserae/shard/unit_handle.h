@@ -4,7 +4,7 @@ namespace tesserae::shard {
 
 class ShardedUnit;
 
-/// The side of a unit that its module knows: the sharded unit tells it who it is.
+/// The module's end of a unit: it is told which ShardedUnit is its own.
 class UnitHandle {
  public:
   virtual ~UnitHandle() = default;

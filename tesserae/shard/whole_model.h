@@ -12,8 +12,7 @@ class Engine;
 
 // A sharded model as a whole, between steps.
 
-/// Runs `visit` for each parameter of the model, whole, in the master's values but the compute dtype, one flat buffer
-/// in memory at a time. With `writeback`, what visit changed is kept. Collective.
+/// Sharded::visit_parameters.
 void visit_parameters(Engine& engine, const std::function<void(const std::string& name, at::Tensor parameter)>& visit,
                       bool writeback = false);
 

@@ -19,7 +19,7 @@ model::Gpt make_model(const config::Config& config, const JobSetup& setup, const
   model::GptConfig shape = setup.model;
   shape.parallel = parallel;
   shape.sequence_parallel = config.sharding.sequence_parallel && parallel->size() > 1;
-  shape.device = c10::kMeta;  // no rank ever holds the whole model: the engine fills it unit by unit
+  shape.device = c10::kMeta;  // no rank ever holds the whole model: the engine fills it parameter by parameter
   model::Gpt model(shape);
   model->checkpoint_activations_of_blocks(config.checkpoint_activations);
   return model;

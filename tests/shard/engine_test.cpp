@@ -180,6 +180,22 @@ TEST(Engine, PrefetchesInBothDirectionsFromTheSecondStepOn) {
   EXPECT_EQ(statistics.prefetch_hits, 4 * 11);
 }
 
+// What stays gathered after forward is no stock of what was gathered ahead: it must not use up the limit.
+TEST(Engine, PrefetchesInForwardAlsoWhereNothingIsFreedAfterIt) {
+  for (const bool free_after_backward : {true, false}) {
+    Training run;
+    run.options.strategy = {{4, 4, 4}, false, free_after_backward};
+    run.net.blocks = 6;
+    run.steps = 5;
+    Statistics statistics;
+    comm::run_local(
+        4, [&](comm::Fabric& fabric) { train_sharded(fabric, run, fabric.rank() == 0 ? &statistics : nullptr); });
+    EXPECT_EQ(statistics.gathers, 5 * 7);
+    EXPECT_EQ(statistics.prefetch_hits, 4 * 6) << "all blocks, from the second step on";
+    EXPECT_EQ(statistics.pool_misses, 0);
+  }
+}
+
 /// Keeps a lane busy until open(). Whoever waits for the lane instead of opening finds an error there, late.
 class Gate {
  public:

@@ -1,7 +1,12 @@
 #include "tesserae/shard/step_observer.h"
 
+#include <ATen/ops/allclose.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "tesserae/base/error.h"
 #include "tests/shard/net.h"
@@ -40,6 +45,47 @@ TEST(StepObserver, AReducerIsRefusedWhereItCannotStandForAllHops) {
     options.accumulation = Accumulation::local;
     options.strategy = mesh::preset("ZERO_1", 2);
     EXPECT_THAT(refusal(fabric, options, 1), HasSubstr("all three degrees must be 1 or 2"));
+  });
+}
+
+/// Sums as the engine would, but for the first time.
+class FailsOnce : public StepObserver {
+ public:
+  explicit FailsOnce(comm::Fabric& fabric) : group_(fabric.everyone()) {}
+  bool reduces() const override { return true; }
+  void reduce(const at::Tensor& whole, const at::Tensor&) override {
+    if (std::exchange(fresh_, false)) throw std::runtime_error("a hook with a bug");
+    group_.all_reduce(whole);
+    whole.div_(group_.size());
+  }
+
+ private:
+  comm::Group& group_;
+  bool fresh_ = true;
+};
+
+TEST(StepObserver, WhatAReducerThrowsEndsItsBackwardAndNoLaterOne) {
+  comm::run_local(2, [](comm::Fabric& fabric) {
+    const NetOptions shape{.blocks = 1};
+    const auto gradients = [&](bool fails) {
+      Net net(shape);
+      fill_all(*net);
+      Sharded sharded = shard_model(net, share(fabric), {.strategy = mesh::preset("NO_SHARD", 2)});
+      const Batch batch = batch_of(shape, 0, fabric.rank(), 2);
+      const auto backward = [&] { net(batch.tokens, batch.targets).backward(); };
+      if (fails) {
+        for (const auto& unit : sharded.engine().units()) unit->attach(std::make_shared<FailsOnce>(fabric));
+        EXPECT_THROW(backward(), std::runtime_error);
+        sharded.zero_grad();
+      }
+      backward();
+      std::vector<at::Tensor> found;
+      for (const Shard& shard : sharded.shards()) found.push_back(shard.grad.clone());
+      return found;
+    };
+    const auto wanted = gradients(false), got = gradients(true);
+    ASSERT_EQ(got.size(), wanted.size());
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::allclose(got[i], wanted[i], 1e-5, 1e-7));
   });
 }
 
