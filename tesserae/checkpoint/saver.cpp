@@ -154,7 +154,8 @@ void Saver::begin(State state, bool asynchronous) {
                .rank = fabric_->rank(),
                .keep = options_.keep,
                .block_bytes = static_cast<uint64_t>(options_.block_bytes),
-               .deadline = options_.deadline};
+               .deadline = options_.deadline,
+               .fence = fence_};
   try {
     if (asynchronous) {
       if (!snapshot_) snapshot_ = std::make_unique<Snapshot>();

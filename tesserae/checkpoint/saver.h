@@ -62,6 +62,10 @@ class Saver {
   /// Saves that begin from now on go to `folder`, of which `keep` checkpoints stay. All ranks alike; not collective.
   void set_target(os::Path folder, int keep);
 
+  /// Rank 0 calls it on the thread that writes, before each commit; what it throws fails the save. For saves that begin
+  /// from now on; not collective.
+  void set_fence(std::function<void()> fence) { fence_ = std::move(fence); }
+
   /// Returns when the pieces' memory may be written again. Never throws; returns at once if there is nothing to copy.
   void wait_copied();
 
@@ -88,6 +92,7 @@ class Saver {
   std::shared_ptr<comm::Fabric> fabric_;
   SaverOptions options_;
   std::string job_;
+  std::function<void()> fence_;
   int64_t count_ = 0;
   std::unique_ptr<Snapshot> snapshot_;  // made by the first asynchronous save
   std::unique_ptr<Task> task_;          // the save at hand

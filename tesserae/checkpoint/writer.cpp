@@ -27,7 +27,8 @@
 //    6. Joins the fragments, checks that no element is missing or doubled, and writes WORK/manifest.json, syncs,
 //       closes.
 //    7. Removes the .done marks and syncs WORK.
-//    8. Renames WORK to FOLDER/step-N: committed, as far as other processes can see. If step N is there already (a run
+//    8. Asks the fence, if there is one, whether FOLDER is still this run's (so does 1). Renames WORK to FOLDER/step-N:
+//    committed, as far as other processes can see. If step N is there already (a run
 //       that went back), the name is step-N.K with the next K: a directory cannot be replaced in one step, and at no
 //       moment may the newest checkpoint be gone.
 //    9. Syncs FOLDER: committed, also if the power fails.
@@ -53,22 +54,6 @@ void check(const SaveJob& job) {
     throw InvalidArgument("write_part", cat("step ", job.step, ", rank ", job.rank, " of ", job.ranks(), ", attempt \"",
                                             job.attempt, "\": one of these cannot be"));
   }
-}
-
-/// Makes a directory, and those above it, so that they last.
-void make_lasting(const os::Path& path) {
-  if (path.empty() || os::files().exists(path)) return;
-  const os::Path above = path.has_parent_path() ? path.parent_path() : os::Path(".");
-  if (above != path) make_lasting(above);
-  os::files().make_directory(path);
-  os::files().sync_directory(above);
-}
-
-void write_synced(const os::Path& path, std::string_view bytes) {
-  const std::unique_ptr<os::WritableFile> file = os::files().create(path);
-  file->write(bytes);
-  file->sync();
-  file->close();
 }
 
 /// A directory that holds only files, one after the other.
@@ -144,7 +129,7 @@ void write_manifest(const SaveJob& job, const nlohmann::json& training) {
   } catch (const Damaged& refused) {
     throw InvalidArgument("commit", cat("no reader would take this: ", refused.fault().text()));
   }
-  write_synced(work / manifest_name, text);
+  os::files().write_synced(work / manifest_name, text);
 }
 
 /// Step 8: the directory's name once it is committed.
@@ -183,8 +168,11 @@ void write_part(const SaveJob& job, const std::vector<Source>& sources, const st
   const os::Path work = work_of(job);
   crash_point("begin", job.rank);
   try {
-    make_lasting(job.folder);  // 1
-    if (job.rank == 0) remove_strays(job);
+    os::files().make_directories(job.folder);  // 1
+    if (job.rank == 0) {
+      if (job.fence) job.fence();
+      remove_strays(job);
+    }
     os::files().make_directory(work);
     crash_point("directory-made", job.rank);
 
@@ -193,7 +181,7 @@ void write_part(const SaveJob& job, const std::vector<Source>& sources, const st
     crash_point("data-synced", job.rank);
 
     const os::Path draft = work / mark_name(job.rank, "part");  // 4
-    write_synced(draft, to_text(written));
+    os::files().write_synced(draft, to_text(written));
     crash_point("part-written", job.rank);
     os::files().rename(draft, work / mark_name(job.rank, "done"));
   } catch (const std::exception& failure) {
@@ -214,6 +202,7 @@ os::Path commit(const SaveJob& job, const nlohmann::json& training, const std::s
   os::files().sync_directory(work);
   crash_point("directory-synced", job.rank);
   if (stop.stop_requested()) throw Cancelled("commit", cat("step ", job.step, " was given up"));
+  if (job.fence) job.fence();
   const os::Path path = free_name(job, list_checkpoints(job.folder));  // 8
   os::files().rename(work, path);
   crash_point("renamed", job.rank);

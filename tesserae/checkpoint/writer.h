@@ -31,6 +31,7 @@ struct SaveJob {
   int keep = 0;                 ///< how many committed checkpoints stay; 0: all
   uint64_t block_bytes = 1 << 20;
   std::chrono::milliseconds deadline = std::chrono::minutes(30);  ///< for the slowest rank to have written
+  std::function<void()> fence = {};  ///< rank 0's, before it commits: throws if the folder is another run's by now
 
   int ranks() const { return layout.ranks() * axes.tensor; }
 };

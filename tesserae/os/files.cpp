@@ -194,10 +194,20 @@ void Files::write(const Path& path, std::string_view bytes) {
   file->close();
 }
 
+void Files::write_synced(const Path& path, std::string_view bytes) {
+  const std::unique_ptr<WritableFile> file = create(path);
+  file->write(bytes);
+  file->sync();
+  file->close();
+}
+
 void Files::make_directories(const Path& path) {
   if (path.empty() || status(path).kind == FileKind::directory) return;
-  if (path.has_parent_path() && path.parent_path() != path) make_directories(path.parent_path());
-  if (path.has_filename()) make_directory(path);
+  const Path above = path.has_parent_path() ? path.parent_path() : Path(".");
+  if (above != path) make_directories(above);
+  if (!path.has_filename()) return;
+  make_directory(path);
+  sync_directory(above);
 }
 
 void Files::remove_all(const Path& path) {

@@ -78,10 +78,11 @@ class Files {
 
   // Built on the above.
   std::string read(const Path& path);
-  void write(const Path& path, std::string_view bytes);  ///< not durable: for that create, write, sync, close
+  void write(const Path& path, std::string_view bytes);         ///< not durable: for that create, write, sync, close
+  void write_synced(const Path& path, std::string_view bytes);  ///< on the medium when it returns, but not its name
   bool exists(const Path& path) { return status(path).kind != FileKind::missing; }
-  void make_directories(const Path& path);
-  void remove_all(const Path& path);  ///< links are removed, not followed; fine if it is missing
+  void make_directories(const Path& path);  ///< with those above it; the names of new ones last
+  void remove_all(const Path& path);        ///< links are removed, not followed; fine if it is missing
   /// Every file below `root`, sorted by path; links to directories are not followed. `root` itself if it is a file.
   std::vector<Path> walk(const Path& root);
 };

@@ -52,6 +52,10 @@ SharedMemory SharedMemory::open(const std::string& name) {
   if (!descriptor) throw failure(function, name, "cannot open shared memory");
   struct stat facts {};
   if (::fstat(descriptor.get(), &facts) != 0) throw failure(function, name, "cannot stat shared memory");
+  if (facts.st_uid != ::geteuid() || (facts.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    throw IoError(function, cat(name, ": belongs to user ", facts.st_uid, " with mode 0", std::oct,
+                                facts.st_mode & 0777, ", not to this user alone; it is not used"));
+  }
   const size_t size = static_cast<size_t>(facts.st_size);
   if (size == 0) throw IoError(function, cat(name, ": its creator has not given it a size yet; open it later"));
   return {name, map(function, name, descriptor, size), size};

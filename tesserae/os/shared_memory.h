@@ -13,7 +13,8 @@ class SharedMemory {
   /// A new piece, zeroed. `name` has no slash. The memory is reserved at once: a full /dev/shm is an IoError here, not
   /// a SIGBUS at the first touch. Throws IoError if the name is taken.
   static SharedMemory create(const std::string& name, size_t size);
-  /// The piece that another process created, at its size.
+  /// The piece that another process created, at its size. Throws IoError also where it belongs to another user, or
+  /// others may write it: what is in it is not to be trusted.
   static SharedMemory open(const std::string& name);
   /// Takes the name away; those who have it mapped keep it. False if there is none.
   static bool remove(const std::string& name);

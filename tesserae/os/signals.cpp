@@ -18,6 +18,7 @@ constexpr int caught[] = {SIGINT, SIGTERM, SIGUSR1};
 // What the handler touches: lock-free, and never destroyed while it may run.
 std::atomic<int> first_signal{0};
 std::atomic<int> signal_count{0};
+std::atomic<int> demand_count{0};
 std::atomic<int> wake_up{-1};
 
 std::atomic<bool> alive{false};
@@ -29,6 +30,7 @@ extern "C" void remember(int number) {
   int none = 0;
   first_signal.compare_exchange_strong(none, number);
   signal_count.fetch_add(1);
+  if (number != SIGUSR1) demand_count.fetch_add(1);
   const char byte = 0;
   [[maybe_unused]] const ssize_t written = ::write(wake_up.load(), &byte, 1);  // a full pipe is readable as well
   errno = error;
@@ -47,6 +49,7 @@ StopSignals::StopSignals() {
   ::fcntl(wake_pipe->write.get(), F_SETFL, O_NONBLOCK);
   first_signal = 0;
   signal_count = 0;
+  demand_count = 0;
   wake_up = wake_pipe->write.get();
   struct sigaction action {};
   action.sa_handler = remember;
@@ -68,6 +71,10 @@ int StopSignals::first() const {
 
 int StopSignals::count() const {
   return signal_count;
+}
+
+int StopSignals::demands() const {
+  return demand_count;
 }
 
 int StopSignals::descriptor() const {

@@ -17,7 +17,10 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
 
   int first() const;  ///< the number of the first one that came, or 0
-  int count() const;  ///< how many came: a user who presses Ctrl-C twice means it
+  int count() const;  ///< how many came
+  /// How many of them were SIGINT or SIGTERM: SIGUSR1 only warns, and SIGTERM comes after it. A user who presses Ctrl-C
+  /// twice means it.
+  int demands() const;
   /// Readable once one has come, and for ever after: for wait_readable.
   int descriptor() const;
 };

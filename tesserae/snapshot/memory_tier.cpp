@@ -71,12 +71,12 @@ bool has_state(const checkpoint::Manifest& manifest, std::string_view name) {
 
 }  // namespace
 
-MemoryTier::MemoryTier(const Subject& subject, const mesh::Layout& layout, const os::Path& checkpoints)
-    : subject_(subject),
-      layout_(layout),
-      checkpoints_(checkpoints),
-      prefix_(cat("tesserae-", comm::text_of(*subject.job(), key_of(checkpoints), 0), "-rank-")),
-      session_(session_of(*subject.job())) {
+MemoryTier::MemoryTier(const Subject& subject, const mesh::Layout& layout, const os::Path& checkpoints,
+                       const std::string& identity)
+    : subject_(subject), layout_(layout), checkpoints_(checkpoints), session_(session_of(*subject.job())) {
+  const std::string folder = cat("tesserae-", comm::text_of(*subject.job(), key_of(checkpoints), 0), "-");
+  prefix_ = cat(folder, identity, "-rank-");
+  remove_orphans(folder, prefix_);
   for (size_t buffer = 0; buffer < buffers_per_rank; ++buffer) {
     buffers_.emplace_back(cat(prefix_, subject.job()->rank(), "-", buffer));
   }

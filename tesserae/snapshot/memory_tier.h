@@ -19,15 +19,19 @@ namespace tesserae::snapshot {
 /// few steps without reading storage. memory_tier.cpp opens with the protocol.
 ///
 /// Each rank keeps its own part twice (the newest snapshot and the one before) under the names
-/// /dev/shm/tesserae-KEY-rank-R-0 and -1; KEY stands for the checkpoint folder. A rank of the next replica holds the
-/// same chunks, and is told the random numbers: with replicas, the state of a host that is gone is there twice.
+/// /dev/shm/tesserae-FOLDER-RUN-rank-R-0 and -1, where FOLDER stands for the checkpoint folder and RUN for its
+/// identity: a folder that was removed and made again has another, and what is left of the old one is taken away. A
+/// rank of the next replica holds the same chunks, and is told the random numbers: with replicas, the state of a host
+/// that is gone is there twice.
 ///
 /// All ranks have one and call it alike, from the training thread. What it cannot do is logged, not thrown: training
 /// goes on without it.
 class MemoryTier {
  public:
-  /// `layout`: of the ranks that shard state, as it is now.
-  MemoryTier(const Subject& subject, const mesh::Layout& layout, const os::Path& checkpoints);
+  /// `layout`: of the ranks that shard state, as it is now. `identity`: of the folder, the same on all ranks; empty: it
+  /// has none.
+  MemoryTier(const Subject& subject, const mesh::Layout& layout, const os::Path& checkpoints,
+             const std::string& identity = "");
   ~MemoryTier();
   MemoryTier(const MemoryTier&) = delete;
   MemoryTier& operator=(const MemoryTier&) = delete;

@@ -266,4 +266,14 @@ void remove_surviving_snapshots(const std::string& prefix, int from) noexcept {
   }
 }
 
+void remove_orphans(const std::string& folder, const std::string& run) noexcept {
+  try {
+    for (const std::string& name : os::SharedMemory::names(folder)) {
+      if (!name.starts_with(run)) os::SharedMemory::remove(name);
+    }
+  } catch (const std::exception& error) {
+    log(LogLevel::info, cat("what another run left in memory stays there: ", error.what()));
+  }
+}
+
 }  // namespace tesserae::snapshot

@@ -30,5 +30,8 @@ std::optional<int64_t> save_surviving_snapshots(const Subject& subject, const me
 /// Takes the snapshots of ranks `from` and above on this rank's host away whose names begin so. Not collective: whoever
 /// comes first.
 void remove_surviving_snapshots(const std::string& prefix, int from = 0) noexcept;
+/// Takes away what begins with `folder` but not with `run`: what runs left in memory whose folder of that path was
+/// removed. Nobody goes on from that. Not collective.
+void remove_orphans(const std::string& folder, const std::string& run) noexcept;
 
 }  // namespace tesserae::snapshot

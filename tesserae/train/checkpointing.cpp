@@ -19,8 +19,11 @@ Checkpointing::Checkpointing(const config::Config& config, TrainingState& state,
   saver_ = std::make_unique<checkpoint::Saver>(
       state.fabric,
       checkpoint::SaverOptions{.folder = folder_, .keep = options_.keep, .asynchronous = options_.asynchronous});
-  if (options_.memory_every_steps > 0)
-    memory_.emplace(snapshot::Subject{state.mesh, state.sharded, *state.optimizer}, state.layout(), folder_);
+  if (const auto owner = folders.checkpoints_owner) saver_->set_fence([owner] { owner->require(); });
+  if (options_.memory_every_steps > 0) {
+    memory_.emplace(snapshot::Subject{state.mesh, state.sharded, *state.optimizer}, state.layout(), folder_,
+                    folders.identity);
+  }
 }
 
 void Checkpointing::begin() {

@@ -76,16 +76,26 @@ Resume Resume::from_text(const std::string& text) {
 
 RunFolders choose_folders(comm::Fabric& fabric, const config::Config& config, const Resume& resume) {
   RunFolders folders;
-  std::string failure;
+  std::string failure, taken;
   if (fabric.rank() == 0) {
     try {
       folders = choose(config, resume);
+      folders.run_owner = std::make_shared<const FolderOwner>(folders.run);
+      if (config.checkpoint.enabled()) {
+        folders.checkpoints_owner = std::make_shared<const FolderOwner>(folders.checkpoints);
+        folders.identity = folders.checkpoints_owner->identity();
+      }
+    } catch (const FolderInUse& error) {
+      taken = config::without_function(error);
     } catch (const IoError& error) {
       failure = error.what();
     }
   }
+  taken = comm::text_of(fabric, taken, 0);
+  if (!taken.empty()) throw FolderInUse("train", taken);
   failure = comm::text_of(fabric, failure, 0);
-  if (!failure.empty()) throw IoError("train", cat("rank 0 has no run folder: ", failure));
+  if (!failure.empty()) throw IoError("train", cat("rank 0 cannot claim its folders: ", failure));
+  folders.identity = comm::text_of(fabric, folders.identity, 0);
   folders.run = comm::text_of(fabric, folders.run.native(), 0);
   folders.history = comm::text_of(fabric, folders.history.native(), 0);
   folders.continues = comm::text_of(fabric, folders.continues ? "yes" : "no", 0) == "yes";

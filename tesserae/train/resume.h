@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "tesserae/comm/fabric.h"
 #include "tesserae/config/config.h"
 #include "tesserae/os/files.h"
+#include "tesserae/train/folder_owner.h"
 
 namespace tesserae::train {
 
@@ -33,14 +35,19 @@ struct RunFolders {
   /// The metrics of the run that is continued: their lines up to the step of the checkpoint are this run's too. Empty:
   /// none.
   os::Path history;
+  /// Of `checkpoints`, where this run saves any: its snapshots in memory are known by it. Empty: it saves none.
+  std::string identity = {};
+  /// Rank 0's claims; the second where this run saves checkpoints.
+  std::shared_ptr<const FolderOwner> run_owner = {}, checkpoints_owner = {};
 };
 
-/// Chooses and makes the run folder:
+/// Chooses, makes and claims the run folder, and the folder of checkpoints if there are to be any:
 ///  - never: `run.folder`, or the first free of run.folder-2, -3, ...: no run overwrites another;
 ///  - automatic: `run.folder`, whatever it holds;
 ///  - path: `run.folder`, if what is named is the newest checkpoint of the run in there. Any other checkpoint begins
 ///    another run, with a folder chosen as for `never`: going back must not put two pasts in one folder.
-/// Collective: rank 0 chooses and tells the others. Throws IoError on all ranks if the folder cannot be made.
+/// Collective: rank 0 chooses and tells the others. Throws FolderInUse on all ranks if a live run has one of the
+/// folders, and has touched nothing in it then; IoError if a folder cannot be made.
 RunFolders choose_folders(comm::Fabric& fabric, const config::Config& config, const Resume& resume);
 
 }  // namespace tesserae::train

@@ -19,11 +19,11 @@ void StopRequest::watch(const std::stop_token& stop) const {
   const auto wait_while = [&](const auto& condition) {
     while (!stop.stop_requested() && condition()) os::sleep_for(poll_interval);
   };
-  wait_while([this] { return signals_.count() == 0; });
+  wait_while([this] { return signals_.demands() == 0; });
   const os::Deadline settled(same_request);
   wait_while([&] { return !settled.passed(); });
-  const int requests = signals_.count();
-  wait_while([&] { return signals_.count() == requests; });
+  const int requests = signals_.demands();
+  wait_while([&] { return signals_.demands() == requests; });
   if (!stop.stop_requested()) std::_Exit(128 + signals_.first());
 }
 

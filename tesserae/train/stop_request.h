@@ -6,9 +6,10 @@
 
 namespace tesserae::train {
 
-/// While it lives, the first SIGINT, SIGTERM or SIGUSR1 asks for an orderly end, and a later one ends the process at
-/// once, in whatever operation it is. Signals within half a second of the first are the same request: a launcher and a
-/// cluster manager may both pass it on. At most one at a time.
+/// While it lives, the first SIGINT, SIGTERM or SIGUSR1 asks for an orderly end. A second SIGINT or SIGTERM ends the
+/// process at once, in whatever operation it is; SIGUSR1 is a cluster manager's warning, after which its SIGTERM is the
+/// first. Signals within half a second are the same request: a launcher and a cluster manager may both pass it on. At
+/// most one at a time.
 class StopRequest {
  public:
   StopRequest();

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,6 +26,17 @@ class SharedMemoryTest : public ::testing::Test {
   ~SharedMemoryTest() override { SharedMemory::remove(name_); }
   const std::string name_ = "tesserae-test-" + std::to_string(process_id());
 };
+
+TEST_F(SharedMemoryTest, WhatOthersMayWriteIsNotOpened) {
+  const SharedMemory memory = SharedMemory::create(name_, 100);
+  ASSERT_EQ(::chmod(("/dev/shm/" + name_).c_str(), 0622), 0);
+  EXPECT_THROW(SharedMemory::open(name_), IoError);
+  ASSERT_EQ(::chmod(("/dev/shm/" + name_).c_str(), 0600), 0);
+  EXPECT_NO_THROW(SharedMemory::open(name_));
+  if (::geteuid() != 0) return;  // only root can give a file away
+  ASSERT_EQ(::chown(("/dev/shm/" + name_).c_str(), 65534, 65534), 0);
+  EXPECT_THROW(SharedMemory::open(name_), IoError);
+}
 
 TEST_F(SharedMemoryTest, IsSharedBetweenProcesses) {
   const size_t size = 100'000;

@@ -30,6 +30,17 @@ TEST(StopSignals, RemembersSignals) {
   }
 }
 
+TEST(StopSignals, AWarningIsNoDemand) {
+  const StopSignals signals;
+  ::raise(SIGUSR1);
+  ::raise(SIGUSR1);
+  EXPECT_EQ(signals.count(), 2);
+  EXPECT_EQ(signals.demands(), 0);
+  ::raise(SIGTERM);
+  EXPECT_EQ(signals.demands(), 1);
+  EXPECT_EQ(signals.first(), SIGUSR1);
+}
+
 TEST(StopSignals, AnyNumberOfThemDoesNotBlock) {
   const StopSignals signals;
   for (int i = 0; i < 100'000; ++i) ::raise(SIGINT);  // more than a pipe holds

@@ -78,12 +78,28 @@ TEST_F(Checkpoints, ASecondSigtermEndsTheProcessAtOnce) {
   EXPECT_LT(os::now() - begin, seconds(10));
 }
 
+/// A cluster manager warns, and later says that it is time: the save must not pay for that.
+TEST_F(Checkpoints, SigtermAfterTheWarningIsTheFirstDemand) {
+  Program program = job_.start("run", {"--set", "train.accumulate=10000000", "checkpoint.every_steps=1"});
+  ASSERT_TRUE(program.wait_for("run folder")) << program.errors;
+  program.process().signal(SIGUSR1);
+  os::sleep_for(std::chrono::milliseconds(1500));
+  program.process().signal(SIGTERM);
+  os::sleep_for(std::chrono::milliseconds(1500));
+  EXPECT_FALSE(program.process().poll()) << "it was to finish its step";
+  program.process().signal(SIGTERM);
+  const auto exit = program.finish();
+  ASSERT_TRUE(exit);
+  EXPECT_EQ(exit->code, 128 + SIGUSR1) << "the first signal names the reason";
+}
+
 /// Something takes the folder's place while the job runs, as a storage that goes away does.
 class FailedSave : public Checkpoints {
  protected:
-  Program start(const std::string& on_error) {
-    Program program = job_.start("run", {"--nproc", "2", "--set", "train.steps=100000", "checkpoint.every_steps=20",
-                                         "checkpoint.keep=0", "checkpoint.on_error=" + on_error});
+  Program start(const std::string& on_error, int ranks = 2) {
+    Program program =
+        job_.start("run", {"--nproc", std::to_string(ranks), "--set", "train.steps=100000", "checkpoint.every_steps=20",
+                           "checkpoint.keep=0", "checkpoint.on_error=" + on_error});
     EXPECT_TRUE(program.wait_for("saved step 20 ")) << program.output << program.errors;
     os::files().rename(folder_, folder_ + "-away");
     os::files().write(folder_, "no directory");
@@ -123,12 +139,22 @@ TEST_F(FailedSave, LetsTheRunGoOnIfItIsToldTo) {
 }
 
 TEST_F(FailedSave, AtTheEndIsAnErrorAlsoThen) {
+  Program program = start("continue", 1);
+  ASSERT_TRUE(program.wait_for("training goes on")) << program.output << program.errors;
+  program.process().signal(SIGTERM);
+  EXPECT_EQ(program.finish()->code, 1);
+  const int64_t last = job_.summary("run")["steps"];  // what was measured is there
+  EXPECT_GE(last, 20);
+  EXPECT_THAT(program.errors, HasSubstr(cat("step ", last, " was not saved")));
+}
+
+TEST_F(Checkpoints, AFolderThatCannotBeIsAnErrorBeforeTheFirstStep) {
   os::files().write(job_.path("file"), "");
-  Program program = job_.start("run", {"--set", "train.steps=3", "checkpoint.on_error=continue",
+  Program program = job_.start("run", {"--set", "train.steps=3", "checkpoint.every_steps=1",
                                        "checkpoint.folder=" + job_.path("file/checkpoints")});
   EXPECT_EQ(program.finish()->code, 1);
-  EXPECT_THAT(program.errors, HasSubstr("step 3 was not saved"));
-  EXPECT_EQ(job_.summary("run")["steps"], 3) << "what was measured is there";
+  EXPECT_THAT(program.errors, AllOf(HasSubstr("rank 0 cannot claim its folders"), HasSubstr("file")));
+  EXPECT_FALSE(os::files().exists(job_.path("run/metrics.jsonl")));
 }
 
 class RunFolders : public Checkpoints {
@@ -143,6 +169,47 @@ TEST_F(RunFolders, NeverTakesAFolderOfItsOwn) {
   run("run", 6, "never");
   EXPECT_THAT(job_.steps("run"), ElementsAre(5));
   EXPECT_THAT(job_.steps("run-2"), ElementsAre(5, 6));
+}
+
+TEST_F(RunFolders, ASecondRunInALiveFolderIsRefusedAndTouchesNothing) {
+  const Arguments settings = {
+      "--resume", "auto", "--set", "train.steps=100000", "checkpoint.every_steps=2", "checkpoint.memory_every_steps=1"};
+  Program first = job_.start("run", settings);
+  ASSERT_TRUE(first.wait_for("saved step 4 ")) << first.output << first.errors;
+  Program second = job_.start("run", settings);
+  const auto refused = second.finish();
+  ASSERT_TRUE(refused);
+  EXPECT_FALSE(refused->success());
+  EXPECT_THAT(second.errors, AllOf(HasSubstr("a live run has the folder " + job_.path("run")), HasSubstr("on host ")));
+  const size_t before = job_.metrics("run").size();
+  first.output.clear();
+  ASSERT_TRUE(first.wait_for("saved step ")) << first.output << first.errors;
+  first.process().signal(SIGTERM);
+  const auto exit = first.finish();
+  ASSERT_TRUE(exit && exit->success()) << first.errors;
+  const auto lines = job_.metrics("run");
+  EXPECT_GT(lines.size(), before) << "its metrics still go where people look";
+  EXPECT_EQ(lines.back()["step"], job_.summary("run")["steps"]);
+  EXPECT_EQ(lines.size(), lines.back()["step"].get<size_t>());
+}
+
+// What happens where locks do not reach the other host: the later run has raised the generation.
+TEST_F(RunFolders, ARunThatHasLostItsFolderCommitsNothingMore) {
+  Program program = job_.start(
+      "run", {"--nproc", "2", "--set", "train.steps=100000", "checkpoint.every_steps=5", "checkpoint.keep=0"});
+  ASSERT_TRUE(program.wait_for("saved step 5 ")) << program.output << program.errors;
+  const os::Path owner = job_.path("run/checkpoints/owner.json");
+  config::Json other = config::Json::parse(os::files().read(owner));
+  other["generation"] = other["generation"].get<int64_t>() + 1;
+  other["host"] = "elsewhere";
+  os::files().write(owner.native() + ".new", other.dump());
+  os::files().rename(owner.native() + ".new", owner);
+  const size_t committed = job_.steps("run").size();
+  const auto exit = program.finish();
+  ASSERT_TRUE(exit);
+  EXPECT_FALSE(exit->success());
+  EXPECT_THAT(program.errors, AllOf(HasSubstr("on host elsewhere has taken over the folder"), HasSubstr("commits")));
+  EXPECT_LE(job_.steps("run").size(), committed + 1) << "one may have been on its way";
 }
 
 TEST_F(RunFolders, AutoStartsARunThatHasNoPastAndThenHasNothingToDo) {

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "tesserae/checkpoint/checksum.h"
+#include "tesserae/os/shared_memory.h"
+#include "tesserae/train/folder_owner.h"
 #include "tests/train/train_job.h"
 
 // Jobs that are killed and go on from what they left in shared memory. Their checkpoint folder stays empty until they
@@ -30,20 +32,21 @@ class Memory : public testing::Test {
     for (const std::string& path : left()) os::files().remove_all(path);
   }
 
-  /// Where rank `rank` keeps its snapshots.
+  /// How the names of all snapshots begin of which this folder was or is the checkpoints'.
+  std::string prefix() const {
+    return cat("tesserae-", checkpoint::to_hex(checkpoint::checksum(job_.path("run/checkpoints"))), "-");
+  }
+
+  /// Where rank `rank` keeps its snapshots, in the folder as it is now.
   std::string slot(int rank, int number) const {
-    return cat("/dev/shm/tesserae-", checkpoint::to_hex(checkpoint::checksum(job_.path("run/checkpoints"))), "-rank-",
-               rank, "-", number);
+    const config::Json owner = config::Json::parse(os::files().read(job_.path("run/checkpoints/owner.json")));
+    return cat("/dev/shm/", prefix(), owner["identity"].get<std::string>(), "-rank-", rank, "-", number);
   }
 
   /// What jobs of this test left in shared memory.
   std::vector<std::string> left() const {
     std::vector<std::string> paths;
-    for (int rank = 0; rank < 4; ++rank) {
-      for (const int number : {0, 1}) {
-        if (os::files().exists(slot(rank, number))) paths.push_back(slot(rank, number));
-      }
-    }
+    for (const std::string& name : os::SharedMemory::names(prefix())) paths.push_back("/dev/shm/" + name);
     return paths;
   }
 
@@ -207,8 +210,20 @@ TEST_F(Memory, AnotherModelIsNotFilledFromMemory) {
   EXPECT_THAT(left(), IsEmpty());
 }
 
+// A folder that was removed and made again is another run's, whatever its path: not one step of the old one goes on.
+TEST_F(Memory, ARunWhoseFolderWasRemovedBeginsAnew) {
+  run_and_kill(2, 2);
+  os::files().remove_all(job_.path("run"));
+  const std::string said = job_.run("run", arguments(2, 2, {"optimizer.lr=1e-3", "train.steps=3"}));
+  EXPECT_EQ(resumed_at(said), -1) << said;
+  EXPECT_THAT(said, HasSubstr("starting from step 0"));
+  EXPECT_THAT(job_.metrics("run"), SizeIs(3));
+  EXPECT_THAT(left(), IsEmpty()) << "what nobody can go on from is not left in memory";
+}
+
 TEST_F(Memory, WithoutRoomTrainingGoesOnWithoutIt) {
-  os::files().make_directory(slot(0, 0));  // a name that no shared memory can take
+  { const FolderOwner folder(job_.path("run/checkpoints")); }  // gives it its identity
+  os::files().make_directory(slot(0, 0));                      // a name that no shared memory can take
   os::files().write(slot(0, 0) + "/file", "");
   const std::string said = job_.run("run", arguments(1, 1));
   EXPECT_THAT(said, HasSubstr("training goes on without snapshots in memory"));

@@ -1,0 +1,84 @@
+#include "tesserae/train/folder_owner.h"
+
+#include <random>
+
+#include "tesserae/base/log.h"
+#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/config/json.h"
+#include "tesserae/os/host.h"
+#include "tesserae/os/process.h"
+
+// How a folder has one owner at a time:
+//  1. FOLDER/owner.lock is locked until the process ends. A second run is refused before it has touched anything, also
+//     one on another host where the file system carries locks between hosts.
+//  2. FOLDER/owner.json says who: the identity of the folder (random, made by its first owner and kept by the others),
+//     a generation that each owner raises, host and process. It is replaced as a whole, and lasting before anything
+//     else is written.
+//  3. Before a checkpoint is committed the generation is read again. Where locks do not reach, the later owner wins and
+//     the earlier one stops at its next checkpoint: there is never one of both.
+namespace tesserae::train {
+namespace {
+
+constexpr const char* lock_name = "owner.lock";
+constexpr const char* owner_name = "owner.json";
+
+std::string random_identity() {
+  std::random_device random;
+  const auto word = [&random] { return checkpoint::to_hex(uint64_t{random()} << 32 | random()); };
+  return word() + word();
+}
+
+/// What owner.json says; an empty object if there is none, or none that can be read.
+config::Json read_owner(const os::Path& folder) {
+  os::Files& files = os::files();
+  if (!files.exists(folder / owner_name)) return config::Json::object();
+  config::Json owner = config::Json::parse(files.read(folder / owner_name), nullptr, /*allow_exceptions=*/false);
+  const bool whole = owner.is_object() && owner.contains("identity") && owner["identity"].is_string() &&
+                     owner.contains("generation") && owner["generation"].is_number_integer();
+  return whole ? owner : config::Json::object();
+}
+
+std::string name_of(const config::Json& owner) {
+  if (owner.empty()) return "another run";
+  return cat("process ", owner.value("process", int64_t{0}), " on host ", owner.value("host", std::string("?")));
+}
+
+}  // namespace
+
+FolderOwner::FolderOwner(const os::Path& folder) : folder_(folder) {
+  os::Files& files = os::files();
+  files.make_directories(folder);
+  try {
+    lock_ = os::FileLock::try_lock(folder / lock_name);  // 1
+    if (!lock_) {
+      throw FolderInUse("train", cat("a live run has the folder ", folder.native(), ": ", name_of(read_owner(folder)),
+                                     "; wait for it, stop it, or choose another run.folder"));
+    }
+  } catch (const FolderInUse&) {
+    throw;
+  } catch (const IoError& error) {
+    log(LogLevel::warning, cat(error.what(),
+                               "; a second run in this folder will not be refused, and the first of them "
+                               "stops at its next checkpoint"));
+  }
+  config::Json owner = read_owner(folder);  // 2
+  identity_ = owner.value("identity", random_identity());
+  generation_ = owner.value("generation", int64_t{0}) + 1;
+  owner = {{"identity", identity_},
+           {"generation", generation_},
+           {"host", os::host_name()},
+           {"process", static_cast<int64_t>(os::process_id())}};
+  const os::Path draft = folder / cat(owner_name, ".", os::process_id());
+  files.write_synced(draft, owner.dump() + "\n");
+  files.rename(draft, folder / owner_name);
+  files.sync_directory(folder);
+}
+
+void FolderOwner::require() const {
+  const config::Json owner = read_owner(folder_);  // 3
+  if (owner.value("generation", generation_) == generation_ && owner.value("identity", identity_) == identity_) return;
+  throw FolderInUse("train", cat(name_of(owner), " has taken over the folder ", folder_.native(),
+                                 " since this run began in it; this run ends and commits nothing"));
+}
+
+}  // namespace tesserae::train
