@@ -38,7 +38,10 @@ ACCELERATE = (str(HERE / "accelerate_on_cpu.py"),)
 TESSERAE_RUN = ("-m", "tesserae.run")
 EXAMPLES_RUN = [
     Example("minimal.py", 4, learns=0.1),
-    Example("t5_summarization.py", 2, ("--precision", "fp32"), learns=0.2),
+    # The norm by which gradients are clipped differs from torch's in its last bit, of which a hundred steps make 3e-3
+    # of the loss (torch's own FULL_SHARD and NO_SHARD differ by 2e-4 then). So: all steps without it, a few with it.
+    Example("t5_summarization.py", 2, ("--precision", "fp32", "--clip", "1e9"), learns=0.2),
+    Example("t5_summarization.py", 2, ("--precision", "fp32", "--documents", "256"), learns=0.7),
     Example(
         "t5_summarization.py", 4, ("--documents", "512", "--strategy", "SHARD_GRAD_OP"), tolerance=BF16, learns=0.9
     ),
