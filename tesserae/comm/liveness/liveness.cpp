@@ -5,6 +5,7 @@
 #include <c10/util/thread_name.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tesserae/base/log.h"
 #include "tesserae/comm/error.h"
@@ -36,6 +37,9 @@ constexpr milliseconds kBroken{1000};
 // A rank that beats, though its connection broke: nobody else blames another one for so long, so it is the one to name.
 constexpr milliseconds kPatience{2500};
 constexpr milliseconds kStoreTimeout{2000};
+// A collective over shared memory that still blocks after so many looks since a member left will not end: what that
+// member had given lies there. Looks and not time, since this process may have been stopped meanwhile.
+constexpr int kDeserted = 4;
 // After the goodbye, an operation that still blocks gets this long.
 constexpr milliseconds kFarewell{5000};
 
@@ -202,7 +206,13 @@ void Liveness::mark_lost(int rank, const std::string& how) {
 
 template <class Request>
 auto Liveness::ask_store(Request request) -> std::optional<std::invoke_result_t<Request, LivenessStore&>> {
-  if (!store_works_) return std::nullopt;
+  if (!store_works_) {
+    // One that stalled answers in the end what it was asked: from then on it is asked again.
+    if (!store_stalls_ || limiter_.busy()) return std::nullopt;
+    log(LogLevel::info, "the store of the job answers again");
+    store_works_ = true;
+    store_stalls_ = server_silent_ = false;
+  }
   try {
     auto answer =
         limiter_.call([request = std::move(request), store = store_] { return request(*store); }, kStoreTimeout);
@@ -216,7 +226,8 @@ auto Liveness::ask_store(Request request) -> std::optional<std::invoke_result_t<
 
 void Liveness::store_failed(bool silent, const std::string& why) {
   store_works_ = false;
-  log(LogLevel::info, cat("the store of the job cannot be asked any more: ", why));
+  store_stalls_ = silent;
+  log(LogLevel::info, cat("the store of the job cannot be asked", silent ? " for now: " : " any more: ", why));
   if (server_ < 0 || server_ == world_.rank()) return;
   server_silent_ = silent;
   if (!silent) mark_lost(server_, "the store that it serves is gone");
@@ -275,6 +286,8 @@ void Liveness::examine(Watched* group) {
   std::lock_guard lock(mutex_);
   if (const auto found = cases_.find(group); found != cases_.end()) {
     found->second.reported = state.reported;
+    found->second.deserted = state.deserted;
+    found->second.looks = state.looks;
     found->second.next_look = state.next_look;
     found->second.next_check = state.next_check;
     found->second.verdict = verdict;
@@ -304,6 +317,10 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
     return Verdict{Verdict::Kind::lost, lost, "its process or its host is gone"};
   }
   if (state.dispute) return conclude(group, *state.dispute);
+  if (!left.empty() && pending && pending->sequence > 0 && !group->notices_departures()) {
+    if (std::exchange(state.deserted, pending->since) != pending->since) state.looks = 0;
+    if (++state.looks > kDeserted) return Verdict{Verdict::Kind::lost, left, "it left the job"};
+  }
   const auto blocked = pending ? now - pending->since : Clock::duration::zero();
   if (!asked && (blocked < kSlow || now < state.next_look)) return std::nullopt;
   state.next_look = now + beat_;

@@ -61,6 +61,8 @@ class Liveness {
     Clock::time_point next_look;   ///< at the store, for an operation that is merely slow
     Clock::time_point next_check;  ///< of its connections
     std::string reported;          ///< the slow operation that the others were told of
+    Clock::time_point deserted;    ///< begin of the operation that was seen to block after a member had left ...
+    int looks = 0;                 ///< ... and how often it was
     std::optional<Clock::time_point> asked;
     int suspect = -1;
     std::string symptom;
@@ -101,6 +103,7 @@ class Liveness {
   TimeLimiter limiter_;
   std::vector<LocalPeer> local_;
   bool store_works_ = true;      // of the channel's thread
+  bool store_stalls_ = false;    // it may answer again; of the channel's thread
   bool server_silent_ = false;   // of the channel's thread
   std::map<int, Pulse> pulses_;  // of the channel's thread
   Clock::time_point next_beat_;  // of the channel's thread

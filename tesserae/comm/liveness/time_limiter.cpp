@@ -12,7 +12,7 @@ TimeLimiter::~TimeLimiter() {
     queue_->closed = true;
   }
   queue_->changed.notify_all();
-  if (given_up_) {
+  if (busy()) {
     thread_.detach();
   } else {
     thread_.join();
@@ -23,8 +23,14 @@ void TimeLimiter::post(std::function<void()> request) {
   {
     std::lock_guard lock(queue_->mutex);
     queue_->requests.push_back(std::move(request));
+    ++queue_->open;
   }
   queue_->changed.notify_all();
+}
+
+bool TimeLimiter::busy() const {
+  std::lock_guard lock(queue_->mutex);
+  return queue_->open > 0;
 }
 
 void TimeLimiter::serve(const std::shared_ptr<Queue>& queue) {
@@ -38,6 +44,7 @@ void TimeLimiter::serve(const std::shared_ptr<Queue>& queue) {
     lock.unlock();
     request();
     lock.lock();
+    --queue->open;
   }
 }
 

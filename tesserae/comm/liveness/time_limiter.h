@@ -20,7 +20,7 @@ namespace tesserae::comm {
 class TimeLimiter {
  public:
   TimeLimiter();
-  /// Waits for the request under way, unless one was given up.
+  /// Does not wait for a request that was given up and still runs.
   ~TimeLimiter();
 
   /// What `request` returns; nothing if it takes longer than `limit`. Throws what it throws.
@@ -36,25 +36,25 @@ class TimeLimiter {
         answer->set_exception(std::current_exception());
       }
     });
-    if (future.wait_for(limit) != std::future_status::ready) {
-      given_up_ = true;
-      return std::nullopt;
-    }
+    if (future.wait_for(limit) != std::future_status::ready) return std::nullopt;
     return future.get();
   }
+
+  /// Whether a request is under way, or waits for one: of the caller, one that was given up.
+  bool busy() const;
 
  private:
   struct Queue {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<std::function<void()>> requests;
+    int open = 0;  // posted and not ended
     bool closed = false;
   };
   static void serve(const std::shared_ptr<Queue>& queue);
   void post(std::function<void()> request);
 
   std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
-  bool given_up_ = false;
   std::thread thread_;
 };
 

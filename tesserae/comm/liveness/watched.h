@@ -34,6 +34,9 @@ class Watched {
   virtual std::chrono::milliseconds watched_deadline() const = 0;
   /// The operation that blocks its caller now, if any.
   virtual std::optional<Pending> pending() const = 0;
+  /// True if a member's end breaks what an operation waits on (sockets). False (shared memory): only the channel can
+  /// tell that a member has left.
+  virtual bool notices_departures() const { return true; }
   /// Makes the pending operation look whether its connections still stand.
   virtual void check_connections() {}
   /// Makes the pending operation (or the next one) fail with this verdict.

@@ -72,6 +72,7 @@ class ShmGroup final : public Group, private Watched {
   const std::string& watched_name() const override { return name(); }
   const std::vector<int>& watched_members() const override { return members(); }
   std::chrono::milliseconds watched_deadline() const override { return options_.deadline; }
+  bool notices_departures() const override { return false; }
   std::optional<Pending> pending() const override;
   void abort(const Verdict& verdict) override;
 

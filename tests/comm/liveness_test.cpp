@@ -1,0 +1,109 @@
+#include "tesserae/comm/liveness/liveness.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "tesserae/os/clock.h"
+
+namespace tesserae::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// Another store, whose requests wait while somebody has the gate: a store whose host is swapping.
+class StallingStore : public c10d::Store {
+ public:
+  explicit StallingStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  std::mutex gate;
+
+  c10::intrusive_ptr<c10d::Store> clone() override { return store_->clone(); }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    behind([&] { store_->set(key, value); });
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    return behind([&] { return store_->get(key); });
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    return behind([&] { return store_->add(key, value); });
+  }
+  bool deleteKey(const std::string& key) override { return store_->deleteKey(key); }
+  bool check(const std::vector<std::string>& keys) override {
+    return behind([&] { return store_->check(keys); });
+  }
+  int64_t getNumKeys() override { return store_->getNumKeys(); }
+  void wait(const std::vector<std::string>& keys) override { store_->wait(keys); }
+  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override { store_->wait(keys, timeout); }
+  void append(const std::string& key, const std::vector<uint8_t>& value) override {
+    behind([&] { store_->append(key, value); });
+  }
+  bool hasExtendedApi() const override { return true; }
+
+ private:
+  template <class Request>
+  std::invoke_result_t<Request> behind(const Request& request) {
+    { const std::lock_guard wait(gate); }
+    return request();
+  }
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+/// A group of ranks 0 and 1 over shared memory that has waited for rank 1 since it was made.
+class WaitingGroup : public Watched {
+ public:
+  std::future<Verdict> verdict() { return verdict_.get_future(); }
+
+ private:
+  const std::string& watched_name() const override { return name_; }
+  const std::vector<int>& watched_members() const override { return members_; }
+  milliseconds watched_deadline() const override { return std::chrono::hours(1); }
+  bool notices_departures() const override { return false; }
+  std::optional<Pending> pending() const override { return Pending{1, "barrier", since_}; }
+  void abort(const Verdict& verdict) override { verdict_.set_value(verdict); }
+
+  std::string name_ = "waiting";
+  std::vector<int> members_ = {0, 1};
+  std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+  std::promise<Verdict> verdict_;
+};
+
+mesh::World world_of_two(int rank) {
+  return mesh::World::joined(rank, 2, /*served=*/false).with_hosts({"here", "there"});
+}
+
+TEST(Liveness, OneThatLeavesWhileItIsWaitedForIsLost) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  Liveness own(world_of_two(0), store, -1), other(world_of_two(1), store, -1);
+  WaitingGroup group;
+  auto verdict = group.verdict();
+  own.watch(&group);
+  EXPECT_EQ(verdict.wait_for(seconds(1)), std::future_status::timeout) << "it may come yet";
+  other.leave();
+  ASSERT_EQ(verdict.wait_for(seconds(10)), std::future_status::ready);
+  EXPECT_EQ(verdict.get().ranks, std::vector<int>{1});
+  own.forget(&group);
+}
+
+TEST(Liveness, AStoreThatStalledIsAskedAgainOnceItAnswers) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto stalling = c10::make_intrusive<StallingStore>(store);
+  Liveness own(world_of_two(0), stalling, -1), other(world_of_two(1), store, -1);
+  WaitingGroup group;
+  auto verdict = group.verdict();
+  own.watch(&group);
+  {
+    const std::lock_guard stall(stalling->gate);
+    os::sleep_for(milliseconds(3500));  // more than a request is given
+  }
+  other.leave();
+  ASSERT_EQ(verdict.wait_for(seconds(10)), std::future_status::ready) << "it still hears who leaves";
+  EXPECT_EQ(verdict.get().ranks, std::vector<int>{1});
+  own.forget(&group);
+}
+
+}  // namespace
+}  // namespace tesserae::comm
