@@ -39,6 +39,22 @@ bool has_suffix(const std::filesystem::path& path, const std::vector<std::string
          std::any_of(suffixes.begin(), suffixes.end(), [&](const auto& suffix) { return name.ends_with(suffix); });
 }
 
+/// Reads the whole file, a block at a time.
+bool is_text(const os::Path& path) {
+  const auto file = os::files().open(path);
+  std::string block(1 << 20, '\0');
+  size_t kept = 0;  // the begin of a character that the block before broke off
+  for (uint64_t offset = 0;;) {
+    const size_t count = file->read_at(offset, {block.data() + kept, block.size() - kept});
+    offset += count;
+    const std::string_view bytes(block.data(), kept + count);
+    if (bytes.size() < block.size()) return is_utf8(bytes);
+    kept = broken_off(bytes);
+    if (!is_utf8(bytes.substr(0, bytes.size() - kept))) return false;
+    std::memmove(block.data(), bytes.data() + bytes.size() - kept, kept);
+  }
+}
+
 }  // namespace
 
 Format format_from_name(std::string_view name) {
@@ -88,7 +104,7 @@ void TokenStream::add(const std::filesystem::path& path) {
     throw InvalidArgument("TokenStream", cat(path.string(), " has ", bytes, " bytes, no multiple of ",
                                              bytes_of_token(format_), "; is it of another format?"));
   }
-  if (format_ == Format::text && !is_utf8(os::files().map(path).bytes())) {
+  if (format_ == Format::text && !is_text(path)) {
     ++skipped_;
     return;
   }
@@ -113,33 +129,38 @@ void TokenStream::read(int64_t begin, std::span<int64_t> tokens) {
 
 void TokenStream::read_file(size_t index, int64_t offset, std::span<int64_t> tokens) {
   const File& file = files_[index];
-  const os::Mapping& mapping = mappings_.get(index, file.path);
   const int64_t end_tokens = format_ == Format::text ? 1 : 0;
-  const int64_t expected = (end_of(index) - file.begin - end_tokens) * bytes_of_token(format_);
-  if (static_cast<int64_t>(mapping.size()) != expected) {
-    throw Corruption("TokenStream::read", cat(file.path.string(), " had ", expected, " bytes and now has ",
-                                              mapping.size(), "; data must not change while it is read"));
+  const int64_t count = end_of(index) - file.begin - end_tokens;
+  const auto check = [&](uint64_t found) {
+    const auto expected = static_cast<uint64_t>(count * bytes_of_token(format_));
+    if (found == expected) return;
+    throw Corruption("TokenStream::read", cat(file.path.string(), " had ", expected, " bytes and now has ", found,
+                                              "; data must not change while it is read"));
+  };
+  if (!open_.has(index)) check(os::files().status(file.path).size);
+  if (end_tokens > 0 && offset + static_cast<int64_t>(tokens.size()) > count) {
+    tokens.back() = end_of_file_token;
+    tokens = tokens.first(tokens.size() - 1);
   }
+  bytes_.resize(tokens.size() * static_cast<size_t>(bytes_of_token(format_)));
+  const auto begin = static_cast<uint64_t>(offset * bytes_of_token(format_));
+  const size_t found = open_.get(index, file.path).read_at(begin, bytes_);
+  if (found < bytes_.size()) check(begin + found);
   switch (format_) {
     case Format::text:
-      if (offset + static_cast<int64_t>(tokens.size()) == expected + 1) {
-        tokens.back() = end_of_file_token;
-        tokens = tokens.first(tokens.size() - 1);
-      }
-      return decode<uint8_t>(file, mapping.data(), offset, tokens);
+      return decode<uint8_t>(file, offset, tokens);
     case Format::uint16:
-      return decode<uint16_t>(file, mapping.data(), offset, tokens);
+      return decode<uint16_t>(file, offset, tokens);
     case Format::uint32:
-      return decode<uint32_t>(file, mapping.data(), offset, tokens);
+      return decode<uint32_t>(file, offset, tokens);
   }
 }
 
 template <class Token>
-void TokenStream::decode(const File& file, const char* bytes, int64_t offset, std::span<int64_t> tokens) const {
-  bytes += offset * static_cast<int64_t>(sizeof(Token));
+void TokenStream::decode(const File& file, int64_t offset, std::span<int64_t> tokens) const {
   for (size_t i = 0; i < tokens.size(); ++i) {
     Token token = 0;
-    std::memcpy(&token, bytes + i * sizeof(Token), sizeof(Token));
+    std::memcpy(&token, bytes_.data() + i * sizeof(Token), sizeof(Token));
     if (static_cast<int64_t>(token) >= vocabulary_) {
       throw InvalidArgument("TokenStream::read",
                             cat(file.path.string(), " has token ", token, " at offset ",

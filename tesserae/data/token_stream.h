@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tesserae/data/mapping_cache.h"
+#include "tesserae/data/open_files.h"
 
 namespace tesserae::data {
 
@@ -29,7 +29,7 @@ struct StreamOptions {
   int64_t vocabulary = 0;  ///< tokens are below this; 0: 257 for text, 65,536 for uint16; uint32 needs it
 };
 
-/// All tokens of a data set, one file after the other. Files are mapped, never loaded: a stream of a terabyte takes
+/// All tokens of a data set, one file after the other. Only what is asked for is read: a stream of a terabyte takes
 /// memory for the names of its files. Used from one thread.
 class TokenStream {
  public:
@@ -44,7 +44,7 @@ class TokenStream {
   int64_t skipped_files() const { return skipped_; }  ///< that were not UTF-8
 
   /// Fills `tokens` from token `begin` on. Throws InvalidArgument naming file and offset for a token that is not below
-  /// the vocabulary, and Corruption for a file whose size has changed.
+  /// the vocabulary, Corruption for a file that has become shorter or grown, and IoError.
   void read(int64_t begin, std::span<int64_t> tokens);
 
  private:
@@ -57,14 +57,15 @@ class TokenStream {
   int64_t end_of(size_t file) const { return file + 1 < files_.size() ? files_[file + 1].begin : size_; }
   void read_file(size_t file, int64_t offset, std::span<int64_t> tokens);
   template <class Token>
-  void decode(const File& file, const char* bytes, int64_t offset, std::span<int64_t> tokens) const;
+  void decode(const File& file, int64_t offset, std::span<int64_t> tokens) const;
 
   Format format_;
   int64_t vocabulary_;
   std::vector<File> files_;
   int64_t size_ = 0;
   int64_t skipped_ = 0;
-  MappingCache mappings_;
+  OpenFiles open_;
+  std::string bytes_;  // read last
 };
 
 }  // namespace tesserae::data

@@ -1,5 +1,6 @@
 #include "tesserae/data/utf8.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -47,6 +48,15 @@ bool is_utf8(std::string_view bytes) {
     at += form.bytes;
   }
   return true;
+}
+
+size_t broken_off(std::string_view block) {
+  for (size_t back = 1; back <= std::min<size_t>(3, block.size()); ++back) {
+    const auto byte = static_cast<uint8_t>(block[block.size() - back]);
+    if ((byte & 0xC0) == 0x80) continue;
+    return static_cast<size_t>(form_of(byte).bytes) > back ? back : 0;
+  }
+  return 0;
 }
 
 }  // namespace tesserae::data

@@ -95,11 +95,6 @@ std::unique_ptr<WritableFile> FaultyFiles::append(const Path& path) {
   return std::make_unique<Writable>(*this, path, under_.append(path));
 }
 
-Mapping FaultyFiles::map(const Path& path) {
-  step("map", path);
-  return under_.map(path);
-}
-
 FileStatus FaultyFiles::status(const Path& path) {
   step("status", path);
   return under_.status(path);

@@ -35,7 +35,6 @@ class FaultyFiles : public Files {
   std::unique_ptr<ReadableFile> open(const Path& path) override;
   std::unique_ptr<WritableFile> create(const Path& path) override;
   std::unique_ptr<WritableFile> append(const Path& path) override;
-  Mapping map(const Path& path) override;
   FileStatus status(const Path& path) override;
   std::vector<std::string> list(const Path& directory) override;
   void make_directory(const Path& path) override;

@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -89,17 +88,6 @@ class PosixFiles : public Files {
     return std::make_unique<PosixWritable>(path, open_descriptor("Files::append", path, O_WRONLY | O_CREAT | O_APPEND));
   }
 
-  Mapping map(const Path& path) override {
-    const Descriptor descriptor = open_descriptor("Files::map", path, O_RDONLY);
-    struct stat facts {};
-    if (::fstat(descriptor.get(), &facts) != 0) throw failure("Files::map", path.native(), "cannot stat");
-    if (facts.st_size == 0) return {};  // mmap refuses an empty range
-    const size_t size = static_cast<size_t>(facts.st_size);
-    void* memory = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor.get(), 0);
-    if (memory == MAP_FAILED) throw failure("Files::map", path.native(), cat("cannot map ", size, " bytes"));
-    return {static_cast<const char*>(memory), size};
-  }
-
   FileStatus status(const Path& path) override {
     struct stat facts {};
     FileStatus status;
@@ -160,19 +148,6 @@ class PosixFiles : public Files {
 std::atomic<Files*> current{nullptr};
 
 }  // namespace
-
-Mapping::~Mapping() {
-  if (data_ != nullptr) ::munmap(const_cast<char*>(data_), size_);
-}
-
-Mapping::Mapping(Mapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-Mapping& Mapping::operator=(Mapping&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
 
 std::string Files::read(const Path& path) {
   const std::unique_ptr<ReadableFile> file = open(path);

@@ -30,24 +30,6 @@ class WritableFile {
   virtual void close() = 0;                        ///< at most once; some file systems report a full disk only here
 };
 
-/// Read-only memory of a whole file. Move-only. A file that shrinks under it raises SIGBUS at the access.
-class Mapping {
- public:
-  Mapping() = default;
-  Mapping(const char* data, size_t size) : data_(data), size_(size) {}  ///< takes over memory made by mmap
-  ~Mapping();
-  Mapping(Mapping&& other) noexcept;
-  Mapping& operator=(Mapping&& other) noexcept;
-
-  const char* data() const { return data_; }
-  size_t size() const { return size_; }
-  std::string_view bytes() const { return {data_, size_}; }
-
- private:
-  const char* data_ = nullptr;
-  size_t size_ = 0;
-};
-
 enum class FileKind { missing, file, directory, other };
 
 struct FileStatus {
@@ -68,13 +50,12 @@ class Files {
   virtual std::unique_ptr<ReadableFile> open(const Path& path) = 0;
   virtual std::unique_ptr<WritableFile> create(const Path& path) = 0;  ///< empty; an older file is truncated
   virtual std::unique_ptr<WritableFile> append(const Path& path) = 0;  ///< created if it is missing
-  virtual Mapping map(const Path& path) = 0;
-  virtual FileStatus status(const Path& path) = 0;                   ///< a missing file is no failure
-  virtual std::vector<std::string> list(const Path& directory) = 0;  ///< names, sorted
-  virtual void make_directory(const Path& path) = 0;                 ///< fine if it is there
-  virtual void rename(const Path& from, const Path& to) = 0;         ///< atomic; replaces a file
-  virtual void remove(const Path& path) = 0;                         ///< a file or an empty directory
-  virtual void sync_directory(const Path& path) = 0;                 ///< makes its names last
+  virtual FileStatus status(const Path& path) = 0;                     ///< a missing file is no failure
+  virtual std::vector<std::string> list(const Path& directory) = 0;    ///< names, sorted
+  virtual void make_directory(const Path& path) = 0;                   ///< fine if it is there
+  virtual void rename(const Path& from, const Path& to) = 0;           ///< atomic; replaces a file
+  virtual void remove(const Path& path) = 0;                           ///< a file or an empty directory
+  virtual void sync_directory(const Path& path) = 0;                   ///< makes its names last
 
   // Built on the above.
   std::string read(const Path& path);

@@ -117,10 +117,6 @@ std::unique_ptr<os::WritableFile> MemoryFiles::append(const os::Path& path) {
   return write_to(path, false);
 }
 
-os::Mapping MemoryFiles::map(const os::Path& path) {
-  throw os::failure("MemoryFiles", path.native(), "map", ENOSYS);
-}
-
 os::FileStatus MemoryFiles::status(const os::Path& path) {
   const std::scoped_lock lock(mutex_);
   const auto node = find(path);

@@ -24,7 +24,6 @@ class MemoryFiles : public os::Files {
   std::unique_ptr<os::ReadableFile> open(const os::Path& path) override;
   std::unique_ptr<os::WritableFile> create(const os::Path& path) override;
   std::unique_ptr<os::WritableFile> append(const os::Path& path) override;
-  os::Mapping map(const os::Path& path) override;
   os::FileStatus status(const os::Path& path) override;
   std::vector<std::string> list(const os::Path& directory) override;
   void make_directory(const os::Path& path) override;

@@ -23,7 +23,7 @@ template <class Action>
 std::string message_of(const Action& action) {
   try {
     action();
-  } catch (const InvalidArgument& error) {
+  } catch (const Error& error) {
     return error.what();
   }
   return "nothing was thrown";
@@ -136,6 +136,28 @@ TEST(TokenStream, AFileThatChangesIsNoticed) {
   TokenStream stream({.paths = {folder.path()}});
   folder.write("a.txt", "0123");
   EXPECT_THROW(read(stream, 0, 2), Corruption);
+}
+
+TEST(TokenStream, AFileThatIsTruncatedWhileItIsReadIsNamed) {
+  const Folder folder;
+  const auto path = folder.write("a.txt", std::string(10'000, 'x'));
+  TokenStream stream({.paths = {path}});
+  read(stream, 0, 2);
+  std::filesystem::resize_file(path, 5'000);
+  EXPECT_EQ(read(stream, 4'990, 10).back(), 'x');
+  EXPECT_THAT(message_of([&] { read(stream, 4'990, 20); }),
+              HasSubstr(path.string() + " had 10000 bytes and now has 5000"));
+}
+
+TEST(TokenStream, TextIsCheckedOverTheBordersOfBlocks) {
+  const Folder folder;
+  const std::string euro = "\xE2\x82\xAC";
+  for (const size_t before : {(1 << 20) - 3, (1 << 20) - 2, (1 << 20) - 1, 1 << 20}) {
+    const auto text = folder.write("a.txt", std::string(before, 'x') + euro + "y");
+    EXPECT_EQ(TokenStream({.paths = {text}}).size(), static_cast<int64_t>(before) + 5);
+    const auto broken = folder.write("b.txt", std::string(before, 'x') + euro.substr(0, 2) + "y");
+    EXPECT_EQ(TokenStream({.paths = {text, broken}}).skipped_files(), 1) << before;
+  }
 }
 
 }  // namespace

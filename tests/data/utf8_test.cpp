@@ -45,5 +45,15 @@ TEST(Utf8, ErrorsAtEveryPlaceOfLongText) {
   EXPECT_TRUE(is_utf8(""));
 }
 
+TEST(Utf8, ABlockMayBreakOffACharacter) {
+  for (const std::string character : {"a", "\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"}) {
+    for (size_t bytes = 0; bytes <= character.size(); ++bytes) {
+      EXPECT_EQ(broken_off("text" + character.substr(0, bytes)), bytes < character.size() ? bytes : 0);
+    }
+  }
+  EXPECT_EQ(broken_off("\x80\x80\x80\x80"), 0u) << "no character begins there";
+  EXPECT_EQ(broken_off(""), 0u);
+}
+
 }  // namespace
 }  // namespace tesserae::data

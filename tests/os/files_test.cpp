@@ -71,19 +71,6 @@ TEST_F(FilesTest, ReadsAtAnOffset) {
   EXPECT_EQ(file->read_at(10, bytes), 0u);
 }
 
-TEST_F(FilesTest, MapsFiles) {
-  const Path path = folder_ / "a";
-  files().write(path, "mapped");
-  Mapping mapping = files().map(path);
-  files().remove(path);
-  Mapping moved = std::move(mapping);
-  EXPECT_EQ(moved.bytes(), "mapped") << "the memory outlives the name";
-  EXPECT_EQ(mapping.size(), 0u);
-  files().write(path, "");
-  moved = files().map(path);
-  EXPECT_EQ(moved.size(), 0u);
-}
-
 TEST_F(FilesTest, TellsKindsApart) {
   files().write(folder_ / "file", "12345");
   std::filesystem::create_symlink("file", folder_ / "link");
@@ -141,7 +128,6 @@ TEST_F(FilesTest, ErrorsNameThePathAndTheReason) {
   const char* none = "No such file or directory";
   EXPECT_THAT(error_of([&] { files().open(missing); }), says(none));
   EXPECT_THAT(error_of([&] { files().read(missing); }), says(none));
-  EXPECT_THAT(error_of([&] { files().map(missing); }), says(none));
   EXPECT_THAT(error_of([&] { files().list(missing); }), says(none));
   EXPECT_THAT(error_of([&] { files().walk(missing); }), says(none));
   EXPECT_THAT(error_of([&] { files().remove(missing); }), says(none));
