@@ -29,13 +29,14 @@ Server::~Server() {
 
 void Server::run() {
   while (true) {
-    std::vector<int> waiting = {stop_.read.get(), listener_.descriptor()};
-    {
+    std::vector<int> waiting = {stop_.read.get()};
+    if (listens()) waiting.push_back(listener_.descriptor());
+    const bool alone = [&] {
       const std::scoped_lock lock(mutex_);
       for (const Client& client : clients_) waiting.push_back(client.connection.get());
-    }
+      return clients_.empty() && listens();
+    }();
     try {
-      const bool alone = waiting.size() == 2;
       const std::chrono::nanoseconds patience = alone ? std::chrono::nanoseconds(std::chrono::hours(1)) : tick;
       const std::vector<int> ready = os::wait_readable(waiting, os::Deadline(patience));
       const auto is_ready = [&ready](int descriptor) { return std::ranges::find(ready, descriptor) != ready.end(); };
@@ -57,7 +58,19 @@ void Server::run() {
 }
 
 void Server::accept() {
-  while (os::Descriptor connection = listener_.accept()) {
+  const auto next = [this]() -> os::Descriptor {
+    try {
+      os::Descriptor connection = listener_.accept();
+      if (connection) refused_.reset();
+      return connection;
+    } catch (const IoError& error) {
+      // This process has no descriptor left, say. It may have some again, and whoever asks waits at the socket.
+      if (!refused_) log(LogLevel::warning, cat("the dial takes no requests for now: ", error.what()));
+      refused_.emplace(tick);
+      return {};
+    }
+  };
+  while (os::Descriptor connection = next()) {
     clients_.push_back({.id = next_id_++,
                         .connection = std::move(connection),
                         .arrival = os::Deadline(arrival_deadline),

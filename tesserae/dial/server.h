@@ -50,6 +50,7 @@ class Server {
 
   void run();
   void accept();
+  bool listens() const { return !refused_ || refused_->passed(); }
   void read(Client& client);
   void answer(Client& client);
   static void send(Client& client, const Json& event);
@@ -61,6 +62,7 @@ class Server {
   std::vector<Asked> asked_;
   Json status_ = {{"event", "status"}, {"step", nullptr}};
   int64_t next_id_ = 1;
+  std::optional<os::Deadline> refused_;  // until then nobody is accepted; of the thread
   os::LocalListener listener_;
   os::Pipe stop_;  // closed to stop the thread
   std::jthread thread_;

@@ -22,7 +22,8 @@ std::string host_identity() {
   if (!files().exists(boot)) return host_name();
   std::string identity = cat(host_name(), "/", files().read(boot));
   identity.erase(identity.find_last_not_of('\n') + 1);
-  return identity;
+  std::error_code hidden;
+  return cat(identity, "/", std::filesystem::read_symlink("/proc/self/ns/pid", hidden).native());
 }
 
 int processors() {

@@ -15,9 +15,9 @@ class MemoryFile {
  public:
   /// `label` is what /proc/PID/maps calls it. Throws IoError.
   static MemoryFile create(const std::string& label, size_t size);
-  /// The memory that process `owner`, of the same user, has under that descriptor. Throws IoError: it cannot be seen
-  /// from here (another host or container) or has another size.
-  static MemoryFile open(pid_t owner, int descriptor, size_t size);
+  /// The memory that process `owner`, of the same user, made with this label and has under that descriptor. Throws
+  /// IoError: it cannot be seen from here (another host or container), or what is there was not made so.
+  static MemoryFile open(pid_t owner, int descriptor, const std::string& label, size_t size);
 
   ~MemoryFile();
   MemoryFile(MemoryFile&& other) noexcept;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 
 namespace tesserae::os {
@@ -15,10 +16,12 @@ TEST(Host, HasTheNameOfTheSystem) {
   EXPECT_EQ(host_name(), name);
 }
 
-TEST(Host, IdentityTellsBootsApart) {
+TEST(Host, IdentityTellsBootsAndProcessNamespacesApart) {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  EXPECT_EQ(host_identity(), host_name() + "/" + boot);
+  const auto processes = std::filesystem::read_symlink("/proc/self/ns/pid").native();
+  ASSERT_NE(processes, "");
+  EXPECT_EQ(host_identity(), host_name() + "/" + boot + "/" + processes);
 }
 
 TEST(Host, HasProcessors) {

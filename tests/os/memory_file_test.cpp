@@ -1,6 +1,7 @@
 #include "tesserae/os/memory_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,7 +22,7 @@ TEST(MemoryFile, IsSharedWithAProcessThatKnowsOwnerAndDescriptor) {
   auto* const word = new (ours.data()) std::atomic<uint32_t>(0);
   const pid_t child = ::fork();
   if (child == 0) {
-    const MemoryFile theirs = MemoryFile::open(parent_id(), ours.descriptor(), 1 << 20);
+    const MemoryFile theirs = MemoryFile::open(parent_id(), ours.descriptor(), "test", 1 << 20);
     auto* const same = static_cast<std::atomic<uint32_t>*>(theirs.data());
     same->store(7);
     wake_all(*same);
@@ -35,16 +36,39 @@ TEST(MemoryFile, IsSharedWithAProcessThatKnowsOwnerAndDescriptor) {
 }
 
 TEST(MemoryFile, MayHaveALabelLongerThanTheSystemAllows) {
-  EXPECT_EQ(MemoryFile::create(std::string(1000, 'x'), 4096).size(), 4096u);
+  const std::string label(1000, 'x');
+  const MemoryFile ours = MemoryFile::create(label, 4096);
+  EXPECT_EQ(MemoryFile::open(process_id(), ours.descriptor(), label, 4096).size(), 4096u);
 }
 
 TEST(MemoryFile, OfAnotherSizeOrGoneIsAnIoError) {
   MemoryFile ours = MemoryFile::create("test", 8192);
   const int descriptor = ours.descriptor();
-  EXPECT_THROW(MemoryFile::open(process_id(), descriptor, 4096), IoError);
-  EXPECT_EQ(MemoryFile::open(process_id(), descriptor, 8192).size(), 8192u);
+  EXPECT_THROW(MemoryFile::open(process_id(), descriptor, "test", 4096), IoError);
+  EXPECT_EQ(MemoryFile::open(process_id(), descriptor, "test", 8192).size(), 8192u);
   ours.close_descriptor();
-  EXPECT_THROW(MemoryFile::open(process_id(), descriptor, 8192), IoError);
+  EXPECT_THROW(MemoryFile::open(process_id(), descriptor, "test", 8192), IoError);
+}
+
+TEST(MemoryFile, KeepsItsSize) {
+  const MemoryFile ours = MemoryFile::create("test", 8192);
+  EXPECT_NE(::ftruncate(ours.descriptor(), 0), 0) << "a peer's access would raise SIGBUS";
+}
+
+TEST(MemoryFile, NothingElseThatTheOwnerHasOpenIsMapped) {
+  const auto refused = [](int descriptor) {
+    EXPECT_THROW(MemoryFile::open(process_id(), descriptor, "test", 8192), IoError);
+  };
+  const MemoryFile other = MemoryFile::create("another label", 8192);
+  refused(other.descriptor());
+  const Descriptor unsealed(::memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(unsealed.get(), 8192), 0);
+  refused(unsealed.get());
+  char name[] = "/tmp/memory-file-XXXXXX";
+  const Descriptor file(::mkstemp(name));
+  ASSERT_EQ(::ftruncate(file.get(), 8192), 0);
+  refused(file.get());
+  ::unlink(name);
 }
 
 TEST(Futex, AWordThatHasChangedIsNotWaitedFor) {
