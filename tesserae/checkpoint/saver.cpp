@@ -23,6 +23,7 @@ namespace {
 
 constexpr std::chrono::milliseconds poll_interval(10);
 constexpr std::chrono::seconds patience_with_the_stopped(2);
+constexpr std::chrono::seconds patience_at_the_end(30);
 
 /// Adds the time until its end to `sum`.
 class Stopwatch {
@@ -49,20 +50,22 @@ SaveFailed::SaveFailed(int64_t failed_step, const std::string& cause)
     : IoError("Saver", cat("step ", failed_step, " was not saved, older checkpoints are untouched: ", cause)),
       step(failed_step) {}
 
-/// One save on this rank: what it writes, and the thread that does.
+/// What one save on this rank writes. The thread that writes has a share in it: a storage that hangs may keep it for
+/// longer than the saver.
 struct Saver::Task {
+  explicit Task(SaveJob of) : job(std::move(of)) {}
+
   SaveJob job;
   State state;
-  std::vector<Source> live;      // of the pieces, where they live
-  Snapshot* snapshot = nullptr;  // if it is copied first
+  std::vector<Source> live;            // of the pieces, where they live
+  std::shared_ptr<Snapshot> snapshot;  // if it is copied first
+  os::Deadline deadline{job.deadline};
 
   mutable std::mutex mutex;
   std::condition_variable changed;
   bool copied = false;
   bool ended = false;
   std::string error;  // empty: it went well, or it was told to stop
-
-  std::jthread thread;  // last: joined before the rest is gone
 
   void run(const std::stop_token& stop) {
     std::string failure;
@@ -110,24 +113,51 @@ struct Saver::Task {
     return changed.wait_for(lock, duration, [&flag] { return flag; });
   }
 
+  /// Empty: none so far.
   std::string failure() const {
     const std::scoped_lock lock(mutex);
-    return error;
+    if (ended || !deadline.passed()) return error;
+    return cat("it has not been written within ", std::chrono::duration<double>(job.deadline).count(),
+               " s; does the storage of ", job.folder.native(), " hang?");
   }
+};
+
+/// A task and the thread that runs it.
+class Saver::Save {
+ public:
+  explicit Save(std::shared_ptr<Task> todo) : task(std::move(todo)) {}
+  ~Save() {
+    stop();
+    if (!thread_.joinable()) return;
+    if (task->wait_for(task->ended, std::min<std::chrono::nanoseconds>(patience_at_the_end, task->job.deadline)))
+      return;
+    log(LogLevel::error, cat("the save of step ", task->job.step, " is left behind: the storage of ",
+                             task->job.folder.native(), " hangs"));
+    thread_.detach();
+  }
+
+  void start() {
+    thread_ = std::jthread([task = task](const std::stop_token& stop) { task->run(stop); });
+  }
+  void stop() { thread_.request_stop(); }
+
+  const std::shared_ptr<Task> task;
+
+ private:
+  std::jthread thread_;
 };
 
 Saver::Saver(std::shared_ptr<comm::Fabric> fabric, SaverOptions options)
     : fabric_(std::move(fabric)), options_(std::move(options)), job_(agree_on_job_name(*fabric_)) {}
 
 Saver::~Saver() {
-  if (!task_) return;
+  if (!save_) return;
   if (busy()) {
-    log(LogLevel::warning, cat("the save of step ", task_->job.step, " is given up: finish() was not called"));
+    log(LogLevel::warning, cat("the save of step ", save_->task->job.step, " is given up: finish() was not called"));
   }
-  if (const std::string cause = task_->failure(); !cause.empty()) {
-    log(LogLevel::error, SaveFailed(task_->job.step, cause).what());
+  if (const std::string cause = save_->task->failure(); !cause.empty()) {
+    log(LogLevel::error, SaveFailed(save_->task->job.step, cause).what());
   }
-  task_->thread.request_stop();
 }
 
 void Saver::save(State state) {
@@ -144,33 +174,38 @@ void Saver::save(State state, bool asynchronous) {
 }
 
 void Saver::begin(State state, bool asynchronous) {
-  abandoned_.reset();  // a save that was given up has ended before the next one begins
-  auto task = std::make_unique<Task>();
-  task->job = {.folder = options_.folder,
-               .step = state.step,
-               .attempt = cat(job_, "-", count_++),
-               .layout = state.layout,
-               .axes = state.axes,
-               .rank = fabric_->rank(),
-               .keep = options_.keep,
-               .block_bytes = static_cast<uint64_t>(options_.block_bytes),
-               .deadline = options_.deadline,
-               .fence = fence_};
+  auto task = std::make_shared<Task>(SaveJob{.folder = options_.folder,
+                                             .step = state.step,
+                                             .attempt = cat(job_, "-", count_++),
+                                             .layout = state.layout,
+                                             .axes = state.axes,
+                                             .rank = fabric_->rank(),
+                                             .keep = options_.keep,
+                                             .block_bytes = static_cast<uint64_t>(options_.block_bytes),
+                                             .deadline = options_.deadline,
+                                             .fence = fence_});
+  auto save = std::make_unique<Save>(task);
   try {
+    // A save that was given up has ended before the next one begins: they share the memory of the copies.
+    if (abandoned_ && !abandoned_->task->wait_for(abandoned_->task->ended, patience_with_the_stopped)) {
+      throw IoError("Saver", cat("the save of step ", abandoned_->task->job.step,
+                                 ", which was given up, still hangs in ", abandoned_->task->job.folder.native()));
+    }
+    abandoned_.reset();
     if (asynchronous) {
-      if (!snapshot_) snapshot_ = std::make_unique<Snapshot>();
+      if (!snapshot_) snapshot_ = std::make_shared<Snapshot>();
       snapshot_->begin(std::exchange(state.pieces, {}));
-      task->snapshot = snapshot_.get();
+      task->snapshot = snapshot_;
     } else {
       task->live = live_sources(state.pieces);
     }
     task->state = std::move(state);
-    task->thread = std::jthread([task = task.get()](const std::stop_token& stop) { task->run(stop); });
+    save->start();
   } catch (const std::exception& caught) {
     // Thrown here, it would leave the other ranks with a save that never ends: finish() throws it on all of them.
     task->end(caught.what());
   }
-  task_ = std::move(task);
+  save_ = std::move(save);
 }
 
 void Saver::set_target(os::Path folder, int keep) {
@@ -180,23 +215,23 @@ void Saver::set_target(os::Path folder, int keep) {
 
 void Saver::wait_copied() {
   const Stopwatch watch(waited_);
-  if (task_) task_->wait(task_->copied);
+  if (save_) save_->task->wait(save_->task->copied);
 }
 
 bool Saver::failed() const {
-  return task_ && !task_->failure().empty();
+  return save_ && !save_->task->failure().empty();
 }
 
 bool Saver::busy() const {
-  return task_ && !task_->is(task_->ended);
+  return save_ && !save_->task->is(save_->task->ended);
 }
 
 void Saver::finish() {
-  if (!task_) return;
+  if (!save_) return;
   const Stopwatch watch(waited_);
   try {
     while (true) {
-      task_->wait_for(task_->ended, poll_interval);
+      save_->task->wait_for(save_->task->ended, poll_interval);
       // In this order: what is no longer busy has its failure, if it has one.
       const int64_t still_busy = busy() ? 1 : 0;
       const auto sums = comm::counts_over_ranks(*fabric_, {still_busy, failed() ? 1 : 0});
@@ -204,27 +239,29 @@ void Saver::finish() {
       if (sums[0] == 0) break;
     }
   } catch (const comm::CommError&) {
-    if (task_) {
-      task_->thread.request_stop();
-      abandoned_ = std::move(task_);
+    if (save_) {
+      save_->stop();
+      abandoned_ = std::move(save_);
     }
     throw;
   }
-  saved_step_ = task_->job.step;
-  task_.reset();
+  saved_step_ = save_->task->job.step;
+  save_.reset();
 }
 
 void Saver::give_up() {
-  std::unique_ptr<Task> task = std::exchange(task_, nullptr);
-  const int rank = comm::lowest_rank_with(*fabric_, !task->failure().empty());
-  const std::string cause = comm::text_of(*fabric_, cat("rank ", rank, ": ", task->failure()), rank);
-  const int64_t step = task->job.step;
-  task->thread.request_stop();
+  std::unique_ptr<Save> save = std::exchange(save_, nullptr);
+  const Task& task = *save->task;
+  const std::string failure = task.failure();
+  const int rank = comm::lowest_rank_with(*fabric_, !failure.empty());
+  const std::string cause = comm::text_of(*fabric_, cat("rank ", rank, ": ", failure), rank);
+  save->stop();
   // A disk that hangs must not keep training from hearing of it: the thread may go on and is waited for later.
-  const bool ended = task->wait_for(task->ended, patience_with_the_stopped);
+  const bool ended = save->task->wait_for(task.ended, patience_with_the_stopped);
   const bool all_ended = comm::counts_over_ranks(*fabric_, {ended ? 0 : 1})[0] == 0;
-  if (all_ended && fabric_->rank() == 0) discard(task->job);
-  if (!ended) abandoned_ = std::move(task);
+  if (all_ended && fabric_->rank() == 0) discard(task.job);
+  const int64_t step = task.job.step;
+  if (!ended) abandoned_ = std::move(save);
   throw SaveFailed(step, cause);
 }
 

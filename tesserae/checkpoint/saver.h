@@ -16,10 +16,11 @@ class Snapshot;
 
 struct SaverOptions {
   os::Path folder;
-  int keep = 0;                                                   ///< how many checkpoints stay; 0: all
-  bool asynchronous = false;                                      ///< save() returns at once and a thread writes
-  std::chrono::milliseconds deadline = std::chrono::minutes(30);  ///< for the slowest rank to have written
-  int64_t block_bytes = 1 << 20;                                  ///< for checksums: docs/format.md
+  int keep = 0;               ///< how many checkpoints stay; 0: all
+  bool asynchronous = false;  ///< save() returns at once and a thread writes
+  std::chrono::milliseconds deadline =
+      std::chrono::minutes(30);   ///< for the slowest rank to have written and committed
+  int64_t block_bytes = 1 << 20;  ///< for checksums: docs/format.md
 };
 
 /// A step could not be saved, on whatever rank it failed; thrown on all ranks with the cause. Older checkpoints are as
@@ -46,7 +47,9 @@ class Saver {
  public:
   /// Collective: the ranks agree on a name for this job's saves.
   Saver(std::shared_ptr<comm::Fabric> fabric, SaverOptions options);
-  /// Stops what is being written, without committing it, and logs a failure that nobody has seen. Not collective.
+  /// Stops what is being written, without committing it, and logs a failure that nobody has seen. Not collective. A
+  /// storage that hangs is waited for 30 s (or the deadline, if that is shorter): then the thread that writes is left
+  /// behind with what it writes.
   ~Saver();
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
@@ -69,7 +72,7 @@ class Saver {
   /// Returns when the pieces' memory may be written again. Never throws; returns at once if there is nothing to copy.
   void wait_copied();
 
-  /// True if this rank's part of the save at hand has failed. Never blocks.
+  /// True if this rank's part of the save at hand has failed, or has not ended by the deadline. Never blocks.
   bool failed() const;
   /// True while this rank has something to write, or waits for others in order to commit. Never blocks.
   bool busy() const;
@@ -85,6 +88,7 @@ class Saver {
 
  private:
   struct Task;
+  class Save;
 
   void begin(State state, bool asynchronous);
   [[noreturn]] void give_up();
@@ -94,9 +98,9 @@ class Saver {
   std::string job_;
   std::function<void()> fence_;
   int64_t count_ = 0;
-  std::unique_ptr<Snapshot> snapshot_;  // made by the first asynchronous save
-  std::unique_ptr<Task> task_;          // the save at hand
-  std::unique_ptr<Task> abandoned_;     // one that was given up and has not ended yet
+  std::shared_ptr<Snapshot> snapshot_;  // made by the first asynchronous save
+  std::unique_ptr<Save> save_;          // the save at hand
+  std::unique_ptr<Save> abandoned_;     // one that was given up and has not ended yet
   std::optional<int64_t> saved_step_;
   std::chrono::nanoseconds waited_{0};
 };

@@ -28,9 +28,9 @@
 //       closes.
 //    7. Removes the .done marks and syncs WORK.
 //    8. Asks the fence, if there is one, whether FOLDER is still this run's (so does 1). Renames WORK to FOLDER/step-N:
-//    committed, as far as other processes can see. If step N is there already (a run
-//       that went back), the name is step-N.K with the next K: a directory cannot be replaced in one step, and at no
-//       moment may the newest checkpoint be gone.
+//       committed, as far as other processes can see. If step N is there already (a run that went back), the name is
+//       step-N.K with the next K: a directory cannot be replaced in one step, and at no moment may the newest
+//       checkpoint be gone.
 //    9. Syncs FOLDER: committed, also if the power fails.
 //   10. Only now sets aside what is older than `keep` allows (renames it to *.tmp), syncs FOLDER, and removes it. What
 //       is removed piece by piece does not carry a checkpoint's name at that time.

@@ -40,7 +40,9 @@ class BadDisk : public testing::MemoryFiles {
           : disk_(disk), path_(std::move(path)), under_(std::move(under)) {}
       void write(std::string_view bytes) override { under_->write(bytes); }
       void sync() override {
+        ++disk_.syncing;
         while (disk_.slow) os::sleep_for(std::chrono::milliseconds(1));
+        --disk_.syncing;
         disk_.check(path_);
         under_->sync();
       }
@@ -64,6 +66,7 @@ class BadDisk : public testing::MemoryFiles {
   std::atomic<bool> broken{false};
   std::atomic<bool> dead{false};  ///< not even a mark can be left
   std::atomic<bool> slow{false};
+  std::atomic<int> syncing{0};
 };
 
 class SaverTest : public ::testing::Test {
@@ -239,6 +242,38 @@ TEST_F(SaverTest, GivingUpLeavesNothingCommitted) {
     fabric.everyone().barrier();
   });
   EXPECT_THAT(saved(), ElementsAre());
+}
+
+// A hard mount of a file server that is gone: a write never returns.
+TEST_F(SaverTest, AStorageThatHangsEndsTheSaveAndNotTheJob) {
+  disk_.slow = true;
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    Trained trained(fabric, testing::NetOptions{}, with_degrees({1, 1, 2}));
+    const auto begin = os::now();
+    {
+      Saver saver(borrowed(fabric), {.folder = "/f", .deadline = std::chrono::milliseconds(300)});
+      try {
+        saver.save(trained.state());
+        ADD_FAILURE() << "it cannot have been saved";
+      } catch (const SaveFailed& error) {
+        EXPECT_THAT(error.what(), HasSubstr("not been written within 0.3 s; does the storage of /f hang?"));
+      }
+      trained.step();
+      try {
+        saver.save(trained.state());
+        ADD_FAILURE() << "it cannot have been saved";
+      } catch (const SaveFailed& error) {
+        EXPECT_THAT(error.what(), HasSubstr("which was given up, still hangs in /f"));
+      }
+    }
+    EXPECT_LT(os::now() - begin, std::chrono::seconds(60));
+    fabric.everyone().barrier();
+  });
+  disk_.broken = disk_.dead = true;  // so that the threads left behind end as soon as the disk answers
+  disk_.victim = "";
+  disk_.slow = false;
+  while (disk_.syncing > 0) os::sleep_for(std::chrono::milliseconds(1));
+  os::sleep_for(std::chrono::milliseconds(200));
 }
 
 TEST_F(SaverTest, KeepsAsManyAsToldAcrossJobs) {
