@@ -52,4 +52,11 @@ std::vector<Committed> list_checkpoints(const os::Path& folder) {
   return found;
 }
 
+os::Path set_aside(const os::Path& checkpoint) {
+  os::Path name = checkpoint.native() + ".damaged";
+  for (int again = 2; os::files().exists(name); ++again) name = cat(checkpoint.native(), ".damaged.", again);
+  os::files().rename(checkpoint, name);
+  return name;
+}
+
 }  // namespace tesserae::checkpoint

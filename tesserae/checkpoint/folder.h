@@ -30,4 +30,8 @@ bool is_stray(std::string_view name);
 /// A folder that is missing has none. Whether they can be read is not looked at.
 std::vector<Committed> list_checkpoints(const os::Path& folder);
 
+/// Takes a damaged checkpoint out of the list, for someone to look at: its name becomes "step-N.damaged". Throws
+/// IoError.
+os::Path set_aside(const os::Path& checkpoint);
+
 }  // namespace tesserae::checkpoint

@@ -34,16 +34,17 @@ void add_wanted(const Checkpoint& checkpoint, const StoredTensor& stored, const 
 /// What became of an attempt to load one checkpoint on all ranks.
 struct Outcome {
   std::optional<Checkpoint> checkpoint;
-  std::string failure;     // of the lowest rank that failed; empty: none did
-  std::exception_ptr own;  // of this rank
-  bool damaged = false;    // all failures were about the checkpoint's bytes or the disk
+  std::string failure;      // of the lowest rank that failed; empty: none did
+  std::exception_ptr own;   // of this rank
+  bool unreadable = false;  // all failures were about the checkpoint's bytes or the disk
+  bool damaged = false;     // ... and those of the bytes alone
 };
 
 /// Loads one checkpoint and tells the other ranks how it went. Whatever fails, every rank comes to the end.
 Outcome attempt(comm::Fabric& fabric, const os::Path& path, const LoadInto& into) {
   Outcome outcome;
   std::string failure;
-  bool hopeless = false;
+  bool hopeless = false, disk = false;
   try {
     Checkpoint checkpoint = Checkpoint::open(path);
     into(checkpoint);
@@ -56,6 +57,7 @@ Outcome attempt(comm::Fabric& fabric, const os::Path& path, const LoadInto& into
   } catch (const IoError& error) {
     outcome.own = std::current_exception();
     failure = error.what();
+    disk = true;
   } catch (const std::exception& error) {
     outcome.own = std::current_exception();
     failure = error.what();
@@ -65,14 +67,16 @@ Outcome attempt(comm::Fabric& fabric, const os::Path& path, const LoadInto& into
   if (rank < 0) return outcome;
   outcome.checkpoint.reset();
   outcome.failure = cat("rank ", rank, ": ", comm::text_of(fabric, failure, rank));
-  outcome.damaged = comm::counts_over_ranks(fabric, {hopeless ? 1 : 0})[0] == 0;
+  const auto sums = comm::counts_over_ranks(fabric, {hopeless ? 1 : 0, disk ? 1 : 0});
+  outcome.unreadable = sums[0] == 0;
+  outcome.damaged = outcome.unreadable && sums[1] == 0;
   return outcome;
 }
 
 [[noreturn]] void rethrow(const Outcome& outcome, const os::Path& path) {
   if (outcome.own) std::rethrow_exception(outcome.own);
   const std::string text = cat(path.native(), " could not be loaded on all ranks: ", outcome.failure);
-  if (outcome.damaged) throw Corruption("load", text);
+  if (outcome.unreadable) throw Corruption("load", text);
   throw InvalidArgument("load", text);
 }
 
@@ -127,12 +131,14 @@ void load(const Checkpoint& checkpoint, const std::vector<Piece>& pieces) {
   checkpoint.read(wanted);
 }
 
-std::optional<Checkpoint> load_newest(comm::Fabric& fabric, const os::Path& folder, const LoadInto& into) {
+std::optional<Checkpoint> load_newest(comm::Fabric& fabric, const os::Path& folder, const LoadInto& into,
+                                      std::vector<os::Path>* damaged) {
   std::vector<os::Path> paths = paths_told_by_rank_0(fabric, folder);
   while (!paths.empty()) {
     Outcome outcome = attempt(fabric, paths.back(), into);
     if (outcome.checkpoint) return std::move(outcome.checkpoint);
-    if (!outcome.damaged || paths.size() == 1) rethrow(outcome, paths.back());
+    if (outcome.damaged && damaged != nullptr) damaged->push_back(paths.back());
+    if (!outcome.unreadable || paths.size() == 1) rethrow(outcome, paths.back());
     if (fabric.rank() == 0) {
       log(LogLevel::warning,
           cat(paths.back().native(), " cannot be loaded, taking the checkpoint before it: ", outcome.failure));

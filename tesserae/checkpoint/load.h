@@ -25,7 +25,10 @@ using LoadInto = std::function<void(const Checkpoint& checkpoint)>;
 /// none. Collective: rank 0 looks and tells the others. When a checkpoint is Damaged or unreadable on any rank, all
 /// ranks warn and take the one before it. Throws the last failure if there are checkpoints and none can be loaded: a
 /// run must not start from the beginning because its past cannot be read. What `into` throws besides is thrown.
-std::optional<Checkpoint> load_newest(comm::Fabric& fabric, const os::Path& folder, const LoadInto& into);
+/// `damaged`, if given: the checkpoints that were passed over, or could not be loaded at the end, because what was read
+/// is not what was written; also filled when it throws.
+std::optional<Checkpoint> load_newest(comm::Fabric& fabric, const os::Path& folder, const LoadInto& into,
+                                      std::vector<os::Path>* damaged = nullptr);
 
 /// Loads `path`: a checkpoint, or a folder of them (its newest). Collective. A failure on any rank is thrown on all.
 Checkpoint load_chosen(comm::Fabric& fabric, const os::Path& path, const LoadInto& into);

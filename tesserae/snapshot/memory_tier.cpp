@@ -154,7 +154,6 @@ std::optional<MemoryTier::Restored> MemoryTier::restore(int64_t at_least) {
   if (!set) {
     save_surviving_snapshots(subject_, layout_, prefix_, checkpoints_, at_least);
     comm::counts_over_ranks(*subject_.job(), {0});  // nobody reads them any more
-    remove_all();
     return std::nullopt;
   }
   const int buffer = set->buffer[static_cast<size_t>(subject_.job()->rank())];
@@ -162,10 +161,7 @@ std::optional<MemoryTier::Restored> MemoryTier::restore(int64_t at_least) {
   const std::optional<std::string> fetched = fetch(*set, own);  // 3
   const std::optional<MemorySnapshot> snapshot = parse_snapshot(fetched ? *fetched : own, "of this rank");
   const std::string failure = snapshot ? refusal(*snapshot) : "the snapshot arrived damaged";
-  if (!agree_on(failure, "the snapshots in memory are not used")) {
-    remove_all();
-    return std::nullopt;
-  }
+  if (!agree_on(failure, "the snapshots in memory are not used")) return std::nullopt;
   take_over(*snapshot);                                         // 4
   remove_surviving_snapshots(prefix_, subject_.job()->size());  // of a larger job: this one has no ranks that could
   next_ = buffer == 0 ? 1 : 0;

@@ -50,9 +50,10 @@ class MemoryTier {
     nlohmann::json description;
   };
   /// Fills the state from the newest snapshot that all ranks have, or that the neighbours of those without have, if it
-  /// is of step `at_least` or later and of this layout. Collective. Nothing: there is no such
-  /// snapshot, the state is as it was and all snapshots are gone. If they were of another layout, or of a job of other
-  /// size, and later than `at_least`, they are now a checkpoint in the folder (surviving_snapshots.h).
+  /// is of step `at_least` or later and of this layout. Collective. Nothing: there is no such snapshot, and the state
+  /// is as it was. If they were of another layout, or of a job of other size, and later than `at_least`, they are now a
+  /// checkpoint in the folder (surviving_snapshots.h). The snapshots stay: whoever does not go on from them takes them
+  /// away (remove_all).
   std::optional<Restored> restore(int64_t at_least);
 
   /// Takes this rank's snapshots away: the job ended well.

@@ -1,5 +1,6 @@
 #include "tesserae/train/restore.h"
 
+#include "tesserae/base/log.h"
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/checkpoint/load.h"
 #include "tesserae/comm/agree.h"
@@ -7,6 +8,8 @@
 
 namespace tesserae::train {
 namespace {
+
+constexpr const char* origin_in_memory = "memory of the hosts";
 
 /// The step of the newest checkpoint as rank 0 sees the folder, on all ranks; -1: there is none.
 int64_t newest_step(comm::Fabric& fabric, const os::Path& folder) {
@@ -22,30 +25,88 @@ int64_t newest_step(comm::Fabric& fabric, const os::Path& folder) {
   return comm::counts_over_ranks(fabric, {step})[0] - 1;
 }
 
+/// Puts checkpoints that are damaged out of the way, so that they do not count as some of those to keep. Rank 0's.
+void set_aside(const std::vector<os::Path>& damaged) {
+  for (const os::Path& path : damaged) {
+    try {
+      log(LogLevel::warning, cat(path.native(), " is damaged: it is kept as ", checkpoint::set_aside(path).native()));
+    } catch (const IoError& error) {
+      log(LogLevel::warning, cat(path.native(), " is damaged and stays where it is: ", error.what()));
+    }
+  }
+}
+
+/// How `resume auto` goes on, in this order:
+///  1. from memory, if what is there is as late as the newest checkpoint;
+///  2. from the newest checkpoint that can be loaded;
+///  3. if it is not the newest in the folder, from memory after all, if what is there is as late.
+/// Damaged checkpoints are set aside once there is something to go on from.
+class Automatic {
+ public:
+  Automatic(TrainingState& state, const os::Path& folder, snapshot::MemoryTier* memory)
+      : state_(state), fabric_(*state.fabric), folder_(folder), memory_(memory) {}
+
+  std::optional<Origin> restore() {
+    const int64_t newest = newest_step(fabric_, folder_);
+    if (auto origin = from_memory(newest)) return origin;  // 1
+    std::optional<Origin> origin;
+    std::exception_ptr failure;
+    try {
+      origin = from_storage();  // 2
+    } catch (const Corruption&) {
+      failure = std::current_exception();
+    } catch (const IoError&) {
+      failure = std::current_exception();
+    }
+    if (failure || (origin && origin->step < newest)) {  // 3
+      if (auto later = from_memory(origin ? origin->step : 0)) {
+        origin = later;
+      } else if (!failure) {
+        origin = from_storage();  // of what was in memory for another layout there may be a checkpoint now
+      }
+    }
+    if (!origin && failure) std::rethrow_exception(failure);
+    if (fabric_.rank() == 0) set_aside(damaged_);
+    return origin;
+  }
+
+ private:
+  std::optional<Origin> from_memory(int64_t at_least) {
+    if (memory_ == nullptr) return std::nullopt;
+    const auto restored = memory_->restore(at_least);
+    if (!restored) return std::nullopt;
+    state_.take_over(restored->description, restored->step);
+    return Origin{.step = restored->step, .from = origin_in_memory};
+  }
+
+  std::optional<Origin> from_storage() {
+    damaged_.clear();
+    const auto into = [this](const checkpoint::Checkpoint& checkpoint) { state_.load(checkpoint); };
+    const auto loaded = checkpoint::load_newest(fabric_, folder_, into, &damaged_);
+    if (!loaded) return std::nullopt;
+    return Origin{.step = loaded->step(), .from = loaded->path().native()};
+  }
+
+  TrainingState& state_;
+  comm::Fabric& fabric_;
+  const os::Path folder_;
+  snapshot::MemoryTier* memory_;
+  std::vector<os::Path> damaged_;
+};
+
 }  // namespace
 
 std::optional<Origin> restore(TrainingState& state, const Resume& resume, const RunFolders& folders,
                               snapshot::MemoryTier* memory) {
-  comm::Fabric& fabric = *state.fabric;
-  const checkpoint::LoadInto into = [&state](const checkpoint::Checkpoint& checkpoint) { state.load(checkpoint); };
   std::optional<Origin> origin;
-  if (resume.mode == Resume::Mode::automatic && memory != nullptr) {
-    if (const auto restored = memory->restore(newest_step(fabric, folders.checkpoints))) {
-      state.take_over(restored->description, restored->step);
-      origin = {.step = restored->step, .from = "memory of the hosts"};
-    }
-  } else if (memory != nullptr) {
-    memory->remove_all();
-  }
-  if (resume.mode == Resume::Mode::automatic && !origin) {
-    if (const auto loaded = checkpoint::load_newest(fabric, folders.checkpoints, into)) {
-      origin = {.step = loaded->step(), .from = loaded->path().native()};
-    }
-  }
+  if (resume.mode == Resume::Mode::automatic) origin = Automatic(state, folders.checkpoints, memory).restore();
   if (resume.mode == Resume::Mode::path) {
-    const checkpoint::Checkpoint loaded = checkpoint::load_chosen(fabric, resume.path, into);
+    const auto into = [&state](const checkpoint::Checkpoint& checkpoint) { state.load(checkpoint); };
+    const checkpoint::Checkpoint loaded = checkpoint::load_chosen(*state.fabric, resume.path, into);
     origin = {.step = loaded.step(), .from = loaded.path().native()};
   }
+  // What is in memory and was not gone on from is of no run any more.
+  if (memory != nullptr && (!origin || origin->from != origin_in_memory)) memory->remove_all();
   if (origin) state.publish();
   return origin;
 }

@@ -20,8 +20,8 @@ struct Origin {
 };
 
 /// Fills `state` as `resume` says, from memory (`memory` may be nullptr: there is none) if it has a later step than
-/// storage, or the same. Collective. Nothing: there is nothing to continue, and `state` is as it was. Throws what
-/// checkpoint::load_newest and load_chosen throw.
+/// what storage has undamaged, or the same. Checkpoints that are found damaged are set aside. Collective. Nothing:
+/// there is nothing to continue, and `state` is as it was. Throws what checkpoint::load_newest and load_chosen throw.
 std::optional<Origin> restore(TrainingState& state, const Resume& resume, const RunFolders& folders,
                               snapshot::MemoryTier* memory);
 

@@ -34,5 +34,18 @@ TEST(Folder, ListsByStepAndVersion) {
   EXPECT_THAT(names, ::testing::ElementsAre("/f/step-9", "/f/step-9.2", "/f/step-10"));
 }
 
+TEST(Folder, WhatIsSetAsideIsListedNoMore) {
+  testing::MemoryFiles memory;
+  const os::ScopedFiles scoped(memory);
+  for (const char* name : {"/f", "/f/step-1", "/f/step-2"}) memory.make_directory(name);
+  EXPECT_EQ(set_aside("/f/step-2"), "/f/step-2.damaged");
+  memory.make_directory("/f/step-2");
+  EXPECT_EQ(set_aside("/f/step-2"), "/f/step-2.damaged.2");
+  ASSERT_EQ(list_checkpoints("/f").size(), 1u);
+  EXPECT_EQ(list_checkpoints("/f").front().step, 1);
+  EXPECT_FALSE(is_stray("step-2.damaged")) << "the next save leaves it alone";
+  EXPECT_THROW(set_aside("/f/step-3"), IoError);
+}
+
 }  // namespace
 }  // namespace tesserae::checkpoint

@@ -56,6 +56,27 @@ TEST_F(LoadTest, TakesTheNewestThatAllRanksCanRead) {
   EXPECT_THROW(newest(), Corruption);
 }
 
+TEST_F(LoadTest, TellsWhichAreDamaged) {
+  for (const int step : {1, 2, 3, 4}) {
+    testing::save_sample({.folder = "/f", .step = step, .ranks = 1, .block_bytes = 512});
+  }
+  damage("/f/step-4", "random/0/cpu");
+  damage("/f/step-3", "model/embedding");
+  std::vector<std::vector<os::Path>> damaged(2);
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    load_newest(
+        fabric, "/f",
+        [&](const Checkpoint& checkpoint) {
+          if (checkpoint.step() == 2 && fabric.rank() == 0) throw IoError("test", "the disk is busy");
+          checkpoint.read(fabric.rank() == 0 ? "model/embedding" : "random/0/cpu");
+        },
+        &damaged[static_cast<size_t>(fabric.rank())]);
+  });
+  for (const auto& told : damaged) {
+    EXPECT_THAT(told, ::testing::ElementsAre("/f/step-4", "/f/step-3")) << "that of step 2 may well be whole";
+  }
+}
+
 TEST_F(LoadTest, OtherFailuresAreNotHeldAgainstTheCheckpoint) {
   for (const int step : {1, 2}) testing::save_sample({.folder = "/f", .step = step});
   std::vector<int> calls(2, 0);

@@ -8,6 +8,7 @@
 
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/os/shared_memory.h"
+#include "tesserae/snapshot/snapshot_buffer.h"
 #include "tesserae/train/folder_owner.h"
 #include "tests/train/train_job.h"
 
@@ -20,6 +21,7 @@ namespace {
 
 using std::chrono::seconds;
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
@@ -132,6 +134,32 @@ TEST_F(Memory, AKilledJobGoesOnFromItsLastSnapshotBitwise) {
   const std::string said = job_.run("run", arguments(4, 4));
   EXPECT_GE(resumed_at(said), 8) << said;
   expect_like_undisturbed(4, 4);
+}
+
+// The newest checkpoint is later than what is in memory, and damaged: memory is the best that is left.
+TEST_F(Memory, SnapshotsOutliveADamagedCheckpoint) {
+  const std::vector<std::string> saving = arguments(2, 2,
+                                                    {"train.steps=60", "checkpoint.every_steps=10", "checkpoint.keep=0",
+                                                     "checkpoint.async=false", "checkpoint.memory_every_steps=18"});
+  Program program = job_.start("run", saving);
+  ASSERT_TRUE(program.wait_for("step 21/")) << program.output << program.errors;
+  ::kill(children_of(program.process().id()).at(1), SIGKILL);
+  ASSERT_TRUE(program.finish());
+  // As if it had died at once: what is later than step 20 goes. Steps 10 and 20 are saved, 18 is in memory.
+  const os::Path checkpoints = job_.path("run/checkpoints");
+  while (job_.steps("run").back() > 20) os::files().remove_all(checkpoints / cat("step-", job_.steps("run").back()));
+  ASSERT_THAT(job_.steps("run"), ElementsAre(10, 20));
+  for (const std::string& name : os::SharedMemory::names(prefix())) {
+    const auto snapshot = snapshot::SnapshotBuffer(name).read();
+    if (snapshot && snapshot->manifest.step > 20) os::SharedMemory::remove(name);
+  }
+  flip_a_bit(checkpoints / "step-20/rank-1.safetensors");
+  const std::string said = job_.run("run", saving);
+  EXPECT_EQ(resumed_at(said), 18) << said;
+  EXPECT_THAT(said, HasSubstr("step-20 is damaged: it is kept as"));
+  EXPECT_TRUE(os::files().exists(checkpoints / "step-20.damaged"));
+  EXPECT_THAT(job_.steps("run"), ElementsAre(10, 20, 30, 40, 50, 60));
+  EXPECT_THAT(left(), IsEmpty());
 }
 
 TEST_F(Memory, AReplicaHasWhatAHostHasLost) {
