@@ -24,6 +24,7 @@ struct Ticket::State {
   std::exception_ptr error;  // written before done
   std::optional<c10::Event> event;
   std::optional<c10::Device> device;
+  std::function<void()> task;  // of a stream: what it captured lives until the device has done it
 
   void finish(std::exception_ptr failure) {
     error = std::move(failure);
@@ -162,7 +163,9 @@ struct Lane::Streamed final : Lane::Impl {
   std::mutex mutex;
   c10::Event before;
   std::exception_ptr failure;
-  // Tickets in the order of submission, reused once nobody else holds them: an event costs more than a search.
+  // Tickets in the order of submission, reused once nobody else holds them: an event costs more than a search. The host
+  // is ahead of the device: what a task captured is let go of by the first submission after the device has done it,
+  // for until then its memory would be given to whoever asks on the stream that it was made on.
   std::deque<std::shared_ptr<State>> states;
 
   explicit Streamed(c10::Device device)
@@ -183,6 +186,7 @@ struct Lane::Streamed final : Lane::Impl {
         const c10::StreamGuard on_lane(stream);
         task();
         state->event->record(stream);
+        state->task = std::move(task);
       } catch (...) {
         failure = std::current_exception();
       }
@@ -192,7 +196,12 @@ struct Lane::Streamed final : Lane::Impl {
   }
 
   std::shared_ptr<State> next_state() {
-    if (!states.empty() && states.front().use_count() == 1) {
+    for (const auto& state : states) {
+      if (!state->task) continue;
+      if (!state->event->query()) break;  // nor are those after it done
+      state->task = nullptr;
+    }
+    if (!states.empty() && !states.front()->task && states.front().use_count() == 1) {
       states.push_back(std::move(states.front()));
       states.pop_front();
     } else {
@@ -205,8 +214,10 @@ struct Lane::Streamed final : Lane::Impl {
   }
 
   void drain() final {
+    std::lock_guard lock(mutex);
     try {
       guard.synchronizeStream(stream);
+      for (const auto& state : states) state->task = nullptr;
     } catch (...) {  // a device error: the tickets' users meet it
     }
   }

@@ -1,5 +1,6 @@
 #include "tesserae/train/device.h"
 
+#include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <sstream>
@@ -24,6 +25,7 @@ c10::Device choose_device(const std::string& wanted, int local_rank) {
     throw config::ConfigError(
         "run.device", cat("local rank ", local_rank, " has no GPU: this host has ", devices, " that libtorch can use"));
   }
+  at::globalContext().lazyInitDevice(c10::kCUDA);  // the allocator cannot be asked for memory before
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
 }
 
