@@ -129,6 +129,22 @@ def test_async_save_has_the_values_of_the_call(tmp_path: Path) -> None:
     assert loaded_plainly(tmp_path)[1].calls == 6
 
 
+def saves_with_two_groups(rank: int, world_size: int, folder: Path) -> list[int]:
+    groups = {"a": dist.new_group([0, 1]), "b": dist.new_group([0, 2])}
+    mine = {name: group for name, group in groups.items() if rank in dist.get_process_group_ranks(group)}
+    model = nn.Linear(3, 3)
+    for name, group in mine.items():
+        tsm.checkpoint.async_save(folder / name, model, step=1, process_group=group)
+    finished = maybe_finalize_async_calls(process_group=groups["a"]) if "a" in mine else []
+    dist.barrier()  # until here, rank 2 takes no part in anything of b
+    return finished + maybe_finalize_async_calls()
+
+
+def test_finalizes_the_saves_of_one_group_alone(tmp_path: Path) -> None:
+    assert run_ranks(saves_with_two_groups, 3, tmp_path) == [[0, 1], [0], [0]]
+    assert all((tmp_path / name / "step-1").is_dir() for name in "ab")
+
+
 def test_the_optimizer_waits_for_the_copy(tmp_path: Path) -> None:
     model = nn.Linear(1, 1 << 24, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

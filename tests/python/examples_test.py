@@ -60,7 +60,7 @@ EXAMPLES_RUN = [
 
 
 # Gloo's workers sometimes let go of tensors when the interpreter is gone already, and abort a process that has done all
-# of its work (pytorch/pytorch#90549, #179291). So torch's own run, of which only the losses are read, ends without that.
+# of its work (pytorch/pytorch#90549, #179291). So torch's own run, of which only losses are read, ends without that.
 ENDS_AT_ONCE = """
     import os, sys
 

@@ -129,8 +129,7 @@ def maybe_finalize_async_calls(blocking: bool = True, process_group: dist.Proces
     """
     jobs = list(_jobs.values())
     if process_group is not None:
-        ranks = dist.get_world_size(process_group)
-        jobs = [each for each in jobs if each.fabric.size == ranks]
+        jobs = [each for each in jobs if fabrics.is_of(each.fabric, process_group)]
     return [number for each in jobs for number in each.finish(blocking)]
 
 
@@ -230,10 +229,10 @@ def fabric_for(model: ModelState | None, process_group: dist.ProcessGroup | None
     """The ranks that save or load together. Collective at the first call for a group."""
     if model is not None and model.fabric is not None:
         fabric = fabrics.whole_fabric(model.fabric)  # all tensor indices save, and load, together
-        if process_group is not None and dist.get_world_size(process_group) != fabric.size:
+        if process_group is not None and not fabrics.is_of(fabric, process_group):
             raise _C.InvalidArgument(
-                f"[checkpoint] process_group has {dist.get_world_size(process_group)} ranks and the model is sharded "
-                f"over {fabric.size}; leave process_group out"
+                f"[checkpoint] process_group has ranks {dist.get_process_group_ranks(process_group)}, and the model is "
+                f"sharded over {fabric.size} others; leave process_group out"
             )
         return fabric
     if dist.is_initialized():

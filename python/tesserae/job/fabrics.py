@@ -52,6 +52,12 @@ def fabric_of(group: dist.ProcessGroup | None, device: torch.device) -> _C.Fabri
     return fabrics[key]
 
 
+def is_of(fabric: _C.Fabric, group: dist.ProcessGroup) -> bool:
+    """Whether `fabric` was made for the ranks of `group`. Groups of as many ranks may share one of them."""
+    ranks = tuple(dist.get_process_group_ranks(group))
+    return any(known is fabric for (of, _), known in _jobs.get(dist.group.WORLD, {}).items() if of == ranks)
+
+
 def tensor_degree() -> int:
     """Over how many ranks layers are split; 1 before tsm.init."""
     settings = config.current()
