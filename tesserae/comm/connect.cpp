@@ -9,6 +9,7 @@
 #include "tesserae/comm/fabric.h"
 #include "tesserae/comm/group_table.h"
 #include "tesserae/comm/liveness/liveness.h"
+#include "tesserae/comm/liveness/watched_store.h"
 #include "tesserae/comm/rendezvous.h"
 #include "tesserae/comm/transports/c10d_group.h"
 #include "tesserae/comm/transports/gloo_group.h"
@@ -54,10 +55,11 @@ class ConnectedFabric final : public Fabric {
         wants_shm_(backend == "shm"),
         shm_(wants_shm_),
         rendezvous_(std::move(rendezvous)),
-        world_(rendezvous_.meet(options.host.empty() ? os::host_identity() : options.host)),
+        signs_of_life_(rendezvous_.own_connection("liveness")),
+        world_(meet()),
         even_hosts_(all_hosts_alike(world_)),
         serves_(world.launch().rank == 0 && !world.launch().store_is_served),
-        liveness_(world_, rendezvous_.own_connection("liveness"), server()),
+        liveness_(std::make_shared<Liveness>(world_, signs_of_life_, server())),
         table_(world_.rank(), world_.size(), nccl_ ? Lane::Kind::stream : Lane::Kind::threaded, options.device) {
     if (options.names_process) set_log_rank(world_.rank());
   }
@@ -65,38 +67,39 @@ class ConnectedFabric final : public Fabric {
   ~ConnectedFabric() override {
     // The goodbye comes before the sockets close, so that nobody takes this rank for lost; and before the lanes end, so
     // that what they still wait for (nobody may come, if this rank ends because of an error) is aborted in a while.
-    liveness_.leave();
+    liveness_->leave();
     table_.clear();
-    if (serves_) liveness_.wait_for_others(kStay);
+    if (serves_) liveness_->wait_for_others(kStay);
   }
 
   void leave() override {
-    liveness_.leave();
-    if (serves_) liveness_.wait_for_others(kStay);
+    liveness_->leave();
+    if (serves_) liveness_->wait_for_others(kStay);
   }
 
   const mesh::World& world() const override { return world_; }
   c10::Device device() const override { return options_.device; }
   Group& group(const std::vector<int>& members, Traffic traffic) override {
-    const auto make = [&](std::string name, const std::vector<int>& members, int rank) -> std::unique_ptr<Group> {
-      const auto store = rendezvous_.store("group/" + name);
-      if (nccl_) return make_nccl_group(std::move(name), members, rank, store);
-      if (auto group = make_shm_group(name, members, rank)) return group;
-      const auto hosts = hosts_of(members);
-      if (!wants_shm_ || !even_hosts_ || !has_two_levels(hosts)) {
-        return make_gloo_group(std::move(name), members, rank, store, traffic);
+    return table_.group(members, traffic, [&](std::string name, const std::vector<int>& members, int rank) {
+      try {
+        return make_group(name, members, rank, traffic);
+      } catch (const Error&) {
+        throw;
+      } catch (const std::exception& failure) {
+        throw CommError("Fabric::group", cat(name, " is not made: ", reason_of(failure)));
       }
-      // A name of its own: the liveness channel knows groups by their names.
-      auto flat = make_gloo_group(name + ".flat", members, rank, store, traffic);
-      return with_two_levels(std::move(name), std::move(flat), hosts);
-    };
-    return table_.group(members, traffic, make);
+    });
   }
   Lane& lane(Traffic traffic) override { return table_.lane(traffic); }
   Counters counters() const override { return table_.counters(); }
 
  private:
   using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+  mesh::World meet() {
+    Liveness::introduce(rendezvous_.world().launch().rank, signs_of_life_);
+    return rendezvous_.meet(options_.host.empty() ? os::host_identity() : options_.host);
+  }
 
   // The job rank of the process that serves the store.
   int server() const {
@@ -112,6 +115,26 @@ class ConnectedFabric final : public Fabric {
     return members_by_host(host_of);
   }
 
+  // What the members tell each other while the group is made.
+  StorePtr store_of(const std::string& name, const std::vector<int>& members, const std::string& prefix) {
+    return c10::make_intrusive<WatchedStore>(WatchedStore::Party{name, members, options_.connect_deadline, liveness_},
+                                             prefix + name, rendezvous_.store(""));
+  }
+
+  std::unique_ptr<Group> make_group(const std::string& name, const std::vector<int>& members, int rank,
+                                    Traffic traffic) {
+    const auto store = store_of(name, members, "group/");
+    if (nccl_) return make_nccl_group(name, members, rank, store);
+    if (auto group = make_shm_group(name, members, rank)) return group;
+    const auto hosts = hosts_of(members);
+    if (!wants_shm_ || !even_hosts_ || !has_two_levels(hosts)) {
+      return make_gloo_group(name, members, rank, store, traffic);
+    }
+    // A name of its own: the liveness channel knows groups by their names.
+    auto flat = make_gloo_group(name + ".flat", members, rank, store, traffic);
+    return with_two_levels(name, std::move(flat), hosts);
+  }
+
   // Null if the members do not share a host, or cannot share memory.
   std::unique_ptr<ShmGroup> make_shm_group(const std::string& name, const std::vector<int>& members, int rank) {
     const std::vector<int>& near = world_.host_ranks(world_.rank());
@@ -119,12 +142,9 @@ class ConnectedFabric final : public Fabric {
     if (!wants_shm_ || !std::all_of(members.begin(), members.end(), is_near)) return nullptr;
     std::string reason;
     // Who could not once tells the others, who may not have been there.
-    auto group = ShmGroup::connect(name, members, rank, rendezvous_.store("shm/" + name),
-                                   {.connect_deadline = options_.connect_deadline,
-                                    .deadline = options_.deadline,
-                                    .liveness = &liveness_,
-                                    .willing = shm_},
-                                   reason);
+    auto group =
+        ShmGroup::connect(name, members, rank, store_of(name, members, "shm/"),
+                          {.deadline = options_.deadline, .liveness = liveness_.get(), .willing = shm_}, reason);
     if (!group && std::exchange(shm_, false) && rank == 0) {
       log(LogLevel::warning, cat("ranks of this host cannot share memory, Gloo carries all bytes (", reason, ")"));
     }
@@ -136,7 +156,7 @@ class ConnectedFabric final : public Fabric {
     // One device, hence one thread, per kind of traffic: a gather need not wait for the bytes of a reduction.
     auto& device = devices_[traffic];
     if (!device) device = make_gloo_device(world_.hosts() == 1);
-    GlooGroup::Options options{options_.connect_deadline, options_.deadline, device, &liveness_};
+    GlooGroup::Options options{options_.connect_deadline, options_.deadline, device, liveness_.get()};
     return std::make_unique<GlooGroup>(std::move(name), members, rank, store, options);
   }
 
@@ -155,14 +175,14 @@ class ConnectedFabric final : public Fabric {
     flat->all_reduce(without, {"two levels"});
     if (without.item<int64_t>() > 0) return flat;
     return std::make_unique<TwoLevelGroup>(std::move(name), std::move(flat), std::move(near_group), std::move(hosts),
-                                           options_.deadline, liveness_);
+                                           options_.deadline, *liveness_);
   }
 
   std::unique_ptr<Group> make_nccl_group(std::string name, const std::vector<int>& members, int rank,
                                          const StorePtr& store) {
     const int size = static_cast<int>(members.size());
     auto backend = make_nccl(store, rank, size, {name, members, options_.deadline, options_.device});
-    C10dGroup::Options options{options_.deadline, /*blocks_host=*/false, &liveness_};
+    C10dGroup::Options options{options_.deadline, /*blocks_host=*/false, liveness_.get()};
     return std::make_unique<C10dGroup>(std::move(name), members, std::move(backend), options);
   }
 
@@ -171,12 +191,13 @@ class ConnectedFabric final : public Fabric {
   const bool wants_shm_;
   bool shm_;  // as long as sharing memory works
   Rendezvous rendezvous_;
+  StorePtr signs_of_life_;
   mesh::World world_;
   // Two levels only then: groups that reduce the same numbers on other ranks (tensor parallelism) must all do it in the
   // same order.
   bool even_hosts_;
   bool serves_;
-  Liveness liveness_;
+  std::shared_ptr<Liveness> liveness_;  // also of what is left behind when a group could not be made
   std::map<Traffic, GlooDevice> devices_;
   GroupTable table_;
 };

@@ -1,6 +1,5 @@
 #include "tesserae/comm/rendezvous.h"
 
-#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -8,6 +7,7 @@
 #include <cstdlib>
 
 #include "tesserae/comm/error.h"
+#include "tesserae/comm/liveness/watched_store.h"
 #include "tesserae/os/clock.h"
 
 namespace tesserae::comm {
@@ -18,11 +18,6 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kStayAfterFailure{1500};
-
-std::string reason(const std::exception& failure) {
-  const auto* error = dynamic_cast<const c10::Error*>(&failure);
-  return error ? error->what_without_backtrace() : failure.what();
-}
 
 }  // namespace
 
@@ -60,10 +55,10 @@ c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve) const {
     return c10::make_intrusive<c10d::TCPStore>(launch.address, options);
   } catch (const std::exception& failure) {
     const std::string where = cat("the store at ", launch.address, ":", launch.port);
-    if (serve) throw CommError("Fabric::connect", cat(where, " cannot be served: ", reason(failure)));
+    if (serve) throw CommError("Fabric::connect", cat(where, " cannot be served: ", reason_of(failure)));
     throw Timeout("Fabric::connect",
                   cat(where, " was not reached within ", deadline_.count(), " ms; it is served by ",
-                      launch.store_is_served ? "the launcher" : "launcher rank 0", ": ", reason(failure)),
+                      launch.store_is_served ? "the launcher" : "launcher rank 0", ": ", reason_of(failure)),
                   launch.store_is_served ? std::vector<int>{} : std::vector<int>{0});
   }
 }
@@ -95,7 +90,7 @@ mesh::World Rendezvous::meet(const std::string& host) {
         if (!hosts->check({key(rank)})) missing.push_back(rank);
       }
     } catch (const std::exception&) {
-      throw PeerLost("Fabric::connect", cat("the store was lost while the ranks met: ", reason(failure)),
+      throw PeerLost("Fabric::connect", cat("the store was lost while the ranks met: ", reason_of(failure)),
                      world_.launch().store_is_served ? std::vector<int>{} : std::vector<int>{0});
     }
     // The others' deadlines pass at about the same time, and they need the store to see who is missing.

@@ -23,6 +23,8 @@ class Rendezvous {
   /// Timeout naming those (by launcher rank: no other is known yet) that have not come by the deadline.
   mesh::World meet(const std::string& host);
 
+  const mesh::World& world() const { return world_; }  ///< as the launcher has it
+
   /// The store, restricted to keys below `prefix`. One connection for all: one request at a time.
   c10::intrusive_ptr<c10d::Store> store(const std::string& prefix) const;
   /// The same through a connection of its own.

@@ -1,6 +1,10 @@
 // Ranks that are killed, stopped, or end in the middle of an operation, with real processes.
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <thread>
@@ -181,6 +185,86 @@ TEST(Fault, ARankThatEndsByAnExceptionIsNamed) {
     EXPECT_LT(seconds[seconds.size() / 2], 1) << backend;
     EXPECT_LT(seconds.back(), 10) << backend;
   }
+}
+
+// args: backend; how rank 1 ends while the others make a group with it: "killed" or "left".
+RANK_MAIN(ends_while_a_group_is_made) {
+  FabricOptions options;
+  options.backend = args[0];
+  const auto fabric = Fabric::connect(mesh::World::from_environment(), options);
+  fabric->everyone().barrier();
+  if (fabric->rank() == 1) {
+    report("ended_at", seconds_now());
+    if (args[1] == "killed") std::raise(SIGKILL);
+    throw std::runtime_error("out of memory");
+  }
+  try {
+    fabric->group(fabric->everyone().members(), Traffic::reduce);
+  } catch (const PeerLost& lost) {
+    report("caught_at", seconds_now());
+    report("lost", first_of(lost.ranks));
+    std::printf("%s\n", lost.what());
+  }
+}
+
+// Groups are made at the start and when the dial turns: nobody waits there for the 60 s of connect_deadline.
+TEST(Fault, ARankThatEndsWhileAGroupIsMadeIsNamed) {
+  for (const std::string backend : {"gloo", "shm"}) {
+    std::vector<double> seconds;
+    for (const std::string how : {"killed", "left", "killed"}) {
+      const auto results = run_ranks("ends_while_a_group_is_made", 3, {backend, how});
+      for (const int rank : {0, 2}) {
+        ASSERT_TRUE(results[rank].exit.success()) << results.text();
+        ASSERT_NE(results[rank].output.find("lost="), std::string::npos) << results.text();
+        EXPECT_EQ(results[rank].value("lost"), 1) << results.text();
+        seconds.push_back(results[rank].value("caught_at") - results[1].value("ended_at"));
+      }
+    }
+    std::ranges::sort(seconds);
+    RecordProperty(backend + "_median_seconds", std::to_string(seconds[seconds.size() / 2]));
+    EXPECT_LT(seconds[seconds.size() / 2], 1) << backend;
+    EXPECT_LT(seconds.back(), 10) << backend;
+  }
+}
+
+// Each rank goes on in a process namespace of its own, as in a container, where its process has another id.
+RANK_MAIN(in_a_container_of_its_own) {
+  if (::unshare(CLONE_NEWPID) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) {
+    std::printf("not permitted\n");
+    return;
+  }
+  const pid_t inside = ::fork();
+  if (inside != 0) {
+    int status = 0;
+    ::waitpid(inside, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    return;
+  }
+  bool well = true;
+  try {
+    FabricOptions options;
+    options.backend = "shm";
+    const auto fabric = Fabric::connect(mesh::World::from_environment(), options);
+    for (int i = 0; i < 20; ++i) {
+      const auto sum = at::ones({1000});
+      fabric->everyone().all_reduce(sum);
+      well = well && sum[999].item<float>() == 2;
+      os::sleep_for(std::chrono::milliseconds(100));
+    }
+    report("hosts", fabric->world().hosts());
+  } catch (const std::exception& error) {
+    std::printf("%s\n", error.what());
+    well = false;
+  }
+  std::fflush(stdout);
+  ::_exit(well ? 0 : 1);
+}
+
+TEST(Fault, ContainersOfOneHostAndNameAreNotTakenForDead) {
+  const auto results = run_ranks("in_a_container_of_its_own", 2);
+  if (results.text().find("not permitted") != std::string::npos) GTEST_SKIP() << "this user may not make namespaces";
+  ASSERT_TRUE(results.all_succeeded()) << results.text();
+  EXPECT_EQ(results[0].value("hosts"), 2);
 }
 
 }  // namespace tesserae::comm

@@ -71,12 +71,18 @@ class WaitingGroup : public Watched {
   std::promise<Verdict> verdict_;
 };
 
+c10::intrusive_ptr<c10d::Store> store_of_two() {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  for (const int rank : {0, 1}) Liveness::introduce(rank, store);
+  return store;
+}
+
 mesh::World world_of_two(int rank) {
   return mesh::World::joined(rank, 2, /*served=*/false).with_hosts({"here", "there"});
 }
 
 TEST(Liveness, OneThatLeavesWhileItIsWaitedForIsLost) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto store = store_of_two();
   Liveness own(world_of_two(0), store, -1), other(world_of_two(1), store, -1);
   WaitingGroup group;
   auto verdict = group.verdict();
@@ -89,7 +95,7 @@ TEST(Liveness, OneThatLeavesWhileItIsWaitedForIsLost) {
 }
 
 TEST(Liveness, AStoreThatStalledIsAskedAgainOnceItAnswers) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto store = store_of_two();
   const auto stalling = c10::make_intrusive<StallingStore>(store);
   Liveness own(world_of_two(0), stalling, -1), other(world_of_two(1), store, -1);
   WaitingGroup group;

@@ -77,19 +77,21 @@ void Verdict::raise(const std::string& what) const {
   throw CommError("Group", what);
 }
 
+void Liveness::introduce(int rank, const c10::intrusive_ptr<c10d::Store>& store) {
+  LivenessStore told(store);
+  if (rank == 0) told.open();
+  told.introduce(rank, {os::host_identity(), os::process_id(), os::start_time(os::process_id()).value_or(0)});
+}
+
 Liveness::Liveness(const mesh::World& world, c10::intrusive_ptr<c10d::Store> store, int server)
     : world_(world),
       server_(server),
       beat_(beat_interval(world.size())),
       store_(std::make_shared<LivenessStore>(std::move(store))),
       next_beat_(Clock::now()) {
-  const int self = world.rank();
-  const auto started = os::start_time(os::process_id());
-  if (self == 0) store_->open();
-  store_->introduce(self, {os::host_identity(), os::process_id(), started.value_or(0)});
-  for (const int rank : world.host_ranks(self)) {
-    if (rank == self) continue;
-    const auto peer = store_->identity(rank);
+  for (const int rank : world.host_ranks(world.rank())) {
+    if (rank == world.rank()) continue;
+    const auto peer = store_->identity(world.launcher_rank(rank));
     if (peer.host != os::host_identity()) continue;  // the label of its host says otherwise: it cannot be watched here
     const auto peer_started = peer.started ? std::optional(peer.started) : std::nullopt;
     local_.push_back({rank, os::ProcessWatch(static_cast<pid_t>(peer.process), peer_started)});
@@ -264,9 +266,16 @@ void Liveness::exchange_news() {
   changed_.notify_all();
 }
 
-std::vector<int> Liveness::gone_among(const std::vector<int>& members, const std::vector<int>& gone) const {
+std::vector<int> Liveness::gone_among(const std::vector<int>& members) const {
+  std::lock_guard lock(mutex_);
+  std::vector<int> gone = others_among(members, lost_);
+  for (const int rank : others_among(members, left_)) gone.push_back(rank);
+  return gone;
+}
+
+std::vector<int> Liveness::others_among(const std::vector<int>& members, const std::vector<int>& ranks) const {
   std::vector<int> found;
-  for (const int rank : gone) {
+  for (const int rank : ranks) {
     if (rank != world_.rank() && contains(members, rank)) found.push_back(rank);
   }
   return found;
@@ -307,8 +316,8 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
     if (leaving_ && pending && now - leaving_since_ >= kFarewell) {
       return Verdict{Verdict::Kind::timeout, {}, "this rank left the job while it waited"};
     }
-    lost = gone_among(members, lost_);
-    left = gone_among(members, left_);
+    lost = others_among(members, lost_);
+    left = others_among(members, left_);
     lost_since = lost_since_;
   }
   // Within the grace the operation may still complete, and news of an earlier loss may still come.
@@ -361,7 +370,7 @@ Verdict Liveness::conclude(Watched* group, Verdict verdict) {
 
 // The members that are silent; nothing while it cannot be told yet of one of them.
 std::optional<std::vector<int>> Liveness::silent_of(const std::vector<int>& members) {
-  const std::vector<int> others = gone_among(members, members);
+  const std::vector<int> others = others_among(members, members);
   const auto beats = ask_store([others](LivenessStore& store) { return store.beats(others); });
   if (!beats) return server_silent_ ? std::vector<int>{server_} : std::vector<int>{};
   const auto now = Clock::now();

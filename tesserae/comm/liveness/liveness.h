@@ -29,7 +29,12 @@ namespace tesserae::comm {
 /// whose socket broke: when ranks give up one after the other, all of them name the first.
 class Liveness {
  public:
-  /// `store`: a connection for this object alone. `server`: the rank whose process serves the store, or -1.
+  /// Tells the others where this process can be watched. Before the ranks meet: who has met need not wait for it.
+  /// `rank`: the launcher's.
+  static void introduce(int rank, const c10::intrusive_ptr<c10d::Store>& store);
+
+  /// All ranks of `world` have introduced themselves through `store`, a connection for this object alone. `server`: the
+  /// rank whose process serves the store, or -1.
   Liveness(const mesh::World& world, c10::intrusive_ptr<c10d::Store> store, int server);
   /// Says goodbye, if leave() has not.
   ~Liveness();
@@ -47,6 +52,8 @@ class Liveness {
 
   /// Ranks that ended without a goodbye, the first in front.
   std::vector<int> lost() const;
+  /// Those of `members`, but for this rank, that are lost or have left.
+  std::vector<int> gone_among(const std::vector<int>& members) const;
 
   /// Says goodbye: from now on this process may end without being taken for lost. Before its sockets close.
   void leave();
@@ -94,7 +101,7 @@ class Liveness {
   auto ask_store(Request request) -> std::optional<std::invoke_result_t<Request, LivenessStore&>>;
   void store_failed(bool silent, const std::string& why);
   void mark_lost(int rank, const std::string& how);
-  std::vector<int> gone_among(const std::vector<int>& members, const std::vector<int>& gone) const;
+  std::vector<int> others_among(const std::vector<int>& members, const std::vector<int>& ranks) const;
 
   const mesh::World world_;
   const int server_;

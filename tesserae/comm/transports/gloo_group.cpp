@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "tesserae/comm/liveness/time_limiter.h"
 #include "tesserae/os/signals.h"
 
 namespace tesserae::comm {
@@ -190,7 +191,24 @@ GlooGroup::GlooGroup(std::string name, std::vector<int> members, int rank, const
   auto gloo_options = c10d::ProcessGroupGloo::Options::create(options_.connect_deadline);
   gloo_options->devices.push_back(options_.device);
   gloo_options->threads = 1;  // its worker threads run only Gloo's own collectives, which are not used
-  gloo_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size(), std::move(gloo_options));
+  const auto connect = [store, rank, size = size(), gloo_options] {
+    return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, gloo_options);
+  };
+  if (options_.liveness == nullptr) {
+    gloo_ = connect();
+  } else {
+    // Connections to a member that ends after it told where it listens are waited for until the deadline.
+    std::vector<int> gone;
+    const auto all_live = [&] { return (gone = options_.liveness->gone_among(this->members())).empty(); };
+    TimeLimiter limiter;
+    auto connected = limiter.call_while(all_live, connect);
+    if (!connected) {
+      throw PeerLost("Fabric::group",
+                     cat(this->name(), " is not made: rank ", gone.front(), " ended or left the job while it was"),
+                     gone);
+    }
+    gloo_ = *std::move(connected);
+  }
   if (options_.liveness) options_.liveness->watch(this);
 }
 

@@ -22,7 +22,6 @@ namespace tesserae::comm {
 class ShmGroup final : public Group, private Watched {
  public:
   struct Options {
-    std::chrono::milliseconds connect_deadline;
     std::chrono::milliseconds deadline;
     Liveness* liveness = nullptr;  ///< names lost ranks and enforces the deadline; outlives the group
     size_t block_bytes = 0;        ///< of a member's ring; 0: the default

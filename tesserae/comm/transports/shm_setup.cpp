@@ -27,6 +27,10 @@ size_t mail_bytes(size_t members) {
   return std::clamp(share / kLeastMailBytes * kLeastMailBytes, kLeastMailBytes, kMailBytes);
 }
 
+std::string label_of(const std::string& group) {
+  return "tesserae-" + group;
+}
+
 }  // namespace
 
 std::unique_ptr<ShmGroup> ShmGroup::connect(const std::string& name, const std::vector<int>& members, int rank,
@@ -44,14 +48,14 @@ std::unique_ptr<ShmGroup> ShmGroup::connect(const std::string& name, const std::
   try {
     if (!options.willing) throw IoError("ShmGroup", "it could not share memory before");
     if (rank == 0) {
-      memory.emplace(os::MemoryFile::create("tesserae-" + name, shape.total()));
+      memory.emplace(os::MemoryFile::create(label_of(name), shape.total()));
       store->set("memory", cat(os::process_id(), " ", memory->descriptor()));
     } else {
-      store->wait({"memory"}, options.connect_deadline);
       const std::string place = store->get_to_str("memory");
       const size_t space = place.find(' ');
       if (space == std::string::npos) throw IoError("ShmGroup", place);
-      memory.emplace(os::MemoryFile::open(std::atoi(place.c_str()), std::atoi(place.c_str() + space), shape.total()));
+      memory.emplace(os::MemoryFile::open(std::atoi(place.c_str()), std::atoi(place.c_str() + space), label_of(name),
+                                          shape.total()));
     }
   } catch (const IoError& error) {
     failure = error.what();
@@ -60,7 +64,6 @@ std::unique_ptr<ShmGroup> ShmGroup::connect(const std::string& name, const std::
   store->set(cat("mapped/", rank), failure.empty() ? "yes" : failure);
   for (int member = 0; member < size; ++member) {
     const std::string key = cat("mapped/", member);
-    store->wait({key}, options.connect_deadline);
     const std::string said = store->get_to_str(key);
     if (said == "yes" || !reason.empty()) continue;
     reason = cat("rank ", members[static_cast<size_t>(member)], ": ", said);
@@ -94,7 +97,7 @@ at::Tensor ShmGroup::share(int64_t bytes) {
     }
   };
   if (rank() == 0) {
-    attempt([&] { return os::MemoryFile::create("tesserae-" + name(), static_cast<size_t>(bytes)); });
+    attempt([&] { return os::MemoryFile::create(label_of(name()), static_cast<size_t>(bytes)); });
     if (memory) {
       place[0] = static_cast<int64_t>(os::process_id());
       place[1] = memory->descriptor();
@@ -106,7 +109,8 @@ at::Tensor ShmGroup::share(int64_t bytes) {
   if (rank() != 0 && owner == 0) failures.fill_(1);
   if (rank() != 0 && owner != 0) {
     attempt([&] {
-      return os::MemoryFile::open(static_cast<pid_t>(owner), static_cast<int>(descriptor), static_cast<size_t>(bytes));
+      return os::MemoryFile::open(static_cast<pid_t>(owner), static_cast<int>(descriptor), label_of(name()),
+                                  static_cast<size_t>(bytes));
     });
   }
   all_reduce(failures, {"shared memory"});

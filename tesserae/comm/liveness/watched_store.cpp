@@ -1,0 +1,67 @@
+#include "tesserae/comm/liveness/watched_store.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tesserae/comm/error.h"
+#include "tesserae/os/clock.h"
+
+namespace tesserae::comm {
+
+using std::chrono::milliseconds;
+
+namespace {
+
+// How late the end of a member is noticed. The connection is used by one request at a time, so others wait as long.
+constexpr milliseconds kSlice{100};
+
+}  // namespace
+
+WatchedStore::WatchedStore(Party party, const std::string& prefix, c10::intrusive_ptr<c10d::Store> store)
+    : PrefixStore(prefix, std::move(store)), party_(std::move(party)) {}
+
+void WatchedStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
+  const os::Deadline deadline(timeout);
+  for (;;) {
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline.remaining());
+    try {
+      return PrefixStore::wait(keys, std::clamp(left, milliseconds(1), kSlice));
+    } catch (const c10::DistStoreError&) {
+      // The slice has passed.
+    }
+    if (const std::vector<int> gone = party_.liveness->gone_among(party_.members); !gone.empty()) {
+      throw PeerLost("Fabric::group",
+                     cat(party_.name, " is not made: rank ", gone.front(), " ended or left the job while it was"),
+                     gone);
+    }
+    if (deadline.passed()) {
+      throw Timeout("Fabric::group",
+                    cat(party_.name, " is not made: not all of its ", party_.members.size(),
+                        " ranks asked for it within ", timeout.count(), " ms; all must, in the same order"),
+                    {});
+    }
+  }
+}
+
+std::vector<uint8_t> WatchedStore::get(const std::string& key) {
+  wait({key});
+  return PrefixStore::get(key);
+}
+
+std::vector<std::vector<uint8_t>> WatchedStore::multiGet(const std::vector<std::string>& keys) {
+  wait(keys);
+  return PrefixStore::multiGet(keys);
+}
+
+c10::intrusive_ptr<c10d::Store> WatchedStore::clone() {
+  return c10::make_intrusive<WatchedStore>(party_, prefix_, store_->clone());
+}
+
+std::string reason_of(const std::exception& failure) {
+  const auto* error = dynamic_cast<const c10::Error*>(&failure);
+  return error ? error->what_without_backtrace() : failure.what();
+}
+
+}  // namespace tesserae::comm

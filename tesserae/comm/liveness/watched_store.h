@@ -1,0 +1,41 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tesserae/comm/liveness/liveness.h"
+
+namespace tesserae::comm {
+
+/// The part of the job's store through which a group is made. Its waits end when a member is gone, so that nobody waits
+/// until the deadline for what a dead rank was to say; that holds for whatever library is given the store.
+class WatchedStore final : public c10d::PrefixStore {
+ public:
+  /// Whose group it is.
+  struct Party {
+    std::string name;
+    std::vector<int> members;            ///< job ranks
+    std::chrono::milliseconds deadline;  ///< of each wait
+    std::shared_ptr<const Liveness> liveness;
+  };
+  WatchedStore(Party party, const std::string& prefix, c10::intrusive_ptr<c10d::Store> store);
+
+  /// Throws PeerLost if a member is lost or has left, Timeout once the deadline has passed.
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
+  void wait(const std::vector<std::string>& keys) override { wait(keys, party_.deadline); }
+  std::vector<uint8_t> get(const std::string& key) override;
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override;
+  c10::intrusive_ptr<c10d::Store> clone() override;
+
+ private:
+  Party party_;
+};
+
+/// What `failure` says, without where in torch it was thrown.
+std::string reason_of(const std::exception& failure);
+
+}  // namespace tesserae::comm
