@@ -13,6 +13,7 @@
 #include "tesserae/checkpoint/writer.h"
 #include "tesserae/comm/agree.h"
 #include "tesserae/os/clock.h"
+#include "tesserae/os/fork.h"
 
 // How ranks agree on the outcome: each writes on a thread of its own, which talks to other ranks through the folder
 // only. The training threads meet in finish(): they exchange "I failed" and "I am busy" every few milliseconds until
@@ -127,8 +128,12 @@ class Saver::Save {
  public:
   explicit Save(std::shared_ptr<Task> todo) : task(std::move(todo)) {}
   ~Save() {
-    stop();
     if (!thread_.joinable()) return;
+    if (made_.in_child()) {  // there is no such thread here
+      new std::jthread(std::move(thread_));
+      return;
+    }
+    stop();
     if (task->wait_for(task->ended, std::min<std::chrono::nanoseconds>(patience_at_the_end, task->job.deadline)))
       return;
     log(LogLevel::error, cat("the save of step ", task->job.step, " is left behind: the storage of ",
@@ -144,6 +149,7 @@ class Saver::Save {
   const std::shared_ptr<Task> task;
 
  private:
+  os::ForkGuard made_;
   std::jthread thread_;
 };
 

@@ -16,6 +16,7 @@
 #include "tesserae/comm/transports/nccl.h"
 #include "tesserae/comm/transports/shm_group.h"
 #include "tesserae/comm/transports/two_level_group.h"
+#include "tesserae/os/fork.h"
 #include "tesserae/os/host.h"
 
 namespace tesserae::comm {
@@ -48,6 +49,15 @@ bool all_hosts_alike(const mesh::World& world) {
 
 class ConnectedFabric final : public Fabric {
  public:
+  /// In a child that was forked it is never destroyed: there are no threads to join, and sockets are the parent's.
+  template <class... Arguments>
+  static std::shared_ptr<Fabric> make(Arguments&&... arguments) {
+    const auto end = [](ConnectedFabric* fabric) {
+      if (!fabric->made_.in_child()) delete fabric;
+    };
+    return {new ConnectedFabric(std::forward<Arguments>(arguments)...), end};
+  }
+
   ConnectedFabric(Rendezvous rendezvous, const mesh::World& world, const FabricOptions& options,
                   const std::string& backend)
       : options_(options),
@@ -73,6 +83,7 @@ class ConnectedFabric final : public Fabric {
   }
 
   void leave() override {
+    if (made_.in_child()) return;
     liveness_->leave();
     if (serves_) liveness_->wait_for_others(kStay);
   }
@@ -80,6 +91,7 @@ class ConnectedFabric final : public Fabric {
   const mesh::World& world() const override { return world_; }
   c10::Device device() const override { return options_.device; }
   Group& group(const std::vector<int>& members, Traffic traffic) override {
+    if (made_.in_child()) throw ForkedChild("Fabric::group");
     return table_.group(members, traffic, [&](std::string name, const std::vector<int>& members, int rank) {
       try {
         return make_group(name, members, rank, traffic);
@@ -186,6 +198,7 @@ class ConnectedFabric final : public Fabric {
     return std::make_unique<C10dGroup>(std::move(name), members, std::move(backend), options);
   }
 
+  const os::ForkGuard made_;
   FabricOptions options_;
   bool nccl_;
   const bool wants_shm_;
@@ -208,7 +221,7 @@ std::shared_ptr<Fabric> Fabric::connect(const mesh::World& world, const FabricOp
   const std::string backend = choose_backend(options);
   // A job of one process has nobody to meet, nobody to lose and nothing to move.
   if (backend == "null" || world.size() == 1) return null(world, options.device);
-  return std::make_shared<ConnectedFabric>(Rendezvous(world, options.connect_deadline), world, options, backend);
+  return ConnectedFabric::make(Rendezvous(world, options.connect_deadline), world, options, backend);
 }
 
 std::shared_ptr<Fabric> Fabric::join(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool served,
@@ -216,8 +229,7 @@ std::shared_ptr<Fabric> Fabric::join(c10::intrusive_ptr<c10d::Store> store, int 
   const mesh::World world = mesh::World::joined(rank, size, served);
   const std::string backend = choose_backend(options);
   if (backend == "null" || size == 1) return null(world, options.device);
-  return std::make_shared<ConnectedFabric>(Rendezvous(world, std::move(store), options.connect_deadline), world,
-                                           options, backend);
+  return ConnectedFabric::make(Rendezvous(world, std::move(store), options.connect_deadline), world, options, backend);
 }
 
 Group& Fabric::everyone() {

@@ -41,6 +41,15 @@ class Timeout : public CommError {
   std::vector<int> silent;
 };
 
+/// Thrown in a child that was forked from a rank: what `function` needs, threads and connections, are the parent's.
+class ForkedChild : public CommError {
+ public:
+  explicit ForkedChild(std::string_view function)
+      : CommError(function,
+                  "this process was forked from a rank, and threads and connections are the rank's alone; use "
+                  "the model there, or start the process by spawn instead of fork") {}
+};
+
 /// Ranks disagree on what they do (another operation, size, dtype or model). The text gives both sides.
 class Mismatch : public CommError {
  public:

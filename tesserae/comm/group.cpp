@@ -58,6 +58,7 @@ void Group::check_piece(std::string_view verb, const at::Tensor& piece, const at
 template <class Body>
 void Group::run(std::string_view verb, Counters::Verb& counter, int64_t bytes, const Label& label, const Body& body) {
   if (failure_) std::rethrow_exception(failure_);
+  if (made_.in_child()) throw ForkedChild(verb);
   ++sequence_;
   ++counter.calls;
   counter.bytes += static_cast<uint64_t>(bytes);

@@ -12,6 +12,7 @@
 #include "tesserae/comm/error.h"
 #include "tesserae/comm/reduction.h"
 #include "tesserae/comm/wire.h"
+#include "tesserae/os/fork.h"
 
 namespace tesserae::comm {
 
@@ -136,6 +137,7 @@ class Group {
   int rank_;
   Counters counters_;
   uint64_t sequence_ = 0;
+  os::ForkGuard made_;
   std::exception_ptr failure_;  // what the first failing verb threw; every later verb throws it again
 };
 

@@ -14,7 +14,7 @@
 #include <optional>
 #include <thread>
 
-#include "tesserae/base/error.h"
+#include "tesserae/comm/error.h"
 
 namespace tesserae::comm {
 
@@ -237,14 +237,17 @@ Lane::Lane(std::string name, Kind kind, c10::Device device) : kind_(kind) {
   }
 }
 
-Lane::~Lane() = default;
+Lane::~Lane() {
+  if (made_.in_child()) static_cast<void>(impl_.release());  // its thread cannot be joined
+}
 
 Ticket Lane::submit(std::function<void()> task) {
+  if (made_.in_child()) throw ForkedChild("Lane");
   return Ticket(impl_->submit(std::move(task)));
 }
 
 void Lane::drain() {
-  impl_->drain();
+  if (!made_.in_child()) impl_->drain();
 }
 
 }  // namespace tesserae::comm

@@ -6,6 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "tesserae/os/fork.h"
+
 namespace tesserae::comm {
 
 /// The end of a task submitted to a lane. Cheap to copy; default-constructed: already done.
@@ -42,7 +44,8 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
-  /// Thread-safe. After a task threw, later tasks are not run and their tickets rethrow the first error.
+  /// Thread-safe. After a task threw, later tasks are not run and their tickets rethrow the first error. Throws
+  /// ForkedChild.
   Ticket submit(std::function<void()> task);
 
   /// Waits (on the host) for everything submitted so far, without throwing.
@@ -56,6 +59,7 @@ class Lane {
   struct Threaded;
   struct Streamed;
   Kind kind_;
+  os::ForkGuard made_;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -267,4 +267,40 @@ TEST(Fault, ContainersOfOneHostAndNameAreNotTakenForDead) {
   EXPECT_EQ(results[0].value("hosts"), 2);
 }
 
+// args: backend. The child of each rank uses the fabric, lets go of it, and ends with all that the end of a process
+// does.
+RANK_MAIN(forks_after_it_met_the_others) {
+  FabricOptions options;
+  options.backend = args[0];
+  auto fabric = Fabric::connect(mesh::World::from_environment(), options);
+  Lane* const lane = &fabric->lane(Traffic::gather);
+  const auto sum = at::ones({1000});
+  fabric->everyone().all_reduce(sum);
+  lane->submit([] {}).wait();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    EXPECT_THROW(fabric->everyone().all_reduce(sum), ForkedChild);
+    EXPECT_THROW(fabric->group({0, 1}, Traffic::reduce), ForkedChild);
+    EXPECT_THROW(lane->submit([] {}), ForkedChild);
+    lane->drain();
+    fabric->leave();
+    fabric.reset();
+    std::exit(::testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = -1;
+  const os::Deadline deadline(std::chrono::seconds(60));
+  while (::waitpid(child, &status, WNOHANG) == 0 && !deadline.passed()) os::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(status, 0) << "the child has not ended well";
+  os::sleep_for(std::chrono::milliseconds(1500));  // so long that a goodbye of the child would be heard
+  for (int i = 0; i < 5; ++i) fabric->everyone().all_reduce(sum);
+  EXPECT_EQ(sum[0].item<float>(), 64);
+}
+
+TEST(Fault, AForkedChildHarmsNobody) {
+  for (const std::string backend : {"gloo", "shm"}) {
+    const auto results = run_ranks("forks_after_it_met_the_others", 2, {backend});
+    EXPECT_TRUE(results.all_succeeded()) << results.text();
+  }
+}
+
 }  // namespace tesserae::comm

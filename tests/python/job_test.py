@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 
@@ -26,3 +32,53 @@ def several_jobs(rank: int, world_size: int) -> None:
 
 def test_each_job_of_a_process_has_connections_and_groups_of_its_own() -> None:
     run_ranks(several_jobs, 1, init=False)
+
+
+FORKS = """
+    import gc, multiprocessing, sys, time
+    import torch, torch.distributed as dist
+    import tesserae as tsm
+    from tesserae.job import fabrics
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+    dist.init_process_group("gloo")
+    tsm.init({})
+    model = FSDP(torch.nn.Linear(4, 4), device_id=torch.device("cpu"))
+    tsm.checkpoint.async_save(sys.argv[1], model, step=1)
+    model(torch.ones(2, 4)).sum().backward()
+
+    def use_and_drop():
+        global model
+        try:
+            model(torch.ones(2, 4))
+        except tsm.CommError as error:
+            assert "was forked from a rank" in str(error), error
+        else:
+            raise AssertionError("the child trained")
+        del model
+        fabrics.leave()
+        gc.collect()
+
+    # Ends without the end of an interpreter, in which torch's own Gloo group would join threads that are not there.
+    child = multiprocessing.get_context("fork").Process(target=use_and_drop)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0, child.exitcode
+    time.sleep(1.5)  # so long that a goodbye of the child would be heard
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+    assert tsm.checkpoint.maybe_finalize_async_calls() == [0]
+    dist.destroy_process_group()
+    print("trained on")
+"""
+
+
+def test_a_forked_child_of_a_rank_harms_nobody(tmp_path: Path) -> None:
+    script = tmp_path / "forks.py"
+    script.write_text(textwrap.dedent(FORKS))
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), str(tmp_path / "c")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    run = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300, env=environment)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("trained on") == 2
+    assert (tmp_path / "c" / "step-1").is_dir()

@@ -243,6 +243,10 @@ def fabric_for(model: ModelState | None, process_group: dist.ProcessGroup | None
     return _alone
 
 
+# In a child that is forked (a worker that loads data) there is nothing to finish: saves are the parent's.
+os.register_at_fork(after_in_child=_jobs.clear)
+
+
 @atexit.register  # runs before that of fabrics.py, which ends the connections
 def _finish_at_exit() -> None:
     try:

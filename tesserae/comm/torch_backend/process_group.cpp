@@ -56,11 +56,13 @@ ProcessGroup::ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int ran
 }
 
 ProcessGroup::~ProcessGroup() {
+  if (made_.in_child()) static_cast<void>(messages_.release());  // its threads cannot be joined
   std::lock_guard lock(living_mutex);
   living.erase(this);
 }
 
 void ProcessGroup::shutdown() {
+  if (made_.in_child()) static_cast<void>(messages_.release());
   messages_.reset();
   fabric_.reset();
 }

@@ -13,6 +13,7 @@
 
 #include "tesserae/comm/fabric.h"
 #include "tesserae/comm/torch_backend/lane_work.h"
+#include "tesserae/os/fork.h"
 
 namespace tesserae::comm {
 
@@ -105,6 +106,7 @@ class ProcessGroup final : public c10d::Backend {
   std::atomic<uint64_t> sequence_ = 0;
   std::exception_ptr failure_;         // of the lane's thread
   std::vector<int64_t> global_ranks_;  // by rank of the fabric
+  os::ForkGuard made_;
   c10::intrusive_ptr<c10d::Backend> messages_;
   Group* group_ = nullptr;
   Lane* lane_ = nullptr;
