@@ -8,10 +8,12 @@ minute of the machine hits all alike. Ratios are taken round by round. Run it on
     python bench/compare.py --candidates fsdp2,ours,ours:ZERO_2  # ours under other strategies or degrees (ours:2,2,4)
     python bench/compare.py --cases D --candidates fsdp2,ours:best  # the best of our layouts, found by a short trial
 
-A case with several hosts (D) needs root and iproute2, see bench/hosts.sh; without them it is left out. Results are
-added to bench/out/compare.json, which bench/plot.py draws; --update-docs puts the tables of all cases that are in it
-between the markers in docs/performance.md, and that of case A into README.md; in both, what was asked and reached,
-also of what host_cost.py and transport.py measured. --report-only does so with what is there, and measures nothing.
+A case with several hosts (D) needs root and iproute2, see bench/hosts.sh. A case or a candidate that is missing is a
+failure, whatever the reason: the rest is measured, and the exit status says it (77 if this machine or this build cannot
+run what is missing, 1 if something broke). Results are added to bench/out/compare.json, which bench/plot.py draws;
+--update-docs puts the tables of all cases that are in it between the markers in docs/performance.md, and that of case A
+into README.md; in both, what was asked and reached, also of what host_cost.py and transport.py measured. --report-only
+does so with what is there, and measures nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from cases import (
     newest_program,
     title,
 )
-from launch import Run, Unavailable, launch
+from launch import UNAVAILABLE, Run, Unavailable, launch
 
 ALL = "A,B,C,D,E"
 IN_README = ("A",)
@@ -94,10 +96,10 @@ def for_case(name: str, options: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(options), **few})
 
 
-def compare(name: str, options: argparse.Namespace) -> tuple[list[dict[str, Run]], dict[str, float], bool]:
+def compare(name: str, options: argparse.Namespace) -> tuple[list[dict[str, Run]], dict[str, float], int]:
     """One dictionary a round, by candidate; what a trial of our layouts found, if one was asked for (ms a step); and
-    whether all went well. A candidate that fails is reported and left out from then on."""
-    case, well = CASES[name], True
+    the exit status. A candidate that is missing or fails is reported, and left out from then on."""
+    case, status = CASES[name], 0
     asked = list(options.candidates or default_candidates(case))
     trial: dict[str, float] = {}
     if any(candidate.endswith(BEST) for candidate in asked):
@@ -114,18 +116,19 @@ def compare(name: str, options: argparse.Namespace) -> tuple[list[dict[str, Run]
             try:
                 runs[candidate] = run(candidate, case, options, options.steps, options.warmup)
             except Unavailable as reason:
-                progress(f"{name}: {title(candidate)} is left out: {reason}", done=True)
+                progress(f"{name}: {title(candidate)} is missing: {reason}", done=True)
                 candidates.remove(candidate)
+                status = status or UNAVAILABLE
                 continue
             except RuntimeError as error:
                 progress(f"{name}: {title(candidate)} failed and is left out\n{error}", done=True)
                 candidates.remove(candidate)
-                well = False
+                status = 1
                 continue
             progress(f"{where} {statistics.median(runs[candidate].report['step_ms']):9,.1f} ms a step", done=True)
         rounds.append({candidate: runs[candidate] for candidate in asked if candidate in runs})
     check(name, rounds)
-    return rounds, trial, well
+    return rounds, trial, status
 
 
 def try_layouts(name: str, case: Case, options: argparse.Namespace) -> dict[str, float]:
@@ -181,18 +184,19 @@ def main() -> int:
         if asked.update_docs:
             update_documents(cases, asked.out)
         return 0
-    complete = True
+    statuses = set()
     for name in asked.cases:
         options = for_case(name, asked)
         about = report.about() | {"rounds": options.rounds, "steps": options.steps, "warmup": options.warmup}
         if name == asked.cases[0]:  # later it is this program's own load
             report.warn_if_busy("compare", about)
         try:
-            rounds, trial, well = compare(name, options)
+            rounds, trial, status = compare(name, options)
         except Unavailable as reason:
-            print(f"compare: case {name} is left out: {reason}", file=sys.stderr)
+            print(f"compare: case {name} is missing: {reason}", file=sys.stderr)
+            statuses.add(UNAVAILABLE)
             continue
-        complete = complete and well
+        statuses.add(status)
         if not rounds[0]:
             continue
         cases[name] = {
@@ -207,7 +211,7 @@ def main() -> int:
         file.write_text(json.dumps(data, indent=1) + "\n")
         if options.update_docs:
             update_documents(cases, options.out)
-    return 0 if complete else 1
+    return 1 if 1 in statuses else max(statuses)
 
 
 def update_documents(cases: dict[str, dict], out: Path) -> None:

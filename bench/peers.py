@@ -86,7 +86,7 @@ def backend_of(options: argparse.Namespace) -> str:
 
 
 def unavailable(why: str) -> NoReturn:
-    """For compare.py: this candidate cannot run here, and that is no failure."""
+    """For compare.py: this candidate cannot run here, which is not the same as a run that broke."""
     print(f"peers: {why}", file=sys.stderr, flush=True)
     sys.exit(77)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import time
 import unittest
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from unittest import mock
@@ -118,6 +120,40 @@ class Fairness(unittest.TestCase):
             compare.check("tiny", [first, {"fsdp2": run(1), "ours": run(1)}])
 
 
+class Missing(unittest.TestCase):
+    """What was asked for and not measured is no success, whatever else was measured."""
+
+    def status(self, outcome: dict[str, Exception]) -> int:
+        def run_of(candidate: str, *_: object) -> launch.Run:
+            if candidate in outcome:
+                raise outcome[candidate]
+            return run(100)
+
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(compare, "run", run_of),
+            mock.patch.object(sys, "argv", f"compare.py --cases tiny --candidates ddp,fsdp2 --out {folder}".split()),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+        ):
+            return compare.main()
+
+    def test_all_there(self) -> None:
+        self.assertEqual(self.status({}), 0)
+
+    def test_one_that_can_not_run_here(self) -> None:
+        self.assertEqual(self.status({"ddp": launch.Unavailable("no backend")}), launch.UNAVAILABLE)
+
+    def test_one_that_breaks(self) -> None:
+        self.assertEqual(self.status({"ddp": RuntimeError("broke")}), 1)
+        self.assertEqual(self.status({"ddp": RuntimeError("broke"), "fsdp2": launch.Unavailable("no")}), 1)
+        self.assertEqual(self.status({"fsdp2": RuntimeError("broke"), "ddp": launch.Unavailable("no")}), 1)
+
+    def test_a_whole_case(self) -> None:
+        with mock.patch.object(compare, "compare", side_effect=launch.Unavailable("no root")):
+            self.assertEqual(self.status({}), launch.UNAVAILABLE)
+
+
 class Candidates(unittest.TestCase):
     def test_ours_takes_a_strategy_or_degrees(self) -> None:
         def end_of(candidate: str, words: int) -> list[str]:
@@ -196,7 +232,7 @@ if rank == '0': json.dump({}, open(file, 'w'))
             self.assertEqual(bench.wait(60), 143)
             self.assertEqual([pid for pid in pids if Path(f"/proc/{pid}").exists()], [])
 
-    def test_a_rank_that_can_not_run_here_is_no_failure(self) -> None:
+    def test_a_rank_that_can_not_run_here_is_told_from_one_that_broke(self) -> None:
         with self.assertRaisesRegex(launch.Unavailable, "no such backend"):
             self.launch("print('no such backend', flush=True); sys.exit(77)")
 
