@@ -1,4 +1,4 @@
-"""The parts of bench/compare.py that need no measurement: run with `python -m unittest tests/bench/compare_test.py`."""
+"""bench/compare.py, without what takes a quiet machine: run with `python -m unittest tests/bench/compare_test.py`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import sys
 import tempfile
 import time
 import unittest
+from argparse import Namespace
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest import mock
 
@@ -118,6 +119,52 @@ class Fairness(unittest.TestCase):
         first = {"fsdp2": run(1), "ours": run(1, losses=[2.0, 2.0, 2.0])}
         with self.assertRaisesRegex(RuntimeError, "differ in losses"):
             compare.check("tiny", [first, {"fsdp2": run(1), "ours": run(1)}])
+
+    def test_one_forward_shows_nothing_of_training(self) -> None:
+        one = run(1, losses=[6.2])
+        with self.assertRaisesRegex(RuntimeError, "has 1 losses, 3 are compared"):
+            compare.check("E", [{"fsdp2": one, "ours": one}])
+        slow = mock.patch.object(report, "computes_bf16", return_value=False)
+        with slow, redirect_stderr(io.StringIO()):
+            few = compare.for_case("E", Namespace(rounds=5, steps=3, warmup=1))
+        self.assertGreaterEqual(few.steps + few.warmup, compare.LEAST_STEPS)
+
+    def test_a_command_line_with_too_few_steps_is_refused(self) -> None:
+        argv = "compare.py --cases tiny --steps 1 --warmup 0".split()
+        with mock.patch.object(sys, "argv", argv), redirect_stderr(io.StringIO()) as said:
+            self.assertRaises(SystemExit, compare.parse)
+        self.assertIn("3 steps together", said.getvalue())
+
+
+class Controls(unittest.TestCase):
+    """Ranks that train wrongly, for compare.check() to refuse: a check that no wrong run fails shows nothing."""
+
+    PROGRAM = "import sys; sys.path.insert(0, {folder!r}); import peers, torch; {fault}; peers.main()"
+    FAULTS = {
+        "ranks keep their gradients to themselves": "peers.WRAP['ddp'] = peers.WRAP['plain']",
+        "the optimizer never updates": "torch.optim.AdamW.step = lambda *_, **__: None",
+    }
+
+    def train(self, case: cases.Case, mode: str = "ddp", fault: str = "pass") -> launch.Run:
+        program = self.PROGRAM.format(folder=str(ROOT / "bench"), fault=fault)
+        words = [sys.executable, "-c", program, "--mode", mode, *case.arguments(), "--steps", "3", "--warmup", "1"]
+        return launch.launch(words, case.ranks, deadline=300)
+
+    def refuses(self, case: cases.Case) -> None:
+        with mock.patch.dict(cases.CASES, {"control": case}):
+            right = {mode: self.train(case, mode) for mode in ("fsdp2", "ddp")}
+            compare.check("control", [right])
+            for name, fault in self.FAULTS.items():
+                with self.subTest(name), self.assertRaisesRegex(RuntimeError, "differ in losses"):
+                    compare.check("control", [right | {"ddp": self.train(case, fault=fault)}])
+
+    def test_in_fp32(self) -> None:
+        self.refuses(cases.CASES["tiny"])
+
+    def test_in_bf16(self) -> None:
+        # As small as shows it: the less there is to learn in four steps, the less a fault changes.
+        wider = {"dimension": 512, "layers": 2, "heads": 8, "vocabulary": 4096, "sequence": 64}
+        self.refuses(replace(cases.CASES["tiny"], precision="bf16", **wider))
 
 
 class Missing(unittest.TestCase):
