@@ -8,9 +8,8 @@
 
 namespace tesserae::testing {
 
-/// One way to train, to be compared with one process on the same global batches. Every case trains twice: with SGD,
-/// whose parameters are compared, and with AdamW, whose losses are (AdamW amplifies the order of summation in single
-/// parameters).
+/// One way to train, to be compared with one process on the same global batches. Every case trains twice, with SGD and
+/// with AdamW. Of AdamW, which amplifies the order of summation in single elements, parameters are compared as wholes.
 struct ParityCase {
   mesh::Strategy strategy;
   bool bf16 = false;
