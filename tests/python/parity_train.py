@@ -51,7 +51,8 @@ class Outcome:
     losses: list[float]  # of every backward, of this rank
     norms: list[float]  # what clip_grad_norm_ returned
     names: list[str]  # of the parameters, without FSDP's prefix
-    state: dict[str, Tensor]  # full state dict
+    initial: dict[str, Tensor]  # full state dict, before the first step
+    state: dict[str, Tensor]  # the same, after the last
 
 
 def groups_of(case: ParityCase) -> dict[str, object]:
@@ -126,8 +127,14 @@ def backwards(case: ParityCase, model: FSDP) -> Iterator[contextlib.AbstractCont
     yield contextlib.nullcontext()
 
 
+def full_state(model: FSDP) -> dict[str, Tensor]:
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
 def train(case: ParityCase) -> Outcome:
     model = shard(case)
+    initial = full_state(model)
     optimizer = optimizer_of(case, model)
     losses, norms = [], []
     for step in range(STEPS):
@@ -140,8 +147,7 @@ def train(case: ParityCase) -> Outcome:
             norms.append(model.clip_grad_norm_(0.7).item())
         optimizer.step()
         optimizer.zero_grad()
-    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
-        state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    state = full_state(model)
     with FSDP.summon_full_params(model):
         names = [name.replace("_checkpoint_wrapped_module.", "") for name, _ in model.named_parameters()]
-    return Outcome(losses, norms, names, state)
+    return Outcome(losses, norms, names, initial, state)
