@@ -14,13 +14,10 @@ BENCH_ARGS ?=
 
 BUILD := build/$(PRESET)
 PYTHON = "$$(cat build/setup/python)"
-PYTHON_BUILT = PYTHONPATH="$(CURDIR)/$(BUILD)/python" $(PYTHON)
-# A test that hangs is killed by its own deadline; this is for the session as a whole, which first says where it is.
-PYTEST = timeout --foreground --signal=ABRT --kill-after=30 $(PYTEST_SECONDS) env $(PYTHON_BUILT) -m pytest -q
+PYTEST = tools/pytest.sh $(BUILD) $(PYTEST_SECONDS)
 PYTEST_SECONDS ?= 3600
 parity: PYTEST_SECONDS = 14400
-# Two tests at a time: many of them start four processes each.
-CTEST = ctest --test-dir $(BUILD) --output-on-failure --no-tests=error --parallel 2
+CTEST = tools/ctest.sh $(BUILD)
 
 .PHONY: help setup build program demo test parity long bench dial-bench check format stub clean
 
@@ -43,7 +40,7 @@ demo: program  ## train a small transformer on 4 ranks on the source of Python's
 	@$(BUILD)/cli/tesserae train $(DEMO_CONFIG) $(DEMO_ARGS)
 
 test: build  ## all tests, except the full parity product
-	@if [ -d $(BUILD)/python ]; then $(PYTEST) -m "not parity_full and not long" $(PYTEST_ARGS); fi
+	@$(PYTEST) -m "not parity_full and not long" $(PYTEST_ARGS)
 	@$(CTEST) -LE parity_full $(TEST_ARGS)
 
 parity: build  ## every layout, lifetime and option against one process, every option of FSDP against FSDP1 (long)
@@ -51,7 +48,7 @@ parity: build  ## every layout, lifetime and option against one process, every o
 	@$(PYTEST) -m parity_full $(PYTEST_ARGS)
 
 long: build  ## the long forms of tests: 1,000 kills of a save, 100 of jobs on shared memory
-	@if [ -d $(BUILD)/python ]; then $(PYTEST) -m long $(PYTEST_ARGS); fi
+	@$(PYTEST) -m long $(PYTEST_ARGS)
 	@$(CTEST) -C long -L long $(TEST_ARGS)
 
 bench: build  ## FSDP1, FSDP2, DDP and Tesserae, interleaved; tables and plots in docs/ (2 hours; BENCH=compare: a part)

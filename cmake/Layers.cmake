@@ -46,6 +46,7 @@ function(tesserae_test name)
   target_compile_options(test_${name} PRIVATE ${TESSERAE_WARNINGS} -O1)
   target_link_libraries(test_${name} PRIVATE ${TEST_LINK} GTest::gtest GTest::gmock)
   tesserae_unity(test_${name})
+  target_sources(test_${name} PRIVATE $<TARGET_OBJECTS:tesserae_test_skips>)
   add_test(NAME ${name} COMMAND test_${name})
   set_tests_properties(${name} PROPERTIES
     TIMEOUT ${TEST_TIMEOUT} PROCESSORS ${TEST_PROCESSORS} LABELS "${TEST_LABELS}" ENVIRONMENT "OMP_NUM_THREADS=1")

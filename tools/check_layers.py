@@ -35,7 +35,7 @@ LAYERS = [
     "train",
 ]
 TOP = {"tesserae", "python", "cli", "tests", "bench", "examples", "docs", "cmake", "tools"}
-TESTS = {*LAYERS, "support", "parity", "cli", "bench", "python"}
+TESTS = {*LAYERS, "support", "parity", "cli", "bench", "python", "tools"}
 PYTHON = {"tesserae", "bindings"}
 
 # Only tesserae/os may call the operating system: its faulty twin can then fail any call in a test.

@@ -1,0 +1,73 @@
+"""What runs the tests: a test that did not run is told from one that passed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*words: str | Path, ci: bool = False) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "CI"} | ({"CI": "true"} if ci else {})
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def build_folder(folder: Path, python: str) -> Path:
+    (folder / "CMakeCache.txt").write_text(f"CMAKE_BUILD_TYPE:STRING=Release\nTESSERAE_PYTHON:BOOL={python}\n")
+    return folder
+
+
+def test_a_package_that_was_not_built_is_an_error(tmp_path: Path) -> None:
+    done = run(ROOT / "tools/pytest.sh", build_folder(tmp_path, "ON"), "60", "--collect-only")
+    assert done.returncode == 1
+    assert "no extension in" in done.stderr
+
+
+def test_a_build_without_python_on_purpose_has_none_to_test(tmp_path: Path) -> None:
+    done = run(ROOT / "tools/pytest.sh", build_folder(tmp_path, "OFF"), "60", "--collect-only")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "configured without Python" in done.stdout
+
+
+SKIPS = {
+    "by mark": "import pytest\n@pytest.mark.skip(reason='no such thing')\ndef test_it(): pass",
+    "in the test": "import pytest\ndef test_it(): pytest.skip('no such thing')",
+    "of the file": "import pytest\npytest.skip('no such thing', allow_module_level=True)",
+    "by unittest": "import unittest\n@unittest.skip('no such thing')\nclass T(unittest.TestCase):\n  def test(_): pass",
+}
+
+
+@pytest.mark.parametrize("skip", SKIPS.values(), ids=SKIPS)
+def test_a_skip_fails_in_ci(skip: str, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(skip + "\n")
+    pytest_here = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path)
+    assert run(*pytest_here).returncode in (0, 5)  # 5: no tests were collected
+    done = run(*pytest_here, ci=True)
+    assert done.returncode in (1, 2), done.stdout  # 2: collecting failed
+    assert "no list permits" in done.stdout and "no such thing" in done.stdout
+
+
+def test_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.xfail\ndef test_it(): assert False\n")
+    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path, ci=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("name", "status"), [("some_test", 1), ("bench_hosts", 0)])
+def test_a_program_that_skips_fails_in_ci_unless_it_is_listed(name: str, status: int, tmp_path: Path) -> None:
+    (tmp_path / "CTestTestfile.cmake").write_text(
+        f'add_test({name} "sh" "-c" "exit 77")\nset_tests_properties({name} PROPERTIES SKIP_RETURN_CODE 77)\n'
+        'add_test(another "true")\n'
+    )
+    assert run(ROOT / "tools/ctest.sh", tmp_path).returncode == 0
+    done = run(ROOT / "tools/ctest.sh", tmp_path, ci=True)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert (f"{name} was skipped" in done.stderr) == (status == 1)
