@@ -8,6 +8,13 @@
 #include "tesserae/os/signal_numbers.h"
 
 namespace tesserae::checkpoint {
+
+#ifndef TESSERAE_CRASH_POINTS
+
+void crash_point(const char* /*name*/, int /*rank*/) {}
+
+#else
+
 namespace {
 
 /// "NAME[@RANK][#COUNT]".
@@ -74,5 +81,7 @@ const std::vector<std::string>& crash_point_names() {
 void set_crash_hook(CrashHook call) {
   hook() = call;
 }
+
+#endif
 
 }  // namespace tesserae::checkpoint

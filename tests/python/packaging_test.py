@@ -95,6 +95,9 @@ def test_pip_install_installs_a_package_that_works_and_nothing_else(tmp_path: Pa
     done = subprocess.run([python, "-c", script], env=clean, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == f"{site}/tesserae/__init__.py True\n", done.stderr
     extension = next(file for file in package if file.endswith(".so"))
+    # What lets a test kill a process from outside is in the build of the tests, and ships nowhere.
+    assert b"TESSERAE_CRASH_AT" in Path(tsm._C.__file__).read_bytes()
+    assert b"TESSERAE_CRASH_AT" not in (site / extension).read_bytes()
     if shutil.which("readelf"):
         header = subprocess.run(["readelf", "-d", site / extension], capture_output=True, text=True, check=True).stdout
         assert re.findall(r"R(?:UN)?PATH.*\[(.*)\]", header) == ["$ORIGIN/../torch/lib"]
