@@ -1,6 +1,7 @@
 """Trains one model with FSDP1, FSDP2 and ours in turn and reports the most memory that each held; for memory_test.py.
 
-Started by torchrun with heap.c preloaded. Rank 0 writes JSON: {case: {side: bytes}}, the largest of all ranks. What is
+Started by torchrun with heap.c preloaded: memory_run.py FILE BACKEND, where ours runs over that backend. Rank 0 writes
+JSON: {case: {side: bytes}}, the largest of all ranks, and what one copy of the parameters takes in bf16. What is
 counted: from before the model is made (so parameters, gradients and optimizer state are in it) to the end, at most,
 within the last steps (so making the model, which holds it whole for a moment, is not).
 """
@@ -73,6 +74,19 @@ def wrap_fsdp2(model: nn.Module, strategy: str, dtype: torch.dtype | None) -> nn
     return shard(model)
 
 
+def shared() -> int:
+    """This rank's share of the memory that ranks have in common, which heap.c does not see. What they have touched
+    stays theirs, so it is read at the end."""
+    total, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):  # the head of a mapping: its addresses, ... and what is mapped
+            counts = len(words) > 5 and words[5].startswith("/memfd:tesserae")
+        elif counts and words[0] == "Pss:":
+            total += int(words[1]) * 1024
+    return total
+
+
 def peak(wrap: Callable[..., nn.Module], strategy: str, dtype: torch.dtype | None, checkpoint: bool) -> int:
     heap = ctypes.CDLL(None)
     heap.heap_held.restype = heap.heap_peak.restype = ctypes.c_long
@@ -103,8 +117,7 @@ def main() -> None:
             import tesserae as tsm
             from tesserae.job import fabrics
 
-            # heap.c does not see memory that ranks share. (What sharing saves: bench/compare.py, by PSS.)
-            fabrics.HOST_BACKEND = "gloo"
+            fabrics.HOST_BACKEND = sys.argv[2]
             tsm.init()
         peak(wraps[side], "FULL_SHARD", None, False)
     report: dict[str, dict[str, int]] = {}
@@ -117,10 +130,14 @@ def main() -> None:
             else:
                 tsm.uninstall()
             held = torch.tensor(peak(wrap, strategy, PRECISIONS[precision], checkpoint))
+            if side == "ours":
+                held += shared()
+                assert (shared() > 0) == (sys.argv[2] == "shm"), "what carries the bytes is what was asked for"
             dist.all_reduce(held, op=dist.ReduceOp.MAX)
             report[name][side] = held.item()
     if dist.get_rank() == 0:
-        Path(sys.argv[1]).write_text(json.dumps(report, indent=1) + "\n")
+        copy = 2 * sum(parameter.numel() for parameter in make_model().parameters())
+        Path(sys.argv[1]).write_text(json.dumps({"cases": report, "bf16_copy": copy}, indent=1) + "\n")
     dist.destroy_process_group()
 
 

@@ -1,7 +1,9 @@
-"""The engine's peak memory is at most that of FSDP1 and of FSDP2, over strategies, precisions and checkpointing.
+"""The engine's peak memory is at most that of FSDP1 and of FSDP2, over strategies, precisions and checkpointing, over
+Gloo and over shared memory, the default. There bf16 costs more: see test_peak_is_at_most_that_of.
 
 Method: every byte that malloc hands out in a rank is counted by heap.c, preloaded; memory_run.py trains the same model
-with all three in the same processes and reports the most that each held in its last steps. Allocations of the machine
+with all three in the same processes and reports the most that each held in its last steps. Memory that ranks have in
+common is added, each rank's share of it (PSS, the kernel's own count). Allocations of the machine
 around it (caches of libraries, Python's objects) vary by about one percent of these models from run to run.
 """
 
@@ -13,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,12 +23,13 @@ import tesserae  # the ranks find it as this process does
 
 HERE = Path(__file__).resolve().parent
 NOISE = 1.03
+RANKS = 2
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
-@pytest.fixture(scope="module")
-def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
-    """{case: {side: bytes}}"""
+@pytest.fixture(scope="module", params=["shm", "gloo"])
+def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What memory_run.py reports, and over which backend."""
     folder = tmp_path_factory.mktemp("memory")
     library, report = folder / "heap.so", folder / "report.json"
     subprocess.run([str(COMPILER), "-O2", "-shared", "-fPIC", "-o", str(library), str(HERE / "heap.c")], check=True)
@@ -37,9 +41,10 @@ def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]
             "torch.distributed.run",
             "--standalone",
             "--nproc-per-node",
-            "2",
+            str(RANKS),
             str(HERE / "memory_run.py"),
             str(report),
+            request.param,
         ],
         capture_output=True,
         text=True,
@@ -47,16 +52,20 @@ def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]
         env=os.environ | {"LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    return json.loads(report.read_text())
+    return json.loads(report.read_text()) | {"backend": request.param}
 
 
 @pytest.mark.skipif(sys.platform != "linux" or COMPILER is None, reason="needs a C compiler and glibc's malloc")
 @pytest.mark.parametrize("peer", ["fsdp1", "fsdp2"])
-def test_peak_is_at_most_that_of(peer: str, peaks: dict[str, dict[str, int]]) -> None:
+def test_peak_is_at_most_that_of(peer: str, measured: dict[str, Any]) -> None:
+    # Over shared memory the gathered parameters stay, one copy for all ranks of the host. In fp32 that copy is the
+    # masters themselves; in bf16 it comes beside them, and is what may be held beyond the peer's.
+    copy = measured["bf16_copy"] // RANKS if measured["backend"] == "shm" else 0
+    peaks = measured["cases"]
     assert len(peaks) == 8
     worse = {
         case: f"{held['ours'] / 2**20:.1f} MiB, {peer} {held[peer] / 2**20:.1f} MiB"
         for case, held in peaks.items()
-        if held["ours"] > NOISE * held[peer]
+        if held["ours"] > NOISE * held[peer] + (copy if "bf16" in case else 0)
     }
     assert not worse
