@@ -11,6 +11,7 @@
 
 #include "tesserae/comm/fabric.h"
 #include "tesserae/os/clock.h"
+#include "tests/support/promise.h"
 #include "tests/support/ranks.h"
 
 namespace tesserae::comm {
@@ -102,10 +103,12 @@ struct Fall {
   std::string backend = "gloo";
 };
 
-// Ten times what it takes: a host's processes are watched; a host that fell silent is given time.
-double longest_seconds(const Fall& fall) {
-  if (fall.where != "together") return 15;
-  return fall.backend == "shm" ? 3.5 : 5;
+constexpr int repeats = 5;
+
+// The promises of docs/faults.md: a host's processes are watched; a host that fell silent is given time, and those of
+// two halves learn of it from each other.
+double promised_seconds(const Fall& fall) {
+  return fall.where == "apart" ? 2 : 1;
 }
 
 std::string name_of(const ::testing::TestParamInfo<Fall>& info) {
@@ -117,18 +120,21 @@ class KilledRank : public ::testing::TestWithParam<Fall> {};
 
 TEST_P(KilledRank, IsNamedByAllSurvivors) {
   const auto& fall = GetParam();
-  const auto results = run_ranks("runs_until_a_rank_falls", 4,
-                                 {fall.verb, std::to_string(fall.victim), "killed", "40", fall.where, fall.backend});
-  for (int rank = 0; rank < 4; ++rank) {
-    if (rank == fall.victim) continue;
-    ASSERT_TRUE(results[rank].exit.success()) << results.text();
-    ASSERT_NE(results[rank].output.find("lost="), std::string::npos) << results.text();
-    EXPECT_EQ(results[rank].value("lost"), fall.victim) << results.text();
-    const double took = results[rank].value("caught_at") - results[fall.victim].value("fell_at");
-    EXPECT_LT(took, longest_seconds(fall)) << results.text();
-    RecordProperty("seconds_rank" + std::to_string(rank), std::to_string(took));
-    std::printf("rank %d knew after %.2f s\n", rank, took);
+  std::vector<double> seconds;  // until the last survivor knew
+  for (int i = 0; i < repeats; ++i) {
+    const auto results = run_ranks("runs_until_a_rank_falls", 4,
+                                   {fall.verb, std::to_string(fall.victim), "killed", "40", fall.where, fall.backend});
+    double last = 0;
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == fall.victim) continue;
+      ASSERT_TRUE(results[rank].exit.success()) << results.text();
+      ASSERT_NE(results[rank].output.find("lost="), std::string::npos) << results.text();
+      EXPECT_EQ(results[rank].value("lost"), fall.victim) << results.text();
+      last = std::max(last, results[rank].value("caught_at") - results[fall.victim].value("fell_at"));
+    }
+    seconds.push_back(last);
   }
+  expect_promise(seconds, promised_seconds(fall));
 }
 
 INSTANTIATE_TEST_SUITE_P(Fault, KilledRank,
@@ -180,10 +186,8 @@ TEST(Fault, ARankThatEndsByAnExceptionIsNamed) {
         seconds.push_back(results[rank].value("caught_at") - results[1].value("left_at"));
       }
     }
-    std::ranges::sort(seconds);
-    RecordProperty(backend + "_median_seconds", std::to_string(seconds[seconds.size() / 2]));
-    EXPECT_LT(seconds[seconds.size() / 2], 1) << backend;
-    EXPECT_LT(seconds.back(), 10) << backend;
+    SCOPED_TRACE(backend);
+    expect_promise(seconds, 1);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/promise.h"
 #include "tests/train/train_job.h"
 
 // When `tesserae train` saves, where it writes, and what happens when it cannot.
@@ -111,18 +112,21 @@ class FailedSave : public Checkpoints {
 };
 
 TEST_F(FailedSave, StopsTheRunAndLeavesOlderCheckpoints) {
-  Program program = start("stop");
-  const auto exit = program.finish();
-  ASSERT_TRUE(exit);
-  EXPECT_EQ(exit->code, 1);
-  const double took = std::chrono::duration<double>(os::now() - broken_).count();
-  RecordProperty("seconds", std::to_string(took));
-  EXPECT_LT(took, 50);  // 5 s are promised from the save on
-  EXPECT_THAT(program.errors, AllOf(HasSubstr("was not saved, older checkpoints are untouched: rank "),
-                                    HasSubstr("run/checkpoints"), HasSubstr("exited with code 1")));
-  os::files().remove(folder_);
-  os::files().rename(folder_ + "-away", folder_);
-  EXPECT_EQ(job_.steps("run").front(), 20);
+  std::vector<double> took;
+  for (int i = 0; i < 5; ++i) {
+    os::files().remove_all(job_.path("run"));
+    Program program = start("stop");
+    const auto exit = program.finish();
+    took.push_back(std::chrono::duration<double>(os::now() - broken_).count());  // the next save is soon after
+    ASSERT_TRUE(exit);
+    EXPECT_EQ(exit->code, 1);
+    EXPECT_THAT(program.errors, AllOf(HasSubstr("was not saved, older checkpoints are untouched: rank "),
+                                      HasSubstr("run/checkpoints"), HasSubstr("exited with code 1")));
+    os::files().remove(folder_);
+    os::files().rename(folder_ + "-away", folder_);
+    EXPECT_EQ(job_.steps("run").front(), 20);
+  }
+  expect_promise(took, 5);
 }
 
 TEST_F(FailedSave, LetsTheRunGoOnIfItIsToldTo) {

@@ -10,6 +10,7 @@
 #include "tesserae/config/json.h"
 #include "tesserae/os/files.h"
 #include "tesserae/os/port.h"
+#include "tests/support/promise.h"
 #include "tests/train/run_program.h"
 
 // `tesserae train` as users run it: real processes on Gloo, a small model on text with structure to learn.
@@ -209,18 +210,21 @@ class EndlessJob : public EndToEnd {
 };
 
 TEST_F(EndlessJob, AKilledRankTakesTheJobDown) {
-  Program job = start(4);
-  const os::TimePoint begin = os::now();
-  ::kill(ranks_[2], SIGKILL);
-  const auto exit = job.finish();
-  const double took = std::chrono::duration<double>(os::now() - begin).count();
-  RecordProperty("seconds", std::to_string(took));
-  ASSERT_TRUE(exit.has_value());
-  EXPECT_EQ(exit->code, 128 + SIGKILL) << job.errors;
-  EXPECT_LT(took, 50);  // 5 s are promised
-  EXPECT_THAT(job.errors,
-              HasSubstr("tesserae: rank 2 of 4 was killed by signal 9 (Killed); the other ranks were ended"));
-  expect_nothing_left();
+  std::vector<double> took;
+  for (int i = 0; i < 5; ++i) {
+    ranks_.clear();
+    Program job = start(4);
+    const os::TimePoint begin = os::now();
+    ::kill(ranks_[2], SIGKILL);
+    const auto exit = job.finish();
+    took.push_back(std::chrono::duration<double>(os::now() - begin).count());
+    ASSERT_TRUE(exit.has_value());
+    EXPECT_EQ(exit->code, 128 + SIGKILL) << job.errors;
+    EXPECT_THAT(job.errors,
+                HasSubstr("tesserae: rank 2 of 4 was killed by signal 9 (Killed); the other ranks were ended"));
+    expect_nothing_left();
+  }
+  expect_promise(took, 5);
 }
 
 TEST_F(EndlessJob, CtrlCEndsAfterAStepWithASummary) {

@@ -10,6 +10,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/os/files.h"
+#include "tests/support/promise.h"
 #include "tests/train/run_program.h"
 
 namespace tesserae::train {
@@ -19,6 +20,9 @@ using std::chrono::seconds;
 using testing::EndsWith;
 using testing::HasSubstr;
 using testing::Not;
+
+constexpr int repeats = 5;
+constexpr double promised_seconds = 5;  // docs/faults.md: from a rank's end to the job's
 
 /// Starts ranks that run a shell script and knows their process ids.
 class Launcher : public testing::Test {
@@ -68,14 +72,17 @@ TEST_F(Launcher, GivesEachRankTorchrunsVariables) {
 }
 
 TEST_F(Launcher, ARankThatFailsTakesTheJobDownWithItsErrorLast) {
-  Program job = launch(4, "if [ $RANK = 2 ]; then sleep 0.3; echo 'the cause' >&2; exit 7; fi; exec sleep 600");
-  const auto exit = job.finish();
-  RecordProperty("seconds", std::to_string(elapsed()));
-  ASSERT_TRUE(exit.has_value());
-  EXPECT_EQ(exit->code, 7);
-  EXPECT_LT(elapsed(), 50);  // 5 s are promised
-  EXPECT_EQ(job.errors, "rank 2: the cause\ntesserae: rank 2 of 4 exited with code 7; the other ranks were ended\n");
-  expect_nothing_left(4);
+  std::vector<double> took;
+  for (int i = 0; i < repeats; ++i) {
+    Program job = launch(4, "if [ $RANK = 2 ]; then sleep 0.3; echo 'the cause' >&2; exit 7; fi; exec sleep 600");
+    const auto exit = job.finish();
+    took.push_back(elapsed());
+    ASSERT_TRUE(exit.has_value());
+    EXPECT_EQ(exit->code, 7);
+    EXPECT_EQ(job.errors, "rank 2: the cause\ntesserae: rank 2 of 4 exited with code 7; the other ranks were ended\n");
+    expect_nothing_left(4);
+  }
+  expect_promise(took, promised_seconds);
 }
 
 TEST_F(Launcher, ARankThatIsKilledIsNamedWithItsSignal) {
@@ -86,11 +93,15 @@ TEST_F(Launcher, ARankThatIsKilledIsNamedWithItsSignal) {
 }
 
 TEST_F(Launcher, RanksThatIgnoreTheRequestAreKilled) {
-  Program job = launch(2, "if [ $RANK = 1 ]; then sleep 0.5; exit 1; fi; trap '' TERM; while true; do sleep 0.1; done");
-  EXPECT_EQ(job.finish()->code, 1);
-  RecordProperty("seconds", std::to_string(elapsed()));
-  EXPECT_LT(elapsed(), 50);  // 5 s are promised
-  expect_nothing_left(2);
+  std::vector<double> took;
+  for (int i = 0; i < repeats; ++i) {
+    Program job =
+        launch(2, "if [ $RANK = 1 ]; then sleep 0.5; exit 1; fi; trap '' TERM; while true; do sleep 0.1; done");
+    EXPECT_EQ(job.finish()->code, 1);
+    took.push_back(elapsed());
+    expect_nothing_left(2);
+  }
+  expect_promise(took, promised_seconds);
 }
 
 TEST_F(Launcher, ARankThatLostAPeerIsNotToBlame) {
