@@ -136,7 +136,7 @@ def compare(name: str, options: argparse.Namespace) -> tuple[list[dict[str, Run]
             progress(f"{where} {statistics.median(runs[candidate].report['step_ms']):9,.1f} ms a step", done=True)
         rounds.append({candidate: runs[candidate] for candidate in asked if candidate in runs})
     check(name, rounds)
-    return rounds, trial, status
+    return report.with_ceilings(rounds), trial, status
 
 
 def try_layouts(name: str, case: Case, options: argparse.Namespace) -> dict[str, float]:

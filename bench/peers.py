@@ -7,7 +7,7 @@ gradients that live in the buckets of a static graph. Ranks come from the enviro
     torchrun --nproc-per-node 2 bench/peers.py --mode fsdp2 --dimension 256 --layers 4 --heads 4 --vocabulary 1024 \\
         --sequence 64
 
-Modes: plain (every rank trains a copy of its own: no communication at all), ddp, fsdp1, fsdp2, tesserae (fsdp1 after
+Modes: plain (every rank trains a copy of its own: no communication in a step), ddp, fsdp1, fsdp2, tesserae (fsdp1 after
 tsm.init).
 `--mode plain --data-ranks N` in one process trains on the batches of N ranks together: the reference for losses.
 """
@@ -222,7 +222,7 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     communicates = options.mode != "plain"
-    if communicates:
+    if communicates or ranks > 1:  # without communication too: only so do all ranks' timed steps begin together
         dist.init_process_group(backend_of(options))
 
     base_rss = peak_rss()
@@ -240,20 +240,25 @@ def main() -> None:
         parts = [batch_of(shape, options.batch, step, r, data_ranks, device) for r in seen]
         return torch.cat([tokens for tokens, _ in parts]), torch.cat([targets for _, targets in parts])
 
-    losses, step_ms = [], []
+    losses, step_ms, optimizer_ms = [], [], []
     for step in range(options.warmup + options.steps):
         tokens, targets = batch(step)
-        if step == options.warmup and communicates:
+        if step == options.warmup and dist.is_initialized():
             dist.barrier()
         start = time.perf_counter()
         with autocast(options):
             loss = model(tokens, targets)
         loss.backward()
+        if device.type == "cuda" and not communicates:  # only the ceiling is computed from the two parts
+            torch.cuda.synchronize()
+        computed = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        step_ms.append((time.perf_counter() - start) * 1e3)
+        end = time.perf_counter()
+        step_ms.append((end - start) * 1e3)
+        optimizer_ms.append((end - computed) * 1e3)
         losses.append(loss.detach().float().cpu())
 
     means = mean_over_ranks(torch.stack(losses).to(device), communicates)
@@ -268,6 +273,7 @@ def main() -> None:
         "device": options.device,
         "tokens_per_step": tokens_per_step,
         "step_ms": timed,
+        "optimizer_ms": optimizer_ms[options.warmup :],
         "tokens_per_second": tokens_per_step / statistics.median(timed) * 1e3,
         "losses": means,
         "base_rss_bytes": base_rss,

@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 import report
-from cases import CASES, ROOT, title
+from cases import CASES, CEILINGS, ROOT, title
 from report import Summary
 
 OURS, CEILING, PEER, INK, FAINT = "#d9622b", "#c9ced6", "#6f7d8f", "#222222", "#dddddd"
@@ -57,7 +57,7 @@ STYLE = {
 def colour(candidate: str) -> str:
     if report.is_ours(candidate):
         return OURS
-    return CEILING if candidate in ("plain", "ours-plain") else PEER
+    return CEILING if candidate in (*CEILINGS, *CEILINGS.values()) else PEER
 
 
 def bars(axes: Axes, rows: Sequence[tuple[str, float, float, float, str]], text: Callable[[float], str]) -> None:
@@ -135,6 +135,7 @@ def memory(out: Path) -> Figure | None:
     cases = measured_cases(out, ("A", "B")) or measured_cases(out, list(CASES))
     if not cases:
         return None
+    cases = {name: [s for s in rows if s.memory] for name, rows in cases.items()}  # nothing runs at a ceiling
 
     def row(s: Summary) -> tuple:
         gigabytes = s.memory / 2**30

@@ -9,10 +9,10 @@ import platform
 import re
 import statistics
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from cases import BEST, CASES, GOALS, REFERENCE, title
+from cases import BEST, CASES, CEILINGS, GOALS, REFERENCE, title
 from launch import Run
 
 QUIET_LOAD = 0.5
@@ -43,6 +43,29 @@ class Summary:
     memory: int  # the largest sum of PSS that was seen, or of RSS where there is no PSS
     memory_ratio: float | None
     cpu_seconds: float
+
+
+def with_ceilings(rounds: list[dict[str, Run]]) -> list[dict[str, Run]]:
+    """The same, with the ceiling behind each candidate without communication, round by round."""
+    wider: list[dict[str, Run]] = []
+    for round_ in rounds:
+        wider.append({})
+        for candidate, run in round_.items():
+            wider[-1][candidate] = run
+            if candidate in CEILINGS:
+                wider[-1][CEILINGS[candidate]] = ceiling_of(run)
+    return wider
+
+
+def ceiling_of(run: Run) -> Run:
+    """The fastest that ranks which share the optimizer's work could be: what the run computed in forward and backward,
+    and of its optimizer step (zero_grad included) the part of one rank."""
+    spared = 1 - 1 / run.report["ranks"]
+    parts = zip(run.report["step_ms"], run.report["optimizer_ms"], strict=True)
+    step_ms = [step - spared * optimizer for step, optimizer in parts]
+    tokens_per_second = run.report["tokens_per_step"] / statistics.median(step_ms) * 1e3
+    figures = run.report | {"step_ms": step_ms, "tokens_per_second": tokens_per_second}
+    return replace(run, report=figures, peak_pss=0, peak_rss=0, cpu_seconds=0)  # nothing ran
 
 
 def summarize(rounds: list[dict[str, Run]]) -> list[Summary]:
@@ -90,7 +113,7 @@ def markdown(case: str, entry: dict) -> str:
         memory_ratio = f"{s.memory_ratio:.2f}" if s.memory_ratio else ""
         lines.append(
             f"| {name} | {s.step_ms.median:,.0f} | {s.tokens_per_second.median:,.0f} | {ratio} "
-            f"| {s.memory / 2**20:,.0f} MiB | {memory_ratio} |"
+            f"| {f'{s.memory / 2**20:,.0f} MiB' if s.memory else ''} | {memory_ratio} |"
         )
     lines += ["", describe(entry["about"], f"{entry['about']['rounds']} rounds of {entry['about']['steps']} steps")]
     if entry.get("trial_ms"):
@@ -154,7 +177,7 @@ def read(file: Path) -> dict:
 
 
 def is_ours(candidate: str) -> bool:
-    return candidate.startswith("ours") and candidate != "ours-plain"
+    return candidate.startswith("ours") and candidate not in ("ours-plain", "ours-ceiling")
 
 
 def machine() -> dict[str, object]:

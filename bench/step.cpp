@@ -2,7 +2,7 @@
 //
 //   bench_step --nproc 2 --dimension 1024 --layers 8 --heads 16 --vocabulary 8192 --sequence 128        (FULL_SHARD)
 //   bench_step --nproc 4 --degrees 2,2,4 --precision bf16 ...       bench_step --nproc 4 --strategy ZERO_2 ...
-//   bench_step --mode plain --nproc 2 ...                           the ceiling: no communication at all
+//   bench_step --mode plain --nproc 2 ...                           no communication; the ceiling comes from it
 //   bench_step --mode plain --data-ranks 2 ...                      one process on the same global batch
 //   bench_step --backend null --ranks 512 ...                       one rank of 512 whose bytes go nowhere
 //
@@ -39,8 +39,9 @@ using nlohmann::json;
 
 // What a run measured on this rank.
 struct Timing {
-  std::vector<double> step_ms;  // timed steps only
-  std::vector<double> losses;   // all steps
+  std::vector<double> step_ms;       // timed steps only
+  std::vector<double> optimizer_ms;  // its part of each of them, where it was taken
+  std::vector<double> losses;        // all steps
 };
 
 struct Batch {
@@ -87,7 +88,7 @@ Timing time_steps(const StepOptions& options, c10::Device device, const std::fun
 
 json report_of(const StepOptions& options, const Timing& timing, int ranks, int64_t parameters, uint64_t base_rss) {
   const int64_t tokens = options.batch * options.sequence * (options.data_ranks > 0 ? options.data_ranks : ranks);
-  return {{"mode", options.mode},
+  json report = {{"mode", options.mode},
           {"ranks", ranks},
           {"parameters", parameters},
           {"precision", options.precision},
@@ -98,6 +99,8 @@ json report_of(const StepOptions& options, const Timing& timing, int ranks, int6
           {"losses", timing.losses},
           {"base_rss_bytes", base_rss},
           {"peak_rss_bytes", os::peak_resident()}};
+  if (!timing.optimizer_ms.empty()) report["optimizer_ms"] = timing.optimizer_ms;
+  return report;
 }
 
 void write(const StepOptions& options, const json& report) {
@@ -106,6 +109,13 @@ void write(const StepOptions& options, const json& report) {
   } else {
     std::ofstream(options.json) << report.dump(1) << "\n";
   }
+}
+
+std::shared_ptr<comm::Fabric> connect(const StepOptions& options, const mesh::World& world) {
+  comm::FabricOptions how;
+  how.backend = options.backend;
+  how.device = device_of(options, world.launch().local_rank);
+  return comm::Fabric::connect(world, how);
 }
 
 void run_plain(const StepOptions& options) {
@@ -123,14 +133,27 @@ void run_plain(const StepOptions& options) {
     return options.data_ranks > 0 ? global_batch(options, step, device)
                                   : batch_of(options, step, world.rank(), world.size(), device);
   };
+  std::vector<double> optimizer_ms;
   const auto train = [&](const Batch& data) {
     const at::Tensor loss = model->forward(data.tokens, data.targets);
     loss.backward();
+    synchronize(device);
+    const Stopwatch watch;
     optimizer.step();
     optimizer.zero_grad();
+    synchronize(device);
+    optimizer_ms.push_back(watch.wall_us() / 1e3);
     return loss.detach();
   };
-  const Timing timing = time_steps(options, device, batch, train, [] {});
+  // Nothing in a step is communication, but the timed steps of all ranks begin together: they share the machine.
+  std::shared_ptr<comm::Fabric> fabric;
+  if (world.size() > 1) fabric = connect(options, world);
+  const auto together = [&] {
+    if (fabric) fabric->everyone().barrier();
+  };
+  Timing timing = time_steps(options, device, batch, train, together);
+  together();  // nobody's last steps are quicker because others have left
+  timing.optimizer_ms.assign(optimizer_ms.begin() + options.warmup, optimizer_ms.end());
   if (world.rank() == 0) {
     write(options, report_of(options, timing, world.size(), model::sizes(options.model).total, base_rss));
   }
@@ -213,11 +236,7 @@ void run(const StepOptions& options) {
     const auto world = mesh::World::single_host(0, options.ranks);
     return run_sharded(options, comm::Fabric::null(world, device_of(options, 0)));
   }
-  const auto world = mesh::World::from_environment();
-  comm::FabricOptions how;
-  how.backend = options.backend;
-  how.device = device_of(options, world.launch().local_rank);
-  run_sharded(options, comm::Fabric::connect(world, how));
+  run_sharded(options, connect(options, mesh::World::from_environment()));
 }
 
 // Ranks that --nproc started see RANK, and run.

@@ -53,6 +53,22 @@ class Summary(unittest.TestCase):
         self.assertEqual(ours.ratio, report.Spread(1.5, 1.5, 1.5))
         self.assertEqual(fsdp2.tokens_per_second.median, 90)
 
+    def test_a_ceiling_has_the_optimizers_share_of_one_rank(self) -> None:
+        alone = {"step_ms": [100, 120, 100], "optimizer_ms": [20, 40, 20], "ranks": 4}
+        (one,) = report.with_ceilings([{"plain": run(640, **alone), "ddp": run(500), "ours-plain": run(800, **alone)}])
+        self.assertEqual(list(one), ["plain", "ceiling", "ddp", "ours-plain", "ours-ceiling"])
+        self.assertEqual(one["ceiling"].report["step_ms"], [85, 90, 85])
+        self.assertAlmostEqual(one["ceiling"].report["tokens_per_second"], 64 / 0.085)
+        self.assertEqual((one["plain"].report["step_ms"], one["ceiling"].peak_pss), ([100, 120, 100], 0))
+        rows = report.summarize([one])
+        self.assertEqual([report.is_ours(row.candidate) for row in rows], [False] * 5)
+        entry = {"summary": report.as_json(rows), "about": report.about() | {"rounds": 1, "steps": 3}}
+        self.assertIn(
+            "ceiling: computation + 1/N of the optimizer (PyTorch) | 85 | 753 |  |  |  |",
+            report.markdown("tiny", entry),
+        )
+        self.assertFalse(cases.is_candidate("ceiling"))
+
     def test_without_the_reference_there_is_no_ratio(self) -> None:
         (ours,) = report.summarize([{"ours": run(150)}])
         self.assertIsNone(ours.ratio)
@@ -63,7 +79,7 @@ class Summary(unittest.TestCase):
 
 class Goals(unittest.TestCase):
     def test_what_was_reached_stands_beside_what_was_asked(self) -> None:
-        rounds = [{"fsdp2": run(100), "ours-plain": run(300), "ours": run(270)}]
+        rounds = [{"fsdp2": run(100), "ours-ceiling": run(300), "ours": run(270)}]
         text = report.goals({"A": {"rounds": [{name: asdict(one) for name, one in rounds[0].items()}]}}, NOWHERE)
         self.assertIn("| A | Tesserae, C++ | FSDP2 | tokens/s >= 2.60 x | 2.70 (2.70 to 2.70) |", text)
         self.assertIn("| tokens/s >= 0.95 x | 0.90", text)
