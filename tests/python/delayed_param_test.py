@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from transformers.models.t5.modeling_t5 import T5Block
 import tesserae as tsm
 from ranks import run_ranks
 from tesserae.delayed_param import DelayedParamIniter
+from tesserae.fsdp import construction
 from tesserae.utils.module_utils import empty_module_params, move_buffers_to_device
 
 FSDP = torch.distributed.fsdp.FullyShardedDataParallel
@@ -163,3 +165,31 @@ def test_under_fsdp_the_values_are_those_of_one_process(use_orig_params: bool) -
     ours, replica = run_ranks(wraps, 2, True, use_orig_params)
     assert ours == replica
     assert ours == pytest.approx(run_ranks(wraps, 2, False, use_orig_params)[0], rel=1e-5)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 4)
+        self.other = nn.Linear(4, 4, bias=False)
+        self.head = nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def id_of_a_tied_weight(rank: int, world_size: int) -> None:
+    tsm.init()
+    model = on_meta(Tied)
+
+    def init(module: nn.Module) -> None:
+        if model.embedding.weight.is_meta:
+            model.embedding.weight = model.head.weight = nn.Parameter(torch.ones(8, 4))
+            model.other.weight = nn.Parameter(torch.ones(4, 4))
+
+    # Where an object was that is gone, another one may be: it has the same id then. Here it always has.
+    with mock.patch.object(construction, "id", lambda p: 7 if p.is_meta or p.numel() == 16 else id(p), create=True):
+        sharded = FSDP(model, use_orig_params=True, param_init_fn=init)
+    assert [parameter.dim() for parameter in sharded.parameters()] == [1, 1]  # slices, all of them
+
+
+def test_a_new_parameter_may_have_the_id_of_a_tied_one_that_is_gone() -> None:
+    run_ranks(id_of_a_tied_weight, 2)

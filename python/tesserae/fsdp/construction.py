@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -50,7 +51,9 @@ class _Construction(threading.local):
     """The outermost constructor that runs on this thread."""
 
     root: nn.Module | None = None
-    uses: Counter[int] = Counter()  # how many entries of modules show a parameter, by id
+    # How many entries of modules show a parameter, by id; and the parameter, since a later one may have its id.
+    uses: Counter[int] = Counter()
+    counted: dict[int, weakref.ref[nn.Parameter]] = {}
 
 
 _construction = _Construction()
@@ -100,17 +103,20 @@ def _construct(module: nn.Module) -> Generator[bool]:
     outermost = _construction.root is None
     if outermost:
         _construction.root = module
-        _construction.uses = Counter(
-            id(parameter)
+        shown = [
+            parameter
             for part in module.modules()
             for parameter in own_parameters(part).values()
             if parameter is not None
-        )
+        ]
+        _construction.uses = Counter(map(id, shown))
+        _construction.counted = {id(parameter): weakref.ref(parameter) for parameter in shown}
+        del shown  # parameters that are replaced meanwhile go
     try:
         yield outermost
     finally:
         if outermost:
-            _construction.root, _construction.uses = None, Counter()
+            _construction.root, _construction.uses, _construction.counted = None, Counter(), {}
 
 
 def _find_parameters(instance: Instance, module: nn.Module, inner: dict[str, Instance]) -> list[faces.Managed]:
@@ -135,6 +141,9 @@ def _find_parameters(instance: Instance, module: nn.Module, inner: dict[str, Ins
 def _is_ours_alone(managed: faces.Managed) -> bool:
     """False for a parameter that is also used outside of the unit: the instance that encloses all of its users owns
     it."""
+    counted = _construction.counted.get(id(managed.parameter))
+    if counted is None or counted() is not managed.parameter:  # made since then, by param_init_fn
+        return True
     return _construction.uses[id(managed.parameter)] <= len(managed.entries)
 
 
