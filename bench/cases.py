@@ -1,9 +1,13 @@
-"""What compare.py compares: the cases (a model, ranks, a precision) and the candidates (a program that trains it)."""
+"""What compare.py compares: the cases (a model, ranks, a precision; A/gpt2 is A with the other model) and the
+candidates (a program that trains it).
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +26,7 @@ class Case:
     ranks: int
     batch: int = 1
     precision: str = "fp32"
+    model: str = "llama"  # of bench/transformer.py; or "gpt2"
     hosts: int = 1
     rate: str = ""  # of the link of each host, if there are several: as bench/hosts.sh takes it
 
@@ -89,6 +94,18 @@ CASES = {
     ),
 }
 
+
+def gpt2(case: Case, size: str) -> Case:
+    """The same with the second model, which is that large then."""
+    return replace(case, title=size + case.title[case.title.index(" M parameters") :], model="gpt2")
+
+
+# Candidates that are measured together; each model has a table of its own.
+SECOND = {"A": "109", "B": "109", "C": "30", "D": "30", "tiny": "0.2", "tiny-hosts": "0.2"}
+CASES |= {f"{name}/gpt2": gpt2(CASES[name], size) for name, size in SECOND.items()}
+FIRST_MODEL = tuple(name for name, case in CASES.items() if case.model == "llama")  # what programs in C++ train, too
+MODELS = {"llama": "Llama style", "gpt2": "GPT-2 style"}
+
 # name: what the table calls it
 TITLES = {
     "plain": "no communication (PyTorch)",
@@ -102,27 +119,49 @@ TITLES = {
     "fsdp2": "FSDP2",
     "fsdp2-grad-op": "FSDP2, reshard_after_forward=False",
     "fsdp2-hybrid": "FSDP2, sharded within hosts",
+    "fsdp2-prefetch": "FSDP2, explicit prefetch",
+    "fsdp2-prefetch-grad-op": "FSDP2, explicit prefetch, reshard_after_forward=False",
+    "fsdp2-prefetch-hybrid": "FSDP2, explicit prefetch, sharded within hosts",
     "fsdp2-shm": "FSDP2 over Tesserae's shared memory",
     "ours-python": "Tesserae, Python",
+    "ours-python-hybrid": "Tesserae, Python, sharded within hosts",
     "ours": "Tesserae, C++",
     "ours-int8": "Tesserae, C++, int8 between hosts",
 }
-# What a peer's name ends with: more of its command line. `{local}` is the number of ranks on a host.
+# What names end with that bench/peers.py trains: more of its command line. `{local}` is the number of ranks on a host.
 VARIANTS = {
     "-grad-op": ("--strategy", "SHARD_GRAD_OP"),
     "-hybrid": ("--strategy", "HYBRID_SHARD", "--degree", "{local}"),
     "-shm": ("--backend", "tesserae"),
+    "-prefetch": ("--prefetch", "2"),
 }
-ON_ONE_HOST = ("plain", "ours-plain", "ddp", "fsdp1", "fsdp2", "fsdp2-shm", "ours-python", "ours")
+ON_ONE_HOST = (
+    "plain",
+    "ours-plain",
+    "ddp",
+    "fsdp1",
+    "fsdp2",
+    "fsdp2-prefetch",
+    "fsdp2-prefetch-grad-op",
+    "fsdp2-shm",
+    "ours-python",
+    "ours",
+)
 IN_BF16 = ("ours-plain", "fsdp2", "ours-python", "ours")  # slow where a CPU has no bf16 of its own
 BETWEEN_HOSTS = (
     "plain",
     "ours-plain",
     "ddp",
     "fsdp1",
+    "fsdp1-hybrid",
     "fsdp2",
+    "fsdp2-prefetch",
+    "fsdp2-prefetch-grad-op",
     "fsdp2-hybrid",
+    "fsdp2-prefetch-hybrid",
     "fsdp2-shm",
+    "ours-python",
+    "ours-python-hybrid",
     "ours",
     "ours:best",
     "ours-int8:best",
@@ -132,6 +171,13 @@ WITHOUT_COMMUNICATION = ("plain", "ours-plain")
 # a sharded one of N ranks only 1/N of it.
 CEILINGS = {"plain": "ceiling", "ours-plain": "ours-ceiling"}
 REFERENCE = "fsdp2"
+# Lines of FSDP2 as torch has it, over torch's own transport: what ours is held against is the best of them. First those
+# that shard over all ranks, then those that shard within hosts.
+FSDP2_FULL = ("fsdp2", "fsdp2-grad-op", "fsdp2-prefetch", "fsdp2-prefetch-grad-op")
+FSDP2_HYBRID = ("fsdp2-hybrid", "fsdp2-prefetch-hybrid")
+FSDP2 = FSDP2_FULL + FSDP2_HYBRID
+FSDP1 = ("fsdp1", "fsdp1-grad-op", "fsdp1-hybrid")
+OURS_PYTHON = ("ours-python", "ours-python-hybrid")
 BEST = ":best"  # stands for the layout of ours that was the fastest in a trial of all of them
 WITH_LAYOUT = ("ours", "ours-int8")
 QUANTISED = ("--parameter-wire", "int8", "--gradient-wire", "int8")
@@ -143,28 +189,34 @@ class Goal:
 
     case: str
     candidate: str  # ending with BEST: under the layout that was chosen
-    against: str
+    against: tuple[str, ...]  # the best of these
     bound: float
     memory: bool = False  # then the bound is the most; else the least
 
 
 GOALS = (
-    Goal("A", "ours", "fsdp2", 2.6),
-    Goal("A", "ours", "ours-ceiling", 0.95),
-    Goal("A", "ours", "fsdp2", 0.80, memory=True),
-    Goal("B", "ours", "fsdp2", 2.8),
-    Goal("B", "ours", "fsdp2", 0.70, memory=True),
-    Goal("C", "ours", "fsdp2", 1.45),
-    Goal("D", f"ours{BEST}", "fsdp2", 3.2),
-    Goal("D", f"ours{BEST}", "fsdp2-hybrid", 2.3),
-    Goal("E", "ours", "fsdp2", 1.3),
+    Goal("A", "ours", FSDP2_FULL, 2.6),
+    Goal("A", "ours", ("ours-ceiling",), 0.95),
+    Goal("A", "ours", FSDP2_FULL, 0.80, memory=True),
+    Goal("B", "ours", FSDP2_FULL, 2.8),
+    Goal("B", "ours", FSDP2_FULL, 0.70, memory=True),
+    Goal("C", "ours", FSDP2_FULL, 1.45),
+    Goal("D", f"ours{BEST}", FSDP2_FULL, 3.2),
+    Goal("D", f"ours{BEST}", FSDP2_HYBRID, 2.3),
+    Goal("E", "ours", FSDP2_FULL, 1.3),
 )
 
 
-def default_candidates(case: Case) -> tuple[str, ...]:
-    if case.hosts > 1:
-        return BETWEEN_HOSTS
-    return IN_BF16 if case.precision == "bf16" else ON_ONE_HOST
+def candidates_of(case: Case, asked: Sequence[str] = ()) -> list[str]:
+    """Those that were asked for, or the usual ones, as far as they have the case's model: in C++ there is one only."""
+    usual = IN_BF16 if case.precision == "bf16" else BETWEEN_HOSTS if case.hosts > 1 else ON_ONE_HOST
+    if case.model != "llama" and not asked:
+        usual = tuple(name for name in usual if name != "fsdp2-shm")  # about a transport: one model is enough
+    return [name for name in asked or usual if case.model == "llama" or is_python(name)]
+
+
+def is_python(candidate: str) -> bool:
+    return not candidate.startswith("ours") or candidate in OURS_PYTHON
 
 
 def title(candidate: str) -> str:
@@ -194,14 +246,15 @@ def command(candidate: str, step_program: Path, case: Case) -> list[str]:
         return [str(step_program), "--mode", "sharded", *how, *(QUANTISED if name == "ours-int8" else ())]
     if name == "ours-plain":
         return [str(step_program), "--mode", "plain"]
-    peer = [sys.executable, str(HERE / "peers.py"), "--mode"]
-    if name == "ours-python":
-        return [*peer, "tesserae"]
-    for ending, arguments in VARIANTS.items():
-        if name.endswith(ending):
-            local = str(case.ranks // case.hosts)
-            return [*peer, name.removesuffix(ending), *(word.format(local=local) for word in arguments)]
-    return [*peer, name]
+    mode, *endings = re.findall(r"^(?:ours-python|[a-z0-9]+)|-(?:grad-op|[a-z0-9]+)", name)
+    peer = [sys.executable, str(HERE / "peers.py"), "--mode", "tesserae" if mode == "ours-python" else mode]
+    if case.model != "llama":
+        peer += ["--model", case.model]
+    for ending in endings:
+        peer += [word.format(local=case.ranks // case.hosts) for word in VARIANTS[ending]]
+    if "-prefetch" in endings and case.model == "llama":  # as in ours; a tied head cannot be one
+        peer.append("--head-unit")
+    return peer
 
 
 def newest_program(name: str) -> Path | None:

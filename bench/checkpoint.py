@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cases import CASES, HERE, ROOT, newest_program
+from cases import CASES, FIRST_MODEL, HERE, ROOT, newest_program
 from launch import launch
 
 ROWS = (  # field, what the table calls it
@@ -37,7 +37,7 @@ ROWS = (  # field, what the table calls it
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", default="B", choices=tuple(CASES))
+    parser.add_argument("--case", default="B", choices=FIRST_MODEL)
     parser.add_argument("--folder", type=Path, help="on the disk that is meant; default: a temporary one")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--saves", type=int, default=3, help="of each kind in a run")

@@ -40,7 +40,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="after each asynchronous save")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    options.degree, options.strategy = 0, "FULL_SHARD"
+    options.degree, options.loads = 0, False
+    options.strategy, options.prefetch, options.head_unit = "FULL_SHARD", 0, False
     return options
 
 

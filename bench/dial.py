@@ -37,7 +37,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import report
-from cases import CASES, HERE, ROOT, Case, newest_program
+from cases import CASES, FIRST_MODEL, HERE, ROOT, Case, newest_program
 from launch import Run, Unavailable, launch
 from train_run import name_of, newest_tesserae, schedule_of, train
 
@@ -48,7 +48,7 @@ RATE = {"100mbit": 100e6, "1gbit": 1e9}  # bits a second
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", default="B", choices=tuple(CASES))
+    parser.add_argument("--case", default="B", choices=FIRST_MODEL)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--degrees", default="4,2,1,4", help="the first one, and those that it is changed to")
     parser.add_argument("--rounds", type=int, default=3)

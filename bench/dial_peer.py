@@ -42,7 +42,8 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    options.strategy = "FULL_SHARD"
+    options.loads = options.load is not None
+    options.strategy, options.prefetch, options.head_unit = "FULL_SHARD", 0, False
     return options
 
 

@@ -1,8 +1,9 @@
-"""Trains the transformer of bench/transformer.py with PyTorch's own tools, or with the same FSDP1 script on Tesserae,
-and writes what one run cost as JSON.
+"""Trains the transformer of bench/transformer.py, or that of gpt2.py, with PyTorch's own tools, or with the same FSDP1
+script on Tesserae, and writes what one run cost as JSON.
 
-Every peer gets what its documentation recommends: one unit a block, fused AdamW, default prefetching, and for DDP
-gradients that live in the buckets of a static graph. Ranks come from the environment (torchrun, or bench/compare.py):
+Every peer gets what its documentation recommends: one unit a block, fused AdamW, a model that is made on the meta
+device where it is sharded, and for DDP gradients that live in the buckets of a static graph. Ranks come from the
+environment (torchrun, or bench/compare.py):
 
     torchrun --nproc-per-node 2 bench/peers.py --mode fsdp2 --dimension 256 --layers 4 --heads 4 --vocabulary 1024 \\
         --sequence 64
@@ -32,14 +33,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cases import find_tesserae
+from gpt2 import Gpt2, Gpt2Block
+from initial import OnMeta
 from transformer import Block, Shape, Transformer, batch_of, parameter_count
 
 Precision = contextlib.AbstractContextManager
+MODELS: dict[str, tuple[type[OnMeta], type[nn.Module]]] = {"llama": (Transformer, Block), "gpt2": (Gpt2, Gpt2Block)}
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=("plain", "ddp", "fsdp1", "fsdp2", "tesserae"), required=True)
+    parser.add_argument("--model", choices=tuple(MODELS), default="llama", help="of transformer.py, or of gpt2.py")
     parser.add_argument(
         "--strategy",
         default="FULL_SHARD",
@@ -47,6 +52,8 @@ def parse() -> argparse.Namespace:
         help="of fsdp1; fsdp2 takes FULL_SHARD, SHARD_GRAD_OP and HYBRID_SHARD",
     )
     parser.add_argument("--degree", type=int, default=0, help="ranks over which a HYBRID_SHARD shards")
+    parser.add_argument("--prefetch", type=int, default=0, help="fsdp2: gather so many units ahead, explicitly")
+    parser.add_argument("--head-unit", action="store_true", help="fsdp2: the head, not tied, is a unit of its own")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--dimension", type=int, required=True)
     parser.add_argument("--layers", type=int, required=True)
@@ -70,7 +77,9 @@ def parse() -> argparse.Namespace:
         help="what carries the bytes: Gloo (NCCL on cuda), or the backend that tesserae registers with torch",
     )
     parser.add_argument("--json", type=Path, help="where rank 0 writes its report; default: standard output")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.loads = False  # initial values, not those of a checkpoint
+    return options
 
 
 def backend_of(options: argparse.Namespace) -> str:
@@ -108,19 +117,25 @@ def shape_of(options: argparse.Namespace) -> Shape:
     )
 
 
-def wrap_ddp(model: nn.Module, options: argparse.Namespace, device: torch.device) -> nn.Module:
+def wrap_plain(model: OnMeta, options: argparse.Namespace, device: torch.device) -> nn.Module:
+    model.fill(device)
+    return model
+
+
+def wrap_ddp(model: OnMeta, options: argparse.Namespace, device: torch.device) -> nn.Module:
     from torch.nn.parallel import DistributedDataParallel
 
+    model.fill(device)
     ids = [device.index] if device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, static_graph=True)
 
 
-def wrap_fsdp1(model: nn.Module, options: argparse.Namespace, device: torch.device) -> nn.Module:
+def wrap_fsdp1(model: OnMeta, options: argparse.Namespace, device: torch.device) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
-    policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})
+    policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={MODELS[options.model][1]})
     mesh, precision = None, None
     if options.degree:
         mesh = init_device_mesh(device.type, (dist.get_world_size() // options.degree, options.degree))
@@ -134,11 +149,12 @@ def wrap_fsdp1(model: nn.Module, options: argparse.Namespace, device: torch.devi
         device_mesh=mesh,
         mixed_precision=precision,
         device_id=device,
+        param_init_fn=model.filler(device),
         use_orig_params=True,
     )
 
 
-def wrap_tesserae(model: nn.Module, options: argparse.Namespace, device: torch.device) -> nn.Module:
+def wrap_tesserae(model: OnMeta, options: argparse.Namespace, device: torch.device) -> nn.Module:
     if not find_tesserae():
         unavailable("tesserae is neither installed nor built below build/")
     import tesserae
@@ -147,7 +163,7 @@ def wrap_tesserae(model: nn.Module, options: argparse.Namespace, device: torch.d
     return wrap_fsdp1(model, options, device)
 
 
-def wrap_fsdp2(model: nn.Module, options: argparse.Namespace, device: torch.device) -> nn.Module:
+def wrap_fsdp2(model: OnMeta, options: argparse.Namespace, device: torch.device) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -161,13 +177,30 @@ def wrap_fsdp2(model: nn.Module, options: argparse.Namespace, device: torch.devi
         arguments["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if options.strategy == "SHARD_GRAD_OP":
         arguments["reshard_after_forward"] = False
-    for block in model.blocks:
-        fully_shard(block, **arguments)
-    return fully_shard(model, **arguments)
+    units = [*model.blocks, *([model.head] if options.head_unit else [])]  # in the order in which they are needed
+    for unit in units:
+        fully_shard(unit, **arguments)
+    fully_shard(model, **arguments)
+    if options.prefetch:
+        prefetch_explicitly(model, units, options.prefetch)
+    model.fill_shards(device, with_values=not options.loads)
+    return model
 
 
-WRAP: dict[str, Callable[[nn.Module, argparse.Namespace, torch.device], nn.Module]] = {
-    "plain": lambda model, options, device: model,
+def prefetch_explicitly(root: nn.Module, units: list[nn.Module], ahead: int) -> None:
+    """As FSDP2's tutorial does it. On a CPU, which has no streams, a gather runs beside the computation only if it is
+    asynchronous, and that is for explicit prefetching only."""
+    root._set_unshard_async_op(True)
+    order = [root, *units]
+    for at, unit in enumerate(order):
+        unit.set_modules_to_forward_prefetch(order[at + 1 : at + 1 + ahead])
+    root.set_modules_to_backward_prefetch(units[: -1 - ahead : -1])  # stays gathered after forward; hears of it first
+    for at, unit in enumerate(units):
+        unit.set_modules_to_backward_prefetch(units[max(at - ahead, 0) : at][::-1])
+
+
+WRAP: dict[str, Callable[[OnMeta, argparse.Namespace, torch.device], nn.Module]] = {
+    "plain": wrap_plain,
     "ddp": wrap_ddp,
     "fsdp1": wrap_fsdp1,
     "fsdp2": wrap_fsdp2,
@@ -183,10 +216,15 @@ def autocast(options: argparse.Namespace) -> Precision:
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
-    """Norms do not decay. They are told by name: wrapped parameters have lost their shape."""
+    """Norms and biases do not decay. They are told by name: wrapped parameters have lost their shape."""
+
+    def decays(name: str) -> bool:
+        module, kind = name.split(".")[-2:]
+        return "norm" not in module and kind != "bias"
+
     named = list(model.named_parameters())
-    decay = [p for name, p in named if "norm" not in name.split(".")[-2]]
-    rest = [p for name, p in named if "norm" in name.split(".")[-2]]
+    decay = [p for name, p in named if decays(name)]
+    rest = [p for name, p in named if not decays(name)]
     return torch.optim.AdamW(
         [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
         lr=3e-4,
@@ -227,7 +265,7 @@ def main() -> None:
 
     base_rss = peak_rss()
     shape = shape_of(options)
-    model = Transformer(shape, device)
+    model = MODELS[options.model][0](shape, device)
     parameters = parameter_count(model)
     model = WRAP[options.mode](model, options, device)
     optimizer = make_optimizer(model)
@@ -265,6 +303,7 @@ def main() -> None:
     timed = step_ms[options.warmup :]
     report = {
         "mode": options.mode,
+        "model": options.model,
         "backend": dist.get_backend() if communicates else None,
         "strategy": options.strategy if options.mode not in ("plain", "ddp") else None,
         "ranks": ranks,

@@ -80,8 +80,16 @@ def from_zero(axes: Axes) -> None:
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
 
 
+def label(candidate: str) -> str:
+    return (
+        title(candidate).replace(": computation + 1/N of the optimizer", "").replace("reshard_after_forward", "reshard")
+    )
+
+
 def short(case: str) -> str:
-    return f"{case}: " + CASES[case].title.replace(" parameters", "").replace(" tokens a rank", " tokens")
+    return f"{report.heading(case)}: " + CASES[case].title.replace(" parameters", "").replace(
+        " tokens a rank", " tokens"
+    )
 
 
 def case_figure(
@@ -118,28 +126,28 @@ def measured_cases(out: Path, wanted: Sequence[str]) -> dict[str, list[Summary]]
 
 
 def speed(out: Path) -> Figure | None:
-    wanted = [name for name in CASES if not name.startswith("tiny")]
+    wanted = [name for name in sorted(CASES) if CASES[name].precision == "fp32" and not name.startswith("tiny")]
     cases = measured_cases(out, wanted) or measured_cases(out, list(CASES))
     if not cases:
         return None
 
     def row(s: Summary) -> tuple:
         spread = s.tokens_per_second
-        return title(s.candidate), spread.median, spread.low, spread.high, colour(s.candidate)
+        return label(s.candidate), spread.median, spread.low, spread.high, colour(s.candidate)
 
     heading = "Tokens a second of all ranks: median; line: lowest to highest round"
     return case_figure(cases, row, lambda value: f"{value:,.0f}", heading)
 
 
 def memory(out: Path) -> Figure | None:
-    cases = measured_cases(out, ("A", "B")) or measured_cases(out, list(CASES))
+    cases = measured_cases(out, ("A", "A/gpt2", "B", "B/gpt2")) or measured_cases(out, list(CASES))
     if not cases:
         return None
     cases = {name: [s for s in rows if s.memory] for name, rows in cases.items()}  # nothing runs at a ceiling
 
     def row(s: Summary) -> tuple:
         gigabytes = s.memory / 2**30
-        return title(s.candidate), gigabytes, gigabytes, gigabytes, colour(s.candidate)
+        return label(s.candidate), gigabytes, gigabytes, gigabytes, colour(s.candidate)
 
     return case_figure(cases, row, lambda value: f"{value:.2f} GiB", "Peak host memory of all ranks (sum of PSS)")
 

@@ -89,16 +89,16 @@ Timing time_steps(const StepOptions& options, c10::Device device, const std::fun
 json report_of(const StepOptions& options, const Timing& timing, int ranks, int64_t parameters, uint64_t base_rss) {
   const int64_t tokens = options.batch * options.sequence * (options.data_ranks > 0 ? options.data_ranks : ranks);
   json report = {{"mode", options.mode},
-          {"ranks", ranks},
-          {"parameters", parameters},
-          {"precision", options.precision},
-          {"device", options.device},
-          {"tokens_per_step", tokens},
-          {"step_ms", timing.step_ms},
-          {"tokens_per_second", static_cast<double>(tokens) / median(timing.step_ms) * 1e3},
-          {"losses", timing.losses},
-          {"base_rss_bytes", base_rss},
-          {"peak_rss_bytes", os::peak_resident()}};
+                 {"ranks", ranks},
+                 {"parameters", parameters},
+                 {"precision", options.precision},
+                 {"device", options.device},
+                 {"tokens_per_step", tokens},
+                 {"step_ms", timing.step_ms},
+                 {"tokens_per_second", static_cast<double>(tokens) / median(timing.step_ms) * 1e3},
+                 {"losses", timing.losses},
+                 {"base_rss_bytes", base_rss},
+                 {"peak_rss_bytes", os::peak_resident()}};
   if (!timing.optimizer_ms.empty()) report["optimizer_ms"] = timing.optimizer_ms;
   return report;
 }

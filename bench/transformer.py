@@ -1,4 +1,5 @@
-"""The decoder transformer of tesserae/model in plain PyTorch: what the peers of the comparison train.
+"""The decoder transformer of tesserae/model in plain PyTorch: what the peers of the comparison train first; gpt2.py has
+their second model.
 
 RMSNorm, rotary positions, SwiGLU, grouped-query attention, tied or untied head. The same shapes, the same kernels, the
 same initial values and tokens as ours; compare.py refuses to compare runs whose losses differ.
@@ -6,12 +7,13 @@ same initial values and tokens as ours; compare.py refuses to compare runs whose
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from initial import OnMeta
 
 
 @dataclass(frozen=True)
@@ -87,51 +89,34 @@ class Block(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
-class Transformer(nn.Module):
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    log_probabilities = F.log_softmax(logits.flatten(0, 1), dim=-1, dtype=torch.float32)
+    return F.nll_loss(log_probabilities, targets.flatten())
+
+
+class Transformer(OnMeta):
     """forward(tokens, targets) is the mean cross entropy in nats a token."""
 
-    def __init__(self, shape: Shape, device: torch.device, seed: int = 12345):
+    def __init__(self, shape: Shape, device: torch.device):
         super().__init__()
-        self.embedding = nn.Embedding(shape.vocabulary, shape.dimension)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = nn.RMSNorm(shape.dimension, eps=shape.norm_epsilon)
-        self.head = nn.Linear(shape.dimension, shape.vocabulary, bias=False)
-        if shape.tied:
-            self.head.weight = self.embedding.weight
-        self.to(device)
+        self.layers, self.tied = shape.layers, shape.tied
+        with torch.device("meta"):
+            self.embedding = nn.Embedding(shape.vocabulary, shape.dimension)
+            self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+            self.norm = nn.RMSNorm(shape.dimension, eps=shape.norm_epsilon)
+            self.head = nn.Linear(shape.dimension, shape.vocabulary, bias=False)
+        self.tie()
         self.table = rotary_table(shape, device)  # no buffer: DDP would broadcast it in every step
-        for name, parameter in self.named_parameters():
-            initialize(name, parameter, seed, shape.layers)
+
+    def tie(self) -> None:
+        if self.tied:
+            self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, self.table)
-        log_probabilities = F.log_softmax(self.head(self.norm(x)).flatten(0, 1), dim=-1, dtype=torch.float32)
-        return F.nll_loss(log_probabilities, targets.flatten())
-
-
-def seed_of(seed: int, name: str) -> int:
-    """The seed of a parameter's initial values, as tesserae/model/init.cpp derives it."""
-    mask = 2**64 - 1
-    value = 0xCBF29CE484222325 ^ seed
-    for byte in name.encode():
-        value = (value ^ byte) * 0x100000001B3 & mask
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & mask
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & mask
-    return value ^ (value >> 31)
-
-
-@torch.no_grad()
-def initialize(name: str, parameter: Tensor, seed: int, layers: int) -> None:
-    """The same numbers as ours, so that all candidates start, and should go on, with equal losses."""
-    if parameter.dim() == 1:
-        parameter.fill_(1.0)
-        return
-    residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-    deviation = 0.02 / math.sqrt(2 * layers) if residual else 0.02
-    generator = torch.Generator().manual_seed(seed_of(seed, name))
-    parameter.copy_(torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator))
+        return loss_of(self.head(self.norm(x)), targets)
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -236,6 +236,46 @@ class Candidates(unittest.TestCase):
         self.assertEqual(len(cases.layouts(4)), 10)
 
 
+class Models(unittest.TestCase):
+    def test_titles_say_how_large_they_are(self) -> None:
+        import torch
+
+        from peers import MODELS, default_feed_forward
+        from transformer import Shape, parameter_count
+
+        for name, case in cases.CASES.items():
+            sizes = {"kv_heads": case.heads, "feed_forward": default_feed_forward(case.dimension)}
+            fields = ("dimension", "layers", "heads", "vocabulary", "sequence")
+            shape = Shape(**sizes, **{field: getattr(case, field) for field in fields})
+            millions = parameter_count(MODELS[case.model][0](shape, torch.device("meta"))) / 1e6
+            told = float(case.title.partition(" M ")[0])
+            self.assertAlmostEqual(millions, told, delta=0.5 if told >= 1 else 0.05, msg=name)
+
+    def test_the_second_model_has_no_candidates_in_cpp(self) -> None:
+        self.assertNotIn("ours", cases.candidates_of(cases.CASES["A/gpt2"]))
+        self.assertEqual(cases.candidates_of(cases.CASES["A/gpt2"], ["fsdp2", "ours", "ours:2,2,2"]), ["fsdp2"])
+        self.assertEqual(compare.models_of("A", Namespace(candidates=[])), ["A", "A/gpt2"])
+        self.assertEqual(compare.models_of("A", Namespace(candidates=["ours"])), ["A"])
+        self.assertEqual(compare.models_of("E", Namespace(candidates=[])), ["E"])
+        end = cases.command("fsdp2-prefetch", NOWHERE, cases.CASES["A/gpt2"])[2:]
+        self.assertEqual(end, ["--mode", "fsdp2", "--model", "gpt2", "--prefetch", "2"])
+
+
+class Headline(unittest.TestCase):
+    def test_a_row_a_case_and_model_against_the_best_line_of_fsdp2(self) -> None:
+        speeds = {"fsdp2": (100, 50), "fsdp2-prefetch": (110, 55), "fsdp1": (50, 25), "ddp": (200, 100)}
+        speeds["ours-python"] = (220, 88)
+        first, second = ({name: run(both[at]) for name, both in speeds.items()} for at in (0, 1))
+        about = report.about() | {"rounds": 2, "steps": 3}
+        entry = {"about": about, "rounds": [{name: asdict(one) for name, one in r.items()} for r in (first, second)]}
+        text = report.headline({"A": entry, "A/gpt2": entry})
+        cells = "154 | 1.80 (1.60 to 2.00) | 3.96 | 0.99 |  | 2.20 |  |"  # memory: of fsdp2, which needs less
+        self.assertIn(f"| A, Llama style: 118 M parameters, 128 tokens a rank, 2 ranks, fp32 | {cells}", text)
+        self.assertIn(f"| A, GPT-2 style: 109 M parameters, 128 tokens a rank, 2 ranks, fp32 | {cells}", text)
+        self.assertIn("makes 1.60 to 2.00 times the tokens/s of FSDP2", text.replace("\n", " "))
+        self.assertEqual(report.headline({}), "")
+
+
 class Markers(unittest.TestCase):
     def test_only_what_stands_between_them_changes(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
