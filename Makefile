@@ -51,7 +51,7 @@ long: build  ## the long forms of tests: 1,000 kills of a save, 100 of jobs on s
 	@$(PYTEST) -m long $(PYTEST_ARGS)
 	@$(CTEST) -C long -L long $(TEST_ARGS)
 
-bench: build  ## FSDP1, FSDP2, DDP and Tesserae, interleaved; tables and plots in docs/ (2 hours; BENCH=compare: a part)
+bench: build  ## FSDP1, FSDP2, DDP and Tesserae, interleaved; tables and plots in docs/ (3 hours; BENCH=compare: a part)
 	@failed=; \
 	for part in $(BENCH); do $(PYTHON) bench/$$part.py --update-docs $(BENCH_ARGS) || failed+=" $$part"; done; \
 	$(PYTHON) bench/compare.py --report-only --update-docs || failed+=" report"; \

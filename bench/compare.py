@@ -1,19 +1,20 @@
 """Compares Tesserae with DDP, FSDP1 and FSDP2 of the same torch on the same model, and prints ratios with their spread.
 
 Rounds are interleaved: each runs every candidate once, as freshly started ranks, in a rotated order, so that a slow
-minute of the machine hits all alike. Ratios are taken round by round. Run it on a machine that does nothing else:
+minute of the machine hits all alike. Ratios are taken round by round. A case is measured with each of its models, whose
+rounds take turns; A/gpt2 is case A with that one alone. Run it on a machine that does nothing else:
 
     python bench/compare.py --cases A,C --rounds 5               # E: fewer, where the CPU has no bf16
-    python bench/compare.py --cases tiny,tiny-hosts --quick      # proves in a minute that it works
+    python bench/compare.py --cases tiny,tiny-hosts --quick      # tries every candidate once: proves that all work
     python bench/compare.py --candidates fsdp2,ours,ours:ZERO_2  # ours under other strategies or degrees (ours:2,2,4)
     python bench/compare.py --cases D --candidates fsdp2,ours:best  # the best of our layouts, found by a short trial
 
 A case with several hosts (D) needs root and iproute2, see bench/hosts.sh. A case or a candidate that is missing is a
 failure, whatever the reason: the rest is measured, and the exit status says it (77 if this machine or this build cannot
 run what is missing, 1 if something broke). Results are added to bench/out/compare.json, which bench/plot.py draws;
---update-docs puts the tables of all cases that are in it between the markers in docs/performance.md, and that of case A
-into README.md; in both, what was asked and reached, also of what host_cost.py and transport.py measured. --report-only
-does so with what is there, and measures nothing.
+--update-docs puts the tables of all cases that are in it between the markers in docs/performance.md, with what was
+asked and reached, also of what host_cost.py and transport.py measured, and a table of a line for each case and model
+into README.md. --report-only does so with what is there, and measures nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from cases import (
     ROOT,
     WITHOUT_COMMUNICATION,
     Case,
+    candidates_of,
     command,
-    default_candidates,
     is_candidate,
     layouts,
     newest_program,
@@ -44,7 +45,7 @@ from cases import (
 from launch import UNAVAILABLE, Run, Unavailable, launch
 
 ALL = "A,B,C,D,E"
-IN_README = ("A",)
+BF16 = "E"  # a matter of matrix products: has a section of its own
 # The first loss is of the parameters that all start with, the second of an optimizer's first step: those after it tell
 # whether gradients were shared and parameters moved.
 LEAST_STEPS = 3
@@ -63,9 +64,9 @@ def parse() -> argparse.Namespace:
         help="separated by commas, or by spaces if degrees are given; default: those of the case, see bench/cases.py",
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=3, help="timed steps a run")
+    parser.add_argument("--steps", type=int, default=2, help="timed steps a run")
     parser.add_argument("--warmup", type=int, default=1, help="steps before those")
-    parser.add_argument("--quick", action="store_true", help="2 rounds of 2 steps after 1")
+    parser.add_argument("--quick", action="store_true", help="1 round of 2 steps after 1")
     parser.add_argument("--deadline", type=float, default=900, help="seconds a run")
     parser.add_argument("--step-program", type=Path, help="default: the newest bench_step below build/")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out")
@@ -73,7 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--report-only", action="store_true", help="measure nothing; for --update-docs")
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.steps, options.warmup = 2, 2, 1
+        options.rounds, options.steps, options.warmup = 1, 2, 1
     if not options.report_only and options.warmup + options.steps < LEAST_STEPS:
         parser.error(f"--warmup and --steps: {LEAST_STEPS} steps together, or losses show nothing of the optimizer")
     options.cases = options.cases.split(",")
@@ -104,39 +105,61 @@ def for_case(name: str, options: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(options), **few})
 
 
-def compare(name: str, options: argparse.Namespace) -> tuple[list[dict[str, Run]], dict[str, float], int]:
-    """One dictionary a round, by candidate; what a trial of our layouts found, if one was asked for (ms a step); and
-    the exit status. A candidate that is missing or fails is reported, and left out from then on."""
-    case, status = CASES[name], 0
-    asked = list(options.candidates or default_candidates(case))
-    trial: dict[str, float] = {}
-    if any(candidate.endswith(BEST) for candidate in asked):
-        trial = try_layouts(name, case, options)
-        best = min(trial, key=lambda layout: trial[layout])
-        asked = list(dict.fromkeys(c.removesuffix(BEST) + f":{best}" if c.endswith(BEST) else c for c in asked))
-    candidates, rounds = list(asked), []
-    for index in range(options.rounds):
-        runs: dict[str, Run] = {}
+def models_of(name: str, options: argparse.Namespace) -> list[str]:
+    """The case with each model for which a candidate was asked."""
+    every = [name] if "/" in name else [name, f"{name}/gpt2"]
+    return [each for each in every if each in CASES and candidates_of(CASES[each], options.candidates)]
+
+
+class Comparison:
+    """One case with one model. `rounds`: one dictionary a round, by candidate; `trial`: what a trial of our layouts
+    found, if one was asked for (ms a step); `status`: that of the program. A candidate that is missing or fails is
+    reported, and left out from then on."""
+
+    def __init__(self, name: str, options: argparse.Namespace):
+        self.name, self.case, self.options, self.status = name, CASES[name], options, 0
+        self.rounds: list[dict[str, Run]] = []
+        self.trial: dict[str, float] = {}
+        self.asked = candidates_of(self.case, options.candidates)
+        if any(candidate.endswith(BEST) for candidate in self.asked):
+            self.trial = try_layouts(name, self.case, options)
+            best = min(self.trial, key=lambda layout: self.trial[layout])
+            named = [c.removesuffix(BEST) + f":{best}" if c.endswith(BEST) else c for c in self.asked]
+            self.asked = list(dict.fromkeys(named))
+        self.candidates = list(self.asked)
+
+    def round(self, index: int) -> None:
+        name, options, candidates, runs = self.name, self.options, self.candidates, dict[str, Run]()
         shift = index % max(len(candidates), 1)
         for candidate in candidates[shift:] + candidates[:shift]:
             where = f"{name}, round {index + 1}/{options.rounds}: {title(candidate):35}"
             progress(where)
             try:
-                runs[candidate] = run(candidate, case, options, options.steps, options.warmup)
+                runs[candidate] = run(candidate, self.case, options, options.steps, options.warmup)
             except Unavailable as reason:
                 progress(f"{name}: {title(candidate)} is missing: {reason}", done=True)
                 candidates.remove(candidate)
-                status = status or UNAVAILABLE
+                self.status = self.status or UNAVAILABLE
                 continue
             except RuntimeError as error:
                 progress(f"{name}: {title(candidate)} failed and is left out\n{error}", done=True)
                 candidates.remove(candidate)
-                status = 1
+                self.status = 1
                 continue
             progress(f"{where} {statistics.median(runs[candidate].report['step_ms']):9,.1f} ms a step", done=True)
-        rounds.append({candidate: runs[candidate] for candidate in asked if candidate in runs})
-    check(name, rounds)
-    return report.with_ceilings(rounds), trial, status
+        self.rounds.append({candidate: runs[candidate] for candidate in self.asked if candidate in runs})
+
+
+def compare(names: Sequence[str], options: argparse.Namespace) -> list[Comparison]:
+    """The case with each of its models: their rounds take turns."""
+    comparisons = [Comparison(name, options) for name in names]
+    for index in range(options.rounds):
+        for each in comparisons if index % 2 == 0 else reversed(comparisons):
+            each.round(index)
+    for each in comparisons:
+        check(each.name, each.rounds)
+        each.rounds = report.with_ceilings(each.rounds)
+    return comparisons
 
 
 def try_layouts(name: str, case: Case, options: argparse.Namespace) -> dict[str, float]:
@@ -154,6 +177,14 @@ def run(candidate: str, case: Case, options: argparse.Namespace, steps: int, war
     timing = ["--steps", str(steps), "--warmup", str(warmup)]
     arguments = [*command(candidate, options.step_program, case), *case.arguments(), *timing]
     return launch(arguments, case.ranks, options.deadline, case.hosts, case.rate)
+
+
+def imports_bytes(case: Case, options: argparse.Namespace) -> int:
+    """What a rank holds that has imported torch in Python and nothing else: it is part of every such line's memory. As
+    many ranks as the case has, since they share what is mapped from files."""
+    program = "import sys, time, torch; time.sleep(2); open(sys.argv[-1], 'w').write('{}')"
+    alone = launch([sys.executable, "-c", program], case.ranks, options.deadline, case.hosts, case.rate)
+    return (alone.peak_pss or alone.peak_rss) // case.ranks
 
 
 def check(name: str, rounds: list[dict[str, Run]]) -> None:
@@ -203,22 +234,24 @@ def main() -> int:
         if name == asked.cases[0]:  # later it is this program's own load
             report.warn_if_busy("compare", about)
         try:
-            rounds, trial, status = compare(name, options)
+            about["imports_bytes"] = imports_bytes(CASES[name], options)
+            comparisons = compare(models_of(name, options), options)
         except Unavailable as reason:
             print(f"compare: case {name} is missing: {reason}", file=sys.stderr)
             statuses.add(UNAVAILABLE)
             continue
-        statuses.add(status)
-        if not rounds[0]:
-            continue
-        cases[name] = {
-            "case": asdict(CASES[name]),
-            "about": about,
-            "summary": report.as_json(report.summarize(rounds)),
-            "trial_ms": trial,
-            "rounds": [{c: asdict(r) for c, r in round_.items()} for round_ in rounds],
-        }
-        print(report.markdown(name, cases[name]))
+        for each in comparisons:
+            statuses.add(each.status)
+            if not each.rounds[0]:
+                continue
+            cases[each.name] = {
+                "case": asdict(each.case),
+                "about": about,
+                "summary": report.as_json(report.summarize(each.rounds)),
+                "trial_ms": each.trial,
+                "rounds": [{c: asdict(r) for c, r in round_.items()} for round_ in each.rounds],
+            }
+            print(report.markdown(each.name, cases[each.name]))
         # What is done survives a Ctrl-C.
         file.write_text(json.dumps(data, indent=1) + "\n")
         if options.update_docs:
@@ -227,20 +260,27 @@ def main() -> int:
 
 
 def update_documents(cases: dict[str, dict], out: Path) -> None:
-    goals = report.goals(cases, out)
-    update(ROOT / "docs" / "performance.md", cases, [name for name in CASES if name in ALL], goals)
-    update(ROOT / "README.md", cases, IN_README, goals)
+    performance, readme = ROOT / "docs" / "performance.md", ROOT / "README.md"
+    told = {name: cases[name] for name in in_order(cases) if name != BF16}
+    pictures = "![Tokens a second, case by case](images/speed.png)\n![Memory](images/memory.png)\n"
+    tables = [report.markdown(name, entry) for name, entry in told.items()]
+    update(performance, "bench", "\n".join([pictures, *tables, report.goals(told, out)]))
+    if BF16 in cases:
+        only = {BF16: cases[BF16]}
+        update(performance, "bf16", f"{report.markdown(BF16, cases[BF16])}\n{report.goals(only)}")
+    if headline := report.headline(told):
+        update(readme, "bench", f"![Tokens a second, case by case](docs/images/speed.png)\n\n{headline}")
 
 
-def update(document: Path, cases: dict[str, dict], names: Sequence[str], goals: str) -> None:
-    images = "images" if document.parent.name == "docs" else "docs/images"
-    pictures = f"![Tokens a second, case by case]({images}/speed.png)\n![Memory]({images}/memory.png)\n"
-    tables = [report.markdown(name, cases[name]) for name in names if name in cases]
-    text = "\n".join([pictures, *tables, goals])
-    if cases and not report.update_between_markers(document, "bench", text):
-        print(
-            f"compare: {document.name} has no <!-- bench:begin --> ... <!-- bench:end -->: left alone", file=sys.stderr
-        )
+def in_order(cases: dict[str, dict]) -> list[str]:
+    """Each case with its models one after the other; those that only prove that it works are not for documents."""
+    names = [each for name in ALL.split(",") for each in (name, f"{name}/gpt2")]
+    return [name for name in names if name in cases]
+
+
+def update(document: Path, marker: str, text: str) -> None:
+    if not report.update_between_markers(document, marker, text):
+        print(f"compare: {document.name} has no <!-- {marker}:begin --> and :end: left alone", file=sys.stderr)
 
 
 if __name__ == "__main__":

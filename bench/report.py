@@ -9,13 +9,29 @@ import platform
 import re
 import statistics
 import sys
+import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from cases import BEST, CASES, CEILINGS, GOALS, REFERENCE, title
+from cases import (
+    BEST,
+    CASES,
+    CEILINGS,
+    FSDP1,
+    FSDP2,
+    GOALS,
+    MODELS,
+    OURS_PYTHON,
+    REFERENCE,
+    Goal,
+    title,
+)
 from launch import Run
 
 QUIET_LOAD = 0.5
+GOALS_HEAD = "| case | | against | asked | reached (lowest to highest round) |\n|---|---|---|--:|--:|"
+Rounds = list[dict[str, dict]]  # as compare.json has them
 # What was asked of what host_cost.py and transport.py measure.
 HOST_COST_GOALS = {"sharded": ("Tesserae, C++", 20), "tesserae": ("Tesserae, Python", 8)}  # the part of FSDP2's
 TRANSPORT_MIB, TRANSPORT_VERBS, TRANSPORT_GOAL = 64, ("all_gather_into_tensor", "reduce_scatter_tensor"), 8
@@ -39,9 +55,9 @@ class Summary:
     candidate: str
     step_ms: Spread
     tokens_per_second: Spread
-    ratio: Spread | None  # of tokens/s to the reference, taken round by round; None: no reference ran
-    memory: int  # the largest sum of PSS that was seen, or of RSS where there is no PSS
-    memory_ratio: float | None
+    ratio: Spread | None  # of tokens/s to the fastest line of FSDP2, taken round by round; None: none ran
+    memory: int  # the largest sum of PSS that was seen, or of RSS where there is no PSS; 0: nothing ran
+    memory_ratio: float | None  # to the line of FSDP2 that needs least
     cpu_seconds: float
 
 
@@ -70,80 +86,161 @@ def ceiling_of(run: Run) -> Run:
 
 def summarize(rounds: list[dict[str, Run]]) -> list[Summary]:
     """One line a candidate, in the order in which they were asked for; rounds in which a candidate failed lack it."""
-    reference = memory_of(rounds, REFERENCE)
-    return [summarize_candidate(candidate, rounds, reference) for candidate in rounds[0]]
+    plain = [{name: asdict(run) for name, run in one.items()} for one in rounds]
+    fastest, leanest = fastest_of(plain, FSDP2), leanest_of(plain, FSDP2)
+    return [summarize_candidate(candidate, rounds, plain, fastest, leanest) for candidate in rounds[0]]
 
 
-def summarize_candidate(candidate: str, rounds: list[dict[str, Run]], reference_memory: int) -> Summary:
+def summarize_candidate(
+    candidate: str, rounds: list[dict[str, Run]], plain: Rounds, fastest: str | None, leanest: str | None
+) -> Summary:
     runs = [round_[candidate] for round_ in rounds if candidate in round_]
-    speed = [run.report["tokens_per_second"] for run in runs]
-    ratios = [
-        round_[candidate].report["tokens_per_second"] / round_[REFERENCE].report["tokens_per_second"]
-        for round_ in rounds
-        if candidate in round_ and REFERENCE in round_
-    ]
-    memory = memory_of(rounds, candidate)
+    memory = memory_of(plain, candidate)
     return Summary(
         candidate=candidate,
         step_ms=Spread.of([statistics.median(run.report["step_ms"]) for run in runs]),
-        tokens_per_second=Spread.of(speed),
-        ratio=Spread.of(ratios) if ratios else None,
+        tokens_per_second=Spread.of([run.report["tokens_per_second"] for run in runs]),
+        ratio=ratio_of(plain, candidate, fastest),
         memory=memory,
-        memory_ratio=memory / reference_memory if reference_memory else None,
+        memory_ratio=memory / memory_of(plain, leanest) if leanest else None,
         cpu_seconds=statistics.median(run.cpu_seconds for run in runs),
     )
 
 
-def memory_of(rounds: list[dict[str, Run]], candidate: str) -> int:
+def ratio_of(rounds: Rounds, candidate: str | None, against: str | None) -> Spread | None:
+    """Of tokens/s, round by round."""
+    pairs = [(one[candidate], one[against]) for one in rounds if candidate in one and against in one]
+    ratios = [a["report"]["tokens_per_second"] / b["report"]["tokens_per_second"] for a, b in pairs]
+    return Spread.of(ratios) if ratios else None
+
+
+def fastest_of(rounds: Rounds, candidates: Sequence[str]) -> str | None:
+    """The one of them with the highest median of tokens/s; None if none ran."""
+
+    def speed(name: str) -> float:
+        return statistics.median(one[name]["report"]["tokens_per_second"] for one in rounds if name in one)
+
+    return max((name for name in candidates if rounds and name in rounds[0]), key=speed, default=None)
+
+
+def leanest_of(rounds: Rounds, candidates: Sequence[str]) -> str | None:
+    """The one of them that needs the least memory; None if none ran."""
+    ran = (name for name in candidates if rounds and name in rounds[0] and memory_of(rounds, name))
+    return min(ran, key=lambda name: memory_of(rounds, name), default=None)
+
+
+def memory_of(rounds: Rounds, candidate: str) -> int:
     runs = [round_[candidate] for round_ in rounds if candidate in round_]
-    return max((run.peak_pss or run.peak_rss for run in runs), default=0)
+    return max((run["peak_pss"] or run["peak_rss"] for run in runs), default=0)
 
 
 def markdown(case: str, entry: dict) -> str:
     """`entry`: what compare.json says of the case."""
     lines = [
-        f"**{case}**: {CASES[case].title}",
+        f"**{heading(case)}**: {CASES[case].title}",
         "",
-        "| | ms a step | tokens/s | of FSDP2 (lowest to highest round) | host memory, all ranks | of FSDP2 |",
+        "| | ms a step | tokens/s | of the fastest FSDP2 (lowest to highest round) | host memory, all ranks "
+        "| of the leanest FSDP2 |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for s in summaries_of(entry):
         name = f"**{title(s.candidate)}**" if is_ours(s.candidate) else title(s.candidate)
-        ratio = f"{s.ratio.median:.2f} ({s.ratio.low:.2f} to {s.ratio.high:.2f})" if s.ratio else ""
-        memory_ratio = f"{s.memory_ratio:.2f}" if s.memory_ratio else ""
+        memory = f"{s.memory / 2**20:,.0f} MiB" if s.memory else ""
+        memory_ratio = f"{s.memory_ratio:.2f}" if s.memory and s.memory_ratio else ""
         lines.append(
-            f"| {name} | {s.step_ms.median:,.0f} | {s.tokens_per_second.median:,.0f} | {ratio} "
-            f"| {f'{s.memory / 2**20:,.0f} MiB' if s.memory else ''} | {memory_ratio} |"
+            f"| {name} | {s.step_ms.median:,.0f} | {s.tokens_per_second.median:,.0f} | {told(s.ratio)} "
+            f"| {memory} | {memory_ratio} |"
         )
     lines += ["", describe(entry["about"], f"{entry['about']['rounds']} rounds of {entry['about']['steps']} steps")]
+    if imports := entry["about"].get("imports_bytes"):
+        lines.append(
+            f"Of a Python rank's memory {imports / 2**20:,.0f} MiB are the interpreter and torch, imported alone."
+        )
     if entry.get("trial_ms"):
         lines.append(f"The layout was chosen by a short trial of {len(entry['trial_ms'])}.")
     return "\n".join(lines) + "\n"
 
 
-def goals(cases: dict[str, dict], out: Path) -> str:
-    """What was asked, and what was reached, of the cases that were measured and of what other scripts left in `out`."""
-    lines = ["| case | | against | asked | reached (lowest to highest round) |", "|---|---|---|--:|--:|"]
-    for goal in GOALS:
-        rounds = cases.get(goal.case, {}).get("rounds", [])
-        candidate = goal.candidate
-        if candidate.endswith(BEST) and rounds:
-            chosen = candidate.removesuffix(BEST) + ":"
-            candidate = next((name for name in rounds[0] if name.startswith(chosen)), candidate)
-        pairs = [(one[candidate], one[goal.against]) for one in rounds if candidate in one and goal.against in one]
-        if not pairs:
+def heading(case: str) -> str:
+    return f"{case.partition('/')[0]}, {MODELS[CASES[case].model]}"
+
+
+def told(ratio: Spread | None) -> str:
+    return f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else ""
+
+
+def headline(cases: dict[str, dict]) -> str:
+    """For the README: a line for each case and model, of our Python face beside PyTorch; nothing if none was
+    measured."""
+    lines, ratios, about = [], [], {}
+    for name, entry in cases.items():
+        rounds = entry["rounds"]
+        ours, fsdp2, leanest = fastest_of(rounds, OURS_PYTHON), fastest_of(rounds, FSDP2), leanest_of(rounds, FSDP2)
+        ratio = ratio_of(rounds, ours, fsdp2)
+        if not ours or not ratio or not leanest:
             continue
-        if goal.memory:
-            most = [max(run["peak_pss"] or run["peak_rss"] for run in side) for side in zip(*pairs, strict=True)]
-            reached = f"{most[0] / most[1]:.2f}"
-            asked = f"memory <= {goal.bound:.2f} x"
-        else:
-            ratio = Spread.of([a["report"]["tokens_per_second"] / b["report"]["tokens_per_second"] for a, b in pairs])
-            reached = f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-            asked = f"tokens/s >= {goal.bound:.2f} x"
-        lines.append(f"| {goal.case} | {title(candidate)} | {title(goal.against)} | {asked} | {reached} |")
-    lines += host_cost_goals(out / "host_cost.json") + transport_goals(out / "transport.json")
+        about = entry["about"]
+        ratios.append(ratio)
+        speed = Spread.of([one[ours]["report"]["tokens_per_second"] for one in rounds if ours in one])
+        others = (ratio_of(rounds, ours, other) for other in (fastest_of(rounds, FSDP1), "ddp", "ceiling"))
+        cells = [
+            f"{heading(name)}: {CASES[name].title}",
+            f"{speed.median:,.0f}",
+            told(ratio),
+            *(f"{other.median:.2f}" if other else "" for other in others),
+            f"{memory_of(rounds, ours) / memory_of(rounds, leanest):.2f}",
+            told(ratio_of(rounds, fastest_of(rounds, ours_in_cpp(rounds)), fsdp2)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    if not lines:
+        return ""
+    machine, low, high = about["machine"], min(one.low for one in ratios), max(one.high for one in ratios)
+    columns = ("Tesserae, Python: tokens/s", "of FSDP2 (lowest to highest round)", "of FSDP1", "of DDP")
+    columns += ("of the ceiling", "memory, of FSDP2's", "Tesserae, C++: of FSDP2 (lowest to highest round)")
+    above = (
+        f"An FSDP script on Tesserae makes {low:.2f} to {high:.2f} times the tokens/s of FSDP2, over all rounds of all "
+        f"cases: {machine['cores']} cores ({machine['cpu']}), one thread a rank, torch {about['torch']}. The peers' "
+        "bytes go over Gloo; ours go through shared memory within a host, and between hosts over Gloo."
+    )
+    below = (
+        "Everyone in the fastest of their lines, and for memory FSDP2 in its leanest. The ceiling is computation + "
+        f"1/N of the optimizer. {about['rounds']} rounds of {about['steps']} steps, {about['date']}: "
+        "`make bench BENCH=compare`."
+    )
+    table = [f"| case | {' | '.join(columns)} |", f"|---|{'--:|' * len(columns)}", *lines]
+    return "\n".join([textwrap.fill(above, 120), "", *table, "", textwrap.fill(below, 120)]) + "\n"
+
+
+def ours_in_cpp(rounds: Rounds) -> list[str]:
+    """Those that send exact numbers."""
+    return [name for name in rounds[0] if name.partition(":")[0] == "ours"] if rounds else []
+
+
+def goals(cases: dict[str, dict], out: Path | None = None) -> str:
+    """What was asked, and what was reached, of the cases that were measured and of what other scripts left in `out`."""
+    lines = [GOALS_HEAD, *(line for goal in GOALS for line in goal_line(goal, cases))]
+    if out:
+        lines += host_cost_goals(out / "host_cost.json") + transport_goals(out / "transport.json")
     return "\n".join(lines) + "\n"
+
+
+def goal_line(goal: Goal, cases: dict[str, dict]) -> list[str]:
+    """None of a case that was not measured."""
+    rounds = cases.get(goal.case, {}).get("rounds", [])
+    candidate = goal.candidate
+    if candidate.endswith(BEST) and rounds:
+        chosen = candidate.removesuffix(BEST) + ":"
+        candidate = next((name for name in rounds[0] if name.startswith(chosen)), candidate)
+    against = (leanest_of if goal.memory else fastest_of)(rounds, goal.against)
+    ratio = ratio_of(rounds, candidate, against)
+    if not ratio or not against:
+        return []
+    if goal.memory:
+        reached = f"{memory_of(rounds, candidate) / memory_of(rounds, against):.2f}"
+        asked = f"memory <= {goal.bound:.2f} x"
+    else:
+        reached, asked = told(ratio), f"tokens/s >= {goal.bound:.2f} x"
+    return [f"| {goal.case} | {title(candidate)} | {title(against)} | {asked} | {reached} |"]
 
 
 def host_cost_goals(file: Path) -> list[str]:
