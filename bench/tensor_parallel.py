@@ -1,4 +1,5 @@
-"""Compares tensor parallelism of Tesserae with torch's own (parallelize_module and FSDP2) on the same Llama and ranks.
+"""Compares tensor parallelism of Tesserae with torch's own on the same Llama and ranks: parallelize_module, and FSDP2
+where there are data-parallel ranks.
 
 Rounds are interleaved: each runs both, as freshly started ranks, in alternating order. Ratios are taken round by round.
 Memory is the largest sum of PSS of a run (bench/memory.py).
@@ -24,7 +25,7 @@ from cases import ROOT
 from launch import Run, launch
 from report import Spread
 
-SIDES = {"ours": "Tesserae: tsm.transform + FSDP", "torch": "torch: parallelize_module + FSDP2"}
+SIDES = ("ours", "torch")
 LOSS_TOLERANCE = 1e-3  # relative: the order of sums differs
 MODEL = {
     "dimension": 512,
@@ -96,6 +97,12 @@ def compare(tensor: int, options: argparse.Namespace) -> list[dict[str, Run]]:
     return rounds
 
 
+def title(side: str, data_ranks: int) -> str:
+    if side == "ours":
+        return "Tesserae: tsm.transform + FSDP"
+    return "torch: parallelize_module" + (" + FSDP2" if data_ranks > 1 else "")
+
+
 def row(tensor: int, side: str, rounds: list[dict[str, Run]], ranks: int) -> str:
     mine = [runs[side] for runs in rounds]
     speed = Spread.of([each.report["tokens_per_second"] for each in mine])
@@ -104,7 +111,7 @@ def row(tensor: int, side: str, rounds: list[dict[str, Run]], ranks: int) -> str
     memory_ratio = Spread.of([memory_of(r[side]) / memory_of(r["torch"]) for r in rounds])
     host = Spread.of([each.report["host_us_per_layer"] for each in mine])
     return (
-        f"| {tensor} x {ranks // tensor} | {SIDES[side]} | {speed.median:,.0f} | "
+        f"| {tensor} x {ranks // tensor} | {title(side, ranks // tensor)} | {speed.median:,.0f} | "
         f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f}) | {memory.median:,.0f} | "
         f"{memory_ratio.median:.2f} ({memory_ratio.low:.2f} to {memory_ratio.high:.2f}) | {host.median:,.0f} |"
     )

@@ -1,5 +1,6 @@
 """Trains a Llama of Hugging Face with tensor parallelism and writes what it cost as JSON: by tsm.transform and FSDP on
-Tesserae, or by torch's parallelize_module (DTensor) with loss_parallel, and FSDP2. bench/tensor_parallel.py runs both.
+Tesserae, or by torch's parallelize_module (DTensor) with loss_parallel, and FSDP2 where there are data-parallel ranks.
+bench/tensor_parallel.py runs both.
 
     torchrun --nproc-per-node 4 bench/tensor_parallel_train.py --side torch --tensor 2 --dimension 256 --layers 4 ...
 
@@ -100,9 +101,10 @@ def theirs(model: LlamaForCausalLM, tensor: int) -> tuple[nn.Module, Loss]:
             "lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
         },
     )
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh["data"])
-    fully_shard(model, mesh=mesh["data"])
+    if mesh["data"].size() > 1:  # else there is nothing to shard, and FSDP2 would only cost
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh["data"])
+        fully_shard(model, mesh=mesh["data"])
 
     class Trained(nn.Module):
         """Its loss has a backward of its own, which loss_parallel wants to be around."""
