@@ -65,8 +65,9 @@ dial-bench: build  ## changes of the sharding degree beside restarts from a chec
 	@$(PYTHON) bench/auto_sweep.py --update-docs
 	@$(PYTHON) bench/plot.py
 
-check:  ## what needs no build: the order of the layers, the format
+check:  ## what needs no build: the order of the layers, that figures have commands, the format
 	@tools/check_layers.py
+	@tools/check_figures.py
 	@tools/check_format.sh
 	@tools/check_python.sh
 
