@@ -6,8 +6,8 @@ else:
     python bench/checkpoint.py --folder /dev/shm/tesserae   # without a disk: what the code itself costs
     python bench/checkpoint.py --case tiny --rounds 1           # proves that it works
 
-Writes bench/out/checkpoint.json. The speed of the disk is measured beside them: one file of the checkpoint's size,
-written and synced.
+Writes bench/out/checkpoint.json; --update-docs puts the table between the markers `checkpoint` in docs/performance.md.
+The speed of the disk is measured beside them: one file of the checkpoint's size, written and synced.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import report
 from cases import CASES, FIRST_MODEL, HERE, ROOT, newest_program
 from launch import launch
 
@@ -30,7 +31,9 @@ ROWS = (  # field, what the table calls it
     ("save_unsynced", "synchronous save, not synced"),
     ("load", "load"),
     ("async_call", "asynchronous save: training is held up"),
-    ("async_lost", "asynchronous save: the next steps take longer, in all"),
+    ("step", "a step with no save beside it"),
+    ("async_step", "a step right after an asynchronous save began"),
+    ("async_lost", "asynchronous save: it and the next {steps} steps take longer than so many steps alone"),
     ("checksum", "of a save: checksums"),
 )
 
@@ -45,6 +48,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--deadline", type=float, default=1800, help="seconds a run")
     parser.add_argument("--program", type=Path, help="default: the newest bench_checkpoint below build/")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out")
+    parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
     options.program = options.program or newest_program("bench_checkpoint")
     if not options.program:
@@ -75,10 +79,10 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[dict]]:
     for index in range(options.rounds):
         for name in sorted(commands, reverse=index % 2 == 1):
             place = folder / f"{name}-{index}"
-            report = launch([*commands[name], *common, "--folder", str(place)], case.ranks, options.deadline).report
-            baseline = statistics.median(report["step"]) * options.steps
-            report["async_lost"] = [seconds - baseline for seconds in report["async_steps"]]
-            runs[name].append(report)
+            figures = launch([*commands[name], *common, "--folder", str(place)], case.ranks, options.deadline).report
+            baseline = statistics.median(figures["step"]) * options.steps
+            figures["async_lost"] = [seconds - baseline for seconds in figures["async_steps"]]
+            runs[name].append(figures)
             shutil.rmtree(place)
         runs["disk"].append({"save": [disk_seconds(folder, runs["ours"][-1]["bytes"])]})
     return runs
@@ -89,32 +93,38 @@ def median_of(runs: list[dict], field: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def table(runs: dict[str, list[dict]]) -> str:
+def table(runs: dict[str, list[dict]], steps: int) -> str:
     def cell(value: float | None) -> str:
-        return "-" if value is None else f"{value:.3f}"
+        return "" if value is None else f"{value:.4f}" if abs(value) < 0.01 else f"{value:.3f}"
 
-    lines = ["| seconds | DCP | Tesserae | DCP / Tesserae |", "|---|---|---|---|"]
+    lines = ["| seconds | DCP | Tesserae | DCP / Tesserae |", "|---|--:|--:|--:|"]
     for field, title in ROWS:
         dcp, ours = median_of(runs["dcp"], field), median_of(runs["ours"], field)
-        ratio = f"{dcp / ours:.1f}" if dcp is not None and ours is not None and ours > 0 else "-"
-        lines.append(f"| {title} | {cell(dcp)} | {cell(ours)} | {ratio} |")
+        ratio = f"{dcp / ours:,.1f}" if dcp is not None and ours is not None and ours > 0 else ""
+        lines.append(f"| {title.format(steps=steps)} | {cell(dcp)} | {cell(ours)} | {ratio} |")
     lines.append(f"| a plain file of that size, written and synced | {cell(median_of(runs['disk'], 'save'))} | | |")
     return "\n".join(lines)
 
 
 def main() -> None:
     options = parse()
+    about = report.about() | {"rounds": options.rounds, "saves": options.saves}
+    report.warn_if_busy("checkpoint", about)
     if options.folder:
         options.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         runs = measure(options, Path(folder))
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "checkpoint.json").write_text(json.dumps(runs, indent=1))
+    (options.out / "checkpoint.json").write_text(json.dumps({"about": about, **runs}, indent=1))
     ours = runs["ours"][0]
-    print(
-        f"{CASES[options.case].title}; {ours['parameters']:,} parameters + AdamW, {ours['bytes']:,} bytes, "
-        f"load {os.getloadavg()[0]:.1f}\n\n{table(runs)}"
+    text = (
+        f"{ours['parameters'] / 1e6:,.0f} M parameters and AdamW's state ({ours['bytes'] / 1e9:.2f} GB), "
+        f"{ours['ranks']} ranks:\n\n{table(runs, options.steps)}\n\n"
+        f"{report.describe(about, f'{options.rounds} rounds of {options.saves} saves of each kind')}"
     )
+    print(text)
+    if options.update_docs and not report.update_between_markers(ROOT / "docs" / "performance.md", "checkpoint", text):
+        print("checkpoint: docs/performance.md lacks the markers checkpoint:begin and :end", file=sys.stderr)
 
 
 if __name__ == "__main__":
