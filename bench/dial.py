@@ -3,17 +3,18 @@ which is to save, stop and go on from the checkpoint (FSDP2 with DCP, bench/dial
 
     python bench/dial.py                          # 118 M parameters + AdamW, 4 ranks, degrees 4 -> 2 -> 1 -> 4
     python bench/dial.py --links gloo,1gbit       # live only, over Gloo on this host and between 2 hosts x 2 ranks
-    python bench/dial.py --timeline               # a run of `tesserae train` with a schedule, and one with "auto"
+    python bench/dial.py --timeline               # runs of `tesserae train` with a schedule, and one with "auto"
     python bench/dial.py --case tiny --quick      # proves that it works
 
 The restart is timed from the outside: from the end of the last step of the old processes to the end of the first step
 of the new ones, less a step. It contains saving, the end of the old processes, the start and imports of new ones,
 building the model and loading. The checkpoint lies in --folder; on /dev/shm it costs no disk.
 
-Free memory of a virtual machine may be lent to its host, and getting it back takes many times as long as writing it.
-Neither side pays for that: right before memory is needed, all ranks take as much and give it back (bench_dial before a
-change to more memory, dial_peer.py before it builds the model, both before the first step after that; its time is taken
-off). With --lent-memory they do pay.
+Free memory of a virtual machine may be lent to its host, and getting it back takes many times as long as writing it. So
+both sides are measured twice in a round. Once memory is touched beforehand: right before it is needed, all ranks take
+as much and give it back (bench_dial before a change to more memory, dial_peer.py before it builds the model, both
+before the first step after that; its time is taken off). And once it is not, and they pay for it. Over --links memory
+is touched; in the runs of --timeline it is not.
 
 A live change should take little more than its bytes need where they go. For links between hosts these are the bytes
 that left a host's network interface meanwhile, at the rate of the link; on one host (Gloo; shared memory, of which the
@@ -39,7 +40,7 @@ from pathlib import Path
 import report
 from cases import CASES, FIRST_MODEL, HERE, ROOT, Case, newest_program
 from launch import Run, Unavailable, launch
-from train_run import name_of, newest_tesserae, schedule_of, train
+from train_run import TrainRun, name_of, newest_tesserae, schedule_of, train
 
 LINKS = {"gloo": ("gloo", 1, ""), "100mbit": ("auto", 2, "100mbit"), "1gbit": ("auto", 2, "1gbit")}
 SHM = "shm"  # what the ranks of a host have without a word of --links
@@ -55,7 +56,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2, help="timed steps before and after each change")
     parser.add_argument("--links", default="", help=f"measure only live changes over these: {', '.join(LINKS)}")
     parser.add_argument("--timeline", action="store_true", help="measure only the timelines of `tesserae train`")
-    parser.add_argument("--lent-memory", action="store_true", help="do not see to it that free memory is at hand")
     parser.add_argument("--quick", action="store_true", help="1 round of 2 steps")
     parser.add_argument("--folder", type=Path, help="of the peer's checkpoints; default: a temporary one")
     parser.add_argument("--deadline", type=float, default=1800, help="seconds a run")
@@ -78,14 +78,20 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def live(options: argparse.Namespace, link: str = "", degrees: list[int] | None = None, memory: bool = False) -> Run:
+def live(
+    options: argparse.Namespace,
+    link: str = "",
+    degrees: list[int] | None = None,
+    memory: bool = False,
+    touched: bool = True,
+) -> Run:
     case: Case = options.case
     backend, hosts, rate = LINKS.get(link, ("auto", 1, ""))
     turns = ",".join(map(str, degrees or options.degrees))
     command = [str(options.program), "--degrees", turns, "--steps", str(options.steps), "--backend", backend]
     if memory:
         command.append("--memory")
-    if not options.lent_memory:
+    if touched:
         command.append("--touch")
     return launch([*command, *case.arguments()], case.ranks, options.deadline, hosts, rate)
 
@@ -95,14 +101,14 @@ def state_bytes(case: Case) -> int:
     return 16 * (12 * case.dimension**2 * case.layers + 2 * case.vocabulary * case.dimension)
 
 
-def restart(options: argparse.Namespace, folder: Path) -> list[dict]:
+def restart(options: argparse.Namespace, folder: Path, touched: bool = True) -> list[dict]:
     """For each change, how long training stood still, in seconds, and where the time went."""
     case: Case = options.case
     command = [sys.executable, str(HERE / "dial_peer.py"), *case.arguments(), "--steps", str(options.steps)]
     lives: list[dict] = []
     for index, degree in enumerate(options.degrees):
         arguments = ["--degree", str(degree)]
-        if not options.lent_memory:
+        if touched:
             arguments += ["--touch", str(state_bytes(case) // degree // 2**20)]
         if index > 0:
             arguments += ["--load", str(folder / str(index - 1))]
@@ -146,39 +152,40 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def measure(options: argparse.Namespace) -> dict:
-    """Live changes and restarts, in turn."""
-    live_runs: list[Run] = []
-    restarts: list[list[dict]] = []
+    """Live changes and restarts, with memory touched beforehand and without, in turn."""
+    live_runs: dict[bool, list[Run]] = {True: [], False: []}
+    restarts: dict[bool, list[list[dict]]] = {True: [], False: []}
+    turns = list(itertools.product(("live", "restart"), (True, False)))
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         warm_up(options, Path(folder))
         for index in range(options.rounds):
-            for who in ("live", "restart") if index % 2 == 0 else ("restart", "live"):
+            for who, touched in turns if index % 2 == 0 else reversed(turns):
                 if who == "live":
-                    live_runs.append(live(options))
-                    lost = [change["lost_seconds"] for change in live_runs[-1].report["changes"]]
+                    live_runs[touched].append(live(options, touched=touched))
+                    lost = [change["lost_seconds"] for change in live_runs[touched][-1].report["changes"]]
                 else:
-                    restarts.append(restart(options, Path(folder)))
-                    lost = [change["lost_seconds"] for change in restarts[-1]]
+                    restarts[touched].append(restart(options, Path(folder), touched))
+                    lost = [change["lost_seconds"] for change in restarts[touched][-1]]
                 figures = ", ".join(f"{seconds:.2f}" for seconds in lost)
-                print(f"dial: round {index + 1}/{options.rounds}: {who:7} {figures} s", file=sys.stderr)
-    same_losses(live_runs[0], live(replace_steps(options), degrees=[options.degrees[0]]))
+                how = "memory touched before" if touched else "not touched"
+                print(f"dial: round {index + 1}/{options.rounds}: {who:7} {figures} s, {how}", file=sys.stderr)
+    unchanged = live(replace_steps(options), degrees=[options.degrees[0]])
+    for run in (live_runs[True][0], live_runs[False][0]):
+        same_losses(run, unchanged)
     sampled = live(options, memory=True).report["changes"]
     table = []
-    for at, change in enumerate(live_runs[0].report["changes"]):
-        mine = [run.report["changes"][at] for run in live_runs]
-        theirs = [changes[at] for changes in restarts]
-        pairs = zip(mine, theirs, strict=True)
+    for at, change in enumerate(live_runs[True][0].report["changes"]):
+        mine = [run.report["changes"][at] for run in live_runs[True]]
         table.append(
             {
                 "from": change["from"],
                 "to": change["to"],
                 "bytes": change["bytes"],
                 "seconds": spread([c["seconds"] for c in mine]),
-                "ours": spread([c["lost_seconds"] for c in mine]),
                 "steps_before": spread([c["steps"]["before"] for c in mine]),
                 "steps_after": spread([c["steps"]["after"] for c in mine]),
-                "restart": spread([c["lost_seconds"] for c in theirs]),
-                "ratio": spread([theirs_["lost_seconds"] / mine_["lost_seconds"] for mine_, theirs_ in pairs]),
+                **lost_of(at, live_runs[True], restarts[True]),
+                "not_touched": lost_of(at, live_runs[False], restarts[False]),
                 "before_pss": sampled[at]["before_pss"],
                 "peak_pss": sampled[at]["peak_pss"],
                 "after_pss": sampled[at]["after_pss"],
@@ -186,10 +193,19 @@ def measure(options: argparse.Namespace) -> dict:
         )
     return {
         "table": table,
-        "live": [run.report for run in live_runs],
-        "restart": restarts,
+        "live": [run.report for run in live_runs[True]],
+        "restart": restarts[True],
+        "not_touched": {"live": [run.report for run in live_runs[False]], "restart": restarts[False]},
         "memory": sampled,
     }
+
+
+def lost_of(at: int, live_runs: list[Run], restarts: list[list[dict]]) -> dict:
+    """Of one change: for how long training stands still, live and by a restart; and the ratio, round by round."""
+    mine = [run.report["changes"][at]["lost_seconds"] for run in live_runs]
+    theirs = [changes[at]["lost_seconds"] for changes in restarts]
+    ratios = [restart / live for live, restart in zip(mine, theirs, strict=True)]
+    return {"ours": spread(mine), "restart": spread(theirs), "ratio": spread(ratios)}
 
 
 def replace_steps(options: argparse.Namespace) -> argparse.Namespace:
@@ -239,8 +255,8 @@ def needed_seconds(change: dict, link: str) -> float:
 
 
 def measure_timelines(options: argparse.Namespace) -> dict:
-    """The metrics of two runs of `tesserae train`, of the demo's transformer made larger: one with a schedule, and the
-    beginning of a long job with "auto"."""
+    """The metrics of runs of `tesserae train`, of the demo's transformer made larger: several with the same schedule,
+    and the beginning of one long job with "auto", which does not decide the same twice."""
     steps, settling = (24, 24) if options.quick else (90, 130)
     model = {} if options.quick else {"model.dimension": 384, "model.layers": 6, "model.heads": 6}
     turns = [(degree, degree, degree) for degree in (options.ranks, 1, options.ranks // 2)]
@@ -255,22 +271,55 @@ def measure_timelines(options: argparse.Namespace) -> dict:
     measured: dict = {"about": report.about()}
     for kind, settings in how.items():
         settings = {**settings, **model}
+        times = options.rounds if kind == "schedule" else 1
         try:  # layouts differ most where a link is slow
             hosts, rate = (2, "1gbit") if kind == "auto" and not options.quick else (1, "")
-            run = train(options.tesserae, settings, options.ranks, options.deadline, hosts, rate)
+            runs = [
+                train(options.tesserae, settings, options.ranks, options.deadline, hosts, rate) for _ in range(times)
+            ]
         except Unavailable as reason:
             print(f"dial: {kind} runs on one host: {reason}", file=sys.stderr)
-            run = train(options.tesserae, settings, options.ranks, options.deadline)
-        changes = [change | {"from": name_of(change["from"]), "to": name_of(change["to"])} for change in run.changes()]
-        measured[kind] = {"steps": run.steps, "changes": changes}
-        print(f"dial: {kind}: {changes}", file=sys.stderr)
+            runs = [train(options.tesserae, settings, options.ranks, options.deadline)]
+        measured[kind] = {"runs": len(runs), "steps": steps_of(runs), "changes": changes_of(runs)}
+        print(f"dial: {kind}: {measured[kind]['changes']}", file=sys.stderr)
     return measured
+
+
+def steps_of(runs: list[TrainRun]) -> list[dict]:
+    """Each step of runs that do the same: medians, and the slowest and fastest. What one run alone shows may be
+    something else on the machine."""
+    steps = []
+    for records in zip(*(run.steps for run in runs), strict=True):
+        speed = report.Spread.of([record["tokens_per_second"] for record in records])
+        memory = [record["memory_bytes"] for record in records if record.get("memory_bytes")]
+        step = {"step": records[0]["step"], "tokens_per_second": speed.median, "low": speed.low, "high": speed.high}
+        steps.append(step | ({"memory_bytes": statistics.median(memory)} if memory else {}))
+    return steps
+
+
+def changes_of(runs: list[TrainRun]) -> list[dict]:
+    changes = []
+    for same in zip(*(run.changes() for run in runs), strict=True):
+        seconds = [change["seconds"] for change in same if change["seconds"]]
+        named = {"from": name_of(same[0]["from"]), "to": name_of(same[0]["to"])}
+        changes.append(same[0] | named | {"seconds": statistics.median(seconds) if seconds else None})
+    return changes
 
 
 def about_parts(data: dict) -> dict[str, dict]:
     """Where and when the table and each link were measured. Older files have one for all of them."""
     about = data.get("about", {})
     return dict.fromkeys(("table", *data.get("links", {})), about) if "machine" in about else about
+
+
+def lost_cells(row: dict | None) -> str:
+    if not row:  # of a file from before that was measured
+        return "| |"
+    ratio = row["ratio"]
+    return (
+        f"{row['ours']['median']:.2f} s | {row['restart']['median']:.2f} s "
+        f"| {ratio['median']:,.0f} ({ratio['low']:,.0f} to {ratio['high']:,.0f})"
+    )
 
 
 def markdown(data: dict) -> str:
@@ -284,17 +333,16 @@ def markdown(data: dict) -> str:
         )
         text += (
             "| degree | bytes moved | live: seconds | in steps, before / after | training stands still | "
-            "restart from a checkpoint | ratio (lowest to highest) | memory before, peak, after |\n"
-            "|---|--:|--:|--:|--:|--:|--:|--:|\n"
+            "restart from a checkpoint | ratio (lowest to highest) | memory not touched before: stands still "
+            "| restart | ratio | memory before, peak, after |\n"
+            "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
         )
         for row in table:
             memory = ", ".join(f"{row[key] / 2**20:,.0f}" for key in ("before_pss", "peak_pss", "after_pss"))
-            ratio = row["ratio"]
             text += (
                 f"| {row['from']} → {row['to']} | {row['bytes'] / 1e6:,.0f} MB | {row['seconds']['median']:.3f} "
                 f"| {row['steps_before']['median']:.2f} / {row['steps_after']['median']:.2f} "
-                f"| {row['ours']['median']:.2f} s | {row['restart']['median']:.2f} s "
-                f"| {ratio['median']:,.0f} ({ratio['low']:,.0f} to {ratio['high']:,.0f}) | {memory} MiB |\n"
+                f"| {lost_cells(row)} | {lost_cells(row.get('not_touched'))} | {memory} MiB |\n"
             )
         text += f"\n{described['table']}\n"
     # The live changes of the table are those over shared memory.

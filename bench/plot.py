@@ -193,7 +193,7 @@ def powers_of_two(axes: Axes, values: Sequence[int]) -> None:
 
 
 def timeline(out: Path, kind: str, heading: str) -> Figure | None:
-    """Tokens/s and memory over the steps of one run, with each change of the degree."""
+    """Tokens/s and memory over the steps of runs that do the same, with each change of the degree."""
     file = out / "dial_timeline.json"
     run = json.loads(file.read_text()).get(kind) if file.exists() else None
     if not run:
@@ -203,6 +203,11 @@ def timeline(out: Path, kind: str, heading: str) -> Figure | None:
         2, 1, figsize=(WIDTH, 4.4), sharex=True, gridspec_kw={"height_ratios": (3, 2)}
     )
     speed_axes.plot(steps, [r["tokens_per_second"] for r in run["steps"]], color=OURS, linewidth=1.3)
+    if "low" in run["steps"][0]:
+        low, high = ([record[end] for record in run["steps"]] for end in ("low", "high"))
+        speed_axes.fill_between(steps, low, high, color=OURS, alpha=0.18, linewidth=0)
+    if run.get("runs", 1) > 1:
+        heading += f" (median of {run['runs']} runs; shaded: slowest to fastest)"
     speed_axes.set(title=heading, ylabel="tokens/s, all ranks")
     used = [(r["step"], r["memory_bytes"] / 2**30) for r in run["steps"] if r.get("memory_bytes")]
     if used:

@@ -56,6 +56,19 @@ class Dial(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "loss of step 1 is 1.9"):
             dial.same_losses(with_losses(2.0, 1.9), with_losses(2.0, 1.8))
 
+    def test_runs_that_do_the_same_are_one_timeline(self) -> None:
+        def timeline(speeds: list[float], seconds: float) -> train_run.TrainRun:
+            one = run([FULL, FULL, NONE], [1] * 3, {2: seconds})
+            for record, speed in zip(one.steps, speeds, strict=True):
+                record["tokens_per_second"] = speed
+            return one
+
+        runs = [timeline([10, 20, 30], 0.1), timeline([11, 5, 31], 0.3), timeline([12, 21, 32], 0.2)]
+        steps = dial.steps_of(runs)
+        self.assertEqual([step["tokens_per_second"] for step in steps], [11, 20, 31])
+        self.assertEqual((steps[1]["low"], steps[1]["high"]), (5, 21))
+        self.assertEqual(dial.changes_of(runs), [{"step": 2, "from": "4", "to": "1", "seconds": 0.2}])
+
     def test_what_bytes_need_on_a_link(self) -> None:
         change = {"link_bytes": 125e6, "needed_seconds": 7.0}
         self.assertEqual(dial.needed_seconds(change, "1gbit"), 1.0)
