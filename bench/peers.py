@@ -177,9 +177,11 @@ def wrap_fsdp2(model: OnMeta, options: argparse.Namespace, device: torch.device)
         arguments["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if options.strategy == "SHARD_GRAD_OP":
         arguments["reshard_after_forward"] = False
-    units = [*model.blocks, *([model.head] if options.head_unit else [])]  # in the order in which they are needed
-    for unit in units:
-        fully_shard(unit, **arguments)
+    for block in model.blocks:
+        fully_shard(block, **arguments)
+    units = [*model.blocks]  # in the order in which they are needed
+    if options.head_unit:  # backward begins with it
+        units.append(fully_shard(model.head, **arguments | {"reshard_after_forward": False}))
     fully_shard(model, **arguments)
     if options.prefetch:
         prefetch_explicitly(model, units, options.prefetch)
