@@ -58,7 +58,7 @@ bench: build  ## FSDP1, FSDP2, DDP and Tesserae, interleaved; tables and plots i
 	$(PYTHON) bench/plot.py || failed+=" plot"; \
 	[ -z "$$failed" ] || { echo "bench: failed:$$failed" >&2; exit 1; }
 
-dial-bench: build  ## changes of the sharding degree beside restarts from a checkpoint, and "auto" beside all layouts
+dial-bench: build  ## changes of the sharding degree beside restarts, and "auto" beside all layouts (1 hour)
 	@$(PYTHON) bench/dial.py --update-docs $(BENCH_ARGS)
 	@$(PYTHON) bench/dial.py --links gloo,1gbit --update-docs $(BENCH_ARGS)
 	@$(PYTHON) bench/dial.py --timeline $(BENCH_ARGS)
