@@ -19,7 +19,7 @@ PYTEST_SECONDS ?= 3600
 parity: PYTEST_SECONDS = 14400
 CTEST = tools/ctest.sh $(BUILD)
 
-.PHONY: help setup build program demo test parity long bench dial-bench check format stub clean
+.PHONY: help setup build program demo test parity long nightly bench dial-bench check format stub clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ parity: build  ## every layout, lifetime and option against one process, every o
 long: build  ## the long forms of tests: 1,000 kills of a save, 100 of jobs on shared memory
 	@$(PYTEST) -m long $(PYTEST_ARGS)
 	@$(CTEST) -C long -L long $(TEST_ARGS)
+
+nightly: build  ## parity in full, long, the sanitizers and the fuzzer, one after the other; build/nightly.md (hours)
+	@tools/nightly.sh
 
 bench: build  ## FSDP1, FSDP2, DDP and Tesserae, interleaved; tables and plots in docs/ (3 hours; BENCH=compare: a part)
 	@failed=; \

@@ -4,7 +4,20 @@
 # tests/support/skips.cpp; in Python: tests/conftest.py.)
 set -euo pipefail
 build=$(realpath "$1")
+presets=$(realpath "$(dirname "$0")/../CMakePresets.json")
 shift
+
+# The sanitizers' settings, which `ctest --test-dir` does not read.
+while read -r setting; do export "${setting?}"; done < <(
+  python3 - "$presets" "$(basename "$build")" <<'END'
+import json, os, sys
+source = os.path.dirname(sys.argv[1])
+for preset in json.load(open(sys.argv[1]))["testPresets"]:
+    if preset["name"] == sys.argv[2]:
+        for name, value in preset.get("environment", {}).items():
+            print(f"{name}={value.replace('${sourceDir}', source)}")
+END
+)
 
 permitted() {
   case $1 in

@@ -61,6 +61,33 @@ def test_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def nightly(folder: Path, *parts: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """What it did, and the rows of its report."""
+    environment = os.environ | {"NIGHTLY_FOLDER": str(folder / "nightly")}
+    words = [ROOT / "tools/nightly.sh", *parts]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    return done, (folder / "nightly.md").read_text().splitlines()[4:]
+
+
+def test_a_night_goes_on_after_a_failure_and_fails(tmp_path: Path) -> None:
+    done, rows = nightly(tmp_path, "first=echo well", "second=echo broken; false; echo not here", "third=true")
+    assert done.returncode == 1
+    assert rows == ["| first | passed | 0.0 |", "| second | failed, status 1 | 0.0 |", "| third | passed | 0.0 |"]
+    assert "nightly: failed: second" in done.stderr
+    assert "== third (3/3" in done.stdout
+    assert (tmp_path / "nightly/first.log").read_text() == "well\n"
+    assert (tmp_path / "nightly/second.log").read_text() == "broken\n"
+
+
+def test_a_night_of_successes_is_one(tmp_path: Path) -> None:
+    done, rows = nightly(tmp_path, "only=true")
+    assert (done.returncode, rows) == (0, ["| only | passed | 0.0 |"])
+
+
+def test_a_night_has_all_that_is_long() -> None:
+    assert run(ROOT / "tools/nightly.sh", "--list").stdout.split() == ["parity", "long", "asan", "tsan", "fuzz"]
+
+
 @pytest.mark.parametrize(("name", "status"), [("some_test", 1), ("bench_hosts", 0)])
 def test_a_program_that_skips_fails_in_ci_unless_it_is_listed(name: str, status: int, tmp_path: Path) -> None:
     (tmp_path / "CTestTestfile.cmake").write_text(
@@ -71,3 +98,11 @@ def test_a_program_that_skips_fails_in_ci_unless_it_is_listed(name: str, status:
     done = run(ROOT / "tools/ctest.sh", tmp_path, ci=True)
     assert done.returncode == status, done.stdout + done.stderr
     assert (f"{name} was skipped" in done.stderr) == (status == 1)
+
+
+def test_the_sanitizers_have_their_settings(tmp_path: Path) -> None:
+    build = tmp_path / "tsan"
+    build.mkdir()
+    (build / "CTestTestfile.cmake").write_text('add_test(settings "sh" "-c" "echo $TSAN_OPTIONS; false")\n')
+    done = run(ROOT / "tools/ctest.sh", build)
+    assert f"suppressions={ROOT}/cmake/tsan.supp:halt_on_error=1" in done.stdout, done.stdout + done.stderr
