@@ -3,8 +3,7 @@ bench_host_cost and bench/host_cost_python.py in turn, several times, and prints
 
     python bench/host_cost.py [--rounds 5] [--update-docs]
 
-Writes bench/out/host_cost.json; --update-docs puts the table between the markers `host_cost` in docs/performance.md and
-README.md.
+Writes bench/out/host_cost.json; --update-docs puts the table between the markers `host_cost` in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -82,9 +81,8 @@ def main() -> int:
     print(text)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps({"about": about, "rounds": rounds}, indent=1) + "\n")
-    for file in ("README.md", "docs/performance.md") if options.update_docs else ():
-        if not report.update_between_markers(ROOT / file, "host_cost", text):
-            print(f"host_cost: {file} lacks the markers host_cost:begin and host_cost:end", file=sys.stderr)
+    if options.update_docs and not report.update_between_markers(ROOT / "docs/performance.md", "host_cost", text):
+        print("host_cost: docs/performance.md lacks the markers host_cost:begin and host_cost:end", file=sys.stderr)
     return 0
 
 
