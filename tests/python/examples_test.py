@@ -3,14 +3,20 @@ its two lines are removed."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from ranks import run_ranks
+from tesserae.run import run_script
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent.parent / "examples" / "python"
@@ -27,15 +33,20 @@ class Example:
     arguments: tuple[str, ...] = ()
     tolerance: float = FP32
     learns: float = 0.5  # the last loss is at most this share of the first
-    runner: tuple[str, ...] = ()  # what torchrun starts in place of the script
-    plain_runner: tuple[str, ...] = ()
+    runner: Path | None = None  # a script that runs this one
+    smp: bool = False  # ours runs by `-m tesserae.run`
 
     def __str__(self) -> str:
         return " ".join([self.script, str(self.ranks), *self.arguments])
 
+    def run(self, script: Path, smp: bool = False) -> str:
+        """What all ranks of `script`, this example with or without Tesserae, print."""
+        first, rest = (script, ()) if self.runner is None else (self.runner, (str(script),))
+        arguments = (str(first), (*rest, *self.arguments), smp)
+        return "".join(run_ranks(as_main, self.ranks, *arguments, init=False, deadline=DEADLINE))
 
-ACCELERATE = (str(HERE / "accelerate_on_cpu.py"),)
-TESSERAE_RUN = ("-m", "tesserae.run")
+
+ACCELERATE = HERE / "accelerate_on_cpu.py"
 EXAMPLES_RUN = [
     Example("minimal.py", 4, learns=0.1),
     # The norm by which gradients are clipped differs from torch's in its last bit, of which a hundred steps make 3e-3
@@ -45,28 +56,17 @@ EXAMPLES_RUN = [
     Example(
         "t5_summarization.py", 4, ("--documents", "512", "--strategy", "SHARD_GRAD_OP"), tolerance=BF16, learns=0.9
     ),
-    Example("sagemaker_style.py", 4, runner=TESSERAE_RUN),
-    Example("accelerate_fsdp.py", 2, runner=ACCELERATE, plain_runner=ACCELERATE),
+    Example("sagemaker_style.py", 4, smp=True),
+    Example("accelerate_fsdp.py", 2, runner=ACCELERATE),
     Example(
         "accelerate_fsdp.py",
         2,
         ("--mixed-precision", "bf16", "--dtype", "bfloat16", "--flat", "--accumulate", "2", "--words", "512"),
         runner=ACCELERATE,
-        plain_runner=ACCELERATE,
         learns=1.0,
         tolerance=BF16,
     ),
 ]
-
-
-# Gloo's workers sometimes let go of tensors when the interpreter is gone already, and abort a process that has done all
-# of its work (pytorch/pytorch#90549, #179291). So torch's own run, of which only losses are read, ends without that.
-ENDS_AT_ONCE = """
-    import os, sys
-
-    sys.stdout.flush()
-    os._exit(0)
-"""
 
 
 def without_the_two_lines(script: Path) -> str:
@@ -74,20 +74,23 @@ def without_the_two_lines(script: Path) -> str:
     kept = [line for line in lines if not re.search(r"# line [12]$", line.rstrip())]
     assert len(lines) - len(kept) == 2
     assert "tsm" not in "".join(kept)
-    assert kept[-2:] == ['if __name__ == "__main__":\n', "    main()\n"]
-    return "".join(kept) + ENDS_AT_ONCE
+    return "".join(kept)
 
 
-def torchrun(ranks: int, *command: str) -> str:
-    run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *command],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    return run.stdout
+def as_main(rank: int, world_size: int, script: str, arguments: tuple[str, ...], smp: bool) -> str:
+    """What the script prints on this rank, which is as torchrun would have started it. (Its processes import all they
+    need before: that takes most of the time under torchrun.)"""
+    output = io.StringIO()
+    sys.argv = [script, *arguments]
+    with contextlib.redirect_stdout(output):
+        try:
+            if smp:
+                run_script(script, arguments)
+            else:
+                runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            assert not end.code, end.code
+    return output.getvalue()
 
 
 def losses(output: str) -> list[float]:
@@ -102,21 +105,31 @@ def test_the_two_lines_change_no_loss(example: Example, tmp_path: Path) -> None:
     plain = tmp_path / example.script
     plain.write_text(without_the_two_lines(script))
 
-    ours = losses(torchrun(example.ranks, *example.runner, str(script), *example.arguments))
-    theirs = losses(torchrun(example.ranks, *example.plain_runner, str(plain), *example.arguments))
+    ours, theirs = losses(example.run(script, smp=example.smp)), losses(example.run(plain))
 
     assert ours == pytest.approx(theirs, rel=example.tolerance)
     assert ours[-1] <= example.learns * ours[0]
 
 
+def test_torchrun_starts_the_same() -> None:
+    example = EXAMPLES_RUN[0]
+    script = str(EXAMPLES / example.script)
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(example.ranks), script],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert losses(run.stdout) == losses(example.run(EXAMPLES / example.script))
+
+
 @pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda script: script.name)
 def test_help(script: Path) -> None:
-    runner = ["-m", "tesserae.run"] if script.name == "sagemaker_style.py" else []
-    run = subprocess.run(
-        [sys.executable, *runner, str(script), "--help"], capture_output=True, text=True, timeout=DEADLINE
-    )
-    assert run.returncode == 0, run.stderr
-    assert "torchrun" in run.stdout and "--seed" in run.stdout
+    smp = script.name == "sagemaker_style.py"
+    [text] = run_ranks(as_main, 1, str(script), ("--help",), smp, init=False)
+    assert "torchrun" in text and "--seed" in text
 
 
 def test_the_slurm_script_starts_one_torchrun_a_node() -> None:
