@@ -14,8 +14,9 @@ using std::chrono::milliseconds;
 
 namespace {
 
-// How late the end of a member is noticed. The connection is used by one request at a time, so others wait as long.
-constexpr milliseconds kSlice{100};
+// Asked again and again, not waited for with a limit: the connection is used by one request at a time, and torch warns
+// of each limit that passes.
+constexpr milliseconds kFirstPause{1}, kLongestPause{100};
 
 }  // namespace
 
@@ -24,13 +25,7 @@ WatchedStore::WatchedStore(Party party, const std::string& prefix, c10::intrusiv
 
 void WatchedStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
   const os::Deadline deadline(timeout);
-  for (;;) {
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline.remaining());
-    try {
-      return PrefixStore::wait(keys, std::clamp(left, milliseconds(1), kSlice));
-    } catch (const c10::DistStoreError&) {
-      // The slice has passed.
-    }
+  for (milliseconds pause = kFirstPause; !check(keys); pause = std::min(2 * pause, kLongestPause)) {
     if (const std::vector<int> gone = party_.liveness->gone_among(party_.members); !gone.empty()) {
       throw PeerLost("Fabric::group",
                      cat(party_.name, " is not made: rank ", gone.front(), " ended or left the job while it was"),
@@ -42,6 +37,7 @@ void WatchedStore::wait(const std::vector<std::string>& keys, const milliseconds
                         " ranks asked for it within ", timeout.count(), " ms; all must, in the same order"),
                     {});
     }
+    os::sleep_for(pause);
   }
 }
 
