@@ -226,6 +226,7 @@ TEST_F(SaverTest, FailureShowsBeforeAnyoneWaits) {
 
 TEST_F(SaverTest, GivingUpLeavesNothingCommitted) {
   disk_.slow = true;
+  std::jthread mends_the_disk;
   comm::run_local(2, [&](comm::Fabric& fabric) {
     Trained trained(fabric, testing::NetOptions{}, with_degrees({1, 1, 2}));
     {
@@ -233,10 +234,10 @@ TEST_F(SaverTest, GivingUpLeavesNothingCommitted) {
       saver.save(trained.state());
       fabric.everyone().barrier();
       if (fabric.rank() == 0) {
-        std::jthread([&] {
+        mends_the_disk = std::jthread([&] {
           os::sleep_for(std::chrono::milliseconds(50));
           disk_.slow = false;
-        }).detach();
+        });
       }
     }
     fabric.everyone().barrier();
