@@ -19,12 +19,11 @@ class Checkpoint;
 /// True if `rank` writes its part of that flat buffer: several ranks may hold the same, and one of them does.
 bool writes_part(const shard::Flat& flat, int rank);
 
-/// This rank's pieces of a sharded model: masters ("model/NAME"; frozen parameters in the dtype that they have) and,
-/// with an optimizer, its state as far as it exists ("optimizer/exp_avg/NAME"; counters as "optimizer/step/NAME", one
-/// for each parameter). Of a parameter that is split among tensor-parallel ranks each has its part, with the whole
-/// tensor's shape. The first replica writes; what is not split, of the first tensor-parallel rank. Valid until the
-/// shards are cut anew. No collective.
-/// `as_rank`: what is written is said as if this were that data-parallel rank, which holds the same; -1: as this one.
+/// This rank's pieces of a sharded model: masters ("model/NAME") and, with an optimizer, its state as far as
+/// it exists ("optimizer/exp_avg/NAME"; counters as "optimizer/step/NAME", one for each parameter). Of a parameter that
+/// is split among tensor-parallel ranks each has its part, with the whole tensor's shape. The first replica writes;
+/// what is not split, of the first tensor-parallel rank. Valid until the shards are cut anew. No collective. `as_rank`:
+/// what is written is said as if this were that data-parallel rank, which holds the same; -1: as this one.
 std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optimizer, int as_rank = -1);
 
 /// Fills the model and, if there is one, the optimizer from a checkpoint of any layout, tensor-parallel degree and

@@ -126,11 +126,9 @@ Statistics Engine::statistics() const {
   now.pool_misses += workspace_->pool.misses();
   now.allocations += now.pool_misses;
   for (const FlatBuffer* buffer : buffers_) {
-    now.state_bytes += buffer->parameter().state_bytes();
-    if (buffer->gradient() == nullptr) continue;
-    now.state_bytes += buffer->gradient()->state_bytes();
-    const at::Tensor& master = buffer->shard()->master;
-    now.state_bytes += master.numel() * master.element_size();
+    const at::Tensor& master = buffer->parameter().local();
+    now.state_bytes += buffer->parameter().state_bytes() + master.numel() * master.element_size();
+    if (buffer->gradient() != nullptr) now.state_bytes += buffer->gradient()->state_bytes();
   }
   return now;
 }

@@ -44,8 +44,8 @@ class Flat {
   /// (pytorch#195450).
   static constexpr int64_t alignment = 64;
 
-  /// `parameters`: names and shapes, in the order of the buffer. Frozen ones have nothing but a parameter piece: their
-  /// layout is that of `layout`'s P alone.
+  /// `parameters`: names and shapes, in the order of the buffer. Those of frozen ones, of which there is no
+  /// gradient and no optimizer state, are cut by `layout`'s P alone.
   Flat(std::string unit, std::vector<Slot> parameters, Dtypes dtypes, bool trainable, const mesh::Layout& layout,
        int rank);
 
@@ -78,7 +78,7 @@ class Flat {
   const std::vector<mesh::Range>& gaps() const { return gaps_; }
 
   /// True if the master is also what is gathered: P equals O, so there is no second copy of the parameters.
-  bool master_is_piece() const { return trainable_ && layout_.degrees().parameters == layout_.degrees().optimizer; }
+  bool master_is_piece() const { return layout_.degrees().parameters == layout_.degrees().optimizer; }
 
  private:
   static mesh::Range piece(int index, int64_t size) { return {index * size, (index + 1) * size}; }

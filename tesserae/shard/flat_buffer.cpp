@@ -34,14 +34,13 @@ FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), t
   const auto dtypes = dtypes_of(spec, sharding.options.precision);
   flat_ =
       std::make_unique<Flat>(unit.name(), spec.slots, dtypes, spec.trainable, sharding.layout, sharding.fabric->rank());
-  at::Tensor master, piece;
   // Padding must be finite: it travels with the rest.
-  if (flat_->trainable()) master = new_local(context, *flat_, dtypes.master).zero_();
-  piece = flat_->trainable() ? piece_for(context, *flat_, master) : new_local(context, *flat_, dtypes.compute).zero_();
+  const at::Tensor master = new_local(context, *flat_, dtypes.master).zero_();
+  const at::Tensor piece = piece_for(context, *flat_, master);
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const Slot& slot = flat_->slots()[i];
     const at::Tensor values = initial_values(sharding, slot, tensors_[i], dtypes.master);
-    if (master.defined()) copy_part(slot, values, flat_->chunk_range(), master);
+    copy_part(slot, values, flat_->chunk_range(), master);
     if (piece.defined() && !flat_->master_is_piece()) copy_part(slot, values, flat_->parameter_range(), piece);
   }
   parameter_ = std::make_unique<FlatParameter>(context, *flat_, ComputeStorage(*flat_, sharding.device, tensors_),
@@ -76,7 +75,7 @@ void FlatBuffer::require_still_frozen() const {
     if (!tensors_[slot].requires_grad()) continue;
     throw InvalidArgument("Engine", cat("parameter ", flat_->slots()[slot].names.front(),
                                         " was frozen when the model was sharded and has requires_grad now: it has no "
-                                        "master and no gradient buffer. Unfreeze it before the model is sharded"));
+                                        "gradient buffer. Unfreeze it before the model is sharded"));
   }
 }
 

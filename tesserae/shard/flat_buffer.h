@@ -46,7 +46,7 @@ class FlatBuffer {
   /// What this rank holds of a buffer between steps; what a change of degrees makes anew.
   struct State {
     std::unique_ptr<Flat> flat;
-    at::Tensor master;  ///< undefined if frozen
+    at::Tensor master;
     at::Tensor piece;   ///< as FlatParameter takes it
     at::Tensor shared;  ///< FlatParameter::shared_memory of the new layout
     at::Tensor grad;    ///< undefined: no gradient

@@ -137,7 +137,7 @@ void FlatParameter::free(bool keep) {
 
 void FlatParameter::publish() {
   ++version_;
-  if (!master_.defined() || !piece_.defined() || same_memory(piece_, master_)) return;
+  if (!piece_.defined() || same_memory(piece_, master_)) return;
   refresh_ = sharding_->gather_lane.submit([this] {
     const auto chunk = flat_.chunk_range();
     const int64_t begin = chunk.begin - flat_.parameter_range().begin;
@@ -152,7 +152,7 @@ at::Tensor FlatParameter::whole_values(const at::Tensor& local) {
   const auto task = [&] {
     const comm::Label label{flat_.unit(), context_.statistics().steps};
     narrow(whole, local_range()).copy_(local);
-    if (master_.defined()) sharding_->refresh_group.all_gather(narrow(whole, flat_.parameter_range()), label);
+    if (!flat_.master_is_piece()) sharding_->refresh_group.all_gather(narrow(whole, flat_.parameter_range()), label);
     sharding_->parameter_group.all_gather(whole, label);
   };
   sharding_->gather_lane.submit(task).wait();

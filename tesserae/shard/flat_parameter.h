@@ -26,9 +26,8 @@ namespace tesserae::shard {
 ///  back to 1.
 class FlatParameter {
  public:
-  /// `master`: this rank's chunk in the master dtype (undefined for frozen parameters). `piece`: this rank's parameter
-  /// piece in the compute dtype; undefined if the master takes its place (Flat::master_is_piece) in another dtype or on
-  /// another device.
+  /// `master`: this rank's chunk in the master dtype. `piece`: this rank's parameter piece in the compute dtype;
+  /// undefined if the master takes its place (Flat::master_is_piece) in another dtype or on another device.
   FlatParameter(const UnitContext& context, const Flat& flat, ComputeStorage storage, at::Tensor master,
                 at::Tensor piece);
   ~FlatParameter();
@@ -66,10 +65,10 @@ class FlatParameter {
   /// where P and O differ.
   void publish();
 
-  /// What this rank holds of the values that count between steps: the master chunk (frozen: the parameter piece), and
-  /// where it lies in the flat buffer.
-  const at::Tensor& local() const { return master_.defined() ? master_ : piece_; }
-  mesh::Range local_range() const { return master_.defined() ? flat_.chunk_range() : flat_.parameter_range(); }
+  /// What this rank holds of the values that count between steps, its chunk of the master, and where that lies in the
+  /// flat buffer.
+  const at::Tensor& local() const { return master_; }
+  mesh::Range local_range() const { return flat_.chunk_range(); }
 
   /// [flat.total()], in memory of its own: every rank's `local` (of local()'s size, any dtype). Collective; waits.
   at::Tensor whole_values(const at::Tensor& local);

@@ -11,8 +11,8 @@
 namespace tesserae::shard {
 
 /// Tensors of the user, one or several to a flat buffer, that show what this rank holds of it between steps, so that
-/// any optimizer made for plain parameters can update a shard: the values are slices of the master (frozen: of the
-/// piece), and `.grad` of each is the slice of Shard::grad.
+/// any optimizer made for plain parameters can update a shard: the values are slices of the master, and
+/// `.grad` of each is the slice of Shard::grad.
 ///
 /// The user owns the tensors and does with `.grad` whatever they like. How that meets the engine:
 ///  1. take_gradients(), before a reduction adds to Shard::grad: a `.grad` that was set to nothing counts as zero, one

@@ -75,7 +75,7 @@ at::Tensor new_tensor(const UnitContext& context, int64_t elements, c10::ScalarT
 }  // namespace
 
 at::Tensor new_local(const UnitContext& context, const Flat& flat, c10::ScalarType dtype) {
-  // A frozen piece that is gathered before each use may wait on the host, one that is used in place may not.
+  // What is frozen and used in place may not wait on the host: nothing would bring it.
   const bool waits = flat.trainable() || flat.layout().degrees().parameters > 1;
   at::Tensor local = new_tensor(context, flat.chunk(), dtype, context.sharding->options.offload && waits);
   const int64_t used = std::clamp(flat.elements() - flat.chunk_range().begin, int64_t{0}, flat.chunk());
@@ -85,9 +85,8 @@ at::Tensor new_local(const UnitContext& context, const Flat& flat, c10::ScalarTy
 
 at::Tensor new_local(const UnitContext& context, const Flat& flat, const at::Tensor& shared) {
   const auto& dtypes = flat.dtypes();
-  const bool is_piece = !flat.trainable() || (flat.master_is_piece() && dtypes.master == dtypes.compute);
-  if (!shared.defined() || !is_piece)
-    return new_local(context, flat, flat.trainable() ? dtypes.master : dtypes.compute);
+  const bool is_piece = flat.master_is_piece() && dtypes.master == dtypes.compute;
+  if (!shared.defined() || !is_piece) return new_local(context, flat, dtypes.master);
   ++context.statistics().allocations;
   const mesh::Range range = flat.chunk_range();
   // A storage of its own, as large as the part: what users save of it is just that.

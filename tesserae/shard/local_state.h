@@ -10,7 +10,8 @@
 
 namespace tesserae::shard {
 
-// What a rank holds of a flat buffer between steps: its chunk of the master, or its piece of what is frozen.
+// What a rank holds of a flat buffer between steps: its chunk of the master, in the dtype that the parameters had (of
+// what is frozen, too, which is gathered from there).
 
 /// Memory for it, on the host if the options offload it; the content is undefined, but for zeros behind the last
 /// element of the flat buffer.

@@ -142,14 +142,14 @@ uint64_t Reshard::recut(FlatBuffer& buffer, bool has_gradient) {
     while (after.size() < before.size()) {
       after.push_back(new_local(context, *state.flat, before[after.size()].scalar_type()));
     }
-    state.piece = shard != nullptr ? piece_for(context, *state.flat, after[0]) : after[0];
+    state.piece = piece_for(context, *state.flat, after[0]);
   };
   require_all(failure_of(prepare), cat("its part of unit \"", from.unit(), "\""));
   const uint64_t bytes = move_local(*context.sharding->fabric, from, *state.flat, before, after);
 
   buffer.unit().tell([&](StepObserver& observer) { observer.before_recut(buffer); });
   before.clear();
-  if (shard != nullptr) state.master = after[0];
+  state.master = after[0];
   if (has_gradient) state.grad = after[1];
   buffer.replace(std::move(state));
   buffer.unit().tell([&](StepObserver& observer) { observer.after_recut(buffer); });

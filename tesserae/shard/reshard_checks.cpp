@@ -142,8 +142,8 @@ int64_t Reshard::bytes_of(const FlatBuffer& buffer, const Flat& flat, bool has_g
   int64_t bytes = 0;
   const bool piece_is_master = flat.master_is_piece() && dtypes.master == dtypes.compute;
   if (!piece_is_master) bytes += flat.parameter_piece() * size(dtypes.compute);
-  if (buffer.shard() == nullptr) return bytes;
   bytes += flat.chunk() * size(dtypes.master) * (has_gradient ? 2 : 1);
+  if (buffer.shard() == nullptr) return bytes;
   for (Companion* companion : engine_.companions_) {
     for (const auto dtype : companion->dtypes(*buffer.shard())) bytes += flat.chunk() * size(dtype);
   }

@@ -47,9 +47,8 @@ class Sharded {
   NoSync no_sync();
 
   /// Runs `visit` for each parameter of the model under each of its names, with the values that the optimizer updates
-  /// (masters in their dtype, frozen parameters in theirs), gathered over the ranks that shard state; of a split one
-  /// this rank's part. One flat buffer is in memory at a time. With `writeback`, what visit changed is kept.
-  /// Collective.
+  /// (masters in their dtype), gathered over the ranks that shard state; of a split one this rank's part. One flat
+  /// buffer is in memory at a time. With `writeback`, what visit changed is kept. Collective.
   void visit_parameters(const std::function<void(const std::string& name, at::Tensor parameter)>& visit,
                         bool writeback = false);
 

@@ -54,11 +54,11 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
     return ((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12)).item() if theirs.numel() else 0.0
 
 
-def way_off(ours: Tensor, theirs: Tensor, our_initial: Tensor, initial: Tensor) -> float:
+def way_off(ours: Tensor, theirs: Tensor, initial: Tensor) -> float:
     """How far ours ended from theirs, as a share of the way that theirs has gone: 1 for an optimizer that does nothing,
     whatever it does to losses. What did not move has not moved here either."""
     if theirs.equal(initial):
-        return 0.0 if ours.equal(our_initial) else float("inf")
+        return 0.0 if ours.equal(theirs) else float("inf")
     ours, theirs, initial = ours.double(), theirs.double(), initial.double()
     return ((ours - theirs).norm() / (theirs - initial).norm()).item()
 
@@ -83,7 +83,7 @@ def differences(case: ParityCase, ours: Outcome, theirs: Outcome) -> list[str]:
             found.append(f"{name} is {value.dtype} {list(value.shape)}, not {expected.dtype} {list(expected.shape)}")
         elif case.optimizer == "sgd" and not distance(value, expected) <= tolerance.gradients:
             found.append(f"{name} is {distance(value, expected):.1e} away")
-        off = way_off(value, expected, ours.initial[name], theirs.initial[name])
+        off = way_off(value, expected, theirs.initial[name])
         if not off <= (tolerance.way_sgd if case.optimizer == "sgd" else tolerance.way_adamw):
             found.append(f"{name} ended off by {off:.1e} of its way")
     return found

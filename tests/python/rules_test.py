@@ -142,7 +142,7 @@ def test_exception_in_no_sync() -> None:
 
 
 def made_trainable(rank: int, world_size: int, use_orig_params: bool) -> None:
-    """A parameter that was frozen at wrapping has no master: it cannot become trainable."""
+    """A parameter that was frozen at wrapping has no gradient buffer: it cannot become trainable."""
     tsm.init()
     model = make_model()
     model[0].requires_grad_(False)

@@ -151,7 +151,7 @@ def differences(case: TensorCase, ours: Outcome, theirs: Outcome) -> tuple[list[
     tolerance = TOLERANCE[case.precision]
     found = [f"{key}: {value:.1e} away" for key, value in away.items() if not value <= tolerance]
     for key, expected in theirs.state.items():
-        off = way_off(ours.state[key], expected, ours.initial[key], theirs.initial[key])
+        off = way_off(ours.state[key], expected, theirs.initial[key])
         if not off <= way_tolerance(case, key):
             found.append(f"{key} ended off by {off:.1e} of its way")
     return found, max(away.values()) if case.precision == "fp32" else 0.0
