@@ -36,6 +36,7 @@ struct Outcome {
   std::optional<Checkpoint> checkpoint;
   std::string failure;      // of the lowest rank that failed; empty: none did
   std::exception_ptr own;   // of this rank
+  bool hopeless = false;    // this rank's failure was about something else
   bool unreadable = false;  // all failures were about the checkpoint's bytes or the disk
   bool damaged = false;     // ... and those of the bytes alone
 };
@@ -68,13 +69,14 @@ Outcome attempt(comm::Fabric& fabric, const os::Path& path, const LoadInto& into
   outcome.checkpoint.reset();
   outcome.failure = cat("rank ", rank, ": ", comm::text_of(fabric, failure, rank));
   const auto sums = comm::counts_over_ranks(fabric, {hopeless ? 1 : 0, disk ? 1 : 0});
+  outcome.hopeless = hopeless;
   outcome.unreadable = sums[0] == 0;
   outcome.damaged = outcome.unreadable && sums[1] == 0;
   return outcome;
 }
 
 [[noreturn]] void rethrow(const Outcome& outcome, const os::Path& path) {
-  if (outcome.own) std::rethrow_exception(outcome.own);
+  if (outcome.own && outcome.hopeless != outcome.unreadable) std::rethrow_exception(outcome.own);
   const std::string text = cat(path.native(), " could not be loaded on all ranks: ", outcome.failure);
   if (outcome.unreadable) throw Corruption("load", text);
   throw InvalidArgument("load", text);

@@ -240,8 +240,9 @@ void Saver::finish() {
       save_->task->wait_for(save_->task->ended, poll_interval);
       // In this order: what is no longer busy has its failure, if it has one.
       const int64_t still_busy = busy() ? 1 : 0;
-      const auto sums = comm::counts_over_ranks(*fabric_, {still_busy, failed() ? 1 : 0});
-      if (sums[1] > 0) give_up();
+      const std::string failure = save_->task->failure();
+      const auto sums = comm::counts_over_ranks(*fabric_, {still_busy, failure.empty() ? 0 : 1});
+      if (sums[1] > 0) give_up(failure);
       if (sums[0] == 0) break;
     }
   } catch (const comm::CommError&) {
@@ -255,10 +256,9 @@ void Saver::finish() {
   save_.reset();
 }
 
-void Saver::give_up() {
+void Saver::give_up(const std::string& failure) {
   std::unique_ptr<Save> save = std::exchange(save_, nullptr);
   const Task& task = *save->task;
-  const std::string failure = task.failure();
   const int rank = comm::lowest_rank_with(*fabric_, !failure.empty());
   const std::string cause = comm::text_of(*fabric_, cat("rank ", rank, ": ", failure), rank);
   save->stop();

@@ -91,7 +91,7 @@ class Saver {
   class Save;
 
   void begin(State state, bool asynchronous);
-  [[noreturn]] void give_up();
+  [[noreturn]] void give_up(const std::string& failure);
 
   std::shared_ptr<comm::Fabric> fabric_;
   SaverOptions options_;

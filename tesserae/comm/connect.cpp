@@ -16,12 +16,18 @@
 #include "tesserae/comm/transports/nccl.h"
 #include "tesserae/comm/transports/shm_group.h"
 #include "tesserae/comm/transports/two_level_group.h"
+#include "tesserae/os/clock.h"
 #include "tesserae/os/fork.h"
 #include "tesserae/os/host.h"
 
 namespace tesserae::comm {
 
 namespace {
+
+// Of the members of one host within a larger group: that group's own deadline passes first, and knows more.
+constexpr std::chrono::seconds kNearMargin{5};
+// A connection breaks before the end of the process behind it is known.
+constexpr std::chrono::milliseconds kNewsOfALoss{1500};
 
 // How long the rank that serves the store stays for the others, who may still want to know why they failed.
 constexpr std::chrono::seconds kStay{10};
@@ -98,6 +104,15 @@ class ConnectedFabric final : public Fabric {
       } catch (const Error&) {
         throw;
       } catch (const std::exception& failure) {
+        const os::Deadline news(kNewsOfALoss);
+        std::vector<int> gone;
+        while ((gone = liveness_->gone_among(members)).empty() && !news.passed()) {
+          os::sleep_for(std::chrono::milliseconds(20));
+        }
+        if (!gone.empty()) {
+          throw PeerLost("Fabric::group",
+                         cat(name, " is not made: rank ", gone.front(), " ended or left the job while it was"), gone);
+        }
         throw CommError("Fabric::group", cat(name, " is not made: ", reason_of(failure)));
       }
     });
@@ -137,7 +152,7 @@ class ConnectedFabric final : public Fabric {
                                     Traffic traffic) {
     const auto store = store_of(name, members, "group/");
     if (nccl_) return make_nccl_group(name, members, rank, store);
-    if (auto group = make_shm_group(name, members, rank)) return group;
+    if (auto group = make_shm_group(name, members, rank, options_.deadline)) return group;
     const auto hosts = hosts_of(members);
     if (!wants_shm_ || !even_hosts_ || !has_two_levels(hosts)) {
       return make_gloo_group(name, members, rank, store, traffic);
@@ -148,15 +163,15 @@ class ConnectedFabric final : public Fabric {
   }
 
   // Null if the members do not share a host, or cannot share memory.
-  std::unique_ptr<ShmGroup> make_shm_group(const std::string& name, const std::vector<int>& members, int rank) {
+  std::unique_ptr<ShmGroup> make_shm_group(const std::string& name, const std::vector<int>& members, int rank,
+                                           std::chrono::milliseconds deadline) {
     const std::vector<int>& near = world_.host_ranks(world_.rank());
     const auto is_near = [&near](int member) { return std::find(near.begin(), near.end(), member) != near.end(); };
     if (!wants_shm_ || !std::all_of(members.begin(), members.end(), is_near)) return nullptr;
     std::string reason;
     // Who could not once tells the others, who may not have been there.
-    auto group =
-        ShmGroup::connect(name, members, rank, store_of(name, members, "shm/"),
-                          {.deadline = options_.deadline, .liveness = liveness_.get(), .willing = shm_}, reason);
+    auto group = ShmGroup::connect(name, members, rank, store_of(name, members, "shm/"),
+                                   {.deadline = deadline, .liveness = liveness_.get(), .willing = shm_}, reason);
     if (!group && std::exchange(shm_, false) && rank == 0) {
       log(LogLevel::warning, cat("ranks of this host cannot share memory, Gloo carries all bytes (", reason, ")"));
     }
@@ -181,7 +196,8 @@ class ConnectedFabric final : public Fabric {
       if (member == world_.rank()) own = static_cast<int>(near.size());
       near.push_back(member);
     }
-    auto near_group = make_shm_group(cat(name, ".host", world_.host(world_.rank())), near, own);
+    auto near_group =
+        make_shm_group(cat(name, ".host", world_.host(world_.rank())), near, own, options_.deadline + kNearMargin);
     // All or none.
     const at::Tensor without = at::full({1}, near_group ? 0 : 1, at::kLong);
     flat->all_reduce(without, {"two levels"});

@@ -47,7 +47,7 @@ class ForkedChild : public CommError {
   explicit ForkedChild(std::string_view function)
       : CommError(function,
                   "this process was forked from a rank, and threads and connections are the rank's alone; use "
-                  "the model there, or start the process by spawn instead of fork") {}
+                  "the model in the rank, or start the process by spawn instead of fork") {}
 };
 
 /// Ranks disagree on what they do (another operation, size, dtype or model). The text gives both sides.

@@ -196,10 +196,13 @@ struct Lane::Streamed final : Lane::Impl {
   }
 
   std::shared_ptr<State> next_state() {
-    for (const auto& state : states) {
-      if (!state->task) continue;
-      if (!state->event->query()) break;  // nor are those after it done
-      state->task = nullptr;
+    try {
+      for (const auto& state : states) {
+        if (!state->task) continue;
+        if (!state->event->query()) break;  // nor are those after it done
+        state->task = nullptr;
+      }
+    } catch (...) {  // a device error: the tickets' users meet it
     }
     if (!states.empty() && !states.front()->task && states.front().use_count() == 1) {
       states.push_back(std::move(states.front()));
@@ -242,7 +245,7 @@ Lane::~Lane() {
 }
 
 Ticket Lane::submit(std::function<void()> task) {
-  if (made_.in_child()) throw ForkedChild("Lane");
+  if (kind_ != Kind::immediate && made_.in_child()) throw ForkedChild("Lane");
   return Ticket(impl_->submit(std::move(task)));
 }
 

@@ -57,7 +57,8 @@ MemoryFile MemoryFile::open(pid_t owner, int descriptor, const std::string& labe
   if (::fstat(file.get(), &facts) != 0) throw failure(function, path, "cannot stat");
   const std::string expected = cat("/memfd:", short_label(label), " (deleted)");
   const std::string found = target_of(cat("/proc/self/fd/", file.get()));
-  if (found != expected || facts.st_uid != ::geteuid() || ::fcntl(file.get(), F_GET_SEALS) != seals ||
+  const int sealed = ::fcntl(file.get(), F_GET_SEALS);  // -1: it cannot be; the system may have added more
+  if (found != expected || facts.st_uid != ::geteuid() || sealed < 0 || (sealed & seals) != seals ||
       facts.st_size != static_cast<off_t>(size)) {
     throw IoError(function, cat(path, ": is ", found, " of ", facts.st_size, " bytes and user ", facts.st_uid, ", not ",
                                 expected, " of ", size, ": it is another process's"));

@@ -14,7 +14,9 @@ namespace {
 Flat::Dtypes dtypes_of(const FlatSpec& spec, const Precision& precision) {
   if (!c10::isFloatingType(spec.dtype)) return {spec.dtype, spec.dtype, spec.dtype};
   const auto compute = precision.parameters.value_or(spec.dtype);
-  return {compute, precision.reduce.value_or(compute), precision.masters.value_or(spec.dtype)};
+  // What nobody updates is kept as it came.
+  const auto master = spec.trainable ? precision.masters.value_or(spec.dtype) : spec.dtype;
+  return {compute, precision.reduce.value_or(compute), master};
 }
 
 // Copies what of `values` (the slot's, flattened) lies in `range` of the flat buffer to `destination`, which holds

@@ -61,11 +61,10 @@ class Automatic {
     if (failure || (origin && origin->step < newest)) {  // 3
       if (auto later = from_memory(origin ? origin->step : 0)) {
         origin = later;
-      } else if (!failure) {
+      } else {
         origin = from_storage();  // of what was in memory for another layout there may be a checkpoint now
       }
     }
-    if (!origin && failure) std::rethrow_exception(failure);
     if (fabric_.rank() == 0) set_aside(damaged_);
     return origin;
   }

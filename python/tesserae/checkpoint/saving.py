@@ -243,8 +243,17 @@ def fabric_for(model: ModelState | None, process_group: dist.ProcessGroup | None
     return _alone
 
 
-# In a child that is forked (a worker that loads data) there is nothing to finish: saves are the parent's.
-os.register_at_fork(after_in_child=_jobs.clear)
+_of_the_parent: list[dict[_C.Fabric, _Job]] = []
+
+
+def _forget_in_child() -> None:
+    """In a child that is forked (a worker that loads data) there is nothing to finish, and nothing to let go of: saves,
+    and the threads that write them, are the parent's."""
+    _of_the_parent.append(dict(_jobs))
+    _jobs.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @atexit.register  # runs before that of fabrics.py, which ends the connections

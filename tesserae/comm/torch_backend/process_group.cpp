@@ -77,6 +77,7 @@ c10::intrusive_ptr<c10d::Backend::Options> ProcessGroup::getBackendOptions() {
 }
 
 void ProcessGroup::check_connected() const {
+  if (made_.in_child()) throw ForkedChild("ProcessGroup");
   if (!fabric_) throw InvalidArgument("ProcessGroup", cat("group ", setup_.name, " was shut down"));
 }
 

@@ -201,12 +201,7 @@ GlooGroup::GlooGroup(std::string name, std::vector<int> members, int rank, const
     std::vector<int> gone;
     const auto all_live = [&] { return (gone = options_.liveness->gone_among(this->members())).empty(); };
     TimeLimiter limiter;
-    std::optional<c10::intrusive_ptr<c10d::ProcessGroupGloo>> connected;
-    try {
-      connected = limiter.call_while(all_live, connect);
-    } catch (const std::exception&) {
-      if (all_live()) throw;  // else torch has made an error of its own of what the store threw
-    }
+    auto connected = limiter.call_while(all_live, connect);
     if (!connected) {
       throw PeerLost("Fabric::group",
                      cat(this->name(), " is not made: rank ", gone.front(), " ended or left the job while it was"),
