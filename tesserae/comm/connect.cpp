@@ -104,16 +104,7 @@ class ConnectedFabric final : public Fabric {
       } catch (const Error&) {
         throw;
       } catch (const std::exception& failure) {
-        const os::Deadline news(kNewsOfALoss);
-        std::vector<int> gone;
-        while ((gone = liveness_->gone_among(members)).empty() && !news.passed()) {
-          os::sleep_for(std::chrono::milliseconds(20));
-        }
-        if (!gone.empty()) {
-          throw PeerLost("Fabric::group",
-                         cat(name, " is not made: rank ", gone.front(), " ended or left the job while it was"), gone);
-        }
-        throw CommError("Fabric::group", cat(name, " is not made: ", reason_of(failure)));
+        rethrow_not_made(name, members, failure);
       }
     });
   }
@@ -160,6 +151,14 @@ class ConnectedFabric final : public Fabric {
     // A name of its own: the liveness channel knows groups by their names.
     auto flat = make_gloo_group(name + ".flat", members, rank, store, traffic);
     return with_two_levels(name, std::move(flat), hosts);
+  }
+
+  [[noreturn]] void rethrow_not_made(const std::string& name, const std::vector<int>& members,
+                                     const std::exception& failure) const {
+    for (const os::Deadline news(kNewsOfALoss); !news.passed(); os::sleep_for(std::chrono::milliseconds(20))) {
+      if (auto gone = liveness_->gone_among(members); !gone.empty()) throw lost_while_made(name, std::move(gone));
+    }
+    throw CommError("Fabric::group", cat(name, " is not made: ", reason_of(failure)));
   }
 
   // Null if the members do not share a host, or cannot share memory.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -32,6 +33,9 @@ class PeerLost : public CommError {
   std::vector<int> ranks;
 };
 
+/// Of a group that is not made, because these of its members ended or left the job meanwhile.
+PeerLost lost_while_made(const std::string& group, std::vector<int> gone);
+
 /// The deadline passed. `silent` are the job ranks that have shown no sign of life for a while (stopped, swapped out),
 /// empty when all ranks are alive and one of them simply did not call the operation.
 class Timeout : public CommError {
@@ -55,5 +59,8 @@ class Mismatch : public CommError {
  public:
   using CommError::CommError;
 };
+
+/// What an exception says; of one of torch's, without where in torch it was thrown.
+std::string reason_of(const std::exception& failure);
 
 }  // namespace tesserae::comm

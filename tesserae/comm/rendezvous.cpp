@@ -7,7 +7,6 @@
 #include <cstdlib>
 
 #include "tesserae/comm/error.h"
-#include "tesserae/comm/liveness/watched_store.h"
 #include "tesserae/os/clock.h"
 
 namespace tesserae::comm {

@@ -1,7 +1,5 @@
 #include "tesserae/comm/liveness/watched_store.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -26,10 +24,8 @@ WatchedStore::WatchedStore(Party party, const std::string& prefix, c10::intrusiv
 void WatchedStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
   const os::Deadline deadline(timeout);
   for (milliseconds pause = kFirstPause; !check(keys); pause = std::min(2 * pause, kLongestPause)) {
-    if (const std::vector<int> gone = party_.liveness->gone_among(party_.members); !gone.empty()) {
-      throw PeerLost("Fabric::group",
-                     cat(party_.name, " is not made: rank ", gone.front(), " ended or left the job while it was"),
-                     gone);
+    if (std::vector<int> gone = party_.liveness->gone_among(party_.members); !gone.empty()) {
+      throw lost_while_made(party_.name, std::move(gone));
     }
     if (deadline.passed()) {
       throw Timeout("Fabric::group",
@@ -53,11 +49,6 @@ std::vector<std::vector<uint8_t>> WatchedStore::multiGet(const std::vector<std::
 
 c10::intrusive_ptr<c10d::Store> WatchedStore::clone() {
   return c10::make_intrusive<WatchedStore>(party_, prefix_, store_->clone());
-}
-
-std::string reason_of(const std::exception& failure) {
-  const auto* error = dynamic_cast<const c10::Error*>(&failure);
-  return error ? error->what_without_backtrace() : failure.what();
 }
 
 }  // namespace tesserae::comm

@@ -35,7 +35,4 @@ class WatchedStore final : public c10d::PrefixStore {
   Party party_;
 };
 
-/// What `failure` says, without where in torch it was thrown.
-std::string reason_of(const std::exception& failure);
-
 }  // namespace tesserae::comm

@@ -1,7 +1,5 @@
 #include "tesserae/comm/transports/c10d_group.h"
 
-#include <c10/util/Exception.h>
-
 #include "tesserae/comm/equal_pieces.h"
 
 namespace tesserae::comm {
@@ -115,8 +113,7 @@ void C10dGroup::rethrow(const std::string& what, const std::exception& cause) {
     std::lock_guard lock(mutex_);
     if (verdict_) verdict_->raise(what);
   }
-  const auto* error = dynamic_cast<const c10::Error*>(&cause);
-  const std::string text = error ? error->what_without_backtrace() : cause.what();
+  const std::string text = reason_of(cause);
   if (options_.liveness) {
     const auto lost = options_.liveness->lost();
     if (!lost.empty()) Verdict{Verdict::Kind::lost, lost, text}.raise(what);

@@ -194,21 +194,16 @@ GlooGroup::GlooGroup(std::string name, std::vector<int> members, int rank, const
   const auto connect = [store, rank, size = size(), gloo_options] {
     return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, gloo_options);
   };
-  if (options_.liveness == nullptr) {
-    gloo_ = connect();
-  } else {
-    // Connections to a member that ends after it told where it listens are waited for until the deadline.
-    std::vector<int> gone;
-    const auto all_live = [&] { return (gone = options_.liveness->gone_among(this->members())).empty(); };
-    TimeLimiter limiter;
-    auto connected = limiter.call_while(all_live, connect);
-    if (!connected) {
-      throw PeerLost("Fabric::group",
-                     cat(this->name(), " is not made: rank ", gone.front(), " ended or left the job while it was"),
-                     gone);
-    }
-    gloo_ = *std::move(connected);
-  }
+  // Connections to a member that ends after it told where it listens are waited for until the deadline.
+  std::vector<int> gone;
+  const auto all_live = [&] {
+    if (options_.liveness) gone = options_.liveness->gone_among(this->members());
+    return gone.empty();
+  };
+  TimeLimiter limiter;
+  auto connected = limiter.call_while(all_live, connect);
+  if (!connected) throw lost_while_made(this->name(), std::move(gone));
+  gloo_ = *std::move(connected);
   if (options_.liveness) options_.liveness->watch(this);
 }
 
