@@ -8,19 +8,20 @@ namespace tesserae::os {
 namespace {
 
 /// How many forks lie between the process that made the first guard and this one.
-std::atomic<int>& depth() {
-  static std::atomic<int> count{0};
-  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { ++count; });
-  static_cast<void>(registered);
-  return count;
+constinit std::atomic<int> depth{0};
+
+int depth_from_now_on() {
+  static const int counts = ::pthread_atfork(nullptr, nullptr, [] { ++depth; });
+  static_cast<void>(counts);
+  return depth;
 }
 
 }  // namespace
 
-ForkGuard::ForkGuard() : depth_(depth()) {}
+ForkGuard::ForkGuard() : depth_(depth_from_now_on()) {}
 
 bool ForkGuard::in_child() const {
-  return depth_ != depth();
+  return depth_ != depth;
 }
 
 }  // namespace tesserae::os
