@@ -31,21 +31,27 @@ void add_wanted(const Checkpoint& checkpoint, const StoredTensor& stored, const 
   }
 }
 
+/// What a failure to load is about, the worst last.
+enum class Cause { none, bytes, disk, other };
+
 /// What became of an attempt to load one checkpoint on all ranks.
 struct Outcome {
   std::optional<Checkpoint> checkpoint;
-  std::string failure;      // of the lowest rank that failed; empty: none did
-  std::exception_ptr own;   // of this rank
-  bool hopeless = false;    // this rank's failure was about something else
-  bool unreadable = false;  // all failures were about the checkpoint's bytes or the disk
-  bool damaged = false;     // ... and those of the bytes alone
+  Cause cause = Cause::none;  // the worst of all ranks
+  std::string failure;        // of the lowest rank that failed
+  Cause own_cause = Cause::none;
+  std::exception_ptr own;  // of this rank
 };
 
 /// Loads one checkpoint and tells the other ranks how it went. Whatever fails, every rank comes to the end.
 Outcome attempt(comm::Fabric& fabric, const os::Path& path, const LoadInto& into) {
   Outcome outcome;
   std::string failure;
-  bool hopeless = false, disk = false;
+  const auto failed = [&](Cause cause, const std::exception& error) {
+    outcome.own_cause = cause;
+    outcome.own = std::current_exception();
+    failure = error.what();
+  };
   try {
     Checkpoint checkpoint = Checkpoint::open(path);
     into(checkpoint);
@@ -53,32 +59,28 @@ Outcome attempt(comm::Fabric& fabric, const os::Path& path, const LoadInto& into
   } catch (const comm::CommError&) {
     throw;  // the other ranks cannot be told
   } catch (const Corruption& error) {
-    outcome.own = std::current_exception();
-    failure = error.what();
+    failed(Cause::bytes, error);
   } catch (const IoError& error) {
-    outcome.own = std::current_exception();
-    failure = error.what();
-    disk = true;
+    failed(Cause::disk, error);
   } catch (const std::exception& error) {
-    outcome.own = std::current_exception();
-    failure = error.what();
-    hopeless = true;
+    failed(Cause::other, error);
   }
-  const int rank = comm::lowest_rank_with(fabric, !failure.empty());
+  const int rank = comm::lowest_rank_with(fabric, outcome.own_cause != Cause::none);
   if (rank < 0) return outcome;
   outcome.checkpoint.reset();
   outcome.failure = cat("rank ", rank, ": ", comm::text_of(fabric, failure, rank));
-  const auto sums = comm::counts_over_ranks(fabric, {hopeless ? 1 : 0, disk ? 1 : 0});
-  outcome.hopeless = hopeless;
-  outcome.unreadable = sums[0] == 0;
-  outcome.damaged = outcome.unreadable && sums[1] == 0;
+  const auto is = [&](Cause cause) { return outcome.own_cause == cause ? 1 : 0; };
+  const auto sums = comm::counts_over_ranks(fabric, {is(Cause::disk), is(Cause::other)});
+  outcome.cause = sums[1] > 0 ? Cause::other : sums[0] > 0 ? Cause::disk : Cause::bytes;
   return outcome;
 }
 
+/// All ranks throw of the same cause, those that met it their own exception.
 [[noreturn]] void rethrow(const Outcome& outcome, const os::Path& path) {
-  if (outcome.own && outcome.hopeless != outcome.unreadable) std::rethrow_exception(outcome.own);
+  const bool readable = outcome.cause == Cause::other;
+  if (outcome.own && (outcome.own_cause == Cause::other) == readable) std::rethrow_exception(outcome.own);
   const std::string text = cat(path.native(), " could not be loaded on all ranks: ", outcome.failure);
-  if (outcome.unreadable) throw Corruption("load", text);
+  if (!readable) throw Corruption("load", text);
   throw InvalidArgument("load", text);
 }
 
@@ -139,8 +141,8 @@ std::optional<Checkpoint> load_newest(comm::Fabric& fabric, const os::Path& fold
   while (!paths.empty()) {
     Outcome outcome = attempt(fabric, paths.back(), into);
     if (outcome.checkpoint) return std::move(outcome.checkpoint);
-    if (outcome.damaged && damaged != nullptr) damaged->push_back(paths.back());
-    if (!outcome.unreadable || paths.size() == 1) rethrow(outcome, paths.back());
+    if (outcome.cause == Cause::bytes && damaged != nullptr) damaged->push_back(paths.back());
+    if (outcome.cause == Cause::other || paths.size() == 1) rethrow(outcome, paths.back());
     if (fabric.rank() == 0) {
       log(LogLevel::warning,
           cat(paths.back().native(), " cannot be loaded, taking the checkpoint before it: ", outcome.failure));
