@@ -48,18 +48,18 @@ std::string name_of(const config::Json& owner) {
 FolderOwner::FolderOwner(const os::Path& folder) : folder_(folder) {
   os::Files& files = os::files();
   files.make_directories(folder);
+  bool locks = true;
   try {
     lock_ = os::FileLock::try_lock(folder / lock_name);  // 1
-    if (!lock_) {
-      throw FolderInUse("train", cat("a live run has the folder ", folder.native(), ": ", name_of(read_owner(folder)),
-                                     "; wait for it, stop it, or choose another run.folder"));
-    }
-  } catch (const FolderInUse&) {
-    throw;
   } catch (const IoError& error) {
+    locks = false;
     log(LogLevel::warning, cat(error.what(),
                                "; a second run in this folder will not be refused, and the first of them "
                                "stops at its next checkpoint"));
+  }
+  if (locks && !lock_) {
+    throw FolderInUse("train", cat("a live run has the folder ", folder.native(), ": ", name_of(read_owner(folder)),
+                                   "; wait for it, stop it, or choose another run.folder"));
   }
   config::Json owner = read_owner(folder);  // 2
   identity_ = owner.value("identity", random_identity());
