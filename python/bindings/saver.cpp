@@ -4,10 +4,9 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstring>
-#include <random>
 
 #include "python/bindings/bindings.h"
-#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/checkpoint/names.h"
 #include "tesserae/checkpoint/writer.h"
 #include "tesserae/comm/agree.h"
 
@@ -93,9 +92,7 @@ std::string write_checkpoint(const std::string& folder, int64_t step, const std:
     source.fill = [streamed](uint64_t offset, std::span<char> target) { streamed->fill(offset, target); };
     sources.push_back(std::move(source));
   }
-  std::random_device random;
-  const checkpoint::SaveJob job{
-      .folder = folder, .step = step, .attempt = checkpoint::to_hex(uint64_t{random()} << 32 | random())};
+  const checkpoint::SaveJob job{.folder = folder, .step = step, .attempt = checkpoint::random_name()};
   const auto parsed = nlohmann::json::parse(training);
   const py::gil_scoped_release release;
   checkpoint::write_part(job, sources);

@@ -1,12 +1,11 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <random>
 #include <set>
 #include <utility>
 
-#include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/model_state.h"
+#include "tesserae/checkpoint/names.h"
 #include "tesserae/checkpoint/placement.h"
 #include "tesserae/checkpoint/weights.h"
 #include "tesserae/checkpoint/writer.h"
@@ -118,8 +117,7 @@ os::Path checkpoint_from_weights(const WeightFiles& files, const os::Path& folde
          .elements = {0, tensor.elements()},
          .fill = [&files, name = name](uint64_t offset, std::span<char> bytes) { files.read(name, offset, bytes); }});
   }
-  std::random_device random;
-  const SaveJob job{.folder = folder, .attempt = to_hex(uint64_t{random()} << 32 | random())};
+  const SaveJob job{.folder = folder, .attempt = random_name()};
   write_part(job, sources);
   return commit(job, nlohmann::json::object());
 }

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
-#include <random>
 #include <thread>
 #include <utility>
 
 #include "tesserae/base/log.h"
-#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/checkpoint/names.h"
 #include "tesserae/checkpoint/snapshot.h"
 #include "tesserae/checkpoint/writer.h"
 #include "tesserae/comm/agree.h"
@@ -40,9 +39,7 @@ class Stopwatch {
 };
 
 std::string agree_on_job_name(comm::Fabric& fabric) {
-  std::random_device random;
-  const std::string name = to_hex(uint64_t{random()} << 32 | random());
-  return comm::text_of(fabric, name, 0);
+  return comm::text_of(fabric, random_name(), 0);
 }
 
 }  // namespace

@@ -12,12 +12,12 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <utility>
 
 #include "tesserae/base/log.h"
 #include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/model_state.h"
+#include "tesserae/checkpoint/names.h"
 #include "tesserae/checkpoint/random_state.h"
 #include "tesserae/comm/agree.h"
 #include "tesserae/snapshot/surviving_snapshots.h"
@@ -46,9 +46,7 @@ std::string key_of(const os::Path& checkpoints) {
 }
 
 uint64_t session_of(comm::Fabric& fabric) {
-  std::random_device random;
-  const uint64_t own = uint64_t{random()} << 32 | random();
-  return checkpoint::from_hex(comm::text_of(fabric, checkpoint::to_hex(own), 0)).value_or(own);
+  return checkpoint::from_hex(comm::text_of(fabric, checkpoint::random_name(), 0)).value();
 }
 
 at::Tensor bytes_tensor(std::string_view bytes) {

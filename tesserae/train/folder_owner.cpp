@@ -1,9 +1,7 @@
 #include "tesserae/train/folder_owner.h"
 
-#include <random>
-
 #include "tesserae/base/log.h"
-#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/checkpoint/names.h"
 #include "tesserae/config/json.h"
 #include "tesserae/os/host.h"
 #include "tesserae/os/process.h"
@@ -21,12 +19,6 @@ namespace {
 
 constexpr const char* lock_name = "owner.lock";
 constexpr const char* owner_name = "owner.json";
-
-std::string random_identity() {
-  std::random_device random;
-  const auto word = [&random] { return checkpoint::to_hex(uint64_t{random()} << 32 | random()); };
-  return word() + word();
-}
 
 /// What owner.json says; an empty object if there is none, or none that can be read.
 config::Json read_owner(const os::Path& folder) {
@@ -62,7 +54,7 @@ FolderOwner::FolderOwner(const os::Path& folder) : folder_(folder) {
                                    "; wait for it, stop it, or choose another run.folder"));
   }
   config::Json owner = read_owner(folder);  // 2
-  identity_ = owner.value("identity", random_identity());
+  identity_ = owner.value("identity", checkpoint::random_name() + checkpoint::random_name());
   generation_ = owner.value("generation", int64_t{0}) + 1;
   owner = {{"identity", identity_},
            {"generation", generation_},
