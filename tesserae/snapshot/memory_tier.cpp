@@ -37,7 +37,7 @@
 //  2. all choose the same: the latest that every rank has itself or has with its neighbour;
 //  3. neighbours send what is missing; each checks what it got, and that it fits the model;
 //  4. only if all are well does any change its state.
-// Snapshots of another layout, or of a job of another size, become a checkpoint instead (surviving_snapshots.h).
+// Snapshots of another layout, or of a job of another size, can become a checkpoint instead (surviving_snapshots.h).
 namespace tesserae::snapshot {
 namespace {
 
@@ -149,21 +149,25 @@ std::vector<checkpoint::Piece> MemoryTier::exchange_random() {
 std::optional<MemoryTier::Restored> MemoryTier::restore(int64_t at_least) {
   const std::optional<SnapshotSet> set =
       newest_complete_set(subject_.mesh->mesh(), layout_, held_by_ranks(), at_least);  // 1, 2
-  if (!set) {
-    save_surviving_snapshots(subject_, layout_, prefix_, checkpoints_, at_least);
-    comm::counts_over_ranks(*subject_.job(), {0});  // nobody reads them any more
-    return std::nullopt;
-  }
+  if (!set) return std::nullopt;
   const int buffer = set->buffer[static_cast<size_t>(subject_.job()->rank())];
   const std::string_view own = buffer < 0 ? std::string_view() : buffers_[static_cast<size_t>(buffer)].bytes();
   const std::optional<std::string> fetched = fetch(*set, own);  // 3
   const std::optional<MemorySnapshot> snapshot = parse_snapshot(fetched ? *fetched : own, "of this rank");
   const std::string failure = snapshot ? refusal(*snapshot) : "the snapshot arrived damaged";
-  if (!agree_on(failure, "the snapshots in memory are not used")) return std::nullopt;
+  refused_ = !agree_on(failure, "the snapshots in memory are not used");
+  if (refused_) return std::nullopt;
   take_over(*snapshot);                                         // 4
   remove_surviving_snapshots(prefix_, subject_.job()->size());  // of a larger job: this one has no ranks that could
   next_ = buffer == 0 ? 1 : 0;
   return Restored{.step = set->step, .description = snapshot->manifest.training};
+}
+
+bool MemoryTier::save_surviving(int64_t after) {
+  if (refused_) return false;
+  const bool saved = save_surviving_snapshots(subject_, layout_, prefix_, checkpoints_, after).has_value();
+  comm::counts_over_ranks(*subject_.job(), {0});  // nobody reads them any more
+  return saved;
 }
 
 /// Step 1 of a restore.

@@ -50,11 +50,14 @@ class MemoryTier {
     nlohmann::json description;
   };
   /// Fills the state from the newest snapshot that all ranks have, or that the neighbours of those without have, if it
-  /// is of step `at_least` or later and of this layout. Collective. Nothing: there is no such snapshot, and the state
-  /// is as it was. If they were of another layout, or of a job of other size, and later than `at_least`, they are now a
-  /// checkpoint in the folder (surviving_snapshots.h). The snapshots stay: whoever does not go on from them takes them
-  /// away (remove_all).
+  /// is of step `at_least` or later and of this layout. Collective. Nothing: there is no such snapshot, or it does not
+  /// fit the model, and the state is as it was. The snapshots stay: whoever does not go on from them takes them away
+  /// (remove_all).
   std::optional<Restored> restore(int64_t at_least);
+  /// After a restore() that gave nothing: makes a checkpoint in the folder from snapshots of another layout, or of a
+  /// job of other size, if they are of a step after `after` (surviving_snapshots.h). Whether it did. Collective. Throws
+  /// checkpoint::SaveFailed.
+  bool save_surviving(int64_t after);
 
   /// Takes this rank's snapshots away: the job ended well.
   void remove() noexcept;
@@ -78,6 +81,7 @@ class MemoryTier {
   std::vector<SnapshotBuffer> buffers_;
   size_t next_ = 0;  // the buffer that may be written: not the newest
   bool broken_ = false;
+  bool refused_ = false;  // what restore() found does not fit
   std::future<void> copying_;
 };
 

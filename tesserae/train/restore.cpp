@@ -9,8 +9,6 @@
 namespace tesserae::train {
 namespace {
 
-constexpr const char* origin_in_memory = "memory of the hosts";
-
 /// The step of the newest checkpoint as rank 0 sees the folder, on all ranks; -1: there is none.
 int64_t newest_step(comm::Fabric& fabric, const os::Path& folder) {
   int64_t step = 0;
@@ -38,8 +36,8 @@ void set_aside(const std::vector<os::Path>& damaged) {
 
 /// How `resume auto` goes on, in this order:
 ///  1. from memory, if what is there is as late as the newest checkpoint;
-///  2. from the newest checkpoint that can be loaded;
-///  3. if it is not the newest in the folder, from memory after all, if what is there is as late.
+///  2. from the newest checkpoint that can be loaded; snapshots of another layout are made one first;
+///  3. if it is not the newest in the folder, from what is in memory after all, in the same two ways, if it is as late.
 /// Damaged checkpoints are set aside once there is something to go on from.
 class Automatic {
  public:
@@ -49,20 +47,24 @@ class Automatic {
   std::optional<Origin> restore() {
     const int64_t newest = newest_step(fabric_, folder_);
     if (auto origin = from_memory(newest)) return origin;  // 1
+    save_surviving(newest);                                // 2
     std::optional<Origin> origin;
     std::exception_ptr failure;
     try {
-      origin = from_storage();  // 2
+      origin = from_storage();
     } catch (const Corruption&) {
       failure = std::current_exception();
     } catch (const IoError&) {
       failure = std::current_exception();
     }
     if (failure || (origin && origin->step < newest)) {  // 3
-      if (auto later = from_memory(origin ? origin->step : 0)) {
+      const int64_t reached = origin ? origin->step : 0;
+      if (auto later = from_memory(reached)) {
         origin = later;
-      } else {
-        origin = from_storage();  // of what was in memory for another layout there may be a checkpoint now
+      } else if (save_surviving(reached)) {
+        origin = from_storage();
+      } else if (failure) {
+        std::rethrow_exception(failure);
       }
     }
     if (fabric_.rank() == 0) set_aside(damaged_);
@@ -75,8 +77,11 @@ class Automatic {
     const auto restored = memory_->restore(at_least);
     if (!restored) return std::nullopt;
     state_.take_over(restored->description, restored->step);
-    return Origin{.step = restored->step, .from = origin_in_memory};
+    return Origin{.step = restored->step, .from = "memory of the hosts", .in_memory = true};
   }
+
+  /// Whether there is a checkpoint now that was not there before.
+  bool save_surviving(int64_t after) { return memory_ != nullptr && memory_->save_surviving(after); }
 
   std::optional<Origin> from_storage() {
     damaged_.clear();
@@ -105,7 +110,7 @@ std::optional<Origin> restore(TrainingState& state, const Resume& resume, const 
     origin = {.step = loaded.step(), .from = loaded.path().native()};
   }
   // What is in memory and was not gone on from is of no run any more.
-  if (memory != nullptr && (!origin || origin->from != origin_in_memory)) memory->remove_all();
+  if (memory != nullptr && !(origin && origin->in_memory)) memory->remove_all();
   if (origin) state.publish();
   return origin;
 }

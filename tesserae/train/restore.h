@@ -16,7 +16,8 @@ namespace tesserae::train {
 /// What a run continues.
 struct Origin {
   int64_t step = 0;
-  std::string from;  ///< for people: a checkpoint, or memory
+  std::string from;        ///< for people: a checkpoint, or memory
+  bool in_memory = false;  ///< what it continues is in memory of the hosts, not in storage
 };
 
 /// Fills `state` as `resume` says, from memory (`memory` may be nullptr: there is none) if it has a later step than

@@ -113,7 +113,9 @@ TEST_F(Resume, ADamagedNewestCheckpointFallsBackToTheOneBefore) {
   job_->damage("damaged", 24, "rank-1.safetensors");
   os::files().remove(job_->path("damaged/checkpoints/step-18/manifest.json"));
   const std::string said = job_->run("damaged", resuming());
-  EXPECT_THAT(said, HasSubstr("step-24 cannot be loaded, taking the checkpoint before it: "));
+  const std::string refused = "step-24 cannot be loaded, taking the checkpoint before it: ";
+  EXPECT_THAT(said, HasSubstr(refused));
+  EXPECT_EQ(said.find(refused), said.rfind(refused)) << "nothing is loaded twice";
   EXPECT_THAT(said, HasSubstr("step-18 cannot be loaded, taking the checkpoint before it: "));
   EXPECT_THAT(said, HasSubstr("resumed at step 12 "));
   job_->expect_same_history("damaged", "reference", last);
