@@ -39,11 +39,11 @@ bool has_suffix(const std::filesystem::path& path, const std::vector<std::string
          std::any_of(suffixes.begin(), suffixes.end(), [&](const auto& suffix) { return name.ends_with(suffix); });
 }
 
-/// Reads the whole file, a block at a time.
-bool is_text(const os::Path& path) {
+/// Reads the whole file, a block at a time; one of `size` bytes, unless it grows, in one block if that is not large.
+bool is_text(const os::Path& path, uint64_t size) {
   const auto file = os::files().open(path);
-  std::string block(1 << 20, '\0');
-  size_t kept = 0;  // the begin of a character that the block before broke off
+  std::string block(std::clamp<uint64_t>(size + 1, 16, 1 << 20), '\0');
+  size_t kept = 0;  // the beginning of a character that the block before broke off
   for (uint64_t offset = 0;;) {
     const size_t count = file->read_at(offset, {block.data() + kept, block.size() - kept});
     offset += count;
@@ -97,14 +97,15 @@ TokenStream::TokenStream(const StreamOptions& options) : format_(options.format)
 }
 
 void TokenStream::add(const std::filesystem::path& path) {
-  if (os::files().status(path).kind != os::FileKind::file) return;  // a pipe, a socket, a dangling link
-  const auto bytes = static_cast<int64_t>(os::files().status(path).size);
+  const os::FileStatus status = os::files().status(path);
+  if (status.kind != os::FileKind::file) return;  // a pipe, a socket, a dangling link
+  const auto bytes = static_cast<int64_t>(status.size);
   if (bytes == 0) return;
   if (bytes % bytes_of_token(format_) != 0) {
     throw InvalidArgument("TokenStream", cat(path.string(), " has ", bytes, " bytes, no multiple of ",
                                              bytes_of_token(format_), "; is it of another format?"));
   }
-  if (format_ == Format::text && !is_text(path)) {
+  if (format_ == Format::text && !is_text(path, status.size)) {
     ++skipped_;
     return;
   }
@@ -137,7 +138,10 @@ void TokenStream::read_file(size_t index, int64_t offset, std::span<int64_t> tok
     throw Corruption("TokenStream::read", cat(file.path.string(), " had ", expected, " bytes and now has ", found,
                                               "; data must not change while it is read"));
   };
-  if (!open_.has(index)) check(os::files().status(file.path).size);
+  if (!open_.has(index)) {
+    const os::FileStatus status = os::files().status(file.path);
+    if (status.kind != os::FileKind::missing) check(status.size);  // of a missing one, opening it says so
+  }
   if (end_tokens > 0 && offset + static_cast<int64_t>(tokens.size()) > count) {
     tokens.back() = end_of_file_token;
     tokens = tokens.first(tokens.size() - 1);

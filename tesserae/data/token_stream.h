@@ -44,7 +44,8 @@ class TokenStream {
   int64_t skipped_files() const { return skipped_; }  ///< that were not UTF-8
 
   /// Fills `tokens` from token `begin` on. Throws InvalidArgument naming file and offset for a token that is not below
-  /// the vocabulary, Corruption for a file that has become shorter or grown, and IoError.
+  /// the vocabulary, Corruption for a file that has become shorter or grown, and IoError. That a file has grown is
+  /// noticed only when it is opened.
   void read(int64_t begin, std::span<int64_t> tokens);
 
  private:

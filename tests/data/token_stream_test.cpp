@@ -138,6 +138,14 @@ TEST(TokenStream, AFileThatChangesIsNoticed) {
   EXPECT_THROW(read(stream, 0, 2), Corruption);
 }
 
+TEST(TokenStream, AFileThatIsGoneIsNotAFileThatChanged) {
+  const Folder folder;
+  const auto path = folder.write("a.txt", "0123456789");
+  TokenStream stream({.paths = {path}});
+  std::filesystem::remove(path);
+  EXPECT_THROW(read(stream, 0, 2), IoError);
+}
+
 TEST(TokenStream, AFileThatIsTruncatedWhileItIsReadIsNamed) {
   const Folder folder;
   const auto path = folder.write("a.txt", std::string(10'000, 'x'));
