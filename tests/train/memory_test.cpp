@@ -34,7 +34,7 @@ class Memory : public testing::Test {
     for (const std::string& path : left()) os::files().remove_all(path);
   }
 
-  /// How the names of all snapshots begin of which this folder was or is the checkpoints'.
+  /// The beginning of the names of all snapshots of which this folder was or is the checkpoints'.
   std::string prefix() const {
     return cat("tesserae-", checkpoint::to_hex(checkpoint::checksum(job_.path("run/checkpoints"))), "-");
   }

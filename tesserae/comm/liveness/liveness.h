@@ -68,7 +68,7 @@ class Liveness {
     Clock::time_point next_look;   ///< at the store, for an operation that is merely slow
     Clock::time_point next_check;  ///< of its connections
     std::string reported;          ///< the slow operation that the others were told of
-    Clock::time_point deserted;    ///< begin of the operation that was seen to block after a member had left ...
+    Clock::time_point deserted;    ///< beginning of the operation that was seen to block after a member had left ...
     int looks = 0;                 ///< ... and how often it was
     std::optional<Clock::time_point> asked;
     int suspect = -1;
