@@ -89,10 +89,11 @@ Liveness::Liveness(const mesh::World& world, c10::intrusive_ptr<c10d::Store> sto
       beat_(beat_interval(world.size())),
       store_(std::make_shared<LivenessStore>(std::move(store))),
       next_beat_(Clock::now()) {
+  const std::string here = os::host_identity();
   for (const int rank : world.host_ranks(world.rank())) {
     if (rank == world.rank()) continue;
     const auto peer = store_->identity(world.launcher_rank(rank));
-    if (peer.host != os::host_identity()) continue;  // the label of its host says otherwise: it cannot be watched here
+    if (peer.host != here) continue;  // the label of its host says otherwise: it cannot be watched here
     const auto peer_started = peer.started ? std::optional(peer.started) : std::nullopt;
     local_.push_back({rank, os::ProcessWatch(static_cast<pid_t>(peer.process), peer_started)});
   }
