@@ -35,6 +35,14 @@ void expect_parity(int ranks, const Training& run, const std::string& what) {
   });
 }
 
+/// Of rank 0, after the run on four threads.
+Statistics statistics_of(const Training& run) {
+  Statistics statistics;
+  comm::run_local(
+      4, [&](comm::Fabric& fabric) { train_sharded(fabric, run, fabric.rank() == 0 ? &statistics : nullptr); });
+  return statistics;
+}
+
 std::string text(const mesh::Strategy& strategy) {
   return cat(to_string(strategy.degrees), strategy.free_after_forward ? " free after forward" : " keep after forward",
              strategy.free_after_backward ? ", free after backward" : ", keep after backward");
@@ -150,15 +158,10 @@ TEST(Engine, AllocatesNothingAfterTheThirdStep) {
       run.options.strategy = strategy;
       run.options.accumulation = Accumulation::two_hop;
       run.micro = micro;
-      const auto allocations = [&](int steps) {
-        run.steps = steps;
-        Statistics statistics;
-        comm::run_local(
-            4, [&](comm::Fabric& fabric) { train_sharded(fabric, run, fabric.rank() == 0 ? &statistics : nullptr); });
-        return statistics;
-      };
-      const Statistics three = allocations(3);
-      const Statistics nine = allocations(9);
+      run.steps = 3;
+      const Statistics three = statistics_of(run);
+      run.steps = 9;
+      const Statistics nine = statistics_of(run);
       EXPECT_EQ(three.allocations, nine.allocations) << text(strategy);
       EXPECT_EQ(nine.pool_misses, 0) << text(strategy) << " micro " << micro;
     }
@@ -170,9 +173,7 @@ TEST(Engine, PrefetchesInBothDirectionsFromTheSecondStepOn) {
   run.options.strategy = {{4, 4, 4}, true, true};
   run.net.blocks = 6;
   run.steps = 5;
-  Statistics statistics;
-  comm::run_local(
-      4, [&](comm::Fabric& fabric) { train_sharded(fabric, run, fabric.rank() == 0 ? &statistics : nullptr); });
+  const Statistics statistics = statistics_of(run);
   EXPECT_EQ(statistics.departures, 0);
   // A step gathers root once and six blocks in forward, five of them again in backward (the last is kept): 12. The
   // first step has no record: it prefetches nothing, and gathers root and the last block once more.
@@ -187,9 +188,7 @@ TEST(Engine, PrefetchesInForwardAlsoWhereNothingIsFreedAfterIt) {
     run.options.strategy = {{4, 4, 4}, false, free_after_backward};
     run.net.blocks = 6;
     run.steps = 5;
-    Statistics statistics;
-    comm::run_local(
-        4, [&](comm::Fabric& fabric) { train_sharded(fabric, run, fabric.rank() == 0 ? &statistics : nullptr); });
+    const Statistics statistics = statistics_of(run);
     EXPECT_EQ(statistics.gathers, 5 * 7);
     EXPECT_EQ(statistics.prefetch_hits, 4 * 6) << "all blocks, from the second step on";
     EXPECT_EQ(statistics.pool_misses, 0);
