@@ -56,7 +56,7 @@ class Summary:
     step_ms: Spread
     tokens_per_second: Spread
     ratio: Spread | None  # of tokens/s to the fastest line of FSDP2, taken round by round; None: none ran
-    memory: int  # the largest sum of PSS that was seen, or of RSS where there is no PSS; 0: nothing ran
+    memory: int  # of all processes at its peak, in bytes: PSS, or RSS where there is no PSS; 0: nothing ran
     memory_ratio: float | None  # to the line of FSDP2 that needs least
     cpu_seconds: float
 

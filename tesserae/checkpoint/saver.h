@@ -16,11 +16,10 @@ class Snapshot;
 
 struct SaverOptions {
   os::Path folder;
-  int keep = 0;               ///< how many checkpoints stay; 0: all
-  bool asynchronous = false;  ///< save() returns at once and a thread writes
-  std::chrono::milliseconds deadline =
-      std::chrono::minutes(30);   ///< for the slowest rank to have written and committed
-  int64_t block_bytes = 1 << 20;  ///< for checksums: docs/format.md
+  int keep = 0;                                                   ///< how many checkpoints stay; 0: all
+  bool asynchronous = false;                                      ///< save() returns at once and a thread writes
+  std::chrono::milliseconds deadline = std::chrono::minutes(30);  ///< until the slowest rank has committed
+  int64_t block_bytes = 1 << 20;                                  ///< for checksums: docs/format.md
 };
 
 /// A step could not be saved, on whatever rank it failed; thrown on all ranks with the cause. Older checkpoints are as
