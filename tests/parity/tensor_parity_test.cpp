@@ -4,12 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdio>
 #include <map>
 #include <mutex>
-#include <set>
 
 #include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/comm/sub_fabric.h"
@@ -20,6 +18,7 @@
 #include "tesserae/shard/sharded.h"
 #include "tesserae/tensor/parallel.h"
 #include "tesserae/tensor/split_parameters.h"
+#include "tests/parity/tensor_cases.h"
 #include "tests/support/ranks.h"
 
 namespace tesserae::testing {
@@ -30,27 +29,6 @@ constexpr double clip_norm = 0.5;
 // Small enough that training does not amplify the order of summation, which is all that may differ.
 constexpr double learning_rate = 0.1;
 
-struct Case {
-  int tensor_degree = 1;
-  mesh::Strategy strategy = {};
-  bool sequence = false;
-  bool bf16 = false;
-  int accumulation = 0;  // 0: one backward a step; 1: two, Accumulation::local; 2: two, Accumulation::two_hop
-  bool clip = false;
-  bool checkpoint = false;
-  bool tied = true;
-  bool frozen = false;
-  bool turned = false;  // half-way, the dial is turned to P = G = O = N
-  bool adamw = false;   // parameters are compared as wholes: it amplifies the order of summation in single elements
-};
-
-std::string to_string(const Case& c) {
-  return cat("T=", c.tensor_degree, " ", mesh::to_string(c.strategy.degrees), c.sequence ? " sequence" : "",
-             c.bf16 ? " bf16" : "", " accumulation ", c.accumulation, c.clip ? " clips" : "",
-             c.checkpoint ? " checkpoints" : "", c.tied ? " tied" : "", c.frozen ? " frozen" : "",
-             c.turned ? " turned" : "", c.adamw ? " adamw" : "");
-}
-
 /// What a job is: how many ranks, and how much of it a machine has time for.
 struct Size {
   int ranks;
@@ -59,99 +37,6 @@ struct Size {
   int64_t length;
   int64_t rows() const { return 2 * ranks; }  // of the global batch of a step
 };
-
-// The values of a case's choices as (choice, value), for counting pairs.
-using Value = std::pair<int, int>;
-using Pairs = std::set<std::pair<Value, Value>>;
-
-Pairs pairs_of(const Case& c) {
-  const Value degree{0, c.tensor_degree};
-  const std::array<Value, 2> three = {{{1, c.strategy.free_after_forward    ? 0
-                                           : c.strategy.free_after_backward ? 1
-                                                                            : 2},
-                                       {2, c.accumulation}}};
-  const std::array<Value, 8> two = {{{3, c.sequence},
-                                     {4, c.bf16},
-                                     {5, c.clip},
-                                     {6, c.checkpoint},
-                                     {7, c.tied},
-                                     {8, c.frozen},
-                                     {9, c.turned},
-                                     {10, c.adamw}}};
-  Pairs pairs = {{three[0], three[1]}};
-  for (size_t i = 0; i < two.size(); ++i) {
-    pairs.insert({degree, two[i]});  // not with three values: the largest degree has two cases
-    for (const Value& value : three) pairs.insert({value, two[i]});
-    for (size_t k = i + 1; k < two.size(); ++k) pairs.insert({two[i], two[k]});
-  }
-  return pairs;
-}
-
-/// All ways to fill up a case of which these three are given.
-std::vector<Case> choices(int tensor_degree, const mesh::Degrees& degrees, bool sequence) {
-  constexpr bool either[] = {false, true};
-  std::vector<Case> list;
-  for (int lifetime = 0; lifetime < 3; ++lifetime) {
-    for (int accumulation = 0; accumulation < 3; ++accumulation) {
-      for (int bits = 0; bits < 1 << 7; ++bits) {
-        const auto bit = [&](int i) { return either[bits >> i & 1]; };
-        list.push_back({.tensor_degree = tensor_degree,
-                        .strategy = {degrees, lifetime == 0, lifetime != 2},
-                        .sequence = sequence,
-                        .bf16 = bit(0),
-                        .accumulation = accumulation,
-                        .clip = bit(1),
-                        .checkpoint = bit(2),
-                        .tied = bit(3),
-                        .frozen = bit(4),
-                        .turned = bit(5),
-                        .adamw = bit(6)});
-      }
-    }
-  }
-  return list;
-}
-
-/// Every (T, P, G, O), with and without sequence parallelism. The other choices follow so that every pair of values of
-/// two choices occurs, and then anew in fp32, where all numbers are compared closely.
-std::vector<Case> cases(int ranks) {
-  std::vector<Case> list;
-  Pairs all, ever, covered;
-  for (int degree = ranks; degree >= 1; degree /= 2) {
-    for (const bool sequence : {false, true}) {
-      for (const auto& c : choices(degree, {}, sequence)) all.merge(pairs_of(c));
-    }
-  }
-  for (int degree = ranks; degree >= 1; degree /= 2) {  // the largest first: it has the fewest cases
-    for (const auto& degrees : mesh::all_degrees(ranks / degree)) {
-      for (const bool sequence : {false, true}) {
-        const bool complete = ever == all;
-        // Greedy: of all ways to fill the case up, the one that brings most new pairs.
-        const auto ways = choices(degree, degrees, sequence);
-        const Case* best = nullptr;
-        size_t most = 0;
-        for (const auto& c : ways) {
-          if (complete && c.bf16) continue;
-          const Pairs pairs = pairs_of(c);
-          const auto fresh = static_cast<size_t>(
-              std::ranges::count_if(pairs, [&](const auto& pair) { return !covered.contains(pair); }));
-          if (best == nullptr || fresh > most) {
-            best = &c;
-            most = fresh;
-          }
-        }
-        list.push_back(*best);
-        covered.merge(pairs_of(*best));
-        if (complete) continue;
-        ever.merge(pairs_of(*best));
-        if (ever == all) covered.clear();
-      }
-    }
-  }
-  // Greedy may leave pairs out: that would be a wrong promise, so it is checked.
-  if (ever != all) throw Error("cases", cat("cover ", ever.size(), " of ", all.size(), " pairs"));
-  return list;
-}
 
 // Of way_off(). Seen: 1e-4 in fp32; in bf16 0.02 with SGD, and with AdamW 0.08 (after 3 steps, 0.03 after 20), whose
 // first steps have one length: where a small gradient is rounded to the other sign, they go back.

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tesserae/mesh/strategy.h"
+
+namespace tesserae::testing {
+
+/// One way to train with tensor parallelism.
+struct Case {
+  int tensor_degree = 1;
+  mesh::Strategy strategy = {};
+  bool sequence = false;
+  bool bf16 = false;
+  int accumulation = 0;  // 0: one backward a step; 1: two, Accumulation::local; 2: two, Accumulation::two_hop
+  bool clip = false;
+  bool checkpoint = false;
+  bool tied = true;
+  bool frozen = false;
+  bool turned = false;  // half-way, the dial is turned to P = G = O = N
+  bool adamw = false;   // parameters are compared as wholes: it amplifies the order of summation in single elements
+};
+
+std::string to_string(const Case& c);
+
+/// Every (T, P, G, O), with and without sequence parallelism. The other choices follow so that every pair of values of
+/// two choices occurs, and then anew in fp32, where all numbers are compared closely.
+std::vector<Case> cases(int ranks);
+
+}  // namespace tesserae::testing
