@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import weakref
-from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
+from torch.utils.weak import WeakIdKeyDictionary
 
 from tesserae import _C
 from tesserae.fsdp import parameters as faces
@@ -51,9 +50,8 @@ class _Construction(threading.local):
     """The outermost constructor that runs on this thread."""
 
     root: nn.Module | None = None
-    # How many entries of modules show a parameter, by id; and the parameter, since a later one may have its id.
-    uses: Counter[int] = Counter()
-    counted: dict[int, weakref.ref[nn.Parameter]] = {}
+    # How many entries of modules show a parameter. Weak: parameters that are replaced meanwhile go.
+    uses = WeakIdKeyDictionary()
 
 
 _construction = _Construction()
@@ -103,20 +101,21 @@ def _construct(module: nn.Module) -> Generator[bool]:
     outermost = _construction.root is None
     if outermost:
         _construction.root = module
-        shown = [
-            parameter
-            for part in module.modules()
-            for parameter in own_parameters(part).values()
-            if parameter is not None
-        ]
-        _construction.uses = Counter(map(id, shown))
-        _construction.counted = {id(parameter): weakref.ref(parameter) for parameter in shown}
-        del shown  # parameters that are replaced meanwhile go
+        _construction.uses = _uses_in(module)
     try:
         yield outermost
     finally:
         if outermost:
-            _construction.root, _construction.uses, _construction.counted = None, Counter(), {}
+            _construction.root, _construction.uses = None, WeakIdKeyDictionary()
+
+
+def _uses_in(module: nn.Module) -> WeakIdKeyDictionary:
+    uses = WeakIdKeyDictionary()
+    for part in module.modules():
+        for parameter in own_parameters(part).values():
+            if parameter is not None:
+                uses[parameter] = uses.get(parameter, 0) + 1
+    return uses
 
 
 def _find_parameters(instance: Instance, module: nn.Module, inner: dict[str, Instance]) -> list[faces.Managed]:
@@ -141,10 +140,8 @@ def _find_parameters(instance: Instance, module: nn.Module, inner: dict[str, Ins
 def _is_ours_alone(managed: faces.Managed) -> bool:
     """False for a parameter that is also used outside of the unit: the instance that encloses all of its users owns
     it."""
-    counted = _construction.counted.get(id(managed.parameter))
-    if counted is None or counted() is not managed.parameter:  # made since then, by param_init_fn
-        return True
-    return _construction.uses[id(managed.parameter)] <= len(managed.entries)
+    uses = _construction.uses.get(managed.parameter, 0)  # 0: made since then, by param_init_fn
+    return uses <= len(managed.entries)
 
 
 def _sync_from_rank_zero(instance: Instance, module: nn.Module) -> None:
