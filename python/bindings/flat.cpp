@@ -113,7 +113,7 @@ void bind_flat(py::module_& module) {
           "publish",
           [](const FlatBuffer& self) {
             const Gil release;
-            self.parameter().publish();
+            self.buffer().unit().publish({&self.parameter()});
           },
           "Collective: new values are what the next forward sees.")
       .def(

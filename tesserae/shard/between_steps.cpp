@@ -48,10 +48,32 @@ void Engine::require_not_torn() const {
                             ": its training state is lost. Start the job again from its last checkpoint"));
 }
 
+void Engine::gather_early(ShardedUnit& unit) {
+  require_not_torn();
+  if (!prepared()) prepare();
+  if (unit.gathered_early() || phase_ == Phase::backward) {
+    unit.start_gather();
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  unit.tell([&](StepObserver& observer) { observer.take_values(unit); });
+  unit.publish();
+  unit.start_gather();
+  unit.set_gathered_early(true);
+}
+
+void Engine::release(ShardedUnit& unit) {
+  unit.set_gathered_early(false);
+  if (!unit.holds_buffers()) return;
+  free(unit);
+  workspace_->pool.give_back();
+  if (phase_ == Phase::idle) finish_reading();
+}
+
 void Engine::publish(int shard) {
   require_not_torn();
   for (const FlatBuffer* buffer : buffers_) {
-    if (buffer->shard() != nullptr && buffer->shard()->index == shard) buffer->parameter().publish();
+    if (buffer->shard() != nullptr && buffer->shard()->index == shard) buffer->unit().publish({&buffer->parameter()});
   }
 }
 
@@ -102,10 +124,10 @@ void Engine::settle() {
   for (const auto& unit : units_) {
     unit->tell([&](StepObserver& observer) { observer.take_values(*unit); });
   }
-  for (FlatBuffer* buffer : buffers_) {
-    if (buffer->gradient() == nullptr || !buffer->gradient()->pending()) continue;
+  for (const auto& unit : units_) {
+    if (!unit->has_gradients(/*boundary=*/true)) continue;
     wait_for_reductions(root().sharding().options.limit_reductions - 1);
-    reduce(*buffer, /*boundary=*/true);
+    reduce(*unit, /*boundary=*/true);
   }
   wait_for_reductions(0);
   free_all();

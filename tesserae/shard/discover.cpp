@@ -70,7 +70,23 @@ class Walk {
 
 }  // namespace
 
-std::vector<FlatSpec> group_parameters(const std::vector<NamedParameter>& parameters) {
+namespace {
+
+FlatSpec by_rows(const FlatSpec& all, size_t index) {
+  const Slot& slot = all.slots[index];
+  if (slot.shape.empty()) {
+    throw InvalidArgument("shard_model",
+                          cat("parameter ", slot.names.front(),
+                              " has no dimension whose rows could be shared out: give it the shape [1]"));
+  }
+  FlatSpec flat{{slot}, {all.parameters[index]}, {}, all.dtype, all.trainable, CutBy::rows};
+  if (all.local[index].defined()) flat.local = {all.local[index]};
+  return flat;
+}
+
+}  // namespace
+
+std::vector<FlatSpec> group_parameters(const std::vector<NamedParameter>& parameters, CutBy cut_by) {
   using Key = std::pair<bool, c10::ScalarType>;  // (frozen, dtype)
   std::map<Key, std::vector<const NamedParameter*>> groups;
   for (const auto& named : parameters) {
@@ -80,17 +96,22 @@ std::vector<FlatSpec> group_parameters(const std::vector<NamedParameter>& parame
   for (auto& [key, members] : groups) {
     std::stable_partition(members.begin(), members.end(),
                           [](const NamedParameter* named) { return named->parameter.dim() >= 2; });
-    FlatSpec flat{{}, {}, key.second, !key.first};
+    FlatSpec flat{{}, {}, {}, key.second, !key.first};
     for (const NamedParameter* named : members) {
       flat.slots.push_back({named->names, named->parameter.sizes().vec(), 0, 0, named->split, named->whole});
       flat.parameters.push_back(named->parameter);
+      if (cut_by == CutBy::rows) flat.local.push_back(named->local);
     }
-    flats.push_back(std::move(flat));
+    if (cut_by == CutBy::elements) {
+      flats.push_back(std::move(flat));
+    } else {
+      for (size_t i = 0; i < flat.slots.size(); ++i) flats.push_back(by_rows(flat, i));
+    }
   }
   return flats;
 }
 
-std::vector<UnitSpec> discover_units(torch::nn::Module& root) {
+std::vector<UnitSpec> discover_units(torch::nn::Module& root, CutBy cut_by) {
   if (dynamic_cast<UnitBase*>(&root) == nullptr) {
     throw InvalidArgument("shard_model",
                           cat("the root module ", root.name(), " is not a Unit, so nothing would gather the ",
@@ -104,7 +125,9 @@ std::vector<UnitSpec> discover_units(torch::nn::Module& root) {
 
   std::vector<std::vector<NamedParameter>> owned(walk.units.size());
   for (const auto& found : walk.parameters) owned[found.owner].push_back(found);
-  for (size_t unit = 0; unit < walk.units.size(); ++unit) walk.units[unit].flats = group_parameters(owned[unit]);
+  for (size_t unit = 0; unit < walk.units.size(); ++unit) {
+    walk.units[unit].flats = group_parameters(owned[unit], cut_by);
+  }
   return std::move(walk.units);
 }
 

@@ -19,8 +19,10 @@ namespace tesserae::shard {
 struct FlatSpec {
   std::vector<Slot> slots;  ///< names and shapes
   std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> local = {};  ///< see NamedParameter; empty: none has any
   c10::ScalarType dtype;
   bool trainable;
+  CutBy cut_by = CutBy::elements;
 };
 
 /// A unit as found in a module tree. Index 0 is the root; parents come before their children.
@@ -37,16 +39,19 @@ struct NamedParameter {
   at::Tensor parameter;
   mesh::Splits split = {};          ///< which part of a larger tensor it is
   std::vector<int64_t> whole = {};  ///< shape of that tensor; {}: the parameter is whole
+  /// The values of what this rank holds, where `parameter` has none but its shape. By rows only.
+  at::Tensor local = {};
 };
 
-/// Sorts a unit's parameters into flat buffers: one for each (requires_grad, dtype), in it matrices before vectors.
-std::vector<FlatSpec> group_parameters(const std::vector<NamedParameter>& parameters);
+/// Sorts a unit's parameters into flat buffers: one for each (requires_grad, dtype), in it matrices before vectors; by
+/// rows one for each parameter, in that order. Throws InvalidArgument for a parameter without dimensions by rows.
+std::vector<FlatSpec> group_parameters(const std::vector<NamedParameter>& parameters, CutBy cut_by);
 
 /// Finds the units below (and including) `root` and who owns which parameter: the innermost unit around it. A parameter
 /// that several modules share (tied weights) is one slot, owned by the innermost unit that encloses all of its users.
 /// Modules that are tensor::SplitParameters say which of their parameters are parts of larger tensors.
 /// Throws InvalidArgument if the root is no unit, has no parameters, or is part of a sharded model already.
-std::vector<UnitSpec> discover_units(torch::nn::Module& root);
+std::vector<UnitSpec> discover_units(torch::nn::Module& root, CutBy cut_by = CutBy::elements);
 
 /// One line per unit and parameter: what ranks must agree on.
 std::string describe(const std::vector<UnitSpec>& units);

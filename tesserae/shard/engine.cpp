@@ -7,12 +7,12 @@
 //     first one asks autograd to call step 5 when the backward ends.
 //  4. on_gradient(): a parameter's gradient is final for this backward (hook on its AccumulateGrad node; the tensor's
 //     own post-accumulate slot belongs to the user). It moves into the unit's buffer, unless it was computed there
-//     (gradient_destination); the last one of a flat buffer starts its reduction (at a boundary, or with two_hop) and
-//     frees its parameters, if the lifetime says so.
+//     (gradient_destination); the last one of a flat buffer frees its parameters, if the lifetime says so, the last
+//     one of the unit starts its reduction (at a boundary, or with two_hop).
 //  5. end_backward(): reduce what is left, in unit order, the same on all ranks; wait for all reductions; free
 //     what the lifetimes say.
 //
-// [Note: completion] A buffer may complete zero, one or several times in a backward; each completion reduces and adds.
+// [Note: completion] A unit may complete zero, one or several times in a backward; each completion reduces and adds.
 // A forward that happens during a backward (recomputation) only gathers: its after_forward may never come.
 //
 // Frozen parameters have no gradients and are freed when the gradient of the unit's inputs is there, or in step 5.
@@ -37,11 +37,6 @@ void tell(const Units& units, const Event& event) {
   for (const auto& unit : units) {
     unit->tell([&](StepObserver& observer) { event(observer, *unit); });
   }
-}
-
-bool accumulating(const std::vector<FlatBuffer*>& buffers) {
-  return std::ranges::any_of(
-      buffers, [](const FlatBuffer* buffer) { return buffer->gradient() != nullptr && buffer->gradient()->pending(); });
 }
 
 }  // namespace
@@ -75,8 +70,10 @@ void Engine::begin_step() {
   for (const auto& unit : units_) unit->reset();
   if (phase_ == Phase::forward) free_all();  // a forward threw before its end
   if (!prepared()) prepare();
-  const bool accumulates = accumulating(buffers_);
-  tell(units_, [=](StepObserver& observer, ShardedUnit& unit) { observer.begin_step(unit, accumulates); });
+  for (const auto& unit : units_) {
+    const bool accumulates = unit->accumulating();
+    unit->tell([&](StepObserver& observer) { observer.begin_step(*unit, accumulates); });
+  }
   for (const FlatBuffer* buffer : buffers_) buffer->require_still_frozen();
   enter(Phase::idle);  // from a forward that was cut short, if there was one
   enter(Phase::forward);
@@ -114,8 +111,7 @@ void Engine::look_ahead(bool backward) {
   // Of what stays gathered anyway, the limit is on what is on its way; of the rest, on what takes memory.
   int gathered = 0;
   for (const auto& unit : units_) {
-    const mesh::Strategy& strategy = unit->sharding().options.strategy;
-    const bool stays = !(backward ? strategy.free_after_backward : strategy.free_after_forward);
+    const bool stays = !(backward ? unit->frees_after_backward() : unit->frees_after_forward());
     gathered += unit->index() > 0 && (stays ? unit->arriving() : unit->holds_buffers());
   }
   schedule_.upcoming(limit, upcoming_);
@@ -145,7 +141,7 @@ void Engine::after_forward(ShardedUnit& unit) {
     // The last unit of a forward is the first of the backward: freeing it would only mean gathering it again.
     const bool needed = training && schedule_.needs_soon(unit.index(), root().sharding().options.limit_all_gathers);
     const bool computes = unit.phase() == ShardedUnit::Phase::forward;  // a call around this one
-    if (unit.sharding().options.strategy.free_after_forward && !needed && !computes) free(unit);
+    if (unit.frees_after_forward() && !needed && !computes) free(unit);
     if (!training && phase_ != Phase::forward) finish_reading();  // called by itself, not by the root
   }
   unit.tell([&](StepObserver& observer) { observer.after_forward(unit); });
@@ -178,7 +174,7 @@ void Engine::open_backward() {
   for (const FlatBuffer* buffer : buffers_) {
     if (buffer->gradient() != nullptr) buffer->gradient()->expect_all();
   }
-  tell(units_, [this](StepObserver& observer, ShardedUnit& unit) { observer.begin_backward(unit, boundary_); });
+  tell(units_, [this](StepObserver& observer, ShardedUnit& unit) { observer.begin_backward(unit, is_boundary(unit)); });
   autograd::at_end_of_backward([alive = std::weak_ptr<Engine*>(alive_)] {
     if (const auto engine = alive.lock()) (*engine)->end_backward();
   });
@@ -207,8 +203,7 @@ void Engine::finish_reading() {
 
 // A unit whose forward is around this backward goes on computing.
 bool Engine::frees_after_backward(const ShardedUnit& unit) const {
-  const auto& strategy = unit.sharding().options.strategy;
-  return strategy.free_after_backward && (boundary_ || strategy.free_after_forward) &&
+  return unit.frees_after_backward() && (boundary_ || unit.frees_after_forward()) &&
          unit.phase() != ShardedUnit::Phase::forward;
 }
 
@@ -224,10 +219,10 @@ void Engine::on_gradient(FlatBuffer& buffer, int slot, const at::Tensor& gradien
   if (gradients.needs_buffer()) wait_for_reductions(root().sharding().options.limit_reductions - 1);
   gradients.add(slot, gradient);
   if (!gradients.complete()) return;
-  if (reduces_now()) {
-    reduce(buffer, boundary_);
-  } else {
+  if (!reduces_now(buffer.unit())) {
     gradients.expect_all();
+  } else if (buffer.unit().has_all_gradients()) {
+    reduce(buffer.unit(), is_boundary(buffer.unit()));
   }
   if (frees_after_backward(buffer.unit())) buffer.unit().free(buffer, keeps_freed_memory());
 }
@@ -246,16 +241,18 @@ at::Tensor Engine::gradient_destination(FlatBuffer& buffer, int slot) {
   return buffer.gradient()->destination(slot);
 }
 
-bool Engine::reduces_now() const {
-  return boundary_ || root().sharding().options.accumulation == Accumulation::two_hop;
+bool Engine::reduces_now(const ShardedUnit& unit) const {
+  return is_boundary(unit) || root().sharding().options.accumulation == Accumulation::two_hop;
 }
 
-void Engine::reduce(FlatBuffer& buffer, bool boundary) {
-  buffer.unit().tell([&](StepObserver& observer) { observer.before_reduce(buffer); });
-  // A buffer that completes again while its last reduction is in flight waits for that one first.
-  if (buffer.gradient()->reducing()) std::erase(reductions_, buffer.gradient());
-  buffer.gradient()->reduce(boundary);
-  reductions_.push_back(buffer.gradient());
+void Engine::reduce(ShardedUnit& unit, bool boundary) {
+  // A unit that completes again while its last reduction is in flight waits for that one first.
+  if (unit.reducing()) {
+    unit.finish_reducing();
+    std::erase(reductions_, &unit);
+  }
+  unit.reduce_gradients(boundary);
+  reductions_.push_back(&unit);
 }
 
 void Engine::wait_for_reductions(int most) {
@@ -264,7 +261,7 @@ void Engine::wait_for_reductions(int most) {
   const bool tells = root().sharding().device.is_cpu();
   const auto ended = [&] { return tells && reductions_.front()->reduced(); };
   while (!reductions_.empty() && (static_cast<int>(reductions_.size()) > most || ended())) {
-    reductions_.front()->finish();
+    reductions_.front()->finish_reducing();
     reductions_.pop_front();
   }
 }
@@ -272,14 +269,10 @@ void Engine::wait_for_reductions(int most) {
 // 5. The end of a backward.
 
 void Engine::end_backward() {
-  if (reduces_now()) {
-    for (FlatBuffer* buffer : buffers_) {
-      if (buffer->gradient() == nullptr) continue;
-      const bool left = boundary_ ? buffer->gradient()->pending() : !buffer->gradient()->needs_buffer();
-      if (!left) continue;
-      wait_for_reductions(root().sharding().options.limit_reductions - 1);
-      reduce(*buffer, boundary_);
-    }
+  for (const auto& unit : units_) {
+    if (!reduces_now(*unit) || !unit->has_gradients(is_boundary(*unit))) continue;
+    wait_for_reductions(root().sharding().options.limit_reductions - 1);
+    reduce(*unit, is_boundary(*unit));
   }
   wait_for_reductions(0);
   for (const auto& unit : units_) {

@@ -67,6 +67,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Statistics statistics() const;
 
   // Between steps.
+  /// Starts to gather a unit's newest values ahead of its forward, which will not look for newer ones;
+  /// ShardedUnit::finish_gather() waits for them. Collective.
+  void gather_early(ShardedUnit& unit);
+  /// Frees what is gathered of a unit, whatever its lifetimes say. Collective.
+  void release(ShardedUnit& unit);
   void publish(int shard);  ///< collective where P and O differ, in the same order on all ranks
   void zero_grad();
   void discard_accumulated();  ///< what is not reduced yet; final gradients stay
@@ -96,8 +101,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void open_backward();
   void end_backward();
   void close_backward();
-  bool reduces_now() const;
-  void reduce(FlatBuffer& buffer, bool boundary);
+  bool is_boundary(const ShardedUnit& unit) const { return boundary_ && unit.reduces_gradients(); }
+  bool reduces_now(const ShardedUnit& unit) const;
+  void reduce(ShardedUnit& unit, bool boundary);
   void wait_for_reductions(int most);
   void settle();
   void drain();
@@ -110,8 +116,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<Companion*> companions_;
   Schedule schedule_;
   std::vector<Schedule::Use> upcoming_;
-  std::deque<FlatGradient*> reductions_;  // in flight, oldest first
-  std::shared_ptr<Engine*> alive_;        // callbacks that outlive the engine find it empty
+  std::deque<ShardedUnit*> reductions_;  // in flight, oldest first
+  std::shared_ptr<Engine*> alive_;       // callbacks that outlive the engine find it empty
   Phase phase_ = Phase::setup;
   Phase around_backward_ = Phase::idle;  // where the end of the backward returns to
   bool boundary_ = true;

@@ -10,8 +10,9 @@ namespace {
 
 constexpr int64_t slot_alignment = 8;  // 16 bytes in the narrowest dtype (two bytes)
 
-mesh::Layout layout_of(bool trainable, const mesh::Layout& layout) {
-  if (trainable) return layout;
+// By rows what is frozen is shown as what is not: every rank has its rows.
+mesh::Layout layout_of(bool trainable, const mesh::Layout& layout, CutBy cut_by) {
+  if (trainable || cut_by == CutBy::rows) return layout;
   const int parameters = layout.degrees().parameters;
   return {layout.ranks(), {parameters, parameters, parameters}};
 }
@@ -19,13 +20,14 @@ mesh::Layout layout_of(bool trainable, const mesh::Layout& layout) {
 }  // namespace
 
 Flat::Flat(std::string unit, std::vector<Slot> parameters, Dtypes dtypes, bool trainable, const mesh::Layout& layout,
-           int rank)
+           int rank, CutBy cut_by)
     : unit_(std::move(unit)),
       slots_(std::move(parameters)),
       dtypes_(dtypes),
       trainable_(trainable),
-      layout_(layout_of(trainable, layout)),
-      rank_(rank) {
+      layout_(layout_of(trainable, layout, cut_by)),
+      rank_(rank),
+      cut_by_(cut_by) {
   for (auto& slot : slots_) {
     if (slot.whole.empty()) slot.whole = slot.shape;
     const int64_t begin = round_up(elements_, slot_alignment);
@@ -36,8 +38,21 @@ Flat::Flat(std::string unit, std::vector<Slot> parameters, Dtypes dtypes, bool t
     elements_ = checked_add(begin, slot.elements);
     parameters_ += slot.elements;
   }
-  chunk_ = layout_.chunk_elements(elements_, alignment);
+  if (cut_by_ == CutBy::rows)
+    alignment_ = std::max<int64_t>(slots_.at(0).elements / std::max<int64_t>(slots_[0].shape.at(0), 1), 1);
+  chunk_ = layout_.chunk_elements(elements_, alignment_);
   if (total() > elements_) gaps_.push_back({elements_, total()});
+}
+
+Flat Flat::with(const mesh::Layout& layout) const {
+  return {unit_, slots_, dtypes_, trainable_, layout, rank_, cut_by_};
+}
+
+std::vector<int64_t> Flat::local_shape(int64_t elements) const {
+  if (cut_by_ == CutBy::elements) return {elements};
+  std::vector<int64_t> shape = slots_.front().shape;
+  shape.front() = elements / alignment_;
+  return shape;
 }
 
 void Flat::rename(const std::string& prefix) {

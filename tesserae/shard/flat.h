@@ -40,14 +40,16 @@ class Flat {
     c10::ScalarType master;
   };
 
-  /// Each chunk is a multiple of so many elements, 128 bytes in the narrowest dtype: NCCL demotes its protocol below
-  /// (pytorch#195450).
-  static constexpr int64_t alignment = 64;
+  /// Each chunk that is cut by elements is a multiple of so many, 128 bytes in the narrowest dtype: NCCL demotes its
+  /// protocol below (pytorch#195450).
+  static constexpr int64_t chunk_alignment = 64;
 
-  /// `parameters`: names and shapes, in the order of the buffer. Those of frozen ones, of which there is no
-  /// gradient and no optimizer state, are cut by `layout`'s P alone.
+  /// `parameters`: names and shapes, in the order of the buffer; by rows there is one. By elements frozen ones, of
+  /// which there is no gradient and no optimizer state, are cut by `layout`'s P alone.
   Flat(std::string unit, std::vector<Slot> parameters, Dtypes dtypes, bool trainable, const mesh::Layout& layout,
-       int rank);
+       int rank, CutBy cut_by = CutBy::elements);
+  /// The same parameters, cut by another layout.
+  Flat with(const mesh::Layout& layout) const;
 
   const std::string& unit() const { return unit_; }
   /// The unit has become part of a larger model: puts `prefix` and a dot before all names.
@@ -61,6 +63,8 @@ class Flat {
   int64_t parameter_elements() const { return parameters_; }  ///< sum over slots, without any padding
   int64_t total() const { return chunk_ * layout_.degrees().optimizer; }
   int64_t chunk() const { return chunk_; }
+  int64_t alignment() const { return alignment_; }  ///< elements of which a chunk is a multiple
+  CutBy cut_by() const { return cut_by_; }
   int64_t gradient_piece() const { return total() / layout_.degrees().gradients; }
   int64_t parameter_piece() const { return total() / layout_.degrees().parameters; }
 
@@ -72,6 +76,8 @@ class Flat {
   const mesh::Layout& layout() const { return layout_; }
   int rank() const { return rank_; }
 
+  /// The shape in which a user sees `elements` of what this rank holds of a slot: whole rows, or one dimension.
+  std::vector<int64_t> local_shape(int64_t elements) const;
   /// What of the slots lies in `range`, relative to its begin.
   std::vector<Slice> slices(const mesh::Range& range) const;
   /// The elements that belong to no slot, as ranges of the whole buffer.
@@ -89,6 +95,8 @@ class Flat {
   bool trainable_;
   mesh::Layout layout_;
   int rank_;
+  CutBy cut_by_;
+  int64_t alignment_ = chunk_alignment;
   int64_t elements_ = 0;
   int64_t parameters_ = 0;
   int64_t chunk_ = 0;

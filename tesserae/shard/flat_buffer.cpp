@@ -28,18 +28,24 @@ void copy_part(const Slot& slot, const at::Tensor& values, const mesh::Range& ra
   destination.narrow(0, begin - range.begin, end - begin).copy_(values.narrow(0, begin - slot.begin, end - begin));
 }
 
+// This rank's rows are there already. A piece of more than these is refreshed before the first step.
+void take_local(const at::Tensor& local, const at::Tensor& master) {
+  if (local.numel() > 0) master.narrow(0, 0, local.numel()).copy_(local.reshape({-1}));
+}
+
 }  // namespace
 
 FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), tensors_(spec.parameters) {
   const UnitContext& context = unit.context();
   const Sharding& sharding = unit.sharding();
   const auto dtypes = dtypes_of(spec, sharding.options.precision);
-  flat_ =
-      std::make_unique<Flat>(unit.name(), spec.slots, dtypes, spec.trainable, sharding.layout, sharding.fabric->rank());
+  flat_ = std::make_unique<Flat>(unit.name(), spec.slots, dtypes, spec.trainable, sharding.layout,
+                                 sharding.fabric->rank(), spec.cut_by);
   // Padding must be finite: it travels with the rest.
   const at::Tensor master = new_local(context, *flat_, dtypes.master).zero_();
   const at::Tensor piece = piece_for(context, *flat_, master);
-  for (size_t i = 0; i < tensors_.size(); ++i) {
+  for (const at::Tensor& local : spec.local) take_local(local, master);
+  for (size_t i = spec.local.size(); i < tensors_.size(); ++i) {
     const Slot& slot = flat_->slots()[i];
     const at::Tensor values = initial_values(sharding, slot, tensors_[i], dtypes.master);
     copy_part(slot, values, flat_->chunk_range(), master);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tesserae/comm/several.h"
 #include "tesserae/shard/memory.h"
 #include "tesserae/shard/step_observer.h"
 
@@ -107,57 +108,35 @@ void FlatGradient::zero_missing() {
   for (const auto& gap : views_->gaps) gap.zero_();
 }
 
-void FlatGradient::reduce(bool boundary) {
+void FlatGradient::reduce(const std::vector<FlatGradient*>& all, bool boundary, const UnitContext& context,
+                          const comm::Label& label) {
+  std::vector<Job> jobs;
+  for (FlatGradient* gradient : all) jobs.push_back(gradient->begin_reduction(boundary));
+  if (jobs.empty()) return;
+  const auto ticket = context.sharding->reduce_lane.submit(
+      [jobs = std::move(jobs), boundary, label, sharding = context.sharding, reducer = context.reducer] {
+        if (reducer == nullptr) {
+          carry(jobs, boundary, *sharding, label);
+        } else {
+          for (const Job& job : jobs) job.of->carry_elsewhere(job, *reducer);
+        }
+      });
+  for (FlatGradient* gradient : all) gradient->ticket_ = ticket;
+}
+
+FlatGradient::Job FlatGradient::begin_reduction(bool boundary) {
   finish();
-  const bool fresh = buffer_ >= 0;  // false: only the kept piece is left to bring to its owners
+  const bool fresh = buffer_ >= 0;
   if (!fresh) take_buffer();
   if (fresh) zero_missing();
-
-  const bool add_piece = piece_pending_;
+  Job job{this, fresh, piece_pending_, false, false, views_};
   if (!boundary && !piece_.defined()) {
     piece_ = at::empty({flat_.gradient_piece()}, views_->whole.options());
     ++context_.statistics().allocations;
   }
   if (boundary) memory();
-  const bool add_grad = shard_.grad.defined();
-  const comm::Label label{flat_.unit(), context_.statistics().steps};
-  constexpr auto sum = comm::Reduction::sum;
-  const bool straight = fresh && boundary && !add_piece && !add_grad && first_hop_delivers();
-
-  ticket_ = sharding_->reduce_lane.submit(
-      [this, fresh, boundary, add_piece, add_grad, straight, label, views = views_, reducer = context_.reducer] {
-        if (straight) {
-          sharding_->gradient_group.reduce_scatter_scaled(grad_, views->whole, average_factor_.item<double>(), label,
-                                                          sharding_->options.gradient_wire);
-          return;
-        }
-        if (fresh && reducer == nullptr) {
-          sharding_->gradient_group.reduce_scatter(views->whole, label, sum, sharding_->options.gradient_wire);
-        }
-        if (!boundary) {
-          add_piece ? piece_.add_(views->piece) : piece_.copy_(views->piece);
-          return;
-        }
-        if (reducer != nullptr) {
-          // What the user's code throws is this step's error, not the lane's: a CommError is, for good.
-          at::Tensor chunk;
-          try {
-            chunk = reduce_elsewhere(*views, *reducer);
-          } catch (const comm::CommError&) {
-            throw;
-          } catch (...) {
-            failure_ = std::current_exception();
-            return;
-          }
-          deliver(chunk, add_grad, /*divided=*/true);
-          return;
-        }
-        if (!fresh) views->piece.copy_(piece_);
-        if (fresh && add_piece) views->piece.add_(piece_);
-        sharding_->optimizer_group.reduce_scatter(views->piece, label, sum, sharding_->options.gradient_wire);
-        sharding_->replica_group.all_reduce(views->chunk, label, sum, sharding_->options.gradient_wire);
-        deliver(views->chunk, add_grad, /*divided=*/false);
-      });
+  job.add_grad = shard_.grad.defined();
+  job.straight = fresh && boundary && !job.add_piece && !job.add_grad && first_hop_delivers();
 
   ++context_.statistics().reductions;
   in_flight_ = buffer_;
@@ -166,6 +145,51 @@ void FlatGradient::reduce(bool boundary) {
   expect_all();
   piece_pending_ = !boundary;
   if (boundary) shard_.grad = grad_;
+  return job;
+}
+
+void FlatGradient::carry(const std::vector<Job>& jobs, bool boundary, const Sharding& sharding,
+                         const comm::Label& label) {
+  const comm::Wire wire = sharding.options.gradient_wire;
+  std::vector<comm::ReduceScatter> first, second;
+  std::vector<at::Tensor> third;
+  for (const Job& job : jobs) {
+    if (!job.fresh) continue;
+    first.push_back({job.views->whole});
+    if (job.straight) first.back() = {job.views->whole, job.of->grad_, job.of->average_factor_.item<double>()};
+  }
+  comm::reduce_scatter(sharding.gradient_group, first, label, wire);
+  for (const Job& job : jobs) {
+    const at::Tensor &piece = job.views->piece, &kept = job.of->piece_;
+    if (!boundary) {
+      job.add_piece ? kept.add_(piece) : kept.copy_(piece);
+      continue;
+    }
+    if (job.straight) continue;
+    if (!job.fresh) piece.copy_(kept);
+    if (job.fresh && job.add_piece) piece.add_(kept);
+    second.push_back({piece});
+    third.push_back(job.views->chunk);
+  }
+  comm::reduce_scatter(sharding.optimizer_group, second, label, wire);
+  comm::all_reduce(sharding.replica_group, third, label, wire);
+  for (const Job& job : jobs) {
+    if (boundary && !job.straight) job.of->deliver(job.views->chunk, job.add_grad, /*divided=*/false);
+  }
+}
+
+// What the user's code throws is this step's error, not the lane's: a CommError is, for good.
+void FlatGradient::carry_elsewhere(const Job& job, StepObserver& reducer) {
+  at::Tensor chunk;
+  try {
+    chunk = reduce_elsewhere(*job.views, reducer);
+  } catch (const comm::CommError&) {
+    throw;
+  } catch (...) {
+    failure_ = std::current_exception();
+    return;
+  }
+  deliver(chunk, job.add_grad, /*divided=*/true);
 }
 
 bool FlatGradient::first_hop_delivers() const {

@@ -22,7 +22,8 @@ namespace tesserae::shard {
 ///     written there (destination()), added after that.
 ///  2. complete() is true once every parameter has had one in this backward. A backward may complete a buffer several
 ///     times (a unit under reentrant checkpointing used twice) or never (a parameter without gradient).
-///  3. reduce() sends the whole buffer on its way over the reduce lane; missing gradients count as zero. First hop: sum
+///  3. reduce() sends the whole buffers of a unit on their way over the reduce lane; missing gradients count as zero.
+///  First hop: sum
 ///     over G, leaving this rank's gradient piece.
 ///  4. Not at a boundary: the piece is added to the kept piece (two_hop). At a boundary: the kept piece is added;
 ///     second hop: G to O; third hop: sum over replicas; the average (UnitContext::gradient_divisor) is added to
@@ -48,8 +49,12 @@ class FlatGradient {
   bool complete() const { return missing_ == 0; }
   /// True if there is anything that a reduction at a boundary must still take along.
   bool pending() const { return buffer_ >= 0 || piece_pending_; }
+  /// True if there is anything for a reduction of that kind.
+  bool waits(bool boundary) const { return boundary ? pending() : buffer_ >= 0; }
 
-  void reduce(bool boundary);
+  /// Reduces what `all`, of one unit, hold, in one task.
+  static void reduce(const std::vector<FlatGradient*>& all, bool boundary, const UnitContext& context,
+                     const comm::Label& label);
   bool reducing() const { return in_flight_ >= 0; }
   bool reduced() const { return ticket_.ready(); }
   void finish();
@@ -79,6 +84,19 @@ class FlatGradient {
     std::vector<at::Tensor> slots;
     std::vector<at::Tensor> gaps;
   };
+
+  /// One reduction, for the lane.
+  struct Job {
+    FlatGradient* of;
+    bool fresh;      ///< false: only the kept piece is left to bring to its owners
+    bool add_piece;  ///< a kept piece is added to
+    bool add_grad;   ///< Shard::grad is added to
+    bool straight;   ///< the first hop leaves the average in Shard::grad
+    std::shared_ptr<const Views> views;
+  };
+  Job begin_reduction(bool boundary);
+  static void carry(const std::vector<Job>& jobs, bool boundary, const Sharding& sharding, const comm::Label& label);
+  void carry_elsewhere(const Job& job, StepObserver& reducer);
 
   void take_buffer();
   void evict(int slot);

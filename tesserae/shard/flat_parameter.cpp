@@ -4,6 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/StorageImpl.h>
 
+#include <utility>
+
 namespace tesserae::shard {
 namespace {
 
@@ -79,16 +81,13 @@ void FlatParameter::cast_master() {
   resident_ = false;
 }
 
-void FlatParameter::start_gather() {
-  if (resident_ || (held_ && shown_version_ == version_)) return;
+bool FlatParameter::begin_gather() {
+  if (resident_ || (held_ && shown_version_ == version_)) return false;
   held_ = true;
   arrived_ = false;
   shown_version_ = version_;
   ++context_.statistics().gathers;
-  if (shared_) {
-    meet();
-    return;
-  }
+  if (shared_) return std::exchange(met_version_, version_) != version_;  // else the ranks have come to it already
   if (buffer_ < 0) {
     buffer_ = context_.pool().acquire(buffer_bytes(), this);
     if (buffer_ != viewed_) {
@@ -96,22 +95,16 @@ void FlatParameter::start_gather() {
       show(context_.pool().view(buffer_, flat_.total(), flat_.dtypes().compute));
     }
   }
-  gather_ = sharding_->gather_lane.submit([this] {
-    // Writing the own piece into its place also casts it when the master takes the piece's place.
-    own_.copy_(piece_.defined() ? piece_ : master_);
-    sharding_->parameter_group.all_gather(whole_, {flat_.unit(), context_.statistics().steps},
-                                          sharding_->options.parameter_wire);
-  });
+  return true;
 }
 
-// Gathers the shared copy. A version that the ranks have come to already is there.
-void FlatParameter::meet() {
-  if (met_version_ == version_) return;
-  met_version_ = version_;
-  gather_ = sharding_->gather_lane.submit([this] {
-    if (!piece_.defined()) own_.copy_(master_);
-    sharding_->parameter_group.barrier({flat_.unit(), context_.statistics().steps});
-  });
+// The own piece in its place; that also casts it when the master takes the piece's place.
+void FlatParameter::write_piece() {
+  if (!piece_.defined()) {
+    own_.copy_(master_);
+  } else if (!shared_) {
+    own_.copy_(piece_);
+  }
 }
 
 void FlatParameter::finish_gather() {
@@ -135,16 +128,16 @@ void FlatParameter::free(bool keep) {
   held_ = false;
 }
 
-void FlatParameter::publish() {
+bool FlatParameter::begin_publish() {
   ++version_;
-  if (!piece_.defined() || same_memory(piece_, master_)) return;
-  refresh_ = sharding_->gather_lane.submit([this] {
-    const auto chunk = flat_.chunk_range();
-    const int64_t begin = chunk.begin - flat_.parameter_range().begin;
-    narrow(piece_, {begin, begin + chunk.size()}).copy_(master_);
-    sharding_->refresh_group.all_gather(piece_, {flat_.unit(), context_.statistics().steps},
-                                        sharding_->options.parameter_wire);
-  });
+  return piece_.defined() && !same_memory(piece_, master_);
+}
+
+const at::Tensor& FlatParameter::write_chunk() {
+  const auto chunk = flat_.chunk_range();
+  const int64_t begin = chunk.begin - flat_.parameter_range().begin;
+  narrow(piece_, {begin, begin + chunk.size()}).copy_(master_);
+  return piece_;
 }
 
 at::Tensor FlatParameter::whole_values(const at::Tensor& local) {

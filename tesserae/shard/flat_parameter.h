@@ -44,26 +44,34 @@ class FlatParameter {
   /// there; tensors that show it keep doing so. Before the first gather; does nothing if `whole` is undefined.
   void share(at::Tensor whole);
 
-  /// Starts gathering over P unless the newest version is gathered or on its way. Never waits.
-  void start_gather();
-  /// Waits until the newest version can be read through the module's parameters. start_gather() came before.
+  /// A gather of the newest version over P begins, unless it is gathered or on its way: true if something has to
+  /// travel, in a task for the gather lane whose ticket travels_with() gets. Never waits.
+  bool begin_gather();
+  /// Waits until the newest version can be read through the module's parameters. begin_gather() came before.
   void finish_gather();
   /// Gives the gathered copy up. Does nothing for parameters that are always whole (P = 1, and no
   /// cast). `keep`: Pool::release().
   void free(bool keep = true);
-  /// True from start_gather() to free(): the copy takes a buffer of the pool, or stands for one.
+  /// True from begin_gather() to free(): the copy takes a buffer of the pool, or stands for one.
   bool holds_buffer() const { return held_; }
   bool shared() const { return shared_; }
-  /// True from start_gather() to finish_gather().
+  /// True from begin_gather() to finish_gather().
   bool arriving() const { return held_ && !arrived_ && shown_version_ == version_; }
   /// True if finish_gather() has been called for the newest version.
   bool readable() const { return resident_ || (held_ && arrived_ && shown_version_ == version_); }
 
   /// The master gets another dtype, that of the flat buffer; its values are cast. Before the first gather only.
   void cast_master();
-  /// The master changed: raises the version and refreshes the piece from the owners of its chunks (O to P): collective
-  /// where P and O differ.
-  void publish();
+  /// The master changed: raises the version. True if the piece has to be refreshed from the owners of its chunks (O to
+  /// P), in a task for the gather lane whose ticket refreshes_with() gets.
+  bool begin_publish();
+  void refreshes_with(const comm::Ticket& ticket) { refresh_ = ticket; }
+  void travels_with(const comm::Ticket& ticket) { gather_ = ticket; }
+
+  // On the gather lane: what this rank has is written where collectives take it from.
+  void write_piece();                                 ///< before a gather: into whole()
+  const at::Tensor& whole() const { return whole_; }  ///< of parameter_group's gather, unless shared()
+  const at::Tensor& write_chunk();                    ///< before a refresh: into the piece, which refresh_group gathers
 
   /// What this rank holds of the values that count between steps, its chunk of the master, and where that lies in the
   /// flat buffer.
@@ -76,12 +84,11 @@ class FlatParameter {
   void set_values(const at::Tensor& whole);
 
   const Flat& flat() const { return flat_; }
-  int64_t buffer_bytes() const;  ///< what start_gather() asks of the pool; 0 if it never does
+  int64_t buffer_bytes() const;  ///< what begin_gather() asks of the pool; 0 if it never does
   int64_t state_bytes() const;   ///< pieces that are not the master
 
  private:
   void show(at::Tensor whole);
-  void meet();
 
   const UnitContext& context_;
   std::shared_ptr<const Sharding> sharding_;

@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "tesserae/base/error.h"
-#include "tesserae/shard/compute_storage.h"
 
 namespace tesserae::shard {
 namespace {
@@ -16,15 +15,10 @@ at::Tensor elements_of(const at::Tensor& tensor, const mesh::Range& range) {
   return tensor.narrow(0, range.begin, range.size());
 }
 
-void set_data(const at::Tensor& parameter, const at::Tensor& data) {
-  move_from_meta(parameter, data.device());
-  parameter.set_data(data);
-}
-
 }  // namespace
 
 LocalParameters::LocalParameters(const Flat& flat, FlatParameter& values, FlatGradient* gradients,
-                                 const std::vector<at::Tensor>& parameters)
+                                 const UserTensors& parameters)
     : flat_(flat), values_(values), gradients_(gradients) {
   const mesh::Range mine = values.local_range();
   if (parameters.size() == 1 && flat.slots().size() != 1) {
@@ -39,9 +33,13 @@ LocalParameters::LocalParameters(const Flat& flat, FlatParameter& values, FlatGr
   }
 }
 
+at::Tensor LocalParameters::part_of(const at::Tensor& local, const Entry& entry) const {
+  return elements_of(local, entry.range).view(flat_.local_shape(entry.range.size()));
+}
+
 void LocalParameters::show_values() {
   const at::NoGradGuard no_grad;
-  for (const auto& entry : entries_) set_data(entry.parameter, elements_of(values_.local(), entry.range));
+  for (const auto& entry : entries_) entry.parameter->show(part_of(values_.local(), entry));
 }
 
 void LocalParameters::take_values() {
@@ -51,7 +49,13 @@ void LocalParameters::take_values() {
   const auto element = static_cast<int64_t>(local.element_size());
   for (size_t i = 0; i < entries_.size(); ++i) {
     const Entry& entry = entries_[i];
-    const at::Tensor& parameter = entry.parameter;
+    const at::Tensor parameter = entry.parameter->values();
+    if (parameter.is_meta()) {
+      throw InvalidArgument("FSDP",
+                            cat("parameter ", flat_.slots()[i].names.front(),
+                                " is on the meta device and has no values: give the model memory and values "
+                                "(to_empty, then its initialisation or load_state_dict) before its first step"));
+    }
     const bool same_size = parameter.numel() == entry.range.size() && parameter.scalar_type() == local.scalar_type();
     if (!same_size) {
       throw InvalidArgument(
@@ -63,26 +67,24 @@ void LocalParameters::take_values() {
     }
     if (entry.range.empty() || parameter.const_data_ptr() == base + entry.range.begin * element) continue;
     elements_of(local, entry.range).copy_(parameter.detach().reshape({-1}));
-    set_data(parameter, elements_of(local, entry.range));
+    entry.parameter->show(part_of(local, entry));
   }
-}
-
-std::vector<at::Tensor> LocalParameters::parameters() const {
-  std::vector<at::Tensor> all;
-  for (const auto& entry : entries_) all.push_back(entry.parameter);
-  return all;
 }
 
 void LocalParameters::show_requires_grad(const std::vector<at::Tensor>& tensors) const {
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const bool wanted = entries_[entries_.size() == 1 ? 0 : i].parameter.requires_grad();
+    const bool wanted = entries_[entries_.size() == 1 ? 0 : i].parameter->requires_grad();
     if (tensors[i].requires_grad() != wanted) tensors[i].requires_grad_(wanted);
   }
 }
 
+bool LocalParameters::has_gradient(const Entry& entry) const {
+  return !entry.range.empty() || flat_.cut_by() == CutBy::rows;
+}
+
 bool LocalParameters::any_gradient() const {
-  return std::any_of(entries_.begin(), entries_.end(),
-                     [](const Entry& entry) { return !entry.range.empty() && entry.parameter.grad().defined(); });
+  return std::ranges::any_of(
+      entries_, [this](const Entry& entry) { return has_gradient(entry) && entry.parameter->gradient().defined(); });
 }
 
 void LocalParameters::take_gradients(Shard& shard) {
@@ -95,11 +97,11 @@ void LocalParameters::take_gradients(Shard& shard) {
   for (const auto& entry : entries_) {
     if (entry.range.empty()) continue;
     const at::Tensor mine = elements_of(shard.grad, entry.range);
-    const at::Tensor& theirs = entry.parameter.grad();
+    const at::Tensor theirs = entry.parameter->gradient();
     if (!theirs.defined()) {
       mine.zero_();
     } else if (theirs.const_data_ptr() != mine.const_data_ptr()) {
-      mine.copy_(theirs.view({-1}));
+      mine.copy_(theirs.reshape({-1}));
     }
   }
 }
@@ -109,16 +111,12 @@ void LocalParameters::show_gradients(const Shard& shard) {
     shown_ = shard.grad;
     views_.clear();
     for (const auto& entry : entries_) {
-      views_.push_back(shown_.defined() && !entry.range.empty() ? elements_of(shown_, entry.range) : at::Tensor());
+      views_.push_back(shown_.defined() && has_gradient(entry) ? part_of(shown_, entry) : at::Tensor());
     }
   }
   for (size_t i = 0; i < entries_.size(); ++i) {
-    at::Tensor& slot = entries_[i].parameter.mutable_grad();
-    if (!entries_[i].parameter.requires_grad()) {
-      slot = at::Tensor();
-    } else if (!slot.is_same(views_[i])) {
-      slot = views_[i];
-    }
+    UserTensor& parameter = *entries_[i].parameter;
+    parameter.show_gradient(parameter.requires_grad() ? views_[i] : at::Tensor());
   }
 }
 

@@ -7,34 +7,33 @@
 #include "tesserae/shard/flat.h"
 #include "tesserae/shard/flat_gradient.h"
 #include "tesserae/shard/flat_parameter.h"
+#include "tesserae/shard/user_tensor.h"
 
 namespace tesserae::shard {
 
 /// Tensors of the user, one or several to a flat buffer, that show what this rank holds of it between steps, so that
 /// any optimizer made for plain parameters can update a shard: the values are slices of the master, and
-/// `.grad` of each is the slice of Shard::grad.
+/// `.grad` of each is the slice of Shard::grad; both in Flat::local_shape.
 ///
 /// The user owns the tensors and does with `.grad` whatever they like. How that meets the engine:
 ///  1. take_gradients(), before a reduction adds to Shard::grad: a `.grad` that was set to nothing counts as zero, one
 ///     that was replaced by another tensor is copied. Nothing anywhere: Shard::grad is undefined, as after zero_grad.
 ///  2. show_gradients(), when the reduction is done: `.grad` of each tensor is its slice again.
-/// Tensors without an element on this rank, and those that have requires_grad switched off, have no gradient.
+/// Tensors that have requires_grad switched off have no gradient, nor have those without an element on this rank,
+/// unless they are cut by rows: DTensors have it on all ranks or on none.
 ///
 /// Used from the thread that computes; never waits.
 class LocalParameters {
  public:
   /// `parameters`: one for each slot of `flat`, or a single one for all that this rank holds, padding included.
-  LocalParameters(const Flat& flat, FlatParameter& values, FlatGradient* gradients,
-                  const std::vector<at::Tensor>& parameters);
+  LocalParameters(const Flat& flat, FlatParameter& values, FlatGradient* gradients, const UserTensors& parameters);
 
   /// Takes the values of tensors that were given other memory of the same size, and has them show
-  /// FlatParameter::local() again. Throws InvalidArgument naming a parameter whose size or dtype has changed.
+  /// FlatParameter::local() again. Throws InvalidArgument naming a parameter whose size or dtype has changed, or that
+  /// has no values yet.
   void take_values();
-  /// The tensors show FlatParameter::local(), as one dimension. They may be on the meta device before.
+  /// The tensors show FlatParameter::local().
   void show_values();
-
-  /// The tensors themselves, as the constructor takes them.
-  std::vector<at::Tensor> parameters() const;
 
   /// `tensors`, one for each slot, require a gradient as the user's do.
   void show_requires_grad(const std::vector<at::Tensor>& tensors) const;
@@ -52,9 +51,11 @@ class LocalParameters {
 
  private:
   struct Entry {
-    at::Tensor parameter;
+    std::shared_ptr<UserTensor> parameter;
     mesh::Range range;  ///< in FlatParameter::local()
   };
+  bool has_gradient(const Entry& entry) const;
+  at::Tensor part_of(const at::Tensor& local, const Entry& entry) const;
 
   const Flat& flat_;
   FlatParameter& values_;

@@ -110,7 +110,7 @@ uint64_t move_local(comm::Fabric& fabric, const Flat& from, const Flat& to, cons
   }
   const int rank = from.rank();
   const auto plan = [&](const auto& planner) {
-    return planner(from.layout(), to.layout(), from.elements(), Flat::alignment, rank);
+    return planner(from.layout(), to.layout(), from.elements(), from.alignment(), rank);
   };
   const auto gets = plan(mesh::plan_transfer), gives = plan(mesh::plan_sends);
   const mesh::Range had = from.chunk_range(), has = to.chunk_range();

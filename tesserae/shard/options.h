@@ -44,15 +44,23 @@ enum class Accumulation {
   two_hop,  ///< gradients are reduced over G at each backward; the other hops wait for the boundary (MiCS)
 };
 
+/// How the parameters of a unit lie in flat buffers, and where those are cut.
+enum class CutBy {
+  elements,  ///< parameters of a kind one after the other in one buffer, cut in equal runs of elements
+  rows,      ///< each parameter in a buffer of its own, cut in equal runs of whole rows (of its first dimension) as
+             ///< torch.chunk cuts it: the last ranks have fewer rows, or none. What a DTensor with Shard(0) shows
+};
+
 struct Options {
   mesh::Strategy strategy;  ///< default: NO_SHARD. See mesh::preset and mesh::from_hybrid_shard_degree.
   Precision precision;
   Accumulation accumulation = Accumulation::local;
+  CutBy cut_by = CutBy::elements;
 
   /// At most so many units are gathered or being gathered at once because of prefetching (>= 1; 1: no prefetch). Those
   /// that were read and stay gathered, because the strategy does not free them, do not count.
   int limit_all_gathers = 2;
-  /// At most so many flat buffers' gradients are being reduced at once (>= 1).
+  /// The gradients of at most so many units are being reduced at once (>= 1).
   int limit_reductions = 2;
 
   /// How gathered parameters and gradients that are being summed travel between hosts (comm/wire.h); inside a host they

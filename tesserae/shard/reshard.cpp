@@ -125,8 +125,7 @@ uint64_t Reshard::recut(FlatBuffer& buffer, bool has_gradient) {
   const Flat& from = buffer.flat();
   Shard* const shard = buffer.shard();
   FlatBuffer::State state;
-  state.flat = std::make_unique<Flat>(from.unit(), from.slots(), from.dtypes(), from.trainable(),
-                                      context.sharding->layout, from.rank());
+  state.flat = std::make_unique<Flat>(from.with(context.sharding->layout));
   if (prepared_) state.shared = FlatParameter::shared_memory(context, *state.flat);
   std::vector<at::Tensor> before, after;
   std::vector<size_t> kept;  // by companion: one past its last tensor in `before`

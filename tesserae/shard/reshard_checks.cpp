@@ -101,7 +101,7 @@ void Reshard::require_memory() const {
     const FlatBuffer& buffer = *engine_.buffers()[i];
     const Sharding& sharding = *next_[static_cast<size_t>(buffer.unit().index())];
     const Flat& now = buffer.flat();
-    const Flat next(now.unit(), now.slots(), now.dtypes(), now.trainable(), sharding.layout, now.rank());
+    const Flat next = now.with(sharding.layout);
     const auto bytes = [&](const Flat& flat, bool with) { return static_cast<double>(bytes_of(buffer, flat, with)); };
     Place& place = sharding.state_device.is_cpu() ? host : device;
     place.peak = std::max(place.peak, place.used + bytes(next, has_gradient_[i]));

@@ -119,7 +119,7 @@ void Engine::reserve_pool() {
       const FlatBuffer& buffer = *unit->buffers()[position];
       const int64_t gathered = buffer.parameter().buffer_bytes();
       if (gathered > 0) {
-        if (is_root || !unit->sharding().options.strategy.free_after_forward) {
+        if (is_root || !unit->frees_after_forward()) {
           pool.reserve(gathered, 1, &buffer.parameter());
         } else {
           raise(gather_bytes, position, gathered);

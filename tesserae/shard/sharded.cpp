@@ -77,7 +77,7 @@ Engine& Sharded::engine() {
 Sharded shard_model(std::shared_ptr<torch::nn::Module> model, std::shared_ptr<comm::Fabric> fabric, Options options) {
   if (model == nullptr) throw InvalidArgument("shard_model", "the model is null");
   if (fabric == nullptr) throw InvalidArgument("shard_model", "the fabric is null; see comm::Fabric::connect");
-  auto units = discover_units(*model);
+  auto units = discover_units(*model, options.cut_by);
   require_agreement(*fabric, cat(to_string(options.strategy.degrees), "\n", wires_of(options), describe(units)));
   auto engine = std::make_unique<Engine>(std::move(units), std::move(fabric), std::move(options), std::move(model));
   engine->prepare();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/comm/several.h"
 #include "tesserae/shard/engine.h"
 
 namespace tesserae::shard {
@@ -17,7 +18,9 @@ ShardedUnit::ShardedUnit(Engine& engine, int index, const UnitSpec& spec, UnitCo
       name_(spec.name.empty() ? "root" : spec.name),
       handle_(spec.handle),
       context_(std::move(context)),
-      alive_(std::make_shared<ShardedUnit*>(this)) {
+      alive_(std::make_shared<ShardedUnit*>(this)),
+      frees_after_forward_(sharding().options.strategy.free_after_forward),
+      frees_after_backward_(sharding().options.strategy.free_after_backward) {
   for (const auto& flat : spec.flats) {
     buffers_.push_back(std::make_unique<FlatBuffer>(*this, flat));
     has_frozen_ = has_frozen_ || !flat.trainable;
@@ -76,9 +79,22 @@ void ShardedUnit::on_output(const at::Tensor& output) {
 // Parameters.
 
 void ShardedUnit::start_gather() {
+  std::vector<FlatParameter*> all;
   for (const auto& buffer : buffers_) {
-    if (!buffer->parameter().readable()) buffer->parameter().start_gather();
+    FlatParameter& parameter = buffer->parameter();
+    if (!parameter.readable() && parameter.begin_gather()) all.push_back(&parameter);
   }
+  if (all.empty()) return;
+  const auto ticket = sharding().gather_lane.submit([all, sharding = context_.sharding, label = label()] {
+    std::vector<at::Tensor> travelling;
+    for (FlatParameter* parameter : all) {
+      parameter->write_piece();
+      if (!parameter->shared()) travelling.push_back(parameter->whole());
+    }
+    if (travelling.size() < all.size()) sharding->parameter_group.barrier(label);
+    comm::all_gather(sharding->parameter_group, travelling, label, sharding->options.parameter_wire);
+  });
+  for (FlatParameter* parameter : all) parameter->travels_with(ticket);
 }
 
 void ShardedUnit::finish_gather() {
@@ -124,13 +140,73 @@ void ShardedUnit::free(FlatBuffer& buffer, bool keep) {
 }
 
 void ShardedUnit::publish() {
-  for (const auto& buffer : buffers_) buffer->parameter().publish();
+  std::vector<FlatParameter*> all;
+  for (const auto& buffer : buffers_) all.push_back(&buffer->parameter());
+  publish(all);
+}
+
+void ShardedUnit::publish(const std::vector<FlatParameter*>& parameters) {
+  std::vector<FlatParameter*> all;
+  for (FlatParameter* parameter : parameters) {
+    if (parameter->begin_publish()) all.push_back(parameter);
+  }
+  if (all.empty()) return;
+  const auto ticket = sharding().gather_lane.submit([all, sharding = context_.sharding, label = label()] {
+    std::vector<at::Tensor> pieces;
+    for (FlatParameter* parameter : all) pieces.push_back(parameter->write_chunk());
+    comm::all_gather(sharding->refresh_group, pieces, label, sharding->options.parameter_wire);
+  });
+  for (FlatParameter* parameter : all) parameter->refreshes_with(ticket);
+}
+
+// Gradients.
+
+bool ShardedUnit::has_all_gradients() const {
+  return std::ranges::all_of(
+      buffers_, [](const auto& buffer) { return buffer->gradient() == nullptr || buffer->gradient()->complete(); });
+}
+
+bool ShardedUnit::has_gradients(bool boundary) const {
+  return std::ranges::any_of(buffers_, [=](const auto& buffer) {
+    return buffer->gradient() != nullptr && buffer->gradient()->waits(boundary);
+  });
+}
+
+void ShardedUnit::reduce_gradients(bool boundary) {
+  std::vector<FlatGradient*> all;
+  for (const auto& buffer : buffers_) {
+    if (buffer->gradient() == nullptr || !buffer->gradient()->waits(boundary)) continue;
+    tell([&](StepObserver& observer) { observer.before_reduce(*buffer); });
+    all.push_back(buffer->gradient());
+  }
+  FlatGradient::reduce(all, boundary, context_, label());
+}
+
+bool ShardedUnit::reducing() const {
+  return std::ranges::any_of(
+      buffers_, [](const auto& buffer) { return buffer->gradient() != nullptr && buffer->gradient()->reducing(); });
+}
+
+bool ShardedUnit::reduced() const {
+  return std::ranges::all_of(
+      buffers_, [](const auto& buffer) { return buffer->gradient() == nullptr || buffer->gradient()->reduced(); });
+}
+
+void ShardedUnit::finish_reducing() {
+  for (const auto& buffer : buffers_) {
+    if (buffer->gradient() != nullptr) buffer->gradient()->finish();
+  }
+}
+
+comm::Label ShardedUnit::label() const {
+  return {name_, context_.statistics().steps};
 }
 
 // Phases.
 
 void ShardedUnit::enter_forward() {
   phase_ = Phase::forward;
+  gathered_early_ = false;
   ++depth_;
   if (at::GradMode::is_enabled()) ++forwards_;
 }
@@ -156,6 +232,23 @@ void ShardedUnit::reset() {
 }
 
 // Options that change.
+
+void ShardedUnit::set_sharding(std::shared_ptr<const Sharding> sharding) {
+  const mesh::Strategy &before = this->sharding().options.strategy, &now = sharding->options.strategy;
+  if (before.free_after_forward != now.free_after_forward) frees_after_forward_ = now.free_after_forward;
+  if (before.free_after_backward != now.free_after_backward) frees_after_backward_ = now.free_after_backward;
+  context_.sharding = std::move(sharding);
+}
+
+void ShardedUnit::set_lifetimes(bool free_after_forward, bool free_after_backward) {
+  frees_after_forward_ = free_after_forward;
+  frees_after_backward_ = free_after_backward;
+}
+
+bool ShardedUnit::accumulating() const {
+  return std::ranges::any_of(
+      buffers_, [](const auto& buffer) { return buffer->gradient() != nullptr && buffer->gradient()->pending(); });
+}
 
 void ShardedUnit::set_master_dtype(c10::ScalarType dtype) {
   if (engine_->prepared() || !c10::isFloatingType(dtype)) {

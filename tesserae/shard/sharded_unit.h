@@ -63,8 +63,21 @@ class ShardedUnit {
   void free(bool keep);
   void free_frozen(bool keep);
   void free(FlatBuffer& buffer, bool keep);
-  /// Masters have changed: the next forward sees them. Never waits.
+  /// Masters have changed, all or those of some of its buffers: the next forward sees them. Never waits; collective
+  /// where P and O differ.
   void publish();
+  void publish(const std::vector<FlatParameter*>& parameters);
+  /// What is gathered was asked for ahead of the forward (Engine::gather_early), and is what that will see.
+  bool gathered_early() const { return gathered_early_; }
+  void set_gathered_early(bool early) { gathered_early_ = early; }
+
+  // Gradients: those of a unit travel together. `boundary`: to their owners; else no further than over G.
+  bool has_all_gradients() const;           ///< each of its trainable parameters has had one in this backward
+  bool has_gradients(bool boundary) const;  ///< there is something to reduce
+  void reduce_gradients(bool boundary);     ///< what there is; never waits
+  bool reducing() const;                    ///< from reduce_gradients() to finish_reducing()
+  bool reduced() const;                     ///< the latter would not wait
+  void finish_reducing();
 
   // Phases.
   void enter_forward();
@@ -82,6 +95,18 @@ class ShardedUnit {
   /// of ranks. Between steps.
   void set_gradient_divisor(double divisor);
 
+  /// Whether gathered parameters are freed when the unit's forward or backward ends; at first what its strategy says.
+  /// Between steps, and the same on all ranks.
+  bool frees_after_forward() const { return frees_after_forward_; }
+  bool frees_after_backward() const { return frees_after_backward_; }
+  void set_lifetimes(bool free_after_forward, bool free_after_backward);
+  /// False: the unit's gradients stay on the rank whatever the engine says of the boundary. Between steps, and the same
+  /// on all ranks.
+  bool reduces_gradients() const { return reduces_gradients_; }
+  void set_reduces_gradients(bool reduces) { reduces_gradients_ = reduces; }
+  /// Gradients wait for their reduction.
+  bool accumulating() const;
+
   /// Shares `observer`, which is told of the unit's events from now on, until detach(); both between steps. Throws
   /// InvalidArgument for a second observer that reduces(), and where the degrees or
   /// Accumulation::two_hop do not allow one.
@@ -95,11 +120,13 @@ class ShardedUnit {
 
   // For engines, and for what changes their degrees.
   void join(Engine& engine, int index, const std::string& prefix, std::shared_ptr<Workspace> workspace);
-  void set_sharding(std::shared_ptr<const Sharding> sharding) { context_.sharding = std::move(sharding); }
+  void set_sharding(std::shared_ptr<const Sharding> sharding);
   /// The handle is about to go.
   void forget() { handle_ = nullptr; }
 
  private:
+  comm::Label label() const;
+
   Engine* engine_;
   int index_;
   std::string name_;
@@ -112,6 +139,10 @@ class ShardedUnit {
   int depth_ = 0;  // of the forward within itself
   int forwards_ = 0;
   bool has_frozen_ = false;
+  bool frees_after_forward_;
+  bool frees_after_backward_;
+  bool reduces_gradients_ = true;
+  bool gathered_early_ = false;
 };
 
 }  // namespace tesserae::shard

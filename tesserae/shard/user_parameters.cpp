@@ -19,7 +19,13 @@ size_t index_of(const FlatBuffer& buffer) {
 }  // namespace
 
 std::shared_ptr<UserParameters> UserParameters::attach(ShardedUnit& unit,
-                                                       std::vector<std::vector<at::Tensor>> parameters) {
+                                                       const std::vector<std::vector<at::Tensor>>& parameters) {
+  std::vector<UserTensors> all;
+  for (const auto& tensors : parameters) all.push_back(plain_tensors(tensors));
+  return attach(unit, std::move(all));
+}
+
+std::shared_ptr<UserParameters> UserParameters::attach(ShardedUnit& unit, std::vector<UserTensors> parameters) {
   if (parameters.size() != unit.buffers().size()) {
     throw InvalidArgument("UserParameters", cat(parameters.size(), " lists of parameters for the ",
                                                 unit.buffers().size(), " flat buffers of unit \"", unit.name(), "\""));
@@ -51,12 +57,13 @@ void UserParameters::begin_step(ShardedUnit& unit, bool accumulating) {
       local_[i]->show_gradients(*buffer.shard());
     }
   }
-  unit.publish();
+  if (!unit.gathered_early()) unit.publish();
 }
 
 void UserParameters::before_forward(ShardedUnit& unit) {
   // Called by itself: no forward of the root has begun a step.
-  if (!autograd::in_backward() && unit.engine().phase() != Engine::Phase::forward) unit.publish();
+  const bool alone = !autograd::in_backward() && unit.engine().phase() != Engine::Phase::forward;
+  if (alone && !unit.gathered_early()) unit.publish();
 }
 
 void UserParameters::begin_backward(ShardedUnit& unit, bool boundary) {

@@ -15,7 +15,9 @@ class UserParameters final : public StepObserver {
  public:
   /// The user's tensors show the shards of `unit` from now on: one list for each of its flat buffers, as
   /// LocalParameters takes them. Throws InvalidArgument unless there are as many lists.
-  static std::shared_ptr<UserParameters> attach(ShardedUnit& unit, std::vector<std::vector<at::Tensor>> parameters);
+  static std::shared_ptr<UserParameters> attach(ShardedUnit& unit, std::vector<UserTensors> parameters);
+  static std::shared_ptr<UserParameters> attach(ShardedUnit& unit,
+                                                const std::vector<std::vector<at::Tensor>>& parameters);
 
   /// Those of the unit's flat buffer of that number, until the next change of degrees. Throws InvalidArgument where one
   /// has failed half-way.
@@ -32,10 +34,10 @@ class UserParameters final : public StepObserver {
   void after_cast(FlatBuffer& buffer) override;
 
  private:
-  explicit UserParameters(std::vector<std::vector<at::Tensor>> parameters) : parameters_(std::move(parameters)) {}
+  explicit UserParameters(std::vector<UserTensors> parameters) : parameters_(std::move(parameters)) {}
   void show(FlatBuffer& buffer, size_t index);
 
-  std::vector<std::vector<at::Tensor>> parameters_;
+  std::vector<UserTensors> parameters_;
   std::vector<std::unique_ptr<LocalParameters>> local_;  // by flat buffer of the unit; null while one is recut
 };
 

@@ -25,7 +25,7 @@ void visit_parameters(Engine& engine, const std::function<void(const std::string
     }
     if (!writeback) continue;
     parameter.set_values(whole);
-    parameter.publish();
+    buffer->unit().publish({&parameter});
   }
 }
 
@@ -47,7 +47,7 @@ std::string describe(const Engine& engine) {
     UnitSpec spec{unit->name(), -1, nullptr, {}};
     for (const auto& buffer : unit->buffers()) {
       const Flat& flat = buffer->flat();
-      spec.flats.push_back({flat.slots(), {}, flat.dtypes().compute, flat.trainable()});
+      spec.flats.push_back({flat.slots(), {}, {}, flat.dtypes().compute, flat.trainable(), flat.cut_by()});
     }
     specs.push_back(std::move(spec));
   }

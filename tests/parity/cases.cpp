@@ -20,7 +20,7 @@ std::vector<mesh::Strategy> strategies(int ranks) {
 
 // The values of a case's choices as (choice, value), for counting pairs.
 using Value = std::pair<int, int>;
-std::array<Value, 6> values(const ParityCase& c) {
+std::array<Value, 7> values(const ParityCase& c) {
   const auto& d = c.strategy.degrees;
   const int lifetime = c.strategy.free_after_forward ? 0 : c.strategy.free_after_backward ? 1 : 2;
   return {{{0, d.parameters * 10000 + d.gradients * 100 + d.optimizer},
@@ -28,7 +28,8 @@ std::array<Value, 6> values(const ParityCase& c) {
            {2, c.bf16},
            {3, c.accumulation},
            {4, c.clip},
-           {5, c.checkpoint}}};
+           {5, c.checkpoint},
+           {6, c.rows}}};
 }
 
 using Pairs = std::set<std::pair<Value, Value>>;
@@ -45,7 +46,11 @@ std::vector<ParityCase> choices(const mesh::Strategy& strategy, bool bf16) {
   std::vector<ParityCase> list;
   for (int accumulation = 0; accumulation < 3; ++accumulation) {
     for (const bool clip : {false, true}) {
-      for (const bool checkpoint : {false, true}) list.push_back({strategy, bf16, accumulation, clip, checkpoint});
+      for (const bool checkpoint : {false, true}) {
+        for (const bool rows : {false, true}) {
+          list.push_back({strategy, bf16, accumulation, clip, checkpoint, rows});
+        }
+      }
     }
   }
   return list;
@@ -60,7 +65,7 @@ std::string to_string(const ParityCase& c) {
              : c.strategy.free_after_backward ? ", frees after backward"
                                               : ", never frees",
              c.bf16 ? ", bf16" : ", fp32", accumulations[c.accumulation], c.clip ? ", clips" : "",
-             c.checkpoint ? ", checkpoints" : "");
+             c.checkpoint ? ", checkpoints" : "", c.rows ? ", by rows" : "");
 }
 
 std::vector<ParityCase> pairwise_cases(int ranks) {

@@ -16,6 +16,7 @@ struct ParityCase {
   int accumulation = 0;  ///< 0: one backward a step; 1: two, Accumulation::local; 2: two, Accumulation::two_hop
   bool clip = false;
   bool checkpoint = false;
+  bool rows = false;  ///< CutBy::rows
 };
 
 std::string to_string(const ParityCase& parity_case);

@@ -73,6 +73,7 @@ Result train(const std::shared_ptr<comm::Fabric>& fabric, const ParityCase& c, b
   if (c.checkpoint) net->checkpoint_activations_of_blocks();
   shard::Options options;
   options.strategy = c.strategy;
+  if (c.rows) options.cut_by = shard::CutBy::rows;
   if (c.bf16) options.precision = shard::Precision::bf16();
   if (c.accumulation == 2) options.accumulation = shard::Accumulation::two_hop;
   auto sharded = shard::shard_model(net, fabric, options);
@@ -121,7 +122,7 @@ Result train(const std::shared_ptr<comm::Fabric>& fabric, const ParityCase& c, b
 const Result& reference(ParityCase c, bool adamw) {
   static std::map<std::string, Result> known;
   c.strategy = mesh::preset("NO_SHARD", 1);
-  c.checkpoint = false;
+  c.checkpoint = c.rows = false;
   const std::string key = to_string(c) + (adamw ? " adamw" : " sgd");
   const auto found = known.find(key);
   if (found != known.end()) return found->second;

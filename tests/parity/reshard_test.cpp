@@ -35,6 +35,7 @@ struct Kind {
   int micro = 1;  ///< backwards in a step; the dial is turned before the last
   shard::Accumulation accumulation = shard::Accumulation::local;
   bool momentum = false;  ///< SGD with momentum in place of AdamW
+  shard::CutBy cut_by = shard::CutBy::elements;
 };
 
 std::vector<Kind> kinds() {
@@ -42,6 +43,7 @@ std::vector<Kind> kinds() {
   all.push_back({.name = "plain", .net = {}});
   all.push_back({.name = "frozen, tied, nested", .net = {.tied = true, .nested = true, .frozen_block = 1}});
   all.push_back({.name = "half frozen, unused", .net = {.frozen_matrix = true, .unused = true}, .momentum = true});
+  all.push_back({.name = "by rows", .net = {}, .cut_by = shard::CutBy::rows});
   all.push_back({.name = "bf16", .net = {}, .bf16 = true});
   all.push_back({.name = "accumulating", .net = {}, .micro = 2});
   all.push_back(
@@ -134,12 +136,11 @@ class Job {
     for (const shard::FlatBuffer* buffer : sharded_.engine().buffers()) {
       const shard::Flat& flat = buffer->flat();
       const shard::Shard* const shard_of_buffer = buffer->shard();
-      const auto next = flat.trainable() ? to : Degrees{to.parameters, to.parameters, to.parameters};
-      const mesh::Layout layout(fabric_.size(), next);
+      const mesh::Layout layout = flat.with({fabric_.size(), to}).layout();
       int64_t elements = 0;
       for (int rank = 0; rank < fabric_.size(); ++rank) {
-        const auto wants = mesh::owned(layout, flat.elements(), shard::Flat::alignment, rank);
-        const auto has = mesh::owned(flat.layout(), flat.elements(), shard::Flat::alignment, rank);
+        const auto wants = mesh::owned(layout, flat.elements(), flat.alignment(), rank);
+        const auto has = mesh::owned(flat.layout(), flat.elements(), flat.alignment(), rank);
         const int64_t common = std::min(wants.end, has.end) - std::max(wants.begin, has.begin);
         elements += wants.size() - std::max(common, int64_t{0});
       }
@@ -161,6 +162,7 @@ class Job {
     shard::Options options;
     options.strategy.degrees = degrees;
     options.accumulation = kind_.accumulation;
+    options.cut_by = kind_.cut_by;
     if (kind_.bf16) options.precision = shard::Precision::bf16();
     return shard::shard_model(net_, std::shared_ptr<comm::Fabric>(&fabric_, [](comm::Fabric*) {}), options);
   }

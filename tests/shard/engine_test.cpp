@@ -59,10 +59,13 @@ std::vector<mesh::Strategy> all_strategies(int ranks) {
 }
 
 TEST(Engine, EveryStrategyOfFourRanksTrainsLikeOneProcess) {
-  for (const auto& strategy : all_strategies(4)) {
-    Training run;
-    run.options.strategy = strategy;
-    expect_parity(4, run, text(strategy));
+  for (const auto cut_by : {CutBy::elements, CutBy::rows}) {
+    for (const auto& strategy : all_strategies(4)) {
+      Training run;
+      run.options.strategy = strategy;
+      run.options.cut_by = cut_by;
+      expect_parity(4, run, text(strategy) + (cut_by == CutBy::rows ? ", by rows" : ""));
+    }
   }
 }
 
@@ -108,10 +111,14 @@ TEST(Engine, FeaturesTrainLikeOneProcess) {
   for (const auto& feature : features()) {
     for (const mesh::Degrees degrees : {mesh::Degrees{4, 4, 4}, {2, 4, 4}, {1, 1, 4}, {1, 1, 1}, {1, 2, 4}}) {
       for (const bool free_after_forward : {true, false}) {
-        Training run;
-        run.net = feature.net;
-        run.options.strategy = {degrees, free_after_forward, true};
-        expect_parity(4, run, cat(feature.name, ", ", text(run.options.strategy)));
+        for (const auto cut_by : {CutBy::elements, CutBy::rows}) {
+          Training run;
+          run.net = feature.net;
+          run.options.strategy = {degrees, free_after_forward, true};
+          run.options.cut_by = cut_by;
+          expect_parity(4, run,
+                        cat(feature.name, ", ", text(run.options.strategy), cut_by == CutBy::rows ? ", by rows" : ""));
+        }
       }
     }
   }
@@ -120,12 +127,17 @@ TEST(Engine, FeaturesTrainLikeOneProcess) {
 TEST(Engine, AccumulationTrainsLikeOneProcess) {
   for (const auto& strategy : all_strategies(4)) {
     for (const auto accumulation : {Accumulation::local, Accumulation::two_hop}) {
-      Training run;
-      run.micro = 2;
-      run.net.tied = true;
-      run.options.strategy = strategy;
-      run.options.accumulation = accumulation;
-      expect_parity(4, run, cat(text(strategy), accumulation == Accumulation::local ? ", local" : ", two hop"));
+      for (const auto cut_by : {CutBy::elements, CutBy::rows}) {
+        Training run;
+        run.micro = 2;
+        run.net.tied = true;
+        run.options.strategy = strategy;
+        run.options.accumulation = accumulation;
+        run.options.cut_by = cut_by;
+        expect_parity(4, run,
+                      cat(text(strategy), accumulation == Accumulation::local ? ", local" : ", two hop",
+                          cut_by == CutBy::rows ? ", by rows" : ""));
+      }
     }
   }
 }
@@ -157,6 +169,7 @@ TEST(Engine, AllocatesNothingAfterTheThirdStep) {
       Training run;
       run.options.strategy = strategy;
       run.options.accumulation = Accumulation::two_hop;
+      run.options.cut_by = micro == 1 ? CutBy::rows : CutBy::elements;
       run.micro = micro;
       run.steps = 3;
       const Statistics three = statistics_of(run);

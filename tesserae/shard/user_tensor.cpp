@@ -1,0 +1,36 @@
+#include "tesserae/shard/user_tensor.h"
+
+#include "tesserae/shard/compute_storage.h"
+
+namespace tesserae::shard {
+namespace {
+
+class PlainTensor final : public UserTensor {
+ public:
+  explicit PlainTensor(const at::Tensor& tensor) : tensor_(tensor) {}
+
+  at::Tensor values() const override { return tensor_; }
+  void show(const at::Tensor& values) override {
+    move_from_meta(tensor_, values.device());
+    tensor_.set_data(values);
+  }
+  bool requires_grad() const override { return tensor_.requires_grad(); }
+  at::Tensor gradient() const override { return tensor_.grad(); }
+  void show_gradient(const at::Tensor& gradient) override {
+    at::Tensor& now = tensor_.mutable_grad();
+    if (!now.is_same(gradient)) now = gradient;
+  }
+
+ private:
+  at::Tensor tensor_;
+};
+
+}  // namespace
+
+UserTensors plain_tensors(const std::vector<at::Tensor>& tensors) {
+  UserTensors all;
+  for (const auto& tensor : tensors) all.push_back(std::make_shared<PlainTensor>(tensor));
+  return all;
+}
+
+}  // namespace tesserae::shard
