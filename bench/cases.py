@@ -123,8 +123,10 @@ TITLES = {
     "fsdp2-prefetch-grad-op": "FSDP2, explicit prefetch, reshard_after_forward=False",
     "fsdp2-prefetch-hybrid": "FSDP2, explicit prefetch, sharded within hosts",
     "fsdp2-shm": "FSDP2 over Tesserae's shared memory",
-    "ours-python": "Tesserae, Python",
-    "ours-python-hybrid": "Tesserae, Python, sharded within hosts",
+    "ours-python": "Tesserae, Python, FSDP1's script",
+    "ours-python-hybrid": "Tesserae, Python, FSDP1's script, sharded within hosts",
+    "ours-python2": "Tesserae, Python, FSDP2's script",
+    "ours-python2-hybrid": "Tesserae, Python, FSDP2's script, sharded within hosts",
     "ours": "Tesserae, C++",
     "ours-int8": "Tesserae, C++, int8 between hosts",
 }
@@ -145,9 +147,10 @@ ON_ONE_HOST = (
     "fsdp2-prefetch-grad-op",
     "fsdp2-shm",
     "ours-python",
+    "ours-python2",
     "ours",
 )
-IN_BF16 = ("ours-plain", "fsdp2", "ours-python", "ours")  # slow where a CPU has no bf16 of its own
+IN_BF16 = ("ours-plain", "fsdp2", "ours-python", "ours-python2", "ours")  # slow where a CPU has no bf16 of its own
 BETWEEN_HOSTS = (
     "plain",
     "ours-plain",
@@ -162,6 +165,8 @@ BETWEEN_HOSTS = (
     "fsdp2-shm",
     "ours-python",
     "ours-python-hybrid",
+    "ours-python2",
+    "ours-python2-hybrid",
     "ours",
     "ours:best",
     "ours-int8:best",
@@ -177,7 +182,7 @@ FSDP2_FULL = ("fsdp2", "fsdp2-grad-op", "fsdp2-prefetch", "fsdp2-prefetch-grad-o
 FSDP2_HYBRID = ("fsdp2-hybrid", "fsdp2-prefetch-hybrid")
 FSDP2 = FSDP2_FULL + FSDP2_HYBRID
 FSDP1 = ("fsdp1", "fsdp1-grad-op", "fsdp1-hybrid")
-OURS_PYTHON = ("ours-python", "ours-python-hybrid")
+OURS_PYTHON = ("ours-python", "ours-python-hybrid", "ours-python2", "ours-python2-hybrid")
 BEST = ":best"  # stands for the layout of ours that was the fastest in a trial of all of them
 WITH_LAYOUT = ("ours", "ours-int8")
 QUANTISED = ("--parameter-wire", "int8", "--gradient-wire", "int8")
@@ -246,8 +251,8 @@ def command(candidate: str, step_program: Path, case: Case) -> list[str]:
         return [str(step_program), "--mode", "sharded", *how, *(QUANTISED if name == "ours-int8" else ())]
     if name == "ours-plain":
         return [str(step_program), "--mode", "plain"]
-    mode, *endings = re.findall(r"^(?:ours-python|[a-z0-9]+)|-(?:grad-op|[a-z0-9]+)", name)
-    peer = [sys.executable, str(HERE / "peers.py"), "--mode", "tesserae" if mode == "ours-python" else mode]
+    mode, *endings = re.findall(r"^(?:ours-python2?|[a-z0-9]+)|-(?:grad-op|[a-z0-9]+)", name)
+    peer = [sys.executable, str(HERE / "peers.py"), "--mode", mode.replace("ours-python", "tesserae")]
     if case.model != "llama":
         peer += ["--model", case.model]
     for ending in endings:

@@ -9,7 +9,7 @@ environment (torchrun, or bench/compare.py):
         --sequence 64
 
 Modes: plain (every rank trains a copy of its own: no communication in a step), ddp, fsdp1, fsdp2, tesserae (fsdp1 after
-tsm.init).
+tsm.init), tesserae2 (fsdp2 after tsm.init).
 `--mode plain --data-ranks N` in one process trains on the batches of N ranks together: the reference for losses.
 """
 
@@ -43,7 +43,7 @@ MODELS: dict[str, tuple[type[OnMeta], type[nn.Module]]] = {"llama": (Transformer
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=("plain", "ddp", "fsdp1", "fsdp2", "tesserae"), required=True)
+    parser.add_argument("--mode", choices=tuple(WRAP), required=True)
     parser.add_argument("--model", choices=tuple(MODELS), default="llama", help="of transformer.py, or of gpt2.py")
     parser.add_argument(
         "--strategy",
@@ -154,13 +154,22 @@ def wrap_fsdp1(model: OnMeta, options: argparse.Namespace, device: torch.device)
     )
 
 
-def wrap_tesserae(model: OnMeta, options: argparse.Namespace, device: torch.device) -> nn.Module:
+def init_tesserae() -> None:
     if not find_tesserae():
         unavailable("tesserae is neither installed nor built below build/")
     import tesserae
 
     tesserae.init()
+
+
+def wrap_tesserae(model: OnMeta, options: argparse.Namespace, device: torch.device) -> nn.Module:
+    init_tesserae()
     return wrap_fsdp1(model, options, device)
+
+
+def wrap_tesserae2(model: OnMeta, options: argparse.Namespace, device: torch.device) -> nn.Module:
+    init_tesserae()
+    return wrap_fsdp2(model, options, device)
 
 
 def wrap_fsdp2(model: OnMeta, options: argparse.Namespace, device: torch.device) -> nn.Module:
@@ -207,6 +216,7 @@ WRAP: dict[str, Callable[[OnMeta, argparse.Namespace, torch.device], nn.Module]]
     "fsdp1": wrap_fsdp1,
     "fsdp2": wrap_fsdp2,
     "tesserae": wrap_tesserae,
+    "tesserae2": wrap_tesserae2,
 }
 
 

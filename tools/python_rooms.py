@@ -15,6 +15,7 @@ ROOMS = [
     "job",
     "tensor_parallel",
     "fsdp",
+    "fully_shard",
     "checkpoint",
     "dial",
     "smp",

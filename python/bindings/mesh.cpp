@@ -52,6 +52,10 @@ void bind_mesh(py::module_& module) {
       "replica_group", [](int ranks, Triple d, int rank) { return layout_of(ranks, d).replica_group(rank); },
       py::arg("ranks"), py::arg("degrees"), py::arg("rank"), "The ranks that hold the same chunk.");
 
+  module.def(
+      "chunk", [](int ranks, Triple d, int rank) { return layout_of(ranks, d).chunk(rank); }, py::arg("ranks"),
+      py::arg("degrees"), py::arg("rank"), "Which of the chunks of the masters the rank holds.");
+
   using mesh::Strategy;
   py::class_<Strategy>(module, "Strategy", "Three degrees and two lifetimes; see tesserae/mesh/strategy.h.")
       .def(py::init([](const std::string& name, int ranks, int hybrid_shard_degree, const std::optional<Triple>& d) {

@@ -2,6 +2,7 @@
 
 #include "python/bindings/bindings.h"
 #include "python/bindings/unit.h"
+#include "tesserae/autograd/backward.h"
 
 namespace tesserae::bindings {
 
@@ -20,6 +21,7 @@ void bind_shard(py::module_& module) {
       .def_readonly("pool_misses", &Statistics::pool_misses)
       .def_readonly("allocations", &Statistics::allocations)
       .def_readonly("state_bytes", &Statistics::state_bytes);
+  module.def("in_backward", &autograd::in_backward, "Whether this thread runs a backward.");
   bind_unit(module);
   bind_flat(module);
   bind_reshard(module);

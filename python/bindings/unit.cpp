@@ -1,5 +1,7 @@
 #include "python/bindings/unit.h"
 
+#include "python/bindings/dtensors.h"
+
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -54,9 +56,9 @@ class PythonReduction final : public shard::StepObserver {
 Unit::Unit(std::shared_ptr<comm::Fabric> fabric, shard::Options options, const std::vector<Parameter>& parameters) {
   std::vector<shard::NamedParameter> named;
   for (const auto& parameter : parameters) {
-    named.push_back({parameter.names, parameter.compute, parameter.split, parameter.whole});
+    named.push_back({parameter.names, parameter.compute, parameter.split, parameter.whole, parameter.local});
   }
-  shard::UnitSpec spec{"", -1, this, shard::group_parameters(named)};
+  shard::UnitSpec spec{"", -1, this, shard::group_parameters(named, options.cut_by)};
   for (const auto& flat : spec.flats) {
     std::vector<int> order;
     for (const auto& tensor : flat.parameters) {
@@ -89,7 +91,7 @@ shard::ShardedUnit& Unit::sharded() const {
   return *unit_;
 }
 
-void Unit::show_parameters(std::vector<std::vector<at::Tensor>> parameters) {
+void Unit::show_parameters(std::vector<shard::UserTensors> parameters) {
   if (user_parameters_) sharded().detach(*user_parameters_);
   user_parameters_ = nullptr;
   user_parameters_ = shard::UserParameters::attach(sharded(), std::move(parameters));
@@ -121,6 +123,15 @@ void Unit::enter() {
   show(true);
 }
 
+void Unit::enter_again() {
+  {
+    const py::gil_scoped_release release;
+    sharded().before_forward();
+  }
+  backward_ = true;
+  show(true);
+}
+
 void Unit::cancel() {
   leave();
   sharded().cancel_forward();
@@ -128,7 +139,8 @@ void Unit::cancel() {
 
 void Unit::leave() {
   --depth_;
-  show(depth_ > 0 || backward_);
+  const bool stays = while_gathered_ && !sharded().frees_after_forward() && sharded().holds_buffers();
+  show(depth_ > 0 || backward_ || stays);
 }
 
 // Parameters stay in place between a unit's first gradient and the end of the backward: a forward that is recomputed
@@ -145,6 +157,49 @@ void Unit::end_backward(shard::ShardedUnit& /*unit*/) {
   const py::gil_scoped_acquire acquire;
   backward_ = false;
   show(depth_ > 0);
+}
+
+void Unit::after_free(shard::ShardedUnit& /*unit*/) {
+  if (!while_gathered_ || !computing_ || depth_ > 0 || backward_) return;
+  const py::gil_scoped_acquire acquire;
+  show(false);
+}
+
+void Unit::set_entries(std::vector<Entry> entries, bool while_gathered) {
+  entries_ = std::move(entries);
+  while_gathered_ = while_gathered;
+}
+
+void Unit::gather() {
+  const py::gil_scoped_release release;
+  engine().gather_early(sharded());
+}
+
+void Unit::finish_gather() {
+  {
+    const py::gil_scoped_release release;
+    sharded().finish_gather();
+  }
+  show(true);
+}
+
+void Unit::release() {
+  if (depth_ > 0 || backward_) return;
+  {
+    const py::gil_scoped_release release;
+    engine().release(sharded());
+  }
+  show(false);
+}
+
+void Unit::show_shards() {
+  if (depth_ == 0 && !backward_) show(false);
+}
+
+void Unit::forget_step() {
+  depth_ = 0;
+  backward_ = false;
+  show(false);
 }
 
 void Unit::require_between_steps(const std::string& function) {
@@ -172,6 +227,10 @@ void Unit::finish(const py::handle& output) {
     const py::gil_scoped_release release;
     sharded().after_forward();
   }
+  watch_outputs(output);
+}
+
+void Unit::watch_outputs(const py::handle& output) {
   for_each_tensor(output, [this](const at::Tensor& tensor) { sharded().on_output(tensor); });
 }
 
@@ -187,7 +246,7 @@ void bind_unit(py::module_& module) {
       .def(py::init([](const mesh::Strategy& strategy, std::optional<at::ScalarType> parameters,
                        std::optional<at::ScalarType> reduce, int limit_all_gathers, bool offload,
                        const std::string& parameter_wire, const std::string& gradient_wire,
-                       const std::shared_ptr<tensor::Parallel>& parallel) {
+                       const std::shared_ptr<tensor::Parallel>& parallel, bool by_rows) {
              Options options;
              options.strategy = strategy;
              options.precision.parameters = parameters;
@@ -196,6 +255,7 @@ void bind_unit(py::module_& module) {
              options.elastic = true;  // what users of FSDP, and of zero_grad(set_to_none=True), count on
              options.limit_all_gathers = limit_all_gathers;
              options.offload = offload;
+             options.cut_by = by_rows ? shard::CutBy::rows : shard::CutBy::elements;
              options.parameter_wire = comm::wire_of(parameter_wire);
              options.gradient_wire = comm::wire_of(gradient_wire);
              if (parallel) options.mesh = parallel->mesh();
@@ -203,23 +263,28 @@ void bind_unit(py::module_& module) {
            }),
            py::kw_only(), py::arg("strategy"), py::arg("parameters"), py::arg("reduce"), py::arg("limit_all_gathers"),
            py::arg("offload"), py::arg("parameter_wire") = "exact", py::arg("gradient_wire") = "exact",
-           py::arg("parallel") = nullptr,
-           "`parallel`: among whom the unit's parameters may be split; it must outlive them.");
+           py::arg("parallel") = nullptr, py::arg("by_rows") = false,
+           "`parallel`: among whom the unit's parameters may be split; it must outlive them. `by_rows`: each rank has "
+           "whole rows of each parameter.");
 
   py::class_<Unit>(module, "Unit", "The parameters of one FSDP instance; see python/bindings/unit.h.")
       .def(py::init([](std::shared_ptr<comm::Fabric> fabric, Options options,
                        const std::vector<std::vector<std::string>>& names, const std::vector<at::Tensor>& compute,
-                       const std::vector<std::pair<mesh::Split, std::vector<int64_t>>>& splits) {
+                       const std::vector<std::pair<mesh::Split, std::vector<int64_t>>>& splits,
+                       const std::vector<at::Tensor>& local) {
              std::vector<Unit::Parameter> parameters;
              for (size_t i = 0; i < compute.size(); ++i) {
                parameters.push_back({names[i], compute[i]});
                if (i < splits.size()) std::tie(parameters.back().split, parameters.back().whole) = splits[i];
+               if (i < local.size()) parameters.back().local = local[i];
              }
              return std::make_unique<Unit>(std::move(fabric), std::move(options), parameters);
            }),
            py::arg("fabric"), py::arg("options"), py::arg("names"), py::arg("compute"),
-           py::arg("splits") = std::vector<std::pair<mesh::Split, std::vector<int64_t>>>(), without_gil,
-           "`splits`: for each parameter how it is cut, and the shape of the whole; {}: all are whole.")
+           py::arg("splits") = std::vector<std::pair<mesh::Split, std::vector<int64_t>>>(),
+           py::arg("local") = std::vector<at::Tensor>(), without_gil,
+           "`splits`: for each parameter how it is cut, and the shape of the whole; {}: all are whole. `local`: for "
+           "each parameter, which then has only a shape, the rows that this rank holds.")
       .def_property_readonly("flats", &Unit::flats,
                              "For each flat buffer, which of the constructor's parameters are in it, by slot.")
       .def_property_readonly("has_frozen", &Unit::has_frozen)
@@ -230,24 +295,60 @@ void bind_unit(py::module_& module) {
       .def("adopt", &Unit::adopt, py::arg("inner"), py::arg("name"), without_gil)
       .def(
           "show_parameters",
-          [](Unit& unit, const std::vector<std::vector<at::Tensor>>& parameters) { unit.show_parameters(parameters); },
+          [](Unit& unit, const std::vector<std::vector<at::Tensor>>& parameters) {
+            std::vector<shard::UserTensors> all;
+            for (const auto& tensors : parameters) all.push_back(shard::plain_tensors(tensors));
+            unit.show_parameters(std::move(all));
+          },
           py::arg("parameters"))
       .def(
+          "show_dtensors",
+          [](Unit& unit, const std::vector<std::vector<py::object>>& parameters, const py::object& make_gradient) {
+            std::vector<shard::UserTensors> all;
+            for (const auto& tensors : parameters) all.push_back(dtensors(tensors, make_gradient));
+            unit.show_parameters(std::move(all));
+          },
+          py::arg("parameters"), py::arg("make_gradient"),
+          "The same for DTensors; make_gradient(parameter, local) makes a gradient of the parameter's placement.")
+      .def(
           "set_entries",
-          [](Unit& unit, const std::vector<std::tuple<py::object, py::str, py::object, py::object>>& entries) {
+          [](Unit& unit, const std::vector<std::tuple<py::object, py::str, py::object, py::object>>& entries,
+             bool while_gathered) {
             std::vector<Unit::Entry> all;
             for (const auto& [owner, name, compute, local] : entries) all.push_back({owner, name, compute, local});
-            unit.set_entries(std::move(all));
+            unit.set_entries(std::move(all), while_gathered);
           },
-          py::arg("entries"),
-          "(module._parameters or a module, name, compute parameter, shard) for each entry to swap.")
+          py::arg("entries"), py::arg("while_gathered") = false,
+          "(module._parameters or a module, name, compute parameter, shard) for each entry to swap; `while_gathered`: "
+          "also while parameters stay gathered after the forward.")
+      .def("gather", &Unit::gather, "Starts to gather ahead of the forward.")
+      .def("finish_gather", &Unit::finish_gather, "Waits for it; entries show whole parameters.")
+      .def("release", &Unit::release, "Frees what is gathered, unless the unit computes with it.")
+      .def("show_shards", &Unit::show_shards, "Entries show shards, unless the unit computes.")
+      .def("forget_step", &Unit::forget_step, "Forgets a forward or backward that did not end.")
+      .def(
+          "set_lifetimes",
+          [](Unit& unit, std::optional<bool> after_forward, std::optional<bool> after_backward) {
+            shard::ShardedUnit& sharded = unit.sharded();
+            sharded.set_lifetimes(after_forward.value_or(sharded.frees_after_forward()),
+                                  after_backward.value_or(sharded.frees_after_backward()));
+          },
+          py::kw_only(), py::arg("free_after_forward") = py::none(), py::arg("free_after_backward") = py::none())
+      .def(
+          "set_reduces_gradients", [](Unit& unit, bool reduces) { unit.sharded().set_reduces_gradients(reduces); },
+          py::arg("reduces"), "False: gradients stay on the rank, whole.")
+      .def(
+          "set_gradient_divisor", [](Unit& unit, double divisor) { unit.sharded().set_gradient_divisor(divisor); },
+          py::arg("divisor"), "What sums of gradients are divided by, instead of the number of ranks.")
       .def(
           "set_master_dtype", [](Unit& unit, at::ScalarType dtype) { unit.sharded().set_master_dtype(dtype); },
           py::arg("dtype"), "Masters, gradients and optimizer state are in that dtype from the first step on.")
       .def("require_between_steps", &Unit::require_between_steps, py::arg("function"))
       .def("enter", &Unit::enter)
+      .def("enter_again", &Unit::enter_again)
       .def("cancel", &Unit::cancel)
       .def("finish", &Unit::finish, py::arg("output"))
+      .def("watch_outputs", &Unit::watch_outputs, py::arg("outputs"))
       .def("watch_inputs", &Unit::watch_inputs, py::arg("inputs"))
       .def(
           "set_boundary", [](Unit& unit, bool boundary) { unit.engine().set_boundary(boundary); }, py::arg("boundary"))

@@ -10,6 +10,7 @@
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/unit_handle.h"
 #include "tesserae/shard/user_parameters.h"
+#include "tesserae/shard/user_tensor.h"
 
 namespace tesserae::bindings {
 
@@ -27,6 +28,7 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
     at::Tensor compute;
     mesh::Split split = {};           ///< which part of a larger tensor it is
     std::vector<int64_t> whole = {};  ///< the shape of that tensor; {}: it is whole
+    at::Tensor local = {};            ///< shard::NamedParameter::local
   };
   /// An entry of a module that shows the compute parameter inside the unit's forward and backward, the shard outside.
   struct Entry {
@@ -57,20 +59,37 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   void before_backward(shard::ShardedUnit& unit) override;
   void end_backward(shard::ShardedUnit& unit) override;
 
+  void after_free(shard::ShardedUnit& unit) override;
+
   /// The user's tensors show the unit's shards from now on: one list for each of its flat buffers.
-  void show_parameters(std::vector<std::vector<at::Tensor>> parameters);
+  void show_parameters(std::vector<shard::UserTensors> parameters);
   /// What shows them. Throws InvalidArgument before show_parameters().
   shard::UserParameters& user_parameters() const;
   /// Takes the place of the unit's reduction; null: the three hops do it again.
   void replace_reduction(std::shared_ptr<shard::StepObserver> reduction);
 
-  void set_entries(std::vector<Entry> entries) { entries_ = std::move(entries); }
+  /// `while_gathered`: entries show compute parameters as long as they are gathered, too, where the unit's lifetime
+  /// keeps them after its forward (FSDP2); else only while the unit computes (FSDP1).
+  void set_entries(std::vector<Entry> entries, bool while_gathered);
+  /// Gathers ahead of the forward; finish_gather() waits, and shows the compute parameters.
+  void gather();
+  void finish_gather();
+  /// Frees what is gathered; entries show shards. Nothing inside a forward or backward of the unit.
+  void release();
+  /// Entries show shards, unless the unit computes; what is gathered stays so.
+  void show_shards();
+  /// A forward or backward that did not come to its end is forgotten: entries show shards.
+  void forget_step();
   /// The beginning of a forward: parameters are there, entries swapped. finish() or cancel() follows.
   void enter();
   /// The end of a forward that returned `output`: finds its tensors (in tuples, lists, dictionaries and dataclasses).
   void finish(const py::handle& output);
+  /// A forward that is recomputed in a backward: entries show parameters until that ends.
+  void enter_again();
   /// The end of a forward that threw.
   void cancel();
+  /// Watches where the backward of the unit begins: part of finish().
+  void watch_outputs(const py::handle& output);
   /// Watches where the backward of the unit ends; needed if it has frozen parameters. `input`: as finish's output.
   void watch_inputs(const py::handle& input);
   bool has_frozen() const { return has_frozen_; }
@@ -89,6 +108,7 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   bool backward_ = false;   // the unit has begun its backward
   bool computing_ = false;  // entries show compute parameters
   bool has_frozen_ = false;
+  bool while_gathered_ = false;
 };
 
 void bind_unit(py::module_& module);

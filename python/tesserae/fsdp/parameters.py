@@ -75,16 +75,19 @@ def move_hooks(local: nn.Parameter, compute: torch.Tensor) -> None:
     local.register_post_accumulate_grad_hook = compute.register_post_accumulate_grad_hook  # type: ignore[method-assign]
 
 
-def entries_of(parameters: Iterable[Managed]) -> list[tuple[object, str, torch.Tensor, nn.Parameter]]:
+Entry = tuple[object, str, torch.Tensor, nn.Parameter]
+
+
+def entries_of(parameters: Iterable[Managed]) -> list[Entry]:
     """What to swap at the borders of a forward: (owner, name, compute parameter, the user's parameter)."""
     return [
-        (_owner(module), name, managed.compute, managed.parameter)
+        (owner_of(module), name, managed.compute, managed.parameter)
         for managed in parameters
         for module, name in managed.entries
     ]
 
 
-def _owner(module: nn.Module) -> object:
+def owner_of(module: nn.Module) -> object:
     """Where to write an entry. Modules that keep references of their own to their parameters (LSTM's _flat_weights) do
     so in their setattr, which must therefore be called."""
     return own_parameters(module) if type(module).__setattr__ is nn.Module.__setattr__ else module

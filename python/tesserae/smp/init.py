@@ -12,6 +12,7 @@ from tesserae.dial import automatic
 from tesserae.fsdp.fully_sharded import FullyShardedDataParallel
 from tesserae.fsdp.install import install
 from tesserae.fsdp.install import uninstall as uninstall_class
+from tesserae.fully_shard import install as function
 from tesserae.job import config as configuration
 from tesserae.job.state import state
 
@@ -28,12 +29,14 @@ def init(config: str | os.PathLike[str] | dict[str, Any] | None) -> None:
     if current == wanted:
         return
     install(FullyShardedDataParallel)
+    function.install()
     automatic.watch(wanted)
     configuration.set_current(wanted)
 
 
 def uninstall() -> None:
     uninstall_class()
+    function.uninstall()
     configuration.set_current(None)
     automatic.forget()
     state.forget()

@@ -1,0 +1,103 @@
+#include "python/bindings/dtensors.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+
+#include "tesserae/base/error.h"
+
+namespace tesserae::bindings {
+namespace {
+
+const at::Tensor& unpacked(const py::handle& tensor) {
+  return THPVariable_Unpack(tensor.ptr());
+}
+
+/// One gradient is made for a parameter and shown again in every step, unless somebody else still has it.
+class UserDTensor final : public shard::UserTensor {
+ public:
+  UserDTensor(const py::object& parameter, const py::object& make_gradient)
+      : python_(new Python{parameter, make_gradient, {}}) {}
+  ~UserDTensor() override {
+    const py::gil_scoped_acquire acquire;
+    python_.reset();
+  }
+
+  at::Tensor values() const override {
+    const py::gil_scoped_acquire acquire;
+    return unpacked(local_of(python_->parameter));
+  }
+
+  void show(const at::Tensor& values) override {
+    const at::Tensor local = this->values();
+    if (!local.is_meta()) local.set_data(values);
+  }
+
+  bool requires_grad() const override { return parameter().requires_grad(); }
+
+  at::Tensor gradient() const override {
+    const at::Tensor& gradient = parameter().grad();
+    if (!gradient.defined() || gradient.is_same(gradient_)) return gradient.defined() ? local_gradient_ : gradient;
+    const py::gil_scoped_acquire acquire;
+    const py::object theirs = py::cast(gradient);
+    if (!py::hasattr(theirs, local_name)) {
+      throw InvalidArgument("fully_shard",
+                            "the .grad of a sharded parameter was replaced by a plain tensor; set it to "
+                            "None, or to a DTensor that is placed as the parameter is");
+    }
+    return unpacked(local_of(theirs));
+  }
+
+  void show_gradient(const at::Tensor& gradient) override {
+    at::Tensor& now = parameter().mutable_grad();
+    if (!gradient.defined()) {
+      now = gradient;
+    } else if (now.defined() && now.is_same(gradient_) && shown_.is_same(gradient)) {
+      return;
+    } else {
+      shown_ = gradient;
+      show_anew(gradient);
+      now = gradient_;
+    }
+  }
+
+ private:
+  static constexpr const char* local_name = "_local_tensor";
+  // Not kept as a tensor of C++: torch.utils.swap_tensors, by which modules move, allows no other reference.
+  const at::Tensor& parameter() const { return unpacked(python_->parameter); }
+  static py::object local_of(const py::object& tensor) { return tensor.attr(local_name); }
+
+  void show_anew(const at::Tensor& gradient) {
+    const py::gil_scoped_acquire acquire;
+    // This object and the parameter hold it, nobody else.
+    const bool ours = python_->gradient && Py_REFCNT(python_->gradient.ptr()) == 1 &&
+                      gradient_.use_count() <= 2 + (parameter().grad().is_same(gradient_) ? 1 : 0);
+    if (ours) {
+      local_gradient_.set_data(gradient);
+      return;
+    }
+    python_->gradient = python_->make_gradient(python_->parameter, py::cast(gradient));
+    gradient_ = unpacked(python_->gradient);
+    local_gradient_ = unpacked(local_of(python_->gradient));
+  }
+
+  struct Python {
+    py::object parameter, make_gradient, gradient;
+  };
+  std::unique_ptr<Python> python_;  // behind a pointer: C++ owns it without the GIL
+  at::Tensor gradient_;             // the DTensor of python_->gradient
+  at::Tensor local_gradient_;       // its local tensor
+  at::Tensor shown_;                // what that shows
+};
+
+}  // namespace
+
+shard::UserTensors dtensors(const std::vector<py::object>& parameters, const py::object& make_gradient) {
+  shard::UserTensors all;
+  for (const auto& parameter : parameters) all.push_back(std::make_shared<UserDTensor>(parameter, make_gradient));
+  return all;
+}
+
+}  // namespace tesserae::bindings

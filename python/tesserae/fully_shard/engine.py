@@ -1,0 +1,101 @@
+"""The states of a model -> units of one engine.
+
+1. At the first forward (or unshard()) in a model: the outermost state is the root of all below it. Until then
+   parameters are DTensors that anybody may move, convert or replace.
+2. Each state becomes a unit, which takes the memory of its DTensors over: they show it from then on.
+3. The root adopts the others, and the ranks compare what they have built.
+4. At later steps, parameters that the script has replaced since are taken over.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tesserae import _C
+from tesserae.fully_shard import parameters as faces
+from tesserae.fully_shard.state import State, states_below
+
+
+@torch.no_grad()
+def prepare(state: State) -> None:
+    """Called before a step of a root, and for any state without a unit. Collective at the first call of a model."""
+    if state.root is None:
+        _build(state.outermost)
+    if state.root is state:
+        for each in state.below:
+            _take_over(each)
+
+
+def _build(root: State) -> None:
+    # 1.
+    if len(root.modules) > 1:
+        raise _C.InvalidArgument(
+            "[fully_shard] a group of modules is the outermost of the model; call fully_shard on the module around them"
+        )
+    paths = states_below(root.modules[:1])
+    for state, path in paths.items():
+        if state.root is not None:
+            raise _C.InvalidArgument(
+                f"[fully_shard] module {path} has run a forward before fully_shard was called on the module around it: "
+                "shard the whole model first"
+            )
+    if root.keeps_as_root:
+        root.frees_after_forward = False
+    _require_no_duplicates(paths)
+    # 2.
+    for state in paths:
+        _make_unit(state)
+    # 3.
+    assert root.unit is not None
+    for state, path in paths.items():
+        state.root = root
+        if state is not root:
+            assert state.unit is not None
+            root.unit.adopt(state.unit, path)
+    root.below = list(paths)
+    for state in paths:
+        state.apply_settings()
+    root.unit.require_agreement()
+
+
+def _make_unit(state: State) -> None:
+    for managed in state.parameters:
+        faces.find_replaced(managed)
+    values = [faces.local_values(managed) for managed in state.parameters]
+    compute = [faces.make_compute(managed) for managed in state.parameters]
+    names = faces.names_in(state.modules[0], state.parameters)
+    state.unit = _C.Unit(state.places.fabric, state.options(), names, compute, local=values)
+    _show(state)
+
+
+def _show(state: State) -> None:
+    unit = state.unit
+    assert unit is not None
+    by_buffer = [[state.parameters[number].parameter for number in numbers] for numbers in unit.flats]
+    unit.show_dtensors(by_buffer, faces.gradient_maker(state.places.mesh))
+    unit.set_entries(faces.entries_of(state.parameters), while_gathered=True)
+
+
+def _take_over(state: State) -> None:
+    """4."""
+    replaced = False
+    for managed in state.parameters:
+        before = managed.parameter
+        if faces.find_replaced(managed):
+            faces.copy_values(managed.parameter, before)
+            replaced = True
+    if replaced:
+        _show(state)
+
+
+def _require_no_duplicates(paths: dict[State, str]) -> None:
+    seen: set[object] = set()
+    for state in paths:
+        for managed in state.parameters:
+            if managed.origin in seen:
+                raise ValueError(
+                    f"Parameter '{managed.name}' is shared with a parameter already managed by another FSDP group. For "
+                    "shared/tied parameters, use fully_shard([module_a, module_b]) to place them in the same FSDP "
+                    "group."
+                )
+            seen.add(managed.origin)

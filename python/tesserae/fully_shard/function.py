@@ -1,0 +1,100 @@
+"""fully_shard of tesserae."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+
+from tesserae import _C
+from tesserae.fsdp.instance import Instance
+from tesserae.fully_shard.engine import prepare
+from tesserae.fully_shard.module import FSDPModule
+from tesserae.fully_shard.parameters import shard_parameters
+from tesserae.fully_shard.places import find_places
+from tesserae.fully_shard.state import State, frees_after_forward, states_below
+from tesserae.torch_compat.fsdp2 import (
+    add_hooks,
+    before_state_dicts,
+    change_class,
+    managed_modules,
+    mark_for_compiler,
+    move_states,
+    new_state,
+    root_modules,
+)
+
+_AS_IT_IS, _ON_THE_DEVICE = MixedPrecisionPolicy(), OffloadPolicy()
+
+
+def fully_shard(
+    module: nn.Module | list[nn.Module],
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
+    mp_policy: MixedPrecisionPolicy = _AS_IT_IS,
+    offload_policy: OffloadPolicy = _ON_THE_DEVICE,
+    ignored_params: set[nn.Parameter] | None = None,
+    dp_mesh_dims: Any = None,
+) -> nn.Module | list[nn.Module]:
+    """torch.distributed.fsdp.fully_shard on the engine of tesserae; the arguments are torch's.
+
+    The parameters of `module` (one, or a group that is gathered together) that no call further in has become DTensors
+    of this rank's rows. Collective over the mesh at the first call for it.
+
+    Errors: InvalidArgument, or what torch raises, for what cannot work; all say what to do.
+    """
+    modules = root_modules(module)
+    for each in modules:
+        _require_plain(each)
+    if dp_mesh_dims is not None:
+        raise _C.InvalidArgument(
+            "[fully_shard] dp_mesh_dims: parameters that are DTensors on a mesh of several axes are not supported; "
+            "pass the data-parallel mesh, and split layers by tsm.transform"
+        )
+    places = find_places(mesh, frees_after_forward(reshard_after_forward))
+    _require_group(reshard_after_forward, places.strategy.degrees[2])
+    ignored = ignored_params if ignored_params is not None else set()
+    managed = managed_modules(modules, ignored_params)
+    move_states(managed, ignored, places.device)
+    parameters = shard_parameters(managed, ignored, places, shard_placement_fn)
+    state = new_state(modules[0], State)
+    state.begin(modules, places, parameters, mp_policy, offload_policy, reshard_after_forward)
+    state.prepare = prepare
+    for inner in states_below(modules):
+        inner.outermost = state
+    before_state_dicts({m for p in parameters for m, _ in p.entries}, state.show_shards)
+    add_hooks(state, modules, state._pre_forward, state._post_forward)
+    mark_for_compiler(managed)
+    for each in modules:
+        change_class(each, FSDPModule)
+    return module
+
+
+def _require_plain(module: nn.Module) -> None:
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        raise ValueError(f"fully_shard does not support containers that do not implement forward: {module}")
+    for path, part in module.named_modules():
+        if isinstance(part, Instance):
+            raise _C.InvalidArgument(
+                f"[fully_shard] {path or 'the module'} is wrapped by FullyShardedDataParallel; use one of the two for "
+                "the whole model"
+            )
+
+
+def _require_group(reshard_after_forward: Any, ranks: int) -> None:
+    if reshard_after_forward is None or isinstance(reshard_after_forward, bool):
+        return
+    if not isinstance(reshard_after_forward, int):
+        raise ValueError(
+            "reshard_after_forward should be a bool or an int representing the group size to reshard to, not "
+            f"{reshard_after_forward}"
+        )
+    if reshard_after_forward < 1 or ranks % reshard_after_forward != 0:
+        raise ValueError(
+            f"If passing reshard_after_forward as an int, it should be a factor of {ranks}, not {reshard_after_forward}"
+        )

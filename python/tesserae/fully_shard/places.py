@@ -1,0 +1,105 @@
+"""A mesh and the configuration -> a fabric, a strategy, and how the DTensors of parameters are placed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.tensor import Placement, Replicate, Shard
+
+from tesserae import _C
+from tesserae.fsdp.groups import connect
+from tesserae.torch_compat.fsdp2 import device_of
+from tesserae.torch_compat.instance import HYBRID
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the state of one fully_shard call lies."""
+
+    fabric: _C.Fabric
+    strategy: _C.Strategy
+    device: torch.device
+    mesh: DeviceMesh  # of the DTensors: the script's, unless the configuration asks for another degree
+    replicates: bool  # the mesh has two dimensions: replicas, shards
+
+    def placements(self, placement: Shard) -> tuple[Placement, ...]:
+        if self.strategy.degrees[2] == 1:
+            return (Replicate(),)
+        return (Replicate(), placement) if self.replicates else (placement,)
+
+
+def default_mesh() -> DeviceMesh:
+    if not dist.is_initialized():
+        raise _C.InvalidArgument(
+            "[fully_shard] torch.distributed is not initialised; call torch.distributed.init_process_group() before, "
+            "or pass a mesh"
+        )
+    accelerator = torch.accelerator.current_accelerator()
+    return init_device_mesh(accelerator.type if accelerator is not None else "cpu", (dist.get_world_size(),))
+
+
+def find_places(mesh: DeviceMesh | None, frees_after_forward: bool) -> Places:
+    """Collective over the mesh at the first call for it."""
+    mesh = mesh if mesh is not None else default_mesh()
+    if mesh.ndim not in (1, 2):
+        raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
+    if mesh.ndim == 2 and mesh.mesh_dim_names is None:
+        raise AssertionError("Please init the 2D mesh for HSDP with mesh_dim_names specified")
+    device = device_of(mesh)
+    fabric, strategy = connect(_named(mesh, frees_after_forward), None, mesh, device)
+    degrees = strategy.degrees
+    _require_rows_in_order(fabric, degrees)
+    if degrees[2] == (mesh.size(mesh.ndim - 1)) and degrees[2] > 1:
+        return Places(fabric, strategy, device, mesh, mesh.ndim == 2)
+    if degrees[2] in (1, fabric.size):
+        return Places(fabric, strategy, device, _flat(mesh), replicates=False)
+    return Places(fabric, strategy, device, _mesh_of_degree(mesh, degrees[2]), replicates=True)
+
+
+def _named(mesh: DeviceMesh, frees_after_forward: bool) -> ShardingStrategy:
+    if mesh.ndim == 2:
+        return HYBRID[0] if frees_after_forward else HYBRID[1]
+    return ShardingStrategy.FULL_SHARD if frees_after_forward else ShardingStrategy.SHARD_GRAD_OP
+
+
+def _require_rows_in_order(fabric: _C.Fabric, degrees: tuple[int, int, int]) -> None:
+    """Rank r of a shard group has the r-th rows: what Shard(0) of a DTensor means."""
+    ranks = range(fabric.size)
+    if any(_C.chunk(fabric.size, degrees, rank) != rank % degrees[2] for rank in ranks):
+        p, g, o = degrees
+        raise _C.InvalidArgument(
+            f"[fully_shard] with degrees of {p} (parameters), {g} (gradients) and {o} (optimizer) ranks do not hold "
+            f"rows in their order, which DTensors need; use degrees that are 1 or {o}, or FullyShardedDataParallel"
+        )
+    if [fabric.joined_rank(rank) for rank in ranks] != list(ranks):
+        raise _C.InvalidArgument(
+            "[fully_shard] the ranks of the mesh were not started host by host; give neighbouring ranks the same "
+            "host, as torchrun does"
+        )
+
+
+_meshes: dict[Any, DeviceMesh] = {}
+
+
+def _flat(mesh: DeviceMesh) -> DeviceMesh:
+    if mesh.ndim == 1:
+        return mesh
+    return _made(mesh, (mesh.size(),), None)
+
+
+def _mesh_of_degree(mesh: DeviceMesh, degree: int) -> DeviceMesh:
+    return _made(mesh, (mesh.size() // degree, degree), ("replicate", "shard"))
+
+
+def _made(mesh: DeviceMesh, shape: tuple[int, ...], names: tuple[str, ...] | None) -> DeviceMesh:
+    """The ranks of a mesh in another shape. Collective at the first call."""
+    ranks = mesh.mesh.flatten()
+    key = (dist.group.WORLD, tuple(ranks.tolist()), mesh.device_type, shape)
+    if key not in _meshes:
+        _meshes[key] = DeviceMesh(mesh.device_type, ranks.view(shape), mesh_dim_names=names)
+    return _meshes[key]

@@ -1,0 +1,191 @@
+"""One fully_shard call: a unit of the engine, and what happens around the forward of its modules.
+
+1. Before the forward: the outermost state of the model begins a step; inputs are cast; parameters are gathered.
+2. After it: outputs are watched for the beginning of the backward, parameters are freed as the lifetime says, outputs
+   are cast. Of a group of modules that happens at the last one, or at the end of the outermost forward.
+3. A forward that is recomputed in a backward only gathers: its end may never come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+
+from tesserae import _C
+from tesserae.fully_shard.parameters import Managed
+from tesserae.fully_shard.places import Places
+from tesserae.job import config
+from tesserae.job.fabrics import parallel_of, tensor_degree
+from tesserae.torch_compat.distributed import move_inputs
+from tesserae.torch_compat.fsdp2 import FSDPState, cast_tensors, forget_group, state_of
+
+
+class State(FSDPState):
+    """torch's state, found where torch looks for it, without torch's engine."""
+
+    modules: tuple[nn.Module, ...]
+    places: Places
+    parameters: list[Managed]
+    policy: MixedPrecisionPolicy
+    offloads: bool
+    keeps_as_root: bool  # reshard_after_forward was left open: the outermost state keeps its parameters
+    frees_after_forward: bool
+    frees_after_backward: bool
+    syncs: bool  # what the script says of the next backwards
+    all_reduces: bool
+    divisor: float | None
+    unit: _C.Unit | None
+    outermost: State  # the last call around this one so far
+    root: State | None
+    below: list[State]  # of a root: all states of its model, itself first
+    prepare: Callable[[State], None]
+
+    def begin(
+        self,
+        modules: tuple[nn.Module, ...],
+        places: Places,
+        parameters: list[Managed],
+        policy: MixedPrecisionPolicy,
+        offload_policy: OffloadPolicy,
+        reshard_after_forward: bool | int | None,
+    ) -> None:
+        self.modules, self.places, self.parameters, self.policy = modules, places, parameters, policy
+        self.offloads = isinstance(offload_policy, CPUOffloadPolicy)
+        self.keeps_as_root = reshard_after_forward is None
+        self.frees_after_forward = frees_after_forward(reshard_after_forward)
+        self.frees_after_backward = True
+        self.syncs = self.all_reduces = True
+        self.divisor, self.unit, self.root = None, None, None
+        self.outermost = self
+        self.below: list[State] = []
+        self._inside = False
+
+    def options(self) -> _C.Options:
+        settings = config.current()
+        return _C.Options(
+            strategy=self.places.strategy,
+            parameters=self.policy.param_dtype,
+            reduce=self.policy.reduce_dtype,
+            limit_all_gathers=2,
+            offload=self.offloads,
+            parameter_wire=settings.parameter_wire if settings is not None else "exact",
+            gradient_wire=settings.gradient_wire if settings is not None else "exact",
+            parallel=parallel_of(self.places.device) if tensor_degree() > 1 else None,
+            by_rows=True,
+        )
+
+    def apply_settings(self) -> None:
+        """What the script has set goes to the unit."""
+        if self.unit is None:
+            return
+        self.unit.set_lifetimes(
+            free_after_forward=self.frees_after_forward, free_after_backward=self.frees_after_backward
+        )
+        # Without replicas there is no all-reduce to leave out.
+        replicas = self.places.fabric.size > self.places.strategy.degrees[2]
+        self.unit.set_reduces_gradients(self.syncs and (self.all_reduces or not replicas))
+        if self.divisor is not None:
+            self.unit.set_gradient_divisor(self.divisor)
+
+    def prepared(self) -> _C.Unit:
+        """The unit; where there is none yet, the model below this state gets its engine."""
+        if self.unit is None:
+            self.prepare(self)
+        assert self.unit is not None
+        return self.unit
+
+    def show_shards(self) -> None:
+        """Modules have DTensors as entries, unless they compute."""
+        if self.unit is not None:
+            self.unit.show_shards()
+
+    # ---- hooks; torch's register_fsdp_forward_method calls them, too ----
+    @torch.compiler.disable
+    def _pre_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        unit = self.prepared()
+        if _C.in_backward():  # 3.
+            unit.enter_again()
+            return self._cast_inputs(args, kwargs)
+        # 1.
+        if not self._inside:
+            if self.root is self:
+                args, kwargs = self._begin_step(args, kwargs)
+            args, kwargs = self._cast_inputs(args, kwargs)
+            if unit.has_frozen:
+                unit.watch_inputs((args, kwargs))
+            unit.enter()
+            self._inside = True
+            return args, kwargs
+        return self._cast_inputs(args, kwargs)
+
+    @torch.compiler.disable
+    def _post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
+        unit = self.prepared()
+        if _C.in_backward():
+            unit.watch_outputs(output)
+            return self.cast_output(output)
+        # 2.
+        if self.root is self:
+            for state in reversed(self.below):
+                if state is not self and state._inside:
+                    state._leave(output)
+        self._leave(output)
+        return self.cast_output(output)
+
+    def _leave(self, output: Any) -> None:
+        self._inside = False
+        forget_group(self)
+        assert self.unit is not None
+        self.unit.finish(output)
+
+    def _begin_step(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        self.prepare(self)  # parameters that were replaced
+        for state in self.below:
+            if state._inside:
+                state.forget_step()
+        if self.places.device.type != "cpu":
+            return move_inputs(self.places.device, args, kwargs)
+        return args, kwargs
+
+    def forget_step(self) -> None:
+        """A forward or backward threw."""
+        self._inside = False
+        forget_group(self)
+        if self.unit is not None:
+            self.unit.forget_step()
+
+    def _cast_inputs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        dtype = self.policy.param_dtype
+        if dtype is None or not self.policy.cast_forward_inputs:
+            return args, kwargs
+        return cast_tensors(dtype, args), cast_tensors(dtype, kwargs)
+
+    def cast_output(self, output: Any) -> Any:
+        dtype = self.policy.output_dtype
+        return output if dtype is None else cast_tensors(dtype, output)
+
+
+def frees_after_forward(reshard_after_forward: bool | int | None) -> bool:
+    """An integer asks for a smaller group to gather from in the backward; here the whole group is asked."""
+    return reshard_after_forward is None or reshard_after_forward not in (False, 0, 1) or reshard_after_forward is True
+
+
+def ours(module: nn.Module) -> State | None:
+    """The state of a module that fully_shard of tesserae has sharded."""
+    state = state_of(module)
+    return state if isinstance(state, State) else None
+
+
+def states_below(modules: Iterable[nn.Module]) -> dict[State, str]:
+    """The states of `modules` and of what is below them, outermost first, with the path of their first module."""
+    found: dict[State, str] = {}
+    for module in modules:
+        for path, part in module.named_modules():
+            state = ours(part)
+            if state is not None:
+                found.setdefault(state, path)
+    return found

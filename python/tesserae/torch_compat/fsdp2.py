@@ -1,0 +1,141 @@
+"""FSDP2 without its engine: the state that torch hangs on a module, the module's new class, and DTensors made of what
+a rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
+from torch.distributed.tensor import DTensor, Placement
+
+from tesserae.torch_compat.checked import checked, require
+
+with checked():
+    from torch.distributed._composable_state import _insert_module_state
+    from torch.distributed.fsdp._fully_shard._fsdp_common import _cast_fp_tensor
+    from torch.distributed.fsdp._fully_shard._fsdp_init import (
+        _get_device_from_mesh,
+        _get_managed_modules,
+        _get_managed_states,
+        _move_states_to_device,
+    )
+    from torch.distributed.fsdp._fully_shard._fsdp_state import (
+        FSDPState,
+        _get_module_fsdp_state,
+        _register_group_forward_hooks,
+    )
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.utils import _apply_to_tensors, _get_root_modules
+
+require(torch_fully_shard, "__wrapped__", "state")
+require(TorchFSDPModule, "_get_fsdp_state", "_apply")
+
+__all__ = ["FSDPState", "TorchFSDPModule", "torch_fully_shard"]
+
+# What @contract wraps: the wrapper checks that names stay, and makes a state.
+function = torch_fully_shard.__wrapped__
+
+_classes: dict[tuple[type, type], type] = {}
+
+
+def state_of(module: nn.Module) -> FSDPState | None:
+    """The state of the fully_shard call that the module was an argument of."""
+    return _get_module_fsdp_state(module)
+
+
+def new_state(module: nn.Module, cls: type[FSDPState]) -> Any:
+    """The state that @contract has made for the call that runs, as one of `cls`."""
+    state = torch_fully_shard.state(module)
+    state.__class__ = cls
+    return state
+
+
+def root_modules(module: nn.Module | Iterable[nn.Module]) -> tuple[nn.Module, ...]:
+    return (module,) if isinstance(module, nn.Module) else tuple(_get_root_modules(list(module)))
+
+
+def managed_modules(modules: tuple[nn.Module, ...], ignored: set[nn.Parameter] | None) -> list[nn.Module]:
+    """The modules below, without what a fully_shard call further in has, and what another composable API has."""
+    return _get_managed_modules(modules, ignored)
+
+
+def move_states(modules: list[nn.Module], ignored: set[nn.Parameter] | None, device: torch.device) -> None:
+    """Moves parameters and buffers to where ranks compute; refuses parameters without dimensions."""
+    parameters, buffers = _get_managed_states(modules, ignored)
+    _move_states_to_device(parameters, buffers, device)
+
+
+def device_of(mesh: DeviceMesh) -> torch.device:
+    return _get_device_from_mesh(mesh)
+
+
+def add_hooks(state: Any, modules: tuple[nn.Module, ...], before: Callable, after: Callable) -> None:
+    """`before` and `after` around the forward of the modules: of a group at its first and its last."""
+    for module in modules:
+        _insert_module_state(module, state)
+    if len(modules) == 1:
+        modules[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        modules[0].register_forward_hook(after, prepend=False)
+    else:
+        state._modules_to_run_forward = set()
+        arguments = (modules, before, after, state._modules_to_run_forward, state.cast_output)
+        _register_group_forward_hooks(*arguments)
+
+
+def forget_group(state: FSDPState) -> None:
+    """The next module of a group that runs is its first again."""
+    state._modules_to_run_forward.clear()
+
+
+def mark_for_compiler(modules: Iterable[nn.Module]) -> None:
+    """torch.compile treats their parameters as those of FSDP."""
+    for module in modules:
+        module._is_fsdp_managed_module = True
+        module._fsdp_use_orig_params = True
+
+
+def before_state_dicts(modules: Iterable[nn.Module], call: Callable[[], None]) -> None:
+    """`call` runs before the modules' entries are saved or loaded."""
+    for module in modules:
+        module.register_state_dict_pre_hook(lambda *_: call())
+        module.register_load_state_dict_pre_hook(lambda *_: call())
+
+
+def change_class(module: nn.Module, first: type) -> None:
+    """The module's class derives from `first`, and then from what it was."""
+    was = type(module)
+    key = (was, first)
+    if key not in _classes:
+        _classes[key] = type(f"FSDP{was.__name__}", (first, was), {"__deepcopy__": _no_deepcopy})
+    module.__class__ = _classes[key]
+
+
+def _no_deepcopy(*args: Any, **kwargs: Any) -> None:
+    raise AssertionError("FSDP does not support deepcopy. Please use state dict for serialization.")
+
+
+def cast_tensors(dtype: torch.dtype, value: Any) -> Any:
+    """Floating point tensors, wherever they are in what a forward takes or returns, in that dtype."""
+    return _apply_to_tensors(lambda tensor: _cast_fp_tensor(dtype, tensor), value)
+
+
+def dtensor(
+    local: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...], like: torch.Tensor, requires_grad: bool
+) -> DTensor:
+    """The DTensor of `like`'s shape whose part on this rank is `local`: no copy, no check, no communication."""
+    meta = TensorMeta(like.size(), like.stride(), local.dtype)
+    return DTensor(local, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=requires_grad)
+
+
+def local_of(parameter: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a DTensor: the tensor itself."""
+    return parameter._local_tensor
+
+
+def set_local(parameter: torch.Tensor, local: torch.Tensor) -> None:
+    parameter._local_tensor = local
