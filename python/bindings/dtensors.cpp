@@ -53,6 +53,7 @@ class UserDTensor final : public shard::UserTensor {
   void show_gradient(const at::Tensor& gradient) override {
     at::Tensor& now = parameter().mutable_grad();
     if (!gradient.defined()) {
+      if (shown_.defined()) let_go();
       now = gradient;
     } else if (now.defined() && now.is_same(gradient_) && shown_.is_same(gradient)) {
       return;
@@ -69,12 +70,27 @@ class UserDTensor final : public shard::UserTensor {
   const at::Tensor& parameter() const { return unpacked(python_->parameter); }
   static py::object local_of(const py::object& tensor) { return tensor.attr(local_name); }
 
+  // Nobody but this object and the parameter has the gradient that was made.
+  bool is_ours() const {
+    return python_->gradient && Py_REFCNT(python_->gradient.ptr()) == 1 &&
+           gradient_.use_count() <= 2 + (parameter().grad().is_same(gradient_) ? 1 : 0);
+  }
+
+  // The engine may give its memory back.
+  void let_go() {
+    const py::gil_scoped_acquire acquire;
+    if (is_ours()) {
+      local_gradient_.set_data(local_gradient_.narrow(0, 0, 0).clone());
+    } else {
+      python_->gradient = py::object();
+      gradient_ = local_gradient_ = at::Tensor();
+    }
+    shown_ = at::Tensor();
+  }
+
   void show_anew(const at::Tensor& gradient) {
     const py::gil_scoped_acquire acquire;
-    // This object and the parameter hold it, nobody else.
-    const bool ours = python_->gradient && Py_REFCNT(python_->gradient.ptr()) == 1 &&
-                      gradient_.use_count() <= 2 + (parameter().grad().is_same(gradient_) ? 1 : 0);
-    if (ours) {
+    if (is_ours()) {
       local_gradient_.set_data(gradient);
       return;
     }
