@@ -7,6 +7,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+
 #include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
 #include "tesserae/shard/agreement.h"
@@ -56,7 +58,8 @@ class PythonReduction final : public shard::StepObserver {
 Unit::Unit(std::shared_ptr<comm::Fabric> fabric, shard::Options options, const std::vector<Parameter>& parameters) {
   std::vector<shard::NamedParameter> named;
   for (const auto& parameter : parameters) {
-    named.push_back({parameter.names, parameter.compute, parameter.split, parameter.whole, parameter.local});
+    named.push_back(
+        {parameter.names, parameter.compute, parameter.split, parameter.whole, parameter.local, parameter.dim});
   }
   shard::UnitSpec spec{"", -1, this, shard::group_parameters(named, options.cut_by)};
   for (const auto& flat : spec.flats) {
@@ -234,6 +237,14 @@ void Unit::watch_outputs(const py::handle& output) {
   for_each_tensor(output, [this](const at::Tensor& tensor) { sharded().on_output(tensor); });
 }
 
+void Unit::add_gradient(int number, const at::Tensor& gradient) {
+  for (size_t i = 0; i < flats_.size(); ++i) {
+    const auto found = std::ranges::find(flats_[i], number);
+    if (found == flats_[i].end()) continue;
+    engine().on_gradient(*sharded().buffers()[i], static_cast<int>(found - flats_[i].begin()), gradient);
+  }
+}
+
 void Unit::watch_inputs(const py::handle& input) {
   for_each_tensor(input, [this](const at::Tensor& tensor) { sharded().on_input(tensor); });
 }
@@ -271,20 +282,21 @@ void bind_unit(py::module_& module) {
       .def(py::init([](std::shared_ptr<comm::Fabric> fabric, Options options,
                        const std::vector<std::vector<std::string>>& names, const std::vector<at::Tensor>& compute,
                        const std::vector<std::pair<mesh::Split, std::vector<int64_t>>>& splits,
-                       const std::vector<at::Tensor>& local) {
+                       const std::vector<at::Tensor>& local, const std::vector<int>& dims) {
              std::vector<Unit::Parameter> parameters;
              for (size_t i = 0; i < compute.size(); ++i) {
                parameters.push_back({names[i], compute[i]});
                if (i < splits.size()) std::tie(parameters.back().split, parameters.back().whole) = splits[i];
                if (i < local.size()) parameters.back().local = local[i];
+               if (i < dims.size()) parameters.back().dim = dims[i];
              }
              return std::make_unique<Unit>(std::move(fabric), std::move(options), parameters);
            }),
            py::arg("fabric"), py::arg("options"), py::arg("names"), py::arg("compute"),
            py::arg("splits") = std::vector<std::pair<mesh::Split, std::vector<int64_t>>>(),
-           py::arg("local") = std::vector<at::Tensor>(), without_gil,
+           py::arg("local") = std::vector<at::Tensor>(), py::arg("dims") = std::vector<int>(), without_gil,
            "`splits`: for each parameter how it is cut, and the shape of the whole; {}: all are whole. `local`: for "
-           "each parameter, which then has only a shape, the rows that this rank holds.")
+           "each parameter, which then has only a shape, the rows that this rank holds. `dims`: of which dimension.")
       .def_property_readonly("flats", &Unit::flats,
                              "For each flat buffer, which of the constructor's parameters are in it, by slot.")
       .def_property_readonly("has_frozen", &Unit::has_frozen)
@@ -349,6 +361,8 @@ void bind_unit(py::module_& module) {
       .def("cancel", &Unit::cancel)
       .def("finish", &Unit::finish, py::arg("output"))
       .def("watch_outputs", &Unit::watch_outputs, py::arg("outputs"))
+      .def("add_gradient", &Unit::add_gradient, py::arg("number"), py::arg("gradient"), without_gil,
+           "In a backward: a gradient of the parameter of that number, which autograd has left elsewhere.")
       .def("watch_inputs", &Unit::watch_inputs, py::arg("inputs"))
       .def(
           "set_boundary", [](Unit& unit, bool boundary) { unit.engine().set_boundary(boundary); }, py::arg("boundary"))

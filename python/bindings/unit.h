@@ -29,6 +29,7 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
     mesh::Split split = {};           ///< which part of a larger tensor it is
     std::vector<int64_t> whole = {};  ///< the shape of that tensor; {}: it is whole
     at::Tensor local = {};            ///< shard::NamedParameter::local
+    int dim = 0;                      ///< shard::Slot::dim
   };
   /// An entry of a module that shows the compute parameter inside the unit's forward and backward, the shard outside.
   struct Entry {
@@ -92,6 +93,9 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   void watch_outputs(const py::handle& output);
   /// Watches where the backward of the unit ends; needed if it has frozen parameters. `input`: as finish's output.
   void watch_inputs(const py::handle& input);
+  /// A gradient of the constructor's parameter of that number which autograd does not find by itself: part of a
+  /// backward.
+  void add_gradient(int number, const at::Tensor& gradient);
   bool has_frozen() const { return has_frozen_; }
 
  private:

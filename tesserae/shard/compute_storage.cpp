@@ -45,13 +45,9 @@ ComputeStorage::ComputeStorage(const Flat& flat, c10::Device device, const std::
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Slot& slot = flat.slots()[i];
     at::Tensor view = at::empty({0}, options);
-    std::vector<int64_t> strides(slot.shape.size());
-    int64_t stride = 1;
-    for (size_t d = slot.shape.size(); d-- > 0;) {
-      strides[d] = stride;
-      stride *= slot.shape[d];
-    }
-    view.set_(storage_, slot.begin, slot.shape, strides);
+    // Of a tensor that has this storage for itself.
+    const at::Tensor like = slot.shaped(at::empty({slot.elements}, options.device(c10::kMeta)));
+    view.set_(storage_, slot.begin, like.sizes(), like.strides());
     move_from_meta(parameters[i], device);
     parameters[i].set_data(view);
   }

@@ -98,7 +98,8 @@ std::vector<FlatSpec> group_parameters(const std::vector<NamedParameter>& parame
                           [](const NamedParameter* named) { return named->parameter.dim() >= 2; });
     FlatSpec flat{{}, {}, {}, key.second, !key.first};
     for (const NamedParameter* named : members) {
-      flat.slots.push_back({named->names, named->parameter.sizes().vec(), 0, 0, named->split, named->whole});
+      flat.slots.push_back(
+          {named->names, named->parameter.sizes().vec(), 0, 0, named->split, named->whole, named->dim});
       flat.parameters.push_back(named->parameter);
       if (cut_by == CutBy::rows) flat.local.push_back(named->local);
     }

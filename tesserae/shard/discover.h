@@ -41,6 +41,7 @@ struct NamedParameter {
   std::vector<int64_t> whole = {};  ///< shape of that tensor; {}: the parameter is whole
   /// The values of what this rank holds, where `parameter` has none but its shape. By rows only.
   at::Tensor local = {};
+  int dim = 0;  ///< Slot::dim
 };
 
 /// Sorts a unit's parameters into flat buffers: one for each (requires_grad, dtype), in it matrices before vectors; by

@@ -19,6 +19,26 @@ mesh::Layout layout_of(bool trainable, const mesh::Layout& layout, CutBy cut_by)
 
 }  // namespace
 
+int64_t Slot::row() const {
+  int64_t elements = 1;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (static_cast<int>(d) != dim) elements *= shape[d];
+  }
+  return std::max<int64_t>(elements, 1);
+}
+
+at::Tensor Slot::shaped(const at::Tensor& elements) const {
+  if (dim == 0 && elements.numel() == this->elements) return elements.view(shape);
+  std::vector<int64_t> stored = shape;
+  stored.erase(stored.begin() + dim);
+  stored.insert(stored.begin(), elements.numel() / row());
+  return elements.view(stored).movedim(0, dim);
+}
+
+at::Tensor Slot::flattened(const at::Tensor& rows) const {
+  return dim == 0 ? rows.reshape({-1}) : rows.movedim(dim, 0).reshape({-1});
+}
+
 Flat::Flat(std::string unit, std::vector<Slot> parameters, Dtypes dtypes, bool trainable, const mesh::Layout& layout,
            int rank, CutBy cut_by)
     : unit_(std::move(unit)),
@@ -38,21 +58,13 @@ Flat::Flat(std::string unit, std::vector<Slot> parameters, Dtypes dtypes, bool t
     elements_ = checked_add(begin, slot.elements);
     parameters_ += slot.elements;
   }
-  if (cut_by_ == CutBy::rows)
-    alignment_ = std::max<int64_t>(slots_.at(0).elements / std::max<int64_t>(slots_[0].shape.at(0), 1), 1);
+  if (cut_by_ == CutBy::rows) alignment_ = slots_.at(0).row();
   chunk_ = layout_.chunk_elements(elements_, alignment_);
   if (total() > elements_) gaps_.push_back({elements_, total()});
 }
 
 Flat Flat::with(const mesh::Layout& layout) const {
   return {unit_, slots_, dtypes_, trainable_, layout, rank_, cut_by_};
-}
-
-std::vector<int64_t> Flat::local_shape(int64_t elements) const {
-  if (cut_by_ == CutBy::elements) return {elements};
-  std::vector<int64_t> shape = slots_.front().shape;
-  shape.front() = elements / alignment_;
-  return shape;
 }
 
 void Flat::rename(const std::string& prefix) {

@@ -23,7 +23,12 @@ struct Slot {
   int64_t elements = 0;
   mesh::Splits split = {};
   std::vector<int64_t> whole = {};  ///< shape of the whole tensor; given as {}: `shape`
+  int dim = 0;                      ///< whose rows are cut (CutBy::rows); in memory it is the outermost
   int64_t end() const { return begin + elements; }
+  int64_t row() const;  ///< elements for each index of `dim`
+  /// Whole rows, one after the other in memory, in the order of dimensions that users know; and the reverse.
+  at::Tensor shaped(const at::Tensor& elements) const;
+  at::Tensor flattened(const at::Tensor& rows) const;
 };
 
 /// A flat buffer: the parameters of one unit that share dtype and requires_grad, one after the other. A description, no
@@ -76,8 +81,6 @@ class Flat {
   const mesh::Layout& layout() const { return layout_; }
   int rank() const { return rank_; }
 
-  /// The shape in which a user sees `elements` of what this rank holds of a slot: whole rows, or one dimension.
-  std::vector<int64_t> local_shape(int64_t elements) const;
   /// What of the slots lies in `range`, relative to its begin.
   std::vector<Slice> slices(const mesh::Range& range) const;
   /// The elements that belong to no slot, as ranges of the whole buffer.

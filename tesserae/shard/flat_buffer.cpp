@@ -29,8 +29,8 @@ void copy_part(const Slot& slot, const at::Tensor& values, const mesh::Range& ra
 }
 
 // This rank's rows are there already. A piece of more than these is refreshed before the first step.
-void take_local(const at::Tensor& local, const at::Tensor& master) {
-  if (local.numel() > 0) master.narrow(0, 0, local.numel()).copy_(local.reshape({-1}));
+void take_local(const Slot& slot, const at::Tensor& local, const at::Tensor& master) {
+  if (local.numel() > 0) master.narrow(0, 0, local.numel()).copy_(slot.flattened(local));
 }
 
 }  // namespace
@@ -44,7 +44,7 @@ FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), t
   // Padding must be finite: it travels with the rest.
   const at::Tensor master = new_local(context, *flat_, dtypes.master).zero_();
   const at::Tensor piece = piece_for(context, *flat_, master);
-  for (const at::Tensor& local : spec.local) take_local(local, master);
+  for (const at::Tensor& local : spec.local) take_local(flat_->slots().front(), local, master);
   for (size_t i = spec.local.size(); i < tensors_.size(); ++i) {
     const Slot& slot = flat_->slots()[i];
     const at::Tensor values = initial_values(sharding, slot, tensors_[i], dtypes.master);

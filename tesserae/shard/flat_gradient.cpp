@@ -57,7 +57,7 @@ void FlatGradient::take_buffer() {
   views->piece = views->whole.narrow(0, range.begin, range.size());
   views->chunk = views->whole.narrow(0, chunk.begin, chunk.size());
   for (const auto& slot : flat_.slots()) {
-    views->slots.push_back(views->whole.narrow(0, slot.begin, slot.elements).view(slot.shape));
+    views->slots.push_back(slot.shaped(views->whole.narrow(0, slot.begin, slot.elements)));
   }
   for (const auto& gap : flat_.gaps()) views->gaps.push_back(views->whole.narrow(0, gap.begin, gap.size()));
   views_ = std::move(views);

@@ -36,7 +36,7 @@ at::Tensor initial_values(const Sharding& sharding, const Slot& slot, const at::
   } else {
     values = parameter.detach().to(sharding.device).contiguous();
   }
-  values = values.view({-1});
+  values = slot.flattened(values);
   comm::MeshFabric& mesh = *sharding.mesh;
   const bool repeated = slot.split.along(mesh::Axis::tensor).whole() && mesh.degree(mesh::axes::tensor) > 1;
   if (options.sync_module_states && (repeated || sharding.fabric->size() > 1)) {

@@ -34,7 +34,12 @@ LocalParameters::LocalParameters(const Flat& flat, FlatParameter& values, FlatGr
 }
 
 at::Tensor LocalParameters::part_of(const at::Tensor& local, const Entry& entry) const {
-  return elements_of(local, entry.range).view(flat_.local_shape(entry.range.size()));
+  const at::Tensor part = elements_of(local, entry.range);
+  return flat_.cut_by() == CutBy::rows ? flat_.slots().front().shaped(part) : part;
+}
+
+at::Tensor LocalParameters::elements_in(const at::Tensor& users) const {
+  return flat_.cut_by() == CutBy::rows ? flat_.slots().front().flattened(users) : users.reshape({-1});
 }
 
 void LocalParameters::show_values() {
@@ -66,7 +71,7 @@ void LocalParameters::take_values() {
               "the engine. Change whole parameters inside summon_full_params, their size or dtype before FSDP"));
     }
     if (entry.range.empty() || parameter.const_data_ptr() == base + entry.range.begin * element) continue;
-    elements_of(local, entry.range).copy_(parameter.detach().reshape({-1}));
+    elements_of(local, entry.range).copy_(elements_in(parameter.detach()));
     entry.parameter->show(part_of(local, entry));
   }
 }
@@ -101,7 +106,7 @@ void LocalParameters::take_gradients(Shard& shard) {
     if (!theirs.defined()) {
       mine.zero_();
     } else if (theirs.const_data_ptr() != mine.const_data_ptr()) {
-      mine.copy_(theirs.reshape({-1}));
+      mine.copy_(elements_in(theirs));
     }
   }
 }
@@ -134,14 +139,14 @@ at::Tensor LocalParameters::join(const std::vector<at::Tensor>& slices, c10::Sca
                             cat("a tensor of ", slices[i].numel(), " elements for parameter ", i, " of unit \"",
                                 flat_.unit(), "\", of which this rank has ", range.size(), " elements"));
     }
-    elements_of(local, range).copy_(slices[i].reshape({-1}));
+    elements_of(local, range).copy_(elements_in(slices[i]));
   }
   return local;
 }
 
 std::vector<at::Tensor> LocalParameters::split(const at::Tensor& local) const {
   std::vector<at::Tensor> slices;
-  for (const auto& entry : entries_) slices.push_back(elements_of(local, entry.range));
+  for (const auto& entry : entries_) slices.push_back(part_of(local, entry));
   return slices;
 }
 

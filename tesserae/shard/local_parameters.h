@@ -13,7 +13,7 @@ namespace tesserae::shard {
 
 /// Tensors of the user, one or several to a flat buffer, that show what this rank holds of it between steps, so that
 /// any optimizer made for plain parameters can update a shard: the values are slices of the master, and
-/// `.grad` of each is the slice of Shard::grad; both in Flat::local_shape.
+/// `.grad` of each is the slice of Shard::grad; by rows both have the parameter's dimensions.
 ///
 /// The user owns the tensors and does with `.grad` whatever they like. How that meets the engine:
 ///  1. take_gradients(), before a reduction adds to Shard::grad: a `.grad` that was set to nothing counts as zero, one
@@ -55,6 +55,7 @@ class LocalParameters {
     mesh::Range range;  ///< in FlatParameter::local()
   };
   bool has_gradient(const Entry& entry) const;
+  at::Tensor elements_in(const at::Tensor& users) const;
   at::Tensor part_of(const at::Tensor& local, const Entry& entry) const;
 
   const Flat& flat_;

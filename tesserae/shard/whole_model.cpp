@@ -20,7 +20,7 @@ void visit_parameters(Engine& engine, const std::function<void(const std::string
     const at::Tensor whole = parameter.whole_values(parameter.local());
     ++buffer->unit().context().statistics().allocations;
     for (const Slot& slot : buffer->flat().slots()) {
-      const at::Tensor tensor = whole.narrow(0, slot.begin, slot.elements).view(slot.shape);
+      const at::Tensor tensor = slot.shaped(whole.narrow(0, slot.begin, slot.elements));
       for (const auto& name : slot.names) visit(name, tensor);
     }
     if (!writeback) continue;

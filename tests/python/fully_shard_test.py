@@ -268,7 +268,7 @@ def loads(rank: int, world_size: int) -> None:
             model = make_model()
         shard_all(model)
         assert all(p.is_meta and isinstance(p, DTensor) for p in model.parameters())
-        with pytest.raises(tsm.InvalidArgument, match=r"meta device.*to_empty"):
+        with pytest.raises(tsm.InvalidArgument, match=r"(?s)meta device.*to_empty"):
             model(batch(0))
         model.to_empty(device="cpu")
         own = model.state_dict()
@@ -411,7 +411,62 @@ def test_frozen_parameters() -> None:
     run_ranks(frozen, 2)
 
 
+def cuts_columns(rank: int, world_size: int) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 6), nn.Linear(6, WIDTH))
+        model.insert(0, nn.Linear(WIDTH, 8))
+        return fully_shard(model, shard_placement_fn=lambda p: Shard(p.ndim - 1) if p.shape[-1] % 2 == 0 else None)
+
+    both(lambda: train(make))
+
+
+def test_shards_of_another_dimension() -> None:
+    run_ranks(cuts_columns, 2)
+
+
+def splits_layers(rank: int, world_size: int, hybrid: bool) -> None:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (1, 2, 2) if hybrid else (2, 2), mesh_dim_names=("pp", "dp", "tp")[1 - hybrid :])
+
+    def make() -> nn.Module:
+        model = make_model()
+        for i in range(3):
+            parallelize_module(model[i], mesh["tp"], {"wide": ColwiseParallel(), "narrow": RowwiseParallel()})
+        return shard_all(model, mesh=mesh["dp"])
+
+    def run() -> Seen:
+        model = make()
+        adam = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+        seen = Seen()
+        for step in range(3):
+            generator = torch.Generator().manual_seed(10 * step + mesh["dp"].get_local_rank())
+            loss = model(torch.randn(4, WIDTH, generator=generator)).square().mean()
+            loss.backward()
+            look(seen, model, None, f"step {step}:")
+            adam.step()
+            adam.zero_grad()
+            seen.losses.append(loss.item())
+        return seen
+
+    both(run, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_tensor_parallel_layers_of_torch(hybrid: bool) -> None:
+    run_ranks(splits_layers, 4, hybrid)
+
+
 # ---- what is said ----
+class Borrower(nn.Module):
+    """Has a parameter of another module."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+
 def refuses(rank: int, world_size: int) -> None:
     with ours():
         model = shard_all(make_model())
@@ -423,8 +478,11 @@ def refuses(rank: int, world_size: int) -> None:
             scalar = nn.Linear(2, 2)
             scalar.factor = nn.Parameter(torch.tensor(1.0))
             fully_shard(scalar)
-        with pytest.raises(tsm.InvalidArgument, match=r"Shard\(dim=1\).*rows"):
-            fully_shard(nn.Linear(4, 4), shard_placement_fn=lambda parameter: Shard(parameter.ndim - 1 or 1))
+        with pytest.raises(NotImplementedError, match="uneven sharding on dim 1"):
+            fully_shard(nn.Linear(5, 4, bias=False), shard_placement_fn=lambda parameter: Shard(1))
+        with pytest.raises(tsm.InvalidArgument, match="it was sharded before"):
+            again = fully_shard(nn.Linear(4, 4))
+            fully_shard(nn.Sequential(Borrower(again.weight)))
         with pytest.raises(ValueError, match="factor of 2"):
             fully_shard(nn.Linear(4, 4), reshard_after_forward=3)
         with pytest.raises(ValueError, match="containers"):

@@ -40,7 +40,7 @@ def connect(
 
 
 def _group_and_degree(process_group: Any, mesh: Any) -> tuple[dist.ProcessGroup | None, int | None, list[int] | None]:
-    """(group of all ranks, degree that the groups ask for, ranks with which this one shards); the last two for
+    """(all ranks that train, degree that the groups ask for, ranks with which this one shards); the last two for
     hybrids."""
     if mesh is not None:
         if process_group is not None:
@@ -51,12 +51,7 @@ def _group_and_degree(process_group: Any, mesh: Any) -> tuple[dist.ProcessGroup 
             raise _C.InvalidArgument(
                 f"[FSDP] a device mesh of {mesh.ndim} dimensions; 1 (shard) or 2 (replicate, shard)"
             )
-        if mesh.size() != dist.get_world_size():
-            raise _C.InvalidArgument(
-                f"[FSDP] the device mesh has {mesh.size()} ranks and the job {dist.get_world_size()}: a "
-                "two-dimensional mesh must cover the job"
-            )
-        return None, mesh.size(1), dist.get_process_group_ranks(mesh.get_group(1))
+        return _group_of(mesh), mesh.size(1), dist.get_process_group_ranks(mesh.get_group(1))
     if isinstance(process_group, (tuple, list)):
         shard, replicate = process_group
         if shard.size() * replicate.size() != dist.get_world_size():
@@ -66,6 +61,20 @@ def _group_and_degree(process_group: Any, mesh: Any) -> tuple[dist.ProcessGroup 
             )
         return None, shard.size(), dist.get_process_group_ranks(shard)
     return process_group, None, None
+
+
+_groups: dict[Any, dist.ProcessGroup] = {}
+
+
+def _group_of(mesh: Any) -> dist.ProcessGroup | None:
+    """All ranks of a mesh; None: those of the job."""
+    if mesh.size() == dist.get_world_size():
+        return None
+    ranks = sorted(mesh.mesh.flatten().tolist())
+    key = (dist.group.WORLD, tuple(ranks))
+    if key not in _groups:
+        _groups[key] = dist.new_group(ranks, use_local_synchronization=True)
+    return _groups[key]
 
 
 def groups_of(process_group: Any, mesh: Any) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:

@@ -42,6 +42,7 @@ def _build(root: State) -> None:
     if root.keeps_as_root:
         root.frees_after_forward = False
     _require_no_duplicates(paths)
+    _require_values(root)
     # 2.
     for state in paths:
         _make_unit(state)
@@ -64,7 +65,10 @@ def _make_unit(state: State) -> None:
     values = [faces.local_values(managed) for managed in state.parameters]
     compute = [faces.make_compute(managed) for managed in state.parameters]
     names = faces.names_in(state.modules[0], state.parameters)
-    state.unit = _C.Unit(state.places.fabric, state.options(), names, compute, local=values)
+    dims = [managed.placement.dim for managed in state.parameters]
+    state.unit = _C.Unit(state.places.fabric, state.options(), names, compute, local=values, dims=dims)
+    for number, managed in enumerate(state.parameters):
+        faces.show_split(managed, state.unit, number)
     _show(state)
 
 
@@ -72,7 +76,7 @@ def _show(state: State) -> None:
     unit = state.unit
     assert unit is not None
     by_buffer = [[state.parameters[number].parameter for number in numbers] for numbers in unit.flats]
-    unit.show_dtensors(by_buffer, faces.gradient_maker(state.places.mesh))
+    unit.show_dtensors(by_buffer, faces.make_gradient)
     unit.set_entries(faces.entries_of(state.parameters), while_gathered=True)
 
 
@@ -86,6 +90,16 @@ def _take_over(state: State) -> None:
             replaced = True
     if replaced:
         _show(state)
+
+
+def _require_values(root: State) -> None:
+    empty = [name for name, parameter in root.modules[0].named_parameters() if faces.is_empty(parameter)]
+    if empty:
+        raise _C.InvalidArgument(
+            "[fully_shard] FSDP parameters should be materialized from meta device before training, but the following "
+            f"were still on meta device: {empty}\nFor example, call module.to_empty(device) to materialize to device "
+            "and call module.reset_parameters() on each module to initialize values."
+        )
 
 
 def _require_no_duplicates(paths: dict[State, str]) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from tesserae import _C
 from tesserae.fsdp.parameters import Entry, owner_of
 from tesserae.fully_shard.places import Places
-from tesserae.torch_compat.fsdp2 import dtensor, local_of
+from tesserae.fully_shard.split import Split
+from tesserae.torch_compat.fsdp2 import dtensor, local_of, with_axis
 from tesserae.torch_compat.modules import own_parameters
 
 PlacementFn = Callable[[nn.Parameter], Any]
@@ -31,10 +31,13 @@ class Managed:
     """One parameter, under all names that it has in the modules of the call (tied parameters have several)."""
 
     parameter: nn.Parameter  # a DTensor
-    placements: tuple[Placement, ...]
+    placement: Shard  # of the shards
     origin: object  # the same for what was one parameter before
+    shape: torch.Size  # of what the ranks of the mesh share out: less than the parameter's where that was split before
+    split: Split | None = None
     entries: list[tuple[nn.Module, str]] = field(default_factory=list)
-    compute: nn.Parameter | None = None  # while there is an engine
+    compute: nn.Parameter | None = None  # what the engine gathers, while there is one
+    shown: nn.Parameter | None = None  # what modules compute with: the same, or a DTensor of it
 
     @property
     def name(self) -> str:
@@ -62,32 +65,30 @@ def _shard(
     placement_of: PlacementFn | None,
 ) -> Managed:
     name = f"{type(entries[0][0]).__name__}.{entries[0][1]}"
-    if isinstance(parameter, DTensor):
-        raise _C.InvalidArgument(
-            f"[fully_shard] parameter {name} is a DTensor already, of mesh {parameter.device_mesh}: it was sharded "
-            "before, or split by parallelize_module. Split layers by tsm.transform "
-            '({"tensor_parallel_degree": T} in tsm.init) instead'
-        )
     if not parameter.is_contiguous():
         raise NotImplementedError(
             f"FSDP does not support non-contiguous parameters yet: {parameter.shape=} {parameter.stride()=}"
         )
-    placement = _placement(name, parameter, placement_of)
-    placements = places.placements(placement)
+    split = Split.of(name, parameter, places.mesh)
+    whole = local_of(parameter) if split is not None else parameter.detach()
     degree = places.strategy.degrees[2]
-    rows = parameter.detach().chunk(degree) if degree > 1 else (parameter.detach(),)
+    placement = _placement(name, whole, placement_of(parameter) if placement_of is not None else None, degree)
+    mesh, placements = places.mesh, places.placements(placement)
+    if split is not None:
+        mesh, placements = with_axis(mesh, placements, parameter)
+    rows = whole.chunk(degree, placement.dim)
     index = places.fabric.rank % degree
-    local = rows[index].clone() if index < len(rows) else parameter.detach()[:0].clone()
+    local = rows[index] if index < len(rows) else whole.narrow(placement.dim, 0, 0)
     sharded = nn.Parameter(
-        dtensor(local, places.mesh, placements, parameter, requires_grad=False), requires_grad=parameter.requires_grad
+        dtensor(local.clone(), mesh, placements, parameter, requires_grad=False), requires_grad=parameter.requires_grad
     )
     for module, entry in entries:
         setattr(module, entry, sharded)
-    return Managed(sharded, placements, parameter.__dict__.setdefault(_ORIGIN, object()), entries)
+    origin = parameter.__dict__.setdefault(_ORIGIN, object())
+    return Managed(sharded, placement, origin, whole.shape, split, entries)
 
 
-def _placement(name: str, parameter: nn.Parameter, placement_of: PlacementFn | None) -> Shard:
-    asked = placement_of(parameter) if placement_of is not None else None
+def _placement(name: str, whole: torch.Tensor, asked: Any, degree: int) -> Shard:
     if asked is None:
         return Shard(0)
     if not isinstance(asked, Shard):
@@ -95,38 +96,45 @@ def _placement(name: str, parameter: nn.Parameter, placement_of: PlacementFn | N
             f"[fully_shard] shard_placement_fn returned {asked!r} for parameter {name}; tesserae shards all "
             "parameters of a call over one mesh: return a Shard or None"
         )
-    dim = asked.dim + parameter.ndim if asked.dim < 0 else asked.dim
-    if dim != 0:
-        raise _C.InvalidArgument(
-            f"[fully_shard] shard_placement_fn returned {asked!r} for parameter {name} of shape "
-            f"{list(parameter.shape)}: tesserae cuts rows, Shard(0); leave it out, or call tsm.uninstall()"
+    dim = asked.dim + whole.ndim if asked.dim < 0 else asked.dim
+    if not 0 <= dim < whole.ndim:
+        raise AssertionError(f"Shard dim {dim} is invalid for {whole.ndim}D tensor: {whole.shape}")
+    if dim > 0 and whole.size(dim) % degree != 0:
+        raise NotImplementedError(
+            f"FSDP does not support uneven sharding on dim {dim}: {whole.size()} (world size: {degree})"
         )
-    return Shard(0)
+    return Shard(dim)
 
 
 def make_compute(managed: Managed) -> nn.Parameter:
-    """What the module will compute with; it has only a shape until the engine has it."""
+    """What the engine will gather; it has only a shape until then."""
     parameter = managed.parameter
-    compute = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-    managed.compute = nn.Parameter(compute, requires_grad=parameter.requires_grad)
+    compute = torch.empty(managed.shape, dtype=parameter.dtype, device="meta")
+    managed.compute = managed.shown = nn.Parameter(compute, requires_grad=parameter.requires_grad)
     return managed.compute
 
 
+def show_split(managed: Managed, unit: _C.Unit, number: int) -> None:
+    """Once the engine has the compute parameter: modules see what the mesh of a split parameter makes of it."""
+    if managed.split is not None:
+        assert managed.compute is not None
+        managed.shown = managed.split.make(managed.compute, managed.parameter, unit, number)
+
+
+def is_empty(parameter: torch.Tensor) -> bool:
+    """A sharded parameter on the meta device: it has no values yet."""
+    return isinstance(parameter, DTensor) and local_of(parameter).is_meta
+
+
 def local_values(managed: Managed) -> torch.Tensor:
-    """This rank's rows. Raises InvalidArgument if they are on the meta device."""
-    local = local_of(managed.parameter)
-    if local.is_meta:
-        raise _C.InvalidArgument(
-            f"[fully_shard] parameter {managed.name} is on the meta device: call to_empty(device=...) on the model and "
-            "give parameters values before the first forward"
-        )
-    return local.detach()
+    """This rank's rows."""
+    return local_of(managed.parameter).detach()
 
 
 def entries_of(parameters: list[Managed]) -> list[Entry]:
     """What to swap at the borders of a forward."""
     return [
-        (owner_of(module), name, managed.compute, managed.parameter)
+        (owner_of(module), name, managed.shown, managed.parameter)
         for managed in parameters
         for module, name in managed.entries
     ]
@@ -139,7 +147,7 @@ def find_replaced(managed: Managed) -> bool:
     """
     module, name = managed.entries[0]
     now = own_parameters(module).get(name)
-    if now is managed.parameter or now is managed.compute:
+    if now is managed.parameter or now is managed.shown:
         return False
     before = managed.parameter
     if not isinstance(now, DTensor) or now.shape != before.shape or now.placements != before.placements:
@@ -168,6 +176,6 @@ def names_in(module: nn.Module, parameters: list[Managed]) -> list[list[str]]:
     return [names.get(m.parameter, [m.name]) for m in parameters]
 
 
-def gradient_maker(mesh: DeviceMesh) -> Callable[[DTensor, torch.Tensor], DTensor]:
-    """(parameter, what this rank has of its gradient) -> the gradient."""
-    return lambda parameter, local: dtensor(local, mesh, parameter.placements, parameter, requires_grad=False)
+def make_gradient(parameter: DTensor, local: torch.Tensor) -> DTensor:
+    """The gradient of which this rank has `local`, placed as the parameter is."""
+    return dtensor(local, parameter.device_mesh, parameter.placements, parameter, requires_grad=False)

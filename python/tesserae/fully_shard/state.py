@@ -103,6 +103,9 @@ class State(FSDPState):
         if self.unit is not None:
             self.unit.show_shards()
 
+    def _lazy_init(self) -> None:  # torch's name for it
+        self.prepared()
+
     # ---- hooks; torch's register_fsdp_forward_method calls them, too ----
     @torch.compiler.disable
     def _pre_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor, Placement, Shard
 
 from tesserae.torch_compat.checked import checked, require
 
@@ -30,6 +30,7 @@ with checked():
         _register_group_forward_hooks,
     )
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.tensor.placement_types import _StridedShard
     from torch.distributed.utils import _apply_to_tensors, _get_root_modules
 
 require(torch_fully_shard, "__wrapped__", "state")
@@ -130,6 +131,23 @@ def dtensor(
     """The DTensor of `like`'s shape whose part on this rank is `local`: no copy, no check, no communication."""
     meta = TensorMeta(like.size(), like.stride(), local.dtype)
     return DTensor(local, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=requires_grad)
+
+
+def with_axis(
+    mesh: DeviceMesh, placements: tuple[Placement, ...], parameter: torch.Tensor
+) -> tuple[DeviceMesh, tuple[Placement, ...]]:
+    """The mesh of a DTensor that is split already behind `mesh`, and its placements behind these: where both cut one
+    dimension, rows of the split's parts are shared out."""
+    spec = parameter._spec
+    both = DeviceMesh._concatenate([mesh, spec.mesh])
+    return both, (*(_within(placement, spec) for placement in placements), *spec.placements)
+
+
+def _within(placement: Placement, spec: DTensorSpec) -> Placement:
+    if not isinstance(placement, Shard):
+        return placement
+    parts = spec.num_shards_map[placement.dim]
+    return _StridedShard(placement.dim, split_factor=parts) if parts > 1 else placement
 
 
 def local_of(parameter: torch.Tensor) -> torch.Tensor:
