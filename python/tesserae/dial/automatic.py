@@ -13,18 +13,17 @@ import time
 import weakref
 from typing import Any
 
-from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from tesserae import _C
 from tesserae.dial.resharding import change
+from tesserae.dial.roots import Root, module_of, parameters_of, unit_of
 from tesserae.fsdp.forward import before_training_forward
-from tesserae.fsdp.instance import Instance, instances_of
 from tesserae.job import config
 
-_dials: weakref.WeakKeyDictionary[nn.Module, Dial] = weakref.WeakKeyDictionary()
+_dials: weakref.WeakKeyDictionary[Root, Dial] = weakref.WeakKeyDictionary()
 _hook: RemovableHandle | None = None
 
 
@@ -46,7 +45,7 @@ def forget() -> None:
         before_training_forward.remove(begin_step)
 
 
-def begin_step(root: Instance) -> None:
+def begin_step(root: Root) -> None:
     """A training forward of this root begins. Collective at a step edge."""
     settings = config.current()
     if settings is None or not settings.has_dial:
@@ -56,7 +55,7 @@ def begin_step(root: Instance) -> None:
     _dials[root].begin_step()
 
 
-def tell(root: Instance, change: _C.Resharding) -> None:
+def tell(root: Root, change: _C.Resharding) -> None:
     """The script itself has turned the dial of this root."""
     dial = _dials.get(root)
     if dial is not None:
@@ -71,13 +70,13 @@ def _stepped(optimizer: Optimizer, *_: Any) -> None:
 class Dial:
     """That of one root, on this rank."""
 
-    def __init__(self, root: Instance, settings: config.Config) -> None:
+    def __init__(self, root: Root, settings: config.Config) -> None:
         self._root = weakref.ref(root)
         self._settings = settings
-        self._parameters = {id(p) for part in instances_of(root) for local in part._local for p in local}
+        self._parameters = {id(p) for p in parameters_of(root)}
         self._optimizers: list[Optimizer] = []
         self._dial: _C.Dial | None = None
-        self._steps = root._unit.statistics().steps
+        self._steps = unit_of(root).statistics().steps
         self._first_step = self._steps
         self._begun: float | None = None
         self._ended = 0.0
@@ -92,7 +91,7 @@ class Dial:
         root = self._root()
         if root is None:
             return
-        steps = root._unit.statistics().steps
+        steps = unit_of(root).statistics().steps
         if self._begun is not None and steps > self._steps:
             self._at_edge(root, steps)
             self._begun = None
@@ -104,7 +103,7 @@ class Dial:
         if self._dial is not None:
             self._dial.changed(change)
 
-    def _at_edge(self, root: Instance, steps: int) -> None:
+    def _at_edge(self, root: Root, steps: int) -> None:
         begun = self._begun or 0.0
         # What a script does between its steps (evaluation, saving) is no part of them.
         seconds = (self._ended if self._ended > begun else time.perf_counter()) - begun
@@ -118,13 +117,13 @@ class Dial:
             self._dial.refused("no optimizer has stepped a parameter of this model in this process yet")
             return
         try:
-            change(root, self._optimizers, wanted, lambda _, made: self.changed(made))
+            change(module_of(root), self._optimizers, wanted, lambda _, made: self.changed(made))
         except (_C.InvalidArgument, _C.OutOfMemory) as error:
             self._dial.refused(str(error))
 
-    def _make(self, root: Instance) -> _C.Dial:
+    def _make(self, root: Root) -> _C.Dial:
         return _C.Dial(
-            unit=root._unit,
+            unit=unit_of(root),
             schedule=list(self._settings.schedule),
             automatic=self._settings.automatic,
             headroom=self._settings.headroom,

@@ -3,7 +3,8 @@
 1. Ranks tell each other what the optimizers' state is made of; what cannot move is an error of all ranks.
 2. The engine moves everything to its new owners (tesserae/shard/reshard.cpp), unit by unit: it asks for the state of
    one flat buffer at a time, joined to one tensor a kind, and gives back tensors whose slices become the new state.
-3. A rank that has elements of a parameter for the first time takes over the scalars of its state.
+3. A rank that has elements of a parameter for the first time takes over the scalars of its state; DTensors say how they
+   are placed now.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from torch.optim import Optimizer
 from tesserae import _C
 from tesserae.checkpoint.saving import wait_copied
 from tesserae.dial.moving import Moving
+from tesserae.dial.moving_dtensors import MovingDTensors
+from tesserae.dial.roots import Root, roots_of, unit_of
 from tesserae.fsdp.instance import Instance, instances_of
+from tesserae.fully_shard.engine import go_to
+from tesserae.fully_shard.state import State
 from tesserae.job import config
 from tesserae.job.state import state
 from tesserae.torch_compat.instance import strategy_named
@@ -30,22 +35,44 @@ def change(
     model: nn.Module,
     optimizers: list[Optimizer],
     wanted: Degrees,
-    changed: Callable[[Instance, _C.Resharding], None],
+    changed: Callable[[Root, _C.Resharding], None],
 ) -> None:
     """Tells `changed` of each root in `model` that has changed, and what it took on this rank. Collective; tsm.reshard
     says what it raises."""
-    instances = instances_of(model)
-    roots = [instance for instance in instances if instance.check_is_root()]
+    roots = roots_of(model)
     if not roots:
-        raise _C.InvalidArgument("[tsm.reshard] there is no FSDP instance of tesserae in the model; wrap it first")
-    for instance in instances:
-        if instance._whole is not None:
-            raise _C.InvalidArgument("[tsm.reshard] called inside summon_full_params; leave that context first")
-        instance._unit.require_between_steps("tsm.reshard")
+        raise _C.InvalidArgument(
+            "[tsm.reshard] there is no module in the model that tesserae has sharded; wrap it in "
+            "FullyShardedDataParallel, or call fully_shard on it, first"
+        )
+    for root in roots:
+        _require_between_steps(root)
     wait_copied()  # what an asynchronous save still copies must not move
     # 1. Of all roots, before anything of one moves.
-    movings = [Moving(root, optimizers) for root in roots]
-    for root, moving in zip(roots, movings):
+    turns = [
+        _turn_instance(r, optimizers) if isinstance(r, Instance) else _turn_state(r, optimizers, wanted) for r in roots
+    ]
+    for root, turn in zip(roots, turns):
+        changed(root, turn(wanted))
+    config.turn(wanted)
+    state.forget_replicas()
+
+
+def _require_between_steps(root: Root) -> None:
+    parts = instances_of(root) if isinstance(root, Instance) else root.below
+    for part in parts:
+        if isinstance(part, Instance) and part._whole is not None:
+            raise _C.InvalidArgument("[tsm.reshard] called inside summon_full_params; leave that context first")
+        unit_of(part).require_between_steps("tsm.reshard")
+
+
+Turn = Callable[[Degrees], _C.Resharding]
+
+
+def _turn_instance(root: Instance, optimizers: list[Optimizer]) -> Turn:
+    moving = Moving(root, optimizers)
+
+    def turn(wanted: Degrees) -> _C.Resharding:
         # 2.
         moving.forget_what_stood_still()
         made = _C.reshard(root._unit, wanted, moving)
@@ -53,6 +80,20 @@ def change(
         moving.complete()
         for instance in instances_of(root):
             instance.sharding_strategy = strategy_named(instance._unit.strategy, instance.world_size)
-        changed(root, made)
-    config.turn(wanted)
-    state.forget_replicas()
+        return made
+
+    return turn
+
+
+def _turn_state(root: State, optimizers: list[Optimizer], wanted: Degrees) -> Turn:
+    ranks = root.places.fabric.size
+    places = {each: each.places.under(_C.Strategy("FULL_SHARD", ranks, degrees=wanted)) for each in root.below}
+    moving = MovingDTensors(root, optimizers, places)
+
+    def turn(wanted: Degrees) -> _C.Resharding:
+        made = _C.reshard(root.prepared(), wanted, moving)
+        for each in root.below:
+            go_to(each, places[each])
+        return made
+
+    return turn

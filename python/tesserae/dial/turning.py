@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from tesserae import _C
 from tesserae.dial import automatic
 from tesserae.dial.resharding import change
-from tesserae.fsdp.instance import Instance
+from tesserae.dial.roots import Root
 
 Resharding = _C.Resharding
 
@@ -39,7 +39,7 @@ def reshard(
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or [])
     changes: list[Resharding] = []
 
-    def changed(root: Instance, made: Resharding) -> None:
+    def changed(root: Root, made: Resharding) -> None:
         changes.append(made)
         automatic.tell(root, made)
 

@@ -16,8 +16,9 @@ from tesserae.torch_compat.modules import own_buffers
 
 Arguments = tuple[tuple, dict[str, Any]]
 
-# Called with each root at the beginning of its training forwards, on all ranks alike: the dial turns there.
-before_training_forward: list[Callable[[Instance], None]] = []
+# Called with each root (an instance, or fully_shard's state) at the beginning of its training forwards, on all ranks
+# alike: the dial turns there.
+before_training_forward: list[Callable[[Any], None]] = []
 
 
 def begin_step(root: Instance, args: tuple, kwargs: dict[str, Any]) -> Arguments:

@@ -13,6 +13,7 @@ import torch
 
 from tesserae import _C
 from tesserae.fully_shard import parameters as faces
+from tesserae.fully_shard.places import Places
 from tesserae.fully_shard.state import State, states_below
 
 
@@ -70,6 +71,16 @@ def _make_unit(state: State) -> None:
     for number, managed in enumerate(state.parameters):
         faces.show_split(managed, state.unit, number)
     _show(state)
+
+
+def go_to(state: State, places: Places) -> None:
+    """The engine has cut the state anew: its DTensors say so."""
+    state.places = places
+    for managed in state.parameters:
+        faces.go_to(managed, places)
+    _show(state)
+    for flat in _C.flat_buffers(state.prepared()):
+        flat.show()
 
 
 def _show(state: State) -> None:

@@ -57,7 +57,7 @@ def fully_shard(
             "pass the data-parallel mesh, and split layers by tsm.transform"
         )
     places = find_places(mesh, frees_after_forward(reshard_after_forward))
-    _require_group(reshard_after_forward, places.strategy.degrees[2])
+    _require_group(reshard_after_forward, places.degree)
     ignored = ignored_params if ignored_params is not None else set()
     managed = managed_modules(modules, ignored_params)
     move_states(managed, ignored, places.device)

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Shard
 
 from tesserae import _C
 from tesserae.fsdp.parameters import Entry, owner_of
 from tesserae.fully_shard.places import Places
 from tesserae.fully_shard.split import Split
-from tesserae.torch_compat.fsdp2 import dtensor, local_of, with_axis
+from tesserae.torch_compat.fsdp2 import dtensor, local_of, set_place, with_axis
 from tesserae.torch_compat.modules import own_parameters
 
 PlacementFn = Callable[[nn.Parameter], Any]
@@ -71,11 +72,9 @@ def _shard(
         )
     split = Split.of(name, parameter, places.mesh)
     whole = local_of(parameter) if split is not None else parameter.detach()
-    degree = places.strategy.degrees[2]
+    degree = places.degree
     placement = _placement(name, whole, placement_of(parameter) if placement_of is not None else None, degree)
-    mesh, placements = places.mesh, places.placements(placement)
-    if split is not None:
-        mesh, placements = with_axis(mesh, placements, parameter)
+    mesh, placements = _place_of(places, placement, split)
     rows = whole.chunk(degree, placement.dim)
     index = places.fabric.rank % degree
     local = rows[index] if index < len(rows) else whole.narrow(placement.dim, 0, 0)
@@ -86,6 +85,22 @@ def _shard(
         setattr(module, entry, sharded)
     origin = parameter.__dict__.setdefault(_ORIGIN, object())
     return Managed(sharded, placement, origin, whole.shape, split, entries)
+
+
+def _place_of(places: Places, placement: Shard, split: Split | None) -> tuple[DeviceMesh, tuple[Placement, ...]]:
+    mesh, placements = places.mesh, places.placements(placement)
+    return (mesh, placements) if split is None else with_axis(mesh, placements, split.mesh, split.placements)
+
+
+def at_places(managed: Managed, places: Places, local: torch.Tensor) -> DTensor:
+    """A DTensor like the parameter of which this rank has `local`, placed as the parameter is at `places`."""
+    mesh, placements = _place_of(places, managed.placement, managed.split)
+    return dtensor(local, mesh, placements, managed.parameter, requires_grad=False)
+
+
+def go_to(managed: Managed, places: Places) -> None:
+    """The engine has cut the parameter anew: it says so from now on."""
+    set_place(managed.parameter, *_place_of(places, managed.placement, managed.split))
 
 
 def _placement(name: str, whole: torch.Tensor, asked: Any, degree: int) -> Shard:

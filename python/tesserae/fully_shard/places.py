@@ -24,13 +24,26 @@ class Places:
     fabric: _C.Fabric
     strategy: _C.Strategy
     device: torch.device
-    mesh: DeviceMesh  # of the DTensors: the script's, unless the configuration asks for another degree
+    given: DeviceMesh  # the script's
+    mesh: DeviceMesh  # of the DTensors: the script's, unless another degree was asked for since
     replicates: bool  # the mesh has two dimensions: replicas, shards
 
+    @property
+    def degree(self) -> int:
+        """Over how many ranks rows are shared out."""
+        return self.strategy.degrees[2]
+
     def placements(self, placement: Shard) -> tuple[Placement, ...]:
-        if self.strategy.degrees[2] == 1:
+        if self.degree == 1:
             return (Replicate(),)
         return (Replicate(), placement) if self.replicates else (placement,)
+
+    def under(self, strategy: _C.Strategy) -> Places:
+        """The same with other degrees. Collective over the ranks at the first call for a degree.
+
+        Raises InvalidArgument for degrees under which rows are not in the order of ranks.
+        """
+        return _place(self.given, self.fabric, strategy, self.device)
 
 
 def default_mesh() -> DeviceMesh:
@@ -52,13 +65,17 @@ def find_places(mesh: DeviceMesh | None, frees_after_forward: bool) -> Places:
         raise AssertionError("Please init the 2D mesh for HSDP with mesh_dim_names specified")
     device = device_of(mesh)
     fabric, strategy = connect(_named(mesh, frees_after_forward), None, mesh, device)
-    degrees = strategy.degrees
-    _require_rows_in_order(fabric, degrees)
-    if degrees[2] == (mesh.size(mesh.ndim - 1)) and degrees[2] > 1:
-        return Places(fabric, strategy, device, mesh, mesh.ndim == 2)
-    if degrees[2] in (1, fabric.size):
-        return Places(fabric, strategy, device, _flat(mesh), replicates=False)
-    return Places(fabric, strategy, device, _mesh_of_degree(mesh, degrees[2]), replicates=True)
+    return _place(mesh, fabric, strategy, device)
+
+
+def _place(mesh: DeviceMesh, fabric: _C.Fabric, strategy: _C.Strategy, device: torch.device) -> Places:
+    degree = strategy.degrees[2]
+    _require_rows_in_order(fabric, strategy.degrees)
+    if degree == mesh.size(mesh.ndim - 1) and degree > 1:
+        return Places(fabric, strategy, device, mesh, mesh, mesh.ndim == 2)
+    if degree in (1, fabric.size):
+        return Places(fabric, strategy, device, mesh, _flat(mesh), replicates=False)
+    return Places(fabric, strategy, device, mesh, _mesh_of_degree(mesh, degree), replicates=True)
 
 
 def _named(mesh: DeviceMesh, frees_after_forward: bool) -> ShardingStrategy:

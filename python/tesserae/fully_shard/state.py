@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 from tesserae import _C
+from tesserae.fsdp.forward import before_training_forward
 from tesserae.fully_shard.parameters import Managed
 from tesserae.fully_shard.places import Places
 from tesserae.job import config
@@ -86,7 +87,7 @@ class State(FSDPState):
             free_after_forward=self.frees_after_forward, free_after_backward=self.frees_after_backward
         )
         # Without replicas there is no all-reduce to leave out.
-        replicas = self.places.fabric.size > self.places.strategy.degrees[2]
+        replicas = self.places.fabric.size > self.places.degree
         self.unit.set_reduces_gradients(self.syncs and (self.all_reduces or not replicas))
         if self.divisor is not None:
             self.unit.set_gradient_divisor(self.divisor)
@@ -147,6 +148,9 @@ class State(FSDPState):
 
     def _begin_step(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         self.prepare(self)  # parameters that were replaced
+        if torch.is_grad_enabled():
+            for call in before_training_forward:
+                call(self)
         for state in self.below:
             if state._inside:
                 state.forget_step()

@@ -3,6 +3,7 @@ a rank holds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -133,27 +134,27 @@ def dtensor(
     return DTensor(local, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=requires_grad)
 
 
+def set_place(parameter: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> None:
+    """The DTensor is placed otherwise; its local tensor has changed already."""
+    parameter._spec = DTensorSpec(mesh, placements, tensor_meta=parameter._spec.tensor_meta)
+
+
 def with_axis(
-    mesh: DeviceMesh, placements: tuple[Placement, ...], parameter: torch.Tensor
+    mesh: DeviceMesh, placements: tuple[Placement, ...], inner: DeviceMesh, inner_placements: tuple[Placement, ...]
 ) -> tuple[DeviceMesh, tuple[Placement, ...]]:
-    """The mesh of a DTensor that is split already behind `mesh`, and its placements behind these: where both cut one
-    dimension, rows of the split's parts are shared out."""
-    spec = parameter._spec
-    both = DeviceMesh._concatenate([mesh, spec.mesh])
-    return both, (*(_within(placement, spec) for placement in placements), *spec.placements)
+    """`inner` as further dimensions of `mesh`: what that cuts are the parts of the inner placements, also where both
+    cut one dimension."""
 
+    def within(placement: Placement) -> Placement:
+        if not isinstance(placement, Shard):
+            return placement
+        sizes = (inner.size(i) for i, p in enumerate(inner_placements) if p.is_shard(placement.dim))
+        parts = math.prod(sizes)
+        return _StridedShard(placement.dim, split_factor=parts) if parts > 1 else placement
 
-def _within(placement: Placement, spec: DTensorSpec) -> Placement:
-    if not isinstance(placement, Shard):
-        return placement
-    parts = spec.num_shards_map[placement.dim]
-    return _StridedShard(placement.dim, split_factor=parts) if parts > 1 else placement
+    return DeviceMesh._concatenate([mesh, inner]), (*map(within, placements), *inner_placements)
 
 
 def local_of(parameter: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a DTensor: the tensor itself."""
     return parameter._local_tensor
-
-
-def set_local(parameter: torch.Tensor, local: torch.Tensor) -> None:
-    parameter._local_tensor = local
