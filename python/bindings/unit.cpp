@@ -160,6 +160,8 @@ void Unit::end_backward(shard::ShardedUnit& /*unit*/) {
   const py::gil_scoped_acquire acquire;
   backward_ = false;
   show(depth_ > 0);
+  const bool reduced = engine().boundary() && sharded().reduces_gradients();
+  if (reduced && !after_backward_.is_none()) after_backward_();
 }
 
 void Unit::after_free(shard::ShardedUnit& /*unit*/) {
@@ -333,6 +335,8 @@ void bind_unit(py::module_& module) {
           py::arg("entries"), py::arg("while_gathered") = false,
           "(module._parameters or a module, name, compute parameter, shard) for each entry to swap; `while_gathered`: "
           "also while parameters stay gathered after the forward.")
+      .def("set_after_backward", &Unit::set_after_backward, py::arg("call"),
+           "`call()` at the end of each backward that has reduced the unit's gradients; None: nothing.")
       .def("gather", &Unit::gather, "Starts to gather ahead of the forward.")
       .def("finish_gather", &Unit::finish_gather, "Waits for it; entries show whole parameters.")
       .def("release", &Unit::release, "Frees what is gathered, unless the unit computes with it.")

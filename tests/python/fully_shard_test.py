@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import models
@@ -396,6 +396,67 @@ def test_a_group_of_modules() -> None:
     run_ranks(groups, 2)
 
 
+def steps_in_backward(rank: int, world_size: int) -> None:
+    def run() -> Seen:
+        model = shard_all(make_model())
+        optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters()}
+        names = {p: name for name, p in model.named_parameters()}
+        seen = Seen()
+
+        def step(parameter: nn.Parameter) -> None:
+            seen.add(f"gradient {len(seen.losses)} {names[parameter]}", parameter.grad)
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        for number in range(3):
+            loss = model(batch(number)).square().mean()
+            loss.backward()
+            seen.losses.append(loss.item())
+        return seen
+
+    both(run)
+
+
+def test_hooks_after_a_gradient_is_accumulated() -> None:
+    run_ranks(steps_in_backward, 2)
+
+
+def calls_a_part_of_a_group(rank: int, world_size: int) -> None:
+    class Chunked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.norm, self.head = Block(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.body(x))
+
+    def run() -> Seen:
+        torch.manual_seed(2)
+        model = Chunked()
+        fully_shard(model.body)
+        fully_shard([model.norm, model.head])
+        fully_shard(model)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen = Seen()
+        for number in range(3):
+            hidden = model(batch(number))
+            loss = sum(model.head(part).square().mean() for part in hidden.chunk(2))
+            loss.backward()
+            look(seen, model, None, f"step {number}:")
+            sgd.step()
+            sgd.zero_grad()
+            seen.losses.append(loss.item())
+        return seen
+
+    both(run)
+
+
+def test_a_part_of_a_group_is_called_by_itself() -> None:
+    run_ranks(calls_a_part_of_a_group, 2)
+
+
 def frozen(rank: int, world_size: int) -> None:
     def make() -> nn.Module:
         model = make_model()
@@ -574,6 +635,10 @@ def refuses(rank: int, world_size: int) -> None:
             fully_shard(nn.Linear(4, 4), reshard_after_forward=3)
         with pytest.raises(ValueError, match="containers"):
             fully_shard(nn.ModuleList([nn.Linear(2, 2)]))
+        with pytest.raises(tsm.InvalidArgument, match="sharded by fully_shard"):
+            FullyShardedDataParallel(nn.Sequential(fully_shard(nn.Linear(4, 4))))
+        with pytest.raises(tsm.InvalidArgument, match="wrapped by FullyShardedDataParallel"):
+            fully_shard(nn.Sequential(FullyShardedDataParallel(nn.Linear(4, 4))))
         tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         tied[1].weight = tied[0].weight
         fully_shard(tied[0])

@@ -33,6 +33,7 @@ from tesserae.tensor_parallel.parts import split_of
 from tesserae.torch_compat import construction as torch_construction
 from tesserae.torch_compat.distributed import broadcast_from_first
 from tesserae.torch_compat.flat_parameters import mark_flat_parameter
+from tesserae.torch_compat.fsdp2 import state_of
 from tesserae.torch_compat.instance import (
     begin_state_dicts,
     ignored_modules,
@@ -59,6 +60,7 @@ _construction = _Construction()
 
 def construct(instance: Instance, module: nn.Module, arguments: Arguments, auto_wrap_policy: Any) -> None:
     # 1.
+    _require_unsharded(module)
     device = arguments.device(module)
     named = arguments.sharding_strategy or ShardingStrategy.FULL_SHARD
     fabric, strategy = connect(named, arguments.process_group, arguments.device_mesh, device)
@@ -93,6 +95,14 @@ def construct(instance: Instance, module: nn.Module, arguments: Arguments, auto_
                 instance._unit.adopt(child._unit, path)
         if outermost:
             instance._unit.require_agreement()
+
+
+def _require_unsharded(module: nn.Module) -> None:
+    for path, part in module.named_modules():
+        if state_of(part) is not None:
+            raise _C.InvalidArgument(
+                f"[FSDP] {path or 'the module'} was sharded by fully_shard; use one of the two for the whole model"
+            )
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from tesserae import _C
 from tesserae.fully_shard import parameters as faces
 from tesserae.fully_shard.places import Places
 from tesserae.fully_shard.state import State, states_below
+from tesserae.torch_compat.parameters import hooks_after_accumulation
 
 
 @torch.no_grad()
@@ -43,6 +44,9 @@ def _build(root: State) -> None:
     if root.keeps_as_root:
         root.frees_after_forward = False
     _require_no_duplicates(paths)
+    for state in paths:
+        for managed in state.parameters:
+            faces.find_replaced(managed)
     _require_values(root)
     # 2.
     for state in paths:
@@ -61,8 +65,6 @@ def _build(root: State) -> None:
 
 
 def _make_unit(state: State) -> None:
-    for managed in state.parameters:
-        faces.find_replaced(managed)
     values = [faces.local_values(managed) for managed in state.parameters]
     compute = [faces.make_compute(managed) for managed in state.parameters]
     names = faces.names_in(state.modules[0], state.parameters)
@@ -101,11 +103,24 @@ def _take_over(state: State) -> None:
             replaced = True
     if replaced:
         _show(state)
+    hooked = any(hooks_after_accumulation(managed.parameter) for managed in state.parameters)
+    state.prepared().set_after_backward((lambda: _run_hooks(state)) if hooked else None)
+
+
+def _run_hooks(state: State) -> None:
+    """Hooks on sharded parameters see the gradient that the optimizer will see."""
+    for managed in state.parameters:
+        if managed.parameter.grad is not None:
+            for hook in hooks_after_accumulation(managed.parameter):
+                hook(managed.parameter)
 
 
 def _require_values(root: State) -> None:
-    empty = [name for name, parameter in root.modules[0].named_parameters() if faces.is_empty(parameter)]
-    if empty:
+    names = {parameter: name for name, parameter in root.modules[0].named_parameters()}
+    for state in states_below(root.modules[:1]):
+        empty = [names.get(m.parameter, m.name) for m in state.parameters if faces.is_empty(m.parameter)]
+        if not empty:
+            continue
         raise _C.InvalidArgument(
             "[fully_shard] FSDP parameters should be materialized from meta device before training, but the following "
             f"were still on meta device: {empty}\nFor example, call module.to_empty(device) to materialize to device "

@@ -70,6 +70,12 @@ def _shard(
         raise NotImplementedError(
             f"FSDP does not support non-contiguous parameters yet: {parameter.shape=} {parameter.stride()=}"
         )
+    if hasattr(parameter, "fsdp_pre_all_gather"):
+        raise _C.InvalidArgument(
+            f"[fully_shard] parameter {name} is a {type(parameter).__name__}, which extends the all-gather "
+            "(fsdp_pre_all_gather): not supported; shard plain parameters, or call tsm.uninstall() and leave the model "
+            "to torch"
+        )
     split = Split.of(name, parameter, places.mesh)
     whole = local_of(parameter) if split is not None else parameter.detach()
     degree = places.degree

@@ -2,7 +2,8 @@
 
 1. Before the forward: the outermost state of the model begins a step; inputs are cast; parameters are gathered.
 2. After it: outputs are watched for the beginning of the backward, parameters are freed as the lifetime says, outputs
-   are cast. Of a group of modules that happens at the last one, or at the end of the outermost forward.
+   are cast. Those of a group of modules are freed after the last of them, or at the end of the outermost forward; of
+   one that is called outside of that, after each.
 3. A forward that is recomputed in a backward only gathers: its end may never come.
 """
 
@@ -22,7 +23,7 @@ from tesserae.fully_shard.places import Places
 from tesserae.job import config
 from tesserae.job.fabrics import parallel_of, tensor_degree
 from tesserae.torch_compat.distributed import move_inputs
-from tesserae.torch_compat.fsdp2 import FSDPState, cast_tensors, forget_group, state_of
+from tesserae.torch_compat.fsdp2 import FSDPState, cast_tensors, state_of
 
 
 class State(FSDPState):
@@ -64,6 +65,7 @@ class State(FSDPState):
         self.outermost = self
         self.below: list[State] = []
         self._inside = False
+        self._to_run: set[nn.Module] = set()  # of a group, in the forward that runs
 
     def options(self) -> _C.Options:
         settings = config.current()
@@ -123,6 +125,7 @@ class State(FSDPState):
                 unit.watch_inputs((args, kwargs))
             unit.enter()
             self._inside = True
+            self._to_run = set(self.modules)
             return args, kwargs
         return self._cast_inputs(args, kwargs)
 
@@ -133,6 +136,11 @@ class State(FSDPState):
             unit.watch_outputs(output)
             return self.cast_output(output)
         # 2.
+        self._to_run.discard(module)
+        assert self.root is not None
+        if self._to_run and self.root._inside:
+            unit.watch_outputs(output)
+            return self.cast_output(output)
         if self.root is self:
             for state in reversed(self.below):
                 if state is not self and state._inside:
@@ -142,7 +150,6 @@ class State(FSDPState):
 
     def _leave(self, output: Any) -> None:
         self._inside = False
-        forget_group(self)
         assert self.unit is not None
         self.unit.finish(output)
 
@@ -161,7 +168,6 @@ class State(FSDPState):
     def forget_step(self) -> None:
         """A forward or backward threw."""
         self._inside = False
-        forget_group(self)
         if self.unit is not None:
             self.unit.forget_step()
 

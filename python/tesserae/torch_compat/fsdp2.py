@@ -28,7 +28,6 @@ with checked():
     from torch.distributed.fsdp._fully_shard._fsdp_state import (
         FSDPState,
         _get_module_fsdp_state,
-        _register_group_forward_hooks,
     )
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
     from torch.distributed.tensor.placement_types import _StridedShard
@@ -77,21 +76,11 @@ def device_of(mesh: DeviceMesh) -> torch.device:
 
 
 def add_hooks(state: Any, modules: tuple[nn.Module, ...], before: Callable, after: Callable) -> None:
-    """`before` and `after` around the forward of the modules: of a group at its first and its last."""
+    """`before` and `after` around the forward of each of the modules, which have the state."""
     for module in modules:
         _insert_module_state(module, state)
-    if len(modules) == 1:
-        modules[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True)
-        modules[0].register_forward_hook(after, prepend=False)
-    else:
-        state._modules_to_run_forward = set()
-        arguments = (modules, before, after, state._modules_to_run_forward, state.cast_output)
-        _register_group_forward_hooks(*arguments)
-
-
-def forget_group(state: FSDPState) -> None:
-    """The next module of a group that runs is its first again."""
-    state._modules_to_run_forward.clear()
+        module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        module.register_forward_hook(after, prepend=False)
 
 
 def mark_for_compiler(modules: Iterable[nn.Module]) -> None:

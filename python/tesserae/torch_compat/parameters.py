@@ -14,10 +14,15 @@ require(nn.Parameter(torch.empty(0)), "_backward_hooks", "_post_accumulate_grad_
 Hooks = list[Callable]
 
 
+def hooks_after_accumulation(parameter: nn.Parameter) -> Hooks:
+    """What the user has registered by register_post_accumulate_grad_hook."""
+    return list((parameter._post_accumulate_grad_hooks or {}).values())
+
+
 def take_hooks(parameter: nn.Parameter) -> tuple[Hooks, Hooks]:
     """The hooks on the parameter's gradient, and those that run once it is accumulated. It has none afterwards."""
     on_gradient = list((parameter._backward_hooks or {}).values())
-    after_accumulation = list((parameter._post_accumulate_grad_hooks or {}).values())
+    after_accumulation = hooks_after_accumulation(parameter)
     parameter._backward_hooks = None
     parameter._post_accumulate_grad_hooks = None
     return on_gradient, after_accumulation
