@@ -66,6 +66,9 @@ EXAMPLES_RUN = [
         learns=1.0,
         tolerance=BF16,
     ),
+    Example("fully_shard.py", 4),
+    Example("trainer.py", 2, runner=ACCELERATE, learns=0.6),
+    Example("trainer.py", 2, ("--fsdp-version", "1"), runner=ACCELERATE, learns=0.6),
 ]
 
 
