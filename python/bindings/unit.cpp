@@ -354,6 +354,9 @@ void bind_unit(py::module_& module) {
           "set_reduces_gradients", [](Unit& unit, bool reduces) { unit.sharded().set_reduces_gradients(reduces); },
           py::arg("reduces"), "False: gradients stay on the rank, whole.")
       .def(
+          "set_reduces_unused", [](Unit& unit, bool reduces) { unit.sharded().set_reduces_unused(reduces); },
+          py::arg("reduces"), "True: parameters without a gradient on this rank count as zeros.")
+      .def(
           "set_gradient_divisor", [](Unit& unit, double divisor) { unit.sharded().set_gradient_divisor(divisor); },
           py::arg("divisor"), "What sums of gradients are divided by, instead of the number of ranks.")
       .def(

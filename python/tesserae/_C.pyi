@@ -42,6 +42,7 @@ __all__: list[str] = [
     "agree",
     "all_degrees",
     "check_degrees",
+    "chunk",
     "clip_gradients",
     "column_linear",
     "connect_process_group",
@@ -51,6 +52,7 @@ __all__: list[str] = [
     "gather_from",
     "gather_sequence",
     "heads_of_rank",
+    "in_backward",
     "list_checkpoints",
     "load_checkpoint",
     "parameter_group",
@@ -367,9 +369,10 @@ class Options:
         parameter_wire: str = "exact",
         gradient_wire: str = "exact",
         parallel: Parallel = None,
+        by_rows: bool = False,
     ) -> None:
         """
-        `parallel`: among whom the unit's parameters may be split; it must outlive them.
+        `parallel`: among whom the unit's parameters may be split; it must outlive them. `by_rows`: each rank has whole rows of each parameter.
         """
 
 class Unit:
@@ -385,9 +388,15 @@ class Unit:
         splits: collections.abc.Sequence[
             tuple[Split, collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]]
         ] = [],
+        local: collections.abc.Sequence[torch.Tensor] = [],
+        dims: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
     ) -> None:
         """
-        `splits`: for each parameter how it is cut, and the shape of the whole; {}: all are whole.
+        `splits`: for each parameter how it is cut, and the shape of the whole; {}: all are whole. `local`: for each parameter, which then has only a shape, the rows that this rank holds. `dims`: of which dimension.
+        """
+    def add_gradient(self, number: typing.SupportsInt | typing.SupportsIndex, gradient: torch.Tensor) -> None:
+        """
+        In a backward: a gradient of the parameter of that number, which autograd has left elsewhere.
         """
     def adopt(self, inner: Unit, name: str) -> None: ...
     def boundary(self) -> bool: ...
@@ -398,26 +407,73 @@ class Unit:
         """
     def discard_accumulated(self) -> None: ...
     def enter(self) -> None: ...
+    def enter_again(self) -> None: ...
     def finish(self, output: typing.Any) -> None: ...
+    def finish_gather(self) -> None:
+        """
+        Waits for it; entries show whole parameters.
+        """
+    def forget_step(self) -> None:
+        """
+        Forgets a forward or backward that did not end.
+        """
+    def gather(self) -> None:
+        """
+        Starts to gather ahead of the forward.
+        """
+    def release(self) -> None:
+        """
+        Frees what is gathered, unless the unit computes with it.
+        """
     def require_agreement(self) -> None:
         """
         Collective: raises Mismatch unless all ranks built the same units.
         """
     def require_between_steps(self, function: str) -> None: ...
     def same_engine(self, arg0: Unit) -> bool: ...
+    def set_after_backward(self, call: typing.Any) -> None:
+        """
+        `call()` at the end of each backward that has reduced the unit's gradients; None: nothing.
+        """
     def set_boundary(self, boundary: bool) -> None: ...
-    def set_entries(self, entries: collections.abc.Sequence[tuple[typing.Any, str, typing.Any, typing.Any]]) -> None:
+    def set_entries(
+        self,
+        entries: collections.abc.Sequence[tuple[typing.Any, str, typing.Any, typing.Any]],
+        while_gathered: bool = False,
+    ) -> None:
         """
-        (module._parameters or a module, name, compute parameter, shard) for each entry to swap.
+        (module._parameters or a module, name, compute parameter, shard) for each entry to swap; `while_gathered`: also while parameters stay gathered after the forward.
         """
+    def set_gradient_divisor(self, divisor: typing.SupportsFloat | typing.SupportsIndex) -> None:
+        """
+        What sums of gradients are divided by, instead of the number of ranks.
+        """
+    def set_lifetimes(
+        self, *, free_after_forward: bool | None = None, free_after_backward: bool | None = None
+    ) -> None: ...
     def set_master_dtype(self, dtype: torch.dtype) -> None:
         """
         Masters, gradients and optimizer state are in that dtype from the first step on.
         """
     def set_reduce_hook(self, hook: typing.Any) -> None: ...
+    def set_reduces_gradients(self, reduces: bool) -> None:
+        """
+        False: gradients stay on the rank, whole.
+        """
+    def show_dtensors(
+        self, parameters: collections.abc.Sequence[collections.abc.Sequence[typing.Any]], make_gradient: typing.Any
+    ) -> None:
+        """
+        The same for DTensors; make_gradient(parameter, local) makes a gradient of the parameter's placement.
+        """
     def show_parameters(self, parameters: collections.abc.Sequence[collections.abc.Sequence[torch.Tensor]]) -> None: ...
+    def show_shards(self) -> None:
+        """
+        Entries show shards, unless the unit computes.
+        """
     def statistics(self) -> Statistics: ...
     def watch_inputs(self, inputs: typing.Any) -> None: ...
+    def watch_outputs(self, outputs: typing.Any) -> None: ...
     def zero_grad(self) -> None: ...
     @property
     def flats(self) -> list[list[int]]:
@@ -691,6 +747,19 @@ def check_degrees(
     Raises InvalidArgument if some degrees do not fit the ranks of a job with that tensor-parallel degree; it names what would.
     """
 
+def chunk(
+    ranks: typing.SupportsInt | typing.SupportsIndex,
+    degrees: tuple[
+        typing.SupportsInt | typing.SupportsIndex,
+        typing.SupportsInt | typing.SupportsIndex,
+        typing.SupportsInt | typing.SupportsIndex,
+    ],
+    rank: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    Which of the chunks of the masters the rank holds.
+    """
+
 def clip_gradients(
     unit: Unit,
     max_norm: typing.SupportsFloat | typing.SupportsIndex,
@@ -756,6 +825,11 @@ def heads_of_rank(
 ) -> tuple[int, int]:
     """
     How many heads each rank has. Raises InvalidArgument, naming the degrees that would do.
+    """
+
+def in_backward() -> bool:
+    """
+    Whether this thread runs a backward.
     """
 
 def list_checkpoints(folder: str) -> list[str]:

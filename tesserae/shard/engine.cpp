@@ -221,7 +221,7 @@ void Engine::on_gradient(FlatBuffer& buffer, int slot, const at::Tensor& gradien
   if (!gradients.complete()) return;
   if (!reduces_now(buffer.unit())) {
     gradients.expect_all();
-  } else if (buffer.unit().has_all_gradients()) {
+  } else if (buffer.unit().has_all_gradients() && !buffer.unit().reduces_unused()) {
     reduce(buffer.unit(), is_boundary(buffer.unit()));
   }
   if (frees_after_backward(buffer.unit())) buffer.unit().free(buffer, keeps_freed_memory());

@@ -126,8 +126,8 @@ void FlatGradient::reduce(const std::vector<FlatGradient*>& all, bool boundary, 
 
 FlatGradient::Job FlatGradient::begin_reduction(bool boundary) {
   finish();
-  const bool fresh = buffer_ >= 0;
-  if (!fresh) take_buffer();
+  const bool fresh = buffer_ >= 0 || !piece_pending_;
+  if (buffer_ < 0) take_buffer();
   if (fresh) zero_missing();
   Job job{this, fresh, piece_pending_, false, false, views_};
   if (!boundary && !piece_.defined()) {

@@ -166,16 +166,20 @@ bool ShardedUnit::has_all_gradients() const {
       buffers_, [](const auto& buffer) { return buffer->gradient() == nullptr || buffer->gradient()->complete(); });
 }
 
+bool ShardedUnit::travels(const FlatBuffer& buffer, bool boundary) const {
+  if (buffer.gradient() == nullptr) return false;
+  return buffer.gradient()->waits(boundary) ||
+         (boundary && reduces_unused_ && engine_->phase() == Engine::Phase::backward);
+}
+
 bool ShardedUnit::has_gradients(bool boundary) const {
-  return std::ranges::any_of(buffers_, [=](const auto& buffer) {
-    return buffer->gradient() != nullptr && buffer->gradient()->waits(boundary);
-  });
+  return std::ranges::any_of(buffers_, [=, this](const auto& buffer) { return travels(*buffer, boundary); });
 }
 
 void ShardedUnit::reduce_gradients(bool boundary) {
   std::vector<FlatGradient*> all;
   for (const auto& buffer : buffers_) {
-    if (buffer->gradient() == nullptr || !buffer->gradient()->waits(boundary)) continue;
+    if (!travels(*buffer, boundary)) continue;
     tell([&](StepObserver& observer) { observer.before_reduce(*buffer); });
     all.push_back(buffer->gradient());
   }

@@ -104,6 +104,11 @@ class ShardedUnit {
   /// on all ranks.
   bool reduces_gradients() const { return reduces_gradients_; }
   void set_reduces_gradients(bool reduces) { reduces_gradients_ = reduces; }
+  /// True: every backward at a boundary reduces all of the unit's trainable parameters, those without a gradient on
+  /// this rank as zeros, so that ranks may use different ones; at the end of the backward, since that is the only
+  /// moment that all have in common. Between steps, and the same on all ranks.
+  bool reduces_unused() const { return reduces_unused_; }
+  void set_reduces_unused(bool reduces) { reduces_unused_ = reduces; }
   /// Gradients wait for their reduction.
   bool accumulating() const;
 
@@ -126,6 +131,7 @@ class ShardedUnit {
 
  private:
   comm::Label label() const;
+  bool travels(const FlatBuffer& buffer, bool boundary) const;
 
   Engine* engine_;
   int index_;
@@ -142,6 +148,7 @@ class ShardedUnit {
   bool frees_after_forward_;
   bool frees_after_backward_;
   bool reduces_gradients_ = true;
+  bool reduces_unused_ = false;
   bool gathered_early_ = false;
 };
 

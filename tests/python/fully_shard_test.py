@@ -457,6 +457,38 @@ def test_a_part_of_a_group_is_called_by_itself() -> None:
     run_ranks(calls_a_part_of_a_group, 2)
 
 
+def uses_different_parameters(rank: int, world_size: int) -> None:
+    class Choice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x: Tensor, chosen: int) -> Tensor:
+            return x + self.experts[chosen](x)
+
+    def run() -> Seen:
+        torch.manual_seed(4)
+        model = Choice()
+        fully_shard(model)
+        model.set_reduce_scatter_unused_params(True)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        seen = Seen()
+        for step in range(4):
+            loss = model(batch(step), (step + rank) % 2).square().mean()
+            loss.backward()
+            look(seen, model, None, f"step {step}:")
+            sgd.step()
+            sgd.zero_grad()
+            seen.losses.append(loss.item())
+        return seen
+
+    both(run)
+
+
+def test_ranks_that_use_different_parameters() -> None:
+    run_ranks(uses_different_parameters, 2)
+
+
 def frozen(rank: int, world_size: int) -> None:
     def make() -> nn.Module:
         model = make_model()
@@ -616,7 +648,15 @@ class Borrower(nn.Module):
 
 
 def refuses(rank: int, world_size: int) -> None:
+    theirs = fully_shard(nn.Linear(4, 4))
     with ours():
+        with pytest.raises(tsm.InvalidArgument, match=r"torch's own FSDP.*Call tsm.init\(\) before"):
+            fully_shard(nn.Sequential(theirs))
+        late = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(late.parameters(), lr=0.1)
+        fully_shard(late)(torch.ones(1, 4)).sum().backward()
+        with pytest.raises(tsm.InvalidArgument, match=r"built before fully_shard"):
+            optimizer.step()
         model = shard_all(make_model())
         assert isinstance(model, FSDPModule) and type(model).__name__ == "FSDPSequential"
         assert type(model[:2]) is nn.Sequential

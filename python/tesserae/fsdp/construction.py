@@ -35,6 +35,7 @@ from tesserae.torch_compat.distributed import broadcast_from_first
 from tesserae.torch_compat.flat_parameters import mark_flat_parameter
 from tesserae.torch_compat.fsdp2 import state_of
 from tesserae.torch_compat.instance import (
+    TorchFSDP,
     begin_state_dicts,
     ignored_modules,
     ignored_parameters,
@@ -99,6 +100,11 @@ def construct(instance: Instance, module: nn.Module, arguments: Arguments, auto_
 
 def _require_unsharded(module: nn.Module) -> None:
     for path, part in module.named_modules():
+        if isinstance(part, TorchFSDP) and not isinstance(part, Instance):
+            raise _C.InvalidArgument(
+                f"[FSDP] {path} is wrapped by torch's own FSDP, from before tsm.init(): half of the model would train "
+                "on one engine, half on another. Call tsm.init() before the model is wrapped"
+            )
         if state_of(part) is not None:
             raise _C.InvalidArgument(
                 f"[FSDP] {path or 'the module'} was sharded by fully_shard; use one of the two for the whole model"
@@ -177,7 +183,9 @@ def _shard(instance: Instance, module: nn.Module, fabric: _C.Fabric, options: _C
             order = [managed[k] for k in unit.flats[i]]
             mark_flat_parameter(parameter, [m.names[0] for m in order], instance._flats[i].shapes)
             instance._flat_entries[faces.flat_name(i)] = parameter
-        retire(m.parameter for m in managed)
+        for m in managed:
+            m.parameter.data = m.parameter.data.new_empty(0)
+        retire((m.parameter for m in managed), "FSDP(..., use_orig_params=False)")
     unit.show_parameters(local)
     for parameters in local:
         for parameter in parameters:

@@ -11,11 +11,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 
 from tesserae import _C
 from tesserae.fsdp.instance import Instance
+from tesserae.fsdp.retired import retire
 from tesserae.fully_shard.engine import prepare
 from tesserae.fully_shard.module import FSDPModule
 from tesserae.fully_shard.parameters import shard_parameters
 from tesserae.fully_shard.places import find_places
-from tesserae.fully_shard.state import State, frees_after_forward, states_below
+from tesserae.fully_shard.state import State, frees_after_forward, ours, states_below
 from tesserae.torch_compat.fsdp2 import (
     add_hooks,
     before_state_dicts,
@@ -25,7 +26,9 @@ from tesserae.torch_compat.fsdp2 import (
     move_states,
     new_state,
     root_modules,
+    state_of,
 )
+from tesserae.torch_compat.instance import TorchFSDP
 
 _AS_IT_IS, _ON_THE_DEVICE = MixedPrecisionPolicy(), OffloadPolicy()
 
@@ -61,7 +64,9 @@ def fully_shard(
     ignored = ignored_params if ignored_params is not None else set()
     managed = managed_modules(modules, ignored_params)
     move_states(managed, ignored, places.device)
+    before = [p for part in managed for p in part.parameters(recurse=False) if p not in ignored]
     parameters = shard_parameters(managed, ignored, places, shard_placement_fn)
+    retire(before, "fully_shard(...)")
     state = new_state(modules[0], State)
     state.begin(modules, places, parameters, mp_policy, offload_policy, reshard_after_forward)
     state.prepare = prepare
@@ -83,6 +88,11 @@ def _require_plain(module: nn.Module) -> None:
             raise _C.InvalidArgument(
                 f"[fully_shard] {path or 'the module'} is wrapped by FullyShardedDataParallel; use one of the two for "
                 "the whole model"
+            )
+        if isinstance(part, TorchFSDP) or (state_of(part) is not None and ours(part) is None):
+            raise _C.InvalidArgument(
+                f"[fully_shard] {path or 'the module'} was sharded by torch's own FSDP, from before tsm.init(): half "
+                "of the model would train on one engine, half on another. Call tsm.init() before the model is sharded"
             )
 
 

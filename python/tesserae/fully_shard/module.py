@@ -122,8 +122,11 @@ class FSDPModule(TorchFSDPModule):
         event.wait()
 
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
-        if reduce_scatter_unused_params:
-            _refuse("set_reduce_scatter_unused_params", "let all ranks use the same parameters in a step")
+        """True: parameters without a gradient count as zeros, so that ranks may use different ones. The reductions of
+        these modules wait for the end of the backward."""
+        for state in _states(self, recurse):
+            state.reduces_unused = reduce_scatter_unused_params
+            state.apply_settings()
 
     def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: Any = None) -> None:
         _refuse("set_all_reduce_hook", "pass a two-dimensional mesh (replicate, shard): the engine reduces over both")

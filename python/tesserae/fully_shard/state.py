@@ -39,6 +39,7 @@ class State(FSDPState):
     frees_after_backward: bool
     syncs: bool  # what the script says of the next backwards
     all_reduces: bool
+    reduces_unused: bool
     divisor: float | None
     unit: _C.Unit | None
     outermost: State  # the last call around this one so far
@@ -61,6 +62,7 @@ class State(FSDPState):
         self.frees_after_forward = frees_after_forward(reshard_after_forward)
         self.frees_after_backward = True
         self.syncs = self.all_reduces = True
+        self.reduces_unused = False
         self.divisor, self.unit, self.root = None, None, None
         self.outermost = self
         self.below: list[State] = []
@@ -91,6 +93,7 @@ class State(FSDPState):
         # Without replicas there is no all-reduce to leave out.
         replicas = self.places.fabric.size > self.places.degree
         self.unit.set_reduces_gradients(self.syncs and (self.all_reduces or not replicas))
+        self.unit.set_reduces_unused(self.reduces_unused)
         if self.divisor is not None:
             self.unit.set_gradient_divisor(self.divisor)
 
