@@ -460,6 +460,10 @@ class Unit:
         """
         False: gradients stay on the rank, whole.
         """
+    def set_reduces_unused(self, reduces: bool) -> None:
+        """
+        True: parameters without a gradient on this rank count as zeros.
+        """
     def show_dtensors(
         self, parameters: collections.abc.Sequence[collections.abc.Sequence[typing.Any]], make_gradient: typing.Any
     ) -> None:

@@ -3,7 +3,7 @@
     import tesserae as tsm
     tsm.init({"hybrid_shard_degree": 2})
 
-After that, torch.distributed.fsdp.FullyShardedDataParallel is ours. docs/python.md says what is supported.
+After that, FullyShardedDataParallel and fully_shard of torch.distributed.fsdp are ours. docs/python.md says what is supported.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from tesserae.tensor_parallel.transformation import transform
 if TYPE_CHECKING:
     from tesserae import checkpoint
     from tesserae.dial.turning import reshard
+    from tesserae.smp.status import status
 
 __version__ = VERSION
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "is_initialized",
     "reshard",
     "state",
+    "status",
     "transform",
     "uninstall",
 ]
@@ -67,17 +69,19 @@ _backend.register()
 
 
 def __getattr__(name: str) -> Any:
-    """tsm.checkpoint and tsm.reshard need parts of torch that take a second to import: at their first use. So does
+    """tsm.checkpoint, tsm.reshard and tsm.status need parts of torch that take a second to import: at their first use. So does
     tsm.init."""
     if name == "checkpoint":
         return importlib.import_module("tesserae.checkpoint")
+    if name == "status":
+        return importlib.import_module("tesserae.smp.status").status
     if name == "reshard":
         return importlib.import_module("tesserae.dial.turning").reshard
     raise AttributeError(f"module 'tesserae' has no attribute {name!r}")
 
 
 def init(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> None:
-    """torch.distributed.fsdp.FullyShardedDataParallel is Tesserae's from now on.
+    """FullyShardedDataParallel and fully_shard of torch.distributed.fsdp are Tesserae's from now on.
 
     `config`: the path of a JSON file or a dict (docs/configuration.md has the keys); None takes the file that
     $TESSERAE_CONFIG names, else the defaults. Every rank calls it with the same configuration, before it wraps a model;
@@ -94,7 +98,7 @@ def is_initialized() -> bool:
 
 
 def uninstall() -> None:
-    """torch.distributed.fsdp.FullyShardedDataParallel is torch's own again, and tsm.init may be called anew.
+    """FullyShardedDataParallel and fully_shard are torch's own again, and tsm.init may be called anew.
 
     Models that are wrapped already stay on Tesserae and keep working.
     """

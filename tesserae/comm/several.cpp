@@ -46,8 +46,9 @@ class Parcel {
   Parcel(const std::vector<at::Tensor>& buffers, const Indices& indices, int pieces) {
     int64_t piece = 0;
     for (const size_t i : indices) {
-      inside_.push_back({buffers[i].view({pieces, -1}), piece});
-      piece += buffers[i].numel() / pieces;
+      const int64_t elements = buffers[i].numel() / pieces;
+      inside_.push_back({buffers[i].view({pieces, elements}), piece});
+      piece += elements;
     }
     packed_ = at::empty({pieces, piece}, buffers[indices.front()].options());
   }

@@ -14,8 +14,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <numeric>
 
+#include "tesserae/comm/several.h"
 #include "tesserae/os/clock.h"
 
 namespace tesserae::comm {
@@ -160,6 +162,61 @@ void reduce_scatter_scaled_leaves_the_same_sum_elsewhere(Fabric& fabric) {
         group.reduce_scatter_scaled(output, buffer, 0.25);
         EXPECT_TRUE(at::equal(output, piece(in_place, group.rank(), size).mul(0.25))) << dtype << " x " << elements;
       }
+    }
+  }
+}
+
+// Of sizes and dtypes that are packed, and of one that is not.
+std::vector<at::Tensor> several(const Group& group) {
+  std::vector<at::Tensor> buffers;
+  for (const auto& [elements, dtype] : std::initializer_list<std::pair<int64_t, at::ScalarType>>{{3, at::kFloat},
+                                                                                                 {1009, at::kBFloat16},
+                                                                                                 {200'000, at::kFloat},
+                                                                                                 {0, at::kFloat},
+                                                                                                 {1009, at::kFloat},
+                                                                                                 {1, at::kBFloat16},
+                                                                                                 {5, at::kHalf}}) {
+    buffers.push_back(pattern(group.rank(), elements * group.size(), dtype));
+  }
+  return buffers;
+}
+
+void several_buffers_end_as_each_by_itself(Fabric& fabric) {
+  for (const auto& members : orders(fabric)) {
+    auto& group = fabric.group(members, Traffic::reduce);
+    const int size = group.size(), own = group.rank();
+    const auto each = [&](const auto& run, const auto& run_all, bool only_own) {
+      auto alone = several(group), together = several(group);
+      for (const auto& buffer : alone) run(buffer);
+      run_all(together);
+      for (size_t i = 0; i < alone.size(); ++i) {
+        const auto seen = [&](const at::Tensor& buffer) { return only_own ? piece(buffer, own, size) : buffer; };
+        EXPECT_TRUE(at::equal(seen(together[i]), seen(alone[i]))) << "buffer " << i;
+      }
+    };
+    each([&](const auto& buffer) { group.all_gather(buffer); },
+         [&](const auto& buffers) { all_gather(group, buffers, {}); }, false);
+    each([&](const auto& buffer) { group.all_reduce(buffer); },
+         [&](const auto& buffers) { all_reduce(group, buffers, {}); }, false);
+    each([&](const auto& buffer) { group.reduce_scatter(buffer); },
+         [&](const auto& buffers) {
+           std::vector<ReduceScatter> all;
+           for (const auto& buffer : buffers) all.push_back({buffer});
+           reduce_scatter(group, all, {});
+         },
+         true);
+
+    auto alone = several(group), together = several(group);
+    std::vector<ReduceScatter> all;
+    std::vector<at::Tensor> outputs;
+    for (size_t i = 0; i < alone.size(); ++i) {
+      outputs.push_back(at::full({together[i].numel() / size}, 99, together[i].scalar_type()));
+      group.reduce_scatter(alone[i]);
+      all.push_back({together[i], outputs[i], 0.25});
+    }
+    reduce_scatter(group, all, {});
+    for (size_t i = 0; i < alone.size(); ++i) {
+      EXPECT_TRUE(at::equal(outputs[i], piece(alone[i], own, size).mul(0.25))) << "buffer " << i;
     }
   }
 }
@@ -413,6 +470,7 @@ const std::vector<GroupCase>& group_cases() {
       CASE(all_gather_to_fills_another_buffer),
       CASE(reduce_scatter_leaves_the_sum_in_the_own_piece),
       CASE(reduce_scatter_scaled_leaves_the_same_sum_elsewhere),
+      CASE(several_buffers_end_as_each_by_itself),
       CASE(all_reduce_gives_all_the_same_bits),
       CASE(sums_are_the_same_every_time),
       CASE(sums_of_low_precision_are_formed_in_fp32),

@@ -688,5 +688,27 @@ def refuses(rank: int, world_size: int) -> None:
     assert type(fully_shard(nn.Linear(4, 4))).__mro__[1] is FSDPModule  # torch's again
 
 
+def says_who_trains_what(rank: int, world_size: int) -> None:
+    theirs = fully_shard(nn.Linear(4, 4))
+    with ours({"hybrid_shard_degree": 1}):
+        model = shard_all(make_model(), ignored_params=set())
+        wrapped = FullyShardedDataParallel(nn.Linear(4, 4))
+        everything = nn.ModuleDict({"mine": model, "theirs": theirs, "wrapped": wrapped, "plain": nn.Linear(2, 2)})
+        status = tsm.status(everything)
+        served = status.parts["tesserae (fully_shard)"]
+        assert served.units == ["mine", "mine.0", "mine.1", "mine.2"] and served.degrees == (1, 1, 1)
+        assert len(served.parameters) == len(list(model.parameters()))
+        assert status.parts["torch (fully_shard)"].parameters == ["theirs.weight", "theirs.bias"]
+        assert status.left_to_torch == ["theirs.weight", "theirs.bias", "plain.weight", "plain.bias"]
+        assert "tesserae (fully_shard), 4 units, P=1 G=1 O=1: 20 parameters (mine.0.norm.weight, " in str(status), str(
+            status
+        )
+        assert "nobody: each rank trains its own: 2 parameters (plain.weight, plain.bias)" in str(status)
+
+
+def test_status() -> None:
+    run_ranks(says_who_trains_what, 2)
+
+
 def test_bad_input() -> None:
     run_ranks(refuses, 2)

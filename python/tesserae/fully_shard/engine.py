@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from tesserae import _C
@@ -62,6 +64,13 @@ def _build(root: State) -> None:
     for state in paths:
         state.apply_settings()
     root.unit.require_agreement()
+    if root.places.fabric.rank == 0:
+        p, g, o = root.places.strategy.degrees
+        logging.getLogger("tesserae").info(
+            "[fully_shard] %d units of %s are trained by tesserae: parameters over %d ranks, gradients over %d, "
+            "optimizer over %d (tsm.status(model) says more)",
+            *(len(paths), type(root.modules[0]).__name__, p, g, o),
+        )
 
 
 def _make_unit(state: State) -> None:
