@@ -3,7 +3,8 @@
     import tesserae as tsm
     tsm.init({"hybrid_shard_degree": 2})
 
-After that, FullyShardedDataParallel and fully_shard of torch.distributed.fsdp are ours. docs/python.md says what is supported.
+After that, FullyShardedDataParallel and fully_shard of torch.distributed.fsdp are ours. docs/python.md says what is
+supported.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ _backend.register()
 
 
 def __getattr__(name: str) -> Any:
-    """tsm.checkpoint, tsm.reshard and tsm.status need parts of torch that take a second to import: at their first use. So does
-    tsm.init."""
+    """tsm.checkpoint, tsm.reshard and tsm.status need parts of torch that take a second to import: at their first use.
+    So does tsm.init."""
     if name == "checkpoint":
         return importlib.import_module("tesserae.checkpoint")
     if name == "status":
