@@ -19,7 +19,13 @@ from pathlib import Path
 import report
 from cases import HERE, ROOT, newest_program
 
-NAMES = {"sharded": "**Tesserae**, C++", "tesserae": "**Tesserae**, Python", "fsdp1": "FSDP1", "fsdp2": "FSDP2"}
+NAMES = {
+    "sharded": "**Tesserae**, C++",
+    "tesserae": "**Tesserae**, Python, FSDP1's script",
+    "tesserae2": "**Tesserae**, Python, FSDP2's script",
+    "fsdp1": "FSDP1",
+    "fsdp2": "FSDP2",
+}
 KINDS = ("per_unit_us", "cpu_per_unit_us", "optimizer_per_unit_us")
 
 

@@ -1,5 +1,5 @@
-"""What our FSDP, FSDP1 and FSDP2 cost the host per unit and step, in Python, when no byte is moved: the counterpart of
-bench/host_cost.cpp.
+"""What FSDP1 and FSDP2 cost the host per unit and step, torch's and ours, in Python, when no byte is moved: the
+counterpart of bench/host_cost.cpp.
 
 64 units, each a linear layer of width 8 with bias, fully sharded over 8 ranks of torch's own fake process group,
 against the same modules unsharded. Modes are interleaved and the order rotates. `step` is forward and backward; the
@@ -71,11 +71,22 @@ def wrap_tesserae(model: nn.Module, device: torch.device) -> nn.Module:
     return sharded
 
 
+def wrap_tesserae2(model: nn.Module, device: torch.device) -> nn.Module:
+    """The same with FSDP2's script."""
+    import tesserae as tsm
+
+    tsm.init()
+    sharded = wrap_fsdp2(model, device)
+    tsm.uninstall()
+    return sharded
+
+
 MODES: dict[str, Callable[[nn.Module, torch.device], nn.Module]] = {
     "plain": lambda model, device: model,
     "fsdp1": wrap_fsdp1,
     "fsdp2": wrap_fsdp2,
     "tesserae": wrap_tesserae,
+    "tesserae2": wrap_tesserae2,
 }
 
 
@@ -143,7 +154,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=UserWarning)
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     fake_group(options.ranks)
-    modes = [mode for mode in MODES if mode != "tesserae" or find_tesserae()]
+    modes = [mode for mode in MODES if not mode.startswith("tesserae") or find_tesserae()]
     subjects = {mode: Subject(mode, options.units, device) for mode in modes}
     x = torch.randn(4, WIDTH, device=device)
     for repeat in range(options.repeats + 1):
@@ -160,7 +171,7 @@ def main() -> None:
     for mode, subject in subjects.items():
         report[mode] = cost = costs(subject, subjects["plain"], options.units)
         print(
-            f"{mode:8} step {cost['step_us']:8.0f} us, over plain {cost['per_unit_us']:6.1f} us a unit "
+            f"{mode:9} step {cost['step_us']:8.0f} us, over plain {cost['per_unit_us']:6.1f} us a unit "
             f"({cost['cpu_per_unit_us']:.1f} us of CPU time); "
             f"optimizer {cost['optimizer_us']:7.0f} us, over plain {cost['optimizer_per_unit_us']:.1f}"
         )

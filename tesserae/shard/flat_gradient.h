@@ -23,8 +23,7 @@ namespace tesserae::shard {
 ///  2. complete() is true once every parameter has had one in this backward. A backward may complete a buffer several
 ///     times (a unit under reentrant checkpointing used twice) or never (a parameter without gradient).
 ///  3. reduce() sends the whole buffers of a unit on their way over the reduce lane; missing gradients count as zero.
-///  First hop: sum
-///     over G, leaving this rank's gradient piece.
+///     First hop: sum over G, leaving this rank's gradient piece.
 ///  4. Not at a boundary: the piece is added to the kept piece (two_hop). At a boundary: the kept piece is added;
 ///     second hop: G to O; third hop: sum over replicas; the average (UnitContext::gradient_divisor) is added to
 ///     Shard::grad. Where the first hop is all there is, and nothing to be added to, it leaves the average in

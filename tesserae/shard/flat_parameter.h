@@ -15,8 +15,9 @@ namespace tesserae::shard {
 
 /// The parameter side of one flat buffer on this rank: its pieces, and the gathered copy while there is one.
 ///
-/// [Note: version] publish() raises the version of the pieces; a gathered copy remembers which version it shows. A copy
-/// that is not the newest counts as not gathered, whatever the lifetime says, so no code has to know who made it stale.
+/// [Note: version] begin_publish() raises the version of the pieces; a gathered copy remembers which version it shows.
+/// A copy that is not the newest counts as not gathered, whatever the lifetime says, so no code has to know who made it
+/// stale.
 ///
 /// [Note: shared copy] Where the ranks of P share memory (Group::share), there is one gathered copy for all of them,
 /// for good: pieces, and masters of the same dtype, lie in it. Gathering moves nothing:
@@ -80,7 +81,7 @@ class FlatParameter {
 
   /// [flat.total()], in memory of its own: every rank's `local` (of local()'s size, any dtype). Collective; waits.
   at::Tensor whole_values(const at::Tensor& local);
-  /// Takes local_range() of such a buffer as this rank's new values. Then publish().
+  /// Takes local_range() of such a buffer as this rank's new values. Then ShardedUnit::publish().
   void set_values(const at::Tensor& whole);
 
   const Flat& flat() const { return flat_; }

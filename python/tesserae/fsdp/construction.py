@@ -185,7 +185,7 @@ def _shard(instance: Instance, module: nn.Module, fabric: _C.Fabric, options: _C
             instance._flat_entries[faces.flat_name(i)] = parameter
         for m in managed:
             m.parameter.data = m.parameter.data.new_empty(0)
-        retire((m.parameter for m in managed), "FSDP(..., use_orig_params=False)")
+        retire((m.parameter for m in managed), "FSDP(..., use_orig_params=False)", ", or pass use_orig_params=True")
     unit.show_parameters(local)
     for parameters in local:
         for parameter in parameters:

@@ -20,11 +20,12 @@ _watching = False
 _checked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
-def retire(parameters: Iterable[nn.Parameter], by: str) -> None:
-    """These have been sharded `by` a call: who is to train builds an optimizer after it."""
+def retire(parameters: Iterable[nn.Parameter], by: str, otherwise: str = "") -> None:
+    """These have been sharded `by` a call: an optimizer that is to train is built after it. `otherwise`: what else
+    helps."""
     global _watching
     for parameter in parameters:
-        parameter._tesserae_retired = by
+        parameter._tesserae_retired = by, otherwise
     if not _watching:
         _watching = True
         register_optimizer_step_pre_hook(_check)
@@ -34,10 +35,11 @@ def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if optimizer in _checked:
         return
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-        by = getattr(parameter, "_tesserae_retired", None)
-        if by is not None:
+        retired = getattr(parameter, "_tesserae_retired", None)
+        if retired is not None:
+            by, otherwise = retired
             raise _C.InvalidArgument(
                 f"[{type(optimizer).__name__}.step] this optimizer was built before {by}, on parameters that have been "
-                f"sharded since: it would update nothing. Build it on model.parameters() after {by}"
+                f"sharded since: it would update nothing. Build it on model.parameters() after {by}{otherwise}"
             )
     _checked.add(optimizer)

@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import weakref
 
 import torch
 
@@ -78,7 +80,7 @@ def _make_unit(state: State) -> None:
     compute = [faces.make_compute(managed) for managed in state.parameters]
     names = faces.names_in(state.modules[0], state.parameters)
     dims = [managed.placement.dim for managed in state.parameters]
-    state.unit = _C.Unit(state.places.fabric, state.options(), names, compute, local=values, dims=dims)
+    state.unit = _C.Unit(state.places.fabric, state.options, names, compute, local=values, dims=dims)
     for number, managed in enumerate(state.parameters):
         faces.show_split(managed, state.unit, number)
     _show(state)
@@ -113,12 +115,14 @@ def _take_over(state: State) -> None:
     if replaced:
         _show(state)
     hooked = any(hooks_after_accumulation(managed.parameter) for managed in state.parameters)
-    state.prepared().set_after_backward((lambda: _run_hooks(state)) if hooked else None)
+    # The unit must not keep the state alive: what C++ holds no collector sees.
+    state.prepared().set_after_backward(functools.partial(_run_hooks, weakref.ref(state)) if hooked else None)
 
 
-def _run_hooks(state: State) -> None:
+def _run_hooks(of: weakref.ref[State]) -> None:
     """Hooks on sharded parameters see the gradient that the optimizer will see."""
-    for managed in state.parameters:
+    state = of()
+    for managed in state.parameters if state is not None else ():
         if managed.parameter.grad is not None:
             for hook in hooks_after_accumulation(managed.parameter):
                 hook(managed.parameter)

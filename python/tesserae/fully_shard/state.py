@@ -41,6 +41,7 @@ class State(FSDPState):
     all_reduces: bool
     reduces_unused: bool
     divisor: float | None
+    options: _C.Options
     unit: _C.Unit | None
     outermost: State  # the last call around this one so far
     root: State | None
@@ -64,12 +65,13 @@ class State(FSDPState):
         self.syncs = self.all_reduces = True
         self.reduces_unused = False
         self.divisor, self.unit, self.root = None, None, None
+        self.options = self._options()  # as the configuration is at the call
         self.outermost = self
         self.below: list[State] = []
         self._inside = False
         self._to_run: set[nn.Module] = set()  # of a group, in the forward that runs
 
-    def options(self) -> _C.Options:
+    def _options(self) -> _C.Options:
         settings = config.current()
         return _C.Options(
             strategy=self.places.strategy,
