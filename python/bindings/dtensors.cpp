@@ -15,11 +15,10 @@ const at::Tensor& unpacked(const py::handle& tensor) {
   return THPVariable_Unpack(tensor.ptr());
 }
 
-/// One gradient is made for a parameter and shown again in every step, unless somebody else still has it.
 class UserDTensor final : public shard::UserTensor {
  public:
   UserDTensor(const py::object& parameter, const py::object& make_gradient)
-      : python_(new Python{parameter, make_gradient, {}}) {}
+      : python_(new Python{parameter, make_gradient}) {}
   ~UserDTensor() override {
     const py::gil_scoped_acquire acquire;
     python_.reset();
@@ -39,7 +38,7 @@ class UserDTensor final : public shard::UserTensor {
 
   at::Tensor gradient() const override {
     const at::Tensor& gradient = parameter().grad();
-    if (!gradient.defined() || gradient.is_same(gradient_)) return gradient.defined() ? local_gradient_ : gradient;
+    if (!gradient.defined()) return gradient;
     const py::gil_scoped_acquire acquire;
     const py::object theirs = py::cast(gradient);
     if (!py::hasattr(theirs, local_name)) {
@@ -53,15 +52,15 @@ class UserDTensor final : public shard::UserTensor {
   void show_gradient(const at::Tensor& gradient) override {
     at::Tensor& now = parameter().mutable_grad();
     if (!gradient.defined()) {
-      if (shown_.defined()) let_go();
       now = gradient;
-    } else if (now.defined() && now.is_same(gradient_) && shown_.is_same(gradient)) {
       return;
-    } else {
-      shown_ = gradient;
-      show_anew(gradient);
-      now = gradient_;
     }
+    const py::gil_scoped_acquire acquire;
+    if (now.defined()) {
+      const at::Tensor& local = unpacked(local_of(py::cast(now)));
+      if (local.sizes() == gradient.sizes() && local.const_data_ptr() == gradient.const_data_ptr()) return;
+    }
+    now = unpacked(python_->make_gradient(python_->parameter, py::cast(gradient)));
   }
 
  private:
@@ -70,42 +69,10 @@ class UserDTensor final : public shard::UserTensor {
   const at::Tensor& parameter() const { return unpacked(python_->parameter); }
   static py::object local_of(const py::object& tensor) { return tensor.attr(local_name); }
 
-  // Nobody but this object and the parameter has the gradient that was made.
-  bool is_ours() const {
-    return python_->gradient && Py_REFCNT(python_->gradient.ptr()) == 1 &&
-           gradient_.use_count() <= 2 + (parameter().grad().is_same(gradient_) ? 1 : 0);
-  }
-
-  // The engine may give its memory back.
-  void let_go() {
-    const py::gil_scoped_acquire acquire;
-    if (is_ours()) {
-      local_gradient_.set_data(local_gradient_.narrow(0, 0, 0).clone());
-    } else {
-      python_->gradient = py::object();
-      gradient_ = local_gradient_ = at::Tensor();
-    }
-    shown_ = at::Tensor();
-  }
-
-  void show_anew(const at::Tensor& gradient) {
-    const py::gil_scoped_acquire acquire;
-    if (is_ours()) {
-      local_gradient_.set_data(gradient);
-      return;
-    }
-    python_->gradient = python_->make_gradient(python_->parameter, py::cast(gradient));
-    gradient_ = unpacked(python_->gradient);
-    local_gradient_ = unpacked(local_of(python_->gradient));
-  }
-
   struct Python {
-    py::object parameter, make_gradient, gradient;
+    py::object parameter, make_gradient;
   };
   std::unique_ptr<Python> python_;  // behind a pointer: C++ owns it without the GIL
-  at::Tensor gradient_;             // the DTensor of python_->gradient
-  at::Tensor local_gradient_;       // its local tensor
-  at::Tensor shown_;                // what that shows
 };
 
 }  // namespace

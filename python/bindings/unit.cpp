@@ -160,8 +160,16 @@ void Unit::end_backward(shard::ShardedUnit& /*unit*/) {
   const py::gil_scoped_acquire acquire;
   backward_ = false;
   show(depth_ > 0);
-  const bool reduced = engine().boundary() && sharded().reduces_gradients();
-  if (reduced && !after_backward_.is_none()) after_backward_();
+}
+
+void Unit::after_backward(shard::ShardedUnit& /*unit*/) {
+  if (!after_backward_) return;
+  const py::gil_scoped_acquire acquire;
+  after_backward_();
+}
+
+void Unit::set_after_backward(py::object call) {
+  after_backward_ = call.is_none() ? py::object() : std::move(call);
 }
 
 void Unit::after_free(shard::ShardedUnit& /*unit*/) {
@@ -185,7 +193,7 @@ void Unit::finish_gather() {
     const py::gil_scoped_release release;
     sharded().finish_gather();
   }
-  show(true);
+  if (sharded().holds_newest()) show(true);
 }
 
 void Unit::release() {
@@ -198,7 +206,9 @@ void Unit::release() {
 }
 
 void Unit::show_shards() {
-  if (depth_ == 0 && !backward_) show(false);
+  if (depth_ > 0 || autograd::in_backward()) return;
+  backward_ = false;  // of one that threw
+  show(false);
 }
 
 void Unit::forget_step() {

@@ -61,6 +61,7 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   void end_backward(shard::ShardedUnit& unit) override;
 
   void after_free(shard::ShardedUnit& unit) override;
+  void after_backward(shard::ShardedUnit& unit) override;
 
   /// The user's tensors show the unit's shards from now on: one list for each of its flat buffers.
   void show_parameters(std::vector<shard::UserTensors> parameters);
@@ -73,7 +74,7 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   /// keeps them after its forward (FSDP2); else only while the unit computes (FSDP1).
   void set_entries(std::vector<Entry> entries, bool while_gathered);
   /// Called at the end of each backward that has reduced the unit's gradients; None: nothing is.
-  void set_after_backward(py::object call) { after_backward_ = std::move(call); }
+  void set_after_backward(py::object call);
   /// Gathers ahead of the forward; finish_gather() waits, and shows the compute parameters.
   void gather();
   void finish_gather();
@@ -110,7 +111,7 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   std::shared_ptr<shard::StepObserver> reduction_;
   std::vector<std::vector<int>> flats_;
   std::vector<Entry> entries_;
-  py::object after_backward_ = py::none();
+  py::object after_backward_;
   int depth_ = 0;           // of the unit's forward within itself
   bool backward_ = false;   // the unit has begun its backward
   bool computing_ = false;  // entries show compute parameters

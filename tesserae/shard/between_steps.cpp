@@ -83,6 +83,7 @@ void Engine::zero_grad() {
     buffer->gradient()->zero();
     buffer->gradient()->give_back();
   }
+  for (const auto& unit : units_) unit->set_accumulating(false);
   show_gradients();
 }
 
@@ -90,6 +91,7 @@ void Engine::discard_accumulated() {
   for (const FlatBuffer* buffer : buffers_) {
     if (buffer->gradient() != nullptr) buffer->gradient()->discard();
   }
+  for (const auto& unit : units_) unit->set_accumulating(false);
 }
 
 void Engine::take_gradients() {
@@ -130,6 +132,7 @@ void Engine::settle() {
     reduce(*unit, /*boundary=*/true);
   }
   wait_for_reductions(0);
+  for (const auto& unit : units_) unit->set_accumulating(false);
   free_all();
   drain();
   show_gradients();

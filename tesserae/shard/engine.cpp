@@ -87,7 +87,10 @@ void Engine::abandon_step() {
   for (const FlatBuffer* buffer : buffers_) {
     if (buffer->gradient() != nullptr) buffer->gradient()->zero();
   }
-  for (const auto& unit : units_) unit->reset();
+  for (const auto& unit : units_) {
+    unit->set_accumulating(false);
+    unit->reset();
+  }
   free_all();
   workspace_->pool.give_back();
   close_backward();
@@ -279,13 +282,24 @@ void Engine::end_backward() {
     if (frees_after_backward(*unit)) free(*unit);
   }
   workspace_->pool.give_back();
-  if (boundary_) {
+  bool reduced = false;
+  for (const auto& unit : units_) {
+    unit->set_accumulating(!is_boundary(*unit));
+    reduced = reduced || is_boundary(*unit);
+  }
+  if (reduced) {
     finish_reading();
     ++workspace_->statistics.steps;
-    show_gradients();
   }
+  const auto tell_reduced = [this](const auto& event) {
+    for (const auto& unit : units_) {
+      if (is_boundary(*unit)) unit->tell([&](StepObserver& observer) { event(observer, *unit); });
+    }
+  };
+  tell_reduced([](StepObserver& observer, ShardedUnit& unit) { observer.show_gradients(unit); });
   schedule_.finish();
   close_backward();
+  tell_reduced([](StepObserver& observer, ShardedUnit& unit) { observer.after_backward(unit); });
 }
 
 }  // namespace tesserae::shard

@@ -113,6 +113,7 @@ void FlatParameter::finish_gather() {
     refresh_ = {};
     return;
   }
+  if (!held_) return;  // freed since
   wait_and_count(gather_, context_.statistics().exposed_gather);
   if (!storage_.shows()) storage_.show(whole_);
   arrived_ = true;

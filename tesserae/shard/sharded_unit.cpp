@@ -136,6 +136,7 @@ void ShardedUnit::free(FlatBuffer& buffer, bool keep) {
     throw std::logic_error(cat("[ShardedUnit::free] unit \"", name_, "\" is computing with its parameters"));
   }
   buffer.parameter().free(keep);
+  gathered_early_ = false;
   if (!holds_buffers()) tell([this](StepObserver& observer) { observer.after_free(*this); });
 }
 
@@ -228,6 +229,7 @@ void ShardedUnit::enter_backward() {
 void ShardedUnit::leave_backward() {
   phase_ = depth_ > 0 ? Phase::forward : Phase::idle;
   forwards_ = 0;
+  gathered_early_ = false;
 }
 
 void ShardedUnit::reset() {
@@ -247,11 +249,6 @@ void ShardedUnit::set_sharding(std::shared_ptr<const Sharding> sharding) {
 void ShardedUnit::set_lifetimes(bool free_after_forward, bool free_after_backward) {
   frees_after_forward_ = free_after_forward;
   frees_after_backward_ = free_after_backward;
-}
-
-bool ShardedUnit::accumulating() const {
-  return std::ranges::any_of(
-      buffers_, [](const auto& buffer) { return buffer->gradient() != nullptr && buffer->gradient()->pending(); });
 }
 
 void ShardedUnit::set_master_dtype(c10::ScalarType dtype) {

@@ -109,8 +109,9 @@ class ShardedUnit {
   /// moment that all have in common. Between steps, and the same on all ranks.
   bool reduces_unused() const { return reduces_unused_; }
   void set_reduces_unused(bool reduces) { reduces_unused_ = reduces; }
-  /// Gradients wait for their reduction.
-  bool accumulating() const;
+  /// Backwards have left their gradients to a later one. The same on all ranks, whatever gradients each has.
+  bool accumulating() const { return accumulating_; }
+  void set_accumulating(bool accumulating) { accumulating_ = accumulating; }
 
   /// Shares `observer`, which is told of the unit's events from now on, until detach(); both between steps. Throws
   /// InvalidArgument for a second observer that reduces(), and where the degrees or
@@ -149,6 +150,7 @@ class ShardedUnit {
   bool frees_after_backward_;
   bool reduces_gradients_ = true;
   bool reduces_unused_ = false;
+  bool accumulating_ = false;
   bool gathered_early_ = false;
 };
 

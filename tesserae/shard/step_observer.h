@@ -43,6 +43,9 @@ class StepObserver {
   /// All: the backward is over, or one that was cut short has been forgotten.
   virtual void end_backward(ShardedUnit& /*unit*/) {}
 
+  /// Each whose gradients were reduced: they are shown, and nothing of the step is left to do.
+  virtual void after_backward(ShardedUnit& /*unit*/) {}
+
   // The training state outside of the engine. All.
 
   /// Masters are about to be read: copy in what was changed outside.

@@ -260,6 +260,59 @@ def test_unshard_and_reshard() -> None:
     run_ranks(unshards, 2)
 
 
+def unshards_between(rank: int, world_size: int, config: dict[str, Any]) -> None:
+    """Ahead of a backward, and waited for when it is over: the next step sees what the optimizer has written."""
+
+    def run() -> Seen:
+        model = shard_all(make_model())
+        sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+        seen = Seen()
+        for step in range(3):
+            early = model[1].unshard(async_op=True)
+            loss = model(batch(step)).square().mean()
+            early.wait()
+            late = model[0].unshard(async_op=True)
+            loss.backward()
+            late.wait()
+            sgd.step()
+            sgd.zero_grad()
+            seen.losses.append(loss.item())
+        return seen
+
+    both(run, config)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"degrees": {"parameters": 1, "gradients": 2, "optimizer": 2}}, {"hybrid_shard_degree": 1}]
+)
+def test_unshard_around_a_backward(config: dict[str, Any]) -> None:
+    run_ranks(unshards_between, 2, config)
+
+
+def accumulates_after_zero_grad(rank: int, world_size: int) -> None:
+    def run() -> Seen:
+        model = shard_all(make_model())
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen = Seen()
+        for step in range(3):
+            for part in range(2):
+                model.set_requires_gradient_sync(part == 1)
+                loss = model(batch(step, part)).square().mean()
+                if part == 0:
+                    sgd.zero_grad()
+                loss.backward()
+                seen.losses.append(loss.item())
+            look(seen, model, None, f"step {step}:")
+            sgd.step()
+        return seen
+
+    both(run)
+
+
+def test_gradients_that_were_zeroed_between_forward_and_backward() -> None:
+    run_ranks(accumulates_after_zero_grad, 2)
+
+
 def loads(rank: int, world_size: int) -> None:
     whole = make_model()
     state = whole.state_dict()
@@ -347,8 +400,16 @@ def recovers(rank: int, world_size: int) -> None:
         expected = model(batch(0)).detach()
         with pytest.raises(RuntimeError):
             model(torch.randn(2, WIDTH + 1))
+        assert all(isinstance(parameter, DTensor) for block in model[:3] for parameter in block.parameters())
         torch.testing.assert_close(model(batch(0)).detach(), expected)
         model(batch(0)).sum().backward()
+        # What changes after a forward that threw is what the next one sees.
+        with pytest.raises(RuntimeError):
+            model(torch.randn(2, WIDTH + 1))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        assert model(batch(0)).abs().sum() == 0
 
 
 def test_a_forward_that_threw() -> None:

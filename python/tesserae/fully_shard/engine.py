@@ -91,9 +91,7 @@ def go_to(state: State, places: Places) -> None:
     state.places = places
     for managed in state.parameters:
         faces.go_to(managed, places)
-    _show(state)
-    for flat in _C.flat_buffers(state.prepared()):
-        flat.show()
+    state.apply_settings()
 
 
 def _show(state: State) -> None:
@@ -110,6 +108,11 @@ def _take_over(state: State) -> None:
     for managed in state.parameters:
         before = managed.parameter
         if faces.find_replaced(managed):
+            if managed.parameter.dtype != before.dtype:
+                raise _C.InvalidArgument(
+                    f"[fully_shard] parameter {managed.name} of {before.dtype} was replaced by one of "
+                    f"{managed.parameter.dtype} after the first step; convert the model before it"
+                )
             faces.copy_values(managed.parameter, before)
             replaced = True
     if replaced:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 from tesserae import _C
 from tesserae.fsdp.instance import Instance
@@ -65,7 +65,9 @@ def fully_shard(
     managed = managed_modules(modules, ignored_params)
     move_states(managed, ignored, places.device)
     before = [p for part in managed for p in part.parameters(recurse=False) if p not in ignored]
-    parameters = shard_parameters(managed, ignored, places, shard_placement_fn)
+    parameters = shard_parameters(
+        managed, ignored, places, shard_placement_fn, isinstance(offload_policy, CPUOffloadPolicy)
+    )
     retire(before, "fully_shard(...)")
     state = new_state(modules[0], State)
     state.begin(modules, places, parameters, mp_policy, offload_policy, reshard_after_forward)
@@ -73,7 +75,7 @@ def fully_shard(
     for inner in states_below(modules):
         inner.outermost = state
     before_state_dicts({m for p in parameters for m, _ in p.entries}, state.show_shards)
-    add_hooks(state, modules, state._pre_forward, state._post_forward)
+    add_hooks(state, modules, state._pre_forward, state._post_forward, state._after_any_forward)
     mark_for_compiler(managed)
     for each in modules:
         change_class(each, FSDPModule)

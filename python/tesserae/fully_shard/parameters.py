@@ -47,15 +47,20 @@ class Managed:
 
 
 def shard_parameters(
-    modules: list[nn.Module], ignored: set[nn.Parameter], places: Places, placement_of: PlacementFn | None
+    modules: list[nn.Module],
+    ignored: set[nn.Parameter],
+    places: Places,
+    placement_of: PlacementFn | None,
+    offloads: bool,
 ) -> list[Managed]:
-    """Puts a DTensor of this rank's rows in the place of each parameter of `modules` themselves."""
+    """Puts a DTensor of this rank's rows in the place of each parameter of `modules` themselves; on the host, if they
+    are offloaded."""
     users: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in modules:
         for name, parameter in own_parameters(module).items():
             if parameter is not None and parameter not in ignored:
                 users.setdefault(parameter, []).append((module, name))
-    return [_shard(parameter, entries, places, placement_of) for parameter, entries in users.items()]
+    return [_shard(parameter, entries, places, placement_of, offloads) for parameter, entries in users.items()]
 
 
 @torch.no_grad()
@@ -64,6 +69,7 @@ def _shard(
     entries: list[tuple[nn.Module, str]],
     places: Places,
     placement_of: PlacementFn | None,
+    offloads: bool,
 ) -> Managed:
     name = f"{type(entries[0][0]).__name__}.{entries[0][1]}"
     if not parameter.is_contiguous():
@@ -83,9 +89,11 @@ def _shard(
     mesh, placements = _place_of(places, placement, split)
     rows = whole.chunk(degree, placement.dim)
     index = places.fabric.rank % degree
-    local = rows[index] if index < len(rows) else whole.narrow(placement.dim, 0, 0)
+    local = (rows[index] if index < len(rows) else whole.narrow(placement.dim, 0, 0)).clone()
+    if offloads and not local.is_meta:
+        local = local.cpu()
     sharded = nn.Parameter(
-        dtensor(local.clone(), mesh, placements, parameter, requires_grad=False), requires_grad=parameter.requires_grad
+        dtensor(local, mesh, placements, parameter, requires_grad=False), requires_grad=parameter.requires_grad
     )
     for module, entry in entries:
         setattr(module, entry, sharded)
@@ -105,8 +113,11 @@ def at_places(managed: Managed, places: Places, local: torch.Tensor) -> DTensor:
 
 
 def go_to(managed: Managed, places: Places) -> None:
-    """The engine has cut the parameter anew: it says so from now on."""
-    set_place(managed.parameter, *_place_of(places, managed.placement, managed.split))
+    """The engine has cut the parameter anew, and shows its rows and its gradient: they say so from now on."""
+    parameter = managed.parameter
+    set_place(parameter, *_place_of(places, managed.placement, managed.split))
+    if parameter.grad is not None:
+        parameter.grad = make_gradient(parameter, local_of(parameter.grad))
 
 
 def _placement(name: str, whole: torch.Tensor, asked: Any, degree: int) -> Shard:

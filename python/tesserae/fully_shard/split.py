@@ -7,6 +7,7 @@ gradient, placed as the parameter was, goes to the engine.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -42,11 +43,15 @@ class Split:
         part = dtensor(compute.detach(), self.mesh, self.placements, like, requires_grad=False)
         shown = nn.Parameter(part, requires_grad=like.requires_grad)
 
+        to = weakref.ref(unit)  # which has this parameter: what C++ holds no collector sees
+
         def give_gradient(parameter: torch.Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             if gradient.placements != self.placements:
                 gradient = gradient.redistribute(placements=self.placements)
-            unit.add_gradient(number, local_of(gradient))
+            owner = to()
+            assert owner is not None
+            owner.add_gradient(number, local_of(gradient))
 
         if like.requires_grad:
             shown.register_post_accumulate_grad_hook(give_gradient)

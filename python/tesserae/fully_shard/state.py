@@ -70,6 +70,7 @@ class State(FSDPState):
         self.below: list[State] = []
         self._inside = False
         self._to_run: set[nn.Module] = set()  # of a group, in the forward that runs
+        self._running: dict[nn.Module, bool] = {}  # modules whose forward has begun and not ended
 
     def _options(self) -> _C.Options:
         settings = config.current()
@@ -122,6 +123,7 @@ class State(FSDPState):
             unit.enter_again()
             return self._cast_inputs(args, kwargs)
         # 1.
+        self._running[module] = True
         if not self._inside:
             if self.root is self:
                 args, kwargs = self._begin_step(args, kwargs)
@@ -141,6 +143,9 @@ class State(FSDPState):
             unit.watch_outputs(output)
             return self.cast_output(output)
         # 2.
+        self._running.pop(module, None)
+        if not self._inside:  # the end of a call around one that has left
+            return self.cast_output(output)
         self._to_run.discard(module)
         assert self.root is not None
         if self._to_run and self.root._inside:
@@ -152,6 +157,14 @@ class State(FSDPState):
                     state._leave(output)
         self._leave(output)
         return self.cast_output(output)
+
+    @torch.compiler.disable
+    def _after_any_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Also after a forward that threw, which has not come to _post_forward."""
+        if self._running.pop(module, None) and self._inside:
+            self._inside = False
+            if self.unit is not None:
+                self.unit.cancel()
 
     def _leave(self, output: Any) -> None:
         self._inside = False
@@ -173,6 +186,7 @@ class State(FSDPState):
     def forget_step(self) -> None:
         """A forward or backward threw."""
         self._inside = False
+        self._running.clear()
         if self.unit is not None:
             self.unit.forget_step()
 

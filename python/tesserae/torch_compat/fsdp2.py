@@ -75,12 +75,16 @@ def device_of(mesh: DeviceMesh) -> torch.device:
     return _get_device_from_mesh(mesh)
 
 
-def add_hooks(state: Any, modules: tuple[nn.Module, ...], before: Callable, after: Callable) -> None:
-    """`before` and `after` around the forward of each of the modules, which have the state."""
+def add_hooks(
+    state: Any, modules: tuple[nn.Module, ...], before: Callable, after: Callable, after_any: Callable
+) -> None:
+    """`before` and `after` around the forward of each of the modules, which have the state; `after_any` behind `after`,
+    and where the forward threw."""
     for module in modules:
         _insert_module_state(module, state)
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         module.register_forward_hook(after, prepend=False)
+        module.register_forward_hook(after_any, prepend=False, always_call=True)
 
 
 def mark_for_compiler(modules: Iterable[nn.Module]) -> None:
