@@ -183,17 +183,18 @@ void Liveness::watch_processes() {
   std::vector<int> descriptors;
   for (const auto& peer : local_) descriptors.push_back(peer.watch.descriptor());
   os::wait_readable(descriptors, os::Deadline(kTick));
-  std::vector<int> ended;
-  for (const auto& peer : local_) {
-    if (peer.watch.gone()) ended.push_back(peer.rank);
-  }
-  if (ended.empty()) return;
-  local_.erase(std::remove_if(local_.begin(), local_.end(), [&](const auto& p) { return contains(ended, p.rank); }),
-               local_.end());
+  std::erase_if(local_, [&](const auto& peer) {
+    const bool gone = peer.watch.gone();
+    if (gone) ended_.push_back(peer.rank);
+    return gone;
+  });
+  if (ended_.empty()) return;
   // A rank that ended after another one was lost has usually told so before: the store knows the order, and who left.
   next_beat_ = Clock::now();
   exchange_news();
-  for (const int rank : ended) mark_lost(rank, "its process ended");
+  // Who ends while the store's rank is silent may have given up on that rank, and its goodbye has not arrived.
+  if (server_silent_) return;
+  for (const int rank : std::exchange(ended_, {})) mark_lost(rank, "its process ended");
 }
 
 void Liveness::mark_lost(int rank, const std::string& how) {
@@ -354,6 +355,10 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
   if (!asked) return std::nullopt;
   if (!left.empty()) return Verdict{Verdict::Kind::lost, left, "it left the job"};
   const auto asked_for = now - *state.asked;
+  if (server_silent_ && state.suspect != server_) {
+    if (asked_for < kPatience) return std::nullopt;
+    return Verdict{Verdict::Kind::timeout, {server_}, state.symptom};
+  }
   const auto pulse = pulses_.find(state.suspect);
   if (pulse != pulses_.end() && now - pulse->second.changed >= kBroken) {
     mark_lost(state.suspect, "its connection broke and it does not beat");

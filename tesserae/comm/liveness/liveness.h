@@ -26,7 +26,8 @@ namespace tesserae::comm {
 /// 4. it looks at the operations that block: if a member is lost, the deadline has passed or the members are in
 ///    different operations, it decides the verdict, tells it to the other members, and aborts the operation.
 /// Transports tell of broken sockets first (judge). Who is lost is decided by the order of reports in the store, not by
-/// whose socket broke: when ranks give up one after the other, all of them name the first.
+/// whose socket broke: when ranks give up one after the other, all of them name the first. While the rank that serves
+/// the store is silent there is no such order, and that rank is the one to name.
 class Liveness {
  public:
   /// Tells the others where this process can be watched. Before the ranks meet: who has met need not wait for it.
@@ -109,6 +110,7 @@ class Liveness {
   const std::shared_ptr<LivenessStore> store_;
   TimeLimiter limiter_;
   std::vector<LocalPeer> local_;
+  std::vector<int> ended_;       // of this host, not yet known whether with a goodbye; of the channel's thread
   bool store_works_ = true;      // of the channel's thread
   bool store_stalls_ = false;    // it may answer again; of the channel's thread
   bool server_silent_ = false;   // of the channel's thread
