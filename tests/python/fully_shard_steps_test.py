@@ -1,0 +1,265 @@
+"""What scripts do around a step of a model of fully_shard, with torch's own and with ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import tesserae as tsm
+from fully_shard_runs import WIDTH, Seen, batch, both, look, make_model, ours, run_steps, shard_all
+from ranks import run_ranks
+
+
+def accumulates(rank: int, world_size: int, keep: bool) -> None:
+    def run() -> Seen:
+        model = shard_all(make_model())
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen = Seen()
+        for step in range(2):
+            for part in range(3):
+                model.set_requires_gradient_sync(part == 2)
+                if keep:
+                    model.set_reshard_after_backward(part == 2)
+                loss = model(batch(step, part)).square().mean()
+                loss.backward()
+                seen.losses.append(loss.item())
+            look(seen, model, None, f"step {step}:")
+            sgd.step()
+            sgd.zero_grad()
+        return seen
+
+    both(run)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_accumulation(keep: bool) -> None:
+    run_ranks(accumulates, 2, keep)
+
+
+def unshards(rank: int, world_size: int) -> None:
+    whole = make_model()
+    with ours():
+        model = shard_all(make_model())
+        for async_op in (False, True):
+            handle = model[0].unshard(async_op=async_op)
+            if handle is not None:
+                handle.wait()
+            assert not isinstance(model[0].wide.weight, DTensor)
+            torch.testing.assert_close(model[0].wide.weight, whole[0].wide.weight)
+            assert isinstance(model[1].wide.weight, DTensor)
+            model[0].reshard()
+            assert isinstance(model[0].wide.weight, DTensor)
+        handle = model[0].unshard(async_op=True)
+        out = model(batch(0))
+        torch.testing.assert_close(out, whole(batch(0)))
+        assert isinstance(model[0].wide.weight, DTensor)
+        out.sum().backward()
+        assert all(p.grad.placements == p.placements for p in model.parameters())
+
+
+def test_unshard_and_reshard() -> None:
+    run_ranks(unshards, 2)
+
+
+def unshards_between(rank: int, world_size: int, config: dict[str, Any]) -> None:
+    """Ahead of a backward, and waited for when it is over: the next step sees what the optimizer has written."""
+
+    def run() -> Seen:
+        model = shard_all(make_model())
+        sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+        seen = Seen()
+        for step in range(3):
+            early = model[1].unshard(async_op=True)
+            loss = model(batch(step)).square().mean()
+            early.wait()
+            late = model[0].unshard(async_op=True)
+            loss.backward()
+            late.wait()
+            sgd.step()
+            sgd.zero_grad()
+            seen.losses.append(loss.item())
+        return seen
+
+    both(run, config)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"degrees": {"parameters": 1, "gradients": 2, "optimizer": 2}}, {"hybrid_shard_degree": 1}]
+)
+def test_unshard_around_a_backward(config: dict[str, Any]) -> None:
+    run_ranks(unshards_between, 2, config)
+
+
+def accumulates_after_zero_grad(rank: int, world_size: int) -> None:
+    def run() -> Seen:
+        model = shard_all(make_model())
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen = Seen()
+        for step in range(3):
+            for part in range(2):
+                model.set_requires_gradient_sync(part == 1)
+                loss = model(batch(step, part)).square().mean()
+                if part == 0:
+                    sgd.zero_grad()
+                loss.backward()
+                seen.losses.append(loss.item())
+            look(seen, model, None, f"step {step}:")
+            sgd.step()
+        return seen
+
+    both(run)
+
+
+def test_gradients_that_were_zeroed_between_forward_and_backward() -> None:
+    run_ranks(accumulates_after_zero_grad, 2)
+
+
+def loads(rank: int, world_size: int) -> None:
+    whole = make_model()
+    state = whole.state_dict()
+    with ours():
+        with torch.device("meta"):
+            model = make_model()
+        shard_all(model)
+        assert all(p.is_meta and isinstance(p, DTensor) for p in model.parameters())
+        with pytest.raises(tsm.InvalidArgument, match=r"(?s)meta device.*to_empty"):
+            model(batch(0))
+        model.to_empty(device="cpu")
+        own = model.state_dict()
+        placed = {name: distribute(value, own[name]) for name, value in state.items()}
+        model.load_state_dict(placed)
+        torch.testing.assert_close(model(batch(0)), whole(batch(0)))
+        # State dicts show the parameters' memory, before and after steps.
+        for name, parameter in model.named_parameters():
+            assert model.state_dict()[name].to_local().data_ptr() == parameter.to_local().data_ptr()
+        # Others in their place, before and after the first step.
+        for factor in (2.0, 3.0):
+            assigned = {name: distribute(factor * value, own[name]) for name, value in state.items()}
+            model.load_state_dict(assigned, assign=True)
+            whole.load_state_dict({name: factor * value for name, value in state.items()})
+            torch.testing.assert_close(model(batch(1)), whole(batch(1)))
+            model.reshard()  # the outermost module keeps its parameters after a forward
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.5)
+                for parameter in whole.parameters():
+                    parameter.mul_(0.5)
+            torch.testing.assert_close(model(batch(1)), whole(batch(1)))
+
+
+def distribute(value: Tensor, like: DTensor) -> DTensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, like.device_mesh, like.placements)
+
+
+def test_state_dicts_and_meta_devices() -> None:
+    run_ranks(loads, 3)
+
+
+def changes_dtype(rank: int, world_size: int) -> None:
+    def run() -> Seen:
+        model = shard_all(make_model())
+        model.to(torch.float64)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        return run_steps(model, sgd, lambda step: model(batch(step).double()).square().mean(), steps=2)
+
+    both(run)
+
+
+def test_another_dtype_before_the_first_step() -> None:
+    run_ranks(changes_dtype, 2)
+
+
+def clips(rank: int, world_size: int) -> None:
+    def run() -> Seen:
+        model = shard_all(make_model())
+        model(10 * batch(0)).square().mean().backward()
+        seen = Seen()
+        seen.add("norm", nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+        look(seen, model, None, "clipped:")
+        return seen
+
+    both(run)
+
+
+def test_clipping() -> None:
+    run_ranks(clips, 3)
+
+
+def recovers(rank: int, world_size: int) -> None:
+    with ours():
+        model = shard_all(make_model())
+        expected = model(batch(0)).detach()
+        with pytest.raises(RuntimeError):
+            model(torch.randn(2, WIDTH + 1))
+        assert all(isinstance(parameter, DTensor) for block in model[:3] for parameter in block.parameters())
+        torch.testing.assert_close(model(batch(0)).detach(), expected)
+        model(batch(0)).sum().backward()
+        # What changes after a forward that threw is what the next one sees.
+        with pytest.raises(RuntimeError):
+            model(torch.randn(2, WIDTH + 1))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        assert model(batch(0)).abs().sum() == 0
+
+
+def test_a_forward_that_threw() -> None:
+    run_ranks(recovers, 2)
+
+
+def steps_in_backward(rank: int, world_size: int) -> None:
+    def run() -> Seen:
+        model = shard_all(make_model())
+        optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters()}
+        names = {p: name for name, p in model.named_parameters()}
+        seen = Seen()
+
+        def step(parameter: nn.Parameter) -> None:
+            seen.add(f"gradient {len(seen.losses)} {names[parameter]}", parameter.grad)
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        for number in range(3):
+            loss = model(batch(number)).square().mean()
+            loss.backward()
+            seen.losses.append(loss.item())
+        return seen
+
+    both(run)
+
+
+def test_hooks_after_a_gradient_is_accumulated() -> None:
+    run_ranks(steps_in_backward, 2)
+
+
+def uses_different_parameters(rank: int, world_size: int) -> None:
+    class Choice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x: Tensor, chosen: int) -> Tensor:
+            return x + self.experts[chosen](x)
+
+    def run() -> Seen:
+        torch.manual_seed(4)
+        model = Choice()
+        fully_shard(model)
+        model.set_reduce_scatter_unused_params(True)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return run_steps(model, sgd, lambda step: model(batch(step), (step + rank) % 2).square().mean(), steps=4)
+
+    both(run)
+
+
+def test_ranks_that_use_different_parameters() -> None:
+    run_ranks(uses_different_parameters, 2)
