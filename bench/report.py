@@ -56,7 +56,7 @@ class Summary:
     step_ms: Spread
     tokens_per_second: Spread
     ratio: Spread | None  # of tokens/s to the fastest line of FSDP2, taken round by round; None: none ran
-    memory: int  # of all processes at its peak, in bytes: PSS, or RSS where there is no PSS; 0: nothing ran
+    memory: int  # the peak of all processes together, in bytes (PSS; RSS where the system has no PSS); 0: none ran
     memory_ratio: float | None  # to the line of FSDP2 that needs least
     cpu_seconds: float
 

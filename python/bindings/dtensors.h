@@ -11,8 +11,8 @@ namespace tesserae::bindings {
 namespace py = pybind11;
 
 /// Parameters that are DTensors, whose local tensors show what this rank holds. `make_gradient(parameter, local)`
-/// returns the DTensor of that local tensor, placed as the parameter is. With the GIL; the tensors need none to be
-/// held.
+/// returns the DTensor of that local tensor, placed as the parameter is. Called with the GIL; what it returns takes the
+/// GIL itself where it needs it.
 shard::UserTensors dtensors(const std::vector<py::object>& parameters, const py::object& make_gradient);
 
 }  // namespace tesserae::bindings

@@ -1,7 +1,5 @@
 #include "python/bindings/unit.h"
 
-#include "python/bindings/dtensors.h"
-
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -9,6 +7,7 @@
 
 #include <algorithm>
 
+#include "python/bindings/dtensors.h"
 #include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
 #include "tesserae/shard/agreement.h"
@@ -354,12 +353,10 @@ void bind_unit(py::module_& module) {
       .def("forget_step", &Unit::forget_step, "Forgets a forward or backward that did not end.")
       .def(
           "set_lifetimes",
-          [](Unit& unit, std::optional<bool> after_forward, std::optional<bool> after_backward) {
-            shard::ShardedUnit& sharded = unit.sharded();
-            sharded.set_lifetimes(after_forward.value_or(sharded.frees_after_forward()),
-                                  after_backward.value_or(sharded.frees_after_backward()));
+          [](Unit& unit, bool after_forward, bool after_backward) {
+            unit.sharded().set_lifetimes(after_forward, after_backward);
           },
-          py::kw_only(), py::arg("free_after_forward") = py::none(), py::arg("free_after_backward") = py::none())
+          py::kw_only(), py::arg("free_after_forward"), py::arg("free_after_backward"))
       .def(
           "set_reduces_gradients", [](Unit& unit, bool reduces) { unit.sharded().set_reduces_gradients(reduces); },
           py::arg("reduces"), "False: gradients stay on the rank, whole.")

@@ -448,9 +448,7 @@ class Unit:
         """
         What sums of gradients are divided by, instead of the number of ranks.
         """
-    def set_lifetimes(
-        self, *, free_after_forward: bool | None = None, free_after_backward: bool | None = None
-    ) -> None: ...
+    def set_lifetimes(self, *, free_after_forward: bool, free_after_backward: bool) -> None: ...
     def set_master_dtype(self, dtype: torch.dtype) -> None:
         """
         Masters, gradients and optimizer state are in that dtype from the first step on.

@@ -5,7 +5,7 @@
 #include <ATen/ops/scalar_tensor.h>
 
 #include <cstddef>
-#include <utility>
+#include <map>
 
 #include "tesserae/comm/equal_pieces.h"
 
@@ -21,21 +21,16 @@ using Indices = std::vector<size_t>;
 /// so that all members have the same.
 std::vector<Indices> parcels(const std::vector<at::Tensor>& buffers, const Group& group) {
   std::vector<Indices> all;
-  std::vector<std::pair<c10::ScalarType, size_t>> open;  // by dtype: the parcel of its small buffers
+  std::map<c10::ScalarType, size_t> packed;  // by dtype: the parcel of its small buffers
   for (size_t i = 0; i < buffers.size(); ++i) {
     const at::Tensor& buffer = buffers[i];
     if (group.size() == 1 || buffer.nbytes() / static_cast<size_t>(group.size()) >= packed_piece_bytes) {
       all.push_back({i});
       continue;
     }
-    auto found = open.begin();
-    while (found != open.end() && found->first != buffer.scalar_type()) ++found;
-    if (found == open.end()) {
-      open.emplace_back(buffer.scalar_type(), all.size());
-      all.push_back({i});
-    } else {
-      all[found->second].push_back(i);
-    }
+    const auto [parcel, is_new] = packed.try_emplace(buffer.scalar_type(), all.size());
+    if (is_new) all.emplace_back();
+    all[parcel->second].push_back(i);
   }
   return all;
 }

@@ -50,10 +50,11 @@ def change(
     wait_copied()  # what an asynchronous save still copies must not move
     # 1. Of all roots, before anything of one moves.
     turns = [
-        _turn_instance(r, optimizers) if isinstance(r, Instance) else _turn_state(r, optimizers, wanted) for r in roots
+        _turn_instance(r, optimizers, wanted) if isinstance(r, Instance) else _turn_state(r, optimizers, wanted)
+        for r in roots
     ]
     for root, turn in zip(roots, turns):
-        changed(root, turn(wanted))
+        changed(root, turn())
     config.turn(wanted)
     state.forget_replicas()
 
@@ -66,13 +67,13 @@ def _require_between_steps(root: Root) -> None:
         unit_of(part).require_between_steps("tsm.reshard")
 
 
-Turn = Callable[[Degrees], _C.Resharding]
+Turn = Callable[[], _C.Resharding]
 
 
-def _turn_instance(root: Instance, optimizers: list[Optimizer]) -> Turn:
+def _turn_instance(root: Instance, optimizers: list[Optimizer], wanted: Degrees) -> Turn:
     moving = Moving(root, optimizers)
 
-    def turn(wanted: Degrees) -> _C.Resharding:
+    def turn() -> _C.Resharding:
         # 2.
         moving.forget_what_stood_still()
         made = _C.reshard(root._unit, wanted, moving)
@@ -90,7 +91,7 @@ def _turn_state(root: State, optimizers: list[Optimizer], wanted: Degrees) -> Tu
     places = {each: each.places.under(_C.Strategy("FULL_SHARD", ranks, degrees=wanted)) for each in root.below}
     moving = MovingDTensors(root, optimizers, places)
 
-    def turn(wanted: Degrees) -> _C.Resharding:
+    def turn() -> _C.Resharding:
         made = _C.reshard(root.prepared(), wanted, moving)
         for each in root.below:
             go_to(each, places[each])

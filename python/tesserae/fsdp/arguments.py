@@ -57,14 +57,22 @@ class Arguments:
                 "the master parameters; leave it out"
             )
         prefetches = self.backward_prefetch is not None or self.forward_prefetch
-        settings = config.current()
-        return _C.Options(
+        return engine_options(
+            device,
             strategy=strategy,
             parameters=precision.param_dtype,
             reduce=precision.reduce_dtype,
             limit_all_gathers=(2 if self.limit_all_gathers else 4) if prefetches else 1,
             offload=self.cpu_offload is not None and self.cpu_offload.offload_params,
-            parameter_wire=settings.parameter_wire if settings is not None else "exact",
-            gradient_wire=settings.gradient_wire if settings is not None else "exact",
-            parallel=parallel_of(device) if tensor_degree() > 1 else None,
         )
+
+
+def engine_options(device: torch.device, **options: Any) -> _C.Options:
+    """These, and what the configuration says of wires and split layers."""
+    settings = config.current()
+    return _C.Options(
+        parameter_wire=settings.parameter_wire if settings is not None else "exact",
+        gradient_wire=settings.gradient_wire if settings is not None else "exact",
+        parallel=parallel_of(device) if tensor_degree() > 1 else None,
+        **options,
+    )

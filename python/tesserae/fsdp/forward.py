@@ -16,8 +16,8 @@ from tesserae.torch_compat.modules import own_buffers
 
 Arguments = tuple[tuple, dict[str, Any]]
 
-# Called with each root (an instance, or fully_shard's state) at the beginning of its training forwards, on all ranks
-# alike: the dial turns there.
+# Called at the beginning of every training forward of a root, with the root (an instance, or fully_shard's state), on
+# all ranks alike: the dial turns there.
 before_training_forward: list[Callable[[Any], None]] = []
 
 

@@ -51,7 +51,7 @@ def _build(root: State) -> None:
     for state in paths:
         for managed in state.parameters:
             faces.find_replaced(managed)
-    _require_values(root)
+    _require_values(root, paths)
     # 2.
     for state in paths:
         _make_unit(state)
@@ -131,9 +131,9 @@ def _run_hooks(of: weakref.ref[State]) -> None:
                 hook(managed.parameter)
 
 
-def _require_values(root: State) -> None:
+def _require_values(root: State, paths: dict[State, str]) -> None:
     names = {parameter: name for name, parameter in root.modules[0].named_parameters()}
-    for state in states_below(root.modules[:1]):
+    for state in paths:
         empty = [names.get(m.parameter, m.name) for m in state.parameters if faces.is_empty(m.parameter)]
         if not empty:
             continue

@@ -11,7 +11,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 
 from tesserae import _C
 from tesserae.fsdp.instance import Instance
-from tesserae.fsdp.retired import retire
 from tesserae.fully_shard.engine import prepare
 from tesserae.fully_shard.module import FSDPModule
 from tesserae.fully_shard.parameters import shard_parameters
@@ -52,6 +51,7 @@ def fully_shard(
     Errors: InvalidArgument, or what torch raises, for what cannot work; all say what to do.
     """
     modules = root_modules(module)
+    _require_types(modules, mesh, mp_policy, offload_policy)
     for each in modules:
         _require_plain(each)
     if dp_mesh_dims is not None:
@@ -64,13 +64,10 @@ def fully_shard(
     ignored = ignored_params if ignored_params is not None else set()
     managed = managed_modules(modules, ignored_params)
     move_states(managed, ignored, places.device)
-    before = [p for part in managed for p in part.parameters(recurse=False) if p not in ignored]
-    parameters = shard_parameters(
-        managed, ignored, places, shard_placement_fn, isinstance(offload_policy, CPUOffloadPolicy)
-    )
-    retire(before, "fully_shard(...)")
+    offloads = isinstance(offload_policy, CPUOffloadPolicy)
+    parameters = shard_parameters(managed, ignored, places, shard_placement_fn, offloads)
     state = new_state(modules[0], State)
-    state.begin(modules, places, parameters, mp_policy, offload_policy, reshard_after_forward)
+    state.begin(modules, places, parameters, mp_policy, offloads, reshard_after_forward)
     state.prepare = prepare
     for inner in states_below(modules):
         inner.outermost = state
@@ -82,8 +79,21 @@ def fully_shard(
     return module
 
 
+def _require_types(modules: tuple[nn.Module, ...], mesh: Any, mp_policy: Any, offload_policy: Any) -> None:
+    if not modules:
+        raise _C.InvalidArgument("[fully_shard] an empty list of modules; pass a module, or those of a group")
+    wanted = (
+        ("mesh", mesh, (DeviceMesh, type(None)), "DeviceMesh (init_device_mesh makes one) or None"),
+        ("mp_policy", mp_policy, MixedPrecisionPolicy, "MixedPrecisionPolicy"),
+        ("offload_policy", offload_policy, OffloadPolicy, "OffloadPolicy"),
+    )
+    for name, value, types, text in wanted:
+        if not isinstance(value, types):
+            raise _C.InvalidArgument(f"[fully_shard] {name} is {value!r}, a {type(value).__name__}; pass a {text}")
+
+
 def _require_plain(module: nn.Module) -> None:
-    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
         raise ValueError(f"fully_shard does not support containers that do not implement forward: {module}")
     for path, part in module.named_modules():
         if isinstance(part, Instance):

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 from tesserae import _C
 from tesserae.fsdp.parameters import Entry, owner_of
+from tesserae.fsdp.retired import retire
 from tesserae.fully_shard.places import Places
 from tesserae.fully_shard.split import Split
 from tesserae.torch_compat.fsdp2 import dtensor, local_of, set_place, with_axis
@@ -60,7 +61,9 @@ def shard_parameters(
         for name, parameter in own_parameters(module).items():
             if parameter is not None and parameter not in ignored:
                 users.setdefault(parameter, []).append((module, name))
-    return [_shard(parameter, entries, places, placement_of, offloads) for parameter, entries in users.items()]
+    parameters = [_shard(p, entries, places, placement_of, offloads) for p, entries in users.items()]
+    retire(users, "fully_shard(...)")
+    return parameters
 
 
 @torch.no_grad()

@@ -46,7 +46,7 @@ class Places:
         return _place(self.given, self.fabric, strategy, self.device)
 
 
-def default_mesh() -> DeviceMesh:
+def _default_mesh() -> DeviceMesh:
     if not dist.is_initialized():
         raise _C.InvalidArgument(
             "[fully_shard] torch.distributed is not initialised; call torch.distributed.init_process_group() before, "
@@ -58,7 +58,7 @@ def default_mesh() -> DeviceMesh:
 
 def find_places(mesh: DeviceMesh | None, frees_after_forward: bool) -> Places:
     """Collective over the mesh at the first call for it."""
-    mesh = mesh if mesh is not None else default_mesh()
+    mesh = mesh if mesh is not None else _default_mesh()
     if mesh.ndim not in (1, 2):
         raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
     if mesh.ndim == 2 and mesh.mesh_dim_names is None:

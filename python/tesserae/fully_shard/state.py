@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from tesserae import _C
+from tesserae.fsdp.arguments import engine_options
 from tesserae.fsdp.forward import before_training_forward
 from tesserae.fully_shard.parameters import Managed
 from tesserae.fully_shard.places import Places
-from tesserae.job import config
-from tesserae.job.fabrics import parallel_of, tensor_degree
 from tesserae.torch_compat.distributed import move_inputs
 from tesserae.torch_compat.fsdp2 import FSDPState, cast_tensors, state_of
 
@@ -33,7 +32,6 @@ class State(FSDPState):
     places: Places
     parameters: list[Managed]
     policy: MixedPrecisionPolicy
-    offloads: bool
     keeps_as_root: bool  # reshard_after_forward was left open: the outermost state keeps its parameters
     frees_after_forward: bool
     frees_after_backward: bool
@@ -54,37 +52,30 @@ class State(FSDPState):
         places: Places,
         parameters: list[Managed],
         policy: MixedPrecisionPolicy,
-        offload_policy: OffloadPolicy,
+        offloads: bool,
         reshard_after_forward: bool | int | None,
     ) -> None:
         self.modules, self.places, self.parameters, self.policy = modules, places, parameters, policy
-        self.offloads = isinstance(offload_policy, CPUOffloadPolicy)
         self.keeps_as_root = reshard_after_forward is None
         self.frees_after_forward = frees_after_forward(reshard_after_forward)
         self.frees_after_backward = True
         self.syncs = self.all_reduces = True
         self.reduces_unused = False
         self.divisor, self.unit, self.root = None, None, None
-        self.options = self._options()  # as the configuration is at the call
+        self.options = engine_options(  # as the configuration is at the call
+            places.device,
+            strategy=places.strategy,
+            parameters=policy.param_dtype,
+            reduce=policy.reduce_dtype,
+            limit_all_gathers=2,
+            offload=offloads,
+            by_rows=True,
+        )
         self.outermost = self
         self.below: list[State] = []
         self._inside = False
         self._to_run: set[nn.Module] = set()  # of a group, in the forward that runs
-        self._running: dict[nn.Module, bool] = {}  # modules whose forward has begun and not ended
-
-    def _options(self) -> _C.Options:
-        settings = config.current()
-        return _C.Options(
-            strategy=self.places.strategy,
-            parameters=self.policy.param_dtype,
-            reduce=self.policy.reduce_dtype,
-            limit_all_gathers=2,
-            offload=self.offloads,
-            parameter_wire=settings.parameter_wire if settings is not None else "exact",
-            gradient_wire=settings.gradient_wire if settings is not None else "exact",
-            parallel=parallel_of(self.places.device) if tensor_degree() > 1 else None,
-            by_rows=True,
-        )
+        self._running: set[nn.Module] = set()  # modules whose forward has begun and not ended
 
     def apply_settings(self) -> None:
         """What the script has set goes to the unit."""
@@ -123,7 +114,7 @@ class State(FSDPState):
             unit.enter_again()
             return self._cast_inputs(args, kwargs)
         # 1.
-        self._running[module] = True
+        self._running.add(module)
         if not self._inside:
             if self.root is self:
                 args, kwargs = self._begin_step(args, kwargs)
@@ -143,7 +134,7 @@ class State(FSDPState):
             unit.watch_outputs(output)
             return self.cast_output(output)
         # 2.
-        self._running.pop(module, None)
+        self._running.discard(module)
         if not self._inside:  # the end of a call around one that has left
             return self.cast_output(output)
         self._to_run.discard(module)
@@ -161,7 +152,9 @@ class State(FSDPState):
     @torch.compiler.disable
     def _after_any_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         """Also after a forward that threw, which has not come to _post_forward."""
-        if self._running.pop(module, None) and self._inside:
+        threw = module in self._running
+        self._running.discard(module)
+        if threw and self._inside:
             self._inside = False
             if self.unit is not None:
                 self.unit.cancel()
@@ -203,7 +196,7 @@ class State(FSDPState):
 
 def frees_after_forward(reshard_after_forward: bool | int | None) -> bool:
     """An integer asks for a smaller group to gather from in the backward; here the whole group is asked."""
-    return reshard_after_forward is None or reshard_after_forward not in (False, 0, 1) or reshard_after_forward is True
+    return reshard_after_forward is True or reshard_after_forward not in (False, 1)
 
 
 def ours(module: nn.Module) -> State | None:

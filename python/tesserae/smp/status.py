@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tesserae import _C
 from tesserae.fsdp.instance import Instance
-from tesserae.fully_shard.state import State, ours
+from tesserae.fully_shard.state import ours
 from tesserae.torch_compat.fsdp2 import state_of
 from tesserae.torch_compat.instance import TorchFSDP
 from tesserae.torch_compat.modules import own_modules, own_parameters
@@ -47,7 +47,12 @@ class Status:
 
 def status(model: nn.Module) -> Status:
     """By which engine each parameter of `model` is trained: tesserae's, torch's, or none. Looks only at this rank; no
-    communication."""
+    communication.
+
+    Raises InvalidArgument for what is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise _C.InvalidArgument(f"[tsm.status] {model!r} is a {type(model).__name__}; pass the model")
     found = Status({})
     _walk(model, "", Part(NOBODY), found, set())
     return found
@@ -74,7 +79,7 @@ def _engine(module: nn.Module) -> tuple[str | None, tuple[int, int, int] | None]
     if isinstance(module, Instance):
         return "tesserae (FullyShardedDataParallel)", _C.unit_degrees(module._unit)
     if state is not None:
-        return "tesserae (fully_shard)", _degrees(state)
+        return "tesserae (fully_shard)", state.places.strategy.degrees
     if isinstance(module, TorchFSDP):
         return "torch (FullyShardedDataParallel)", None
     if state_of(module) is not None:
@@ -82,10 +87,6 @@ def _engine(module: nn.Module) -> tuple[str | None, tuple[int, int, int] | None]
     if isinstance(module, DistributedDataParallel):
         return "torch (DistributedDataParallel)", None
     return None, None
-
-
-def _degrees(state: State) -> tuple[int, int, int]:
-    return state.places.strategy.degrees
 
 
 def _line(part: Part) -> str:
