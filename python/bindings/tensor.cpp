@@ -6,6 +6,7 @@
 #include "tesserae/tensor/layers.h"
 #include "tesserae/tensor/split_parameters.h"
 #include "tesserae/tensor/split_random.h"
+#include "tesserae/tensor/unsplit.h"
 #include "tesserae/tensor/whole.h"
 
 namespace tesserae::bindings {
@@ -74,6 +75,22 @@ void bind_functions(py::module_& module) {
       py::arg("parallel"), without_gil, "The same tensor, whose gradients, which are partial, are summed.");
 }
 
+void bind_unsplit(py::module_& module) {
+  const auto without_gil = py::call_guard<Gil>();
+  module.def(
+      "unsplit_linear",
+      [](const at::Tensor& x, const at::Tensor& weight, const MaybeTensor& bias, bool widened) {
+        return tensor::unsplit_linear(x, weight, bias,
+                                      widened ? tensor::Products::widened : tensor::Products::as_torch);
+      },
+      py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("widened") = false, without_gil,
+      "torch's linear; the gradient of the weight is computed where it will be reduced. widened: bf16 and fp16 are "
+      "multiplied in fp32 on CPUs without AVX-512.");
+  module.def("unsplit_embedding", &tensor::unsplit_embedding, py::arg("tokens"), py::arg("weight"),
+             py::arg("padding_index") = -1, without_gil,
+             "torch's embedding; the gradient of the weight is computed where it will be reduced.");
+}
+
 }  // namespace
 
 void bind_parallel(py::module_& module) {
@@ -100,6 +117,7 @@ void bind_parallel(py::module_& module) {
 
 void bind_tensor(py::module_& module) {
   bind_functions(module);
+  bind_unsplit(module);
   module.def(
       "part_of", [](const at::Tensor& whole, const mesh::Split& split) { return tensor::part_of(whole, split); },
       py::arg("whole"), py::arg("split"), py::call_guard<Gil>(),

@@ -67,6 +67,8 @@ __all__: list[str] = [
     "size_of_part",
     "unit_degrees",
     "unit_fabric",
+    "unsplit_embedding",
+    "unsplit_linear",
     "validate_init_config",
     "vocabulary_cross_entropy",
     "vocabulary_embedding",
@@ -932,6 +934,20 @@ def unit_degrees(unit: Unit) -> tuple[int, int, int]:
     """
 
 def unit_fabric(unit: Unit) -> Fabric: ...
+def unsplit_embedding(
+    tokens: torch.Tensor, weight: torch.Tensor, padding_index: typing.SupportsInt | typing.SupportsIndex = -1
+) -> torch.Tensor:
+    """
+    torch's embedding; the gradient of the weight is computed where it will be reduced.
+    """
+
+def unsplit_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, widened: bool = False
+) -> torch.Tensor:
+    """
+    torch's linear; the gradient of the weight is computed where it will be reduced. widened: bf16 and fp16 are multiplied in fp32 on CPUs without AVX-512.
+    """
+
 def validate_init_config(document: str) -> str:
     """
     A configuration of tsm.init, as JSON text, checked and with every default filled in. InvalidArgument names the key that cannot work.

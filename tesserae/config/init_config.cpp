@@ -53,6 +53,13 @@ const Json& init_config_schema() {
     part["title"] = "Configuration of tsm.init";
     part["properties"]["run"] =
         part_of(config_schema()["properties"]["run"], {"folder", "connect_deadline_seconds", "deadline_seconds"});
+    // Of a script's own layers; those of `tesserae train` always multiply so.
+    part["properties"]["cpu_bf16_products"] = {
+        {"description",
+         "How linear layers multiply bf16 and fp16 on an x86 CPU without AVX-512: as torch does, or fp32 "
+         "copies block by block, rounded once."},
+        {"enum", {"torch", "fp32"}},
+        {"default", "torch"}};
     return part;
   }();
   return schema;

@@ -5,7 +5,7 @@
 namespace tesserae::config {
 
 /// The part of the schema that a script's `tsm.init` takes: SMP v2's nine keys, `degrees`, `wire`, `dial`, `$comment`,
-/// and of `run` the folder and the deadlines.
+/// of `run` the folder and the deadlines, and `cpu_bf16_products`, which is of scripts only.
 const Json& init_config_schema();
 
 /// `document`, a configuration of `tsm.init`, checked and with every default filled in. Throws ConfigError for what

@@ -1,11 +1,8 @@
 #include "tesserae/tensor/functions.h"
 
-#include <ATen/ops/embedding.h>
-#include <ATen/ops/embedding_dense_backward.h>
-
-#include "tesserae/autograd/gradient_hooks.h"
 #include "tesserae/tensor/exchange.h"
 #include "tesserae/tensor/node.h"
+#include "tesserae/tensor/unsplit.h"
 
 namespace tesserae::tensor {
 namespace {
@@ -33,26 +30,6 @@ struct Pair : torch::autograd::Function<Pair<forward_verb, backward_verb>> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto how = kept(context);
     return {backward_verb(gradients[0], how->dim, *how->parallel), {}, {}};
-  }
-};
-
-// Rows of a table. What at::embedding does not: its gradient is added up where it will be reduced, if it can be.
-struct Rows : torch::autograd::Function<Rows> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, const at::Tensor& indices) {
-    context->save_for_backward({weight, indices});
-    return at::embedding(weight, indices);
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const variable_list saved = context->get_saved_variables();
-    const at::Tensor &weight = saved[0], &indices = saved[1];
-    // On a device the order of additions would be a matter of chance.
-    at::Tensor destination = weight.is_cpu() ? autograd::gradient_destination(weight) : at::Tensor();
-    if (!destination.defined()) {
-      return {at::embedding_dense_backward(gradients[0], indices, weight.size(0), -1, /*scale_grad_by_freq=*/false),
-              {}};
-    }
-    destination.zero_().index_add_(0, indices.flatten(), gradients[0].reshape({-1, weight.size(1)}));
-    return {destination, {}};
   }
 };
 
@@ -91,7 +68,8 @@ at::Tensor vocabulary_embedding(const at::Tensor& tokens, const at::Tensor& weig
   const at::Tensor local = tokens.sub(parallel->index() * rows);
   const at::Tensor known = tokens.ge(0).logical_and_(tokens.lt(parallel->size() * rows));
   const at::Tensor foreign = local.lt(0).logical_or_(local.ge(rows)).logical_and_(known);
-  const at::Tensor found = Rows::apply(weight, local.masked_fill(foreign, 0)).masked_fill(foreign.unsqueeze(-1), 0);
+  const at::Tensor found =
+      unsplit_embedding(local.masked_fill(foreign, 0), weight).masked_fill(foreign.unsqueeze(-1), 0);
   return sequence_dim == no_sequence ? reduce_from(found, parallel)
                                      : reduce_scatter_sequence(found, sequence_dim, parallel);
 }

@@ -16,27 +16,16 @@
 
 #include <algorithm>
 
-#include "tesserae/autograd/gradient_hooks.h"
 #include "tesserae/tensor/exchange.h"
 #include "tesserae/tensor/node.h"
 #include "tesserae/tensor/product.h"
+#include "tesserae/tensor/rows.h"
 
 namespace tesserae::tensor {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-at::Tensor rows_of(const at::Tensor& x) {
-  return x.reshape({-1, x.size(-1)});
-}
-
-// The shape of x, with another last dimension.
-std::vector<int64_t> shape_with(const at::Tensor& x, int64_t width) {
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape.back() = width;
-  return shape;
-}
 
 at::Tensor whole_rows(const at::Tensor& pieces) {
   return pieces.view({-1, pieces.size(-1)});
@@ -74,14 +63,6 @@ at::Tensor autocast(const at::Tensor& x, const at::Tensor& like) {
   const at::DeviceType device = like.device().type();
   if (!at::autocast::is_autocast_enabled(device) || !x.defined() || !x.is_floating_point()) return x;
   return x.to(at::autocast::get_autocast_dtype(device));
-}
-
-// dW = dy^T x: where it will be reduced, if that place is to be had.
-at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy, const at::Tensor& x) {
-  at::Tensor destination = autograd::gradient_destination(weight);
-  if (!destination.defined()) return product(dy.t(), x);
-  product_to(destination, dy.t(), x);
-  return destination;
 }
 
 // --- column ----------------------------------------------------------------------------------------------------------
@@ -178,7 +159,8 @@ struct ColumnLinearFunction : torch::autograd::Function<ColumnLinearFunction> {
     variable_list result(4 + count);  // three that are no tensors, x, the weights
     for (size_t i = 0; i < count; ++i) {
       if (!needed(1 + i)) continue;
-      result[4 + i] = weight_gradient(saved[1 + i], dy[i], sequence ? whole_rows(whole_x.tensor) : whole_x.tensor);
+      result[4 + i] = weight_gradient(saved[1 + i], dy[i], sequence ? whole_rows(whole_x.tensor) : whole_x.tensor,
+                                      Products::widened);
     }
     if (context->saved_data["biases"].toBool()) {
       for (size_t i = 0; i < count; ++i) {
@@ -277,7 +259,7 @@ struct RowLinearFunction : torch::autograd::Function<RowLinearFunction> {
       }
       dy = whole_rows(gather.tensor);
     }
-    if (needed(1)) result[3] = weight_gradient(weight, dy, from);
+    if (needed(1)) result[3] = weight_gradient(weight, dy, from, Products::widened);
     // Every rank adds up the same numbers in the same order: the gradient of the bias is repeated.
     if (context->saved_data["biases"].toBool()) result.push_back(needed(2) ? dy.sum(0) : at::Tensor());
     return result;

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "tesserae/autograd/gradient_hooks.h"
+
 namespace tesserae::tensor {
 namespace {
 
@@ -59,6 +61,14 @@ void product_to(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b)
 void add_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   if (widens(a, b)) return widened_product(out, a, b, true);
   out.addmm_(a, b);
+}
+
+at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy, const at::Tensor& x, Products products) {
+  at::Tensor destination = autograd::gradient_destination(weight);
+  if (!destination.defined()) return products == Products::widened ? product(dy.t(), x) : dy.t().mm(x);
+  if (products == Products::as_torch) return at::mm_out(destination, dy.t(), x);
+  product_to(destination, dy.t(), x);
+  return destination;
 }
 
 }  // namespace tesserae::tensor

@@ -15,6 +15,13 @@ void product_to(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b)
 /// The same, added to `out`. In fp32 copies, sum and product are rounded together, once.
 void add_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b);
 
+/// How a layer multiplies: as product() does, or as torch does.
+enum class Products { widened, as_torch };
+
+/// The gradient dy^T x [out, in] of `weight` in y = x weight^T, for dy [rows, out] and x [rows, in]: computed where it
+/// will be reduced (autograd::gradient_destination), if that place is to be had.
+at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy, const at::Tensor& x, Products products);
+
 /// What these do on such CPUs: `out` = `kept` x `out` + a b by fp32 copies. The operand that is larger in its outer
 /// dimension is copied block by block, so the copies take no more than the smaller one and `block_bytes`.
 void widened_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool kept,

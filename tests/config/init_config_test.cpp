@@ -17,7 +17,7 @@ TEST(InitConfig, IsFilledWithTheDefaultsOfSmp) {
     "fsdp_cache_flush_warnings": true, "allow_empty_shards": false, "tensor_parallel_degree": 1,
     "context_parallel_degree": 1, "expert_parallel_degree": 1, "random_seed": 12345, "degrees": null, "$comment": "",
     "run": {"folder": null, "connect_deadline_seconds": 60, "deadline_seconds": 300},
-    "wire": {"parameters": "exact", "gradients": "exact"}, "dial": {"headroom": 0.1, "planned_steps": 0, "schedule": []}})"));
+    "wire": {"parameters": "exact", "gradients": "exact"}, "dial": {"headroom": 0.1, "planned_steps": 0, "schedule": []}, "cpu_bf16_products": "torch"})"));
 }
 
 TEST(InitConfig, TakesEveryKeyOfSmpWhereItsFeatureIsNotAskedFor) {

@@ -27,6 +27,7 @@ from tesserae.fsdp import parameters as faces
 from tesserae.fsdp.arguments import Arguments
 from tesserae.fsdp.groups import connect, groups_of, require_one_tensor_index
 from tesserae.fsdp.instance import Instance, instances_below
+from tesserae.fsdp.layers import compute_gradients_in_place
 from tesserae.fsdp.retired import retire
 from tesserae.job import config
 from tesserae.tensor_parallel.parts import split_of
@@ -191,6 +192,7 @@ def _shard(instance: Instance, module: nn.Module, fabric: _C.Fabric, options: _C
         for parameter in parameters:
             parameter._tesserae_managed = True
     instance._local = local
+    compute_gradients_in_place(part for m in managed for part, _ in m.entries)
     if local:
         names = [m.names[0] for m in managed]
         make_handle(instance, local[0][0], names, unit.set_master_dtype)

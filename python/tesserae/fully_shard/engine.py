@@ -16,6 +16,7 @@ import weakref
 import torch
 
 from tesserae import _C
+from tesserae.fsdp.layers import compute_gradients_in_place
 from tesserae.fully_shard import parameters as faces
 from tesserae.fully_shard.places import Places
 from tesserae.fully_shard.state import State, states_below
@@ -83,6 +84,7 @@ def _make_unit(state: State) -> None:
     state.unit = _C.Unit(state.places.fabric, state.options, names, compute, local=values, dims=dims)
     for number, managed in enumerate(state.parameters):
         faces.show_split(managed, state.unit, number)
+    compute_gradients_in_place(module for managed in state.parameters for module, _ in managed.entries)
     _show(state)
 
 

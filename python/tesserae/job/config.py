@@ -44,6 +44,7 @@ class Config:
     planned_steps: int
     parameter_wire: str
     gradient_wire: str
+    cpu_bf16_products: str
     run_folder: str | None
     connect_deadline_seconds: float
     deadline_seconds: float
