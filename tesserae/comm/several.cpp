@@ -5,6 +5,7 @@
 #include <ATen/ops/scalar_tensor.h>
 
 #include <cstddef>
+#include <cstring>
 #include <map>
 
 #include "tesserae/comm/equal_pieces.h"
@@ -38,37 +39,61 @@ std::vector<Indices> parcels(const std::vector<at::Tensor>& buffers, const Group
 /// Several buffers as one, whose pieces hold theirs one after the other.
 class Parcel {
  public:
-  Parcel(const std::vector<at::Tensor>& buffers, const Indices& indices, int pieces) {
+  Parcel(const std::vector<at::Tensor>& buffers, const Indices& indices, int pieces) : pieces_(pieces) {
     int64_t piece = 0;
     for (const size_t i : indices) {
       const int64_t elements = buffers[i].numel() / pieces;
-      inside_.push_back({buffers[i].view({pieces, elements}), piece});
+      inside_.push_back({buffers[i], elements, piece});
       piece += elements;
     }
     packed_ = at::empty({pieces, piece}, buffers[indices.front()].options());
   }
 
   at::Tensor whole() const { return packed_.view(-1); }
-  void pack() const {
-    for (const auto& one : inside_) place_of(one).copy_(one.rows);
+  void pack() const { copy_pieces(0, pieces_, Way::in); }
+  void unpack() const { copy_pieces(0, pieces_, Way::out); }
+  void pack_piece(int index) const { copy_pieces(index, 1, Way::in); }
+  void unpack_piece(int index) const { copy_pieces(index, 1, Way::out); }
+  /// Where that piece of the n-th buffer is packed.
+  at::Tensor place(size_t n, int index) const {
+    return packed_.select(0, index).narrow(0, inside_[n].begin, inside_[n].elements);
   }
-  void unpack() const {
-    for (const auto& one : inside_) one.rows.copy_(place_of(one));
-  }
-  void pack_piece(int index) const {
-    for (const auto& one : inside_) place_of(one)[index].copy_(one.rows[index]);
-  }
-  /// A piece of the n-th buffer, packed and in its place.
-  at::Tensor packed_piece(size_t n, int index) const { return place_of(inside_[n])[index]; }
-  at::Tensor piece(size_t n, int index) const { return inside_[n].rows[index]; }
 
  private:
+  enum class Way { in, out };
   struct Inside {
-    at::Tensor rows;  // by piece
-    int64_t begin;    // in a piece of the parcel
+    at::Tensor buffer;
+    int64_t elements;  // of a piece
+    int64_t begin;     // in a piece of the parcel
   };
-  at::Tensor place_of(const Inside& one) const { return packed_.narrow(1, one.begin, one.rows.size(1)); }
 
+  void copy_pieces(int first, int count, Way way) const {
+    packed_.is_cpu() ? copy_bytes(first, count, way) : copy_tensors(first, count, way);
+  }
+
+  void copy_tensors(int first, int count, Way way) const {
+    for (const auto& one : inside_) {
+      const at::Tensor rows = one.buffer.view({pieces_, one.elements}).narrow(0, first, count);
+      const at::Tensor places = packed_.narrow(0, first, count).narrow(1, one.begin, one.elements);
+      way == Way::in ? places.copy_(rows) : rows.copy_(places);
+    }
+  }
+
+  // They are short: a copy of tensors would cost ten times what its bytes do.
+  void copy_bytes(int first, int count, Way way) const {
+    const auto size = static_cast<int64_t>(packed_.element_size()), stride = packed_.size(1) * size;
+    for (const auto& one : inside_) {
+      const int64_t bytes = one.elements * size;
+      auto* place = static_cast<std::byte*>(packed_.data_ptr()) + first * stride + one.begin * size;
+      auto* own = static_cast<std::byte*>(one.buffer.data_ptr()) + first * bytes;
+      for (int i = 0; i < count; ++i, place += stride, own += bytes) {
+        way == Way::in ? std::memcpy(place, own, static_cast<size_t>(bytes))
+                       : std::memcpy(own, place, static_cast<size_t>(bytes));
+      }
+    }
+  }
+
+  const int pieces_;
   std::vector<Inside> inside_;
   at::Tensor packed_;
 };
@@ -101,15 +126,12 @@ void reduce_scatter(Group& group, const std::vector<ReduceScatter>& all, const L
     const Parcel parcel(buffers, indices, group.size());
     parcel.pack();
     group.reduce_scatter(parcel.whole(), label, Reduction::sum, wire);
+    parcel.unpack_piece(group.rank());
     for (size_t n = 0; n < indices.size(); ++n) {
       const auto& [buffer, output, scale] = all[indices[n]];
-      const at::Tensor sum = parcel.packed_piece(n, group.rank());
-      if (output.defined()) {
-        at::Tensor out = output.view(-1);
-        at::mul_out(out, sum, at::scalar_tensor(scale, at::kDouble));
-      } else {
-        parcel.piece(n, group.rank()).copy_(sum);
-      }
+      if (!output.defined()) continue;
+      at::Tensor out = output.view(-1);
+      at::mul_out(out, parcel.place(n, group.rank()), at::scalar_tensor(scale, at::kDouble));
     }
   }
 }

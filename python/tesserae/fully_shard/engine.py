@@ -20,6 +20,7 @@ from tesserae.fsdp.layers import compute_gradients_in_place
 from tesserae.fully_shard import parameters as faces
 from tesserae.fully_shard.places import Places
 from tesserae.fully_shard.state import State, states_below
+from tesserae.torch_compat.fsdp2 import placed_as
 from tesserae.torch_compat.parameters import hooks_after_accumulation
 
 
@@ -100,7 +101,7 @@ def _show(state: State) -> None:
     unit = state.unit
     assert unit is not None
     by_buffer = [[state.parameters[number].parameter for number in numbers] for numbers in unit.flats]
-    unit.show_dtensors(by_buffer, faces.make_gradient)
+    unit.show_dtensors(by_buffer, placed_as)
     unit.set_entries(faces.entries_of(state.parameters), while_gathered=True)
 
 
@@ -120,8 +121,10 @@ def _take_over(state: State) -> None:
     if replaced:
         _show(state)
     hooked = any(hooks_after_accumulation(managed.parameter) for managed in state.parameters)
-    # The unit must not keep the state alive: what C++ holds no collector sees.
-    state.prepared().set_after_backward(functools.partial(_run_hooks, weakref.ref(state)) if hooked else None)
+    if hooked != state.hooked:
+        state.hooked = hooked
+        # The unit must not keep the state alive: what C++ holds no collector sees.
+        state.prepared().set_after_backward(functools.partial(_run_hooks, weakref.ref(state)) if hooked else None)
 
 
 def _run_hooks(of: weakref.ref[State]) -> None:

@@ -20,7 +20,7 @@ from tesserae.fsdp.parameters import Entry, owner_of
 from tesserae.fsdp.retired import retire
 from tesserae.fully_shard.places import Places
 from tesserae.fully_shard.split import Split
-from tesserae.torch_compat.fsdp2 import dtensor, local_of, set_place, with_axis
+from tesserae.torch_compat.fsdp2 import dtensor, local_of, placed_as, set_place, with_axis
 from tesserae.torch_compat.modules import own_parameters
 
 PlacementFn = Callable[[nn.Parameter], Any]
@@ -120,7 +120,7 @@ def go_to(managed: Managed, places: Places) -> None:
     parameter = managed.parameter
     set_place(parameter, *_place_of(places, managed.placement, managed.split))
     if parameter.grad is not None:
-        parameter.grad = make_gradient(parameter, local_of(parameter.grad))
+        parameter.grad = placed_as(parameter, local_of(parameter.grad))
 
 
 def _placement(name: str, whole: torch.Tensor, asked: Any, degree: int) -> Shard:
@@ -209,8 +209,3 @@ def names_in(module: nn.Module, parameters: list[Managed]) -> list[list[str]]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     return [names.get(m.parameter, [m.name]) for m in parameters]
-
-
-def make_gradient(parameter: DTensor, local: torch.Tensor) -> DTensor:
-    """The gradient of which this rank has `local`, placed as the parameter is."""
-    return dtensor(local, parameter.device_mesh, parameter.placements, parameter, requires_grad=False)

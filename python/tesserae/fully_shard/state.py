@@ -35,6 +35,7 @@ class State(FSDPState):
     keeps_as_root: bool  # reshard_after_forward was left open: the outermost state keeps its parameters
     frees_after_forward: bool
     frees_after_backward: bool
+    hooked: bool
     syncs: bool  # what the script says of the next backwards
     all_reduces: bool
     reduces_unused: bool
@@ -61,6 +62,7 @@ class State(FSDPState):
         self.frees_after_backward = True
         self.syncs = self.all_reduces = True
         self.reduces_unused = False
+        self.hooked = False  # the unit calls hooks that the script has put on sharded parameters
         self.divisor, self.unit, self.root = None, None, None
         self.options = engine_options(  # as the configuration is at the call
             places.device,

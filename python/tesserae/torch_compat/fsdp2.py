@@ -127,6 +127,16 @@ def dtensor(
     return DTensor(local, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=requires_grad)
 
 
+def placed_as(parameter: DTensor, local: torch.Tensor) -> DTensor:
+    """The DTensor of which this rank has `local`, placed as `parameter` is. They share a description, as in torch's
+    FSDP2: to make one takes longer than all else that a unit does in Python."""
+    spec = parameter._spec
+    if spec.tensor_meta.dtype == local.dtype:
+        # What __init__ adds is a guard against the compiler.
+        return DTensor.__new__(DTensor, local, spec, requires_grad=False)
+    return dtensor(local, spec.mesh, spec.placements, parameter, requires_grad=False)
+
+
 def set_place(parameter: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> None:
     """The DTensor is placed otherwise; its local tensor has changed already."""
     parameter._spec = DTensorSpec(mesh, placements, tensor_meta=parameter._spec.tensor_meta)
