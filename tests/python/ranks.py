@@ -43,7 +43,7 @@ import torch
 import torch.distributed as dist
 
 GRACE = 3.0
-PRELOADED = ("tesserae", "transformers", "accelerate")
+PRELOADED = ("tesserae", "transformers", "accelerate", "lightning", "peft")
 PR_SET_PDEATHSIG = 1
 
 _context = multiprocessing.get_context("forkserver")
