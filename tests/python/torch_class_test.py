@@ -67,6 +67,7 @@ def flat_parameters(rank: int, world_size: int, use_orig_params: bool) -> None:
                 (whole,) = model.params
                 assert unpadded(whole) == wanted
             model(torch.ones(2, 5)).sum().backward()
+            assert all(parameter._fsdp_flattened for parameter in [*model.parameters(), *model.params])
         in_it = [parameter for parameter in model.parameters() if parameter is model.params[0]]
         assert len(in_it) == (0 if use_orig_params else 1)
 

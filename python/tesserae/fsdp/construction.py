@@ -33,7 +33,7 @@ from tesserae.job import config
 from tesserae.tensor_parallel.parts import split_of
 from tesserae.torch_compat import construction as torch_construction
 from tesserae.torch_compat.distributed import broadcast_from_first
-from tesserae.torch_compat.flat_parameters import mark_flat_parameter
+from tesserae.torch_compat.flat_parameters import mark_flat_parameter, mark_flattened
 from tesserae.torch_compat.fsdp2 import state_of
 from tesserae.torch_compat.instance import (
     TorchFSDP,
@@ -175,6 +175,8 @@ def _shard(instance: Instance, module: nn.Module, fabric: _C.Fabric, options: _C
     if uses_orig_params(instance):
         local = [[managed[i].parameter for i in order] for order in unit.flats]
         unit.set_entries(faces.entries_of(managed))
+        for m in managed:
+            mark_flattened(m.parameter)
     else:
         local = [[nn.Parameter(torch.empty(0), requires_grad=flat.trainable)] for flat in instance._flats]
         faces.replace_by_tensors(managed)

@@ -1,5 +1,5 @@
-"""What other libraries read of a flat parameter. Accelerate upcasts parameters through `_handle`; DCP reads names and
-shapes."""
+"""What other libraries read of a flat parameter, and of the parameters in it. Accelerate upcasts parameters through
+`_handle`; DCP reads names and shapes; Lightning looks for FSDP's mark on the parameters of an optimizer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+
+from tesserae.torch_compat.checked import checked
+
+with checked():
+    from torch.distributed.fsdp._common_utils import _set_fsdp_flattened
 
 
 class FlatHandle:
@@ -55,9 +60,15 @@ class FlatHandle:
 
 def mark_flat_parameter(parameter: nn.Parameter, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> None:
     """Makes isinstance(parameter, torch.distributed.fsdp.FlatParameter) hold, and tells what is in it."""
+    mark_flattened(parameter)
     parameter._is_flat_param = True
     parameter._fqns = tuple(names)
     parameter._shapes = tuple(torch.Size(shape) for shape in shapes)
     parameter._num_params = len(names)
     parameter._numels_with_padding = tuple(math.prod(shape) for shape in shapes)  # without any
     parameter._is_padding_mask = (False,) * len(names)
+
+
+def mark_flattened(parameter: nn.Parameter) -> None:
+    """FSDP has this parameter: torch marks flat parameters so, and with use_orig_params=True those in them."""
+    _set_fsdp_flattened(parameter)
