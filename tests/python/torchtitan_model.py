@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -134,24 +134,21 @@ def recompute(model: Llama, selective: bool) -> None:
         model.layers.register_module(name, checkpoint_wrapper(block, preserve_rng_state=False, **options))
 
 
-def shard(model: Llama, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-    settings = {"mesh": mesh, "mp_policy": policy}
-    fully_shard(model.tok_embeddings, **settings, reshard_after_forward=True)
+def shard(model: Llama, mesh: DeviceMesh) -> None:
+    fully_shard(model.tok_embeddings, mesh=mesh, reshard_after_forward=True)
     for block in model.layers.values():
-        fully_shard(block, **settings, reshard_after_forward=True)
-    fully_shard([model.norm, model.output], **settings, reshard_after_forward=False)
-    fully_shard(model, **settings)
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    fully_shard([model.norm, model.output], mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
 
 
-def parallelized(
-    split_over: DeviceMesh | None, shard_over: DeviceMesh, selective: bool, policy: MixedPrecisionPolicy, seed: int
-) -> Llama:
+def parallelized(split_over: DeviceMesh | None, shard_over: DeviceMesh, selective: bool, seed: int) -> Llama:
     with torch.device("meta"):
         model = Llama()
     if split_over is not None:
         split_layers(model, split_over)
     recompute(model, selective)
-    shard(model, shard_over, policy)
+    shard(model, shard_over)
     model.to_empty(device="cpu")
     torch.manual_seed(seed)
     model.init_weights()
