@@ -22,6 +22,7 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, St
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import wrap
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -96,21 +97,42 @@ class ShardedTask(Task):
         self.run.norms.append(torch.nn.utils.clip_grad_norm_(self.parameters(), 0.5).full_tensor().item())
 
 
+class SplitTask(Task):
+    """The same on a mesh of two axes. Its optimizer takes parameters of both meshes one by one, its gradients are not
+    clipped: torch.nn.utils.clip_grad_norm_ wants one mesh."""
+
+    def configure_model(self) -> None:
+        columns = {f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"}
+        columns |= {f"mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
+        rows = {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+        for layer in self.model.model.layers:
+            parallelize_module(layer, self.device_mesh["tensor_parallel"], columns | rows)
+            fully_shard(layer, mesh=self.device_mesh["data_parallel"])
+        fully_shard(self.model, mesh=self.device_mesh["data_parallel"])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2, foreach=False)
+
+
 @dataclass
 class Case:
     task: type[Task]
     strategy: type[Strategy]
     arguments: dict[str, Any]
+    ranks: int = 2
 
 
-UNITS, SIZES = {"auto_wrap_policy": {LlamaDecoderLayer}}, {"data_parallel_size": 2, "tensor_parallel_size": 1}
+UNITS = {"auto_wrap_policy": {LlamaDecoderLayer}}
+ONE_AXIS, TWO_AXES = ({"data_parallel_size": 2, "tensor_parallel_size": size} for size in (1, 2))
 SHARDED, FULL = {"state_dict_type": "sharded"}, {"state_dict_type": "full"}
 CASES = {
     "FSDP1": Case(WrappedTask, Fsdp1OnCPU, UNITS | SHARDED | {"activation_checkpointing_policy": {LlamaDecoderLayer}}),
     "FSDP1, flat parameters": Case(WrappedTask, Fsdp1OnCPU, UNITS | SHARDED | {"use_orig_params": False}),
     "FSDP1, wrapped by hand": Case(HandWrappedTask, Fsdp1, UNITS | SHARDED),
-    "FSDP2": Case(ShardedTask, ModelParallelStrategy, SIZES),
-    "FSDP2, full": Case(ShardedTask, ModelParallelStrategy, SIZES | {"save_distributed_checkpoint": False}),
+    "FSDP2": Case(ShardedTask, ModelParallelStrategy, ONE_AXIS),
+    "FSDP2, split layers, full": Case(
+        SplitTask, ModelParallelStrategy, TWO_AXES | {"save_distributed_checkpoint": False}, ranks=4
+    ),
 }
 
 
@@ -141,12 +163,15 @@ def trained(rank: int, world_size: int, ours: bool, case: Case, saved: str | Non
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_lightning(case: Case, tmp_path: Path) -> None:
-    folders = {name: str(tmp_path / name) for name in ("ours", "theirs")}
-    theirs = run_ranks(trained, 2, False, case, folders["theirs"], None)
-    assert_same(run_ranks(trained, 2, True, case, folders["ours"], None), theirs)
-    on_ours = run_ranks(trained, 2, True, case, None, folders["theirs"])
-    assert [run.losses for run in on_ours] == [pytest.approx(run.losses[5:], rel=1e-5) for run in theirs]
-    assert_same(on_ours, run_ranks(trained, 2, False, case, None, folders["ours"]))
+    def run(ours: bool, saved: str | None, resumed: str | None = None) -> list[Run]:
+        folders = [str(tmp_path / name) if name is not None else None for name in (saved, resumed)]
+        return run_ranks(trained, case.ranks, ours, case, *folders)
+
+    theirs = run(False, "theirs")
+    assert_same(run(True, "ours"), theirs)
+    on_ours = run(True, None, "theirs")
+    assert [each.losses for each in on_ours] == [pytest.approx(each.losses[5:], rel=1e-5) for each in theirs]
+    assert_same(on_ours, run(False, None, "ours"))
 
 
 def test_full_state_dicts_of_fsdp1(tmp_path: Path) -> None:
