@@ -32,8 +32,12 @@ from launch import Run
 QUIET_LOAD = 0.5
 GOALS_HEAD = "| case | | against | asked | reached (lowest to highest round) |\n|---|---|---|--:|--:|"
 Rounds = list[dict[str, dict]]  # as compare.json has them
-# What was asked of what host_cost.py and transport.py measure.
-HOST_COST_GOALS = {"sharded": ("Tesserae, C++", 20), "tesserae": ("Tesserae, Python", 8)}  # the part of FSDP2's
+# What was asked of what host_cost.py (the part of FSDP2's) and transport.py measure.
+HOST_COST_GOALS = {
+    "sharded": ("Tesserae, C++", 20),
+    "tesserae": ("Tesserae, Python, FSDP1's script", 8),
+    "tesserae2": ("Tesserae, Python, FSDP2's script", 8),
+}
 TRANSPORT_MIB, TRANSPORT_VERBS, TRANSPORT_GOAL = 64, ("all_gather_into_tensor", "reduce_scatter_tensor"), 8
 
 
