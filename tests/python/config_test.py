@@ -35,6 +35,7 @@ DEFAULTS = config.Config(
     planned_steps=0,
     parameter_wire="exact",
     gradient_wire="exact",
+    cpu_bf16_products="torch",
     run_folder=None,
     connect_deadline_seconds=60.0,
     deadline_seconds=300.0,
