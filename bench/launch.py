@@ -152,4 +152,7 @@ def watch(commands: list[list[str]], environments: list[dict[str, str]], log: Pa
 
 
 def tail(log: Path, lines: int = 30) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    """The end of what the ranks wrote. They share the file, and two may write a line's text before either ends it: then
+    a blank line follows."""
+    written = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return "\n".join(written[-lines:])

@@ -337,6 +337,8 @@ if rank == '0': json.dump({}, open(file, 'w'))
     def test_a_rank_that_can_not_run_here_is_told_from_one_that_broke(self) -> None:
         with self.assertRaisesRegex(launch.Unavailable, "no such backend"):
             self.launch("print('no such backend', flush=True); sys.exit(77)")
+        with self.assertRaisesRegex(launch.Unavailable, "no such backend"):  # two ranks wrote at once
+            self.launch("print('no such backend\\n', flush=True); sys.exit(77)")
 
     def test_a_run_that_hangs_is_ended(self) -> None:
         with self.assertRaisesRegex(RuntimeError, "no end after"):
