@@ -29,6 +29,7 @@ class Case:
     model: str = "llama"  # of bench/transformer.py; or "gpt2"
     hosts: int = 1
     rate: str = ""  # of the link of each host, if there are several: as bench/hosts.sh takes it
+    steps: int = 0  # timed steps a run, at the least, where a step is so short that two say nothing
 
     def arguments(self) -> list[str]:
         """The options that bench/peers.py and bench/step.cpp share."""
@@ -72,6 +73,16 @@ CASES = {
         rate="1gbit",
     ),
     "E": replace(A, title="118 M parameters, 128 tokens a rank, 2 ranks, bf16", precision="bf16"),
+    "L": Case(
+        "3 M parameters, 64 tokens a rank, 2 ranks, fp32 (latency)",
+        dimension=192,
+        layers=6,
+        heads=4,
+        vocabulary=1024,
+        sequence=64,
+        ranks=2,
+        steps=30,
+    ),
     "tiny": Case(
         "0.3 M parameters, 32 tokens a rank, 2 ranks, fp32 (proves that the comparison runs, nothing else)",
         dimension=64,
@@ -101,7 +112,7 @@ def gpt2(case: Case, size: str) -> Case:
 
 
 # Candidates that are measured together; each model has a table of its own.
-SECOND = {"A": "109", "B": "109", "C": "30", "D": "30", "tiny": "0.2", "tiny-hosts": "0.2"}
+SECOND = {"A": "109", "B": "109", "C": "30", "D": "30", "L": "3", "tiny": "0.2", "tiny-hosts": "0.2"}
 CASES |= {f"{name}/gpt2": gpt2(CASES[name], size) for name, size in SECOND.items()}
 FIRST_MODEL = tuple(name for name, case in CASES.items() if case.model == "llama")  # what programs in C++ train, too
 MODELS = {"llama": "Llama style", "gpt2": "GPT-2 style"}
@@ -199,6 +210,23 @@ class Goal:
     memory: bool = False  # then the bound is the most; else the least
 
 
+# Of each of the two scripts in Python, with each of the two models.
+GOALS_OF_SCRIPTS = (
+    ("A", FSDP2_FULL, 2.8, False),
+    ("A", ("plain",), 0.92, False),
+    ("A", ("ours",), 0.97, False),
+    ("A", ("ddp",), 1.0, False),
+    ("A", FSDP2_FULL, 0.80, True),
+    ("B", FSDP2_FULL, 2.6, False),
+    ("B", ("ddp",), 1.0, False),
+    ("B", FSDP2_FULL, 0.70, True),
+    ("C", FSDP2_FULL, 1.5, False),
+    ("C", ("ddp",), 1.0, False),
+    ("D", FSDP2_FULL, 3.2, False),
+    ("D", FSDP2_HYBRID, 2.3, False),
+    ("L", FSDP2_FULL, 3.0, False),
+    ("L", ("ddp",), 1.0, False),
+)
 GOALS = (
     Goal("A", "ours", FSDP2_FULL, 2.6),
     Goal("A", "ours", ("ours-ceiling",), 0.95),
@@ -209,6 +237,13 @@ GOALS = (
     Goal("D", f"ours{BEST}", FSDP2_FULL, 3.2),
     Goal("D", f"ours{BEST}", FSDP2_HYBRID, 2.3),
     Goal("E", "ours", FSDP2_FULL, 1.3),
+    *(
+        Goal(f"{case}{model}", f"{script}-hybrid" if case == "D" else script, against, bound, memory)
+        for case, against, bound, memory in GOALS_OF_SCRIPTS
+        for script in ("ours-python", "ours-python2")
+        for model in ("", "/gpt2")
+        if not (model and against == ("ours",))  # in C++ there is one model only
+    ),
 )
 
 

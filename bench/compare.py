@@ -44,7 +44,7 @@ from cases import (
 )
 from launch import UNAVAILABLE, Run, Unavailable, launch
 
-ALL = "A,B,C,D,E"
+ALL = "A,B,C,D,L,E"
 BF16 = "E"  # a matter of matrix products: has a section of its own
 # The first loss is of the parameters that all start with, the second of an optimizer's first step: those after it tell
 # whether gradients were shared and parameters moved.
@@ -97,7 +97,10 @@ def parse() -> argparse.Namespace:
 
 
 def for_case(name: str, options: argparse.Namespace) -> argparse.Namespace:
-    """Fewer and shorter rounds where a step takes half a minute; as many steps as check() must see."""
+    """Fewer and shorter rounds where a step takes half a minute, as many steps as check() must see; more where a step
+    takes milliseconds."""
+    if (steps := CASES[name].steps) > options.steps and not options.quick:
+        return argparse.Namespace(**{**vars(options), "steps": steps, "warmup": max(options.warmup, 5)})
     if CASES[name].precision != "bf16" or report.computes_bf16():
         return options
     few = {"rounds": min(options.rounds, 3), "steps": 1, "warmup": LEAST_STEPS - 1}
@@ -228,6 +231,7 @@ def main() -> int:
             update_documents(cases, asked.out)
         return 0
     statuses = set()
+    measured = set[str]()
     for name in asked.cases:
         options = for_case(name, asked)
         about = report.about() | {"rounds": options.rounds, "steps": options.steps, "warmup": options.warmup}
@@ -235,7 +239,9 @@ def main() -> int:
             report.warn_if_busy("compare", about)
         try:
             about["imports_bytes"] = imports_bytes(CASES[name], options)
-            comparisons = compare(models_of(name, options), options)
+            models = [each for each in models_of(name, options) if each not in measured]  # "A,A/gpt2" is A
+            measured.update(models)
+            comparisons = compare(models, options)
         except Unavailable as reason:
             print(f"compare: case {name} is missing: {reason}", file=sys.stderr)
             statuses.add(UNAVAILABLE)

@@ -183,7 +183,7 @@ def headline(cases: dict[str, dict]) -> str:
         ratio = ratio_of(rounds, ours, fsdp2)
         if not ours or not ratio or not leanest:
             continue
-        about = entry["about"]
+        about = about or entry["about"]
         ratios.append(ratio)
         speed = Spread.of([one[ours]["report"]["tokens_per_second"] for one in rounds if ours in one])
         others = (ratio_of(rounds, ours, other) for other in (fastest_of(rounds, FSDP1), "ddp", "ceiling"))
