@@ -1,13 +1,56 @@
 #include <ATen/core/grad_mode.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <numeric>
 
 #include "python/bindings/bindings.h"
 #include "python/bindings/unit.h"
+#include "tesserae/base/error.h"
+#include "tesserae/comm/fabric.h"
 #include "tesserae/optim/clip.h"
+#include "tesserae/optim/whole_matrices.h"
 
 namespace tesserae::bindings {
 
+namespace {
+
+/// The neighbours of this rank that share rows, by the rows that they have.
+comm::Group& neighbours(comm::Fabric& fabric, int degree) {
+  if (degree < 1 || fabric.size() % degree != 0) {
+    throw InvalidArgument("WholeMatrices", cat("rows over ", degree, " of ", fabric.size(), " ranks"));
+  }
+  std::vector<int> members(static_cast<size_t>(degree));
+  std::iota(members.begin(), members.end(), fabric.rank() / degree * degree);
+  return fabric.group(members, comm::Traffic::control);
+}
+
+}  // namespace
+
 void bind_optim(py::module_& module) {
+  using optim::WholeMatrices;
+  const auto without_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<WholeMatrices>(module, "WholeMatrices",
+                            "Matrices that ranks hold by rows, brought whole to one rank each and back; see "
+                            "tesserae/optim/whole_matrices.h.")
+      .def(py::init([](comm::Fabric& fabric, int degree, const std::vector<std::pair<int64_t, int64_t>>& shapes) {
+             std::vector<WholeMatrices::Shape> all;
+             for (const auto& [rows, columns] : shapes) all.push_back({rows, columns});
+             return std::make_unique<WholeMatrices>(neighbours(fabric, degree), std::move(all));
+           }),
+           py::arg("fabric"), py::arg("degree"), py::arg("shapes"), py::keep_alive<1, 2>(), without_gil,
+           "Collective over the `degree` ranks that share rows with this one.")
+      .def_property_readonly("owners", &WholeMatrices::owners, "By matrix: which of these ranks gets it.")
+      .def_property_readonly("imbalance", &WholeMatrices::imbalance)
+      .def("collect", &WholeMatrices::collect, py::arg("rows"), without_gil,
+           "The matrices of this rank, in order, from the rows that all ranks bring. Collective.")
+      .def(
+          "distribute",
+          [](const WholeMatrices& self, const std::vector<at::Tensor>& whole, const at::Tensor& like) {
+            return self.distribute(whole, like.options());
+          },
+          py::arg("whole"), py::arg("like"), without_gil,
+          "This rank's rows of all matrices, from those that the ranks own. Collective.");
   module.def(
       "clip_gradients",
       [](Unit& unit, double max_norm, double norm_type) {

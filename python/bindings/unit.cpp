@@ -52,6 +52,25 @@ class PythonReduction final : public shard::StepObserver {
   std::unique_ptr<py::object> hook_;  // behind a pointer: C++ owns it without the GIL
 };
 
+/// Another, which sees averages.
+class PythonAdjustment final : public shard::StepObserver {
+ public:
+  explicit PythonAdjustment(const py::object& hook) : hook_(new py::object(hook)) {}
+  ~PythonAdjustment() override {
+    const py::gil_scoped_acquire acquire;
+    hook_.reset();
+  }
+
+  bool adjusts() const override { return true; }
+  void adjust(const at::Tensor& average) override {
+    const py::gil_scoped_acquire acquire;
+    (*hook_)(average);
+  }
+
+ private:
+  std::unique_ptr<py::object> hook_;
+};
+
 }  // namespace
 
 Unit::Unit(std::shared_ptr<comm::Fabric> fabric, shard::Options options, const std::vector<Parameter>& parameters) {
@@ -401,7 +420,13 @@ void bind_unit(py::module_& module) {
           [](Unit& unit,
              const py::object&
                  hook) { unit.replace_reduction(hook.is_none() ? nullptr : std::make_shared<PythonReduction>(hook)); },
-          py::arg("hook"));
+          py::arg("hook"))
+      .def(
+          "set_average_hook",
+          [](Unit& unit, const py::object& hook) {
+            unit.replace_reduction(hook.is_none() ? nullptr : std::make_shared<PythonAdjustment>(hook));
+          },
+          py::arg("hook"), "hook(average) of each buffer, on the reduce lane, before it becomes a gradient.");
 }
 
 }  // namespace tesserae::bindings

@@ -67,7 +67,7 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   void show_parameters(std::vector<shard::UserTensors> parameters);
   /// What shows them. Throws InvalidArgument before show_parameters().
   shard::UserParameters& user_parameters() const;
-  /// Takes the place of the unit's reduction; null: the three hops do it again.
+  /// The user's hook: takes the place of the unit's reduction, or sees its averages; null: there is none.
   void replace_reduction(std::shared_ptr<shard::StepObserver> reduction);
 
   /// `while_gathered`: entries show compute parameters as long as they are gathered, too, where the unit's lifetime

@@ -39,6 +39,7 @@ __all__: list[str] = [
     "Strategy",
     "Timeout",
     "Unit",
+    "WholeMatrices",
     "agree",
     "all_degrees",
     "check_degrees",
@@ -437,6 +438,10 @@ class Unit:
         """
         `call()` at the end of each backward that has reduced the unit's gradients; None: nothing.
         """
+    def set_average_hook(self, hook: typing.Any) -> None:
+        """
+        hook(average) of each buffer, on the reduce lane, before it becomes a gradient.
+        """
     def set_boundary(self, boundary: bool) -> None: ...
     def set_entries(
         self,
@@ -600,6 +605,37 @@ class SplitRandom:
     def end(self) -> None: ...
     @property
     def inside(self) -> bool: ...
+
+class WholeMatrices:
+    """
+    Matrices that ranks hold by rows, brought whole to one rank each and back; see tesserae/optim/whole_matrices.h.
+    """
+    def __init__(
+        self,
+        fabric: Fabric,
+        degree: typing.SupportsInt | typing.SupportsIndex,
+        shapes: collections.abc.Sequence[
+            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+        ],
+    ) -> None:
+        """
+        Collective over the `degree` ranks that share rows with this one.
+        """
+    def collect(self, rows: collections.abc.Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """
+        The matrices of this rank, in order, from the rows that all ranks bring. Collective.
+        """
+    def distribute(self, whole: collections.abc.Sequence[torch.Tensor], like: torch.Tensor) -> list[torch.Tensor]:
+        """
+        This rank's rows of all matrices, from those that the ranks own. Collective.
+        """
+    @property
+    def imbalance(self) -> float: ...
+    @property
+    def owners(self) -> list[int]:
+        """
+        By matrix: which of these ranks gets it.
+        """
 
 class Dial:
     """

@@ -42,9 +42,12 @@ from tesserae.tensor_parallel.transformation import transform
 if TYPE_CHECKING:
     from tesserae import checkpoint
     from tesserae.dial.turning import reshard
+    from tesserae.fully_shard.whole_matrices import on_whole_matrices
     from tesserae.smp.status import status
 
 __version__ = VERSION
+# Where find_package(Tesserae) of CMake finds the libraries and headers of an installed package.
+cmake_prefix_path = os.path.dirname(os.path.abspath(__file__))
 __all__ = [
     "CommError",
     "Corruption",
@@ -58,6 +61,7 @@ __all__ = [
     "checkpoint",
     "init",
     "is_initialized",
+    "on_whole_matrices",
     "reshard",
     "state",
     "status",
@@ -70,14 +74,16 @@ _backend.register()
 
 
 def __getattr__(name: str) -> Any:
-    """tsm.checkpoint, tsm.reshard and tsm.status need parts of torch that take a second to import: at their first use.
-    So does tsm.init."""
+    """tsm.checkpoint, tsm.on_whole_matrices, tsm.reshard and tsm.status need parts of torch that take a second to
+    import: at their first use. So does tsm.init."""
     if name == "checkpoint":
         return importlib.import_module("tesserae.checkpoint")
     if name == "status":
         return importlib.import_module("tesserae.smp.status").status
     if name == "reshard":
         return importlib.import_module("tesserae.dial.turning").reshard
+    if name == "on_whole_matrices":
+        return importlib.import_module("tesserae.fully_shard.whole_matrices").on_whole_matrices
     raise AttributeError(f"module 'tesserae' has no attribute {name!r}")
 
 

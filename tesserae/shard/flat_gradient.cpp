@@ -113,10 +113,11 @@ void FlatGradient::reduce(const std::vector<FlatGradient*>& all, bool boundary, 
   std::vector<Job> jobs;
   for (FlatGradient* gradient : all) jobs.push_back(gradient->begin_reduction(boundary));
   if (jobs.empty()) return;
-  const auto ticket = context.sharding->reduce_lane.submit(
-      [jobs = std::move(jobs), boundary, label, sharding = context.sharding, reducer = context.reducer] {
+  const auto ticket =
+      context.sharding->reduce_lane.submit([jobs = std::move(jobs), boundary, label, sharding = context.sharding,
+                                            reducer = context.reducer, adjuster = context.adjuster] {
         if (reducer == nullptr) {
-          carry(jobs, boundary, *sharding, label);
+          carry(jobs, boundary, *sharding, label, adjuster.get());
         } else {
           for (const Job& job : jobs) job.of->carry_elsewhere(job, *reducer);
         }
@@ -149,7 +150,7 @@ FlatGradient::Job FlatGradient::begin_reduction(bool boundary) {
 }
 
 void FlatGradient::carry(const std::vector<Job>& jobs, bool boundary, const Sharding& sharding,
-                         const comm::Label& label) {
+                         const comm::Label& label, StepObserver* adjuster) {
   const comm::Wire wire = sharding.options.gradient_wire;
   std::vector<comm::ReduceScatter> first, second;
   std::vector<at::Tensor> third;
@@ -174,26 +175,43 @@ void FlatGradient::carry(const std::vector<Job>& jobs, bool boundary, const Shar
   comm::reduce_scatter(sharding.optimizer_group, second, label, wire);
   comm::all_reduce(sharding.replica_group, third, label, wire);
   for (const Job& job : jobs) {
-    if (boundary && !job.straight) job.of->deliver(job.views->chunk, job.add_grad, /*divided=*/false);
+    if (!boundary || job.straight) continue;
+    if (adjuster != nullptr) {
+      job.of->deliver_adjusted(job.views->chunk, job.add_grad, *adjuster);
+    } else {
+      job.of->deliver(job.views->chunk, job.add_grad, /*divided=*/false);
+    }
   }
 }
 
-// What the user's code throws is this step's error, not the lane's: a CommError is, for good.
-void FlatGradient::carry_elsewhere(const Job& job, StepObserver& reducer) {
-  at::Tensor chunk;
+// What the user's code throws is this step's error, not the lane's: a CommError is, for good. False: it threw.
+template <class Body>
+bool FlatGradient::keep_failure(const Body& body) {
   try {
-    chunk = reduce_elsewhere(*job.views, reducer);
+    body();
+    return true;
   } catch (const comm::CommError&) {
     throw;
   } catch (...) {
     failure_ = std::current_exception();
-    return;
+    return false;
   }
-  deliver(chunk, job.add_grad, /*divided=*/true);
+}
+
+void FlatGradient::carry_elsewhere(const Job& job, StepObserver& reducer) {
+  at::Tensor chunk;
+  if (keep_failure([&] { chunk = reduce_elsewhere(*job.views, reducer); })) {
+    deliver(chunk, job.add_grad, /*divided=*/true);
+  }
+}
+
+void FlatGradient::deliver_adjusted(const at::Tensor& sum, bool add, StepObserver& adjuster) {
+  sum.mul_(average_factor_);
+  if (keep_failure([&] { adjuster.adjust(sum); })) deliver(sum, add, /*divided=*/true);
 }
 
 bool FlatGradient::first_hop_delivers() const {
-  return context_.reducer == nullptr && sharding_->optimizer_group.size() == 1 &&
+  return context_.reducer == nullptr && context_.adjuster == nullptr && sharding_->optimizer_group.size() == 1 &&
          sharding_->replica_group.size() == 1 && grad_.scalar_type() == flat_.dtypes().reduce &&
          grad_.device() == sharding_->device;
 }

@@ -94,8 +94,12 @@ class FlatGradient {
     std::shared_ptr<const Views> views;
   };
   Job begin_reduction(bool boundary);
-  static void carry(const std::vector<Job>& jobs, bool boundary, const Sharding& sharding, const comm::Label& label);
+  static void carry(const std::vector<Job>& jobs, bool boundary, const Sharding& sharding, const comm::Label& label,
+                    StepObserver* adjuster);
   void carry_elsewhere(const Job& job, StepObserver& reducer);
+  void deliver_adjusted(const at::Tensor& sum, bool add, StepObserver& adjuster);
+  template <class Body>
+  bool keep_failure(const Body& body);
 
   void take_buffer();
   void evict(int slot);

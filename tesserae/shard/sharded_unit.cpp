@@ -297,11 +297,19 @@ void ShardedUnit::attach(std::shared_ptr<StepObserver> observer) {
     }
     context_.reducer = observer;
   }
+  if (observer->adjusts()) {
+    if (context_.adjuster != nullptr) {
+      throw InvalidArgument("ShardedUnit::attach",
+                            cat("unit \"", name_, "\" has a hook on its averages already; detach it first"));
+    }
+    context_.adjuster = observer;
+  }
   observers_.push_back(std::move(observer));
 }
 
 void ShardedUnit::detach(const StepObserver& observer) {
   if (context_.reducer.get() == &observer) context_.reducer = nullptr;
+  if (context_.adjuster.get() == &observer) context_.adjuster = nullptr;
   std::erase_if(observers_, [&observer](const auto& attached) { return attached.get() == &observer; });
 }
 

@@ -114,8 +114,8 @@ class ShardedUnit {
   void set_accumulating(bool accumulating) { accumulating_ = accumulating; }
 
   /// Shares `observer`, which is told of the unit's events from now on, until detach(); both between steps. Throws
-  /// InvalidArgument for a second observer that reduces(), and where the degrees or
-  /// Accumulation::two_hop do not allow one.
+  /// InvalidArgument for a second observer that reduces() or adjusts(), and where the degrees or Accumulation::two_hop
+  /// do not allow one that reduces.
   void attach(std::shared_ptr<StepObserver> observer);
   void detach(const StepObserver& observer);
   /// Calls `event(observer)` for each; the event neither attaches nor detaches.

@@ -50,7 +50,8 @@ struct UnitContext {
   std::shared_ptr<const Sharding> sharding;
   std::shared_ptr<Workspace> workspace;
   std::shared_ptr<StepObserver> reducer =
-      nullptr;                  ///< reduces gradients in place of the three hops; attached to the unit
+      nullptr;  ///< reduces gradients in place of the three hops; attached to the unit
+  std::shared_ptr<StepObserver> adjuster = nullptr;  ///< sees averages before they are delivered; attached to the unit
   double gradient_divisor = 0;  ///< what sums of gradients are divided by; 0: the number of ranks of the fabric
 
   Statistics& statistics() const { return workspace->statistics; }

@@ -12,8 +12,9 @@ class ShardedUnit;
 /// of the unit's; it stays with the unit when another engine adopts it and when degrees change.
 ///
 /// Called on the thread that computes, or in a backward on autograd's, in the order of attachment, one event at a time;
-/// reduce() alone is called on the reduce lane, beside the others. What an event of a step throws ends the step; what
-/// before_recut() or after_recut() throws leaves the model torn. An event neither attaches nor detaches observers.
+/// reduce() and adjust() alone are called on the reduce lane, beside the others. What an event of a step throws ends
+/// the step; what before_recut() or after_recut() throws leaves the model torn. An event neither attaches nor detaches
+/// observers.
 class StepObserver {
  public:
   virtual ~StepObserver() = default;
@@ -69,6 +70,12 @@ class StepObserver {
   /// Gets a flat buffer of whole gradients and, unless every rank keeps all of it (O = 1), a tensor for this rank's
   /// chunk; leaves the average there (O = 1: in the first). Called on the reduce lane.
   virtual void reduce(const at::Tensor& /*whole*/, const at::Tensor& /*chunk*/) {}
+
+  /// True: adjust() sees each average. One such observer a unit.
+  virtual bool adjusts() const { return false; }
+  /// Gets this rank's chunk of a buffer's average, in the reduce dtype, before it is added to Shard::grad, and may
+  /// change it. Called on the reduce lane. Not where an observer reduces.
+  virtual void adjust(const at::Tensor& /*average*/) {}
 };
 
 }  // namespace tesserae::shard

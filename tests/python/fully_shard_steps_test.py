@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 import tesserae as tsm
@@ -263,3 +265,58 @@ def uses_different_parameters(rank: int, world_size: int) -> None:
 
 def test_ranks_that_use_different_parameters() -> None:
     run_ranks(uses_different_parameters, 2)
+
+
+def reduces_by_itself(rank: int, world_size: int) -> None:
+    """A hybrid that the script makes: shards in pairs, and a hook that averages over the replicas."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    replicas = mesh["replicate"].get_group()
+
+    def run() -> Seen:
+        model = shard_all(make_model(), mesh=mesh["shard"])
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_all_reduce_hook(lambda average: dist.all_reduce(average.div_(2), group=replicas))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        seen = Seen()
+        for step in range(2):
+            for part in range(2):  # the second is added to the first
+                loss = model(batch(step, part)).square().mean()
+                loss.backward()
+                seen.losses.append(loss.item())
+            look(seen, model, None, f"step {step}:")
+            sgd.step()
+            sgd.zero_grad()
+        return seen
+
+    both(run)
+    theirs = shard_all(make_model(), mesh=mesh)
+    with ours():
+        mine = shard_all(make_model(), mesh=mesh)
+        for model in (theirs, mine):
+            with pytest.raises(ValueError, match="stream cannot be set"):
+                model.set_all_reduce_hook(lambda _: None, stream=object())
+
+
+def test_a_hook_on_averages() -> None:
+    run_ranks(reduces_by_itself, 4)
+
+
+def fails_in_a_hook(rank: int, world_size: int) -> None:
+    with ours():
+        model = shard_all(make_model())
+
+        def hook(average: Tensor) -> None:
+            raise RuntimeError("a hook with a bug")
+
+        model[0].set_all_reduce_hook(hook)
+        with pytest.raises(RuntimeError, match="a hook with a bug"):
+            model(batch(0)).sum().backward()
+        model[0].set_all_reduce_hook(lambda average: average.zero_())
+        model.zero_grad()
+        model(batch(0)).sum().backward()
+        assert not model[0].wide.weight.grad.to_local().any() and model[1].wide.weight.grad.to_local().any()
+
+
+def test_an_error_in_a_hook_ends_the_backward() -> None:
+    run_ranks(fails_in_a_hook, 2)

@@ -89,5 +89,56 @@ TEST(StepObserver, WhatAReducerThrowsEndsItsBackwardAndNoLaterOne) {
   });
 }
 
+/// Twice the average, or an error.
+class Adjuster : public StepObserver {
+ public:
+  explicit Adjuster(bool fails = false) : fails_(fails) {}
+  bool adjusts() const override { return true; }
+  void adjust(const at::Tensor& average) override {
+    if (std::exchange(fails_, false)) throw std::runtime_error("a hook with a bug");
+    average.mul_(2);
+  }
+
+ private:
+  bool fails_;
+};
+
+TEST(StepObserver, AnAdjusterSeesEachAverageOnceBeforeItIsAdded) {
+  for (const char* strategy : {"NO_SHARD", "ZERO_1", "SHARD_GRAD_OP", "FULL_SHARD"}) {
+    comm::run_local(2, [strategy](comm::Fabric& fabric) {
+      const NetOptions shape{.blocks = 1};
+      const auto gradients = [&](int attached, bool fails) {
+        Net net(shape);
+        fill_all(*net);
+        Sharded sharded = shard_model(net, share(fabric), {.strategy = mesh::preset(strategy, 2)});
+        for (const auto& unit : sharded.engine().units()) {
+          if (attached > 0) unit->attach(std::make_shared<Adjuster>(fails));
+        }
+        if (attached > 1) {
+          EXPECT_THROW(sharded.engine().root().attach(std::make_shared<Adjuster>()), InvalidArgument);
+        }
+        const auto backward = [&](int step) {
+          const Batch batch = batch_of(shape, step, fabric.rank(), 2);
+          net(batch.tokens, batch.targets).backward();
+        };
+        if (fails) {
+          EXPECT_THROW(backward(0), std::runtime_error);
+          sharded.zero_grad();
+        }
+        for (const int step : {0, 1}) backward(step);  // the second is added to the first
+        std::vector<at::Tensor> found;
+        for (const Shard& shard : sharded.shards()) found.push_back(shard.grad.clone());
+        return found;
+      };
+      const auto plain = gradients(0, false), twice = gradients(2, false), later = gradients(1, true);
+      ASSERT_EQ(plain.size(), twice.size());
+      for (size_t i = 0; i < plain.size(); ++i) {
+        EXPECT_TRUE(at::allclose(twice[i], plain[i] * 2, 1e-5, 1e-7)) << strategy;
+        EXPECT_TRUE(at::allclose(later[i], plain[i] * 2, 1e-5, 1e-7)) << strategy;
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace tesserae::shard::testing

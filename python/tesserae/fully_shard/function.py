@@ -14,7 +14,7 @@ from tesserae.fsdp.instance import Instance
 from tesserae.fully_shard.engine import prepare
 from tesserae.fully_shard.module import FSDPModule
 from tesserae.fully_shard.parameters import shard_parameters
-from tesserae.fully_shard.places import find_places
+from tesserae.fully_shard.places import AllAxes, find_places
 from tesserae.fully_shard.state import State, frees_after_forward, ours, states_below
 from tesserae.torch_compat.fsdp2 import (
     add_hooks,
@@ -54,12 +54,10 @@ def fully_shard(
     _require_types(modules, mesh, mp_policy, offload_policy)
     for each in modules:
         _require_plain(each)
-    if dp_mesh_dims is not None:
-        raise _C.InvalidArgument(
-            "[fully_shard] dp_mesh_dims: parameters that are DTensors on a mesh of several axes are not supported; "
-            "pass the data-parallel mesh, and split layers by tsm.transform"
-        )
-    places = find_places(mesh, frees_after_forward(reshard_after_forward))
+    axes = AllAxes.of(mesh, dp_mesh_dims) if dp_mesh_dims is not None else None
+    if axes is not None and _is_number(reshard_after_forward):
+        raise NotImplementedError("reshard_after_forward as int is not yet supported with SPMD mesh (dp_mesh_dims)")
+    places = find_places(mesh, frees_after_forward(reshard_after_forward), axes)
     _require_group(reshard_after_forward, places.degree)
     ignored = ignored_params if ignored_params is not None else set()
     managed = managed_modules(modules, ignored_params)
@@ -106,6 +104,10 @@ def _require_plain(module: nn.Module) -> None:
                 f"[fully_shard] {path or 'the module'} was sharded by torch's own FSDP, from before tsm.init(): half "
                 "of the model would train on one engine, half on another. Call tsm.init() before the model is sharded"
             )
+
+
+def _is_number(reshard_after_forward: Any) -> bool:
+    return isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool)
 
 
 def _require_group(reshard_after_forward: Any, ranks: int) -> None:

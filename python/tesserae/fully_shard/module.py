@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -129,7 +130,14 @@ class FSDPModule(TorchFSDPModule):
             state.apply_settings()
 
     def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: Any = None) -> None:
-        _refuse("set_all_reduce_hook", "pass a two-dimensional mesh (replicate, shard): the engine reduces over both")
+        """hook(average) of this module's gradients, in a thread of the engine, before they are added to `.grad`: once
+        for each parameter (torch: once for all of them, in one tensor). It may change them in place."""
+        state = _state(self)
+        if stream is not None and state.places.replicates:
+            raise ValueError("stream cannot be set when using native HSDP")
+        on = torch.get_device_module(state.places.device)
+        state.average_hook = functools.partial(_run_on, on, stream, hook) if stream is not None else hook
+        state.apply_settings()
 
     def set_custom_all_gather(self, comm: Any) -> None:
         _refuse("set_custom_all_gather", "leave it out")
@@ -160,6 +168,15 @@ def _states(module: Any, recurse: bool) -> Iterator[State]:
         state = ours(part)
         if state is not None:
             yield state
+
+
+def _run_on(device: Any, stream: Any, hook: Callable[[torch.Tensor], None], average: torch.Tensor) -> None:
+    """`device`: the module of its kind, as torch.cuda."""
+    current = device.current_stream()
+    stream.wait_stream(current)
+    with device.stream(stream):
+        hook(average)
+    current.wait_stream(stream)
 
 
 def _require_sharded(modules: list[Any]) -> None:

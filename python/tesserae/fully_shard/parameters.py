@@ -20,7 +20,7 @@ from tesserae.fsdp.parameters import Entry, owner_of
 from tesserae.fsdp.retired import retire
 from tesserae.fully_shard.places import Places
 from tesserae.fully_shard.split import Split
-from tesserae.torch_compat.fsdp2 import dtensor, local_of, placed_as, set_place, with_axis
+from tesserae.torch_compat.fsdp2 import dtensor, local_of, placed_as, set_place
 from tesserae.torch_compat.modules import own_parameters
 
 PlacementFn = Callable[[nn.Parameter], Any]
@@ -85,7 +85,7 @@ def _shard(
             "(fsdp_pre_all_gather): not supported; shard plain parameters, or call tsm.uninstall() and leave the model "
             "to torch"
         )
-    split = Split.of(name, parameter, places.mesh)
+    split = Split.of(name, parameter, places)
     whole = local_of(parameter) if split is not None else parameter.detach()
     degree = places.degree
     placement = _placement(name, whole, placement_of(parameter) if placement_of is not None else None, degree)
@@ -105,8 +105,7 @@ def _shard(
 
 
 def _place_of(places: Places, placement: Shard, split: Split | None) -> tuple[DeviceMesh, tuple[Placement, ...]]:
-    mesh, placements = places.mesh, places.placements(placement)
-    return (mesh, placements) if split is None else with_axis(mesh, placements, split.mesh, split.placements)
+    return (places.mesh, places.placements(placement)) if split is None else split.place(places, placement)
 
 
 def at_places(managed: Managed, places: Places, local: torch.Tensor) -> DTensor:

@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import ShardingStrategy
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tesserae import _C
 from tesserae.fsdp.groups import connect
-from tesserae.torch_compat.fsdp2 import device_of
+from tesserae.torch_compat.fsdp2 import concatenated, device_of, flattened
 from tesserae.torch_compat.instance import HYBRID
+
+
+@dataclass(frozen=True)
+class AllAxes:
+    """A mesh of all axes of parallelism, and which of its dimensions are of data parallelism."""
+
+    mesh: DeviceMesh
+    names: tuple[str, ...]
+    shard: tuple[int, ...]
+    replicate: tuple[int, ...]
+
+    @property
+    def data(self) -> tuple[int, ...]:
+        return (*self.replicate, *self.shard)
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh | None, dims: Any) -> AllAxes:
+        """`dims`: DataParallelMeshDims."""
+        if mesh is None or mesh.mesh_dim_names is None:
+            raise ValueError("mesh must have mesh_dim_names when dp_mesh_dims is provided")
+        names = tuple(mesh.mesh_dim_names)
+        for name in (*dims.shard_names, *dims.replicate_names):
+            if name not in names:
+                raise ValueError(f"Mesh dim name '{name}' not found in mesh.mesh_dim_names {names}")
+        return cls(
+            mesh, names, tuple(map(names.index, dims.shard_names)), tuple(map(names.index, dims.replicate_names))
+        )
+
+    def data_mesh(self) -> DeviceMesh:
+        """One dimension, or two: replicas, shards. Collective at the first call."""
+        meshes = [
+            flattened(self.mesh, tuple(self.names[i] for i in dims)) for dims in (self.replicate, self.shard) if dims
+        ]
+        return meshes[0] if len(meshes) == 1 else concatenated(*meshes)
 
 
 @dataclass(frozen=True)
@@ -27,6 +61,7 @@ class Places:
     given: DeviceMesh  # the script's
     mesh: DeviceMesh  # of the DTensors: the script's, unless another degree was asked for since
     replicates: bool  # the mesh has two dimensions: replicas, shards
+    axes: AllAxes | None = None  # where the script's mesh has other axes, too; `given` is then its data-parallel part
 
     @property
     def degree(self) -> int:
@@ -43,7 +78,29 @@ class Places:
 
         Raises InvalidArgument for degrees under which rows are not in the order of ranks.
         """
-        return _place(self.given, self.fabric, strategy, self.device)
+        return replace(_place(self.given, self.fabric, strategy, self.device), axes=self.axes)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Which ranks share out the rows of a DTensor: neighbours of the fabric, `degree` of them."""
+
+    fabric: _C.Fabric
+    degree: int
+
+
+_sharings: dict[Any, Sharing] = {}
+
+
+def sharing_of(tensor: DTensor) -> Sharing | None:
+    """None for a tensor of another mesh than those of sharded models, and for one whose rows were split before."""
+    sharing = _sharings.get((dist.group.WORLD, tensor.device_mesh)) if dist.is_initialized() else None
+    if sharing is None:
+        return None
+    cuts = sum(not placement.is_replicate() for placement in tensor.placements)
+    if cuts == 0:
+        return Sharing(sharing.fabric, 1)
+    return sharing if cuts == 1 and isinstance(tensor.placements[-1], Shard) else None
 
 
 def _default_mesh() -> DeviceMesh:
@@ -56,8 +113,13 @@ def _default_mesh() -> DeviceMesh:
     return init_device_mesh(accelerator.type if accelerator is not None else "cpu", (dist.get_world_size(),))
 
 
-def find_places(mesh: DeviceMesh | None, frees_after_forward: bool) -> Places:
+def find_places(mesh: DeviceMesh | None, frees_after_forward: bool, axes: AllAxes | None = None) -> Places:
     """Collective over the mesh at the first call for it."""
+    if axes is not None:
+        mesh = axes.data_mesh()
+        named = _named(mesh, frees_after_forward) if axes.shard else ShardingStrategy.NO_SHARD
+        device = device_of(mesh)
+        return replace(_place(mesh, *connect(named, None, mesh, device), device), axes=axes)
     mesh = mesh if mesh is not None else _default_mesh()
     if mesh.ndim not in (1, 2):
         raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
@@ -69,6 +131,12 @@ def find_places(mesh: DeviceMesh | None, frees_after_forward: bool) -> Places:
 
 
 def _place(mesh: DeviceMesh, fabric: _C.Fabric, strategy: _C.Strategy, device: torch.device) -> Places:
+    places = _places(mesh, fabric, strategy, device)
+    _sharings[dist.group.WORLD, places.mesh] = Sharing(fabric, places.degree)
+    return places
+
+
+def _places(mesh: DeviceMesh, fabric: _C.Fabric, strategy: _C.Strategy, device: torch.device) -> Places:
     degree = strategy.degrees[2]
     _require_rows_in_order(fabric, strategy.degrees)
     if degree == mesh.size(mesh.ndim - 1) and degree > 1:

@@ -40,6 +40,7 @@ class State(FSDPState):
     all_reduces: bool
     reduces_unused: bool
     divisor: float | None
+    average_hook: Callable[[torch.Tensor], None] | None  # of set_all_reduce_hook
     options: _C.Options
     unit: _C.Unit | None
     outermost: State  # the last call around this one so far
@@ -63,7 +64,7 @@ class State(FSDPState):
         self.syncs = self.all_reduces = True
         self.reduces_unused = False
         self.hooked = False  # the unit calls hooks that the script has put on sharded parameters
-        self.divisor, self.unit, self.root = None, None, None
+        self.divisor, self.average_hook, self.unit, self.root = None, None, None, None
         self.options = engine_options(  # as the configuration is at the call
             places.device,
             strategy=places.strategy,
@@ -92,6 +93,8 @@ class State(FSDPState):
         self.unit.set_reduces_unused(self.reduces_unused)
         if self.divisor is not None:
             self.unit.set_gradient_divisor(self.divisor)
+        if self.average_hook is not None:
+            self.unit.set_average_hook(self.average_hook)
 
     def prepared(self) -> _C.Unit:
         """The unit; where there is none yet, the model below this state gets its engine."""

@@ -13,6 +13,7 @@ from tesserae.fsdp.fully_sharded import FullyShardedDataParallel
 from tesserae.fsdp.install import install
 from tesserae.fsdp.install import uninstall as uninstall_class
 from tesserae.fully_shard import install as function
+from tesserae.fully_shard import muon
 from tesserae.job import config as configuration
 from tesserae.job.state import state
 
@@ -30,6 +31,7 @@ def init(config: str | os.PathLike[str] | dict[str, Any] | None) -> None:
         return
     install(FullyShardedDataParallel)
     function.install()
+    muon.install()
     automatic.watch(wanted)
     configuration.set_current(wanted)
 
@@ -37,6 +39,7 @@ def init(config: str | os.PathLike[str] | dict[str, Any] | None) -> None:
 def uninstall() -> None:
     uninstall_class()
     function.uninstall()
+    muon.uninstall()
     configuration.set_current(None)
     automatic.forget()
     state.forget()

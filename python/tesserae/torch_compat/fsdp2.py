@@ -147,15 +147,26 @@ def with_axis(
 ) -> tuple[DeviceMesh, tuple[Placement, ...]]:
     """`inner` as further dimensions of `mesh`: what that cuts are the parts of the inner placements, also where both
     cut one dimension."""
+    dims = range(inner.ndim)
+    outer = (shard_within(p, inner, inner_placements, dims) if isinstance(p, Shard) else p for p in placements)
+    return DeviceMesh._concatenate([mesh, inner]), (*outer, *inner_placements)
 
-    def within(placement: Placement) -> Placement:
-        if not isinstance(placement, Shard):
-            return placement
-        sizes = (inner.size(i) for i, p in enumerate(inner_placements) if p.is_shard(placement.dim))
-        parts = math.prod(sizes)
-        return _StridedShard(placement.dim, split_factor=parts) if parts > 1 else placement
 
-    return DeviceMesh._concatenate([mesh, inner]), (*map(within, placements), *inner_placements)
+def shard_within(
+    placement: Shard, mesh: DeviceMesh, placements: tuple[Placement, ...], dims: Iterable[int]
+) -> Placement:
+    """`placement` of what `dims` of the mesh have cut before."""
+    parts = math.prod(mesh.size(i) for i in dims if placements[i].is_shard(placement.dim))
+    return _StridedShard(placement.dim, split_factor=parts) if parts > 1 else placement
+
+
+def flattened(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
+    """These dimensions of a mesh as one. Collective at the first call."""
+    return mesh[names[0]] if len(names) == 1 else mesh[names]._flatten("_".join(names))
+
+
+def concatenated(*meshes: DeviceMesh) -> DeviceMesh:
+    return DeviceMesh._concatenate(list(meshes))
 
 
 def local_of(parameter: torch.Tensor) -> torch.Tensor:
