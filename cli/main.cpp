@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
   cli::add_verify(program, status);
   cli::add_plan(program, status);
   cli::add_convert(program, status);
+  cli::add_doctor(program, status);
   try {
     program.parse(argc, argv);
     return status;

@@ -16,6 +16,7 @@ void add_config(CLI::App& program, int& status);
 void add_inspect(CLI::App& program, int& status);
 void add_verify(CLI::App& program, int& status);
 void add_plan(CLI::App& program, int& status);
+void add_doctor(CLI::App& program, int& status);
 void add_convert(CLI::App& program, int& status);
 
 }  // namespace tesserae::cli

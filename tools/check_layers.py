@@ -33,6 +33,7 @@ LAYERS = [
     "snapshot",
     "config",
     "train",
+    "doctor",
 ]
 TOP = {"tesserae", "python", "cli", "tests", "bench", "examples", "docs", "cmake", "tools"}
 TESTS = {*LAYERS, "support", "parity", "cli", "bench", "python", "tools"}

@@ -37,13 +37,17 @@ std::vector<std::string> entries(const std::string& text) {
 }
 
 TEST(Surface, Program) {
-  EXPECT_THAT(entries(help({})),
-              ElementsAre("-h,--help", "--version", "train", "dial", "config", "inspect", "verify", "plan", "convert"));
+  EXPECT_THAT(entries(help({})), ElementsAre("-h,--help", "--version", "train", "dial", "config", "inspect", "verify",
+                                             "plan", "convert", "doctor"));
 }
 
 TEST(Surface, Train) {
   EXPECT_THAT(entries(help({"train"})),
               ElementsAre("CONFIG", "-h,--help", "--nproc", "--set", "--resume", "--dry-run"));
+}
+
+TEST(Surface, Doctor) {
+  EXPECT_THAT(entries(help({"doctor"})), ElementsAre("-h,--help", "--nproc", "--json", "--mib", "--deadline"));
 }
 
 TEST(Surface, Dial) {
