@@ -1,4 +1,5 @@
-# Finds the libtorch that ships inside the Python package torch and offers it as the target `libtorch`.
+# Finds the libtorch that ships inside the Python package torch and offers it as the target `libtorch`. Used by the
+# build, and by what is installed (TesseraeConfig.cmake.in).
 #
 # find_package(Torch) is not used: with a CUDA wheel it asks for a CUDA toolkit at configure time, while this project
 # includes no CUDA header outside comm/transports/nccl.cpp.
@@ -28,7 +29,8 @@ if(TORCH_VERSION VERSION_LESS 2.11)
 endif()
 message(STATUS "torch ${TORCH_VERSION} (CUDA: ${TORCH_CUDA}) in ${TORCH_ROOT}")
 
-add_library(libtorch INTERFACE)
+# Imported: what is installed names it, and finds the torch of the machine that it is on by this file.
+add_library(libtorch INTERFACE IMPORTED GLOBAL)
 target_include_directories(libtorch SYSTEM INTERFACE
   ${TORCH_ROOT}/include ${TORCH_ROOT}/include/torch/csrc/api/include)
 target_compile_definitions(libtorch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
@@ -46,8 +48,8 @@ if(NOT TORCH_CUDA STREQUAL "none")
   target_link_options(libtorch INTERFACE -Wl,--allow-shlib-undefined)
 
   # The target libtorch_cuda: what comm/transports/nccl.cpp alone needs, the headers of CUDA and NCCL. They lie in the
-  # wheels that torch depends on, those of the compiler (crt/, nv/) perhaps only in a toolkit. Missing ones cost the NCCL
-  # group, no more.
+  # wheels that torch depends on, those of the compiler (crt/, nv/) perhaps only in a toolkit. Where some are missing there
+  # is no such target, and libtorch_cuda_missing names them.
   file(GLOB nvidia_wheels ${TORCH_ROOT}/../nvidia/*)
   find_program(NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
   cmake_path(GET NVCC PARENT_PATH nvcc_folder)
@@ -58,14 +60,22 @@ if(NOT TORCH_CUDA STREQUAL "none")
   find_path(NCCL_INCLUDE nccl.h HINTS ${cuda_roots} PATH_SUFFIXES include)
   string(REGEX MATCH "^[0-9]+" cuda_major ${TORCH_CUDA})
   find_library(CUDA_RUNTIME NAMES libcudart.so.${cuda_major} cudart HINTS ${cuda_roots} PATH_SUFFIXES lib lib64)
-  if(CUDA_RUNTIME_INCLUDE AND CUDA_COMPILER_INCLUDE AND CUDA_TARGET_INCLUDE AND NCCL_INCLUDE AND CUDA_RUNTIME)
+  set(libtorch_cuda_missing "")
+  foreach(found "CUDA_RUNTIME_INCLUDE cuda_runtime_api.h" "CUDA_COMPILER_INCLUDE crt/host_defines.h"
+          "CUDA_TARGET_INCLUDE nv/target" "NCCL_INCLUDE nccl.h" "CUDA_RUNTIME libcudart.so.${cuda_major}")
+    string(REPLACE " " ";" found ${found})
+    list(GET found 0 variable)
+    list(GET found 1 file)
+    if(NOT ${variable})
+      list(APPEND libtorch_cuda_missing ${file})
+    endif()
+  endforeach()
+  if(NOT libtorch_cuda_missing)
     list(TRANSFORM nvidia_wheels APPEND /include OUTPUT_VARIABLE wheel_includes)
     add_library(libtorch_cuda INTERFACE)
     target_include_directories(libtorch_cuda SYSTEM INTERFACE
       ${wheel_includes} ${CUDA_RUNTIME_INCLUDE} ${CUDA_COMPILER_INCLUDE} ${CUDA_TARGET_INCLUDE} ${NCCL_INCLUDE})
     target_compile_definitions(libtorch_cuda INTERFACE USE_C10D_NCCL)
     target_link_libraries(libtorch_cuda INTERFACE libtorch ${CUDA_RUNTIME})
-  else()
-    message(WARNING "torch has CUDA, but headers of CUDA or NCCL were not found (CUDA_HOME names a toolkit): no NCCL group")
   endif()
 endif()
