@@ -6,7 +6,12 @@ if(NOT nlohmann_json_FOUND)
 endif()
 find_package(xxHash 0.8 REQUIRED)
 if(TESSERAE_PROGRAM)
-  find_package(CLI11 2.1 REQUIRED)
+  find_package(CLI11 2.1 QUIET)
+  if(NOT CLI11_FOUND)
+    message(FATAL_ERROR "CLI11 2.1 or later is missing (headers only), which the program needs: install libcli11-dev (Debian), "
+                        "cli11-devel (Fedora) or cli11 (conda, Homebrew), or name its prefix in CMAKE_PREFIX_PATH. Without the "
+                        "program: -DTESSERAE_PROGRAM=OFF (pip: -C cmake.define.TESSERAE_PROGRAM=OFF).")
+  endif()
 endif()
 if(TESSERAE_TESTS)
   find_package(GTest REQUIRED)

@@ -23,10 +23,14 @@ function(tesserae_layer name)
   cmake_parse_arguments(LAYER "" "" "SOURCES;LINK" ${ARGN})
   add_library(tesserae_${name} STATIC ${LAYER_SOURCES})
   add_library(tesserae::${name} ALIAS tesserae_${name})
-  target_include_directories(tesserae_${name} PUBLIC ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
+  target_include_directories(tesserae_${name} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}> $<INSTALL_INTERFACE:${TESSERAE_PREFIX}include>)
   target_compile_options(tesserae_${name} PRIVATE ${TESSERAE_WARNINGS})
   target_link_libraries(tesserae_${name} PUBLIC ${LAYER_LINK})
   tesserae_unity(tesserae_${name})
+  set_target_properties(tesserae_${name} PROPERTIES EXPORT_NAME ${name})
+  install(TARGETS tesserae_${name} EXPORT Tesserae
+    ARCHIVE DESTINATION ${TESSERAE_PREFIX}lib COMPONENT development)
 endfunction()
 
 # tesserae_test(NAME SOURCES a_test.cpp ... LINK target ... [TIMEOUT seconds] [PROCESSORS n] [LABELS label ...]): one

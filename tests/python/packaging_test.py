@@ -65,7 +65,7 @@ def test_a_rank_that_does_not_come_is_named_within_the_deadline() -> None:
 
 
 @pytest.mark.skipif(shutil.which("ccache") is None, reason="without ccache it compiles everything a second time")
-def test_pip_install_installs_a_package_that_works_and_nothing_else(tmp_path: Path) -> None:
+def test_pip_install_installs_what_works_and_nothing_else(tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     venv.create(environment, symlinks=True)
     python = environment / "bin/python"
@@ -86,10 +86,15 @@ def test_pip_install_installs_a_package_that_works_and_nothing_else(tmp_path: Pa
     distribution = next(iter(importlib.metadata.distributions(name="tesserae", path=[str(site)])))
     files = {str(file) for file in distribution.files or () if "__pycache__" not in file.parts}
     package = {file for file in files if ".dist-info/" not in file}
-    assert all(file.startswith("tesserae/") for file in package), package
-    assert {Path(file).suffix for file in package} == {".py", ".pyi", ".so", ".typed"}
+    assert {file for file in package if not file.startswith("tesserae/")} == {"../../../bin/tesserae"}
+    python_files = {file for file in package if file.endswith((".py", ".pyi", ".typed"))}
     sources = {str(file.relative_to(ROOT / "python")) for file in (ROOT / "python/tesserae").rglob("*.py")}
-    assert sources | {"tesserae/_build.py", "tesserae/_C.pyi", "tesserae/py.typed"} <= package
+    assert python_files == sources | {"tesserae/_build.py", "tesserae/_C.pyi", "tesserae/py.typed"}
+    headers = {
+        str(file.relative_to(ROOT)) for file in (ROOT / "tesserae").rglob("*.h") if "gloo" not in str(file.parent)
+    }
+    assert {file.removeprefix("tesserae/include/") for file in package if file.endswith(".h")} == headers
+    assert {Path(file).suffix for file in package} == {"", ".py", ".pyi", ".so", ".typed", ".h", ".a", ".cmake"}
 
     script = "import tesserae as tsm; tsm.init({'hybrid_shard_degree': 1}); print(tsm.__file__, tsm.is_initialized())"
     done = subprocess.run([python, "-c", script], env=clean, cwd=tmp_path, capture_output=True, text=True)
@@ -101,3 +106,44 @@ def test_pip_install_installs_a_package_that_works_and_nothing_else(tmp_path: Pa
     if shutil.which("readelf"):
         header = subprocess.run(["readelf", "-d", site / extension], capture_output=True, text=True, check=True).stdout
         assert re.findall(r"R(?:UN)?PATH.*\[(.*)\]", header) == ["$ORIGIN/../torch/lib"]
+    runs_the_program(environment, site, clean, tmp_path)
+    builds_a_program(python, site, clean, tmp_path)
+
+
+def runs_the_program(environment: Path, site: Path, clean: dict[str, str], folder: Path) -> None:
+    """The console command, from anywhere, trains; with another torch it says what to do."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        command = [environment / "bin/tesserae", *arguments]
+        return subprocess.run(command, env=clean, cwd=folder, capture_output=True, text=True)
+
+    assert run("--version").stdout == f"tesserae {tsm.__version__} (torch {str(torch.__version__).split('+')[0]})\n"
+    (folder / "text.txt").write_text("to be or not to be, that is the question\n" * 200)
+    trained = run("train", str(ROOT / "examples/tiny.json"), "--nproc", "2", "--set", f"data.path={folder}/text.txt",
+                  "--set", "train.steps=3", "--set", f"run.folder={folder}/run")  # fmt: skip
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert "done: 3 steps" in trained.stdout + trained.stderr
+    assert run("doctor").returncode == 0
+    build = site / "tesserae/_build.py"
+    was = build.read_text()
+    build.write_text(re.sub('TORCH_VERSION = ".*"', 'TORCH_VERSION = "2.99.0"', was))
+    refused = run("--version")
+    build.write_text(was)
+    assert refused.returncode == 1 and "built against torch 2.99.0" in refused.stderr
+
+
+def builds_a_program(python: Path, site: Path, clean: dict[str, str], folder: Path) -> None:
+    """find_package(Tesserae), outside of the tree, with what examples/cpp says."""
+    shutil.copytree(ROOT / "examples/cpp", folder / "cpp")
+    prefix = subprocess.run([python, "-c", "import tesserae; print(tesserae.cmake_prefix_path)"], env=clean, cwd=folder,
+                            capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+    assert prefix == str(site / "tesserae")
+    for command in (
+        ["cmake", "-S", "cpp", "-B", "cpp/build", f"-DCMAKE_PREFIX_PATH={prefix}", f"-DPython3_EXECUTABLE={python}"],
+        ["cmake", "--build", "cpp/build"],
+        [python, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2", "cpp/build/train"],
+    ):
+        done = subprocess.run(command, env=clean, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.stdout)]
+    assert len(losses) == 6 and losses[-1] < 0.5 * losses[0]
