@@ -5,7 +5,8 @@
 # torch does it: tesserae-0.1.0+torch2.13cpu. For each torch:
 #   1. a fresh environment with that torch, from the index (default: pip's own settings); one that is not there is
 #      said and left out: exit status 3 at the end if nothing else failed;
-#   2. the wheel, built against it without isolation;
+#   2. the wheel, built against it without isolation, and tagged by the newest symbol of the C library that it needs
+#      (manylinux_2_N: older systems refuse it instead of failing at the first import);
 #   3. the wheel is installed into another fresh environment with that torch, without a compiler on the path, and tried:
 #      import, one step of training in one process, `tesserae doctor`.
 # Versions are as pip takes them: 2.13.0, 2.13.0+cpu, 2.11.0+cu130. Default: the torch of requirements.txt.
@@ -30,6 +31,13 @@ if [ ${#torches[@]} = 0 ]; then
   torches=("$(sed -n 's/^torch==\([^ #]*\).*/\1/p' requirements.txt)")
 fi
 
+# "2_34": of all that is compiled in a wheel.
+newest_glibc() {
+  rm -rf "$work/unpacked" && mkdir "$work/unpacked" && (cd "$work/unpacked" && python3 -m zipfile -e "$1" .)
+  find "$work/unpacked" -name '*.so' -o -path '*/bin/tesserae' -size +100k | xargs objdump -T |
+    grep -o 'GLIBC_2\.[0-9]*' | sed 's/GLIBC_2\.//' | sort -n | tail -n 1 | sed 's/^/2_/'
+}
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$out"
@@ -43,7 +51,8 @@ for torch in "${torches[@]}"; do
     status=3
     continue
   fi
-  "$work/build/bin/pip" install -q 'scikit-build-core>=0.11'
+  "$work/build/bin/pip" install -q 'scikit-build-core>=0.11' wheel
+  tools/cuda_headers.sh "$work/build/bin/python" "${index[@]}"
   full=$("$work/build/bin/python" -c 'import torch; print(torch.__version__)')
   label=$(echo "torch$full" | sed -E 's/^(torch[0-9]+\.[0-9]+)[^+]*/\1/; s/\+//; s/[^a-z0-9.]//g')
   begin=$SECONDS
@@ -51,6 +60,9 @@ for torch in "${torches[@]}"; do
   sed -i "/^regex = .project(tesserae/a result = \"{value}+$label\"" "$work/tree/pyproject.toml"
   grep -q "^result = .*$label" "$work/tree/pyproject.toml"
   PATH=$work/build/bin:$PATH "$work/build/bin/pip" wheel -q --no-deps --no-build-isolation -w "$work/wheel" "$work/tree"
+  wheel=$(ls "$work"/wheel/*.whl)
+  platform=manylinux_$(newest_glibc "$wheel")_$(uname -m)
+  "$work/build/bin/python" -m wheel tags --remove --platform-tag "$platform" "$wheel" > "$work/log"
   wheel=$(ls "$work"/wheel/*.whl)
   echo "   built in $((SECONDS - begin)) s: $(basename "$wheel"), $(du -h "$wheel" | cut -f 1)"
 

@@ -88,7 +88,7 @@ Findings examine(const LinkFacts& facts) {
       {"ranks", Verdict::good, cat(counted(facts.ranks, "rank"), " on ", counted(facts.hosts, "host"), " met"), ""}};
   for (const Link& link : facts.links) {
     char text[96];
-    std::snprintf(text, sizeof text, "%.2f GB/s into each of %d ranks together, a barrier in %.0f us",
+    std::snprintf(text, sizeof text, "%.2f GB/s into each of %d ranks together, a barrier in %.1f us",
                   link.bytes_per_second / 1e9, link.ranks, link.microseconds);
     found.push_back({link.name, Verdict::good, text, ""});
   }

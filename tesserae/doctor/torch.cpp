@@ -41,7 +41,8 @@ Findings examine(const TorchFacts& torch) {
         {"accelerators", few ? Verdict::wrong : Verdict::good,
          cat(each.count, " of type ", each.type, " for ", counted(torch.local_ranks, "rank"), " of this host"),
          few ? cat("start at most ", each.count, " ranks on this host, or show each rank one device") : ""});
-    if (each.type != "cuda") continue;
+  }
+  if (torch.torch_has_cuda) {
     found.push_back({"NCCL", torch.has_nccl ? Verdict::good : Verdict::wrong,
                      torch.has_nccl ? "in this build" : "not in this build: ranks on GPUs cannot communicate",
                      torch.has_nccl ? "" : "build tesserae again where the headers of CUDA and NCCL are (CUDA_HOME)"});

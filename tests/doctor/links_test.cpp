@@ -29,7 +29,7 @@ TEST(DoctorLinks, ClocksFarApartAreAWarning) {
   facts.clocks_apart = 12.5;
   const Findings found = examine(facts);
   EXPECT_EQ(worst_of(found), Verdict::warning);
-  EXPECT_THAT(found.at(1).fact, HasSubstr("1.00 GB/s into each of 2 ranks together, a barrier in 90 us"));
+  EXPECT_THAT(found.at(1).fact, HasSubstr("1.00 GB/s into each of 2 ranks together, a barrier in 90.0 us"));
   EXPECT_THAT(found.back().fact, HasSubstr("12.500 s apart"));
 }
 

@@ -183,7 +183,7 @@ ProcessGroup::WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(Tensors& out
     check_whole(title, inputs[i], outputs[i], size_);
     reducers.emplace_back(title, options.reduceOp, outputs[i]);
   }
-  return submit({OpType::REDUCE_SCATTER_TENSOR_COALESCED, title, inputs, outputs, options.timeout},
+  return submit({OpType::_REDUCE_SCATTER_BASE, title, inputs, outputs, options.timeout},
                 [this, outputs, inputs, reducers] {
                   for (size_t i = 0; i < inputs.size(); ++i) scatter_sum(*group_, outputs[i], inputs[i], reducers[i]);
                 });
