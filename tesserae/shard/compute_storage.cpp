@@ -8,17 +8,21 @@
 namespace tesserae::shard {
 namespace {
 
-// Older versions of torch can set the message but not clear it again; there a sharded parameter is merely empty.
+// Older versions of torch can set the message but not clear it again.
 template <class Impl>
-void forbid_access(Impl& storage, const std::string& message) {
-  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
-    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(message);
-  }
+constexpr bool opens_again = requires(Impl& storage) { storage.clear_data_ptr_access_error_msg_(); };
+
+void forbid_access(c10::StorageImpl& storage, const std::string& message) {
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(message);
 }
 
 template <class Impl>
 void allow_access(Impl& storage) {
-  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) storage.clear_data_ptr_access_error_msg_();
+  if constexpr (opens_again<Impl>) storage.clear_data_ptr_access_error_msg_();
+}
+
+void view_storage(const std::vector<at::Tensor>& parameters, const c10::Storage& storage) {
+  for (const at::Tensor& parameter : parameters) parameter.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
 }
 
 int64_t bytes_of(const Flat& flat) {
@@ -51,6 +55,11 @@ ComputeStorage::ComputeStorage(const Flat& flat, c10::Device device, const std::
     move_from_meta(parameters[i], device);
     parameters[i].set_data(view);
   }
+  if constexpr (!opens_again<c10::StorageImpl>) {
+    parameters_ = parameters;
+    closed_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device_), nullptr, false);
+    forbid_access(*closed_.unsafeGetStorageImpl(), sharded_message_);
+  }
   hide();
 }
 
@@ -64,6 +73,7 @@ void ComputeStorage::show(const at::Tensor& memory) {
   allow_access(*storage);
   storage->set_data_ptr_noswap(c10::DataPtr(memory.data_ptr(), device_));
   storage->set_nbytes(static_cast<size_t>(bytes_));
+  view_storage(parameters_, storage_);
   shows_ = true;
 }
 
@@ -72,7 +82,11 @@ void ComputeStorage::hide() {
   auto* storage = storage_.unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(c10::DataPtr(nullptr, device_));
   storage->set_nbytes(size_t{0});
-  forbid_access(*storage, sharded_message_);
+  if (closed_) {
+    view_storage(parameters_, closed_);
+  } else {
+    forbid_access(*storage, sharded_message_);
+  }
   shows_ = false;
 }
 

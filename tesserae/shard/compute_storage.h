@@ -39,6 +39,10 @@ class ComputeStorage {
   int64_t bytes_;
   std::string sharded_message_;
   bool shows_ = false;
+  // For a torch whose storages cannot be opened again (before 2.13): parameters are views of `closed_` while they are
+  // sharded, so these are what is swapped.
+  c10::Storage closed_;
+  std::vector<at::Tensor> parameters_;
 };
 
 /// Lets a tensor on the meta device take data on `device` by set_data: it then claims to live there. Does nothing to
