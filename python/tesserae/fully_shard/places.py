@@ -109,7 +109,7 @@ def _default_mesh() -> DeviceMesh:
             "[fully_shard] torch.distributed is not initialised; call torch.distributed.init_process_group() before, "
             "or pass a mesh"
         )
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     return init_device_mesh(accelerator.type if accelerator is not None else "cpu", (dist.get_world_size(),))
 
 
