@@ -57,7 +57,7 @@ for torch in "${torches[@]}"; do
   label=$(echo "torch$full" | sed -E 's/^(torch[0-9]+\.[0-9]+)[^+]*/\1/; s/\+//; s/[^a-z0-9.]//g')
   begin=$SECONDS
   rm -rf "$work/tree" && mkdir "$work/tree" && git archive HEAD | tar -x -C "$work/tree"
-  sed -i "/^regex = .project(tesserae/a result = \"{value}+$label\"" "$work/tree/pyproject.toml"
+  sed -i "/^regex = .project/a result = \"{value}+$label\"" "$work/tree/pyproject.toml"
   grep -q "^result = .*$label" "$work/tree/pyproject.toml"
   PATH=$work/build/bin:$PATH "$work/build/bin/pip" wheel -q --no-deps --no-build-isolation -w "$work/wheel" "$work/tree"
   wheel=$(ls "$work"/wheel/*.whl)
