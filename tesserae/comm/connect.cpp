@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
+#include "tesserae/comm/device_transport.h"
 #include "tesserae/comm/fabric.h"
 #include "tesserae/comm/group_table.h"
 #include "tesserae/comm/liveness/liveness.h"
@@ -33,12 +34,13 @@ constexpr std::chrono::milliseconds kNewsOfALoss{1500};
 constexpr std::chrono::seconds kStay{10};
 
 std::string choose_backend(const FabricOptions& options) {
-  if (options.backend == "auto") return options.device.is_cuda() ? "nccl" : "shm";
+  const std::string_view of_device = device_transport(options.device.type());
+  if (options.backend == "auto") return of_device.empty() ? "shm" : std::string(of_device);
   if ((options.backend == "gloo" || options.backend == "shm") && !options.device.is_cpu()) {
     throw InvalidArgument("Fabric::connect",
                           cat("backend ", options.backend, " moves CPU tensors, the device is ", options.device));
   }
-  if (options.backend == "nccl" && !options.device.is_cuda()) {
+  if (options.backend == "nccl" && of_device != "nccl") {
     throw InvalidArgument("Fabric::connect", cat("backend nccl moves CUDA tensors, the device is ", options.device));
   }
   const auto known = {"gloo", "shm", "nccl", "null"};
@@ -209,7 +211,7 @@ class ConnectedFabric final : public Fabric {
                                          const StorePtr& store) {
     const int size = static_cast<int>(members.size());
     auto backend = make_nccl(store, rank, size, {name, members, options_.deadline, options_.device});
-    C10dGroup::Options options{options_.deadline, /*blocks_host=*/false, liveness_.get()};
+    C10dGroup::Options options{options_.deadline, /*blocks_host=*/false, liveness_.get(), /*connects=*/true};
     return std::make_unique<C10dGroup>(std::move(name), members, std::move(backend), options);
   }
 

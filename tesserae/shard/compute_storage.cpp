@@ -31,8 +31,9 @@ int64_t bytes_of(const Flat& flat) {
 
 }  // namespace
 
-void move_from_meta(const at::Tensor& parameter, c10::Device device) {
-  if (parameter.is_meta()) parameter.unsafeGetTensorImpl()->_change_backend_component_keys(device);
+void accept_data_of(const at::Tensor& parameter, c10::Device device) {
+  if (parameter.device().type() == device.type()) return;
+  parameter.unsafeGetTensorImpl()->_change_backend_component_keys(device);
 }
 
 ComputeStorage::ComputeStorage(const Flat& flat, c10::Device device, const std::vector<at::Tensor>& parameters)
@@ -52,7 +53,7 @@ ComputeStorage::ComputeStorage(const Flat& flat, c10::Device device, const std::
     // Of a tensor that has this storage for itself.
     const at::Tensor like = slot.shaped(at::empty({slot.elements}, options.device(c10::kMeta)));
     view.set_(storage_, slot.begin, like.sizes(), like.strides());
-    move_from_meta(parameters[i], device);
+    accept_data_of(parameters[i], device);
     parameters[i].set_data(view);
   }
   if constexpr (!opens_again<c10::StorageImpl>) {

@@ -45,8 +45,8 @@ class ComputeStorage {
   std::vector<at::Tensor> parameters_;
 };
 
-/// Lets a tensor on the meta device take data on `device` by set_data: it then claims to live there. Does nothing to
-/// others.
-void move_from_meta(const at::Tensor& parameter, c10::Device device);
+/// Lets a tensor that lies elsewhere, or nowhere (meta), take data on `device` by set_data: it then claims to live
+/// there. torch lets tensors of the CPU take those of CUDA by itself, but of no other pair of backends.
+void accept_data_of(const at::Tensor& parameter, c10::Device device);
 
 }  // namespace tesserae::shard

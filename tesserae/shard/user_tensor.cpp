@@ -11,7 +11,7 @@ class PlainTensor final : public UserTensor {
 
   at::Tensor values() const override { return tensor_; }
   void show(const at::Tensor& values) override {
-    move_from_meta(tensor_, values.device());
+    accept_data_of(tensor_, values.device());
     tensor_.set_data(values);
   }
   bool requires_grad() const override { return tensor_.requires_grad(); }

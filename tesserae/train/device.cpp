@@ -1,32 +1,43 @@
 #include "tesserae/train/device.h"
 
 #include <ATen/Context.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <ATen/DeviceAccelerator.h>
 
+#include <cstdlib>
+#include <optional>
 #include <sstream>
 
+#include "tesserae/comm/device_transport.h"
 #include "tesserae/config/json.h"
 #include "tesserae/os/files.h"
 
 namespace tesserae::train {
 namespace {
 
-int cuda_devices() {
-  if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return 0;
-  return c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount();
+// What libtorch computes on, if it is what was asked for and a transport knows it.
+std::optional<c10::DeviceType> accelerator(const std::string& wanted) {
+  const auto type = at::getAccelerator();
+  if (!type || comm::device_transport(*type).empty()) return std::nullopt;
+  return wanted == "auto" || c10::Device(wanted).type() == *type ? type : std::nullopt;
 }
 
 }  // namespace
 
 c10::Device choose_device(const std::string& wanted, int local_rank) {
-  const int devices = wanted == "cpu" ? 0 : cuda_devices();
-  if (wanted == "cpu" || (wanted == "auto" && devices == 0)) return c10::kCPU;
-  if (local_rank >= devices) {
-    throw config::ConfigError(
-        "run.device", cat("local rank ", local_rank, " has no GPU: this host has ", devices, " that libtorch can use"));
-  }
-  at::globalContext().lazyInitDevice(c10::kCUDA);  // the allocator cannot be asked for memory before
-  return {c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
+  if (wanted == "cpu") return c10::kCPU;
+  const auto type = accelerator(wanted);
+  const int devices = type ? at::accelerator::deviceCount() : 0;
+  if (wanted == "auto" && devices == 0) return c10::kCPU;
+  const int index = device_index(local_rank, devices, std::getenv("CUDA_VISIBLE_DEVICES") != nullptr);
+  at::globalContext().lazyInitDevice(*type);  // the allocator cannot be asked for memory before
+  return {*type, static_cast<c10::DeviceIndex>(index)};
+}
+
+int device_index(int local_rank, int devices, bool chosen) {
+  if (local_rank < devices) return local_rank;
+  if (devices == 1 && chosen) return 0;
+  throw config::ConfigError(
+      "run.device", cat("local rank ", local_rank, " has no GPU: this host has ", devices, " that libtorch can use"));
 }
 
 bool has_bf16(c10::Device device) {

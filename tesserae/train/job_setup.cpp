@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "tesserae/comm/device_transport.h"
 #include "tesserae/config/state_ranks.h"
 #include "tesserae/train/data_paths.h"
 #include "tesserae/train/device.h"
@@ -47,7 +48,8 @@ data::LoaderOptions loader_options(const config::Config& config, const mesh::Mes
 
 void check_backend(const config::Config& config, c10::Device device) {
   const std::string& backend = config.run.backend;
-  if (((backend == "gloo" || backend == "shm") && device.is_cuda()) || (backend == "nccl" && device.is_cpu())) {
+  const bool for_host = backend == "gloo" || backend == "shm";
+  if ((for_host && !device.is_cpu()) || (backend == "nccl" && comm::device_transport(device.type()) != backend)) {
     throw config::ConfigError("run.backend",
                               cat(backend, " cannot carry what lies on ", c10::DeviceTypeName(device.type(), true)));
   }

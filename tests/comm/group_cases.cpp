@@ -24,6 +24,19 @@ namespace tesserae::comm {
 
 namespace {
 
+// Where the tensors of a case lie: on the device of the fabric that it runs on, one a thread.
+thread_local c10::Device device_of_case = c10::kCPU;
+
+at::TensorOptions of(at::ScalarType dtype) {
+  return at::TensorOptions().dtype(dtype).device(device_of_case);
+}
+
+template <void (*body)(Fabric& fabric)>
+void run_case(Fabric& fabric) {
+  device_of_case = fabric.device();
+  body(fabric);
+}
+
 const at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf, at::kLong};
 // Elements of a piece: nothing, one, odd, more than one chunk of a pipelined transfer.
 const int64_t kPieces[] = {0, 1, 3, 1009, (int64_t{5} << 20) / 4 + 7};
@@ -47,15 +60,15 @@ std::vector<std::vector<int>> orders(Fabric& fabric) {
 
 // Small integers, so that sums over a few members are exact in every dtype.
 at::Tensor pattern(int member, int64_t elements, at::ScalarType dtype) {
-  return at::arange(elements, at::kLong).remainder(7).add(1).mul(member + 1).to(dtype);
+  return at::arange(elements, of(at::kLong)).remainder(7).add(1).mul(member + 1).to(dtype);
 }
 
 at::Tensor pattern_sum(int members, int64_t elements, at::ScalarType dtype) {
-  return at::arange(elements, at::kLong).remainder(7).add(1).mul(members * (members + 1) / 2).to(dtype);
+  return at::arange(elements, of(at::kLong)).remainder(7).add(1).mul(members * (members + 1) / 2).to(dtype);
 }
 
 at::Tensor noise(const Fabric& fabric, int64_t elements) {
-  auto values = at::randn({elements}, at::kFloat);
+  auto values = at::randn({elements}, of(at::kFloat));
   return values.mul_(fabric.rank() + 1);
 }
 
@@ -70,7 +83,7 @@ void all_gather_fills_the_pieces_of_the_others(Fabric& fabric) {
     const int size = group.size();
     for (const auto dtype : kDtypes) {
       for (const int64_t elements : kPieces) {
-        auto buffer = at::full({elements * size}, 99, dtype);
+        auto buffer = at::full({elements * size}, 99, of(dtype));
         piece(buffer, group.rank(), size).copy_(pattern(group.rank(), elements, dtype));
         group.all_gather(buffer);
         for (int member = 0; member < size; ++member) {
@@ -89,7 +102,7 @@ void all_gather_to_fills_another_buffer(Fabric& fabric) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       for (const int64_t elements : kPieces) {
         const auto own = pattern(group.rank(), elements, dtype), input = own.clone();
-        auto output = at::full({elements * size}, 99, dtype);
+        auto output = at::full({elements * size}, 99, of(dtype));
         if (group.rank() == 1) {  // whoever has its piece there already
           piece(output, group.rank(), size).copy_(own);
           group.all_gather(output);
@@ -103,8 +116,10 @@ void all_gather_to_fills_another_buffer(Fabric& fabric) {
         }
       }
     }
-    EXPECT_THROW(group.all_gather_to(at::zeros({2 * size + 1}), at::zeros({2})), InvalidArgument);
-    EXPECT_THROW(group.all_gather_to(at::zeros({2 * size}), at::zeros({2}, at::kLong)), InvalidArgument);
+    EXPECT_THROW(group.all_gather_to(at::zeros({2 * size + 1}, of(at::kFloat)), at::zeros({2}, of(at::kFloat))),
+                 InvalidArgument);
+    EXPECT_THROW(group.all_gather_to(at::zeros({2 * size}, of(at::kFloat)), at::zeros({2}, of(at::kLong))),
+                 InvalidArgument);
   }
 }
 
@@ -112,7 +127,7 @@ void shared_memory_is_the_same_for_all_members(Fabric& fabric) {
   constexpr int64_t page = 4096;
   auto& group = fabric.everyone();
   at::Tensor memory = group.share(page * group.size());
-  const auto have = at::full({1}, memory.defined() ? 1 : 0, at::kLong);
+  const auto have = at::full({1}, memory.defined() ? 1 : 0, of(at::kLong));
   group.all_reduce(have);
   EXPECT_EQ(have.item<int64_t>(), memory.defined() ? group.size() : 0) << "all have it, or none";
   if (!memory.defined()) return;
@@ -157,7 +172,7 @@ void reduce_scatter_scaled_leaves_the_same_sum_elsewhere(Fabric& fabric) {
       if (!c10::isFloatingType(dtype)) continue;
       for (const int64_t elements : kPieces) {
         auto in_place = pattern(group.rank(), elements * size, dtype), buffer = in_place.clone();
-        auto output = at::full({elements}, 99, dtype);
+        auto output = at::full({elements}, 99, of(dtype));
         group.reduce_scatter(in_place);
         group.reduce_scatter_scaled(output, buffer, 0.25);
         EXPECT_TRUE(at::equal(output, piece(in_place, group.rank(), size).mul(0.25))) << dtype << " x " << elements;
@@ -210,7 +225,7 @@ void several_buffers_end_as_each_by_itself(Fabric& fabric) {
     std::vector<ReduceScatter> all;
     std::vector<at::Tensor> outputs;
     for (size_t i = 0; i < alone.size(); ++i) {
-      outputs.push_back(at::full({together[i].numel() / size}, 99, together[i].scalar_type()));
+      outputs.push_back(at::full({together[i].numel() / size}, 99, of(together[i].scalar_type())));
       group.reduce_scatter(alone[i]);
       all.push_back({together[i], outputs[i], 0.25});
     }
@@ -247,7 +262,7 @@ void sums_of_low_precision_are_formed_in_fp32(Fabric& fabric) {
     const int size = group.size();
     const double expected = 256 + size - 1;
     for (const int64_t elements : {int64_t{5}, int64_t{100'003}}) {
-      auto buffer = at::full({elements * size}, group.rank() == 0 ? 256 : 1, at::kBFloat16);
+      auto buffer = at::full({elements * size}, group.rank() == 0 ? 256 : 1, of(at::kBFloat16));
       auto everywhere = buffer.clone();
       group.reduce_scatter(buffer);
       group.all_reduce(everywhere);
@@ -276,7 +291,7 @@ void what_is_packed_is_as_close_as_its_wire(Fabric& fabric) {
       for (const int64_t elements : {int64_t{3}, int64_t{4001}, int64_t{300'007}}) {
         const auto values = noise(fabric, elements * size);
         auto exact = values.clone(), packed = values.clone();
-        auto bound = at::full({1}, values.abs().max().item<double>(), at::kDouble);
+        auto bound = at::full({1}, values.abs().max().item<double>(), of(at::kDouble));
         group.all_reduce(bound, {}, Reduction::maximum);
         const double off = share * bound.item<double>() * 1.001;
         const auto distance = [](const at::Tensor& a, const at::Tensor& b) {
@@ -344,7 +359,7 @@ void exchange_runs_between_those_that_take_part(Fabric& fabric) {
   if (group.rank() >= ring) return;
   const int next = (group.rank() + 1) % ring, previous = (group.rank() + ring - 1) % ring;
   const auto a = pattern(group.rank(), 1000, at::kFloat), b = pattern(group.rank() + 20, 1000, at::kFloat);
-  auto first = at::zeros({1000}), second = at::zeros({1000});
+  auto first = at::zeros({1000}, of(at::kFloat)), second = at::zeros({1000}, of(at::kFloat));
   group.exchange({{next, a}, {next, b}}, {{previous, first}, {previous, second}});
   EXPECT_TRUE(at::equal(first, pattern(previous, 1000, at::kFloat)));
   EXPECT_TRUE(at::equal(second, pattern(previous + 20, 1000, at::kFloat)));
@@ -352,14 +367,14 @@ void exchange_runs_between_those_that_take_part(Fabric& fabric) {
 
 void messages_to_oneself_are_copies(Fabric& fabric) {
   auto& group = fabric.everyone();
-  auto here = at::zeros({5});
+  auto here = at::zeros({5}, of(at::kFloat));
   group.exchange({{group.rank(), pattern(3, 5, at::kFloat)}}, {{group.rank(), here}});
   EXPECT_TRUE(at::equal(here, pattern(3, 5, at::kFloat)));
 }
 
 void barrier_waits_for_the_last(Fabric& fabric) {
   auto& group = fabric.everyone();
-  auto latest = at::zeros({1}, at::kLong);
+  auto latest = at::zeros({1}, of(at::kLong));
   os::sleep_for(std::chrono::milliseconds(50 * fabric.rank()));
   const auto clock = [] { return std::chrono::nanoseconds(os::now().time_since_epoch()).count(); };
   if (fabric.rank() == fabric.size() - 1) latest.fill_(clock());
@@ -373,7 +388,7 @@ void small_groups_work_side_by_side(Fabric& fabric) {
   const int neighbour = fabric.rank() ^ 1;
   if (neighbour >= fabric.size()) return;
   auto& pair = fabric.group({std::min(fabric.rank(), neighbour), std::max(fabric.rank(), neighbour)}, Traffic::gather);
-  auto buffer = at::full({2}, fabric.rank(), at::kLong);
+  auto buffer = at::full({2}, fabric.rank(), of(at::kLong));
   pair.all_gather(buffer);
   EXPECT_EQ(buffer[pair.rank()].item<int64_t>(), fabric.rank());
   EXPECT_EQ(buffer[1 - pair.rank()].item<int64_t>(), neighbour);
@@ -390,7 +405,7 @@ void lanes_run_beside_each_other(Fabric& fabric) {
   std::vector<at::Tensor> gathered, reduced;
   std::vector<Ticket> tickets;
   for (int round = 0; round < kRounds; ++round) {
-    gathered.push_back(at::zeros({elements * size}));
+    gathered.push_back(at::zeros({elements * size}, of(at::kFloat)));
     piece(gathered.back(), fabric.rank(), size).copy_(pattern(fabric.rank() + round, elements, at::kFloat));
     reduced.push_back(pattern(fabric.rank(), elements * size, at::kFloat));
     // Ranks submit to the two lanes in different orders: lanes do not wait for each other.
@@ -421,7 +436,7 @@ void counters_count_what_left_this_rank(Fabric& fabric) {
   const auto before = group.counters();
   const auto total_before = fabric.counters().bytes();
   const auto others = static_cast<uint64_t>(group.size() - 1);
-  const auto buffer = at::zeros({12 * group.size()}, at::kFloat);
+  const auto buffer = at::zeros({12 * group.size()}, of(at::kFloat));
   group.all_gather(buffer);
   group.reduce_scatter(buffer);
   group.all_reduce(buffer);
@@ -438,13 +453,15 @@ void counters_count_what_left_this_rank(Fabric& fabric) {
 
 void arguments_are_checked_before_anything_is_sent(Fabric& fabric) {
   auto& group = fabric.everyone();
-  EXPECT_THROW(group.all_gather(at::zeros({group.size() * 3 + 1})), InvalidArgument);
-  EXPECT_THROW(group.all_reduce(at::zeros({4, 4}).t()), InvalidArgument);
-  EXPECT_THROW(group.broadcast(at::zeros({1}), group.size()), InvalidArgument);
-  EXPECT_THROW(group.reduce_scatter_scaled(at::zeros({2}), at::zeros({group.size()}), 0.5), InvalidArgument);
-  const auto whole_numbers = at::ones({group.size()}, at::kLong);
-  EXPECT_THROW(group.reduce_scatter_scaled(at::ones({1}, at::kLong), whole_numbers, 0.5), InvalidArgument);
-  EXPECT_THROW(group.exchange({{group.size(), at::zeros({1})}}, {}), InvalidArgument);
+  EXPECT_THROW(group.all_gather(at::zeros({group.size() * 3 + 1}, of(at::kFloat))), InvalidArgument);
+  EXPECT_THROW(group.all_reduce(at::zeros({4, 4}, of(at::kFloat)).t()), InvalidArgument);
+  EXPECT_THROW(group.broadcast(at::zeros({1}, of(at::kFloat)), group.size()), InvalidArgument);
+  EXPECT_THROW(
+      group.reduce_scatter_scaled(at::zeros({2}, of(at::kFloat)), at::zeros({group.size()}, of(at::kFloat)), 0.5),
+      InvalidArgument);
+  const auto whole_numbers = at::ones({group.size()}, of(at::kLong));
+  EXPECT_THROW(group.reduce_scatter_scaled(at::ones({1}, of(at::kLong)), whole_numbers, 0.5), InvalidArgument);
+  EXPECT_THROW(group.exchange({{group.size(), at::zeros({1}, of(at::kFloat))}}, {}), InvalidArgument);
   EXPECT_THROW(fabric.group({fabric.rank(), fabric.rank()}, Traffic::control), InvalidArgument);
   group.barrier();  // the group is as good as before
 }
@@ -464,7 +481,7 @@ std::string mismatch_text(const Call& call) {
 
 const std::vector<GroupCase>& group_cases() {
 #define CASE(function) \
-  { #function, function }
+  { #function, run_case < function> }
   static const std::vector<GroupCase> cases = {
       CASE(all_gather_fills_the_pieces_of_the_others),
       CASE(all_gather_to_fills_another_buffer),

@@ -162,7 +162,8 @@ Reference train_sharded(comm::Fabric& fabric, const Training& run, Statistics* s
       // Part `part` of the global batch, then this rank's share of it: the same rows as in the reference.
       const Batch batch = batch_of(run.net, step, part * ranks + fabric.rank(), run.micro * ranks);
       const auto backward = [&] {
-        at::Tensor loss = net(batch.tokens, batch.targets) / run.micro;
+        const c10::Device device = fabric.device();
+        at::Tensor loss = net(batch.tokens.to(device), batch.targets.to(device)) / run.micro;
         loss.backward();
         total += loss.item<double>();
       };
@@ -177,7 +178,7 @@ Reference train_sharded(comm::Fabric& fabric, const Training& run, Statistics* s
     sgd(sharded, run.lr);
   }
   sharded.visit_parameters(
-      [&](const std::string& name, const at::Tensor& value) { result.parameters[name] = value.clone(); });
+      [&](const std::string& name, const at::Tensor& value) { result.parameters[name] = value.clone().cpu(); });
   if (statistics != nullptr) *statistics = sharded.statistics();
   return result;
 }

@@ -20,6 +20,7 @@ C10dGroup::C10dGroup(std::string name, std::vector<int> members, c10::intrusive_
   if (backend_->getSize() != size()) {
     throw InvalidArgument("C10dGroup", cat(size(), " members for a backend of ", backend_->getSize(), " ranks"));
   }
+  if (options_.connects) backend_->eagerConnectSingleDevice(backend_->getBoundDeviceId().value());
   if (options_.liveness) options_.liveness->watch(this);
 }
 

@@ -23,6 +23,10 @@ class C10dGroup final : public Group, private Watched {
     std::chrono::milliseconds deadline{300'000};
     bool blocks_host = false;
     Liveness* liveness = nullptr;  ///< outlives the group
+    /// The backend connects now, while all members are here. NCCL would otherwise do so in the first verb, where all
+    /// must wait for each other: for ever, if that is an exchange in which not all take part. For a backend that is new
+    /// and bound to its device.
+    bool connects = false;
   };
 
   C10dGroup(std::string name, std::vector<int> members, c10::intrusive_ptr<c10d::Backend> backend, Options options);
