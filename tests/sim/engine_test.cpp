@@ -1,0 +1,226 @@
+// The engine on simulated accelerators: what it computes is what one process on the CPU does, and is the same to the
+// bit whatever the timing. A missing wait, a buffer given back too early or a use of the wrong device makes a
+// difference, or NaN, for some seed.
+
+#include <ATen/ATen.h>
+
+#include <mutex>
+
+#include "tesserae/optim/adamw.h"
+#include "tests/shard/net.h"
+#include "tests/sim/fabric.h"
+#include "tests/sim/fixture.h"
+
+namespace tesserae::sim {
+namespace {
+
+namespace net = shard::testing;
+
+class SimEngine : public Sim {
+ protected:
+  static constexpr int ranks = 4;
+
+  static std::vector<net::Reference> train(const net::Training& run) {
+    std::vector<net::Reference> results(ranks);
+    run_on_devices(ranks, [&](comm::Fabric& fabric) {
+      results[static_cast<size_t>(fabric.rank())] = net::train_sharded(fabric, run);
+    });
+    return results;
+  }
+
+  static bool same(const net::Reference& a, const net::Reference& b) {
+    if (a.losses != b.losses || a.parameters.size() != b.parameters.size()) return false;
+    for (const auto& [name, value] : a.parameters) {
+      if (!at::equal(value, b.parameters.at(name))) return false;
+    }
+    return true;
+  }
+
+  static void expect_parity(const net::Training& run, const std::string& what, int seeds) {
+    constexpr double tolerance = 1e-5;
+    const net::Reference expected = net::train_reference(run.net, run.steps, run.lr, run.micro);
+    std::vector<net::Reference> first;
+    for (int seed = 0; seed < seeds; ++seed) {
+      restart({.seed = static_cast<uint64_t>(seed)});
+      auto results = train(run);
+      if (first.empty()) first = results;
+      for (size_t rank = 0; rank < ranks; ++rank) {
+        EXPECT_TRUE(same(results[rank], first[rank]))
+            << what << ", rank " << rank << ": other numbers with seed " << seed;
+        EXPECT_LE(net::worst_difference(results[rank].parameters, expected.parameters), tolerance)
+            << what << ", rank " << rank << ", seed " << seed;
+      }
+      if (HasFailure()) return;
+    }
+  }
+};
+
+mesh::Strategy strategy(int parameters, int gradients, int optimizer, bool after_forward, bool after_backward) {
+  return {{parameters, gradients, optimizer}, after_forward, after_backward};
+}
+
+}  // namespace
+
+TEST_F(SimEngine, EveryStrategyTrainsLikeOneProcess) {
+  for (const auto& degrees : mesh::all_degrees(ranks)) {
+    net::Training run;
+    run.options.strategy = {degrees, true, true};
+    expect_parity(run, to_string(degrees), 4);
+  }
+}
+
+TEST_F(SimEngine, FullShardingWithManySeeds) {
+  net::Training run;
+  run.options.strategy = strategy(4, 4, 4, true, true);
+  expect_parity(run, "FULL_SHARD", seeds);
+}
+
+TEST_F(SimEngine, HybridWithManySeeds) {
+  net::Training run;
+  run.options.strategy = strategy(2, 2, 4, true, true);
+  expect_parity(run, "2 | 2 | 4", seeds);
+}
+
+TEST_F(SimEngine, BuffersThatComeAndGo) {
+  net::Training run;
+  run.options.strategy = strategy(4, 4, 4, true, true);
+  run.options.elastic = true;
+  expect_parity(run, "elastic", seeds);
+}
+
+TEST_F(SimEngine, AccumulationInTwoHops) {
+  net::Training run;
+  run.options.strategy = strategy(2, 2, 4, false, true);
+  run.options.accumulation = shard::Accumulation::two_hop;
+  run.micro = 2;
+  expect_parity(run, "two hops", 8);
+}
+
+TEST_F(SimEngine, RowsTiedAndRecomputed) {
+  net::Training run;
+  run.net.tied = true;
+  run.net.checkpoint = true;
+  run.options.cut_by = shard::CutBy::rows;
+  run.options.strategy = strategy(4, 4, 4, true, true);
+  expect_parity(run, "by rows", 8);
+}
+
+TEST_F(SimEngine, StateOnTheHost) {
+  net::Training run;
+  run.options.offload = true;
+  run.options.strategy = strategy(4, 4, 4, true, true);
+  expect_parity(run, "offload", 8);
+}
+
+TEST_F(SimEngine, TheDialIsTurned) {
+  std::vector<std::vector<double>> all;
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    restart({.seed = seed});
+    std::vector<double> losses;
+    run_on_devices(ranks, [&](comm::Fabric& fabric) {
+      net::NetOptions options;
+      net::Net model(options);
+      net::fill_all(*model);
+      shard::Options sharding;
+      sharding.strategy = strategy(4, 4, 4, true, true);
+      auto sharded = shard::shard_model(model, net::share(fabric), sharding);
+      optim::AdamW optimizer(sharded, optim::AdamWOptions{.lr = 1e-2});
+      const std::vector<mesh::Degrees> turns{{4, 4, 4}, {1, 1, 4}, {2, 2, 2}, {2, 4, 4}};
+      for (int64_t step = 0; step < 4; ++step) {
+        sharded.reshard(turns[static_cast<size_t>(step)]);
+        const auto batch = net::batch_of(options, step, fabric.rank(), fabric.size());
+        const at::Tensor loss = model(batch.tokens.to(fabric.device()), batch.targets.to(fabric.device()));
+        loss.backward();
+        const double mean = sharded.sum_over_ranks(loss.item<double>()) / fabric.size();
+        optimizer.step({.clip_norm = 0.5});
+        optimizer.zero_grad();
+        if (fabric.rank() == 0) losses.push_back(mean);
+      }
+    });
+    ASSERT_EQ(losses.size(), 4u);
+    EXPECT_LT(losses.back(), losses.front());
+    all.push_back(losses);
+    EXPECT_EQ(all.back(), all.front()) << "seed " << seed;
+  }
+}
+
+// The host queues a whole step and waits for nothing in it.
+TEST_F(SimEngine, AStepWaitsForNothing) {
+  for (const bool elastic : {false, true}) {
+    run_on_devices(ranks, [&](comm::Fabric& fabric) {
+      net::NetOptions options;
+      net::Net model(options);
+      net::fill_all(*model);
+      shard::Options sharding;
+      sharding.strategy = strategy(2, 2, 4, true, true);
+      sharding.elastic = elastic;
+      auto sharded = shard::shard_model(model, net::share(fabric), sharding);
+      optim::AdamW optimizer(sharded, optim::AdamWOptions{.lr = 1e-2});
+      const auto batch = net::batch_of(options, 0, fabric.rank(), fabric.size());
+      const at::Tensor tokens = batch.tokens.to(fabric.device()), targets = batch.targets.to(fabric.device());
+      const auto step = [&] {
+        model(tokens, targets).backward();
+        optimizer.step({.measure_norm = false});  // which is a number of the host
+        optimizer.zero_grad();
+      };
+      step();
+      step();
+      const auto index = fabric.device().index();
+      const Counters before = counters(index);
+      step();
+      const Counters spent = counters(index) - before;
+      EXPECT_EQ(spent.synchronizations, 0) << "rank " << fabric.rank();
+      EXPECT_EQ(spent.unknown_shapes, 0);
+      EXPECT_EQ(spent.copied_bytes, 0);
+      EXPECT_GT(spent.collectives, 0);
+    });
+  }
+}
+
+// What was gathered ahead and is not used is given back while it may still be on its way.
+TEST_F(SimEngine, StepsThatDepartFromTheRecord) {
+  std::vector<std::vector<double>> all;
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
+    restart({.seed = seed});
+    std::vector<double> losses;
+    run_on_devices(ranks, [&](comm::Fabric& fabric) {
+      net::NetOptions options;
+      options.blocks = 4;
+      net::Net model(options);
+      net::fill_all(*model);
+      shard::Options sharding;
+      sharding.strategy = strategy(4, 4, 4, true, true);
+      sharding.limit_all_gathers = 3;
+      sharding.elastic = seed % 2 != 0;
+      auto sharded = shard::shard_model(model, net::share(fabric), sharding);
+      for (int64_t step = 0; step < 6; ++step) {
+        model->options.skipped = step % 2 != 0 ? static_cast<int>(step / 2) : -1;
+        const auto batch = net::batch_of(options, step, fabric.rank(), fabric.size());
+        const at::Tensor loss = model(batch.tokens.to(fabric.device()), batch.targets.to(fabric.device()));
+        loss.backward();
+        const double mean = sharded.sum_over_ranks(loss.item<double>()) / fabric.size();
+        net::sgd(sharded, 0.5);
+        if (fabric.rank() == 0) losses.push_back(mean);
+      }
+    });
+    all.push_back(losses);
+    ASSERT_EQ(all.back(), all.front()) << "seed " << seed;
+  }
+}
+
+// The first use of a group is a message of some of its members.
+TEST_F(SimEngine, AnExchangeOfSomeMembersMayComeFirst) {
+  run_on_devices(
+      3,
+      [](comm::Fabric& fabric) {
+        auto& group = fabric.everyone();
+        if (fabric.rank() == 2) return;
+        const auto options = at::TensorOptions().device(fabric.device()).dtype(at::kFloat);
+        const at::Tensor sent = at::full({5}, fabric.rank(), options), received = at::empty({5}, options);
+        group.exchange({{1 - fabric.rank(), sent}}, {{1 - fabric.rank(), received}});
+        EXPECT_TRUE(at::equal(received.cpu(), at::full({5}, static_cast<float>(1 - fabric.rank()))));
+      },
+      std::chrono::seconds(2));
+}
+
+}  // namespace tesserae::sim

@@ -1,0 +1,95 @@
+// Lanes that are streams (comm/lane.h).
+
+#include "tesserae/comm/lane.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <stdexcept>
+
+#include "tests/sim/fixture.h"
+
+namespace tesserae::sim {
+namespace {
+
+class SimLane : public Sim {};
+
+at::Tensor fives() {
+  return at::full({1000}, 5.0f);
+}
+
+}  // namespace
+
+TEST_F(SimLane, ATaskComesAfterWhatTheCallerQueued) {
+  EXPECT_EQ(right([] {
+              comm::Lane lane("test", comm::Lane::Kind::stream, device(0));
+              const at::Tensor data = at::zeros({1000}, on_device());
+              for (int i = 0; i < 5; ++i) data.add_(1);
+              at::Tensor copy;
+              const comm::Ticket ticket = lane.submit([&] { copy = data.clone(); });
+              ticket.wait();
+              data.fill_(7);  // after the task, which reads
+              return at::equal(copy.cpu(), fives());
+            }),
+            seeds);
+}
+
+TEST_F(SimLane, WithoutWaitingForTheTicketSomeSeedReadsTooEarly) {
+  EXPECT_LT(right([] {
+              comm::Lane lane("test", comm::Lane::Kind::stream, device(0));
+              const at::Tensor data = at::zeros({1000}, on_device());
+              lane.submit([&] {
+                for (int i = 0; i < 5; ++i) data.add_(1);
+              });
+              return at::equal(data.cpu(), fives());
+            }),
+            seeds);
+}
+
+TEST_F(SimLane, TheHostDoesNotWait) {
+  comm::Lane lane("test", comm::Lane::Kind::stream, device(0));
+  const at::Tensor data = at::zeros({1000}, on_device());
+  std::atomic<bool> go = false;
+  Device::at(0).stream(0).enqueue("a gate", [&] { go.wait(false); });
+  const Counters before = counters(0);
+  const comm::Ticket ticket = lane.submit([&] { data.add_(5); });
+  EXPECT_TRUE(ticket.ready());
+  ticket.wait();
+  EXPECT_EQ((counters(0) - before).synchronizations, 0);
+  go = true;
+  go.notify_all();
+  EXPECT_TRUE(at::equal(data.cpu(), fives()));
+}
+
+// What only the task holds is memory that the caller's stream made: it must not be given to the next who asks there
+// before the lane has read it.
+TEST_F(SimLane, WhatATaskCapturedLivesUntilItHasRun) {
+  EXPECT_EQ(right([] {
+              comm::Lane lane("test", comm::Lane::Kind::stream, device(0));
+              const at::Tensor sum = at::zeros({1000}, on_device());
+              comm::Ticket last;
+              for (int i = 0; i < 5; ++i) {
+                at::Tensor part = at::full({1000}, 1.0f, on_device());
+                last = lane.submit([sum, part = std::move(part)] { sum.add_(part); });
+                const at::Tensor next = at::full({1000}, 100.0f, on_device());
+              }
+              last.wait();
+              return at::equal(sum.cpu(), fives());
+            }),
+            seeds);
+}
+
+TEST_F(SimLane, AFailureStays) {
+  comm::Lane lane("test", comm::Lane::Kind::stream, device(0));
+  bool ran = false;
+  const auto failed = lane.submit([] { throw std::runtime_error("first"); });
+  const auto after = lane.submit([&] { ran = true; });
+  EXPECT_THROW(failed.wait(), std::runtime_error);
+  EXPECT_THROW(failed.wait(), std::runtime_error) << "every time it is called";
+  EXPECT_THROW(after.wait(), std::runtime_error);
+  EXPECT_FALSE(ran);
+  lane.drain();
+}
+
+}  // namespace tesserae::sim

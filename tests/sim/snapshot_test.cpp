@@ -1,0 +1,80 @@
+// Copies of device memory for a save beside training (checkpoint/snapshot.h): what is copied are the values of begin(),
+// though the host goes on and the copies run on another stream, from another thread.
+
+#include "tesserae/checkpoint/snapshot.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <thread>
+
+#include "tests/sim/fixture.h"
+
+namespace tesserae::sim {
+namespace {
+
+class SimSnapshot : public Sim {};
+
+checkpoint::Piece piece(const std::string& name, const at::Tensor& data, bool changes) {
+  checkpoint::Piece piece = checkpoint::replicated(name, data, 0);
+  piece.changes_in_forward = changes;
+  return piece;
+}
+
+at::Tensor values(const checkpoint::Source& source) {
+  return at::from_blob(const_cast<char*>(source.data), source.shape).clone();
+}
+
+}  // namespace
+
+TEST_F(SimSnapshot, HoldsTheValuesOfItsBeginning) {
+  checkpoint::Snapshot snapshot;
+  EXPECT_EQ(right([&] {
+              const at::Tensor master = at::zeros({3000}, on_device()), buffer = at::zeros({50}, on_device());
+              for (int i = 0; i < 4; ++i) master.add_(1);
+              buffer.fill_(2);
+              snapshot.begin({piece("master", master, false), piece("buffer", buffer, true)});
+              buffer.fill_(9);  // a forward
+              std::thread copying([&] { snapshot.copy(); });
+              const at::Tensor forward = master.mul(2);  // which reads, and is queued meanwhile
+              copying.join();
+              master.fill_(7);  // the optimizer step
+              const auto& sources = snapshot.sources();
+              return at::equal(values(sources[0]), at::full({3000}, 4.0f)) &&
+                     at::equal(values(sources[1]), at::full({50}, 2.0f)) &&
+                     at::equal(forward.cpu(), at::full({3000}, 8.0f));
+            }),
+            seeds);
+}
+
+// Nothing in begin() waits for the device: only an event orders the copy after what computes the values.
+TEST_F(SimSnapshot, ComesAfterWhatIsStillQueued) {
+  checkpoint::Snapshot snapshot;
+  EXPECT_EQ(right([&] {
+              const at::Tensor master = at::zeros({3000}, on_device());
+              for (int i = 0; i < 8; ++i) master.add_(1);
+              const Counters before = counters(0);
+              snapshot.begin({piece("master", master, false)});
+              EXPECT_EQ((counters(0) - before).synchronizations, 0);
+              std::thread([&] { snapshot.copy(); }).join();
+              return at::equal(values(snapshot.sources()[0]), at::full({3000}, 8.0f));
+            }),
+            seeds);
+}
+
+TEST_F(SimSnapshot, LiveSourcesReadWhatWasQueued) {
+  EXPECT_EQ(
+      right([] {
+        const at::Tensor master = at::zeros({3000}, on_device());
+        for (int i = 0; i < 4; ++i) master.add_(1);
+        const auto sources = checkpoint::live_sources({piece("master", master, false)});
+        at::Tensor read = at::zeros({3000});
+        std::thread([&] { sources[0].fill(0, {static_cast<char*>(read.mutable_data_ptr()), read.nbytes()}); }).join();
+        return at::equal(read, at::full({3000}, 4.0f));
+      }),
+      seeds);
+}
+
+}  // namespace tesserae::sim
