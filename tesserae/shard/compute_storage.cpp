@@ -10,7 +10,9 @@ namespace {
 
 // Older versions of torch can set the message but not clear it again.
 template <class Impl>
-constexpr bool opens_again = requires(Impl& storage) { storage.clear_data_ptr_access_error_msg_(); };
+constexpr bool opens_again = requires(Impl& storage) {
+  storage.clear_data_ptr_access_error_msg_();
+};
 
 void forbid_access(c10::StorageImpl& storage, const std::string& message) {
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(message);
