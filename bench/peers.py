@@ -290,7 +290,7 @@ def main() -> None:
         parts = [batch_of(shape, options.batch, step, r, data_ranks, device) for r in seen]
         return torch.cat([tokens for tokens, _ in parts]), torch.cat([targets for _, targets in parts])
 
-    losses, step_ms, optimizer_ms = [], [], []
+    losses, step_ms, forward_ms, optimizer_ms = [], [], [], []
     for step in range(options.warmup + options.steps):
         tokens, targets = batch(step)
         if step == options.warmup and dist.is_initialized():
@@ -298,6 +298,7 @@ def main() -> None:
         start = time.perf_counter()
         with autocast(options):
             loss = model(tokens, targets)
+        forward_ms.append((time.perf_counter() - start) * 1e3)  # on a device: until it is queued
         loss.backward()
         if device.type == "cuda" and not communicates:  # only the ceiling is computed from the two parts
             torch.cuda.synchronize()
@@ -324,6 +325,7 @@ def main() -> None:
         "device": options.device,
         "tokens_per_step": tokens_per_step,
         "step_ms": timed,
+        "forward_ms": forward_ms[options.warmup :],
         "optimizer_ms": optimizer_ms[options.warmup :],
         "tokens_per_second": tokens_per_step / statistics.median(timed) * 1e3,
         "losses": means,
