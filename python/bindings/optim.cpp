@@ -2,30 +2,14 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <numeric>
-
 #include "python/bindings/bindings.h"
 #include "python/bindings/unit.h"
-#include "tesserae/base/error.h"
 #include "tesserae/comm/fabric.h"
+#include "tesserae/mesh/layout.h"
 #include "tesserae/optim/clip.h"
 #include "tesserae/optim/whole_matrices.h"
 
 namespace tesserae::bindings {
-
-namespace {
-
-/// The neighbours of this rank that share rows, by the rows that they have.
-comm::Group& neighbours(comm::Fabric& fabric, int degree) {
-  if (degree < 1 || fabric.size() % degree != 0) {
-    throw InvalidArgument("WholeMatrices", cat("rows over ", degree, " of ", fabric.size(), " ranks"));
-  }
-  std::vector<int> members(static_cast<size_t>(degree));
-  std::iota(members.begin(), members.end(), fabric.rank() / degree * degree);
-  return fabric.group(members, comm::Traffic::control);
-}
-
-}  // namespace
 
 void bind_optim(py::module_& module) {
   using optim::WholeMatrices;
@@ -36,7 +20,9 @@ void bind_optim(py::module_& module) {
       .def(py::init([](comm::Fabric& fabric, int degree, const std::vector<std::pair<int64_t, int64_t>>& shapes) {
              std::vector<WholeMatrices::Shape> all;
              for (const auto& [rows, columns] : shapes) all.push_back({rows, columns});
-             return std::make_unique<WholeMatrices>(neighbours(fabric, degree), std::move(all));
+             const mesh::Layout layout(fabric.size(), {degree, degree, degree});
+             comm::Group& group = fabric.group(layout.parameter_group(fabric.rank()), comm::Traffic::control);
+             return std::make_unique<WholeMatrices>(group, std::move(all));
            }),
            py::arg("fabric"), py::arg("degree"), py::arg("shapes"), py::keep_alive<1, 2>(), without_gil,
            "Collective over the `degree` ranks that share rows with this one.")

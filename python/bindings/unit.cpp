@@ -33,42 +33,42 @@ void for_each_tensor(const py::handle& value, const Visit& visit) {
   }
 }
 
-/// A communication hook of the user's.
-class PythonReduction final : public shard::StepObserver {
+/// A function of the user's that takes part in reductions.
+class PythonHook : public shard::StepObserver {
  public:
-  explicit PythonReduction(const py::object& hook) : hook_(new py::object(hook)) {}
-  ~PythonReduction() override {
+  explicit PythonHook(const py::object& hook) : hook_(new py::object(hook)) {}
+  ~PythonHook() override {
     const py::gil_scoped_acquire acquire;
     hook_.reset();
   }
 
-  bool reduces() const override { return true; }
-  void reduce(const at::Tensor& whole, const at::Tensor& chunk) override {
+ protected:
+  template <class... Tensors>
+  void call(const Tensors&... tensors) {
     const py::gil_scoped_acquire acquire;
-    chunk.defined() ? (*hook_)(whole, chunk) : (*hook_)(whole);
+    (*hook_)(tensors...);
   }
 
  private:
   std::unique_ptr<py::object> hook_;  // behind a pointer: C++ owns it without the GIL
 };
 
-/// Another, which sees averages.
-class PythonAdjustment final : public shard::StepObserver {
+/// In place of the unit's reduction.
+class PythonReduction final : public PythonHook {
  public:
-  explicit PythonAdjustment(const py::object& hook) : hook_(new py::object(hook)) {}
-  ~PythonAdjustment() override {
-    const py::gil_scoped_acquire acquire;
-    hook_.reset();
+  using PythonHook::PythonHook;
+  bool reduces() const override { return true; }
+  void reduce(const at::Tensor& whole, const at::Tensor& chunk) override {
+    chunk.defined() ? call(whole, chunk) : call(whole);
   }
+};
 
+/// Sees its averages.
+class PythonAdjustment final : public PythonHook {
+ public:
+  using PythonHook::PythonHook;
   bool adjusts() const override { return true; }
-  void adjust(const at::Tensor& average) override {
-    const py::gil_scoped_acquire acquire;
-    (*hook_)(average);
-  }
-
- private:
-  std::unique_ptr<py::object> hook_;
+  void adjust(const at::Tensor& average) override { call(average); }
 };
 
 }  // namespace

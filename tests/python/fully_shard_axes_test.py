@@ -154,6 +154,8 @@ def refuses(rank: int, world_size: int) -> None:
         elsewhere = distribute_module(nn.Linear(2, 2), init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",)))
         with pytest.raises(ValueError, match="same mesh"):
             fully_shard(elsewhere, mesh=mesh, dp_mesh_dims=dims)
+        with pytest.raises(tsm.InvalidArgument, match="pass a DataParallelMeshDims"):
+            fully_shard(distribute_module(nn.Linear(2, 2), mesh), mesh=mesh, dp_mesh_dims="fsdp")
         whole = distribute_module(nn.Linear(2, 2), mesh)
         with pytest.raises(NotImplementedError, match="as int"):
             fully_shard(whole, mesh=mesh, dp_mesh_dims=dims, reshard_after_forward=2)

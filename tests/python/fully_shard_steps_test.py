@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,23 +18,36 @@ from fully_shard_runs import WIDTH, Seen, batch, both, look, make_model, ours, r
 from ranks import run_ranks
 
 
+def run_parts(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    parts: int,
+    before: Callable[[int], None] = lambda part: None,
+) -> Seen:
+    """Two steps, each of so many backwards; `before` each."""
+    seen = Seen()
+    for step in range(2):
+        for part in range(parts):
+            before(part)
+            loss = model(batch(step, part)).square().mean()
+            loss.backward()
+            seen.losses.append(loss.item())
+        look(seen, model, None, f"step {step}:")
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen
+
+
 def accumulates(rank: int, world_size: int, keep: bool) -> None:
     def run() -> Seen:
         model = shard_all(make_model())
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        seen = Seen()
-        for step in range(2):
-            for part in range(3):
-                model.set_requires_gradient_sync(part == 2)
-                if keep:
-                    model.set_reshard_after_backward(part == 2)
-                loss = model(batch(step, part)).square().mean()
-                loss.backward()
-                seen.losses.append(loss.item())
-            look(seen, model, None, f"step {step}:")
-            sgd.step()
-            sgd.zero_grad()
-        return seen
+
+        def before(part: int) -> None:
+            model.set_requires_gradient_sync(part == 2)
+            if keep:
+                model.set_reshard_after_backward(part == 2)
+
+        return run_parts(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, before)
 
     both(run)
 
@@ -277,17 +291,7 @@ def reduces_by_itself(rank: int, world_size: int) -> None:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_all_reduce_hook(lambda average: dist.all_reduce(average.div_(2), group=replicas))
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        seen = Seen()
-        for step in range(2):
-            for part in range(2):  # the second is added to the first
-                loss = model(batch(step, part)).square().mean()
-                loss.backward()
-                seen.losses.append(loss.item())
-            look(seen, model, None, f"step {step}:")
-            sgd.step()
-            sgd.zero_grad()
-        return seen
+        return run_parts(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), 2)  # the second is added
 
     both(run)
     theirs = shard_all(make_model(), mesh=mesh)
@@ -316,6 +320,10 @@ def fails_in_a_hook(rank: int, world_size: int) -> None:
         model.zero_grad()
         model(batch(0)).sum().backward()
         assert not model[0].wide.weight.grad.to_local().any() and model[1].wide.weight.grad.to_local().any()
+        model[0].set_all_reduce_hook(None)  # as in torch: none any more
+        model.zero_grad()
+        model(batch(0)).sum().backward()
+        assert model[0].wide.weight.grad.to_local().any()
 
 
 def test_an_error_in_a_hook_ends_the_backward() -> None:

@@ -181,6 +181,23 @@ def test_a_matrix_is_computed_with_once(world_size: int) -> None:
     run_ranks(computes_once, world_size)
 
 
+def tells_degrees_apart(rank: int, world_size: int) -> None:
+    """Another model on the same mesh has been turned to another degree."""
+    with ours():
+        sharded, whole = shard_all(make_model(1)), shard_all(make_model(1))
+        sgd = torch.optim.SGD(whole.parameters(), lr=0.1)
+        whole(batch(0, rank)).sum().backward()
+        tsm.reshard(whole, sgd, hybrid_shard_degree=1)
+        for model in (sharded, whole):
+            weight = model[0].wide.weight
+            (result,) = tsm.on_whole_matrices(polar, [weight])
+            torch.testing.assert_close(result.full_tensor(), polar(weight.full_tensor().detach(), 0))
+
+
+def test_models_of_other_degrees_on_one_mesh() -> None:
+    run_ranks(tells_degrees_apart, 2)
+
+
 def refuses(rank: int, world_size: int) -> None:
     mesh = init_device_mesh("cpu", (2,))
     other = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0)])
@@ -189,6 +206,10 @@ def refuses(rank: int, world_size: int) -> None:
             tsm.on_whole_matrices(polar, [torch.ones(2, 2)])
         with pytest.raises(tsm.InvalidArgument, match="is a DTensor of"):
             tsm.on_whole_matrices(polar, [other])
+        with pytest.raises(tsm.InvalidArgument, match="pass a function .* and a list"):
+            tsm.on_whole_matrices(polar, other)
+        with pytest.raises(tsm.InvalidArgument, match="pass a function"):
+            tsm.on_whole_matrices([other], polar)
         model = shard_all(make_model(1))
         weight = model[1].weight
         with pytest.raises(tsm.InvalidArgument, match="same shape and dtype"):

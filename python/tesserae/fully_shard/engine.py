@@ -67,6 +67,7 @@ def _build(root: State) -> None:
     root.below = list(paths)
     for state in paths:
         state.apply_settings()
+        state.apply_average_hook()
     root.unit.require_agreement()
     if root.places.fabric.rank == 0:
         p, g, o = root.places.strategy.degrees

@@ -129,15 +129,16 @@ class FSDPModule(TorchFSDPModule):
             state.reduces_unused = reduce_scatter_unused_params
             state.apply_settings()
 
-    def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: Any = None) -> None:
+    def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None] | None, *, stream: Any = None) -> None:
         """hook(average) of this module's gradients, in a thread of the engine, before they are added to `.grad`: once
-        for each parameter (torch: once for all of them, in one tensor). It may change them in place."""
+        for each parameter (torch: once for all of them, in one tensor). It may change them in place. None: no hook."""
         state = _state(self)
         if stream is not None and state.places.replicates:
             raise ValueError("stream cannot be set when using native HSDP")
-        on = torch.get_device_module(state.places.device)
-        state.average_hook = functools.partial(_run_on, on, stream, hook) if stream is not None else hook
-        state.apply_settings()
+        if hook is not None and stream is not None:
+            hook = functools.partial(_run_on, torch.get_device_module(state.places.device), stream, hook)
+        state.average_hook = hook
+        state.apply_average_hook()
 
     def set_custom_all_gather(self, comm: Any) -> None:
         _refuse("set_custom_all_gather", "leave it out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +34,10 @@ class AllAxes:
     @classmethod
     def of(cls, mesh: DeviceMesh | None, dims: Any) -> AllAxes:
         """`dims`: DataParallelMeshDims."""
+        if not hasattr(dims, "shard_names"):
+            raise _C.InvalidArgument(
+                f"[fully_shard] dp_mesh_dims is {dims!r}, a {type(dims).__name__}; pass a DataParallelMeshDims"
+            )
         if mesh is None or mesh.mesh_dim_names is None:
             raise ValueError("mesh must have mesh_dim_names when dp_mesh_dims is provided")
         names = tuple(mesh.mesh_dim_names)
@@ -89,18 +94,22 @@ class Sharing:
     degree: int
 
 
-_sharings: dict[Any, Sharing] = {}
+# By the default group, for a script may end its job and start another; then by the mesh of DTensors.
+_fabrics: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[DeviceMesh, _C.Fabric]] = weakref.WeakKeyDictionary()
 
 
 def sharing_of(tensor: DTensor) -> Sharing | None:
     """None for a tensor of another mesh than those of sharded models, and for one whose rows were split before."""
-    sharing = _sharings.get((dist.group.WORLD, tensor.device_mesh)) if dist.is_initialized() else None
-    if sharing is None:
+    mesh = tensor.device_mesh
+    fabric = _fabrics.get(dist.group.WORLD, {}).get(mesh) if dist.is_initialized() else None
+    if fabric is None:
         return None
-    cuts = sum(not placement.is_replicate() for placement in tensor.placements)
-    if cuts == 0:
-        return Sharing(sharing.fabric, 1)
-    return sharing if cuts == 1 and isinstance(tensor.placements[-1], Shard) else None
+    *outer, last = tensor.placements
+    if not all(placement.is_replicate() for placement in outer):
+        return None
+    if last.is_replicate():
+        return Sharing(fabric, 1)
+    return Sharing(fabric, mesh.size(mesh.ndim - 1)) if isinstance(last, Shard) else None
 
 
 def _default_mesh() -> DeviceMesh:
@@ -117,22 +126,21 @@ def find_places(mesh: DeviceMesh | None, frees_after_forward: bool, axes: AllAxe
     """Collective over the mesh at the first call for it."""
     if axes is not None:
         mesh = axes.data_mesh()
-        named = _named(mesh, frees_after_forward) if axes.shard else ShardingStrategy.NO_SHARD
-        device = device_of(mesh)
-        return replace(_place(mesh, *connect(named, None, mesh, device), device), axes=axes)
-    mesh = mesh if mesh is not None else _default_mesh()
+    elif mesh is None:
+        mesh = _default_mesh()
     if mesh.ndim not in (1, 2):
         raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
     if mesh.ndim == 2 and mesh.mesh_dim_names is None:
         raise AssertionError("Please init the 2D mesh for HSDP with mesh_dim_names specified")
     device = device_of(mesh)
-    fabric, strategy = connect(_named(mesh, frees_after_forward), None, mesh, device)
-    return _place(mesh, fabric, strategy, device)
+    replicated = axes is not None and not axes.shard
+    named = ShardingStrategy.NO_SHARD if replicated else _named(mesh, frees_after_forward)
+    return replace(_place(mesh, *connect(named, None, mesh, device), device), axes=axes)
 
 
 def _place(mesh: DeviceMesh, fabric: _C.Fabric, strategy: _C.Strategy, device: torch.device) -> Places:
     places = _places(mesh, fabric, strategy, device)
-    _sharings[dist.group.WORLD, places.mesh] = Sharing(fabric, places.degree)
+    _fabrics.setdefault(dist.group.WORLD, {})[places.mesh] = fabric
     return places
 
 

@@ -93,7 +93,10 @@ class State(FSDPState):
         self.unit.set_reduces_unused(self.reduces_unused)
         if self.divisor is not None:
             self.unit.set_gradient_divisor(self.divisor)
-        if self.average_hook is not None:
+
+    def apply_average_hook(self) -> None:
+        """The same for the hook, which stays with the unit whatever else is set."""
+        if self.unit is not None:
             self.unit.set_average_hook(self.average_hook)
 
     def prepared(self) -> _C.Unit:

@@ -31,8 +31,14 @@ def on_whole_matrices(function: Function, tensors: Sequence[DTensor]) -> list[DT
     of the same shapes in the same order. Not thread-safe.
 
     Raises InvalidArgument for other tensors (also those that tensor parallelism has split), and Mismatch where ranks
-    bring different lists.
+    bring different lists. What the function raises is raised on its rank; the others wait for that rank until it ends
+    (PeerLost) or the deadline (Timeout).
     """
+    if isinstance(tensors, Tensor) or not callable(function):
+        raise _C.InvalidArgument(
+            f"[tsm.on_whole_matrices] called with a {type(function).__name__} and a {type(tensors).__name__}; pass a "
+            "function of (matrix, index), and a list of DTensors"
+        )
     results: dict[int, Tensor] = {}
     by_sharing: dict[Sharing, list[int]] = {}
     for index, tensor in enumerate(tensors):
