@@ -234,13 +234,13 @@ def main() -> int:
     measured = set[str]()
     for name in asked.cases:
         options = for_case(name, asked)
+        models = [each for each in models_of(name, options) if each not in measured]  # "A,A/gpt2" is A
+        measured.update(models)
         about = report.about() | {"rounds": options.rounds, "steps": options.steps, "warmup": options.warmup}
         if name == asked.cases[0]:  # later it is this program's own load
             report.warn_if_busy("compare", about)
         try:
             about["imports_bytes"] = imports_bytes(CASES[name], options)
-            models = [each for each in models_of(name, options) if each not in measured]  # "A,A/gpt2" is A
-            measured.update(models)
             comparisons = compare(models, options)
         except Unavailable as reason:
             print(f"compare: case {name} is missing: {reason}", file=sys.stderr)

@@ -9,6 +9,7 @@
 
 #include <functional>
 
+#include "tests/sim/counters.h"
 #include "tests/sim/device.h"
 
 namespace tesserae::sim {
@@ -34,6 +35,15 @@ inline void order(const c10::Stream& earlier, const c10::Stream& later) {
   c10::Event event(c10::kPrivateUse1);
   event.record(earlier);
   event.block(later);
+}
+
+/// What the third call of `step` takes of the device: what is made once is made by then.
+inline Counters spent_by_third(c10::DeviceIndex index, const std::function<void()>& step) {
+  step();
+  step();
+  const Counters before = counters(index);
+  step();
+  return counters(index) - before;
 }
 
 /// Tests of the simulator: each begins with devices that are idle and well.

@@ -10,6 +10,7 @@
 #include "tesserae/optim/adamw.h"
 #include "tesserae/shard/sharded.h"
 #include "tesserae/tensor/parallel.h"
+#include "tests/shard/net.h"
 #include "tests/sim/fabric.h"
 #include "tests/sim/fixture.h"
 
@@ -84,9 +85,8 @@ class SimModel : public Sim {
       restart({.seed = seed});
       std::vector<double> losses;
       run_on_devices(4, [&](comm::Fabric& fabric) {
-        const std::shared_ptr<comm::Fabric> shared(&fabric, [](comm::Fabric*) {});
         const int state = 4 / how.tensor_degree;
-        const auto own = losses_of(shared, how, {2, 2, state});
+        const auto own = losses_of(shard::testing::share(fabric), how, {2, 2, state});
         if (fabric.rank() == 0) losses = own;
       });
       if (first.empty()) first = losses;
@@ -108,20 +108,14 @@ TEST_F(SimModel, AStepWaitsForNothing) {
       shard::Options options;
       options.strategy = {{4, 4, 4}, true, true};
       if (bf16) options.precision = shard::Precision::bf16();
-      auto sharded = shard::shard_model(net, std::shared_ptr<comm::Fabric>(&fabric, [](comm::Fabric*) {}), options);
+      auto sharded = shard::shard_model(net, shard::testing::share(fabric), options);
       optim::AdamW optimizer(sharded);
       const at::Tensor tokens = at::arange(2 * sequence).remainder(words).view({2, sequence}).to(fabric.device());
-      const auto step = [&] {
+      const Counters spent = spent_by_third(fabric.device().index(), [&] {
         net(tokens, tokens).backward();
         optimizer.step({.measure_norm = false});
         optimizer.zero_grad();
-      };
-      step();
-      step();
-      const auto index = fabric.device().index();
-      const Counters before = counters(index);
-      step();
-      const Counters spent = counters(index) - before;
+      });
       EXPECT_EQ(spent.synchronizations, 0);
       EXPECT_EQ(spent.unknown_shapes, 0);
       EXPECT_EQ(spent.copied_bytes, 0);
