@@ -22,6 +22,7 @@ LAYERS = [
     "comm",
     "autograd",
     "tensor",
+    "context",
     "shard",
     "optim",
     "model",

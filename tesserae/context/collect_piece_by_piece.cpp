@@ -1,0 +1,121 @@
+// Keys and values straight from the rank that has them (ring attention, Liu et al., 2023, arXiv:2310.01889; here each
+// piece takes one hop, so that ranks which do not attend to each other send nothing). C ranks, this one is r:
+//  1. Block 0 is this rank's own. Before a block is handed out, the next is asked for: step i sends this rank's keys
+//  and
+//     values to r + i and receives those of r - i (mod C), on the lane, while the block before is worked on.
+//  2. Backward: the gradients of block i go back to r - i, and those of r + i come, on the lane, while the next block
+//  is
+//     worked on; they are added when all have come, in the order of steps.
+// All ranks submit the same steps in the same order: 1, 2, back 1, 3, back 2, ...
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+
+#include <optional>
+#include <utility>
+
+#include "tesserae/context/key_values.h"
+#include "tesserae/context/tiles.h"
+
+namespace tesserae::context {
+namespace {
+
+constexpr int64_t pair_time_dim = time_dim + 1;  // of [keys and values, batch, heads, time, width]
+
+class PieceByPiece : public KeyValues {
+ public:
+  PieceByPiece(const Sequence& sequence, const Pattern& pattern, const at::Tensor& keys, const at::Tensor& values)
+      : sequence_(sequence), pattern_(pattern), own_(at::stack({keys, values})) {}
+
+  int blocks() const override { return ranks(); }
+
+  Block next() override {
+    const int step = step_++;
+    const Transfer here = step == 0 ? Transfer{own_, {}} : std::exchange(coming_, {});
+    if (step + 1 < ranks()) coming_ = start(step + 1);
+    here.ticket.wait();
+    if (!here.data.defined()) return {};
+    return {here.data[0], here.data[1], end_to_end(sequence_.cut().spans(owner(step)))};
+  }
+
+  void add_gradients(const at::Tensor& keys, const at::Tensor& values) override {
+    const int step = step_ - 1;
+    const at::Tensor both = keys.defined() ? at::stack({keys, values}) : at::Tensor();
+    if (step == 0) {
+      sums_ = both;
+    } else {
+      back_.push_back(start_back(step, both));
+    }
+  }
+
+  Gradients gradients() override {
+    for (const Transfer& transfer : back_) {
+      transfer.ticket.wait();
+      if (transfer.data.defined()) sums_.add_(transfer.data);
+    }
+    return {sums_[0], sums_[1]};
+  }
+
+ private:
+  struct Transfer {
+    at::Tensor data;  // undefined: there is nothing to come
+    comm::Ticket ticket;
+  };
+
+  int ranks() const { return sequence_.parallel().size(); }
+  int owner(int step) const { return (sequence_.parallel().index() - step + ranks()) % ranks(); }
+  int reader(int step) const { return (sequence_.parallel().index() + step) % ranks(); }
+
+  bool attends(int queries, int keys) const {
+    for (const Span& asking : sequence_.cut().spans(queries)) {
+      for (const Span& asked : sequence_.cut().spans(keys)) {
+        if (!tiles(pattern_, asking, asked).empty()) return true;
+      }
+    }
+    return false;
+  }
+
+  at::Tensor room_for(int rank, c10::TensorOptions options) const {
+    std::vector<int64_t> shape = own_.sizes().vec();
+    shape[pair_time_dim] = sequence_.cut().tokens(rank);
+    return at::empty(shape, options);
+  }
+
+  /// Where `gone` is given, it goes to `to`; what comes is for this rank's `from`.
+  Transfer exchange(int to, const at::Tensor& gone, int from, const at::Tensor& room) {
+    std::vector<comm::Message> sends, receives;
+    if (gone.defined()) sends.push_back({to, gone});
+    if (room.defined()) receives.push_back({from, room});
+    if (sends.empty() && receives.empty()) return {};
+    comm::Group* const group = &sequence_.parallel().group();
+    return {room, sequence_.parallel().lane().submit([group, sends, receives] { group->exchange(sends, receives); })};
+  }
+
+  Transfer start(int step) {
+    const int here = sequence_.parallel().index(), from = owner(step), to = reader(step);
+    const at::Tensor room = attends(here, from) ? room_for(from, own_.options()) : at::Tensor();
+    return exchange(to, attends(to, here) ? own_ : at::Tensor(), from, room);
+  }
+
+  Transfer start_back(int step, const at::Tensor& gradients) {
+    const int here = sequence_.parallel().index(), from = reader(step);
+    const at::Tensor room = attends(from, here) ? room_for(here, sums_.options()) : at::Tensor();
+    return exchange(owner(step), gradients, from, room);
+  }
+
+  const Sequence& sequence_;
+  const Pattern& pattern_;
+  at::Tensor own_, sums_;
+  Transfer coming_;
+  std::vector<Transfer> back_;
+  int step_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<KeyValues> collect_piece_by_piece(const Sequence& sequence, const Pattern& pattern,
+                                                  const at::Tensor& keys, const at::Tensor& values) {
+  return std::make_unique<PieceByPiece>(sequence, pattern, keys, values);
+}
+
+}  // namespace tesserae::context
