@@ -125,19 +125,22 @@ mesh::Degrees degrees_of(const Json& d) {
 Config::Sharding read_sharding(const Json& c) {
   const Json& s = c["sharding"];
   const bool automatic = c["hybrid_shard_degree"].is_string();
-  Config::Sharding sharding{.hybrid_shard_degree = automatic ? 0 : c["hybrid_shard_degree"].get<int>(),
-                            .automatic = automatic,
-                            .degrees = std::nullopt,
-                            .strategy = s["strategy"].is_null() ? "" : s["strategy"].get<std::string>(),
-                            .free_after_forward = optional_value<bool>(s["free_after_forward"]),
-                            .free_after_backward = optional_value<bool>(s["free_after_backward"]),
-                            .limit_all_gathers = s["limit_all_gathers"],
-                            .limit_reductions = s["limit_reductions"],
-                            .parameter_wire = comm::wire_of(c["wire"]["parameters"]),
-                            .gradient_wire = comm::wire_of(c["wire"]["gradients"]),
-                            .tensor_parallel_degree = c["tensor_parallel_degree"],
-                            .sequence_parallel = s["sequence_parallel"],
-                            .warn_of_pool_misses = c["fsdp_cache_flush_warnings"]};
+  Config::Sharding sharding{
+      .hybrid_shard_degree = automatic ? 0 : c["hybrid_shard_degree"].get<int>(),
+      .automatic = automatic,
+      .degrees = std::nullopt,
+      .strategy = s["strategy"].is_null() ? "" : s["strategy"].get<std::string>(),
+      .free_after_forward = optional_value<bool>(s["free_after_forward"]),
+      .free_after_backward = optional_value<bool>(s["free_after_backward"]),
+      .limit_all_gathers = s["limit_all_gathers"],
+      .limit_reductions = s["limit_reductions"],
+      .parameter_wire = comm::wire_of(c["wire"]["parameters"]),
+      .gradient_wire = comm::wire_of(c["wire"]["gradients"]),
+      .tensor_parallel_degree = c["tensor_parallel_degree"],
+      .context_parallel_degree = c["context_parallel_degree"],
+      .context_parallel_method = context::method_from_name(c["context_parallel_method"].get<std::string>()),
+      .sequence_parallel = s["sequence_parallel"],
+      .warn_of_pool_misses = c["fsdp_cache_flush_warnings"]};
   const int degree = sharding.hybrid_shard_degree;
   const std::string& name = sharding.strategy;
   const bool takes_degree = mesh::takes_degree(name);
@@ -186,7 +189,6 @@ void check_available(const Json& c) {
         key, cat(feature, " is not available yet: only ", harmless.dump(), " is taken, but it is ", brief(c[key])));
   };
   only("activation_loading_horizon", 2, "activation offloading");
-  only("context_parallel_degree", 1, "context parallelism");
   only("expert_parallel_degree", 1, "expert parallelism");
 }
 

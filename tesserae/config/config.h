@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tesserae/config/json.h"
+#include "tesserae/context/parallel.h"
 #include "tesserae/mesh/strategy.h"
 #include "tesserae/model/config.h"
 #include "tesserae/shard/options.h"
@@ -77,7 +78,8 @@ struct Config {
     std::optional<bool> free_after_forward, free_after_backward;
     int limit_all_gathers = 0, limit_reductions = 0;
     comm::Wire parameter_wire = comm::Wire::exact, gradient_wire = comm::Wire::exact;
-    int tensor_parallel_degree = 1;
+    int tensor_parallel_degree = 1, context_parallel_degree = 1;
+    context::Method context_parallel_method = context::Method::automatic;
     bool sequence_parallel = false;
     bool warn_of_pool_misses = false;
   } sharding;

@@ -46,10 +46,10 @@ void check_belongs(const Json& document, const Json& wanted, const std::string& 
 const Json& init_config_schema() {
   static const Json schema = [] {
     Json part =
-        part_of(config_schema(),
-                {"hybrid_shard_degree", "sm_activation_offloading", "activation_loading_horizon",
-                 "fsdp_cache_flush_warnings", "allow_empty_shards", "tensor_parallel_degree", "context_parallel_degree",
-                 "expert_parallel_degree", "random_seed", "degrees", "$comment", "run", "wire", "dial"});
+        part_of(config_schema(), {"hybrid_shard_degree", "sm_activation_offloading", "activation_loading_horizon",
+                                  "fsdp_cache_flush_warnings", "allow_empty_shards", "tensor_parallel_degree",
+                                  "context_parallel_degree", "expert_parallel_degree", "random_seed",
+                                  "context_parallel_method", "degrees", "$comment", "run", "wire", "dial"});
     part["title"] = "Configuration of tsm.init";
     part["properties"]["run"] =
         part_of(config_schema()["properties"]["run"], {"folder", "connect_deadline_seconds", "deadline_seconds"});

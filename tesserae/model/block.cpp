@@ -1,9 +1,11 @@
 #include "tesserae/model/block.h"
 
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include <utility>
 
+#include "tesserae/context/attention.h"
 #include "tesserae/tensor/dropout.h"
 
 namespace tesserae::model {
@@ -28,17 +30,32 @@ AttentionImpl::AttentionImpl(const GptConfig& config, std::shared_ptr<Rotary> ro
   output_ = register_module("output", tensor::RowLinear(config.dimension, config.dimension, options_));
 }
 
-at::Tensor AttentionImpl::forward(const at::Tensor& x) {
+at::Tensor AttentionImpl::forward(const at::Tensor& x, const context::SequencePtr& sequence) {
   const auto all = tensor::column_linear(x, {query_->weight, key_->weight, value_->weight}, {}, options_.parallel,
                                          options_.sequence_dim);
-  const auto q = rotary_->rotate(all[0].unflatten(-1, {heads_.query, head_dimension_}));
-  const auto k = rotary_->rotate(all[1].unflatten(-1, {heads_.key_value, head_dimension_}));
+  const auto q = all[0].unflatten(-1, {heads_.query, head_dimension_});
+  const auto k = all[1].unflatten(-1, {heads_.key_value, head_dimension_});
   const auto v = all[2].unflatten(-1, {heads_.key_value, head_dimension_});
-  const auto y =
-      at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                       /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
-                                       /*scale=*/std::nullopt, /*enable_gqa=*/heads_.query != heads_.key_value);
-  return output_(y.transpose(1, 2).flatten(-2));
+  const at::Tensor y = sequence == nullptr ? attend(q, k, v) : attend_across(q, k, v, sequence);
+  return output_(y.flatten(-2));
+}
+
+at::Tensor AttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
+  return at::scaled_dot_product_attention(rotary_->rotate(q).transpose(1, 2), rotary_->rotate(k).transpose(1, 2),
+                                          v.transpose(1, 2), /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
+                                          /*scale=*/std::nullopt, /*enable_gqa=*/heads_.query != heads_.key_value)
+      .transpose(1, 2);
+}
+
+at::Tensor AttentionImpl::attend_across(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                        const context::SequencePtr& sequence) const {
+  const at::Tensor positions = sequence->positions(q.device());
+  const int64_t length = sequence->cut().pattern().length(), tokens = sequence->tokens();
+  const auto own = [&](const at::Tensor& x) { return x.narrow(1, 0, tokens); };
+  const auto turned = [&](const at::Tensor& x) { return rotary_->rotate(own(x), positions, length).transpose(1, 2); };
+  const at::Tensor y = context::attention(turned(q), turned(k), own(v).transpose(1, 2), sequence).transpose(1, 2);
+  const int64_t padding = q.size(1) - tokens;
+  return padding == 0 ? y : at::constant_pad_nd(y, {0, 0, 0, 0, 0, padding});
 }
 
 BlockImpl::BlockImpl(const GptConfig& given, std::shared_ptr<Rotary> rotary) : dropout_(given.dropout) {
@@ -54,8 +71,8 @@ BlockImpl::BlockImpl(const GptConfig& given, std::shared_ptr<Rotary> rotary) : d
   feed_forward_ = register_module("feed_forward", tensor::Mlp(swiglu, options_));
 }
 
-at::Tensor BlockImpl::forward(at::Tensor x) {
-  x = x.add(drop(attention_(attention_norm_(x))));
+at::Tensor BlockImpl::forward(at::Tensor x, const context::SequencePtr& sequence) {
+  x = x.add(drop(attention_->forward(attention_norm_(x), sequence)));
   return x.add(drop(feed_forward_(feed_forward_norm_(x))));
 }
 

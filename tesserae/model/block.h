@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "tesserae/context/sequence.h"
 #include "tesserae/model/layers.h"
 #include "tesserae/model/rotary.h"
 #include "tesserae/tensor/mlp.h"
@@ -14,9 +15,15 @@ namespace tesserae::model {
 class AttentionImpl : public torch::nn::Module {
  public:
   AttentionImpl(const GptConfig& config, std::shared_ptr<Rotary> rotary);
-  at::Tensor forward(const at::Tensor& x);  ///< [batch, time, dimension]
+  /// x [batch, time, dimension]. `sequence`: if it is cut over ranks; time is then this rank's positions, and what may
+  /// follow them is padding.
+  at::Tensor forward(const at::Tensor& x, const context::SequencePtr& sequence);
 
  private:
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
+  at::Tensor attend_across(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const context::SequencePtr& sequence) const;
+
   tensor::LayerOptions options_;
   tensor::Heads heads_;  // of this rank
   int64_t head_dimension_;
@@ -32,7 +39,8 @@ class BlockImpl : public torch::nn::Module {
   /// Blocks of one model share `rotary`; without one, the block makes its own.
   explicit BlockImpl(const GptConfig& config, std::shared_ptr<Rotary> rotary = nullptr);
   /// [batch, time, dimension]; of time, this rank's piece if the model is sequence-parallel.
-  at::Tensor forward(at::Tensor x);
+  /// `sequence`: if it is cut over context-parallel ranks.
+  at::Tensor forward(at::Tensor x, const context::SequencePtr& sequence = nullptr);
 
  private:
   at::Tensor drop(const at::Tensor& branch) const;

@@ -4,6 +4,7 @@
 
 #include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
+#include "tesserae/context/parallel.h"
 #include "tesserae/tensor/layers.h"
 
 namespace tesserae::model {
@@ -35,6 +36,7 @@ GptConfig resolved(GptConfig config) {
     throw InvalidArgument("GptConfig", cat("kv_heads ", config.kv_heads, " does not divide heads ", config.heads));
   }
   if (config.parallel == nullptr) config.parallel = std::make_shared<tensor::Parallel>();
+  if (config.context == nullptr) config.context = std::make_shared<context::Parallel>();
   tensor::heads_of_rank(config.heads, config.kv_heads, *config.parallel);
   tensor::size_of_part("feed_forward", config.feed_forward, *config.parallel);
   if (!(config.dropout >= 0 && config.dropout < 1)) {

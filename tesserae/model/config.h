@@ -10,6 +10,10 @@ namespace tesserae::tensor {
 class Parallel;
 }
 
+namespace tesserae::context {
+class Parallel;
+}
+
 namespace tesserae::model {
 
 /// The shape of a decoder transformer. Zero means: the value in parentheses.
@@ -33,6 +37,9 @@ struct GptConfig {
   /// The tensor-parallel ranks that the model is split over; its degree divides heads, kv_heads and feed_forward. (One
   /// rank.) All of them build the model together.
   std::shared_ptr<const tensor::Parallel> parallel = nullptr;
+  /// The context-parallel ranks that share out the positions of every sequence; with tensor-parallel ranks, each tensor
+  /// index has its own. (One rank.) All of them pass the same tokens.
+  std::shared_ptr<const context::Parallel> context = nullptr;
   bool sequence_parallel = false;  ///< between the split layers, each of those ranks has its piece of the sequence
 };
 

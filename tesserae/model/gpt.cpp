@@ -38,24 +38,36 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens, const at::Tensor& targets)
     throw InvalidArgument("Gpt", cat("tokens have shape ", tokens.sizes(), "; it must be [batch, time] with time <= ",
                                      config_.max_sequence, " (max_sequence)"));
   }
-  const int64_t time = tokens.size(1);
+  const int64_t length = tokens.size(1);
+  const bool cut = config_.context->size() > 1;
+  const auto sequence =
+      cut ? std::make_shared<const context::Sequence>(config_.context, context::Pattern(length)) : nullptr;
+  const int64_t time = cut ? sequence->tokens() : length;
   const int64_t padding = config_.sequence_parallel ? round_up(time, config_.parallel->size()) - time : 0;
-  if (padding == 0) return forward_padded(tokens, targets);
   // Pieces of the sequence are equal. What follows a token does not change what is computed for it.
-  const auto pad = [padding](const at::Tensor& x, int64_t value) {
-    return x.defined() ? at::constant_pad_nd(x, {0, padding}, value) : x;
+  const auto own = [&](const at::Tensor& x, int64_t value) {
+    if (!x.defined()) return x;
+    const at::Tensor mine = cut ? sequence->own(x, 1) : x;
+    return padding == 0 ? mine : at::constant_pad_nd(mine, {0, padding}, value);
   };
-  const at::Tensor result = forward_padded(pad(tokens, 0), pad(targets, ignored));
-  return targets.defined() ? result : result.narrow(1, 0, time);
+  const at::Tensor result = forward_padded(own(tokens, 0), own(targets, ignored), sequence);
+  if (targets.defined()) {
+    const at::Tensor count = targets.ne(ignored).sum();
+    return cut ? sequence->mean(result, count) : result.div(count);
+  }
+  const at::Tensor logits = result.narrow(1, 0, time);
+  return cut ? sequence->whole(logits, 1) : logits;
 }
 
-at::Tensor GptImpl::forward_padded(const at::Tensor& tokens, const at::Tensor& targets) {
+// The sum of the losses, or the logits.
+at::Tensor GptImpl::forward_padded(const at::Tensor& tokens, const at::Tensor& targets,
+                                   const context::SequencePtr& sequence) {
   at::Tensor x = embedding_(tokens);
   if (config_.dropout > 0) {
     const auto placement = config_.sequence_parallel ? tensor::Placement::split : tensor::Placement::repeated;
     x = tensor::dropout(x, config_.dropout, is_training(), placement, config_.parallel);
   }
-  for (auto& block : blocks_) x = block->forward(x);
+  for (auto& block : blocks_) x = block->forward(x, sequence);
   x = norm_(x);
   // A view, so that autograd has a gradient of its own here, to which it adds that of the rows in place: only one of
   // the two could be computed where they are reduced (autograd::gradient_destination).
@@ -65,9 +77,7 @@ at::Tensor GptImpl::forward_padded(const at::Tensor& tokens, const at::Tensor& t
   if (!targets.defined()) {
     return tensor::gather_from(logits, -1, config_.parallel).narrow(-1, 0, config_.vocabulary);
   }
-  const at::Tensor losses =
-      tensor::vocabulary_cross_entropy(logits, targets, config_.vocabulary, config_.parallel, ignored);
-  return losses.sum().div(targets.ne(ignored).sum());
+  return tensor::vocabulary_cross_entropy(logits, targets, config_.vocabulary, config_.parallel, ignored).sum();
 }
 
 void GptImpl::checkpoint_activations_of_blocks(bool on) {

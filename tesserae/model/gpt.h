@@ -20,7 +20,8 @@ class GptImpl : public torch::nn::Module {
 
   /// The logits [batch, time, vocabulary] for tokens [batch, time] (int64). With `targets` of the same shape: the mean
   /// cross entropy in nats a token, in fp32; targets of -100 do not count. Throws InvalidArgument for a sequence longer
-  /// than config.max_sequence. With tensor-parallel ranks, all of them pass the same and get the same.
+  /// than config.max_sequence. With tensor- or context-parallel ranks, all of them pass the same and get the same;
+  /// gradients are then to be averaged over the context ranks, as shard_model over mesh::axes::state does.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets = {});
 
   /// Recomputes the activations of every block in backward instead of keeping them.
@@ -29,7 +30,7 @@ class GptImpl : public torch::nn::Module {
   const GptConfig& config() const { return config_; }  ///< resolved
 
  private:
-  at::Tensor forward_padded(const at::Tensor& tokens, const at::Tensor& targets);
+  at::Tensor forward_padded(const at::Tensor& tokens, const at::Tensor& targets, const context::SequencePtr& sequence);
 
   GptConfig config_;
   tensor::LayerOptions options_;

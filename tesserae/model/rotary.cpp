@@ -13,9 +13,17 @@
 namespace tesserae::model {
 
 at::Tensor Rotary::rotate(const at::Tensor& x) {
+  return turned(x, table(x.size(1), x.device()));
+}
+
+at::Tensor Rotary::rotate(const at::Tensor& x, const at::Tensor& positions, int64_t length) {
+  return turned(x, table(length, x.device()).index_select(0, positions));
+}
+
+at::Tensor Rotary::turned(const at::Tensor& x, const at::Tensor& by) const {
   // One product of complex numbers turns all pairs: fewer passes over memory than products with cosines and sines.
   const auto pairs = x.to(at::kFloat).unflatten(-1, {head_dimension_ / 2, 2});
-  const auto turned = at::view_as_complex(pairs).mul(table(x.size(1), x.device()));
+  const auto turned = at::view_as_complex(pairs).mul(by);
   return at::view_as_real(turned).flatten(-2).to(x.scalar_type());
 }
 

@@ -13,10 +13,13 @@ class Rotary {
  public:
   Rotary(int64_t head_dimension, double base) : head_dimension_(head_dimension), base_(base) {}
 
-  /// Turns x [batch, time, heads, head dimension], in fp32 inside; the result has x's dtype.
+  /// Turns x [batch, time, heads, head dimension], in fp32 inside; the result has x's dtype. Positions are 0, 1, ...
+  /// along time, or `positions` [time] (int64), all below `length`.
   at::Tensor rotate(const at::Tensor& x);
+  at::Tensor rotate(const at::Tensor& x, const at::Tensor& positions, int64_t length);
 
  private:
+  at::Tensor turned(const at::Tensor& x, const at::Tensor& by) const;
   at::Tensor table(int64_t time, c10::Device device);  // [time, 1, head dimension / 2], complex: cos + i sin
 
   int64_t head_dimension_;

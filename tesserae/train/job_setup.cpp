@@ -61,10 +61,14 @@ int64_t common_divisor(const model::GptConfig& shape) {
 }
 
 mesh::Mesh mesh_of(const config::Config& config, int ranks) {
+  const int tensor = config.sharding.tensor_parallel_degree, context = config.sharding.context_parallel_degree;
+  const char* key = "tensor_parallel_degree";
   try {
-    return mesh::Mesh(ranks, {.tensor = config.sharding.tensor_parallel_degree});
+    (void)mesh::Mesh(ranks, {.tensor = tensor});
+    key = "context_parallel_degree";
+    return mesh::Mesh(ranks, {.tensor = tensor, .context = context});
   } catch (const InvalidArgument& error) {
-    throw config::ConfigError("tensor_parallel_degree", config::without_function(error));
+    throw config::ConfigError(key, config::without_function(error));
   }
 }
 
@@ -136,9 +140,11 @@ std::string describe(const JobSetup& setup, const config::Config& config) {
   }
   const auto precision = setup.precision.parameters.value_or(at::kFloat);
   const int ranks = setup.mesh.ranks(), tensor = setup.mesh.degree(mesh::axes::tensor);
+  const int context = setup.mesh.degree(mesh::Axis::context);
   return cat(short_number(static_cast<double>(setup.parameters)), " parameters in ", dtype_name(precision), " on ",
              ranks, ranks == 1 ? " rank" : " ranks", " (", c10::DeviceTypeName(setup.device.type(), true), "), ",
-             tensor > 1 ? cat("layers split over ", tensor, ", ") : "", degrees, "\n",
+             tensor > 1 ? cat("layers split over ", tensor, ", ") : "",
+             context > 1 ? cat("sequences cut over ", context, ", ") : "", degrees, "\n",
              short_number(static_cast<double>(setup.stream->size())), " tokens in ", setup.stream->files(),
              setup.stream->files() == 1 ? " file" : " files", ": ", setup.training_samples, " samples of ",
              config.data.sequence_length, " to train on, ", setup.validation_samples, " held out; ",

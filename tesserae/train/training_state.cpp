@@ -8,6 +8,7 @@
 #include "tesserae/base/log.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/random_state.h"
+#include "tesserae/context/parallel.h"
 #include "tesserae/model/init.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/optim/sgd.h"
@@ -15,9 +16,11 @@
 namespace tesserae::train {
 namespace {
 
-model::Gpt make_model(const config::Config& config, const JobSetup& setup, const tensor::ParallelPtr& parallel) {
+model::Gpt make_model(const config::Config& config, const JobSetup& setup, const tensor::ParallelPtr& parallel,
+                      const std::shared_ptr<comm::MeshFabric>& mesh) {
   model::GptConfig shape = setup.model;
   shape.parallel = parallel;
+  shape.context = std::make_shared<const context::Parallel>(mesh, config.sharding.context_parallel_method);
   shape.sequence_parallel = config.sharding.sequence_parallel && parallel->size() > 1;
   shape.device = c10::kMeta;  // no rank ever holds the whole model: the engine fills it parameter by parameter
   model::Gpt model(shape);
@@ -51,7 +54,7 @@ TrainingState::TrainingState(const config::Config& config, const JobSetup& setup
       mesh(std::make_shared<comm::MeshFabric>(fabric, setup.mesh)),
       parallel(std::make_shared<const tensor::Parallel>(mesh)),
       loader(make_loader(config, setup, fabric->rank())),
-      model(make_model(config, setup, parallel)),
+      model(make_model(config, setup, parallel, mesh)),
       sharded(shard(model, mesh, config, setup)),
       optimizer(make_optimizer(sharded, config.optimizer)),
       config_(config),

@@ -169,9 +169,6 @@ INSTANTIATE_TEST_SUITE_P(
         Contradiction{R"("dial": {"schedule": [{"step": 3, "hybrid_shard_degree": 2},
                                                {"step": 3, "hybrid_shard_degree": 4}]})",
                       "dial.schedule[1].step: must be more than that of the entry before, 3, but is 3"},
-        Contradiction{
-            R"("context_parallel_degree": 4)",
-            "context_parallel_degree: context parallelism is not available yet: only 1 is taken, but it is 4"},
         Contradiction{R"("expert_parallel_degree": 2)",
                       "expert_parallel_degree: expert parallelism is not available yet: only 1 is taken, but it is 2"},
         Contradiction{

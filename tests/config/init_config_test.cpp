@@ -15,7 +15,8 @@ TEST(InitConfig, IsFilledWithTheDefaultsOfSmp) {
   EXPECT_EQ(resolved("{}"), Json::parse(R"({
     "hybrid_shard_degree": 0, "sm_activation_offloading": true, "activation_loading_horizon": 2,
     "fsdp_cache_flush_warnings": true, "allow_empty_shards": false, "tensor_parallel_degree": 1,
-    "context_parallel_degree": 1, "expert_parallel_degree": 1, "random_seed": 12345, "degrees": null, "$comment": "",
+    "context_parallel_degree": 1, "expert_parallel_degree": 1, "random_seed": 12345,
+    "context_parallel_method": "auto", "degrees": null, "$comment": "",
     "run": {"folder": null, "connect_deadline_seconds": 60, "deadline_seconds": 300},
     "wire": {"parameters": "exact", "gradients": "exact"}, "dial": {"headroom": 0.1, "planned_steps": 0, "schedule": []}, "cpu_bf16_products": "torch"})"));
 }
@@ -90,8 +91,8 @@ INSTANTIATE_TEST_SUITE_P(
             "activation_loading_horizon: activation offloading is not available yet: only 2 is taken, but it is 4"},
         WrongInit{"no_horizon", R"({"activation_loading_horizon": 0})",
                   "activation_loading_horizon: must be at least 1, but is 0"},
-        WrongInit{"context_parallel", R"({"context_parallel_degree": 2})",
-                  "context_parallel_degree: context parallelism is not available yet: only 1 is taken, but it is 2"},
+        WrongInit{"expert_parallel", R"({"expert_parallel_degree": 2})",
+                  "expert_parallel_degree: expert parallelism is not available yet: only 1 is taken, but it is 2"},
         WrongInit{"two_dials",
                   R"({"hybrid_shard_degree": 2, "degrees": {"parameters": 1, "gradients": 1, "optimizer": 2}})",
                   "degrees: contradicts hybrid_shard_degree = 2: give one of them"},

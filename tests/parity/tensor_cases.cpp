@@ -15,7 +15,7 @@ using Value = std::pair<int, int>;
 using Pairs = std::set<std::pair<Value, Value>>;
 
 Pairs pairs_of(const Case& c) {
-  const Value degree{0, c.tensor_degree};
+  const std::array<Value, 2> degrees = {{{0, c.tensor_degree}, {11, c.context_degree}}};
   const std::array<Value, 2> three = {{{1, c.strategy.free_after_forward    ? 0
                                            : c.strategy.free_after_backward ? 1
                                                                             : 2},
@@ -30,22 +30,42 @@ Pairs pairs_of(const Case& c) {
                                      {10, c.adamw}}};
   Pairs pairs = {{three[0], three[1]}};
   for (size_t i = 0; i < two.size(); ++i) {
-    pairs.insert({degree, two[i]});  // not with three values: the largest degree has two cases
+    // Not with three values: the largest degrees have two cases.
+    for (const Value& degree : degrees) pairs.insert({degree, two[i]});
     for (const Value& value : three) pairs.insert({value, two[i]});
     for (size_t k = i + 1; k < two.size(); ++k) pairs.insert({two[i], two[k]});
   }
   return pairs;
 }
 
+struct Axes {
+  int tensor, context;
+};
+
+/// The largest degrees first: they have the fewest cases.
+std::vector<Axes> all_axes(int ranks) {
+  std::vector<Axes> list;
+  for (int tensor = ranks; tensor >= 1; tensor /= 2) {
+    for (int context = ranks / tensor; context >= 1; context /= 2) list.push_back({tensor, context});
+  }
+  return list;
+}
+
+/// Sequence parallelism is about tensor ranks.
+std::vector<bool> sequences(const Axes& axes) {
+  return axes.tensor > 1 ? std::vector<bool>{false, true} : std::vector<bool>{false};
+}
+
 /// All ways to fill up a case of which these three are given.
-std::vector<Case> choices(int tensor_degree, const mesh::Degrees& degrees, bool sequence) {
+std::vector<Case> choices(const Axes& axes, const mesh::Degrees& degrees, bool sequence) {
   constexpr bool either[] = {false, true};
   std::vector<Case> list;
   for (int lifetime = 0; lifetime < 3; ++lifetime) {
     for (int accumulation = 0; accumulation < 3; ++accumulation) {
       for (int bits = 0; bits < 1 << 7; ++bits) {
         const auto bit = [&](int i) { return either[bits >> i & 1]; };
-        list.push_back({.tensor_degree = tensor_degree,
+        list.push_back({.tensor_degree = axes.tensor,
+                        .context_degree = axes.context,
                         .strategy = {degrees, lifetime == 0, lifetime != 2},
                         .sequence = sequence,
                         .bf16 = bit(0),
@@ -65,26 +85,29 @@ std::vector<Case> choices(int tensor_degree, const mesh::Degrees& degrees, bool 
 }  // namespace
 
 std::string to_string(const Case& c) {
-  return cat("T=", c.tensor_degree, " ", mesh::to_string(c.strategy.degrees), c.sequence ? " sequence" : "",
-             c.bf16 ? " bf16" : "", " accumulation ", c.accumulation, c.clip ? " clips" : "",
-             c.checkpoint ? " checkpoints" : "", c.tied ? " tied" : "", c.frozen ? " frozen" : "",
-             c.turned ? " turned" : "", c.adamw ? " adamw" : "");
+  return cat("T=", c.tensor_degree, " C=", c.context_degree, " ", context::to_string(c.method), " ",
+             mesh::to_string(c.strategy.degrees), c.sequence ? " sequence" : "", c.bf16 ? " bf16" : "",
+             " accumulation ", c.accumulation, c.clip ? " clips" : "", c.checkpoint ? " checkpoints" : "",
+             c.tied ? " tied" : "", c.frozen ? " frozen" : "", c.turned ? " turned" : "", c.adamw ? " adamw" : "");
 }
 
 std::vector<Case> cases(int ranks) {
   std::vector<Case> list;
   Pairs all, ever, covered;
-  for (int degree = ranks; degree >= 1; degree /= 2) {
-    for (const bool sequence : {false, true}) {
-      for (const auto& c : choices(degree, {}, sequence)) all.merge(pairs_of(c));
+  for (const Axes& axes : all_axes(ranks)) {
+    for (const bool sequence : sequences(axes)) {
+      for (const auto& c : choices(axes, {}, sequence)) all.merge(pairs_of(c));
     }
   }
-  for (int degree = ranks; degree >= 1; degree /= 2) {  // the largest first: it has the fewest cases
-    for (const auto& degrees : mesh::all_degrees(ranks / degree)) {
-      for (const bool sequence : {false, true}) {
+  constexpr std::array methods = {context::Method::automatic, context::Method::p2p, context::Method::all_gather,
+                                  context::Method::all_to_all};
+  size_t turn = 0;
+  for (const Axes& axes : all_axes(ranks)) {
+    for (const auto& degrees : mesh::all_degrees(ranks / axes.tensor)) {
+      for (const bool sequence : sequences(axes)) {
         const bool complete = ever == all;
         // Greedy: of all ways to fill the case up, the one that brings most new pairs.
-        const auto ways = choices(degree, degrees, sequence);
+        const auto ways = choices(axes, degrees, sequence);
         const Case* best = nullptr;
         size_t most = 0;
         for (const auto& c : ways) {
@@ -98,6 +121,7 @@ std::vector<Case> cases(int ranks) {
           }
         }
         list.push_back(*best);
+        if (axes.context > 1) list.back().method = methods[turn++ % methods.size()];
         covered.merge(pairs_of(*best));
         if (complete) continue;
         ever.merge(pairs_of(*best));

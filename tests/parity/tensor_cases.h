@@ -3,13 +3,16 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/context/parallel.h"
 #include "tesserae/mesh/strategy.h"
 
 namespace tesserae::testing {
 
-/// One way to train with tensor parallelism.
+/// One way to train with tensor and context parallelism.
 struct Case {
   int tensor_degree = 1;
+  int context_degree = 1;
+  context::Method method = context::Method::automatic;
   mesh::Strategy strategy = {};
   bool sequence = false;
   bool bf16 = false;
@@ -24,8 +27,9 @@ struct Case {
 
 std::string to_string(const Case& c);
 
-/// Every (T, P, G, O), with and without sequence parallelism. The other choices follow so that every pair of values of
-/// two choices occurs, and then anew in fp32, where all numbers are compared closely.
+/// Every (T, C, P, G, O), with T > 1 with and without sequence parallelism; methods take turns. The other choices
+/// follow so that every pair of values of two choices occurs, and then anew in fp32, where all numbers are compared
+/// closely.
 std::vector<Case> cases(int ranks);
 
 }  // namespace tesserae::testing

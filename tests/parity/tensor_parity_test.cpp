@@ -1,4 +1,4 @@
-// Tensor parallelism: every (T, P, G, O) of a job against one process on the same global batches.
+// Tensor and context parallelism: every (T, C, P, G, O) of a job against one process on the same global batches.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -11,6 +11,7 @@
 
 #include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/comm/sub_fabric.h"
+#include "tesserae/context/parallel.h"
 #include "tesserae/model/gpt.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/optim/sgd.h"
@@ -99,12 +100,14 @@ std::map<std::string, at::Tensor> whole_parameters(shard::Sharded& sharded, cons
 
 /// Trains on the rows of this data-parallel rank; alone, on all of them.
 Result train(const std::shared_ptr<comm::Fabric>& job, const Case& c, const Size& size) {
-  const auto mesh = std::make_shared<comm::MeshFabric>(job, mesh::Mesh(job->size(), {.tensor = c.tensor_degree}));
+  const auto mesh = std::make_shared<comm::MeshFabric>(
+      job, mesh::Mesh(job->size(), {.tensor = c.tensor_degree, .context = c.context_degree}));
   const auto parallel = std::make_shared<const tensor::Parallel>(mesh);
   const auto data = mesh->over(mesh::axes::state);
 
   model::GptConfig model_config = config(c, size);
   model_config.parallel = parallel;
+  model_config.context = std::make_shared<const context::Parallel>(mesh, c.method);
   model::Gpt net(model_config);
   for (auto& parameter : net->named_parameters()) {
     if (is_frozen(c, parameter.key())) parameter.value().set_requires_grad(false);
@@ -124,7 +127,8 @@ Result train(const std::shared_ptr<comm::Fabric>& job, const Case& c, const Size
   }
 
   const int micro = c.accumulation == 0 ? 1 : 2;
-  const int64_t share = size.rows() / micro / data->size(), length = size.length;
+  const int batches = mesh->degree(mesh::axes::batch), own_batch = mesh->index(mesh::axes::batch);
+  const int64_t share = size.rows() / micro / batches, length = size.length;
   Result result;
   result.initial = whole_parameters(sharded, parallel);
   for (int step = 0; step < size.steps; ++step) {
@@ -132,7 +136,7 @@ Result train(const std::shared_ptr<comm::Fabric>& job, const Case& c, const Size
     const at::Tensor tokens = tokens_of(step, size);
     double total = 0;
     for (int part = 0; part < micro; ++part) {
-      const at::Tensor mine = tokens.narrow(0, (part * data->size() + data->rank()) * share, share);
+      const at::Tensor mine = tokens.narrow(0, (part * batches + own_batch) * share, share);
       const auto backward = [&] {
         at::Tensor loss = net(mine.narrow(1, 0, length), mine.narrow(1, 1, length)) / micro;
         loss.backward();
@@ -163,7 +167,8 @@ const Result& reference(Case c, const Size& size) {
   static std::map<std::string, Result> known;
   const std::lock_guard lock(mutex);
   c.strategy = mesh::preset("NO_SHARD", 1);
-  c.tensor_degree = 1;
+  c.tensor_degree = c.context_degree = 1;
+  c.method = context::Method::automatic;
   c.checkpoint = c.sequence = c.turned = false;
   const std::string key = cat(to_string(c), " ", size.ranks, " ", size.steps);
   const auto found = known.find(key);
