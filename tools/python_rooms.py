@@ -13,6 +13,7 @@ PACKAGE = "python/tesserae/"
 ROOMS = [
     "torch_compat",
     "job",
+    "context",
     "tensor_parallel",
     "fsdp",
     "fully_shard",

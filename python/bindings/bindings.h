@@ -20,6 +20,7 @@ void bind_process_group(py::module_& module);  // part of the layer comm
 void bind_parallel(py::module_& module);       // part of the layer tensor; a unit's options take one
 void bind_shard(py::module_& module);
 void bind_tensor(py::module_& module);
+void bind_context(py::module_& module);
 void bind_optim(py::module_& module);
 void bind_dial(py::module_& module);
 void bind_checkpoint(py::module_& module);

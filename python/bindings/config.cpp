@@ -22,13 +22,15 @@ void bind_config(py::module_& module) {
       "key that cannot work.");
   module.def(
       "check_degrees",
-      [](int ranks, int tensor, const std::vector<std::tuple<int, int, int>>& degrees) {
-        check_state_ranks(mesh::Mesh(ranks, {.tensor = tensor}), 0, [&](int state_ranks) {
+      [](int ranks, int tensor, int context, const std::vector<std::tuple<int, int, int>>& degrees) {
+        check_state_ranks(mesh::Mesh(ranks, {.tensor = tensor, .context = context}), 0, [&](int state_ranks) {
           for (const auto& [p, g, o] : degrees) mesh::Layout(state_ranks, {p, g, o});
         });
       },
-      py::arg("ranks"), py::kw_only(), py::arg("tensor"), py::arg("degrees"),
-      "Raises InvalidArgument if some degrees do not fit the ranks of a job with that tensor-parallel degree; it names "
+      py::arg("ranks"), py::kw_only(), py::arg("tensor"), py::arg("context"), py::arg("degrees"),
+      "Raises InvalidArgument if some degrees do not fit the ranks of a job with these tensor- and context-parallel "
+      "degrees; it "
+      "names "
       "what would.");
 }
 

@@ -15,6 +15,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_parallel(module);
   bind_shard(module);
   bind_tensor(module);
+  bind_context(module);
   bind_optim(module);
   bind_dial(module);
   bind_checkpoint(module);

@@ -13,6 +13,8 @@ import typing
 __all__: list[str] = [
     "Checkpoint",
     "CommError",
+    "ContextParallel",
+    "ContextSequence",
     "Corruption",
     "Counters",
     "Damaged",
@@ -47,6 +49,7 @@ __all__: list[str] = [
     "clip_gradients",
     "column_linear",
     "connect_process_group",
+    "context_attention",
     "copy_to_parallel",
     "flat_buffers",
     "flat_slices",
@@ -606,6 +609,70 @@ class SplitRandom:
     @property
     def inside(self) -> bool: ...
 
+class ContextParallel:
+    """
+    The ranks that read the same sequences and share out their positions; see tesserae/context/parallel.h.
+    """
+    def __init__(self, mesh: MeshFabric, method: str = "auto") -> None:
+        """
+        This rank's context group. Collective over it. Raises InvalidArgument for a method that cannot be.
+        """
+    def method_for(
+        self, heads: typing.SupportsInt | typing.SupportsIndex, kv_heads: typing.SupportsInt | typing.SupportsIndex
+    ) -> str:
+        """
+        How keys and values travel for an attention of so many heads.
+        """
+    @property
+    def index(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+class ContextSequence:
+    """
+    A sequence that is cut over the ranks of a ContextParallel, as this one sees it; see tesserae/context/sequence.h.
+    """
+    def __init__(
+        self,
+        parallel: ContextParallel,
+        length: typing.SupportsInt | typing.SupportsIndex,
+        *,
+        causal: bool = True,
+        window: typing.SupportsInt | typing.SupportsIndex = 0,
+        documents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+    ) -> None:
+        """
+        documents: where packed documents begin, the first at 0. Raises InvalidArgument.
+        """
+    def mean(self, sum: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        """
+        Collective, differentiable: the sum of `sum` over the ranks, divided by `count`; the same on all ranks. Gradients are as for what is averaged over the ranks.
+        """
+    def own(self, x: torch.Tensor, dim: typing.SupportsInt | typing.SupportsIndex) -> torch.Tensor:
+        """
+        Of a tensor with every position along `dim`: this rank's.
+        """
+    def positions(self, device: torch.device) -> torch.Tensor:
+        """
+        This rank's, [tokens], int64, ascending.
+        """
+    def whole(self, x: torch.Tensor, dim: typing.SupportsInt | typing.SupportsIndex) -> torch.Tensor:
+        """
+        Collective, differentiable: every position of what the ranks have. Gradients are as for what is averaged over the ranks.
+        """
+    @property
+    def length(self) -> int: ...
+    @property
+    def pairs(self) -> int:
+        """
+        Of a query of this rank and a key: what its attention costs.
+        """
+    @property
+    def tokens(self) -> int:
+        """
+        Of this rank.
+        """
+
 class WholeMatrices:
     """
     Matrices that ranks hold by rows, brought whole to one rank each and back; see tesserae/optim/whole_matrices.h.
@@ -775,6 +842,7 @@ def check_degrees(
     ranks: typing.SupportsInt | typing.SupportsIndex,
     *,
     tensor: typing.SupportsInt | typing.SupportsIndex,
+    context: typing.SupportsInt | typing.SupportsIndex,
     degrees: collections.abc.Sequence[
         tuple[
             typing.SupportsInt | typing.SupportsIndex,
@@ -784,7 +852,7 @@ def check_degrees(
     ],
 ) -> None:
     """
-    Raises InvalidArgument if some degrees do not fit the ranks of a job with that tensor-parallel degree; it names what would.
+    Raises InvalidArgument if some degrees do not fit the ranks of a job with these tensor- and context-parallel degrees; it names what would.
     """
 
 def chunk(
@@ -831,6 +899,20 @@ def connect_process_group(
 ) -> torch._C._distributed_c10d.Backend:
     """
     Collective: a process group of torch over shared memory. `global_ranks`: empty for the default group.
+    """
+
+def context_attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    sequence: ContextSequence,
+    *,
+    scale: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    causal: bool | None = None,
+    window: typing.SupportsInt | typing.SupportsIndex | None = None,
+) -> torch.Tensor:
+    """
+    Attention of this rank's queries [batch, heads, tokens, width] to the keys and values of all ranks; see tesserae/context/attention.h. causal, window: where they differ from what the sequence was cut for.
     """
 
 def copy_to_parallel(x: torch.Tensor, parallel: Parallel) -> torch.Tensor:

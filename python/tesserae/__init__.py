@@ -41,6 +41,7 @@ from tesserae.tensor_parallel.transformation import transform
 
 if TYPE_CHECKING:
     from tesserae import checkpoint
+    from tesserae.context.scope import context_parallel
     from tesserae.dial.turning import reshard
     from tesserae.fully_shard.whole_matrices import on_whole_matrices
     from tesserae.smp.status import status
@@ -59,6 +60,7 @@ __all__ = [
     "PeerLost",
     "Timeout",
     "checkpoint",
+    "context_parallel",
     "init",
     "is_initialized",
     "on_whole_matrices",
@@ -74,14 +76,16 @@ _backend.register()
 
 
 def __getattr__(name: str) -> Any:
-    """tsm.checkpoint, tsm.on_whole_matrices, tsm.reshard and tsm.status need parts of torch that take a second to
-    import: at their first use. So does tsm.init."""
+    """tsm.checkpoint, tsm.context_parallel, tsm.on_whole_matrices, tsm.reshard and tsm.status need parts of torch that
+    take a second to import: at their first use. So does tsm.init."""
     if name == "checkpoint":
         return importlib.import_module("tesserae.checkpoint")
     if name == "status":
         return importlib.import_module("tesserae.smp.status").status
     if name == "reshard":
         return importlib.import_module("tesserae.dial.turning").reshard
+    if name == "context_parallel":
+        return importlib.import_module("tesserae.context.scope").context_parallel
     if name == "on_whole_matrices":
         return importlib.import_module("tesserae.fully_shard.whole_matrices").on_whole_matrices
     raise AttributeError(f"module 'tesserae' has no attribute {name!r}")

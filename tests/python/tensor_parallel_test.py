@@ -228,7 +228,6 @@ def errors() -> list[str]:
         (lambda: tsm.transform(mlp(), plan={"1": "row"}), ["1 is a GELU"]),
         (lambda: tsm.transform(mlp(), plan={"0": "row"}, sequence_parallel=True), ["sequence_parallel", "Leave it"]),
         (lambda: tsm.transform(mlp(), config={"moe": True}), ["expert parallelism"]),
-        (lambda: tsm.transform(mlp(), cp_comm_type="all_gather"), ["'all_gather'", "context parallelism"]),
         (lambda: tsm.transform(tsm.transform(MODELS["llama"]())), ["transform a model once"]),
         (
             lambda: FullyShardedDataParallel(tsm.transform(MODELS["llama"]()), process_group=world),

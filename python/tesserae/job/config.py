@@ -26,7 +26,7 @@ class Degrees:
 
 @dataclass(frozen=True)
 class Config:
-    """A checked configuration. The first nine fields are the keys of SMP v2."""
+    """A checked configuration: the nine keys of SMP v2, and what is ours."""
 
     hybrid_shard_degree: int
     sm_activation_offloading: bool
@@ -35,6 +35,7 @@ class Config:
     allow_empty_shards: bool
     tensor_parallel_degree: int
     context_parallel_degree: int
+    context_parallel_method: str
     expert_parallel_degree: int
     random_seed: int
     degrees: Degrees | None
@@ -149,9 +150,12 @@ def leaves_degrees() -> bool:
 
 
 def check_world(config: Config, world_size: int) -> None:
-    """Raises InvalidArgument if the degrees do not fit that many ranks: the tensor-parallel one divides them, and the
-    others what is left, the ranks that shard state."""
+    """Raises InvalidArgument if the degrees do not fit that many ranks: the tensor-parallel one divides them, the
+    context-parallel one and the others what is left, the ranks that shard state."""
     wanted = (degrees_of(config), *(degrees for _, degrees in config.schedule))
     _C.check_degrees(
-        world_size, tensor=config.tensor_parallel_degree, degrees=[degrees for degrees in wanted if degrees is not None]
+        world_size,
+        tensor=config.tensor_parallel_degree,
+        context=config.context_parallel_degree,
+        degrees=[degrees for degrees in wanted if degrees is not None],
     )

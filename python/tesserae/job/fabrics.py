@@ -3,8 +3,9 @@
 The engine makes its own groups, over any ranks that its degrees ask for; of the script's group it uses the members and
 the store through which they met. One fabric for each set of ranks and device, kept until the process ends.
 
-With a tensor-parallel degree above 1 the ranks of the job are a mesh (_C.Mesh): those that shard state have a fabric of
-their own, and those of a tensor group the group of their split layers.
+With a tensor- or context-parallel degree above 1 the ranks of the job are a mesh (_C.Mesh): those that shard state have
+a fabric of their own, those of a tensor group the group of their split layers, and those of a context group that of
+their sequences.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _Key = tuple[tuple[int, ...], str]  # ranks and device
 
 _jobs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[_Key, _C.Fabric]] = weakref.WeakKeyDictionary()
 _counts: dict[tuple[int, ...], int] = {}
-# By the fabric of all ranks, and the tensor-parallel degree.
-_meshes: dict[tuple[_C.Fabric, int], _C.MeshFabric] = {}
-_parallels: dict[tuple[_C.Fabric, int], _C.Parallel] = {}
+# By the fabric of all ranks, and the degrees of the axes.
+_meshes: dict[tuple[_C.Fabric, tuple[int, int]], _C.MeshFabric] = {}
+_parallels: dict[tuple[_C.Fabric, tuple[int, int]], _C.Parallel] = {}
+_contexts: dict[tuple[_C.Fabric, tuple[int, int], str], _C.ContextParallel] = {}
 _connected: list[_C.Fabric] = []  # all of them, also when their default group is gone
 
 
@@ -64,9 +66,19 @@ def tensor_degree() -> int:
     return settings.tensor_parallel_degree if settings is not None else 1
 
 
+def context_degree() -> int:
+    """Over how many ranks sequences are cut; 1 before tsm.init."""
+    settings = config.current()
+    return settings.context_parallel_degree if settings is not None else 1
+
+
+def _axes(ranks: int) -> _C.Mesh:
+    return _C.Mesh(ranks, tensor=tensor_degree(), context=context_degree())
+
+
 def job_mesh() -> _C.Mesh:
     """The axes of the job's ranks, as torch numbers them."""
-    return _C.Mesh(dist.get_world_size(), tensor=tensor_degree())
+    return _axes(dist.get_world_size())
 
 
 def writes_unsplit() -> bool:
@@ -79,11 +91,11 @@ def mesh_of(device: torch.device) -> _C.MeshFabric:
 
     Raises InvalidArgument for a degree that does not divide the ranks.
     """
-    whole, degree = fabric_of(None, device), tensor_degree()
-    key = (whole, degree)
+    whole = fabric_of(None, device)
+    key = (whole, (tensor_degree(), context_degree()))
     if key not in _meshes:
-        _require_neighbours(whole, degree)
-        _meshes[key] = _C.MeshFabric(whole, _C.Mesh(whole.size, tensor=degree))
+        _require_neighbours(whole)
+        _meshes[key] = _C.MeshFabric(whole, _axes(whole.size))
     return _meshes[key]
 
 
@@ -100,20 +112,34 @@ def whole_fabric(fabric: _C.Fabric) -> _C.Fabric:
 def parallel_of(device: torch.device) -> _C.Parallel:
     """The ranks among which layers are split, on `device`. Collective over the job at the first call."""
     mesh = mesh_of(device)
-    key = (mesh.job, tensor_degree())
+    key = (mesh.job, (tensor_degree(), context_degree()))
     if key not in _parallels:
         _parallels[key] = _C.Parallel(mesh)
     return _parallels[key]
 
 
-def _require_neighbours(whole: _C.Fabric, degree: int) -> None:
+def context_of(device: torch.device, method: str | None = None) -> _C.ContextParallel:
+    """The ranks that share out positions, on `device`, and how keys and values travel (None: as configured).
+    Collective over the job at the first call."""
+    mesh = mesh_of(device)
+    settings = config.current()
+    method = method or (settings.context_parallel_method if settings is not None else "auto")
+    key = (mesh.job, (tensor_degree(), context_degree()), method)
+    if key not in _contexts:
+        _contexts[key] = _C.ContextParallel(mesh, method)
+    return _contexts[key]
+
+
+def _require_neighbours(whole: _C.Fabric) -> None:
     """tsm.state counts torch's ranks, the engine ranks in the order of hosts: they must be the same."""
     order = [whole.joined_rank(rank) for rank in range(whole.size)]
-    if degree > 1 and order != sorted(order):
-        raise _C.InvalidArgument(
-            f"[tsm.init] tensor_parallel_degree = {degree}, but ranks were not started host by host: in the order of "
-            f"hosts they are {order}. Give neighbouring ranks the same host, as torchrun does"
-        )
+    degrees = {"tensor_parallel_degree": tensor_degree(), "context_parallel_degree": context_degree()}
+    for key, degree in degrees.items():
+        if degree > 1 and order != sorted(order):
+            raise _C.InvalidArgument(
+                f"[tsm.init] {key} = {degree}, but ranks were not started host by host: in the order of hosts they "
+                f"are {order}. Give neighbouring ranks the same host, as torchrun does"
+            )
 
 
 def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...], device: torch.device) -> _C.Fabric:
@@ -149,6 +175,7 @@ def leave() -> None:
     for fabric in _connected:
         fabric.leave()
     _parallels.clear()
+    _contexts.clear()
     _meshes.clear()
     _jobs.clear()
     _connected.clear()

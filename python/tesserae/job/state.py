@@ -93,9 +93,25 @@ class State:
         these ranks make together."""
         return self._group("tp_process_group", self.tp_ranks)
 
+    # ---- context parallelism ----
+    @property
+    def cp_size(self) -> int:
+        return self.context_parallel_degree
+
+    @property
+    def cp_rank(self) -> int:
+        return self._mesh().index("context", self.rank)
+
+    @property
+    def cp_process_group(self) -> dist.ProcessGroup | None:
+        """The ranks that share out the positions of the same sequences, by cp_rank. Made at the first access, which
+        these ranks make together."""
+        return self._group("cp_process_group", lambda: self._mesh().members("context", self.rank))
+
+    # ---- data parallelism ----
     @property
     def dp_size(self) -> int:
-        """How many different batches a step has: world_size / tp_size."""
+        """How many different batches a step has: world_size / (tp_size * cp_size)."""
         return self._mesh().degree("batch")
 
     @property
@@ -104,8 +120,8 @@ class State:
 
     @property
     def dp_process_group(self) -> dist.ProcessGroup | None:
-        """The ranks of this tp_rank, by dp_rank: FSDP shards over them. Made at the first access, which these ranks
-        make together."""
+        """The ranks of this tp_rank: FSDP shards over them. They are dp_size * cp_size. Made at the first access, which
+        these ranks make together."""
         return self._group("dp_process_group", self.dp_ranks)
 
     def tp_ranks(self) -> list[int]:
@@ -117,7 +133,7 @@ class State:
 
     # ----
     def _mesh(self) -> _C.Mesh:
-        return _C.Mesh(self.world_size, tensor=self.tp_size)
+        return _C.Mesh(self.world_size, tensor=self.tp_size, context=self.cp_size)
 
     def _config(self) -> configuration.Config:
         config = configuration.current()

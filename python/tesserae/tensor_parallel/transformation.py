@@ -1,4 +1,5 @@
-"""tsm.transform: puts tensor-parallel layers into a model, as SMP v2 does. At a degree of 1 there is nothing to put.
+"""tsm.transform: puts tensor-parallel layers into a model, as SMP v2 does, and cuts its sequences over context ranks
+(context/transformation.py). At degrees of 1 there is nothing to put.
 
 1. Heads that the ranks do not divide are refused.
 2. Layers become tensor-parallel ones where they stand, by the plan of the model's family or by the script's own.
@@ -18,8 +19,9 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
 from tesserae import _C
+from tesserae.context import transformation as context
 from tesserae.job.device import default_device
-from tesserae.job.fabrics import parallel_of, tensor_degree
+from tesserae.job.fabrics import context_degree, context_of, parallel_of, tensor_degree
 from tesserae.job.state import state
 from tesserae.tensor_parallel import dropout, families, loss, sequence
 from tesserae.tensor_parallel import plan as plans
@@ -34,7 +36,7 @@ def transform(
     dtype: torch.dtype | None = None,
     config: Any = None,
     load_state_dict_from_rank0: bool = False,
-    cp_comm_type: str = "p2p",
+    cp_comm_type: str | None = None,
     *,
     plan: Mapping[str, str] | None = None,
     sequence_parallel: bool = False,
@@ -50,22 +52,24 @@ def transform(
     Afterwards the model is moved to `device` and `dtype` if they are given and it is not on the meta device.
 
     Every rank calls it, after init_process_group; ranks of one tensor-parallel group are seeded alike and read the same
-    data. Raises InvalidArgument: for heads and sizes that the degree does not divide (naming the degrees that would
-    do), for patterns of the plan that match nothing, for other models without a plan, for a `config` and for another
-    `cp_comm_type` than "p2p" (neither mixtures of experts nor context parallelism are available yet).
+    data. With a context_parallel_degree the language models among them, T5 aside, take whole sequences, the same on the
+    ranks of a context group, of which each works on its positions; `cp_comm_type` says how keys and values travel
+    ("p2p", "all_gather", "all_to_all", "shared"; None: as context_parallel_method of tsm.init says).
+
+    Raises InvalidArgument: for heads and sizes that the degree does not divide (naming the degrees that would do), for
+    patterns of the plan that match nothing, for other models without a plan, for dropout inside attention at a context
+    degree, and for a `config` (mixtures of experts are not available yet).
     """
     if config is not None:
         raise _C.InvalidArgument(
             f"[tsm.transform] config = {config!r}: expert parallelism is not available yet; leave it out. How layers "
             "are split is told by plan="
         )
-    if cp_comm_type != "p2p":
-        raise _C.InvalidArgument(
-            f"[tsm.transform] cp_comm_type = {cp_comm_type!r}: context parallelism is not available yet; leave it out"
-        )
+    place = default_device()  # where FSDP computes; `device` may be where the model waits for it
     if tensor_degree() > 1:
-        place = default_device()  # where FSDP computes; `device` may be where the model waits for it
         _split(model, plan, parallel_of(place), load_state_dict_from_rank0, place, sequence_parallel)
+    if context_degree() > 1:
+        context.install(model, context_of(place, cp_comm_type))
     if any(tensor.is_meta for tensor in model.parameters()):
         device = None
     return model.to(device=device, dtype=dtype) if device is not None or dtype is not None else model

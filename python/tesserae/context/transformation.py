@@ -1,0 +1,187 @@
+"""Puts context parallelism into a language model of Hugging Face: tsm.transform's part of it.
+
+1. Every context rank is given the same whole sequences. Before the model's forward a rank takes its own positions of
+   tokens, embeddings and labels; labels are shifted before, since what follows a token may be another rank's.
+2. The cut travels as an argument through forward to attention, also where activations are computed again in backward.
+   Attention is a function of ours in transformers' registry, so no mask is made.
+3. After forward the loss is the mean over the real tokens of all ranks; logits are put together where no loss was
+   computed from them in training.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tesserae import _C
+
+FAMILIES = ("llama", "mistral", "gpt_neox", "gpt2")
+IGNORED = -100
+ATTENTION = "tesserae_context"
+SEQUENCE = "tesserae_sequence"  # the argument
+
+
+def install(model: nn.Module, parallel: _C.ContextParallel) -> None:
+    """Raises InvalidArgument for models of which it is not known how, and for dropout inside attention."""
+    settings = getattr(model, "config", None)
+    kind = getattr(settings, "model_type", None)
+    takes = list(inspect.signature(model.forward).parameters)
+    if kind not in FAMILIES or "labels" not in takes or "input_ids" not in takes:
+        raise _C.InvalidArgument(
+            f"[tsm.transform] how to cut the sequences of a {type(model).__name__} over {parallel.size} ranks is not "
+            f"known; known are the language models of Hugging Face's {', '.join(FAMILIES)}. A script's own attention "
+            "works inside tsm.context_parallel(buffers, dims)"
+        )
+    for name in ("attention_dropout", "attn_pdrop"):
+        if getattr(settings, name, 0.0):
+            raise _C.InvalidArgument(
+                f"[tsm.transform] {name} = {getattr(settings, name)}: dropout inside attention does not work with "
+                f"context_parallel_degree > 1; set it to 0 in the model's configuration"
+            )
+    heads = getattr(settings, "num_attention_heads", None)
+    if heads is not None:
+        parallel.method_for(heads, getattr(settings, "num_key_value_heads", None) or heads)
+    importlib.import_module("transformers").AttentionInterface.register(ATTENTION, _attention)
+    model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
+    _Cut(model, parallel, takes)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    sequence = kwargs.get(SEQUENCE)
+    if sequence is None:
+        raise _C.InvalidArgument(
+            "[forward] a layer was called without the model around it, which cuts sequences over context ranks; call "
+            "the model that tsm.transform returned"
+        )
+    if attention_mask is not None or dropout > 0.0 or kwargs.get("output_attentions"):
+        raise _C.InvalidArgument(
+            "[forward] with context_parallel_degree > 1 attention takes neither masks nor dropout, and has no weights "
+            "to return"
+        )
+    out = _C.context_attention(query, key, value, sequence, scale=scaling, window=sliding_window or 0)
+    return out.transpose(1, 2), None
+
+
+class _Cut:
+    """Of one model. Its hooks keep it."""
+
+    def __init__(self, model: nn.Module, parallel: _C.ContextParallel, names: list[str]) -> None:
+        self._parallel, self._names = parallel, names
+        self._keep: int | Tensor = 0
+        self._window = getattr(model.config, "sliding_window", None) or 0
+        model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        model.register_forward_hook(self._end, with_kwargs=True)
+
+    def _begin(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        given = {**dict(zip(self._names, args)), **kwargs}
+        tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+        if tokens is None:
+            return args, kwargs  # the model says what is missing
+        batch, length = tokens.shape[:2]
+        _refuse_caches(given)
+        if length < self._parallel.size:
+            raise _C.InvalidArgument(
+                f"[forward] a sequence of {length} tokens cannot be cut over {self._parallel.size} context ranks"
+            )
+        _check_mask(given.pop("attention_mask", None), batch, length)
+        documents = _documents(given.get("position_ids"), batch, length)
+        sequence = _C.ContextSequence(self._parallel, length, window=self._window, documents=documents)
+        if given.get("position_ids") is None:
+            given["position_ids"] = sequence.positions(tokens.device).unsqueeze(0)
+        else:
+            given["position_ids"] = sequence.own(given["position_ids"], 1)
+        self._cut_labels(given, sequence)
+        for name in ("input_ids", "inputs_embeds", "token_type_ids"):
+            if given.get(name) is not None:
+                given[name] = sequence.own(given[name], 1)
+        self._keep = given.pop("logits_to_keep", 0)  # of the whole sequence's
+        given["use_cache"] = False
+        given[SEQUENCE] = sequence
+        return (), given
+
+    @staticmethod
+    def _cut_labels(given: dict[str, Any], sequence: _C.ContextSequence) -> None:
+        labels = given.get("labels")
+        if labels is None:
+            return
+        targets = given.get("shift_labels")
+        if targets is None:
+            targets = nn.functional.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+        if given.get("num_items_in_batch") is None:
+            given["num_items_in_batch"] = (targets != IGNORED).sum()
+        given["labels"], given["shift_labels"] = sequence.own(labels, 1), sequence.own(targets, 1)
+
+    def _end(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+        sequence = kwargs.get(SEQUENCE)
+        if sequence is None:
+            return None
+        has_loss = kwargs.get("labels") is not None
+        values = list(output) if isinstance(output, tuple) else dict(output.items())
+        loss_at, logits_at = (0, 1 if has_loss else 0) if isinstance(values, list) else ("loss", "logits")
+        if has_loss:
+            loss = values[loss_at]
+            values[loss_at] = sequence.mean(loss, torch.ones((), device=loss.device))
+        has_logits = len(values) > logits_at if isinstance(values, list) else values.get("logits") is not None
+        if has_logits and not (has_loss and torch.is_grad_enabled()):
+            values[logits_at] = self._kept(sequence.whole(values[logits_at], 1))
+        return tuple(values) if isinstance(values, list) else type(output)(**values)
+
+    def _kept(self, logits: Tensor) -> Tensor:
+        return logits[:, -self._keep or None :] if isinstance(self._keep, int) else logits[:, self._keep]
+
+
+def _refuse_caches(given: dict[str, Any]) -> None:
+    if given.get("past_key_values") is not None:
+        raise _C.InvalidArgument(
+            "[forward] past_key_values: caches of keys and values do not work with context_parallel_degree > 1; pass "
+            "use_cache=False (to generate, too)"
+        )
+    if given.get("output_attentions"):
+        raise _C.InvalidArgument("[forward] output_attentions: there are none with context_parallel_degree > 1")
+
+
+def _check_mask(mask: Tensor | None, batch: int, length: int) -> None:
+    """Padding behind the last token changes nothing that counts: causal attention does not look ahead."""
+    if mask is None:
+        return
+    if mask.shape != (batch, length):
+        raise _C.InvalidArgument(
+            f"[forward] an attention_mask of shape {tuple(mask.shape)} cannot be cut over context ranks; masks are "
+            "[batch, length]. Packed documents are told by position_ids that begin again at 0"
+        )
+    if bool((mask[:, 1:].bool() & ~mask[:, :-1].bool()).any()):
+        raise _C.InvalidArgument(
+            "[forward] an attention_mask with gaps or padding on the left cannot be cut over context ranks; pad on the "
+            "right"
+        )
+
+
+def _documents(positions: Tensor | None, batch: int, length: int) -> list[int]:
+    """Where documents begin, by positions that begin again: as transformers reads packed batches."""
+    if positions is None:
+        return []
+    if positions.shape[-1] != length:
+        raise _C.InvalidArgument(
+            f"[forward] position_ids of shape {tuple(positions.shape)} for sequences of {length} tokens"
+        )
+    begins = positions.reshape(-1, length)[:, 1:] != positions.reshape(-1, length)[:, :-1] + 1
+    if not bool((begins == begins[:1]).all()):
+        raise _C.InvalidArgument(
+            "[forward] rows of a batch whose documents begin at different positions cannot be cut together; pack them "
+            "into one row"
+        )
+    return [0, *(begins[0].nonzero().flatten() + 1).tolist()]
