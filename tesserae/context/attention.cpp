@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "tesserae/base/error.h"
 #include "tesserae/context/heads.h"
@@ -37,18 +38,38 @@ at::Tensor at_place(const at::Tensor& x, const Span& part, const Placed& placed)
   return x.narrow(time_dim, placed.at + part.begin - placed.positions.begin, part.size());
 }
 
-/// Calls visit(tile, queries' place, keys' place) for every tile of these spans.
+/// Calls visit(tile, place of the queries, place of the keys, their place end to end) for every tile of these spans; the
+/// last may be left out.
 template <class Visit>
 void for_each_tile(const Pattern& pattern, const std::vector<Placed>& queries, const std::vector<Placed>& keys,
-                   const Visit& visit) {
+                   c10::Device device, const Visit& visit) {
   for (const Placed& asking : queries) {
+    int64_t end = 0;
     for (const Placed& asked : keys) {
-      for (const Tile& tile : tiles(pattern, asking.positions, asked.positions)) visit(tile, asking, asked);
+      const Placed end_to_end{asked.positions, end};
+      end += asked.positions.size();
+      for (const Tile& tile : tiles(pattern, asking.positions, asked.positions, largest_triangle(device))) {
+        if constexpr (std::is_invocable_v<Visit, Tile, Placed, Placed, Placed>) {
+          visit(tile, asking, asked, end_to_end);
+        } else {
+          visit(tile, asking, asked);
+        }
+      }
     }
   }
 }
 
-/// The outputs of some keys after the other, joined: out = sum of exp(lse_i - lse) out_i.
+/// [2, as the block's keys and values, of its spans].
+std::vector<int64_t> shape_of_gradients(const KeyValues::Block& block) {
+  std::vector<int64_t> shape = block.keys.sizes().vec();
+  shape[time_dim] = 0;
+  for (const Placed& placed : block.spans) shape[time_dim] += placed.positions.size();
+  shape.insert(shape.begin(), 2);
+  return shape;
+}
+
+/// The outputs of some keys after the other, joined: out = sum of exp(lse_i - lse) out_i, where lse is the logarithm of
+/// the sum of all exp(lse_i).
 class Joined {
  public:
   explicit Joined(const at::Tensor& queries)
@@ -57,10 +78,9 @@ class Joined {
 
   void add(const Attended& attended, const Span& queries, const Placed& placed) {
     const at::Tensor out = at_place(out_, queries, placed), lse = at_place(lse_, queries, placed);
-    const at::Tensor sum = at::logaddexp(lse, attended.lse);
-    out.mul_(lse.sub(sum).exp_().unsqueeze(-1));
-    out.addcmul_(attended.out.to(out.scalar_type()), attended.lse.sub(sum).exp_().unsqueeze(-1));
-    lse.copy_(sum);
+    const at::Tensor share = attended.lse.sub(lse).sigmoid_();  // of the new keys: 1 where there were none before
+    out.lerp_(attended.out.to(out.scalar_type()), share.unsqueeze(-1));
+    lse.copy_(at::logaddexp(lse, attended.lse));
   }
 
   const at::Tensor& out() const { return out_; }
@@ -74,16 +94,18 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& queries, const at::Tensor& keys,
                             const at::Tensor& values, const c10::intrusive_ptr<Call>& call) {
     keep(context, call);
-    const std::vector<Placed> asking = end_to_end(call->sequence->spans());
-    const auto source = collect(call->method, *call->sequence, call->pattern, keys, values);
+    const Sequence& sequence = *call->sequence;
+    const std::vector<Placed> asking = end_to_end(sequence.spans());
+    const auto source = collect_for_forward(call->method, sequence, call->pattern, {keys, values});
     Joined joined(queries);
     for (int i = 0; i < source->blocks(); ++i) {
       const KeyValues::Block block = source->next();
-      for_each_tile(call->pattern, asking, block.spans, [&](const Tile& tile, const Placed& q, const Placed& k) {
+      const auto join = [&](const Tile& tile, const Placed& q, const Placed& k) {
         joined.add(attend(at_place(queries, tile.queries, q), at_place(block.keys, tile.keys, k),
                           at_place(block.values, tile.keys, k), tile.shape, call->scale),
                    tile.queries, q);
-      });
+      };
+      for_each_tile(call->pattern, asking, block.spans, queries.device(), join);
     }
     const at::Tensor out = joined.out().to(queries.scalar_type());
     context->save_for_backward({queries, keys, values, out, joined.lse()});
@@ -92,32 +114,34 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto call = kept<Call>(context);
+    const Sequence& sequence = *call->sequence;
     const auto saved = context->get_saved_variables();
-    const at::Tensor &queries = saved[0], &keys = saved[1], &values = saved[2], &out = saved[3], &lse = saved[4];
-    const at::Tensor& gradient = gradients[0];
-    const std::vector<Placed> asking = end_to_end(call->sequence->spans());
-    const auto source = collect(call->method, *call->sequence, call->pattern, keys, values);
-    const auto sums_like = [](const at::Tensor& x) { return at::zeros(x.sizes(), x.options().dtype(sum_type(x))); };
-    const at::Tensor of_queries = sums_like(queries);
+    const at::Tensor &queries = saved[0], &out = saved[3], &lse = saved[4], &gradient = gradients[0];
+    const std::vector<Placed> asking = end_to_end(sequence.spans());
+    const auto source = collect_for_backward(call->method, sequence, call->pattern, {saved[1], saved[2]});
+    const at::TensorOptions sums = queries.options().dtype(sum_type(queries));
+    const at::Tensor of_queries = at::zeros(queries.sizes(), sums);
     for (int i = 0; i < source->blocks(); ++i) {
       const KeyValues::Block block = source->next();
       if (!block.keys.defined()) {
-        source->add_gradients({}, {});
+        source->add_gradients(at::Tensor());
         continue;
       }
-      const at::Tensor of_keys = sums_like(block.keys), of_values = sums_like(block.values);
-      for_each_tile(call->pattern, asking, block.spans, [&](const Tile& tile, const Placed& q, const Placed& k) {
+      const at::Tensor both = at::zeros(shape_of_gradients(block), sums);
+      const at::Tensor of_keys = both[0], of_values = both[1];
+      const auto add = [&](const Tile& tile, const Placed& q, const Placed& k, const Placed& k_sums) {
         const auto of = [&](const at::Tensor& x) { return at_place(x, tile.queries, q); };
-        const auto at_keys = [&](const at::Tensor& x) { return at_place(x, tile.keys, k); };
-        const TileGradients some = attend_backward(of(gradient), of(queries), at_keys(block.keys),
-                                                   at_keys(block.values), of(out), of(lse), tile.shape, call->scale);
+        const TileGradients some =
+            attend_backward(of(gradient), of(queries), at_place(block.keys, tile.keys, k),
+                            at_place(block.values, tile.keys, k), of(out), of(lse), tile.shape, call->scale);
         of(of_queries).add_(some.queries);
-        at_keys(of_keys).add_(some.keys);
-        at_keys(of_values).add_(some.values);
-      });
-      source->add_gradients(of_keys, of_values);
+        at_place(of_keys, tile.keys, k_sums).add_(some.keys);
+        at_place(of_values, tile.keys, k_sums).add_(some.values);
+      };
+      for_each_tile(call->pattern, asking, block.spans, queries.device(), add);
+      source->add_gradients(both);
     }
-    const KeyValues::Gradients own = source->gradients();
+    const Pair own = source->gradients();
     const auto type = queries.scalar_type();
     return {of_queries.to(type), own.keys.to(type), own.values.to(type), {}};
   }

@@ -80,6 +80,10 @@ TileGradients attend_backward_of(const at::Tensor& g, const at::Tensor& q, const
 
 }  // namespace
 
+int64_t largest_triangle(c10::Device device) {
+  return device.is_cpu() ? 128 : 0;
+}
+
 // Read backwards, "itself and those behind" is "itself and those before".
 Attended attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Shape shape, double scale) {
   if (shape != Shape::from_self_on) return attend_forward(q, k, v, shape == Shape::up_to_self, scale);

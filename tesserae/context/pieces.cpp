@@ -15,8 +15,10 @@ std::vector<Placed> end_to_end(const std::vector<Span>& spans) {
   return placed;
 }
 
-std::vector<Placed> in_place(int64_t length) {
-  return {{{0, length}, 0}};
+std::vector<Placed> in_place(const std::vector<Span>& spans) {
+  std::vector<Placed> placed;
+  for (const Span& span : spans) placed.push_back({span, span.begin});
+  return placed;
 }
 
 at::Tensor take(const at::Tensor& whole, const std::vector<Span>& spans, int64_t dim) {

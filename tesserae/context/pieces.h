@@ -20,8 +20,8 @@ struct Placed {
 
 /// Runs that lie one after the other, as a rank holds them.
 std::vector<Placed> end_to_end(const std::vector<Span>& spans);
-/// A tensor that holds every position in its place.
-std::vector<Placed> in_place(int64_t length);
+/// Spans of a tensor that holds every position in its place.
+std::vector<Placed> in_place(const std::vector<Span>& spans);
 
 // Between the tensors of ranks, whose spans lie end to end along `dim`, and one that has every position in its place.
 // Without autograd.

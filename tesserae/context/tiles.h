@@ -22,7 +22,8 @@ struct Tile {
   bool operator==(const Tile&) const = default;
 };
 
-/// The pairs of `queries` with `keys`, each in exactly one tile. Ascending by the first query.
-std::vector<Tile> tiles(const Pattern& pattern, const Span& queries, const Span& keys);
+/// The pairs of `queries` with `keys`, each in exactly one tile. Ascending by the first query. `triangle` > 0: tiles on
+/// the diagonal have so many queries at most; a larger triangle is two halves and the square between them.
+std::vector<Tile> tiles(const Pattern& pattern, const Span& queries, const Span& keys, int64_t triangle = 0);
 
 }  // namespace tesserae::context

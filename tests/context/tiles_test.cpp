@@ -41,9 +41,11 @@ TEST(Tiles, HaveEachPairOnce) {
           return x.slice(0, queries.begin, queries.end).slice(1, keys.begin, keys.end);
         };
         part(expected).copy_(part(mask));
-        EXPECT_TRUE(counted(tiles(pattern, queries, keys), length).equal(expected))
-            << to_string(pattern) << ", queries " << queries.begin << " to " << queries.end << ", keys " << keys.begin
+        for (const int64_t triangle : {0, 1, 3}) {
+          EXPECT_TRUE(counted(tiles(pattern, queries, keys, triangle), length).equal(expected))
+            << triangle << ": " << to_string(pattern) << ", queries " << queries.begin << " to " << queries.end << ", keys " << keys.begin
             << " to " << keys.end;
+        }
       }
     }
   }
