@@ -20,7 +20,7 @@ struct PlanArguments {
   std::string model_file, dtype = "bf16", reduce, optimizer = "adamw", accumulation = "two_hop";
   double parameters = 0;
   model::GptConfig shape{.vocabulary = 128000, .dimension = 0, .layers = 0, .heads = 0, .tied = false};
-  plan::Training training{.run = {.micro_batch = 0}};
+  plan::Training training{.run = {.micro_batch = 0, .context = 0}};
   plan::Cluster cluster;
   double inside_gbps = 2400, between_gbps = 400, tflops = 400;
   bool keep_activations = false, keep_gathered = false, tied = false, no_sequence_parallel = false;
@@ -166,6 +166,9 @@ void add_step_options(CLI::App& verb, PlanArguments& arguments) {
       ->capture_default_str()
       ->group("Step");
   verb.add_option("--sequence", training.run.sequence, "Tokens of a sequence")->capture_default_str()->group("Step");
+  verb.add_option("--context", training.run.context,
+                  "Context-parallel degree: ranks that share out each sequence; by default every degree")
+      ->group("Step");
   verb.add_option("--micro-batch", training.run.micro_batch,
                   "Sequences that a rank computes at once; by default what is fastest and fits, of each layout")
       ->group("Step");

@@ -38,8 +38,8 @@ at::Tensor at_place(const at::Tensor& x, const Span& part, const Placed& placed)
   return x.narrow(time_dim, placed.at + part.begin - placed.positions.begin, part.size());
 }
 
-/// Calls visit(tile, place of the queries, place of the keys, their place end to end) for every tile of these spans; the
-/// last may be left out.
+/// Calls visit(tile, place of the queries, place of the keys, their place end to end) for every tile of these spans;
+/// the last may be left out.
 template <class Visit>
 void for_each_tile(const Pattern& pattern, const std::vector<Placed>& queries, const std::vector<Placed>& keys,
                    c10::Device device, const Visit& visit) {

@@ -11,8 +11,8 @@ namespace tesserae::context {
 // values [batch, heads of keys and values, keys, width], neither empty; heads is a multiple of the others' (grouped
 // queries).
 
-/// The largest triangle that is worth one call on this kind of device (tiles.h). The CPU's kernel computes blocks of 512
-/// keys also above the diagonal: a triangle of 512 queries takes as long as the square. 0: as large as it is.
+/// The largest triangle that is worth one call on this kind of device (tiles.h). The CPU's kernel computes blocks of
+/// 512 keys also above the diagonal: a triangle of 512 queries takes as long as the square. 0: as large as it is.
 int64_t largest_triangle(c10::Device device);
 
 /// Of these keys alone: `out` [as queries], `lse` [batch, heads, queries], the logarithm of the sum of exponentials

@@ -28,9 +28,7 @@ Pair in_shared_memory(const Sequence& sequence, const Pair& own) {
   shape[time_dim] = sequence.cut().pattern().length();
   const int64_t bytes = c10::multiply_integers(shape) * like.element_size();
   const at::Tensor memory = sequence.parallel().shared_memory(2 * bytes);
-  const auto part = [&](int64_t begin) {
-    return memory.narrow(0, begin, bytes).view(like.scalar_type()).view(shape);
-  };
+  const auto part = [&](int64_t begin) { return memory.narrow(0, begin, bytes).view(like.scalar_type()).view(shape); };
   const Pair whole{part(0), part(bytes)};
   put(whole.keys, own.keys, sequence.spans(), time_dim);
   put(whole.values, own.values, sequence.spans(), time_dim);

@@ -20,7 +20,7 @@ struct Pair {
 /// through its blocks in the same order (collective).
 class KeyValues {
  public:
-  struct Block : Pair {        ///< undefined: this rank's queries attend to nothing of it
+  struct Block : Pair {         ///< undefined: this rank's queries attend to nothing of it
     std::vector<Placed> spans;  ///< which positions lie where along time
   };
 

@@ -32,6 +32,10 @@ Method method_from_name(std::string_view name) {
   throw InvalidArgument("context_parallel_method", cat("\"", name, "\" is none of ", all));
 }
 
+bool exchanges_heads(int64_t heads, int64_t kv_heads, int64_t ranks) {
+  return heads % ranks == 0 && kv_heads % ranks == 0 && 4 * (heads + kv_heads) < 6 * kv_heads * ranks;
+}
+
 Parallel::Parallel()
     : Parallel(std::make_shared<comm::MeshFabric>(comm::Fabric::null(mesh::World::single_host(0, 1)))) {}
 
@@ -58,7 +62,7 @@ Method Parallel::method_for(int64_t heads, int64_t kv_heads) const {
   }
   if (method_ != Method::automatic) return method_;
   if (shares_) return Method::shared;
-  return divides && 4 * (heads + kv_heads) < 6 * kv_heads * ranks ? Method::all_to_all : Method::p2p;
+  return exchanges_heads(heads, kv_heads, ranks) ? Method::all_to_all : Method::p2p;
 }
 
 at::Tensor Parallel::shared_memory(int64_t bytes) const {

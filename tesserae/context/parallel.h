@@ -23,6 +23,10 @@ std::string_view to_string(Method method);
 /// "auto", "shared", "p2p", "all_gather", "all_to_all". Throws InvalidArgument naming them.
 Method method_from_name(std::string_view name);
 
+/// Whether `automatic` exchanges heads where ranks share no memory: all_to_all sends less than the other methods, and C
+/// divides the heads.
+bool exchanges_heads(int64_t heads, int64_t kv_heads, int64_t ranks);
+
 /// The C ranks that read the same sequences and share out their positions, as one of them sees them. Shared by all
 /// layers of a model, which call in the same order on all ranks (tensor/parallel.h, Note: order of collectives: the
 /// same holds of this group).

@@ -14,7 +14,6 @@ class Document {
         window_(pattern.window() > 0 ? pattern.window() : pattern.length() + 1),
         triangle_(triangle) {}
 
-
   void add(const Span& queries, const Span& keys) {
     if (!causal_) return add_full(queries, keys);
     // So many queries at a time that the two edges of the band do not meet.

@@ -5,6 +5,7 @@
 
 #include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
+#include "tesserae/context/parallel.h"
 
 // docs/plan.md derives the formulas of this file.
 namespace tesserae::cost {
@@ -39,6 +40,13 @@ double block_bytes_of_token(const model::GptConfig& model, const Execution& run)
   return run.compute_bytes * (residual + split) + 4 * heads / T;  // and attention's log-sum-exp, in fp32
 }
 
+/// Bytes for each token of a rank that the attention of one layer takes while keys and values come and their gradients
+/// go, piece by piece: what is sent, what is worked on, what comes, and three of these in fp32.
+double exchange_bytes_of_token(const model::GptConfig& model, const Execution& run) {
+  const auto both = 2 * static_cast<double>(kv_dimension(model)) / run.tensor;
+  return run.context == 1 ? 0 : 3 * both * (run.compute_bytes + 4);
+}
+
 }  // namespace
 
 PartSizes part_sizes(const model::GptConfig& given, int tensor) {
@@ -60,7 +68,8 @@ PartSizes part_sizes(const model::GptConfig& given, int tensor) {
 
 Activations activations_of(const model::GptConfig& given, const Execution& run) {
   const model::GptConfig model = resolved(given);
-  const auto tokens = static_cast<double>(run.tokens()), layers = static_cast<double>(model.layers);
+  const double tokens = run.tokens();
+  const auto layers = static_cast<double>(model.layers);
   const double T = run.tensor, c = run.compute_bytes;
   const auto d = static_cast<double>(model.dimension);
   const double input = c * d / stream_parts(run);
@@ -69,6 +78,7 @@ Activations activations_of(const model::GptConfig& given, const Execution& run) 
   // The loss is computed in fp32: logarithms of the softmax and their gradient, besides the logits of another dtype.
   const double head = 2 * input + rows * (8 + (c < 4 ? c : 0));
   Activations result;
+  result.exchange = tokens * exchange_bytes_of_token(model, run);
   if (!run.recompute) {
     result.blocks = tokens * layers * block;
     result.head = tokens * head;
@@ -90,11 +100,12 @@ double operations_of_token(const model::GptConfig& given, const Execution& run) 
   return forward * (run.recompute ? 4 : 3) + head * 3;
 }
 
-TensorTraffic tensor_traffic_of(const model::GptConfig& given, const Execution& run) {
+AxisTraffic tensor_traffic_of(const model::GptConfig& given, const Execution& run) {
   if (run.tensor == 1) return {};
   const model::GptConfig model = resolved(given);
   // One all-gather or reduce-scatter of the residual stream; an all-reduce sends as much as two.
-  const auto tokens = static_cast<double>(run.tokens()), layers = static_cast<double>(model.layers);
+  const double tokens = run.tokens();
+  const auto layers = static_cast<double>(model.layers);
   const double share = static_cast<double>(run.tensor - 1) / run.tensor;
   const double one = share * tokens * static_cast<double>(model.dimension) * run.compute_bytes;
   const double of_block = 4 + (run.sequence_parallel ? 6 : 4) + (run.recompute ? 4 : 0);
@@ -102,6 +113,22 @@ TensorTraffic tensor_traffic_of(const model::GptConfig& given, const Execution& 
   const double loss = 2 * share * 12 * tokens;           // a maximum and two sums of each token, in fp32
   const double calls = (of_block * layers + of_root) / (run.sequence_parallel ? 1 : 2) + 3;
   return {.bytes = (of_block * layers + of_root) * one + loss, .calls = calls};
+}
+
+AxisTraffic context_traffic_of(const model::GptConfig& given, const Execution& run) {
+  if (run.context == 1) return {};
+  const model::GptConfig model = resolved(given);
+  const int64_t heads = model.heads / run.tensor, kv_heads = model.kv_heads / run.tensor;
+  const auto d = static_cast<double>(model.dimension), k = static_cast<double>(kv_dimension(model));
+  const double others = run.context - 1, passes = run.recompute ? 1 : 0;  // of forward, besides the first
+  const double element = run.tokens() * static_cast<double>(model.layers) * run.compute_bytes / run.tensor;
+  const auto layers = static_cast<double>(model.layers);
+  if (context::exchanges_heads(heads, kv_heads, run.context)) {  // queries, keys, values and results, there and back
+    const double share = others / run.context;
+    return {.bytes = (2 + passes) * (2 * d + 2 * k) * share * element, .calls = (2 + passes) * 4 * layers};
+  }
+  // Keys and values to all others in every pass, and their gradients back.
+  return {.bytes = (3 + passes) * 2 * k * others * element, .calls = (3 + passes) * others * layers};
 }
 
 }  // namespace tesserae::cost

@@ -11,11 +11,14 @@ struct Execution {
   int64_t sequence = 4096;        ///< tokens of a sequence
   int64_t micro_batch = 1;        ///< sequences that a rank computes at once
   int tensor = 1;                 ///< tensor-parallel degree T
+  int context = 1;                ///< context-parallel degree C: a rank has 1/C of the tokens of each sequence
   int compute_bytes = 2;          ///< of a parameter and of an activation
   bool recompute = false;         ///< blocks keep their input only and run forward again in backward
   bool sequence_parallel = true;  ///< between the split layers activations are split by tokens
 
-  int64_t tokens() const { return sequence * micro_batch; }
+  double tokens() const {  ///< of a rank
+    return static_cast<double>(sequence) * static_cast<double>(micro_batch) / context;
+  }
 };
 
 /// Elements of the parameters that one tensor-parallel rank has. Matrices are split, norms are not; the vocabulary is
@@ -33,20 +36,23 @@ PartSizes part_sizes(const model::GptConfig& model, int tensor);
 
 /// Bytes of activations of one rank at the fullest moment of a step, by what they are for.
 struct Activations {
-  double blocks = 0;  ///< kept from forward to backward; with `recompute` the inputs, and one block being run again
-  double head = 0;    ///< last norm, logits, and the loss with its gradient
-  double total() const { return blocks + head; }
+  double blocks = 0;    ///< kept from forward to backward; with `recompute` the inputs, and one block being run again
+  double head = 0;      ///< last norm, logits, and the loss with its gradient
+  double exchange = 0;  ///< of context ranks: keys and values on their way, of one layer
+  double total() const { return blocks + head + exchange; }
 };
 Activations activations_of(const model::GptConfig& model, const Execution& run);
 
 /// Operations (additions and multiplications) of one token, forward and backward, over all ranks.
 double operations_of_token(const model::GptConfig& model, const Execution& run);
 
-/// What a rank sends to the others of its tensor-parallel group in one forward and backward of a micro-batch.
-struct TensorTraffic {
+/// What a rank sends to the others of its group along an axis in one forward and backward of a micro-batch.
+struct AxisTraffic {
   double bytes = 0;
   double calls = 0;
 };
-TensorTraffic tensor_traffic_of(const model::GptConfig& model, const Execution& run);
+AxisTraffic tensor_traffic_of(const model::GptConfig& model, const Execution& run);
+/// Of the method that context::Parallel chooses where ranks share no memory.
+AxisTraffic context_traffic_of(const model::GptConfig& model, const Execution& run);
 
 }  // namespace tesserae::cost

@@ -29,10 +29,10 @@ void check(const Training& training, const Cluster& cluster) {
     refuse("memory, operations and links must be more than zero");
   }
   if (!(cluster.headroom >= 0 && cluster.headroom < 1)) refuse(cat("headroom ", cluster.headroom, " is not in [0, 1)"));
-  if (training.batch < 1 || training.run.sequence < 1 || training.run.micro_batch < 0 ||
+  if (training.batch < 1 || training.run.sequence < 1 || training.run.micro_batch < 0 || training.run.context < 0 ||
       training.batch > largest_batch) {
     refuse(cat("batch ", training.batch, ", sequence ", training.run.sequence, ", micro-batch ",
-               training.run.micro_batch, ": one of them cannot be"));
+               training.run.micro_batch, ", context ", training.run.context, ": one of them cannot be"));
   }
 }
 
@@ -59,25 +59,36 @@ cost::Facts facts_of(const model::GptConfig& model, const Training& training, co
   return facts;
 }
 
-/// What does not depend on the degrees: tensor parallelism, activations, computing.
-Entry entry_of(const model::GptConfig& model, const Training& training, const Cluster& cluster, int tensor,
+/// What ranks of an axis send in a step, and how long that takes. `span`: of how many neighbours a group is part.
+cost::Traffic::Hop hop_of(const cost::AxisTraffic& traffic, const Cluster& cluster, double times, int span) {
+  const bool crosses = cluster.per_host % span != 0 && cluster.devices > cluster.per_host;
+  return {.bytes = traffic.bytes * times, .calls = traffic.calls * times, .crosses = traffic.bytes > 0 && crosses};
+}
+
+double seconds_of(const cost::Traffic::Hop& hop, const cost::Links& links) {
+  return hop.bytes / (hop.crosses ? links.between : links.inside) +
+         hop.calls * (hop.crosses ? links.between_latency : links.inside_latency);
+}
+
+/// What does not depend on the degrees: tensor and context parallelism, activations, computing.
+Entry entry_of(const model::GptConfig& model, const Training& training, const Cluster& cluster, int tensor, int context,
                int64_t micro_batch) {
   cost::Execution run = training.run;
   run.tensor = tensor;
+  run.context = context;
   run.micro_batch = micro_batch;
   Entry entry;
   entry.tensor = tensor;
+  entry.context = context;
   entry.ranks = cluster.devices / tensor;
   entry.micro_batch = micro_batch;
-  entry.micro_batches = training.batch / entry.ranks / micro_batch;
+  entry.micro_batches = training.batch / (entry.ranks / context) / micro_batch;
   entry.activations = cost::activations_of(model, run);
-  const cost::TensorTraffic traffic = cost::tensor_traffic_of(model, run);
   const auto times = static_cast<double>(entry.micro_batches);
-  const bool crosses = tensor > 1 && cluster.per_host % tensor != 0 && cluster.devices > cluster.per_host;
-  entry.tensor_hop = {.bytes = traffic.bytes * times, .calls = traffic.calls * times, .crosses = crosses};
-  entry.tensor_seconds =
-      entry.tensor_hop.bytes / (crosses ? cluster.links.between : cluster.links.inside) +
-      entry.tensor_hop.calls * (crosses ? cluster.links.between_latency : cluster.links.inside_latency);
+  entry.tensor_hop = hop_of(cost::tensor_traffic_of(model, run), cluster, times, tensor);
+  entry.context_hop = hop_of(cost::context_traffic_of(model, run), cluster, times, tensor * context);
+  entry.tensor_seconds = seconds_of(entry.tensor_hop, cluster.links);
+  entry.context_seconds = seconds_of(entry.context_hop, cluster.links);
   const double tokens = static_cast<double>(training.batch) * static_cast<double>(run.sequence);
   entry.compute = tokens * cost::operations_of_token(model, run) / cluster.operations / cluster.devices;
   return entry;
@@ -100,13 +111,13 @@ std::vector<int64_t> micro_batches_for(const Training& training, int ranks) {
   return sizes;
 }
 
-/// All (P, G, O) for one tensor-parallel degree.
+/// All (P, G, O) for one tensor-parallel and one context-parallel degree.
 void add_entries(const model::GptConfig& model, const Training& training, const Cluster& cluster, int tensor,
-                 std::vector<Entry>& entries) {
+                 int context, std::vector<Entry>& entries) {
   const int ranks = cluster.devices / tensor;
   std::vector<Entry> candidates;
-  for (const int64_t size : micro_batches_for(training, ranks)) {
-    candidates.push_back(entry_of(model, training, cluster, tensor, size));
+  for (const int64_t size : micro_batches_for(training, ranks / context)) {
+    candidates.push_back(entry_of(model, training, cluster, tensor, context, size));
   }
   if (candidates.empty()) return;
   cost::Facts facts = facts_of(model, training, cluster, tensor, ranks);
@@ -125,8 +136,9 @@ void add_entries(const model::GptConfig& model, const Training& training, const 
 
 double bytes_over(const Entry& entry, bool between) {
   double sum = 0;
-  for (const cost::Traffic::Hop* hop : {&entry.tensor_hop, &entry.data.gather, &entry.data.first_hop,
-                                        &entry.data.second_hop, &entry.data.third_hop, &entry.data.refresh}) {
+  for (const cost::Traffic::Hop* hop :
+       {&entry.tensor_hop, &entry.context_hop, &entry.data.gather, &entry.data.first_hop, &entry.data.second_hop,
+        &entry.data.third_hop, &entry.data.refresh}) {
     if (hop->crosses == between) sum += hop->bytes;
   }
   return sum;
@@ -143,7 +155,7 @@ double Entry::between() const {
 }
 
 double Entry::seconds() const {
-  return std::max(compute + tensor_seconds, data_seconds);
+  return std::max(compute + tensor_seconds + context_seconds, data_seconds);
 }
 
 std::vector<Entry> make_plan(const model::GptConfig& given, const Training& training, const Cluster& cluster) {
@@ -152,13 +164,18 @@ std::vector<Entry> make_plan(const model::GptConfig& given, const Training& trai
   std::vector<Entry> entries;
   for (int tensor = 1; tensor <= cluster.devices; ++tensor) {
     if (cluster.devices % tensor != 0 || !can_split(model, tensor)) continue;
-    add_entries(model, training, cluster, tensor, entries);
+    const int ranks = cluster.devices / tensor;
+    for (int context = 1; context <= ranks; ++context) {
+      const bool asked = training.run.context == 0 || training.run.context == context;
+      if (asked && ranks % context == 0) add_entries(model, training, cluster, tensor, context, entries);
+    }
   }
   if (entries.empty()) {
     const int64_t unit = cluster.devices * std::max<int64_t>(1, training.run.micro_batch);
     throw InvalidArgument(
         "make_plan", cat("a batch of ", training.batch, " sequences cannot be dealt out equally to ", cluster.devices,
                          " devices at any tensor-parallel degree of this model",
+                         training.run.context > 1 ? cat(" and context-parallel degree ", training.run.context) : "",
                          training.run.micro_batch > 0 ? cat(" in micro-batches of ", training.run.micro_batch) : "",
                          "; the nearest that can at degree 1 is ", round_up(training.batch, unit)));
   }

@@ -26,7 +26,8 @@ struct Cluster {
 
 struct Training {
   int64_t batch = 1024;  ///< sequences of one step, over all ranks
-  cost::Execution run;   ///< without `tensor`; micro_batch 0: of each layout what fits and is fastest
+  cost::Execution
+      run;  ///< without `tensor`; micro_batch 0: of each layout what fits and is fastest; context 0: every C
   int reduce_bytes = 2, master_bytes = 4;
   double state_bytes = 8;  ///< of the optimizer for a parameter: AdamW 2 * master_bytes
   int gathers_at_once = 2, reductions_at_once = 2;
@@ -37,6 +38,7 @@ struct Training {
 /// One way to lay the job out, and what it costs. Bytes of one rank; traffic: what it sends in a step.
 struct Entry {
   int tensor = 1;           ///< T
+  int context = 1;          ///< C, of the N
   int ranks = 1;            ///< N: of each tensor index, the ranks that shard state
   mesh::Degrees degrees;    ///< P, G, O over N
   int64_t micro_batch = 1;  ///< sequences that a rank computes at once, and how often it does in a step
@@ -47,15 +49,16 @@ struct Entry {
   double memory() const { return state.total() + activations.total(); }
   bool fits = false;
 
-  cost::Traffic::Hop tensor_hop;
+  cost::Traffic::Hop tensor_hop, context_hop;
   cost::Traffic data;
   double inside() const;   ///< bytes to ranks of the same host: hops none of whose groups spans hosts
   double between() const;  ///< bytes of all other hops
 
   // Seconds of a step.
   double compute = 0;
-  double tensor_seconds = 0;  ///< nothing computes meanwhile
-  double data_seconds = 0;    ///< moving state, beside what computes
+  double tensor_seconds = 0;   ///< nothing computes meanwhile
+  double context_seconds = 0;  ///< the same
+  double data_seconds = 0;     ///< moving state, beside what computes
   double seconds() const;
 };
 

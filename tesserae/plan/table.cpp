@@ -37,13 +37,16 @@ std::string line_of(const Entry& entry) {
   const double reduce = data.first_hop.bytes + data.second_hop.bytes + data.third_hop.bytes;
   const auto [P, G, O] = entry.degrees;
   const std::string micro = cat(entry.micro_batches, "x", entry.micro_batch);
-  return format("%5d %5d %5d %5d %5d %8s %4s %8.1f %8.1f %8.1f %9.1f %9.1f %9s %9s %9s %9s %9.2f %8.2f %8.2f %8.2f\n",
-                entry.tensor, P, G, O, entry.ranks, micro.c_str(), entry.fits ? "yes" : "no", entry.memory() / 1e9,
-                entry.state.total() / 1e9, entry.activations.total() / 1e9, entry.inside() / 1e9, entry.between() / 1e9,
-                traffic(entry.tensor_hop.bytes, entry.tensor_hop.crosses).c_str(),
-                traffic(data.gather.bytes, data.gather.crosses).c_str(), traffic(reduce, reduce_crosses).c_str(),
-                traffic(data.refresh.bytes, data.refresh.crosses).c_str(), entry.compute, entry.tensor_seconds,
-                entry.data_seconds, entry.seconds());
+  return format(
+      "%5d %5d %5d %5d %5d %5d %8s %4s %8.1f %8.1f %8.1f %9.1f %9.1f %9s %9s %9s %9s %9s %9.2f %8.2f %8.2f %8.2f "
+      "%8.2f\n",
+      entry.tensor, entry.context, P, G, O, entry.ranks, micro.c_str(), entry.fits ? "yes" : "no", entry.memory() / 1e9,
+      entry.state.total() / 1e9, entry.activations.total() / 1e9, entry.inside() / 1e9, entry.between() / 1e9,
+      traffic(entry.tensor_hop.bytes, entry.tensor_hop.crosses).c_str(),
+      traffic(entry.context_hop.bytes, entry.context_hop.crosses).c_str(),
+      traffic(data.gather.bytes, data.gather.crosses).c_str(), traffic(reduce, reduce_crosses).c_str(),
+      traffic(data.refresh.bytes, data.refresh.crosses).c_str(), entry.compute, entry.tensor_seconds,
+      entry.context_seconds, entry.data_seconds, entry.seconds());
 }
 
 }  // namespace
@@ -74,11 +77,10 @@ std::string as_text(const model::GptConfig& given, const Training& training, con
   text += format("layouts   %zu of %zu leave %.4g %% of memory free\n\n", count_fitting(entries), entries.size(),
                  100 * cluster.headroom);
   text +=
-      "                                            memory of a device, GB    sent by a device in a step, GB (* leaves "
-      "the "
-      "host)              seconds of a step\n"
-      "    T     P     G     O     N    micro fits    total    state  activ.    inside   between   tensor    gather    "
-      "reduce   refresh    compute   tensor     data    about\n";
+      "                                                  memory of a device, GB    sent by a device in a step, GB (* "
+      "leaves the host)                        seconds of a step\n"
+      "    T     C     P     G     O     N    micro fits    total    state  activ.    inside   between   tensor   "
+      "context    gather    reduce   refresh    compute   tensor  context     data    about\n";
   for (size_t i = 0; i < std::min(count, entries.size()); ++i) text += line_of(entries[i]);
   return text;
 }
@@ -122,6 +124,7 @@ Json as_json(const model::GptConfig& given, const Training& training, const Clus
   for (size_t i = 0; i < std::min(count, entries.size()); ++i) {
     const Entry& entry = entries[i];
     result["layouts"].push_back({{"tensor", entry.tensor},
+                                 {"context", entry.context},
                                  {"ranks", entry.ranks},
                                  {"parameters", entry.degrees.parameters},
                                  {"gradients", entry.degrees.gradients},
@@ -138,11 +141,13 @@ Json as_json(const model::GptConfig& given, const Training& training, const Clus
                                    {"gathered", entry.state.gathered},
                                    {"reductions", entry.state.reductions},
                                    {"activations", entry.activations.blocks},
-                                   {"head", entry.activations.head}}},
+                                   {"head", entry.activations.head},
+                                   {"exchange", entry.activations.exchange}}},
                                  {"traffic",
                                   {{"inside_hosts", entry.inside()},
                                    {"between_hosts", entry.between()},
                                    {"tensor", hop(entry.tensor_hop)},
+                                   {"context", hop(entry.context_hop)},
                                    {"gather", hop(entry.data.gather)},
                                    {"first_hop", hop(entry.data.first_hop)},
                                    {"second_hop", hop(entry.data.second_hop)},
@@ -151,6 +156,7 @@ Json as_json(const model::GptConfig& given, const Training& training, const Clus
                                  {"seconds",
                                   {{"compute", entry.compute},
                                    {"tensor", entry.tensor_seconds},
+                                   {"context", entry.context_seconds},
                                    {"data", entry.data_seconds},
                                    {"step", entry.seconds()}}}});
   }

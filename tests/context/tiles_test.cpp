@@ -43,8 +43,8 @@ TEST(Tiles, HaveEachPairOnce) {
         part(expected).copy_(part(mask));
         for (const int64_t triangle : {0, 1, 3}) {
           EXPECT_TRUE(counted(tiles(pattern, queries, keys, triangle), length).equal(expected))
-            << triangle << ": " << to_string(pattern) << ", queries " << queries.begin << " to " << queries.end << ", keys " << keys.begin
-            << " to " << keys.end;
+              << triangle << ": " << to_string(pattern) << ", queries " << queries.begin << " to " << queries.end
+              << ", keys " << keys.begin << " to " << keys.end;
         }
       }
     }

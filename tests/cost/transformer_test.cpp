@@ -69,5 +69,30 @@ TEST(PlanModel, OperationsAndTraffic) {
   EXPECT_EQ(tensor_traffic_of(tiny(), run).calls, 2 * 4 + 2 + 3);
 }
 
+TEST(PlanModel, ContextRanksHaveTheirTokens) {
+  Execution whole{.sequence = 8, .micro_batch = 2, .compute_bytes = 2}, cut = whole;
+  cut.context = 4;
+  EXPECT_EQ(activations_of(tiny(), cut).blocks, activations_of(tiny(), whole).blocks / 4);
+  EXPECT_EQ(activations_of(tiny(), cut).head, activations_of(tiny(), whole).head / 4);
+  // Keys and values of 8 features each, three times, and three times in fp32, of 4 tokens.
+  EXPECT_EQ(activations_of(tiny(), cut).exchange, 4 * 3 * 16 * (2 + 4));
+  EXPECT_EQ(activations_of(tiny(), whole).exchange, 0);
+  EXPECT_EQ(operations_of_token(tiny(), cut), operations_of_token(tiny(), whole)) << "over all ranks";
+
+  // Four ranks do not divide two heads: 16 values of 4 tokens and 2 layers to 3 others, twice, and gradients back.
+  EXPECT_EQ(context_traffic_of(tiny(), cut).bytes, 3 * 3 * 16 * 4 * 2 * 2);
+  EXPECT_EQ(context_traffic_of(tiny(), cut).calls, 3 * 3 * 2);
+  cut.recompute = true;
+  EXPECT_EQ(context_traffic_of(tiny(), cut).bytes, 4 * 3 * 16 * 4 * 2 * 2);
+  EXPECT_EQ(context_traffic_of(tiny(), whole).bytes, 0);
+  // With eight heads they do: half of queries, keys, values and results of 32 values, there and back.
+  model::GptConfig heads = tiny();
+  heads.dimension = 16;
+  heads.heads = 8;
+  cut.recompute = false;
+  EXPECT_EQ(context_traffic_of(heads, cut).bytes, 2 * (4 * 16) * 3.0 / 4 * 4 * 2 * 2);
+  EXPECT_EQ(context_traffic_of(heads, cut).calls, 2 * 4 * 2);
+}
+
 }  // namespace
 }  // namespace tesserae::cost

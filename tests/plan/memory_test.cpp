@@ -39,7 +39,7 @@ TEST(PlanMemory, ActivationsAreWhatForwardKeeps) {
     const at::Tensor loss = model.forward(tokens, tokens);
     const auto kept = static_cast<double>(CountingAllocator::alive - before);
     // After forward the gradient of the logits is not there yet, and no block runs again.
-    const auto values = static_cast<double>(run.tokens());
+    const double values = run.tokens();
     double expected = (recompute ? 4 * 4 * 128 * values : cost::activations_of(config, run).blocks) +
                       cost::activations_of(config, run).head - values * 1000 * 4;
     // On the CPU torch composes the norm, which then keeps what it gives before the weight, too.

@@ -102,6 +102,31 @@ TEST(Plan, TrafficAndTimeByHand) {
   EXPECT_FALSE(find(make_plan(tiny_model(), step_of(4), lonely), 2, {1, 1, 1}).tensor_hop.crosses);
 }
 
+TEST(Plan, ContextRanksShareOutTheBatchToo) {
+  Training training = step_of(4);
+  training.run.context = 0;
+  const auto entries = make_plan(tiny_model(), training, small_cluster());
+  EXPECT_EQ(entries.size(), 3 * mesh::all_degrees(4).size() + 2 * mesh::all_degrees(2).size());
+  const auto of = [&](int tensor, int context) -> const Entry& {
+    const auto found = std::ranges::find_if(entries, [&](const Entry& entry) {
+      return entry.tensor == tensor && entry.context == context && entry.degrees == mesh::Degrees{2, 2, 2};
+    });
+    EXPECT_NE(found, entries.end());
+    return *found;
+  };
+  const Entry &whole = of(1, 1), &cut = of(1, 4);
+  EXPECT_EQ(whole.micro_batches, 1);
+  EXPECT_EQ(cut.micro_batches, 4) << "each of the four sequences is all ranks'";
+  EXPECT_EQ(cut.activations.blocks, whole.activations.blocks / 4);
+  EXPECT_EQ(cut.state.total(), of(1, 2).state.total()) << "state does not depend on C, but on accumulation";
+  EXPECT_EQ(cut.compute, whole.compute);
+  EXPECT_FALSE(of(1, 2).context_hop.crosses);
+  EXPECT_TRUE(cut.context_hop.crosses) << "four ranks on two hosts";
+  EXPECT_TRUE(of(2, 2).context_hop.crosses);
+  EXPECT_DOUBLE_EQ(cut.context_seconds, cut.context_hop.bytes / 10);
+  EXPECT_EQ(cut.seconds(), std::max(cut.compute + cut.context_seconds, cut.data_seconds));
+}
+
 TEST(Plan, ChoosesTheMicroBatchOfEachLayout) {
   Training training = step_of(16);
   training.run.micro_batch = 0;
