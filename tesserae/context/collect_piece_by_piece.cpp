@@ -39,7 +39,7 @@ class PieceByPiece : public KeyValues {
       if (!attends(sequence_.parallel().index(), owner(step)) && step > 0) return {};
       return {whole_, in_place(spans)};
     }
-    const Transfer here = step == 0 ? Transfer{own_, {}} : std::exchange(coming_, {});
+    const Transfer here = step == 0 ? Transfer{own_, {}, {}} : std::exchange(coming_, {});
     if (step + 1 < ranks()) coming_ = start(step + 1);
     here.ticket.wait();
     if (!here.data.defined()) return {};
@@ -65,6 +65,7 @@ class PieceByPiece : public KeyValues {
   struct Transfer {
     at::Tensor data;  // undefined: there is nothing to come
     comm::Ticket ticket;
+    at::Tensor sent = {};  // kept until the ticket was waited for: a lane of a device still reads it
   };
 
   int ranks() const { return sequence_.parallel().size(); }
@@ -99,7 +100,8 @@ class PieceByPiece : public KeyValues {
     if (room.defined()) receives.push_back({from, room});
     if (sends.empty() && receives.empty()) return {};
     comm::Group* const group = &sequence_.parallel().group();
-    return {room, sequence_.parallel().lane().submit([group, sends, receives] { group->exchange(sends, receives); })};
+    return {room, sequence_.parallel().lane().submit([group, sends, receives] { group->exchange(sends, receives); }),
+            gone};
   }
 
   Transfer start(int step) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class Case:
     checkpointing: bool = False
     face: str = "fsdp"
     sequence_parallel: bool = False
+    frozen: bool = False  # the first layer's attention
+    accumulate: bool = False  # two backwards a step, the first in no_sync
 
     @property
     def batches(self) -> int:
@@ -44,13 +47,14 @@ class Case:
 CASES = [
     Case("llama", 2, degrees=(4, 4, 4)),
     Case("llama", 4, degrees=(1, 2, 4), method="p2p", packed=True),
+    Case("llama", 2, degrees=(1, 4, 4), accumulate=True, frozen=True),
     Case("llama", 2, tensor=2, degrees=(2, 2, 2), checkpointing=True, sequence_parallel=True),
     Case("llama", 2, degrees=(4, 4, 4), face="fully_shard", checkpointing=True),
-    Case("mistral", 4, degrees=(2, 2, 4), method="all_gather"),
+    Case("mistral", 4, degrees=(2, 2, 4), method="all_gather", accumulate=True),
     Case("mistral", 2, tensor=2, degrees=(1, 2, 2), packed=True, method="p2p"),
     Case("gpt_neox", 4, degrees=(4, 4, 4), method="all_to_all"),
     Case("gpt_neox", 2, degrees=(2, 2, 2), packed=True, checkpointing=True, method="p2p"),
-    Case("gpt2", 2, tensor=2, degrees=(1, 1, 1), method="all_gather"),
+    Case("gpt2", 2, tensor=2, degrees=(1, 1, 1), method="all_gather", frozen=True),
     Case("gpt2", 4, degrees=(1, 1, 4), checkpointing=True),
 ]
 
@@ -69,9 +73,19 @@ def packed(rows: dict[str, Tensor], index: int, count: int) -> dict[str, Tensor]
     return {name: value[index : index + count] for name, value in rows.items()} | {"position_ids": positions[None]}
 
 
+def freeze(net: nn.Module) -> None:
+    for name, parameter in net.named_parameters():
+        if ".0.self_attn." in name or ".0.attn." in name:
+            parameter.requires_grad_(False)
+
+
 @functools.cache
-def alone(model: str, batches: int, is_packed: bool) -> tuple[list[float], list[float], dict[str, Tensor], Tensor]:
+def alone(
+    model: str, batches: int, is_packed: bool, is_frozen: bool
+) -> tuple[list[float], list[float], dict[str, Tensor], Tensor]:
     net = MODELS[model]()
+    if is_frozen:
+        freeze(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     losses, norms = [], []
     for step in range(STEPS):
@@ -90,6 +104,11 @@ def alone(model: str, batches: int, is_packed: bool) -> tuple[list[float], list[
     with torch.no_grad():
         logits = net(input_ids=rows_of(0, 2)["input_ids"], use_cache=False).logits
     return losses, norms, copy.deepcopy(net.state_dict()), logits
+
+
+def halves(part: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """A row each: with as many real tokens, so the mean of their means is that of both."""
+    return [{name: value[i : i + 1] for name, value in part.items()} for i in range(2)]
 
 
 def wrapped(case: Case, net: nn.Module) -> nn.Module:
@@ -128,6 +147,8 @@ def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
             net = tsm.transform(
                 MODELS[case.model](), cp_comm_type=case.method, sequence_parallel=case.sequence_parallel
             ).train()
+            if case.frozen:
+                freeze(net)
             if case.checkpointing:
                 net.gradient_checkpointing_enable({"use_reentrant": False})
             net = wrapped(case, net)
@@ -138,9 +159,13 @@ def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
                 part = {name: value[first : first + 2] for name, value in rows.items()}
                 if case.packed:
                     part = packed(rows, first, 2)
-                loss = net(**part, use_cache=False).loss
-                loss.backward()
-                total = loss.detach().clone()
+                total = torch.zeros(())
+                pieces = halves(part) if case.accumulate else [part]
+                for piece in pieces:
+                    with contextlib.nullcontext() if piece is pieces[-1] else net.no_sync():
+                        loss = net(**piece, use_cache=False).loss / len(pieces)
+                        loss.backward()
+                    total += loss.detach()
                 dist.all_reduce(total)
                 losses.append(total.item() / world_size)
                 if case.face == "fsdp":
@@ -154,7 +179,7 @@ def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
                 tokens = rows_of(0, 2)["input_ids"]
                 logits = net(input_ids=tokens).logits
                 last = net(input_ids=tokens, logits_to_keep=1).logits
-            expected = alone(case.model, case.batches, case.packed)
+            expected = alone(case.model, case.batches, case.packed, case.frozen)
             if not furthest(losses, expected[0]) <= TOLERANCE:
                 found.append(f"{case}: losses {losses}, expected {expected[0]}")
             if not furthest(norms, expected[1]) <= 10 * TOLERANCE:
