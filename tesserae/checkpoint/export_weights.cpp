@@ -144,7 +144,8 @@ void export_weights(shard::Sharded& sharded, const os::Path& folder, const Expor
   for (const shard::FlatBuffer* buffer : buffers) {
     const at::Tensor whole = buffer->parameter().whole_values(buffer->parameter().local());
     for (const shard::Slot& slot : buffer->flat().slots()) {
-      if (fabric.rank() != 0) break;
+      // The first that hold each part go on: they meet in whole_of, which is collective over the axes of the split.
+      if (buffer->flat().rank() != 0) break;
       at::Tensor values = whole.narrow(0, slot.begin, slot.elements);
       if (!slot.split.whole()) values = tensor::whole_of(values.view(slot.shape), slot.split, slot.whole, mesh);
       on_rank_0([&] { write_values(*files, values, exported(whole.scalar_type(), options)); });

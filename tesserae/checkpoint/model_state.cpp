@@ -27,10 +27,10 @@ std::vector<const shard::Flat*> flats_by_shard(Engine& engine) {
   return flats;
 }
 
-/// The slices of a rank's part of a flat buffer as pieces. `written`: those that are split; `whole_written`: the
-/// others.
+/// The slices of a rank's part of a flat buffer as pieces. `written`: those of which tensor-parallel ranks hold parts;
+/// `repeated_written`: those that all of them hold.
 void add_slices(const std::string& prefix, const std::vector<shard::Slice>& slices, const at::Tensor& part,
-                bool written, bool whole_written, std::vector<Piece>& pieces) {
+                bool written, bool repeated_written, std::vector<Piece>& pieces) {
   for (const shard::Slice& slice : slices) {
     const int64_t count = slice.end - slice.begin;
     pieces.push_back({.name = prefix + slice.name,
@@ -38,15 +38,20 @@ void add_slices(const std::string& prefix, const std::vector<shard::Slice>& slic
                       .split = slice.split,
                       .elements = {slice.offset, slice.offset + count},
                       .data = part.detach().narrow(0, slice.begin, count),
-                      .written = slice.split.whole() ? whole_written : written});
+                      .written = slice.split.along(mesh::Axis::tensor).whole() ? repeated_written : written});
   }
 }
 
-void add_parameters(shard::Sharded& sharded, int rank, std::vector<Piece>& pieces) {
+/// Among the ranks that shard the buffer's state, which may be fewer than those that shard the model's.
+bool written_here(const shard::Flat& flat, int as_rank) {
+  return writes_part(flat, as_rank < 0 ? flat.rank() : as_rank);
+}
+
+void add_parameters(shard::Sharded& sharded, int as_rank, std::vector<Piece>& pieces) {
   const bool first = sharded.mesh().writes_unsplit();
   for (const shard::FlatBuffer* buffer : sharded.engine().buffers()) {
     const shard::FlatParameter& parameter = buffer->parameter();
-    const bool written = writes_part(buffer->flat(), rank);
+    const bool written = written_here(buffer->flat(), as_rank);
     add_slices("model/", buffer->flat().slices(parameter.local_range()), parameter.local(), written, written && first,
                pieces);
   }
@@ -56,12 +61,12 @@ std::string state_prefix(std::string_view state) {
   return cat("optimizer/", state, "/");
 }
 
-/// A counter is one for a flat buffer and saved once for each parameter in it, by who has the parameter's first
-/// element.
+/// A counter is one for a flat buffer and saved once for each parameter in it, by who has the first element of the
+/// whole tensor.
 void add_counter(const shard::Shard& shard, std::string_view state, const at::Tensor& counter, bool written,
                  std::vector<Piece>& pieces) {
   for (const shard::Slice& slice : shard.slices) {
-    if (slice.offset != 0) continue;
+    if (slice.offset != 0 || mesh::part_begin(slice.whole, slice.split) != 0) continue;
     pieces.push_back({.name = state_prefix(state) + slice.name,
                       .shape = {},
                       .elements = {0, 1},
@@ -144,14 +149,13 @@ bool writes_part(const shard::Flat& flat, int rank) {
 }
 
 std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optimizer, int as_rank) {
-  const int rank = as_rank < 0 ? sharded.fabric().rank() : as_rank;
   std::vector<Piece> pieces;
-  add_parameters(sharded, rank, pieces);
+  add_parameters(sharded, as_rank, pieces);
   if (optimizer == nullptr) return pieces;
   const auto flats = flats_by_shard(sharded.engine());
   const bool first = sharded.mesh().writes_unsplit();
   optimizer->visit_state([&](const shard::Shard& shard, std::string_view state, at::Tensor& tensor) {
-    const bool written = writes_part(*flats[static_cast<size_t>(shard.index)], rank);
+    const bool written = written_here(*flats[static_cast<size_t>(shard.index)], as_rank);
     if (tensor.dim() == 0) {
       add_counter(shard, state, tensor, written && first, pieces);
     } else {
@@ -164,7 +168,7 @@ std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optim
 void load_model(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Optimizer* optimizer) {
   std::vector<Piece> pieces;
   std::vector<Counter> counters;
-  add_parameters(sharded, sharded.fabric().rank(), pieces);
+  add_parameters(sharded, -1, pieces);
   if (optimizer != nullptr) counters = add_state(checkpoint, sharded, *optimizer, pieces);
   load(checkpoint, pieces);  // all at once: each block of each file is read once
   for (const Counter& counter : counters) counter.set();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 
 #include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
@@ -74,6 +75,10 @@ std::vector<Degrees> all_degrees(int ranks) {
     }
   }
   return all;
+}
+
+Degrees limited(const Degrees& degrees, int ranks) {
+  return {std::gcd(degrees.parameters, ranks), std::gcd(degrees.gradients, ranks), std::gcd(degrees.optimizer, ranks)};
 }
 
 Layout::Layout(int ranks, Degrees degrees) : ranks_(ranks), degrees_(degrees) {

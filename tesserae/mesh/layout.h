@@ -21,6 +21,11 @@ std::string to_string(const Degrees& degrees);
 /// Every valid triple for `ranks` ranks, in ascending order of (P, G, O). 10 for 4 ranks.
 std::vector<Degrees> all_degrees(int ranks);
 
+/// What degrees that were asked for come to where only `ranks` of the job's share the state, which divide them (an
+/// expert's N / E): each becomes its greatest common divisor with `ranks`. So they divide each other and `ranks` again,
+/// degrees that divide `ranks` stay, and "all" stays "all".
+Degrees limited(const Degrees& degrees, int ranks);
+
 /// Who owns which piece of a flat buffer: the ownership rule of docs/design.md, and nothing else. Immutable, cheap to
 /// copy.
 ///

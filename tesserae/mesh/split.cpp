@@ -81,6 +81,10 @@ const Split& Splits::along(Axis axis) const {
   return !second_.whole() && second_.axis == axis ? second_ : none;
 }
 
+AxisSet state_axes(const Splits& splits) {
+  return splits.along(Axis::expert).whole() ? axes::state : axes::expert_state;
+}
+
 std::string to_string(const Splits& splits) {
   if (splits.whole()) return "no split";
   return cat(text_of(splits.first()), splits.second().whole() ? "" : cat(", then ", text_of(splits.second())));

@@ -49,6 +49,10 @@ class Splits {
   Split first_, second_;
 };
 
+/// The axes on which the ranks differ that shard the state of a tensor cut so: those that hold the same part. An
+/// expert's are fewer (axes::expert_state); all else, also what tensor-parallel ranks hold parts of, has axes::state.
+AxisSet state_axes(const Splits& splits);
+
 /// "dimension 1 cut in 4 parts", "dimension 0 cut in 2 parts over expert, then dimension 1 cut in 4 parts", "no split".
 std::string to_string(const Splits& splits);
 

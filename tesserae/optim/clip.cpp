@@ -31,8 +31,8 @@ at::Tensor sum_of_powers(const at::Tensor& flat, double p) {
   return powers(rows).add_(powers(rest));
 }
 
-// What of a shard this rank counts: all of it, or the parts of split parameters, in as few runs as there can be.
-// Padding is zero.
+// What of a shard this rank counts: all of it, or what tensor-parallel ranks hold parts of, in as few runs as there can
+// be. Padding is zero.
 std::vector<at::Tensor> counted(const shard::Shard& shard, const Target& target) {
   if (!shard.grad.defined() || shard.grad.numel() == 0) return {};
   if (target.counts_repeated()) return {shard.grad};
@@ -44,7 +44,7 @@ std::vector<at::Tensor> counted(const shard::Shard& shard, const Target& target)
     first = nullptr;
   };
   for (const auto& slice : shard.slices) {
-    if (slice.split.whole()) {
+    if (slice.split.along(mesh::Axis::tensor).whole()) {
       close();
       continue;
     }

@@ -132,6 +132,22 @@ std::vector<UnitSpec> discover_units(torch::nn::Module& root, CutBy cut_by) {
   return std::move(walk.units);
 }
 
+mesh::AxisSet state_axes(const UnitSpec& unit) {
+  const Slot* first = nullptr;
+  for (const auto& flat : unit.flats) {
+    for (const auto& slot : flat.slots) {
+      if (first == nullptr) first = &slot;
+      const mesh::AxisSet axes = mesh::state_axes(slot.split), others = mesh::state_axes(first->split);
+      if (axes == others) continue;
+      throw InvalidArgument("shard_model",
+                            cat("unit \"", unit.name, "\" has ", first->names.front(), ", whose state is sharded over ",
+                                to_string(others), ", and ", slot.names.front(), ", whose is over ", to_string(axes),
+                                ": make what is split over experts a unit of its own"));
+    }
+  }
+  return first == nullptr ? mesh::axes::state : mesh::state_axes(first->split);
+}
+
 std::string describe(const std::vector<UnitSpec>& units) {
   std::ostringstream out;
   for (const auto& unit : units) {
@@ -142,7 +158,7 @@ std::string describe(const std::vector<UnitSpec>& units) {
         for (size_t d = 0; d < slot.shape.size(); ++d) out << (d ? ", " : "") << slot.shape[d];
         out << "] " << c10::toString(flat.dtype) << (flat.trainable ? "" : " frozen");
         for (const mesh::Split& split : {slot.split.first(), slot.split.second()}) {
-          if (!split.whole()) out << " part " << split.index << " of " << split.parts;
+          if (!split.whole()) out << " cut in " << split.parts << " over " << mesh::to_string(split.axis);
         }
         out << "\n";
       }

@@ -33,6 +33,10 @@ struct UnitSpec {
   std::vector<FlatSpec> flats;  ///< trainable ones first, then by dtype
 };
 
+/// The axes on which the ranks differ that shard a unit's state: those of its parameters (mesh::state_axes), which are
+/// alike. Throws InvalidArgument naming two that are not: they cannot be gathered together.
+mesh::AxisSet state_axes(const UnitSpec& unit);
+
 /// A parameter with all of its names; the first is the one that counts.
 struct NamedParameter {
   std::vector<std::string> names;
@@ -54,7 +58,7 @@ std::vector<FlatSpec> group_parameters(const std::vector<NamedParameter>& parame
 /// Throws InvalidArgument if the root is no unit, has no parameters, or is part of a sharded model already.
 std::vector<UnitSpec> discover_units(torch::nn::Module& root, CutBy cut_by = CutBy::elements);
 
-/// One line per unit and parameter: what ranks must agree on.
+/// One line per unit and parameter: what ranks must agree on. Which part a rank holds is its own.
 std::string describe(const std::vector<UnitSpec>& units);
 
 }  // namespace tesserae::shard

@@ -28,7 +28,7 @@ FlatGradient::FlatGradient(const UnitContext& context, const Flat& flat, Shard& 
       sharding_(context.sharding),
       flat_(flat),
       shard_(shard),
-      prescale_(flat.dtypes().reduce == at::kHalf ? fp16_prescale(flat.layout().ranks()) : 1),
+      prescale_(flat.dtypes().reduce == at::kHalf ? fp16_prescale(context.sharding->ranks) : 1),
       filled_(flat.slots().size(), false),
       fired_(flat.slots().size(), false),
       given_(flat.slots().size()),
@@ -37,7 +37,7 @@ FlatGradient::FlatGradient(const UnitContext& context, const Flat& flat, Shard& 
 }
 
 void FlatGradient::update_average_factor() {
-  const double divisor = context_.gradient_divisor > 0 ? context_.gradient_divisor : flat_.layout().ranks();
+  const double divisor = context_.gradient_divisor > 0 ? context_.gradient_divisor : sharding_->ranks;
   average_factor_ = at::scalar_tensor(1.0 / (divisor * prescale_), at::kDouble);
 }
 

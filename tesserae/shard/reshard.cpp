@@ -51,7 +51,9 @@ Resharding Reshard::run() {
   Resharding result{engine_.root().sharding().layout.degrees(), degrees_};
   // 1.
   require_agreement();
-  const auto has_degrees = [this](const auto& unit) { return unit->sharding().layout.degrees() == degrees_; };
+  const auto has_degrees = [this](const auto& unit) {
+    return unit->sharding().layout.degrees() == unit->sharding().degrees_here(degrees_);
+  };
   if (std::ranges::all_of(engine_.units(), has_degrees)) return result;
   // 2.
   engine_.settle();
@@ -107,9 +109,7 @@ std::vector<std::shared_ptr<const Sharding>> Reshard::next_shardings() const {
     const Sharding& last = unit->sharding();
     auto& next = made[&last];
     if (!next) {
-      Options options = last.options;
-      options.strategy = mesh::with_degrees(options.strategy, degrees_);
-      next = std::make_shared<const Sharding>(last.fabric, options);
+      next = last.with(degrees_);
       // Makes the group of this host now: connecting is not part of moving.
       last.fabric->group(last.fabric->world().host_ranks(last.fabric->rank()), comm::Traffic::control);
     }

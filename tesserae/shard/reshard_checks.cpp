@@ -80,7 +80,7 @@ void Reshard::require_agreement() const {
 
 void Reshard::require_possible() const {
   for (const auto& unit : engine_.units()) {
-    const mesh::Layout layout(unit->sharding().fabric->size(), degrees_);
+    const mesh::Layout layout(unit->sharding().fabric->size(), unit->sharding().degrees_here(degrees_));
     if (unit->context().reducer != nullptr && !allows_reducer(layout)) {
       throw InvalidArgument(
           name, cat("unit \"", unit->name(), "\" has a hook in place of its reduction, which cannot do what ",

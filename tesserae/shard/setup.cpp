@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "tesserae/base/error.h"
@@ -38,6 +39,30 @@ void require_possible(const Options& options, const std::vector<UnitSpec>& specs
   }
 }
 
+// The fabric that shards state that is sharded over `axes`; `state`: that of all which is not split otherwise.
+std::shared_ptr<comm::Fabric> ranks_of(mesh::AxisSet axes, const std::shared_ptr<comm::Fabric>& state,
+                                       const Options& options) {
+  if (axes == mesh::axes::state) return state;
+  if (options.mesh != nullptr) return options.mesh->over(axes);
+  throw InvalidArgument("shard_model", cat("the model has parameters whose state is sharded over ", to_string(axes),
+                                           "; pass Options::mesh that it was built with"));
+}
+
+// How many units with parameters lie one inside the other at most, the root apart: a step works with so many at once.
+int nesting(const std::vector<std::unique_ptr<ShardedUnit>>& units) {
+  std::vector<int> depths;
+  int most = 1;
+  for (size_t i = 1; i < units.size(); ++i) {
+    int depth = 0;
+    for (size_t k = 1; k < i; ++k) {  // parents come first
+      if (units[i]->name().starts_with(units[k]->name() + ".")) depth = std::max(depth, depths[k - 1]);
+    }
+    depths.push_back(depth + (units[i]->buffers().empty() ? 0 : 1));
+    most = std::max(most, depths.back());
+  }
+  return most;
+}
+
 }  // namespace
 
 // 2.
@@ -47,9 +72,14 @@ Engine::Engine(std::vector<UnitSpec> specs, std::shared_ptr<comm::Fabric> fabric
     : owner_(std::move(owner)), alive_(std::make_shared<Engine*>(this)) {
   require_possible(options, specs);
   const at::NoGradGuard no_grad;
-  const auto sharding = std::make_shared<const Sharding>(std::move(fabric), options);
-  workspace_ = std::make_shared<Workspace>(Workspace{Pool(sharding->device, options.elastic)});
+  workspace_ = std::make_shared<Workspace>(Workspace{Pool(fabric->device(), options.elastic)});
+  std::map<mesh::AxisSet, std::shared_ptr<const Sharding>> shardings;  // units over the same ranks share one
   for (const auto& spec : specs) {
+    const mesh::AxisSet axes = state_axes(spec);
+    auto& sharding = shardings[axes];
+    if (sharding == nullptr) {
+      sharding = std::make_shared<const Sharding>(ranks_of(axes, fabric, options), options, axes);
+    }
     units_.push_back(
         std::make_unique<ShardedUnit>(*this, static_cast<int>(units_.size()), spec, UnitContext{sharding, workspace_}));
   }
@@ -103,7 +133,7 @@ void Engine::prepare() {
 
 // Units that are gathered one after the other share buffers; the root, and every unit if forward does not free, has its
 // own. Buffers are counted per position within the unit (most units have one flat buffer), with the size of the
-// largest.
+// largest. Where units lie inside others, the outer ones hold theirs meanwhile.
 void Engine::reserve_pool() {
   const auto& options = root().sharding().options;
   Pool& pool = workspace_->pool;
@@ -133,8 +163,10 @@ void Engine::reserve_pool() {
       }
     }
   }
-  for (const int64_t bytes : gather_bytes) pool.reserve(bytes, std::min(options.limit_all_gathers, inner_units));
-  for (const int64_t bytes : reduce_bytes) pool.reserve(bytes, std::min(options.limit_reductions, inner_units));
+  const int nested = nesting(units_);
+  const int gathers = std::max(options.limit_all_gathers, nested), reductions = options.limit_reductions + nested - 1;
+  for (const int64_t bytes : gather_bytes) pool.reserve(bytes, std::min(gathers, inner_units));
+  for (const int64_t bytes : reduce_bytes) pool.reserve(bytes, std::min(reductions, inner_units));
 }
 
 }  // namespace tesserae::shard

@@ -12,14 +12,27 @@ namespace tesserae::shard {
 
 class StepObserver;
 
-/// How units are sharded and over which ranks: one for all units that were sharded together. Immutable; a change of
-/// degrees makes another.
+/// How units are sharded and over which ranks: one for all units that were sharded together over the same ranks.
+/// Immutable; a change of degrees makes another.
+///
+/// Units whose parameters are split over an axis that cuts the N state ranks (experts) are sharded over fewer than N
+/// (mesh::state_axes); what is asked of all units is asked of N ranks: degrees are limited to theirs (mesh::limited),
+/// and their gradients, in which those of the other ranks' tokens are summed already, are averaged over N as well.
 struct Sharding {
-  Sharding(std::shared_ptr<comm::Fabric> fabric, const Options& options);
+  /// `fabric`: of the ranks that differ from this one on `axes` of the mesh. Throws InvalidArgument for degrees that
+  /// the N ranks do not have.
+  Sharding(std::shared_ptr<comm::Fabric> fabric, const Options& options, mesh::AxisSet axes = mesh::axes::state);
+
+  /// What degrees that are asked of N ranks are here. Throws InvalidArgument as Layout does.
+  mesh::Degrees degrees_here(const mesh::Degrees& asked) const;
+  /// The same ranks, with what `asked` comes to; see mesh::with_degrees.
+  std::shared_ptr<const Sharding> with(const mesh::Degrees& asked) const;
 
   const std::shared_ptr<comm::Fabric> fabric;    ///< of the ranks that shard these units' state
   const std::shared_ptr<comm::MeshFabric> mesh;  ///< of the job; never null
-  const Options options;
+  const mesh::AxisSet axes;                      ///< on which these ranks differ
+  const int ranks;                               ///< N: fabric->size(), or more where `axes` are less than axes::state
+  const Options options;                         ///< its degrees are those of `layout`
   const mesh::Layout layout;
   const c10::Device device;        ///< where units compute
   const c10::Device state_device;  ///< where masters and gradients live between steps: the host if offloaded
@@ -52,7 +65,7 @@ struct UnitContext {
   std::shared_ptr<StepObserver> reducer =
       nullptr;  ///< reduces gradients in place of the three hops; attached to the unit
   std::shared_ptr<StepObserver> adjuster = nullptr;  ///< sees averages before they are delivered; attached to the unit
-  double gradient_divisor = 0;  ///< what sums of gradients are divided by; 0: the number of ranks of the fabric
+  double gradient_divisor = 0;                       ///< what sums of gradients are divided by; 0: Sharding::ranks
 
   Statistics& statistics() const { return workspace->statistics; }
   Pool& pool() const { return workspace->pool; }

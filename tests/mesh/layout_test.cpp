@@ -87,6 +87,24 @@ TEST(Layout, ErrorsNameTheNearestValidTriples) {
   EXPECT_THAT(error_of(0, {1, 1, 1}), AllOf(HasSubstr("N=0 is not positive"), Not(HasSubstr("nearest"))));
 }
 
+TEST(Layout, DegreesForFewerRanksAreValidThere) {
+  for (int ranks = 1; ranks <= most_ranks; ++ranks) {
+    for (int fewer = 1; fewer <= ranks; ++fewer) {
+      if (ranks % fewer != 0) continue;
+      for (const Degrees& degrees : all_degrees(ranks)) {
+        const Degrees here = limited(degrees, fewer);
+        EXPECT_EQ(error_of(fewer, here), "no error") << describe({ranks, degrees}) << " on " << fewer;
+        EXPECT_EQ(limited(here, fewer), here);
+        if (fewer % degrees.optimizer == 0) {
+          EXPECT_EQ(here, degrees);
+        }
+      }
+      EXPECT_EQ(limited({ranks, ranks, ranks}, fewer), (Degrees{fewer, fewer, fewer}));
+    }
+  }
+  EXPECT_EQ(limited({1, 6, 12}, 4), (Degrees{1, 2, 4}));
+}
+
 TEST(Layout, FollowsTheOwnershipRule) {
   for (const Layout& layout : all_layouts(most_ranks)) {
     const auto [P, G, O] = layout.degrees();

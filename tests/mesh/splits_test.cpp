@@ -236,5 +236,14 @@ TEST(Splits, RefusesWhatCannotBeCutTwice) {
   EXPECT_THROW(for_each_run({4}, rows, {0, 3}, {}, [](const Range&, const Range&) {}), InvalidArgument);
 }
 
+TEST(Splits, SayWhoShardsTheState) {
+  const Split experts{.dim = 0, .parts = 2, .axis = Axis::expert}, hidden{.dim = 1, .parts = 2};
+  EXPECT_EQ(state_axes({}), axes::state);
+  EXPECT_EQ(state_axes(hidden), axes::state);
+  EXPECT_EQ(state_axes(experts), axes::expert_state);
+  EXPECT_EQ(state_axes({experts, hidden}), axes::expert_state);
+  EXPECT_EQ(state_axes(Split{.dim = 0, .parts = 1, .axis = Axis::expert}), axes::state) << "where E is 1 they are one";
+}
+
 }  // namespace
 }  // namespace tesserae::mesh
