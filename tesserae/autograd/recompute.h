@@ -41,20 +41,40 @@ void unpack(Tuple& arguments, const std::vector<at::Tensor>& tensors, std::index
   (give(std::get<I>(arguments)), ...);
 }
 
+// What a forward returns, as a list and back: a tensor, or a tuple of tensors.
+inline std::vector<at::Tensor> list_of(const at::Tensor& output) {
+  return {output};
+}
+template <class... T>
+std::vector<at::Tensor> list_of(const std::tuple<T...>& outputs) {
+  return pack(outputs, std::index_sequence_for<T...>{});
+}
+inline void take_from(const std::vector<at::Tensor>& list, at::Tensor& output) {
+  output = list[0];
+}
+template <class... T>
+void take_from(const std::vector<at::Tensor>& list, std::tuple<T...>& outputs) {
+  unpack(outputs, list, std::index_sequence_for<T...>{});
+}
+
 }  // namespace detail
 
-/// The same for a callable of any arguments that returns one tensor. Arguments that are no tensors are copied.
+/// The same for a callable of any arguments that returns a tensor or a tuple of tensors. Arguments that are no tensors
+/// are copied.
 template <class Compute, class... Args>
-at::Tensor recompute_in_backward(const Compute& compute, Args&&... args) {
+auto recompute_in_backward(const Compute& compute, Args&&... args) {
   using Indices = std::index_sequence_for<Args...>;
-  std::tuple<std::decay_t<Args>...> arguments(std::forward<Args>(args)...);
+  using Arguments = std::tuple<std::decay_t<Args>...>;
+  std::decay_t<decltype(std::apply(compute, std::declval<Arguments&>()))> output;
+  Arguments arguments(std::forward<Args>(args)...);
   const std::vector<at::Tensor> inputs = detail::pack(arguments, Indices{});
   const TensorFunction function = [compute, arguments](const std::vector<at::Tensor>& tensors) {
     auto mine = arguments;
     detail::unpack(mine, tensors, Indices{});
-    return std::vector<at::Tensor>{std::apply(compute, mine)};
+    return detail::list_of(std::apply(compute, mine));
   };
-  return recompute_all_in_backward(function, inputs)[0];
+  detail::take_from(recompute_all_in_backward(function, inputs), output);
+  return output;
 }
 
 }  // namespace tesserae::autograd
