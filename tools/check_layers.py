@@ -25,6 +25,7 @@ LAYERS = [
     "context",
     "shard",
     "optim",
+    "experts",
     "model",
     "cost",
     "dial",
