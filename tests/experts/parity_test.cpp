@@ -4,12 +4,12 @@
 
 #include <cmath>
 #include <cstdio>
-#include <mutex>
 
 #include "tesserae/base/error.h"
 #include "tesserae/shard/engine.h"
 #include "tests/experts/net.h"
 #include "tests/shard/net.h"
+#include "tests/support/ranks.h"
 
 namespace tesserae::testing {
 namespace {
@@ -99,38 +99,47 @@ double relative(const std::vector<double>& actual, const std::vector<double>& ex
   return worst;
 }
 
-TEST(ExpertParity, EveryLayoutTrainsAsOneProcessDoes) {
+/// Trains as this rank of `fabric`, all jobs one after the other; rank 0 compares. The worst difference.
+double compare_jobs(const std::shared_ptr<comm::Fabric>& fabric) {
   double worst = 0;
-  size_t count = 0;
   for (const MoeJob& job : parity_jobs()) {
     SCOPED_TRACE(to_string(job));
+    const Trace trace = train_moe(fabric, job);
+    // In an accumulation whole gradients of all units stay.
+    if (job.accumulation == 0) {
+      EXPECT_EQ(trace.pool_misses, 0u) << "requests that found no buffer in the pool";
+    }
+    if (fabric->rank() != 0) continue;
     const Trace expected = reference_of(job);
-    std::mutex mutex;
-    double way = 0, gradients = 0, parameters = 0;
-    uint64_t misses = 0;
-    comm::run_local(
-        parity_ranks,
-        [&](comm::Fabric& fabric) {
-          const Trace trace = train_moe(shard::testing::share(fabric), job);
-          const std::scoped_lock lock(mutex);
-          way = std::max({way, relative(trace.losses, expected.losses), relative(trace.norms, expected.norms)});
-          gradients = std::max(gradients, worst_of(trace.gradients, expected.gradients));
-          parameters = std::max(parameters, worst_of(trace.parameters, expected.parameters));
-          misses = std::max(misses, trace.pool_misses);
-        },
-        std::chrono::minutes(2));
+    const double way = std::max(relative(trace.losses, expected.losses), relative(trace.norms, expected.norms));
+    const double gradients = worst_of(trace.gradients, expected.gradients);
+    const double parameters = worst_of(trace.parameters, expected.parameters);
     EXPECT_LE(way, parity_tolerance) << "losses and gradient norms";
     EXPECT_LE(gradients, parity_tolerance) << "gradients of the first step";
     // AdamW amplifies the order of summation where a gradient is nearly zero.
     EXPECT_LE(parameters, job.adamw ? 1e-2 : parity_tolerance) << "parameters after " << parity_steps << " steps";
-    // In an accumulation whole gradients of all units stay.
-    if (job.accumulation == 0) {
-      EXPECT_EQ(misses, 0u) << "requests that found no buffer in the pool";
-    }
     worst = std::max({worst, way, gradients, job.adamw ? 0 : parameters});
-    ++count;
   }
-  std::printf("%zu layouts, %d steps: worst relative difference %.1e\n", count, parity_steps, worst);
+  return worst;
+}
+
+TEST(ExpertParity, FourThreads) {
+  double worst = 0;
+  comm::run_local(parity_ranks, [&](comm::Fabric& fabric) {
+    const double mine = compare_jobs(shard::testing::share(fabric));
+    if (fabric.rank() == 0) worst = mine;
+  });
+  std::printf("%zu layouts, %d steps: worst relative difference %.1e\n", parity_jobs().size(), parity_steps, worst);
+}
+
+RANK_MAIN(expert_parity) {
+  report("worst", compare_jobs(comm::Fabric::connect(mesh::World::from_environment())));
+}
+
+TEST(ExpertParity, FourProcesses) {
+  const auto results = run_ranks("expert_parity", parity_ranks, {}, std::chrono::seconds(300));
+  ASSERT_TRUE(results.all_succeeded()) << results.text();
+  std::printf("the same in processes: worst relative difference %.1e\n", results[0].value("worst"));
 }
 
 TEST(ExpertParity, LowPrecisionStaysClose) {
