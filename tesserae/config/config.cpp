@@ -40,6 +40,12 @@ void read_model(Json& c, Config& config) {
                          .norm_epsilon = m["norm_epsilon"],
                          .dropout = m["dropout"],
                          .tied = m["tied"],
+                         .experts = m["experts"],
+                         .experts_per_token = m["experts_per_token"],
+                         .shared_experts = m["shared_experts"],
+                         .balance_loss = m["balance_loss"],
+                         .z_loss = m["z_loss"],
+                         .capacity_factor = m["capacity_factor"],
                          .seed = c["run"]["seed"]};
   try {
     shape = model::resolved(shape);
@@ -138,6 +144,7 @@ Config::Sharding read_sharding(const Json& c) {
       .gradient_wire = comm::wire_of(c["wire"]["gradients"]),
       .tensor_parallel_degree = c["tensor_parallel_degree"],
       .context_parallel_degree = c["context_parallel_degree"],
+      .expert_parallel_degree = c["expert_parallel_degree"],
       .context_parallel_method = context::method_from_name(c["context_parallel_method"].get<std::string>()),
       .sequence_parallel = s["sequence_parallel"],
       .warn_of_pool_misses = c["fsdp_cache_flush_warnings"]};
@@ -162,6 +169,25 @@ Config::Sharding read_sharding(const Json& c) {
   return sharding;
 }
 
+/// What cannot be with experts, or without.
+void check_experts(const Config& config) {
+  const int degree = config.sharding.expert_parallel_degree;
+  const int64_t experts = config.model.experts;
+  if (experts == 0 && degree > 1) {
+    throw ConfigError("expert_parallel_degree",
+                      cat("is ", degree, ", but the model has no experts: set model.experts"));
+  }
+  if (experts > 0 && config.sharding.automatic) {
+    throw ConfigError("hybrid_shard_degree", "\"auto\" does not know what a mixture of experts costs: give a degree");
+  }
+  if (degree > 1 && config.checkpoint.memory_every_steps > 0) {
+    throw ConfigError("checkpoint.memory_every_steps",
+                      cat("snapshots in memory do not know experts that ranks share out: take 0, or "
+                          "expert_parallel_degree 1 instead of ",
+                          degree));
+  }
+}
+
 c10::ScalarType dtype(const Json& name) {
   return name == "bf16" ? c10::ScalarType::BFloat16 : name == "fp16" ? c10::ScalarType::Half : c10::ScalarType::Float;
 }
@@ -182,14 +208,10 @@ void read_precision(Json& c, Config& config) {
 
 // [Note: keys of later features] SMP v2's keys are all known, so that its configurations load; what is not built yet is
 // an error as soon as it is asked for, and silence when it is not.
-void check_available(const Json& c) {
-  const auto only = [&](const char* key, const Json& harmless, const char* feature) {
-    if (c[key] == harmless) return;
-    throw ConfigError(
-        key, cat(feature, " is not available yet: only ", harmless.dump(), " is taken, but it is ", brief(c[key])));
-  };
-  only("activation_loading_horizon", 2, "activation offloading");
-  only("expert_parallel_degree", 1, "expert parallelism");
+void check_available(const Json& c, const std::string& key, const Json& harmless, const std::string& feature) {
+  if (c[key] == harmless) return;
+  throw ConfigError(
+      key, cat(feature, " is not available yet: only ", harmless.dump(), " is taken, but it is ", brief(c[key])));
 }
 
 void check_one_dial(const Json& c) {
@@ -217,7 +239,7 @@ Config make_config(const Json& resolved, const std::string& name) {
   Config config;
   config.resolved = resolved;
   Json& c = config.resolved;
-  check_available(c);
+  check_available(c, "activation_loading_horizon", 2, "activation offloading");
   config.run = read_run(c, name);
   read_model(c, config);
   config.data = read_data(c);
@@ -225,6 +247,7 @@ Config make_config(const Json& resolved, const std::string& name) {
   config.checkpoint = read_checkpoint(c);
   config.optimizer = read_optimizer(c);
   config.sharding = read_sharding(c);
+  check_experts(config);
   config.dial_headroom = c["dial"]["headroom"];
   config.planned_steps = c["dial"]["planned_steps"];
   read_precision(c, config);

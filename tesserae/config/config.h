@@ -78,7 +78,7 @@ struct Config {
     std::optional<bool> free_after_forward, free_after_backward;
     int limit_all_gathers = 0, limit_reductions = 0;
     comm::Wire parameter_wire = comm::Wire::exact, gradient_wire = comm::Wire::exact;
-    int tensor_parallel_degree = 1, context_parallel_degree = 1;
+    int tensor_parallel_degree = 1, context_parallel_degree = 1, expert_parallel_degree = 1;
     context::Method context_parallel_method = context::Method::automatic;
     bool sequence_parallel = false;
     bool warn_of_pool_misses = false;
@@ -94,8 +94,8 @@ struct Config {
 /// other and for features that are not available yet.
 Config make_config(const Json& resolved, const std::string& name);
 
-/// Throws ConfigError for the first of SMP v2's keys that asks for a feature which is not there yet.
-void check_available(const Json& resolved);
+/// Throws ConfigError if `key`, one of SMP v2's, asks for a feature which is not there yet: is not `harmless`.
+void check_available(const Json& resolved, const std::string& key, const Json& harmless, const std::string& feature);
 
 /// Throws ConfigError if both `degrees` and `hybrid_shard_degree` are given, if the schedule of the section `dial` is
 /// no schedule, and if there is one beside "auto".

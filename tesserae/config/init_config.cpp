@@ -68,7 +68,8 @@ const Json& init_config_schema() {
 Json validate_init_config(const Json& document) {
   check_belongs(document, init_config_schema()["properties"], "");
   const Json resolved = validate(init_config_schema(), document);
-  check_available(resolved);
+  check_available(resolved, "activation_loading_horizon", 2, "activation offloading");
+  check_available(resolved, "expert_parallel_degree", 1, "expert parallelism");
   check_one_dial(resolved);
   return resolved;
 }

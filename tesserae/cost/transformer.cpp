@@ -51,6 +51,11 @@ double exchange_bytes_of_token(const model::GptConfig& model, const Execution& r
 
 PartSizes part_sizes(const model::GptConfig& given, int tensor) {
   const model::GptConfig model = resolved(given);
+  if (model.experts > 0) {
+    throw InvalidArgument("part_sizes",
+                          cat("experts is ", model.experts,
+                              ": mixtures of experts have other formulas than the dense models of the plan"));
+  }
   if (tensor < 1) throw InvalidArgument("part_sizes", cat("tensor-parallel degree ", tensor));
   require_divisible("heads", model.heads, tensor);
   require_divisible("kv_heads", model.kv_heads, tensor);

@@ -199,21 +199,20 @@ int64_t Dispatch::moved() const {
   return sum_of(sent) - sent[own] + sum_of(received) - received[own];
 }
 
-int64_t experts_of_rank(int64_t experts, const comm::MeshFabric& mesh) {
-  const int64_t ranks = mesh.degree(mesh::Axis::expert);
-  if (experts % ranks == 0) return experts / ranks;
+int64_t experts_of_rank(int64_t experts, int degree) {
+  if (experts % degree == 0) return experts / degree;
   std::string divisors;
   for (int64_t i = 1; i <= experts; ++i) {
     if (experts % i == 0) divisors += cat(divisors.empty() ? "" : ", ", i);
   }
   throw InvalidArgument("expert parallelism",
-                        cat(experts, " experts cannot be shared out by an expert-parallel degree of ", ranks,
+                        cat(experts, " experts cannot be shared out by an expert-parallel degree of ", degree,
                             "; degrees that would do: ", divisors));
 }
 
 std::shared_ptr<const Dispatch> plan_dispatch(const at::Tensor& choice, const at::Tensor& chosen,
                                               double capacity_factor, comm::MeshFabric& mesh) {
-  const int64_t own = experts_of_rank(chosen.size(0), mesh);
+  const int64_t own = experts_of_rank(chosen.size(0), mesh.degree(mesh::Axis::expert));
   const auto plan = std::make_shared<Dispatch>();
   plan->tokens = choice.size(0);
   plan->chosen = choice.size(1);

@@ -50,6 +50,6 @@ at::Tensor dispatch(const at::Tensor& x, const std::shared_ptr<const Dispatch>& 
 at::Tensor combine(const at::Tensor& rows, const at::Tensor& weights, const std::shared_ptr<const Dispatch>& plan);
 
 /// experts / E. Throws InvalidArgument, naming the degrees that would do, unless E divides them.
-int64_t experts_of_rank(int64_t experts, const comm::MeshFabric& mesh);
+int64_t experts_of_rank(int64_t experts, int degree);
 
 }  // namespace tesserae::experts

@@ -15,7 +15,7 @@ ExpertsImpl::ExpertsImpl(const ExpertsOptions& options, const tensor::LayerOptio
     throw InvalidArgument("Experts", cat(options_.experts, " experts of width ", options_.width, " and hidden width ",
                                          options_.hidden, ": all must be at least 1"));
   }
-  experts_of_rank(options_.experts, *layer_.parallel->mesh());
+  experts_of_rank(options_.experts, layer_.parallel->mesh()->degree(mesh::Axis::expert));
   tensor::size_of_part("the hidden width of experts", options_.hidden, *layer_.parallel);
   const auto stack = [&](const tensor::SplitParameter& parameter) {
     return register_parameter(parameter.name,

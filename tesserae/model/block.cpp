@@ -58,28 +58,59 @@ at::Tensor AttentionImpl::attend_across(const at::Tensor& q, const at::Tensor& k
   return padding == 0 ? y : at::constant_pad_nd(y, {0, 0, 0, 0, 0, padding});
 }
 
-BlockImpl::BlockImpl(const GptConfig& given, std::shared_ptr<Rotary> rotary) : dropout_(given.dropout) {
-  const GptConfig config = resolved(given);
-  options_ = layer_options(config);
-  if (rotary == nullptr) rotary = rotary_of(config);
-  attention_norm_ = register_module("attention_norm", tensor::RmsNorm(config.dimension, config.norm_epsilon, options_));
-  attention_ = register_module("attention", Attention(config, std::move(rotary)));
-  const tensor::MlpOptions swiglu{
-      .width = config.dimension, .hidden = config.feed_forward, .activation = tensor::Activation::silu, .gated = true};
-  feed_forward_norm_ =
-      register_module("feed_forward_norm", tensor::RmsNorm(config.dimension, config.norm_epsilon, options_));
+AttentionBlock::AttentionBlock(const GptConfig& config, std::shared_ptr<Rotary> rotary)
+    : config_(resolved(config)), options_(layer_options(config_)) {
+  if (rotary == nullptr) rotary = rotary_of(config_);
+  const auto norm = [this] { return tensor::RmsNorm(config_.dimension, config_.norm_epsilon, options_); };
+  attention_norm_ = register_module("attention_norm", norm());
+  attention_ = register_module("attention", Attention(config_, std::move(rotary)));
+  feed_forward_norm_ = register_module("feed_forward_norm", norm());
+}
+
+at::Tensor AttentionBlock::attended(const at::Tensor& x, const context::SequencePtr& sequence) {
+  return x.add(drop(attention_->forward(attention_norm_(x), sequence)));
+}
+
+at::Tensor AttentionBlock::drop(const at::Tensor& branch) const {
+  const auto placement =
+      options_.sequence_dim == tensor::no_sequence ? tensor::Placement::repeated : tensor::Placement::split;
+  return config_.dropout > 0 ? tensor::dropout(branch, config_.dropout, is_training(), placement, options_.parallel)
+                             : branch;
+}
+
+BlockImpl::BlockImpl(const GptConfig& config, std::shared_ptr<Rotary> rotary)
+    : AttentionBlock(config, std::move(rotary)) {
+  const tensor::MlpOptions swiglu{.width = config_.dimension,
+                                  .hidden = config_.feed_forward,
+                                  .activation = tensor::Activation::silu,
+                                  .gated = true};
   feed_forward_ = register_module("feed_forward", tensor::Mlp(swiglu, options_));
 }
 
 at::Tensor BlockImpl::forward(at::Tensor x, const context::SequencePtr& sequence) {
-  x = x.add(drop(attention_->forward(attention_norm_(x), sequence)));
+  x = attended(x, sequence);
   return x.add(drop(feed_forward_(feed_forward_norm_(x))));
 }
 
-at::Tensor BlockImpl::drop(const at::Tensor& branch) const {
-  const auto placement =
-      options_.sequence_dim == tensor::no_sequence ? tensor::Placement::repeated : tensor::Placement::split;
-  return dropout_ > 0 ? tensor::dropout(branch, dropout_, is_training(), placement, options_.parallel) : branch;
+MixtureBlockImpl::MixtureBlockImpl(const GptConfig& config, std::shared_ptr<Rotary> rotary)
+    : AttentionBlock(config, std::move(rotary)) {
+  const experts::RoutingOptions routing{.width = config_.dimension,
+                                        .experts = config_.experts,
+                                        .chosen = config_.experts_per_token,
+                                        .balance_loss = config_.balance_loss,
+                                        .z_loss = config_.z_loss,
+                                        .bias_rate = config_.bias_rate};
+  const experts::MoeOptions options{.routing = routing,
+                                    .hidden = config_.feed_forward,
+                                    .shared_hidden = config_.shared_experts * config_.feed_forward,
+                                    .capacity_factor = config_.capacity_factor};
+  feed_forward_ = register_module("feed_forward", experts::Moe(options, options_));
+}
+
+std::tuple<at::Tensor, at::Tensor> MixtureBlockImpl::forward(at::Tensor x, const context::SequencePtr& sequence) {
+  x = attended(x, sequence);
+  const auto [y, loss] = feed_forward_->forward(feed_forward_norm_(x));
+  return {x.add(drop(y)), loss};
 }
 
 }  // namespace tesserae::model

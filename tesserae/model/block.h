@@ -3,8 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <tuple>
 
 #include "tesserae/context/sequence.h"
+#include "tesserae/experts/moe.h"
 #include "tesserae/model/layers.h"
 #include "tesserae/model/rotary.h"
 #include "tesserae/tensor/mlp.h"
@@ -33,8 +35,21 @@ class AttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Attention);
 
+/// What layers of the transformer have in common: x + attention(norm(x)), then the norm before something else.
+class AttentionBlock : public torch::nn::Module {
+ protected:
+  AttentionBlock(const GptConfig& config, std::shared_ptr<Rotary> rotary);
+  at::Tensor attended(const at::Tensor& x, const context::SequencePtr& sequence);
+  at::Tensor drop(const at::Tensor& branch) const;
+
+  GptConfig config_;  // resolved
+  tensor::LayerOptions options_;
+  tensor::RmsNorm attention_norm_{nullptr}, feed_forward_norm_{nullptr};
+  Attention attention_{nullptr};
+};
+
 /// One layer of the transformer: x + attention(norm(x)), then x + feed_forward(norm(x)).
-class BlockImpl : public torch::nn::Module {
+class BlockImpl : public AttentionBlock {
  public:
   /// Blocks of one model share `rotary`; without one, the block makes its own.
   explicit BlockImpl(const GptConfig& config, std::shared_ptr<Rotary> rotary = nullptr);
@@ -43,14 +58,20 @@ class BlockImpl : public torch::nn::Module {
   at::Tensor forward(at::Tensor x, const context::SequencePtr& sequence = nullptr);
 
  private:
-  at::Tensor drop(const at::Tensor& branch) const;
-
-  double dropout_;
-  tensor::LayerOptions options_;
-  tensor::RmsNorm attention_norm_{nullptr}, feed_forward_norm_{nullptr};
-  Attention attention_{nullptr};
   tensor::Mlp feed_forward_{nullptr};  // SwiGLU
 };
 TORCH_MODULE(Block);
+
+/// The same with a mixture of experts in the place of the feed-forward layer.
+class MixtureBlockImpl : public AttentionBlock {
+ public:
+  explicit MixtureBlockImpl(const GptConfig& config, std::shared_ptr<Rotary> rotary = nullptr);
+  /// As Block's, and the router's losses: a scalar to be added to the loss.
+  std::tuple<at::Tensor, at::Tensor> forward(at::Tensor x, const context::SequencePtr& sequence = nullptr);
+
+ private:
+  experts::Moe feed_forward_{nullptr};
+};
+TORCH_MODULE(MixtureBlock);
 
 }  // namespace tesserae::model

@@ -30,6 +30,16 @@ struct GptConfig {
   double dropout = 0;  ///< share of what the embedding and each residual branch give that is dropped in training
   bool tied = true;    ///< the output head uses the embedding's weights
 
+  /// In the place of each block's feed-forward layer so many, each of its width, between which a router chooses for
+  /// each token (experts/moe.h). (None: one layer for all.) The expert axis of `parallel`'s mesh shares them out.
+  int64_t experts = 0;
+  int64_t experts_per_token = 2;  ///< k
+  int64_t shared_experts = 0;     ///< so many more, which every token goes through
+  double balance_loss = 0.01;     ///< coefficients of the routers' losses: RoutingOptions has this and the next two
+  double z_loss = 0.001;
+  double bias_rate = 0;
+  double capacity_factor = 0;  ///< > 0: choices beyond it are dropped; see experts::plan_dispatch
+
   uint64_t seed = 12345;           ///< of the initial parameters; see init.h
   c10::Device device = c10::kCPU;  ///< where parameters are made; kMeta: nowhere, the engine initialises them
   c10::ScalarType dtype = c10::kFloat;
@@ -48,9 +58,10 @@ GptConfig resolved(GptConfig config);
 
 /// Numbers of parameters, without building the model. Each block and the head, if it is not tied, are units.
 struct GptSizes {
-  int64_t block = 0;  ///< of one block
-  int64_t head = 0;   ///< 0: it is tied
-  int64_t root = 0;   ///< outside of these: embedding and last norm
+  int64_t block = 0;    ///< of one block
+  int64_t experts = 0;  ///< of these, in the block's experts, which are a unit inside it
+  int64_t head = 0;     ///< 0: it is tied
+  int64_t root = 0;     ///< outside of these: embedding and last norm
   int64_t total = 0;
 };
 GptSizes sizes(const GptConfig& config);

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 
 #include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
@@ -24,7 +25,12 @@ GptImpl::GptImpl(const GptConfig& config) : config_(resolved(config)), options_(
       register_module("embedding", tensor::VocabularyEmbedding(config_.vocabulary, config_.dimension, options_));
   const auto list = register_module("blocks", std::make_shared<torch::nn::Module>("Blocks"));
   for (int64_t i = 0; i < config_.layers; ++i) {
-    blocks_.emplace_back(list->register_module(std::to_string(i), shard::Unit<BlockImpl>(config_, rotary)));
+    const std::string name = std::to_string(i);
+    if (config_.experts > 0) {
+      mixtures_.emplace_back(list->register_module(name, shard::Unit<MixtureBlockImpl>(config_, rotary)));
+    } else {
+      blocks_.emplace_back(list->register_module(name, shard::Unit<BlockImpl>(config_, rotary)));
+    }
   }
   norm_ = register_module("norm", tensor::RmsNorm(config_.dimension, config_.norm_epsilon, options_));
   if (!config_.tied) {
@@ -50,24 +56,31 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens, const at::Tensor& targets)
     const at::Tensor mine = cut ? sequence->own(x, 1) : x;
     return padding == 0 ? mine : at::constant_pad_nd(mine, {0, padding}, value);
   };
-  const at::Tensor result = forward_padded(own(tokens, 0), own(targets, ignored), sequence);
+  const auto [result, routing] = forward_padded(own(tokens, 0), own(targets, ignored), sequence);
   if (targets.defined()) {
     const at::Tensor count = targets.ne(ignored).sum();
-    return cut ? sequence->mean(result, count) : result.div(count);
+    const at::Tensor loss = cut ? sequence->mean(result, count) : result.div(count);
+    return routing.defined() ? loss.add(routing) : loss;
   }
   const at::Tensor logits = result.narrow(1, 0, time);
   return cut ? sequence->whole(logits, 1) : logits;
 }
 
-// The sum of the losses, or the logits.
-at::Tensor GptImpl::forward_padded(const at::Tensor& tokens, const at::Tensor& targets,
-                                   const context::SequencePtr& sequence) {
+// The sum of the losses, or the logits; and the losses of routers, if there are any.
+std::pair<at::Tensor, at::Tensor> GptImpl::forward_padded(const at::Tensor& tokens, const at::Tensor& targets,
+                                                          const context::SequencePtr& sequence) {
   at::Tensor x = embedding_(tokens);
   if (config_.dropout > 0) {
     const auto placement = config_.sequence_parallel ? tensor::Placement::split : tensor::Placement::repeated;
     x = tensor::dropout(x, config_.dropout, is_training(), placement, config_.parallel);
   }
   for (auto& block : blocks_) x = block->forward(x, sequence);
+  at::Tensor routing;
+  for (auto& mixture : mixtures_) {
+    at::Tensor loss;
+    std::tie(x, loss) = mixture->forward(x, sequence);
+    routing = routing.defined() ? routing.add(loss) : loss;
+  }
   x = norm_(x);
   // A view, so that autograd has a gradient of its own here, to which it adds that of the rows in place: only one of
   // the two could be computed where they are reduced (autograd::gradient_destination).
@@ -75,13 +88,15 @@ at::Tensor GptImpl::forward_padded(const at::Tensor& tokens, const at::Tensor& t
                                                                  config_.parallel, options_.sequence_dim)
                                          : head_->forward(x);
   if (!targets.defined()) {
-    return tensor::gather_from(logits, -1, config_.parallel).narrow(-1, 0, config_.vocabulary);
+    return {tensor::gather_from(logits, -1, config_.parallel).narrow(-1, 0, config_.vocabulary), routing};
   }
-  return tensor::vocabulary_cross_entropy(logits, targets, config_.vocabulary, config_.parallel, ignored).sum();
+  return {tensor::vocabulary_cross_entropy(logits, targets, config_.vocabulary, config_.parallel, ignored).sum(),
+          routing};
 }
 
 void GptImpl::checkpoint_activations_of_blocks(bool on) {
   for (auto& block : blocks_) block->checkpoint_activations(on);
+  for (auto& mixture : mixtures_) mixture->checkpoint_activations(on);
 }
 
 }  // namespace tesserae::model

@@ -4,9 +4,18 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace tesserae::model {
+namespace {
+
+// Those that write into the residual stream.
+constexpr std::array residual_matrices{"attention.output.weight", "feed_forward.down.weight",
+                                       "feed_forward.experts.down", "feed_forward.shared.down.weight"};
+
+}  // namespace
 
 uint64_t seed_of(uint64_t seed, const std::string& name) {
   uint64_t hash = 0xcbf29ce484222325u ^ seed;  // FNV-1a
@@ -26,7 +35,7 @@ std::function<void(const std::string& name, at::Tensor& parameter)> initialize(c
       parameter.fill_(1.0);
       return;
     }
-    const bool residual = name.ends_with("attention.output.weight") || name.ends_with("feed_forward.down.weight");
+    const bool residual = std::ranges::any_of(residual_matrices, [&](const char* end) { return name.ends_with(end); });
     const double deviation = residual ? 0.02 * residual_scale : 0.02;
     const auto generator = at::make_generator<at::CPUGeneratorImpl>(seed_of(seed, name));
     const bool in_place =

@@ -4,6 +4,7 @@
 
 #include "tesserae/comm/device_transport.h"
 #include "tesserae/config/state_ranks.h"
+#include "tesserae/experts/dispatch.h"
 #include "tesserae/train/data_paths.h"
 #include "tesserae/train/device.h"
 #include "tesserae/train/progress.h"
@@ -61,12 +62,19 @@ int64_t common_divisor(const model::GptConfig& shape) {
 }
 
 mesh::Mesh mesh_of(const config::Config& config, int ranks) {
-  const int tensor = config.sharding.tensor_parallel_degree, context = config.sharding.context_parallel_degree;
+  const auto& sharding = config.sharding;
   const char* key = "tensor_parallel_degree";
   try {
-    (void)mesh::Mesh(ranks, {.tensor = tensor});
+    mesh::AxisDegrees degrees{.tensor = sharding.tensor_parallel_degree};
+    (void)mesh::Mesh(ranks, degrees);
     key = "context_parallel_degree";
-    return mesh::Mesh(ranks, {.tensor = tensor, .context = context});
+    degrees.context = sharding.context_parallel_degree;
+    (void)mesh::Mesh(ranks, degrees);
+    key = "expert_parallel_degree";
+    degrees.expert = sharding.expert_parallel_degree;
+    const mesh::Mesh mesh(ranks, degrees);
+    if (config.model.experts > 0) experts::experts_of_rank(config.model.experts, degrees.expert);
+    return mesh;
   } catch (const InvalidArgument& error) {
     throw config::ConfigError(key, config::without_function(error));
   }
@@ -140,11 +148,12 @@ std::string describe(const JobSetup& setup, const config::Config& config) {
   }
   const auto precision = setup.precision.parameters.value_or(at::kFloat);
   const int ranks = setup.mesh.ranks(), tensor = setup.mesh.degree(mesh::axes::tensor);
-  const int context = setup.mesh.degree(mesh::Axis::context);
+  const int context = setup.mesh.degree(mesh::Axis::context), expert = setup.mesh.degree(mesh::Axis::expert);
   return cat(short_number(static_cast<double>(setup.parameters)), " parameters in ", dtype_name(precision), " on ",
              ranks, ranks == 1 ? " rank" : " ranks", " (", c10::DeviceTypeName(setup.device.type(), true), "), ",
              tensor > 1 ? cat("layers split over ", tensor, ", ") : "",
-             context > 1 ? cat("sequences cut over ", context, ", ") : "", degrees, "\n",
+             context > 1 ? cat("sequences cut over ", context, ", ") : "",
+             expert > 1 ? cat("experts shared out over ", expert, ", ") : "", degrees, "\n",
              short_number(static_cast<double>(setup.stream->size())), " tokens in ", setup.stream->files(),
              setup.stream->files() == 1 ? " file" : " files", ": ", setup.training_samples, " samples of ",
              config.data.sequence_length, " to train on, ", setup.validation_samples, " held out; ",

@@ -28,6 +28,7 @@ config::Json make_summary(const RunFigures& figures, const RunFacts& facts) {
        {{"N", facts.layout.ranks()}, {"P", degrees.parameters}, {"G", degrees.gradients}, {"O", degrees.optimizer}}},
       {"tensor_parallel_degree", facts.mesh.degree(mesh::axes::tensor)},
       {"context_parallel_degree", facts.mesh.degree(mesh::Axis::context)},
+      {"expert_parallel_degree", facts.mesh.degree(mesh::Axis::expert)},
       {"parameters", facts.parameters},
       {"world_size", facts.mesh.ranks()},
       {"hosts", facts.hosts},

@@ -170,7 +170,15 @@ INSTANTIATE_TEST_SUITE_P(
                                                {"step": 3, "hybrid_shard_degree": 4}]})",
                       "dial.schedule[1].step: must be more than that of the entry before, 3, but is 3"},
         Contradiction{R"("expert_parallel_degree": 2)",
-                      "expert_parallel_degree: expert parallelism is not available yet: only 1 is taken, but it is 2"},
+                      "expert_parallel_degree: is 2, but the model has no experts: set model.experts"},
+        Contradiction{R"("model": {"experts": 4}, "hybrid_shard_degree": "auto")",
+                      "hybrid_shard_degree: \"auto\" does not know what a mixture of experts costs: give a degree"},
+        Contradiction{
+            R"("model": {"experts": 4}, "expert_parallel_degree": 2, "checkpoint": {"memory_every_steps": 5})",
+            "checkpoint.memory_every_steps: snapshots in memory do not know experts that ranks share out: take "
+            "0, or expert_parallel_degree 1 instead of 2"},
+        Contradiction{R"("model": {"experts": 2, "experts_per_token": 3})",
+                      "model: experts_per_token is 3; it must be <= experts, 2"},
         Contradiction{
             R"("activation_loading_horizon": 3)",
             "activation_loading_horizon: activation offloading is not available yet: only 2 is taken, but it is 3"}));
