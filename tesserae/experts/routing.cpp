@@ -1,10 +1,10 @@
 #include "tesserae/experts/routing.h"
 
-#include <ATen/ops/bincount.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
@@ -68,7 +68,8 @@ Routing RouterImpl::route(const at::Tensor& logits) {
   routing.weights = scores.gather(-1, routing.choice);
   if (options_.normalised) routing.weights = as_shares(routing.weights);
   if (options_.scale != 1) routing.weights = routing.weights.mul(options_.scale);
-  routing.counts = at::bincount(routing.choice.flatten(), {}, options_.experts);
+  const at::Tensor choices = routing.choice.flatten();  // counted without a look at them, as bincount would take
+  routing.counts = at::zeros({options_.experts}, choices.options()).scatter_add_(0, choices, at::ones_like(choices));
   routing.loss = loss(logits, scores, routing.counts);
   if (chosen_since.defined() && is_training() && !autograd::in_backward()) chosen_since.add_(routing.counts);
   return routing;

@@ -28,6 +28,8 @@ struct ModelCase {
   shard::CutBy cut_by = shard::CutBy::elements;
   int tensor_degree = 1;
   bool sequence_parallel = false;
+  int64_t experts = 0;
+  int expert_degree = 1;
 };
 
 model::GptConfig shape(const ModelCase& how, c10::Device device) {
@@ -40,6 +42,8 @@ model::GptConfig shape(const ModelCase& how, c10::Device device) {
   config.feed_forward = 40;
   config.max_sequence = sequence;
   config.tied = how.tied;
+  config.experts = how.experts;
+  config.shared_experts = 1;  // if there are others
   config.device = device;
   return config;
 }
@@ -47,7 +51,9 @@ model::GptConfig shape(const ModelCase& how, c10::Device device) {
 std::vector<double> losses_of(const std::shared_ptr<comm::Fabric>& job, const ModelCase& how,
                               const mesh::Degrees& degrees) {
   const int tensor_degree = job->size() == 1 ? 1 : how.tensor_degree;
-  const auto mesh = std::make_shared<comm::MeshFabric>(job, mesh::Mesh(job->size(), {.tensor = tensor_degree}));
+  const int expert_degree = job->size() == 1 ? 1 : how.expert_degree;
+  const auto mesh = std::make_shared<comm::MeshFabric>(
+      job, mesh::Mesh(job->size(), {.tensor = tensor_degree, .expert = expert_degree}));
   const auto fabric = mesh->over(mesh::axes::state);
   model::GptConfig config = shape(how, job->device());
   config.parallel = std::make_shared<const tensor::Parallel>(mesh);
@@ -133,6 +139,14 @@ TEST_F(SimModel, TrainsInBf16) {
 
 TEST_F(SimModel, SplitsMatrices) {
   expect_parity({.tensor_degree = 2});
+}
+
+TEST_F(SimModel, SharesOutExperts) {
+  expect_parity({.bf16 = true, .recompute = true, .experts = 4, .expert_degree = 4});
+}
+
+TEST_F(SimModel, SharesOutExpertsAndSplitsTheirMatrices) {
+  expect_parity({.tensor_degree = 2, .sequence_parallel = true, .experts = 4, .expert_degree = 2});
 }
 
 TEST_F(SimModel, SplitsMatricesAndTheSequence) {
