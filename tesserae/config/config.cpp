@@ -45,6 +45,7 @@ void read_model(Json& c, Config& config) {
                          .shared_experts = m["shared_experts"],
                          .balance_loss = m["balance_loss"],
                          .z_loss = m["z_loss"],
+                         .bias_rate = m["bias_rate"],
                          .capacity_factor = m["capacity_factor"],
                          .seed = c["run"]["seed"]};
   try {
@@ -179,6 +180,9 @@ void check_experts(const Config& config) {
   }
   if (experts > 0 && config.sharding.automatic) {
     throw ConfigError("hybrid_shard_degree", "\"auto\" does not know what a mixture of experts costs: give a degree");
+  }
+  if (experts > 0 && config.model.bias_rate > 0 && config.checkpoint.memory_every_steps > 0) {
+    throw ConfigError("checkpoint.memory_every_steps", "snapshots in memory do not keep what model.bias_rate moves");
   }
   if (degree > 1 && config.checkpoint.memory_every_steps > 0) {
     throw ConfigError("checkpoint.memory_every_steps",

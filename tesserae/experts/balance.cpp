@@ -1,6 +1,5 @@
 #include "tesserae/experts/balance.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
@@ -30,7 +29,6 @@ Load over_ranks(const Load& load, comm::MeshFabric& mesh) {
 }
 
 void update_biases(torch::nn::Module& root) {
-  const at::NoGradGuard no_grad;
   std::vector<RouterImpl*> routers;
   for (const auto& item : root.named_modules("", /*include_self=*/false)) {
     auto* const router = dynamic_cast<RouterImpl*>(item.value().get());
@@ -45,9 +43,7 @@ void update_biases(torch::nn::Module& root) {
   int64_t begin = 0;
   for (RouterImpl* router : routers) {
     const int64_t experts = router->options().experts;
-    const at::Tensor chosen = all.narrow(0, begin, experts).to(at::kDouble);
-    router->bias.add_(chosen.mean().sub(chosen).sign(), router->options().bias_rate);
-    router->chosen_since.zero_();
+    router->update_bias(all.narrow(0, begin, experts));
     begin += experts;
   }
 }

@@ -24,7 +24,8 @@ Load over_ranks(const Load& load, comm::MeshFabric& mesh);
 
 /// Moves the bias of every router below `root` that has one by its bias_rate: up where an expert was chosen less often
 /// than the mean of its layer since the last call, down where more often (Wang et al., 2024, arXiv:2408.15664). Once a
-/// step, between steps, by all ranks: one sum of all counts over axes::loss, none without biases.
+/// step, between steps, by all ranks: one sum of all counts over axes::loss, none without biases. StepLoads
+/// (step_loads.h) does it without a sum of its own.
 void update_biases(torch::nn::Module& root);
 
 }  // namespace tesserae::experts

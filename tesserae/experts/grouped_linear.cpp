@@ -31,10 +31,11 @@ void for_each_group(const at::Tensor& counts, const Multiply& multiply) {
   }
 }
 
-// One product after the other, as at::_grouped_mm computes it on a CPU (to the same bits; torch 2.13) and no slower: on
-// an EPYC with AVX-512 and one thread both take 21 ms in fp32 and 4.8 ms in bf16 for 2,048 rows of 512 and 8 experts of
-// 1,024, 3.4 and 1.6 ms for 4,096 rows of 256 and 64 experts of 128; so for all three products. A loop can write the
-// gradient of the weights where it will be reduced, and widens bf16 where torch multiplies it in scalar code.
+// One product after the other, as at::_grouped_mm computes it on a CPU, to the same bits (torch 2.13). On an EPYC with
+// AVX-512 and one thread the loop takes 20.9 ms and the other 20.8 for 2,048 rows of 512 and 8 experts of 1,024 in
+// fp32, 4.5 and 4.4 in bf16; 2.8 and 2.7, 1.5 and 1.3 for 4,096 rows of 256 and 64 experts of 128; and so for the two
+// gradients. A tenth is lost with four rows an expert. But a loop writes the gradient of the weights where it will be
+// reduced, and widens bf16 where torch multiplies it in scalar code.
 struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& counts) {

@@ -42,6 +42,7 @@ class MoeImpl : public torch::nn::Module {
 
   /// Of the last forward (no recomputation), as far as this rank's tokens go; over_ranks() adds up.
   const Load& load() const { return load_; }
+  RouterImpl& router() const { return *router_.ptr(); }
 
  private:
   MoeOptions options_;

@@ -1,5 +1,6 @@
 #include "tesserae/experts/routing.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -73,6 +74,14 @@ Routing RouterImpl::route(const at::Tensor& logits) {
   routing.loss = loss(logits, scores, routing.counts);
   if (chosen_since.defined() && is_training() && !autograd::in_backward()) chosen_since.add_(routing.counts);
   return routing;
+}
+
+void RouterImpl::update_bias(const at::Tensor& chosen) {
+  if (!bias.defined()) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor counts = chosen.to(bias.device(), at::kDouble);
+  bias.add_(counts.mean().sub(counts).sign(), options_.bias_rate);
+  chosen_since.zero_();
 }
 
 // Each rank's is N times its part of what the whole batch has, so that the mean over the N ranks is the loss of one

@@ -61,13 +61,18 @@ class RouterImpl : public torch::nn::Module {
   /// training, collective over axes::loss if there is a loss.
   Routing route(const at::Tensor& logits);
 
+  /// Moves the bias, if there is one, by bias_rate: up for experts that were chosen less often than the mean, down for
+  /// those that were more often. `chosen` [experts]: by all ranks since the last call, up to a factor. Forgets this
+  /// rank's. Between steps, by all ranks alike; see update_biases() and StepLoads.
+  void update_bias(const at::Tensor& chosen);
+
   const RoutingOptions& options() const { return options_; }
   const tensor::ParallelPtr& parallel() const { return layer_.parallel; }
 
   at::Tensor weight;  ///< [experts, width]
   at::Tensor bias;    ///< buffer [experts], fp32; undefined unless bias_rate > 0
-  /// [experts] int64: choices since the last update_biases(); undefined unless bias_rate > 0. Recomputed forwards do
-  /// not count.
+  /// [experts] int64: choices since the last update_bias(); undefined unless bias_rate > 0. Recomputed forwards do not
+  /// count.
   at::Tensor chosen_since;
 
  private:

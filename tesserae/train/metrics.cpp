@@ -20,6 +20,20 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
+std::optional<ExpertFigures> figures_of(const std::vector<experts::Load>& loads) {
+  if (loads.empty()) return std::nullopt;
+  ExpertFigures figures;
+  double choices = 0;
+  for (const experts::Load& load : loads) {
+    figures.imbalance = std::max(figures.imbalance, load.imbalance());
+    figures.dropped += static_cast<double>(load.dropped);
+    figures.bytes += static_cast<double>(load.bytes);
+    for (const int64_t tokens : load.tokens) choices += static_cast<double>(tokens);
+  }
+  if (choices > 0) figures.dropped /= choices;
+  return figures;
+}
+
 std::string to_line(const StepRecord& record) {
   config::Json line = {{"step", record.step},
                        {"loss", record.loss},
@@ -33,6 +47,11 @@ std::string to_line(const StepRecord& record) {
                        {"state_bytes", static_cast<int64_t>(record.state_bytes)}};
   if (record.skipped) line["skipped"] = true;
   if (record.val_loss) line["val_loss"] = *record.val_loss;
+  if (record.experts) {
+    line["expert_imbalance"] = record.experts->imbalance;
+    line["expert_dropped"] = record.experts->dropped;
+    line["expert_bytes"] = static_cast<int64_t>(record.experts->bytes);
+  }
   return line.dump();
 }
 

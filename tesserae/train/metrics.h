@@ -7,10 +7,20 @@
 #include <vector>
 
 #include "tesserae/config/json.h"
+#include "tesserae/experts/balance.h"
 #include "tesserae/mesh/layout.h"
 #include "tesserae/os/files.h"
 
 namespace tesserae::train {
+
+/// How a step's last micro-batch was spread over experts, on all ranks.
+struct ExpertFigures {
+  double imbalance = 0;  ///< the most of an expert over the mean of its layer, in the worst layer
+  double dropped = 0;    ///< share of all choices that were beyond a capacity
+  double bytes = 0;      ///< that left ranks for experts of others and back, in forward
+};
+/// Of the loads of all layers; nothing if there are none.
+std::optional<ExpertFigures> figures_of(const std::vector<experts::Load>& loads);
 
 /// One optimizer step, as rank 0 saw it.
 struct StepRecord {
@@ -26,6 +36,7 @@ struct StepRecord {
   double state_bytes = 0;          ///< parameters, masters and gradients that rank 0 holds between steps
   bool skipped = false;            ///< the gradients were not finite: nothing was updated
   std::optional<double> val_loss;  ///< if the model was evaluated after this step
+  std::optional<ExpertFigures> experts = std::nullopt;  ///< if the model has any
 };
 
 /// In the run folder.

@@ -15,6 +15,7 @@
 #include "tesserae/comm/agree.h"
 #include "tesserae/comm/fabric.h"
 #include "tesserae/cost/measure_links.h"
+#include "tesserae/experts/step_loads.h"
 #include "tesserae/model/generate.h"
 #include "tesserae/optim/schedule.h"
 #include "tesserae/os/memory.h"
@@ -160,6 +161,8 @@ class Run {
     const int signal = stop_.signal();
     std::vector<double> row = {loss, static_cast<double>(signal), own.save, own.failed};
     const size_t words = row.size();
+    const std::vector<double> loads = loads_.to_sum();
+    row.insert(row.end(), loads.begin(), loads.end());
     const std::vector<double> dialed = dial_->to_sum(state_.step, step_seconds);
     row.insert(row.end(), dialed.begin(), dialed.end());
     const std::vector<double> sums = comm::sums_over_ranks(*fabric_, row);
@@ -167,7 +170,8 @@ class Run {
     // Ranks may have had different signals; what counts is that there was one.
     if (sums[1] > 0) stopped_by_ = signal > 0 ? signal : os::signal_terminate;
     wishes_ = {.save = sums[2], .failed = sums[3]};
-    turn_to_ = dial_->from_sums(state_.step, std::span(sums).subspan(words));
+    record.experts = figures_of(loads_.from_sums(std::span(sums).subspan(words, loads.size())));
+    turn_to_ = dial_->from_sums(state_.step, std::span(sums).subspan(words + loads.size()));
     record.memory_bytes = dial_->seen().memory;
     return seconds_since(begin);
   }
@@ -249,6 +253,7 @@ class Run {
   StopRequest stop_;
   std::shared_ptr<comm::Fabric> fabric_;
   TrainingState state_;
+  experts::StepLoads loads_{*state_.model};
   optim::Schedule schedule_;
   RunFolders folders_;
   std::optional<RunOutput> output_;  // rank 0's

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
+#include "tesserae/checkpoint/load.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/random_state.h"
 #include "tesserae/context/parallel.h"
@@ -46,6 +47,16 @@ std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const 
                    .lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .eps = o.epsilon, .weight_decay = o.weight_decay});
 }
 
+/// Every rank has them, and rank 0 writes; a checkpoint from before there were any need not have them.
+std::vector<checkpoint::Piece> buffer_pieces(const model::Gpt& model, int rank) {
+  std::vector<checkpoint::Piece> pieces;
+  for (const auto& item : model->named_buffers()) {
+    pieces.push_back(checkpoint::replicated("buffer/" + item.key(), item.value(), rank));
+    pieces.back().optional = true;
+  }
+  return pieces;
+}
+
 }  // namespace
 
 TrainingState::TrainingState(const config::Config& config, const JobSetup& setup,
@@ -73,6 +84,7 @@ checkpoint::State TrainingState::to_save() {
   for (checkpoint::Piece& piece : checkpoint::random_pieces(fabric->rank(), fabric->device())) {
     state.pieces.push_back(std::move(piece));
   }
+  for (checkpoint::Piece& piece : buffer_pieces(model, fabric->rank())) state.pieces.push_back(std::move(piece));
   return state;
 }
 
@@ -94,6 +106,7 @@ nlohmann::json TrainingState::description() const {
 
 void TrainingState::load(const checkpoint::Checkpoint& checkpoint) {
   checkpoint::load_model(checkpoint, sharded, optimizer.get());
+  checkpoint::load(checkpoint, buffer_pieces(model, fabric->rank()));
   take_over(checkpoint.manifest().training, checkpoint.step());
   // Tensor-parallel ranks draw alike: what other groups of them drew fits none of these.
   const bool same_groups = checkpoint.manifest().axes == mesh->mesh().degrees();

@@ -177,6 +177,8 @@ INSTANTIATE_TEST_SUITE_P(
             R"("model": {"experts": 4}, "expert_parallel_degree": 2, "checkpoint": {"memory_every_steps": 5})",
             "checkpoint.memory_every_steps: snapshots in memory do not know experts that ranks share out: take "
             "0, or expert_parallel_degree 1 instead of 2"},
+        Contradiction{R"("model": {"experts": 4, "bias_rate": 0.001}, "checkpoint": {"memory_every_steps": 5})",
+                      "checkpoint.memory_every_steps: snapshots in memory do not keep what model.bias_rate moves"},
         Contradiction{R"("model": {"experts": 2, "experts_per_token": 3})",
                       "model: experts_per_token is 3; it must be <= experts, 2"},
         Contradiction{

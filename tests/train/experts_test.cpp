@@ -66,6 +66,27 @@ TEST_F(ExpertJob, SharedOutExpertsGiveTheSameLosses) {
       "with-context", "shared-out", 4,
       {"expert_parallel_degree=4", "context_parallel_degree=2", "train.batch_per_rank=4", "hybrid_shard_degree=4"});
   continued("alone", "shared-out", 1, {"train.batch_per_rank=8"});
+
+  for (const char* run : {"whole", "shared-out"}) {
+    const config::Json line = job_.metrics(run).back();
+    EXPECT_GE(line["expert_imbalance"].get<double>(), 1.0);
+    EXPECT_EQ(line["expert_dropped"].get<double>(), 0.0);
+    EXPECT_EQ(line["expert_bytes"].get<int64_t>() > 0, run == std::string("shared-out"));
+  }
+}
+
+TEST_F(ExpertJob, BiasesAndCapacitiesAreOfTheWholeBatch) {
+  const std::vector<std::string> options{"model.bias_rate=0.02", "model.balance_loss=0", "model.capacity_factor=1.1"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), options.begin(), options.end());
+    return more;
+  };
+  job_.run("biased", mixture(1, with({"train.batch_per_rank=8"})));
+  EXPECT_GT(job_.metrics("biased").front()["expert_dropped"].get<double>(), 0.0);
+  std::vector<std::string> arguments = mixture(4, with({"expert_parallel_degree=2", "train.batch_per_rank=2"}));
+  arguments.insert(arguments.begin(), {"--resume", job_.path("biased/checkpoints/step-12")});
+  job_.run("resumed", arguments);
+  expect_same_losses("resumed", "biased");
 }
 
 TEST_F(ExpertJob, WhatCanNotBeIsRefused) {
