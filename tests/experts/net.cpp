@@ -111,6 +111,7 @@ shard::Options MoeRank::options() const {
   options.strategy = job_.strategy;
   options.mesh = mesh_;
   options.sync_module_states = job_.sync;
+  if (job_.rows) options.cut_by = shard::CutBy::rows;
   if (job_.bf16) options.precision = shard::Precision::bf16();
   if (job_.accumulation == 2) options.accumulation = shard::Accumulation::two_hop;
   return options;

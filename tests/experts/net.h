@@ -72,6 +72,7 @@ struct MoeJob {
   bool adamw = false;
   bool sync = false;  ///< initial values are rank 0's, the others have made something else of theirs
   bool bf16 = false;
+  bool rows = false;  ///< CutBy::rows
 };
 
 class MoeRank {

@@ -1,4 +1,5 @@
-// Expert parallelism: every (T, E, P, G, O) of 4 ranks against one process on the same global batches.
+// Expert parallelism: every (T, E, P, G, O) of 4 ranks, and a quarter of those of 8, against one process on the same
+// global batches.
 
 #include <gtest/gtest.h>
 
@@ -14,32 +15,50 @@
 namespace tesserae::testing {
 namespace {
 
-constexpr int parity_ranks = 4, parity_steps = 10;
 constexpr double parity_tolerance = 1e-5;
 
 std::string to_string(const MoeJob& job) {
   const MoeNetOptions& net = job.net;
   return cat("T=", job.axes.tensor, " E=", job.axes.expert, " ", mesh::to_string(job.strategy.degrees),
              job.strategy.free_after_forward ? "" : " kept", " accumulation ", job.accumulation,
-             job.clip ? " clips" : "", job.adamw ? " adamw" : "", job.sync ? " sync" : "",
+             job.clip ? " clips" : "", job.adamw ? " adamw" : "", job.sync ? " sync" : "", job.rows ? " rows" : "",
              net.checkpoint ? " checkpoints" : "", net.frozen_experts ? " frozen" : "", net.sequence ? " sequence" : "",
              net.shared_hidden > 0 ? " shared" : "", net.capacity_factor > 0 ? " capacity" : "",
              net.routing.bias_rate > 0 ? " bias" : "", net.routing.scores == experts::Scores::sigmoid ? " sigmoid" : "",
              " top ", net.routing.chosen);
 }
 
-/// Every (T, E, P, G, O); the other choices follow from how many there have been, so that each meets each degree.
-std::vector<MoeJob> parity_jobs() {
+/// How many ranks, and how much of it a machine has time for.
+struct ParitySize {
+  int ranks, steps;
+};
+constexpr ParitySize four_ranks{.ranks = 4, .steps = 10}, eight_ranks{.ranks = 8, .steps = 3};
+
+/// Every (T, E, P, G, O) with experts to share out, and of those without; of 8 ranks every fourth, without
+/// accumulation. The other choices follow from how many there have been, so that each meets each degree.
+std::vector<MoeJob> parity_jobs(const ParitySize& size) {
   std::vector<MoeJob> jobs;
-  for (const mesh::AxisDegrees& axes :
-       {mesh::AxisDegrees{.expert = 4}, {.expert = 2}, {.tensor = 2, .expert = 2}, {.tensor = 2}, {.tensor = 4}, {}}) {
-    for (const auto& degrees : mesh::all_degrees(parity_ranks / axes.tensor)) {
+  const bool all = size.ranks == 4;
+  unsigned seen = 0;
+  for (const mesh::AxisDegrees& axes : {mesh::AxisDegrees{.expert = 8},
+                                        {.expert = 4},
+                                        {.expert = 2},
+                                        {.tensor = 2, .expert = 4},
+                                        {.tensor = 2, .expert = 2},
+                                        {.tensor = 4, .expert = 2},
+                                        {.tensor = 2},
+                                        {.tensor = 4},
+                                        {}}) {
+    if (axes.tensor * axes.expert > size.ranks || (!all && axes.expert == 1)) continue;
+    for (const auto& degrees : mesh::all_degrees(size.ranks / axes.tensor)) {
+      if (!all && seen++ % 4 != 0) continue;
       const auto i = static_cast<unsigned>(jobs.size());
       const bool frees = i % 3 != 1;
       MoeJob job{.axes = axes, .strategy = {degrees, frees, frees || i % 2 == 0}};
-      job.accumulation = static_cast<int>(i % 5 < 3 ? 0 : i % 5 - 2);
+      job.accumulation = all && i % 5 >= 3 ? static_cast<int>(i % 5) - 2 : 0;
       job.clip = i % 2 == 1;
       job.adamw = i % 7 == 6;
+      job.rows = i % 4 == 2;
       job.sync = i % 4 == 2 && axes.tensor == 1;
       job.net.checkpoint = i % 3 == 2;
       job.net.frozen_experts = i % 8 == 5;
@@ -63,10 +82,10 @@ struct Trace {
   uint64_t pool_misses = 0;
 };
 
-Trace train_moe(const std::shared_ptr<comm::Fabric>& fabric, const MoeJob& job) {
+Trace train_moe(const std::shared_ptr<comm::Fabric>& fabric, const MoeJob& job, int steps) {
   MoeRank rank(fabric, job);
   Trace trace;
-  for (int step = 0; step < parity_steps; ++step) {
+  for (int step = 0; step < steps; ++step) {
     const auto result = rank.step(step, step == 0);
     trace.losses.push_back(result.loss);
     trace.norms.push_back(result.norm);
@@ -77,15 +96,15 @@ Trace train_moe(const std::shared_ptr<comm::Fabric>& fabric, const MoeJob& job) 
   return trace;
 }
 
-Trace reference_of(MoeJob job) {
+Trace reference_of(MoeJob job, int steps) {
   job.axes = {};
   job.strategy = {};
-  job.sync = job.net.sequence = job.net.checkpoint = false;
+  job.sync = job.rows = job.net.sequence = job.net.checkpoint = false;
   if (job.accumulation == 2) job.accumulation = 1;
   static std::map<std::string, Trace> known;
-  const auto [found, fresh] = known.try_emplace(to_string(job));
+  const auto [found, fresh] = known.try_emplace(cat(to_string(job), " ", steps));
   if (fresh) {
-    found->second = train_moe(comm::Fabric::null(mesh::World::single_host(0, 1)), job);
+    found->second = train_moe(comm::Fabric::null(mesh::World::single_host(0, 1)), job, steps);
   }
   return found->second;
 }
@@ -100,54 +119,63 @@ double relative(const std::vector<double>& actual, const std::vector<double>& ex
 }
 
 /// Trains as this rank of `fabric`, all jobs one after the other; rank 0 compares. The worst difference.
-double compare_jobs(const std::shared_ptr<comm::Fabric>& fabric) {
+double compare_jobs(const std::shared_ptr<comm::Fabric>& fabric, const ParitySize& size) {
   double worst = 0;
-  for (const MoeJob& job : parity_jobs()) {
+  for (const MoeJob& job : parity_jobs(size)) {
     SCOPED_TRACE(to_string(job));
-    const Trace trace = train_moe(fabric, job);
+    const Trace trace = train_moe(fabric, job, size.steps);
     // In an accumulation whole gradients of all units stay.
     if (job.accumulation == 0) {
       EXPECT_EQ(trace.pool_misses, 0u) << "requests that found no buffer in the pool";
     }
     if (fabric->rank() != 0) continue;
-    const Trace expected = reference_of(job);
+    const Trace expected = reference_of(job, size.steps);
     const double way = std::max(relative(trace.losses, expected.losses), relative(trace.norms, expected.norms));
     const double gradients = worst_of(trace.gradients, expected.gradients);
     const double parameters = worst_of(trace.parameters, expected.parameters);
     EXPECT_LE(way, parity_tolerance) << "losses and gradient norms";
     EXPECT_LE(gradients, parity_tolerance) << "gradients of the first step";
     // AdamW amplifies the order of summation where a gradient is nearly zero.
-    EXPECT_LE(parameters, job.adamw ? 1e-2 : parity_tolerance) << "parameters after " << parity_steps << " steps";
+    EXPECT_LE(parameters, job.adamw ? 1e-2 : parity_tolerance) << "parameters after " << size.steps << " steps";
     worst = std::max({worst, way, gradients, job.adamw ? 0 : parameters});
   }
   return worst;
 }
 
-TEST(ExpertParity, FourThreads) {
+void compare_threads(const ParitySize& size) {
   double worst = 0;
-  comm::run_local(parity_ranks, [&](comm::Fabric& fabric) {
-    const double mine = compare_jobs(shard::testing::share(fabric));
+  comm::run_local(size.ranks, [&](comm::Fabric& fabric) {
+    const double mine = compare_jobs(shard::testing::share(fabric), size);
     if (fabric.rank() == 0) worst = mine;
   });
-  std::printf("%zu layouts, %d steps: worst relative difference %.1e\n", parity_jobs().size(), parity_steps, worst);
+  std::printf("%zu layouts of %d ranks, %d steps: worst relative difference %.1e\n", parity_jobs(size).size(),
+              size.ranks, size.steps, worst);
+}
+
+TEST(ExpertParity, FourThreads) {
+  compare_threads(four_ranks);
+}
+
+TEST(ExpertParity, EightThreads) {
+  compare_threads(eight_ranks);
 }
 
 RANK_MAIN(expert_parity) {
-  report("worst", compare_jobs(comm::Fabric::connect(mesh::World::from_environment())));
+  report("worst", compare_jobs(comm::Fabric::connect(mesh::World::from_environment()), four_ranks));
 }
 
 TEST(ExpertParity, FourProcesses) {
-  const auto results = run_ranks("expert_parity", parity_ranks, {}, std::chrono::seconds(300));
+  const auto results = run_ranks("expert_parity", four_ranks.ranks, {}, std::chrono::seconds(300));
   ASSERT_TRUE(results.all_succeeded()) << results.text();
   std::printf("the same in processes: worst relative difference %.1e\n", results[0].value("worst"));
 }
 
 TEST(ExpertParity, LowPrecisionStaysClose) {
-  MoeJob job{.axes = {.expert = 2}, .strategy = mesh::preset("FULL_SHARD", parity_ranks)};
-  const Trace expected = reference_of(job);
+  MoeJob job{.axes = {.expert = 2}, .strategy = mesh::preset("FULL_SHARD", four_ranks.ranks)};
+  const Trace expected = reference_of(job, four_ranks.steps);
   job.bf16 = true;
-  comm::run_local(parity_ranks, [&](comm::Fabric& fabric) {
-    const Trace trace = train_moe(shard::testing::share(fabric), job);
+  comm::run_local(four_ranks.ranks, [&](comm::Fabric& fabric) {
+    const Trace trace = train_moe(shard::testing::share(fabric), job, four_ranks.steps);
     EXPECT_LE(relative(trace.losses, expected.losses), 3e-2);
   });
 }
