@@ -49,8 +49,8 @@ std::vector<int64_t> on_host(const at::Tensor& counts) {
 // --- The plan --------------------------------------------------------------------------------------------------------
 
 // How many of this rank's choices each expert takes: all, or those that fit behind what ranks before this one have.
-std::vector<int64_t> taken(const at::Tensor& chosen, double capacity_factor, comm::MeshFabric& mesh) {
-  std::vector<int64_t> counts = on_host(chosen);
+std::vector<int64_t> taken(const at::Tensor& chosen, std::vector<int64_t> counts, double capacity_factor,
+                           comm::MeshFabric& mesh) {
   if (capacity_factor <= 0) return counts;
   comm::Group& group = mesh.group(mesh::axes::loss, comm::Traffic::control);
   const at::Tensor all = at::empty({group.size(), chosen.size(0)}, chosen.options());
@@ -66,12 +66,11 @@ std::vector<int64_t> taken(const at::Tensor& chosen, double capacity_factor, com
 }
 
 // The flattened choices by expert, of each expert's the first `take`.
-at::Tensor rows_by_expert(const at::Tensor& choice, const at::Tensor& chosen, const std::vector<int64_t>& take) {
+at::Tensor rows_by_expert(const at::Tensor& choice, const std::vector<int64_t>& all, const std::vector<int64_t>& take) {
   at::Tensor order = std::get<1>(at::sort(choice.flatten(), /*stable=*/true, /*dim=*/0, /*descending=*/false));
   if (sum_of(take) == order.size(0)) return order;
   std::vector<int64_t> kept;
   int64_t begin = 0;
-  const std::vector<int64_t> all = on_host(chosen);
   for (size_t i = 0; i < all.size(); begin += all[i++]) {
     for (int64_t row = begin; row < begin + take[i]; ++row) kept.push_back(row);
   }
@@ -126,7 +125,7 @@ at::Tensor back(const at::Tensor& rows, const Dispatch& plan) {
 
 /// For each row of this rank's tokens that of its token: [sent, width].
 at::Tensor rows_of_tokens(const at::Tensor& x, const Dispatch& plan) {
-  return x.index_select(0, plan.choices.floor_divide(plan.chosen));
+  return x.index_select(0, plan.token_of);
 }
 
 /// For each token the sum of its rows, times `weights` if there are any. One choice after the other: the order of
@@ -219,8 +218,10 @@ std::shared_ptr<const Dispatch> plan_dispatch(const at::Tensor& choice, const at
   plan->group = &mesh.group(mesh::Axis::expert, comm::Traffic::control);
   const auto ranks = static_cast<size_t>(plan->group->size());
 
-  const std::vector<int64_t> take = taken(chosen, capacity_factor, mesh);
-  plan->choices = rows_by_expert(choice, chosen, take);
+  plan->load = on_host(chosen);
+  const std::vector<int64_t> take = taken(chosen, plan->load, capacity_factor, mesh);
+  plan->choices = rows_by_expert(choice, plan->load, take);
+  plan->token_of = plan->choices.floor_divide(plan->chosen);
   plan->dropped = choice.numel() - plan->choices.size(0);
   const at::Tensor row_of = at::full({choice.numel()}, -1, choice.options());
   row_of.index_copy_(0, plan->choices, at::arange(plan->choices.size(0), choice.options()));

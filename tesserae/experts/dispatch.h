@@ -15,9 +15,11 @@ namespace tesserae::experts {
 /// axis (GShard: Lepikhin et al., 2020, arXiv:2006.16668). Nothing is padded; without a capacity nothing is dropped.
 struct Dispatch {
   int64_t tokens = 0;
-  int64_t chosen = 0;   ///< k
-  int64_t dropped = 0;  ///< choices beyond the capacity of their expert: they add nothing to their token
+  int64_t chosen = 0;         ///< k
+  int64_t dropped = 0;        ///< choices beyond the capacity of their expert: they add nothing to their token
+  std::vector<int64_t> load;  ///< by expert, of all: how often this rank's tokens chose it
   at::Tensor choices;   ///< [sent]: which of the flattened choices [tokens * k] each row is; by expert, then token
+  at::Tensor token_of;  ///< [sent]: of which token
   at::Tensor row_of;    ///< [k, tokens]: the row of each choice, -1 if it is dropped
   std::vector<int64_t> sent, received;  ///< rows to and from each rank of the expert axis
   /// [experts of this rank] int64, on the host: how many rows each has. Rows that have come are ordered by expert, then

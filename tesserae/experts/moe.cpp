@@ -6,12 +6,8 @@
 namespace tesserae::experts {
 namespace {
 
-Load load_of(const Routing& routing, const Dispatch& plan, const at::Tensor& rows) {
-  const at::Tensor counts = routing.counts.cpu();
-  const auto* const begin = counts.const_data_ptr<int64_t>();
-  return {{begin, begin + counts.numel()},
-          plan.dropped,
-          static_cast<uint64_t>(plan.moved() * rows.size(1) * rows.element_size())};
+Load load_of(const Dispatch& plan, const at::Tensor& rows) {
+  return {plan.load, plan.dropped, static_cast<uint64_t>(plan.moved() * rows.size(1) * rows.element_size())};
 }
 
 }  // namespace
@@ -41,7 +37,7 @@ std::tuple<at::Tensor, at::Tensor> MoeImpl::forward(const at::Tensor& x) {
 
   const auto plan = plan_dispatch(routing.choice, routing.counts, options_.capacity_factor, *parallel->mesh());
   const at::Tensor rows = dispatch(all.reshape({-1, all.size(-1)}), plan);
-  if (!autograd::in_backward()) load_ = load_of(routing, *plan, rows);
+  if (!autograd::in_backward()) load_ = load_of(*plan, rows);
   const at::Tensor sums = combine(experts_->forward(rows, plan->counts), weights, plan).view(all.sizes());
   at::Tensor y =
       split ? tensor::reduce_scatter_sequence(sums, sequence, parallel) : tensor::reduce_from(sums, parallel);
