@@ -96,15 +96,20 @@ TEST_F(ExpertState, WeightsGoOutAndInWhole) {
     run_job(job, [&](MoeRank& rank) {
       rank.step(0);
       values.add(checkpoint::model_pieces(rank.sharded(), nullptr));
-      checkpoint::export_weights(rank.sharded(), "/weights-" + job.name());
+      checkpoint::export_weights(rank.sharded(), "/live-" + job.name());
+      save(rank, job);
     });
-    for (const SavedJob& to : {saved_jobs[0], saved_jobs[2], saved_jobs[4]}) {
-      Assembled imported;
-      run_job(to, [&](MoeRank& rank) {
-        checkpoint::import_weights(checkpoint::WeightFiles::open("/weights-" + job.name()), rank.sharded());
-        imported.add(checkpoint::model_pieces(rank.sharded(), nullptr));
-      });
-      EXPECT_EQ(values.difference(imported), "") << job.name() << " -> " << to.name();
+    checkpoint::export_weights(checkpoint::Checkpoint::open(os::Path("/" + job.name()) / "step-1"),
+                               "/stored-" + job.name());
+    for (const char* exported : {"/live-", "/stored-"}) {
+      for (const SavedJob& to : {saved_jobs[0], saved_jobs[2], saved_jobs[4]}) {
+        Assembled imported;
+        run_job(to, [&](MoeRank& rank) {
+          checkpoint::import_weights(checkpoint::WeightFiles::open(exported + job.name()), rank.sharded());
+          imported.add(checkpoint::model_pieces(rank.sharded(), nullptr));
+        });
+        EXPECT_EQ(values.difference(imported), "") << exported << job.name() << " -> " << to.name();
+      }
     }
   }
 }
