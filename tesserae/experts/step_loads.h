@@ -10,8 +10,8 @@
 namespace tesserae::experts {
 
 /// What the mixtures below a module tell at the edge of a step, as numbers for a sum over all ranks of the job that is
-/// made anyway: a training loop adds to_sum() to what its ranks agree on, and hands the sums to from_sums(). Keeps
-/// pointers to the layers, which outlive it.
+/// made anyway: a training loop adds to_sum() to what its ranks agree on, and hands the sums to from_sums(). From
+/// the thread that computes, between steps. Keeps pointers to the layers, which outlive it.
 class StepLoads {
  public:
   explicit StepLoads(torch::nn::Module& root);
