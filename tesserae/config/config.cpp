@@ -36,6 +36,8 @@ void read_model(Json& c, Config& config) {
                          .kv_heads = optional_value<int64_t>(m["kv_heads"]).value_or(0),
                          .feed_forward = optional_value<int64_t>(m["feed_forward"]).value_or(0),
                          .max_sequence = c["data"]["sequence_length"],
+                         .window = m["window"],
+                         .document_end = m["document_end"].is_null() ? -1 : m["document_end"].get<int64_t>(),
                          .rope_base = m["rope_base"],
                          .norm_epsilon = m["norm_epsilon"],
                          .dropout = m["dropout"],

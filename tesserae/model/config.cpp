@@ -52,6 +52,7 @@ GptConfig resolved(GptConfig config) {
   at_least("kv_heads", config.kv_heads, 1);
   at_least("feed_forward", config.feed_forward, 1);
   at_least("max_sequence", config.max_sequence, 1);
+  at_least("window", config.window, 0);
   if (config.dimension % (2 * config.heads) != 0) {
     throw InvalidArgument("GptConfig", cat("dimension ", config.dimension, " / heads ", config.heads,
                                            " is no even number; rotary positions turn pairs of features"));

@@ -25,6 +25,9 @@ struct GptConfig {
   int64_t kv_heads = 0;         ///< heads of keys and values (heads)
   int64_t feed_forward = 0;     ///< width of the feed-forward layer (8/3 of dimension, rounded up to a multiple of 32)
   int64_t max_sequence = 1024;  ///< longest sequence that forward takes
+  int64_t window = 0;           ///< > 0: a token attends to so many at most, itself among them
+  /// >= 0: the token that ends a document; nobody attends across. (Documents are one sequence.)
+  int64_t document_end = -1;
   double rope_base = 10000;
   double norm_epsilon = 1e-5;
   double dropout = 0;  ///< share of what the embedding and each residual branch give that is dropped in training

@@ -44,11 +44,33 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens, const at::Tensor& targets)
     throw InvalidArgument("Gpt", cat("tokens have shape ", tokens.sizes(), "; it must be [batch, time] with time <= ",
                                      config_.max_sequence, " (max_sequence)"));
   }
-  const int64_t length = tokens.size(1);
-  const bool cut = config_.context->size() > 1;
-  const auto sequence =
-      cut ? std::make_shared<const context::Sequence>(config_.context, context::Pattern(length)) : nullptr;
-  const int64_t time = cut ? sequence->tokens() : length;
+  // Rows with documents of their own are one row of more documents.
+  const bool packed = config_.document_end >= 0;
+  const auto in_row = [packed](const at::Tensor& x) { return packed && x.defined() ? x.reshape({1, -1}) : x; };
+  const at::Tensor logits_or_loss = forward_rows(in_row(tokens), in_row(targets), tokens.size(1));
+  return targets.defined() || !packed ? logits_or_loss : logits_or_loss.view({tokens.size(0), tokens.size(1), -1});
+}
+
+context::SequencePtr GptImpl::sequence_of(const at::Tensor& tokens, int64_t row) const {
+  const bool packed = config_.document_end >= 0;
+  if (config_.context->size() == 1 && config_.window == 0 && !packed) return nullptr;
+  std::vector<int64_t> documents;
+  if (packed) {
+    const at::Tensor ends = tokens.view(-1).eq(config_.document_end).cpu();
+    const bool* const ended = ends.const_data_ptr<bool>();
+    for (int64_t i = 0; i < ends.numel(); ++i) {
+      if (i % row == 0 || ended[i - 1]) documents.push_back(i);
+    }
+  }
+  const context::Pattern pattern(tokens.size(1), /*causal=*/true, config_.window, std::move(documents));
+  return std::make_shared<const context::Sequence>(config_.context, pattern);
+}
+
+// `row`: the positions after which another document begins in any case, if any does.
+at::Tensor GptImpl::forward_rows(const at::Tensor& tokens, const at::Tensor& targets, int64_t row) {
+  const auto sequence = sequence_of(tokens, row);
+  const bool cut = sequence != nullptr;
+  const int64_t time = cut ? sequence->tokens() : tokens.size(1);
   const int64_t padding = config_.sequence_parallel ? round_up(time, config_.parallel->size()) - time : 0;
   // Pieces of the sequence are equal. What follows a token does not change what is computed for it.
   const auto own = [&](const at::Tensor& x, int64_t value) {

@@ -34,6 +34,8 @@ class GptImpl : public torch::nn::Module {
   const GptConfig& config() const { return config_; }  ///< resolved
 
  private:
+  context::SequencePtr sequence_of(const at::Tensor& tokens, int64_t row) const;
+  at::Tensor forward_rows(const at::Tensor& tokens, const at::Tensor& targets, int64_t row);
   std::pair<at::Tensor, at::Tensor> forward_padded(const at::Tensor& tokens, const at::Tensor& targets,
                                                    const context::SequencePtr& sequence);
 

@@ -85,10 +85,11 @@ std::vector<Case> choices(const Axes& axes, const mesh::Degrees& degrees, bool s
 }  // namespace
 
 std::string to_string(const Case& c) {
-  return cat("T=", c.tensor_degree, " C=", c.context_degree, " ", context::to_string(c.method), " ",
-             mesh::to_string(c.strategy.degrees), c.sequence ? " sequence" : "", c.bf16 ? " bf16" : "",
-             " accumulation ", c.accumulation, c.clip ? " clips" : "", c.checkpoint ? " checkpoints" : "",
-             c.tied ? " tied" : "", c.frozen ? " frozen" : "", c.turned ? " turned" : "", c.adamw ? " adamw" : "");
+  return cat("T=", c.tensor_degree, " C=", c.context_degree, " ", context::to_string(c.method),
+             c.packed ? " packed" : "", c.window > 0 ? " window" : "", " ", mesh::to_string(c.strategy.degrees),
+             c.sequence ? " sequence" : "", c.bf16 ? " bf16" : "", " accumulation ", c.accumulation,
+             c.clip ? " clips" : "", c.checkpoint ? " checkpoints" : "", c.tied ? " tied" : "",
+             c.frozen ? " frozen" : "", c.turned ? " turned" : "", c.adamw ? " adamw" : "");
 }
 
 std::vector<Case> cases(int ranks) {
@@ -121,7 +122,10 @@ std::vector<Case> cases(int ranks) {
           }
         }
         list.push_back(*best);
-        if (axes.context > 1) list.back().method = methods[turn++ % methods.size()];
+        if (axes.context > 1) list.back().method = methods[turn % methods.size()];
+        list.back().packed = turn % 3 == 1;
+        list.back().window = turn % 5 == 2 ? 4 : 0;
+        ++turn;
         covered.merge(pairs_of(*best));
         if (complete) continue;
         ever.merge(pairs_of(*best));

@@ -13,6 +13,8 @@ struct Case {
   int tensor_degree = 1;
   int context_degree = 1;
   context::Method method = context::Method::automatic;
+  bool packed = false;  // documents end within sequences
+  int64_t window = 0;
   mesh::Strategy strategy = {};
   bool sequence = false;
   bool bf16 = false;
@@ -27,9 +29,9 @@ struct Case {
 
 std::string to_string(const Case& c);
 
-/// Every (T, C, P, G, O), with T > 1 with and without sequence parallelism; methods take turns. The other choices
-/// follow so that every pair of values of two choices occurs, and then anew in fp32, where all numbers are compared
-/// closely.
+/// Every (T, C, P, G, O), with T > 1 with and without sequence parallelism; methods, packed documents and windows take
+/// turns. The other choices follow so that every pair of values of two choices occurs, and then anew in fp32, where all
+/// numbers are compared closely.
 std::vector<Case> cases(int ranks);
 
 }  // namespace tesserae::testing

@@ -56,6 +56,8 @@ model::GptConfig config(const Case& c, const Size& size) {
   config.feed_forward = 40;
   config.max_sequence = size.length;
   config.tied = c.tied;
+  config.window = c.window;
+  config.document_end = c.packed ? 3 : -1;
   config.sequence_parallel = c.sequence;
   return config;
 }

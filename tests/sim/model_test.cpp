@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "tesserae/comm/mesh_fabric.h"
+#include "tesserae/context/parallel.h"
 #include "tesserae/model/gpt.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/shard/sharded.h"
@@ -28,6 +29,9 @@ struct ModelCase {
   shard::CutBy cut_by = shard::CutBy::elements;
   int tensor_degree = 1;
   bool sequence_parallel = false;
+  int context_degree = 1;
+  context::Method method = context::Method::automatic;
+  int64_t window = 0;
   int64_t experts = 0;
   int expert_degree = 1;
 };
@@ -42,6 +46,7 @@ model::GptConfig shape(const ModelCase& how, c10::Device device) {
   config.feed_forward = 40;
   config.max_sequence = sequence;
   config.tied = how.tied;
+  config.window = how.window;
   config.experts = how.experts;
   config.shared_experts = 1;  // if there are others
   config.device = device;
@@ -52,12 +57,14 @@ std::vector<double> losses_of(const std::shared_ptr<comm::Fabric>& job, const Mo
                               const mesh::Degrees& degrees) {
   const int tensor_degree = job->size() == 1 ? 1 : how.tensor_degree;
   const int expert_degree = job->size() == 1 ? 1 : how.expert_degree;
+  const int context_degree = job->size() == 1 ? 1 : how.context_degree;
   const auto mesh = std::make_shared<comm::MeshFabric>(
-      job, mesh::Mesh(job->size(), {.tensor = tensor_degree, .expert = expert_degree}));
+      job, mesh::Mesh(job->size(), {.tensor = tensor_degree, .context = context_degree, .expert = expert_degree}));
   const auto fabric = mesh->over(mesh::axes::state);
   model::GptConfig config = shape(how, job->device());
   config.parallel = std::make_shared<const tensor::Parallel>(mesh);
   config.sequence_parallel = how.sequence_parallel && tensor_degree > 1;
+  config.context = std::make_shared<const context::Parallel>(mesh, how.method);
   model::Gpt net(config);
   if (how.recompute) net->checkpoint_activations_of_blocks();
   shard::Options options;
@@ -67,12 +74,12 @@ std::vector<double> losses_of(const std::shared_ptr<comm::Fabric>& job, const Mo
   if (how.bf16) options.precision = shard::Precision::bf16();
   auto sharded = shard::shard_model(net, fabric, options);
   optim::AdamW optimizer(sharded, optim::AdamWOptions{.lr = 1e-2});
-  const int64_t share = rows_of_a_step / fabric->size();
+  const int64_t batches = mesh->degree(mesh::axes::batch), share = rows_of_a_step / batches;
   std::vector<double> losses;
   for (int64_t step = 0; step < 4; ++step) {
     const at::Tensor tokens =
         at::arange(rows_of_a_step * (sequence + 1)).mul(step + 3).remainder(words).view({rows_of_a_step, sequence + 1});
-    const at::Tensor mine = tokens.narrow(0, fabric->rank() * share, share).to(fabric->device());
+    const at::Tensor mine = tokens.narrow(0, mesh->index(mesh::axes::batch) * share, share).to(fabric->device());
     const at::Tensor loss = net(mine.narrow(1, 0, sequence), mine.narrow(1, 1, sequence));
     loss.backward();
     losses.push_back(sharded.sum_over_ranks(loss.item<double>()) / fabric->size());
@@ -151,6 +158,22 @@ TEST_F(SimModel, SharesOutExpertsAndSplitsTheirMatrices) {
 
 TEST_F(SimModel, SplitsMatricesAndTheSequence) {
   expect_parity({.recompute = true, .tensor_degree = 2, .sequence_parallel = true});
+}
+
+TEST_F(SimModel, SharesOutSequencesPieceByPiece) {
+  expect_parity({.recompute = true, .context_degree = 4, .method = context::Method::p2p});
+}
+
+TEST_F(SimModel, SharesOutSequencesAndGathers) {
+  expect_parity({.tensor_degree = 2,
+                 .sequence_parallel = true,
+                 .context_degree = 2,
+                 .method = context::Method::all_gather,
+                 .window = 5});
+}
+
+TEST_F(SimModel, SharesOutSequencesByHeads) {
+  expect_parity({.bf16 = true, .context_degree = 2, .method = context::Method::all_to_all});
 }
 
 TEST_F(SimModel, RecomputesActivations) {
