@@ -73,7 +73,7 @@ std::string text_of(Fabric& fabric, const std::string& text, int root) {
       at::full({1}, static_cast<int64_t>(text.size()), at::TensorOptions().dtype(at::kLong).device(fabric.device()));
   fabric.everyone().broadcast(size, root);
   at::Tensor bytes = at::zeros({size.item<int64_t>()}, at::kByte);
-  if (fabric.rank() == root) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  if (fabric.rank() == root && !text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
   const at::Tensor moved = bytes.to(fabric.device());
   if (bytes.numel() > 0) fabric.everyone().broadcast(moved, root);
   bytes = moved.cpu();
