@@ -6,7 +6,7 @@
 2. The longest sequence that four ranks can train on under a memory limit for all of them together (a memory cgroup),
    by C: `tesserae train` for two steps, longer and longer until the kernel kills it.
 
-    python bench/context.py                  # about 20 minutes
+    python bench/context.py                  # about 15 minutes
     python bench/context.py --quick          # proves in a minute or two that it works
 
 The second part makes a cgroup, and so needs to be root; without that it says so and is left out. Writes
@@ -36,7 +36,7 @@ MODEL = ("model.dimension=256", "model.heads=4", "model.layers=6", "train.batch_
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--lengths", default="2048,4096,8192,16384", help="of part 1, in tokens")
+    parser.add_argument("--lengths", default="2048,4096,8192", help="of part 1, in tokens")
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5, help="of part 1")
     parser.add_argument("--limit", type=float, default=3.0, help="of part 2, in GiB, for all ranks together")
