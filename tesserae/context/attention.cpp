@@ -7,7 +7,6 @@
 
 #include <cmath>
 #include <limits>
-#include <type_traits>
 
 #include "tesserae/base/error.h"
 #include "tesserae/context/heads.h"
@@ -38,8 +37,7 @@ at::Tensor at_place(const at::Tensor& x, const Span& part, const Placed& placed)
   return x.narrow(time_dim, placed.at + part.begin - placed.positions.begin, part.size());
 }
 
-/// Calls visit(tile, place of the queries, place of the keys, their place end to end) for every tile of these spans;
-/// the last may be left out.
+/// Calls visit(tile, place of the queries, place of the keys, their place end to end) for every tile of these spans.
 template <class Visit>
 void for_each_tile(const Pattern& pattern, const std::vector<Placed>& queries, const std::vector<Placed>& keys,
                    c10::Device device, const Visit& visit) {
@@ -49,11 +47,7 @@ void for_each_tile(const Pattern& pattern, const std::vector<Placed>& queries, c
       const Placed end_to_end{asked.positions, end};
       end += asked.positions.size();
       for (const Tile& tile : tiles(pattern, asking.positions, asked.positions, largest_triangle(device))) {
-        if constexpr (std::is_invocable_v<Visit, Tile, Placed, Placed, Placed>) {
-          visit(tile, asking, asked, end_to_end);
-        } else {
-          visit(tile, asking, asked);
-        }
+        visit(tile, asking, asked, end_to_end);
       }
     }
   }
@@ -100,7 +94,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     Joined joined(queries);
     for (int i = 0; i < source->blocks(); ++i) {
       const KeyValues::Block block = source->next();
-      const auto join = [&](const Tile& tile, const Placed& q, const Placed& k) {
+      const auto join = [&](const Tile& tile, const Placed& q, const Placed& k, const Placed& /*in sums*/) {
         joined.add(attend(at_place(queries, tile.queries, q), at_place(block.keys, tile.keys, k),
                           at_place(block.values, tile.keys, k), tile.shape, call->scale),
                    tile.queries, q);
@@ -116,7 +110,8 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     const auto call = kept<Call>(context);
     const Sequence& sequence = *call->sequence;
     const auto saved = context->get_saved_variables();
-    const at::Tensor &queries = saved[0], &out = saved[3], &lse = saved[4], &gradient = gradients[0];
+    const at::Tensor &queries = saved[0], &out = saved[3], &lse = saved[4];
+    const at::Tensor gradient = gradients[0].stride(-1) == 1 ? gradients[0] : gradients[0].contiguous();
     const std::vector<Placed> asking = end_to_end(sequence.spans());
     const auto source = collect_for_backward(call->method, sequence, call->pattern, {saved[1], saved[2]});
     const at::TensorOptions sums = queries.options().dtype(sum_type(queries));
@@ -168,11 +163,12 @@ void check(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& 
   }
 }
 
-// What autocast does to the arguments of torch's attention.
-at::Tensor autocast(const at::Tensor& x) {
+// As kernels want it: in the dtype that autocast gives to the arguments of torch's attention, features side by side.
+at::Tensor prepared(const at::Tensor& x) {
   const at::DeviceType device = x.device().type();
-  if (!at::autocast::is_autocast_enabled(device)) return x;
-  return x.to(at::autocast::get_autocast_dtype(device));
+  const bool cast = at::autocast::is_autocast_enabled(device) && x.scalar_type() != at::kDouble;
+  const at::Tensor y = cast ? x.to(at::autocast::get_autocast_dtype(device)) : x;
+  return y.stride(-1) == 1 ? y : y.contiguous();
 }
 
 }  // namespace
@@ -183,7 +179,7 @@ at::Tensor attention(const at::Tensor& queries, const at::Tensor& keys, const at
   check(queries, keys, values, *sequence, pattern);
   const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(queries.size(3))));
   const Method method = sequence->parallel().method_for(queries.size(1), keys.size(1));
-  const at::Tensor q = autocast(queries), k = autocast(keys), v = autocast(values);
+  const at::Tensor q = prepared(queries), k = prepared(keys), v = prepared(values);
   if (method == Method::all_to_all && sequence->parallel().size() > 1) {
     static const ParallelPtr alone = std::make_shared<const Parallel>();
     const auto whole = std::make_shared<const Sequence>(alone, sequence->cut().pattern());

@@ -24,7 +24,7 @@ class AtOnce : public KeyValues {
   Pair gradients() override {
     const Parallel& parallel = sequence_.parallel();
     if (parallel.size() == 1) return {sums_[0], sums_[1]};
-    // In the dtype of the keys: summed in fp32 and rounded once (comm::RunningReduction).
+    // Each rank's part is rounded to the dtype of the keys, and so is their sum (comm::RunningReduction).
     const at::Tensor pieces = to_pieces(sums_.to(dtype_), sequence_.cut(), time_of_both);
     sums_.reset();
     const at::Tensor own = at::empty(pieces.sizes().slice(1), pieces.options());

@@ -1,11 +1,9 @@
 // Keys and values straight from the rank that has them (ring attention, Liu et al., 2023, arXiv:2310.01889; here each
 // piece takes one hop, so that ranks which do not attend to each other send nothing). C ranks, this one is r:
 //  1. Block 0 is this rank's own. Before a block is handed out, the next is asked for: step i sends this rank's keys
-//  and
-//     values to r + i and receives those of r - i (mod C), on the lane, while the block before is worked on. Where all
-//     of them are in shared memory, they are read there, and nothing is sent.
-//  2. Backward: the gradients of block i go back to r - i, and those of r + i come, on the lane, while the next block
-//  is
+//     and values to r + i and receives those of r - i (mod C), on the lane, while the block before is worked on.
+//     Where all of them are in shared memory, they are read there, and nothing is sent.
+//  2. Backward: the gradients of block i go back to r - i, and those of r + i come, on the lane, while the next is
 //     worked on. They are added in the order of steps, each when the next is sent.
 // All ranks submit the same steps in the same order: 1, 2, back 1, 3, back 2, ...
 

@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <limits>
 
@@ -103,6 +104,7 @@ TileGradients attend_backward(const at::Tensor& g, const at::Tensor& q, const at
 
 Attended attend_by_products(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                             bool up_to_self, double scale) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto dtype = wide(queries);
   const int64_t heads = queries.size(1);
   const at::Tensor all = scores(queries.to(dtype), repeated(keys, heads).to(dtype), up_to_self, scale);
@@ -114,6 +116,7 @@ Attended attend_by_products(const at::Tensor& queries, const at::Tensor& keys, c
 TileGradients attend_by_products_backward(const at::Tensor& gradient, const at::Tensor& queries, const at::Tensor& keys,
                                           const at::Tensor& values, const at::Tensor& out, const at::Tensor& lse,
                                           bool up_to_self, double scale) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto dtype = wide(queries);
   const int64_t heads = queries.size(1), kv_heads = keys.size(1);
   const at::Tensor g = gradient.to(dtype), q = queries.to(dtype);

@@ -1,5 +1,7 @@
 #include "tesserae/context/key_values.h"
 
+#include "tesserae/base/error.h"
+
 namespace tesserae::context {
 
 std::unique_ptr<KeyValues> collect_for_forward(Method method, const Sequence& sequence, const Pattern& pattern,
@@ -32,7 +34,7 @@ Pair in_shared_memory(const Sequence& sequence, const Pair& own) {
   const Pair whole{part(0), part(bytes)};
   put(whole.keys, own.keys, sequence.spans(), time_dim);
   put(whole.values, own.values, sequence.spans(), time_dim);
-  sequence.parallel().group().barrier();
+  sequence.parallel().group().barrier({"keys and values"}, cat(shape, " of ", to_string(sequence.cut().pattern())));
   return whole;
 }
 

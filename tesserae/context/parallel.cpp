@@ -1,5 +1,8 @@
 #include "tesserae/context/parallel.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
+
 #include <string>
 #include <utility>
 
@@ -63,6 +66,26 @@ Method Parallel::method_for(int64_t heads, int64_t kv_heads) const {
   if (method_ != Method::automatic) return method_;
   if (shares_) return Method::shared;
   return exchanges_heads(heads, kv_heads, ranks) ? Method::all_to_all : Method::p2p;
+}
+
+void Parallel::require_same(const at::Tensor& tokens) const {
+  if (size() == 1) return;
+  const at::Tensor flat = tokens.detach().to(at::kCPU, at::kLong).reshape({-1});
+  const at::Tensor all = at::zeros({size(), 2}, at::TensorOptions().dtype(at::kLong));
+  all[index()][0] = flat.numel();
+  all[index()][1] = flat.mul(at::arange(1, flat.numel() + 1, flat.options())).sum();
+  const at::Tensor there = all.to(mesh_->job()->device());
+  group_->all_gather(there);
+  const at::Tensor known = there.cpu();
+  for (int rank = 1; rank < size(); ++rank) {
+    if (known[rank].equal(known[0])) continue;
+    throw InvalidArgument(
+        "context::Parallel",
+        cat("context ranks ", group_->members()[0], " and ", group_->members()[static_cast<size_t>(rank)],
+            " were given different tokens (", known[0][0].item<int64_t>(), " and ", known[rank][0].item<int64_t>(),
+            " of them); they share out the same sequences, so all ", size(),
+            " read the same batches: deal them out by the data-parallel rank"));
+  }
 }
 
 at::Tensor Parallel::shared_memory(int64_t bytes) const {

@@ -13,7 +13,8 @@ namespace tesserae::context {
 
 /// How keys and values reach the queries that attend to them. H heads, H' of keys and values, C ranks.
 enum class Method {
-  automatic,   ///< shared where it can be; else all_to_all where C divides H' and C >= 1 + H / H'; else p2p
+  automatic,   ///< shared where it can be; else all_to_all where C divides H and H' and 4 (H + H') < 6 H' C;
+               ///< else p2p
   shared,      ///< every rank writes its keys and values where all of the host read them: one copy a host, no gather
   p2p,         ///< from the rank that has them, piece by piece, while the piece before is worked on
   all_gather,  ///< all of them on every rank, before the work begins
@@ -47,6 +48,10 @@ class Parallel {
   /// a layer, forward and backward: all_to_all (4 H + 4 H') / C, all_gather and p2p 6 H'; the choice is the rule above.
   /// Throws InvalidArgument for all_to_all if C does not divide the heads.
   Method method_for(int64_t heads, int64_t kv_heads) const;
+
+  /// Throws InvalidArgument, on all ranks, unless all have been given the same `tokens` (int64, any shape): for a first
+  /// batch, since a loader that deals different batches to context ranks would go unnoticed. Collective.
+  void require_same(const at::Tensor& tokens) const;
 
   /// Memory of at least so many bytes that all ranks see, for one use: everyone writes its own, then a barrier, then
   /// everyone reads, until the next use. Two pieces take turns, so one barrier a use is enough: who writes into a piece

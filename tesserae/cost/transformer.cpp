@@ -126,14 +126,16 @@ AxisTraffic context_traffic_of(const model::GptConfig& given, const Execution& r
   const int64_t heads = model.heads / run.tensor, kv_heads = model.kv_heads / run.tensor;
   const auto d = static_cast<double>(model.dimension), k = static_cast<double>(kv_dimension(model));
   const double others = run.context - 1, passes = run.recompute ? 1 : 0;  // of forward, besides the first
-  const double element = run.tokens() * static_cast<double>(model.layers) * run.compute_bytes / run.tensor;
+  const double elements = run.tokens() * static_cast<double>(model.layers) / run.tensor;
   const auto layers = static_cast<double>(model.layers);
   if (context::exchanges_heads(heads, kv_heads, run.context)) {  // queries, keys, values and results, there and back
     const double share = others / run.context;
-    return {.bytes = (2 + passes) * (2 * d + 2 * k) * share * element, .calls = (2 + passes) * 4 * layers};
+    return {.bytes = (2 + passes) * (2 * d + 2 * k) * share * elements * run.compute_bytes,
+            .calls = (2 + passes) * 4 * layers};
   }
-  // Keys and values to all others in every pass, and their gradients back.
-  return {.bytes = (3 + passes) * 2 * k * others * element, .calls = (3 + passes) * others * layers};
+  // Keys and values to all others in every pass, and their gradients back, in fp32.
+  return {.bytes = 2 * k * others * elements * ((2 + passes) * run.compute_bytes + 4),
+          .calls = (3 + passes) * others * layers};
 }
 
 }  // namespace tesserae::cost

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
@@ -20,6 +21,10 @@ constexpr int64_t ignored = -100;
 }  // namespace
 
 GptImpl::GptImpl(const GptConfig& config) : config_(resolved(config)), options_(layer_options(config_)) {
+  if (config_.document_end >= config_.vocabulary) {
+    throw InvalidArgument("Gpt", cat("document_end is ", config_.document_end,
+                                     ", but the vocabulary has the tokens 0 to ", config_.vocabulary - 1));
+  }
   const auto rotary = std::make_shared<Rotary>(config_.dimension / config_.heads, config_.rope_base);
   embedding_ =
       register_module("embedding", tensor::VocabularyEmbedding(config_.vocabulary, config_.dimension, options_));
@@ -44,6 +49,7 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens, const at::Tensor& targets)
     throw InvalidArgument("Gpt", cat("tokens have shape ", tokens.sizes(), "; it must be [batch, time] with time <= ",
                                      config_.max_sequence, " (max_sequence)"));
   }
+  if (!std::exchange(compared_, true)) config_.context->require_same(tokens);
   // Rows with documents of their own are one row of more documents.
   const bool packed = config_.document_end >= 0;
   const auto in_row = [packed](const at::Tensor& x) { return packed && x.defined() ? x.reshape({1, -1}) : x; };

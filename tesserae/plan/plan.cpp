@@ -171,7 +171,12 @@ std::vector<Entry> make_plan(const model::GptConfig& given, const Training& trai
     }
   }
   if (entries.empty()) {
-    const int64_t unit = cluster.devices * std::max<int64_t>(1, training.run.micro_batch);
+    const int context = std::max(1, training.run.context);
+    if (cluster.devices % context != 0) {
+      throw InvalidArgument(
+          "make_plan", cat("a context-parallel degree of ", context, " does not divide ", cluster.devices, " devices"));
+    }
+    const int64_t unit = cluster.devices / context * std::max<int64_t>(1, training.run.micro_batch);
     throw InvalidArgument(
         "make_plan", cat("a batch of ", training.batch, " sequences cannot be dealt out equally to ", cluster.devices,
                          " devices at any tensor-parallel degree of this model",

@@ -92,6 +92,15 @@ void check_what_is_split(const config::Config& config) {
         cat("must divide model.", name, " = ", size, ", but is ", degree, "; heads, kv_heads and ",
             "feed_forward can all be split over the divisors of ", common_divisor(shape)));
   }
+  const int context = config.sharding.context_parallel_degree;
+  const int64_t heads = shape.heads / degree, kv_heads = shape.kv_heads / degree;
+  const bool by_heads = config.sharding.context_parallel_method == context::Method::all_to_all;
+  if (by_heads && (heads % context != 0 || kv_heads % context != 0)) {
+    throw config::ConfigError(
+        "context_parallel_method",
+        cat("all_to_all shares out heads, but ", context, " ranks do not divide the ", heads, " and ", kv_heads,
+            " (of keys and values) of a tensor index; take p2p or all_gather"));
+  }
 }
 
 }  // namespace
@@ -111,6 +120,11 @@ JobSetup set_up_job(const config::Config& config, int ranks, int local_ranks, in
   setup.stream = open_stream(config);
   setup.model = config.model;
   setup.model.vocabulary = setup.stream->vocabulary();
+  if (setup.model.document_end >= setup.model.vocabulary) {
+    throw config::ConfigError(
+        "model.document_end",
+        cat("is ", setup.model.document_end, ", but the data have the tokens 0 to ", setup.model.vocabulary - 1));
+  }
   setup.parameters = model::sizes(setup.model).total;
   try {
     const data::Loader loader(setup.stream, loader_options(config, setup.mesh, 0));

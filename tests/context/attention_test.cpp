@@ -1,7 +1,7 @@
 #include "tesserae/context/attention.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/matmul.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -156,6 +156,36 @@ TEST(ContextAttention, RefusesWhatCannotBe) {
   });
   EXPECT_THAT([] { method_from_name("ring"); },
               ThrowsMessage<InvalidArgument>(HasSubstr("none of auto, shared, p2p, all_gather, all_to_all")));
+}
+
+// Features that do not lie side by side: torch's kernel for the CPU would read others.
+TEST(ContextAttention, TakesAnyStrides) {
+  const auto sequence = std::make_shared<const Sequence>(std::make_shared<const Parallel>(), Pattern(9));
+  const auto turned = [](uint64_t seed) { return numbers({2, 4, 8, 9}, seed).set_requires_grad(true); };
+  const at::Tensor x = turned(1), y = x.detach().clone().set_requires_grad(true);
+  const at::Tensor gradient = numbers({2, 4, 8, 9}, 2).transpose(2, 3);
+  const auto attended = [&](const at::Tensor& q) { return attention(q, q, q, sequence); };
+  const at::Tensor out = attended(x.transpose(2, 3)), expected = attended(y.transpose(2, 3).contiguous());
+  EXPECT_LE(apart(out, expected), 1e-12);
+  EXPECT_LE(apart(out, at::scaled_dot_product_attention(y.transpose(2, 3), y.transpose(2, 3), y.transpose(2, 3), {},
+                                                        0.0, true)),
+            1e-12);
+  out.backward(gradient);
+  expected.backward(gradient.contiguous());
+  EXPECT_LE(apart(x.grad(), y.grad()), 1e-12);
+}
+
+TEST(ContextAttention, RanksWithOtherTokensAreNamed) {
+  comm::run_local(2, [](comm::Fabric& fabric) {
+    const std::shared_ptr<comm::Fabric> job(&fabric, [](comm::Fabric*) {});
+    const Parallel parallel(context_mesh(job));
+    const at::Tensor tokens = at::arange(6, at::kLong).view({2, 3});
+    parallel.require_same(tokens);
+    EXPECT_THAT([&] { parallel.require_same(tokens + fabric.rank()); },
+                ThrowsMessage<InvalidArgument>(HasSubstr("context ranks 0 and 1 were given different tokens")));
+    EXPECT_THAT([&] { parallel.require_same(tokens.narrow(1, 0, 2 + fabric.rank())); },
+                ThrowsMessage<InvalidArgument>(HasSubstr("(4 and 6 of them)")));
+  });
 }
 
 TEST(ContextAttention, ComputesAsAutocastSays) {

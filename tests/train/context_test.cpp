@@ -80,6 +80,9 @@ TEST_F(ContextJob, DegreesThatDoNotDivideNameWhatWould) {
       HasSubstr("context_parallel_degree: a context-parallel degree of 3 does not divide the 4 ranks of the job"));
   EXPECT_THAT(refused(4, {"tensor_parallel_degree=2", "context_parallel_degree=4"}),
               HasSubstr("context_parallel_degree: a context-parallel degree of 4 does not divide the 2 ranks"));
+  EXPECT_THAT(refused(4, {"context_parallel_degree=4", "model.kv_heads=2", "context_parallel_method=all_to_all"}),
+              HasSubstr("context_parallel_method: all_to_all shares out heads, but 4 ranks do not divide the 4 and 2"));
+  EXPECT_THAT(refused(2, {"model.document_end=300"}), HasSubstr("model.document_end: is 300, but the data have"));
   EXPECT_THAT(refused(2, {"context_parallel_method=ring"}), HasSubstr("context_parallel_method"));
   EXPECT_THAT(refused(2, {"context_parallel_degree=2", "context_parallel_method=shared", "run.backend=gloo"}),
               HasSubstr("needs ranks that share a host's memory"));
