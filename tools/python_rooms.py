@@ -15,6 +15,7 @@ ROOMS = [
     "job",
     "context",
     "tensor_parallel",
+    "experts",
     "fsdp",
     "fully_shard",
     "checkpoint",
@@ -27,6 +28,7 @@ DOORS = ["distributed", "utils"]
 BUILT = {"tesserae._C", "tesserae._build"}
 # Names with an underscore that are neither ours nor torch's.
 OTHERS = {
+    "_apply_gate",  # of transformers' experts
     "_fields",  # of a named tuple
     "_init_weights",  # of transformers' models
     "_is_hf_initialized",

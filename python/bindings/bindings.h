@@ -22,6 +22,7 @@ void bind_shard(py::module_& module);
 void bind_tensor(py::module_& module);
 void bind_context(py::module_& module);
 void bind_optim(py::module_& module);
+void bind_experts(py::module_& module);
 void bind_dial(py::module_& module);
 void bind_checkpoint(py::module_& module);
 void bind_saver(py::module_& module);  // part of the layer checkpoint

@@ -22,16 +22,15 @@ void bind_config(py::module_& module) {
       "key that cannot work.");
   module.def(
       "check_degrees",
-      [](int ranks, int tensor, int context, const std::vector<std::tuple<int, int, int>>& degrees) {
-        check_state_ranks(mesh::Mesh(ranks, {.tensor = tensor, .context = context}), 0, [&](int state_ranks) {
-          for (const auto& [p, g, o] : degrees) mesh::Layout(state_ranks, {p, g, o});
-        });
+      [](int ranks, int tensor, int context, int expert, const std::vector<std::tuple<int, int, int>>& degrees) {
+        check_state_ranks(mesh::Mesh(ranks, {.tensor = tensor, .context = context, .expert = expert}), 0,
+                          [&](int state_ranks) {
+                            for (const auto& [p, g, o] : degrees) mesh::Layout(state_ranks, {p, g, o});
+                          });
       },
-      py::arg("ranks"), py::kw_only(), py::arg("tensor"), py::arg("context"), py::arg("degrees"),
-      "Raises InvalidArgument if some degrees do not fit the ranks of a job with these tensor- and context-parallel "
-      "degrees; it "
-      "names "
-      "what would.");
+      py::arg("ranks"), py::kw_only(), py::arg("tensor"), py::arg("context"), py::arg("expert"), py::arg("degrees"),
+      "Raises InvalidArgument if some degrees do not fit the ranks of a job with these tensor-, context- and "
+      "expert-parallel degrees; it names what would.");
 }
 
 }  // namespace tesserae::bindings

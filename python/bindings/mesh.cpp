@@ -105,15 +105,19 @@ void bind_mesh(py::module_& module) {
       .def("__repr__", [](const Mesh& self) { return mesh::to_string(self); });
 
   using mesh::Split;
-  py::class_<Split>(module, "Split", "How a tensor is cut among tensor-parallel ranks; see tesserae/mesh/split.h.")
-      .def(py::init([](int dim, int parts, int index, int blocks) {
-             return Split{dim, parts, index, blocks};
+  py::class_<Split>(module, "Split", "How a tensor is cut among the ranks of an axis; see tesserae/mesh/split.h.")
+      .def(py::init([](int dim, int parts, int index, int blocks, const std::string& axis) {
+             const auto named = mesh::axis_from_name(axis);
+             if (!named) throw InvalidArgument("Split", cat("there is no axis '", axis, "'"));
+             return Split{dim, parts, index, blocks, *named};
            }),
-           py::arg("dim") = 0, py::arg("parts") = 1, py::arg("index") = 0, py::arg("blocks") = 1)
+           py::arg("dim") = 0, py::arg("parts") = 1, py::arg("index") = 0, py::arg("blocks") = 1,
+           py::arg("axis") = "tensor")
       .def_readonly("dim", &Split::dim)
       .def_readonly("parts", &Split::parts)
       .def_readonly("index", &Split::index)
       .def_readonly("blocks", &Split::blocks)
+      .def_property_readonly("axis", [](const Split& self) { return std::string(mesh::to_string(self.axis)); })
       .def(
           "part_shape",
           [](const Split& self, const std::vector<int64_t>& whole) { return mesh::part_shape(whole, self); },

@@ -17,6 +17,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_tensor(module);
   bind_context(module);
   bind_optim(module);
+  bind_experts(module);
   bind_dial(module);
   bind_checkpoint(module);
   bind_config(module);

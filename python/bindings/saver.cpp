@@ -23,13 +23,13 @@ struct Saver {
   std::shared_ptr<comm::Fabric> fabric;
   checkpoint::Saver saver;
 
-  void save(const std::string& folder, int keep, int64_t step, const Degrees& degrees, int tensor,
+  void save(const std::string& folder, int keep, int64_t step, const Degrees& degrees, int tensor, int expert,
             std::vector<Piece> pieces, const std::string& training, bool asynchronous) {
     const auto& [parameters, gradients, optimizer] = degrees;
     saver.set_target(folder, keep);
     saver.save({.step = step,
                 .layout = {fabric->size() / tensor, {parameters, gradients, optimizer}},
-                .axes = {.tensor = tensor},
+                .axes = {.tensor = tensor, .expert = expert},
                 .pieces = std::move(pieces),
                 .training = nlohmann::json::parse(training)},
                asynchronous);
@@ -114,8 +114,8 @@ void bind_saver(py::module_& module) {
            }),
            py::arg("fabric"), without_gil, "Collective.")
       .def("save", &Saver::save, py::kw_only(), py::arg("folder"), py::arg("keep"), py::arg("step"), py::arg("degrees"),
-           py::arg("tensor"), py::arg("pieces"), py::arg("training"), py::arg("asynchronous"), without_gil,
-           "Collective: finishes the last save, then saves the pieces, or begins to.")
+           py::arg("tensor"), py::arg("expert"), py::arg("pieces"), py::arg("training"), py::arg("asynchronous"),
+           without_gil, "Collective: finishes the last save, then saves the pieces, or begins to.")
       .def(
           "wait_copied", [](Saver& self) { self.saver.wait_copied(); }, without_gil)
       .def(

@@ -19,6 +19,7 @@ __all__: list[str] = [
     "Counters",
     "Damaged",
     "Dial",
+    "Dispatch",
     "Error",
     "Fabric",
     "FlatBuffer",
@@ -48,19 +49,24 @@ __all__: list[str] = [
     "chunk",
     "clip_gradients",
     "column_linear",
+    "combine",
     "connect_process_group",
     "context_attention",
     "copy_to_parallel",
+    "dispatch",
+    "experts_of_rank",
     "flat_buffers",
     "flat_slices",
     "gather_from",
     "gather_sequence",
+    "grouped_linear",
     "heads_of_rank",
     "in_backward",
     "list_checkpoints",
     "load_checkpoint",
     "parameter_group",
     "part_of",
+    "plan_dispatch",
     "publish_unit",
     "read_config_file",
     "replica_group",
@@ -178,7 +184,7 @@ class Mesh:
 
 class Split:
     """
-    How a tensor is cut among tensor-parallel ranks; see tesserae/mesh/split.h.
+    How a tensor is cut among the ranks of an axis; see tesserae/mesh/split.h.
     """
 
     __hash__: typing.ClassVar[None] = None
@@ -189,12 +195,15 @@ class Split:
         parts: typing.SupportsInt | typing.SupportsIndex = 1,
         index: typing.SupportsInt | typing.SupportsIndex = 0,
         blocks: typing.SupportsInt | typing.SupportsIndex = 1,
+        axis: str = "tensor",
     ) -> None: ...
     def __repr__(self) -> str: ...
     def part_shape(self, whole: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> list[int]:
         """
         The shape of one part, padding included. Raises InvalidArgument where it cannot be cut.
         """
+    @property
+    def axis(self) -> str: ...
     @property
     def blocks(self) -> int: ...
     @property
@@ -704,6 +713,16 @@ class WholeMatrices:
         By matrix: which of these ranks gets it.
         """
 
+class Dispatch:
+    """
+    Where the rows of a forward go; see tesserae/experts/dispatch.h.
+    """
+    @property
+    def counts(self) -> torch.Tensor:
+        """
+        [experts of this rank] int64, on the host: rows of each.
+        """
+
 class Dial:
     """
     When a job changes its degrees; see tesserae/dial/dial.h.
@@ -819,6 +838,7 @@ class Saver:
             typing.SupportsInt | typing.SupportsIndex,
         ],
         tensor: typing.SupportsInt | typing.SupportsIndex,
+        expert: typing.SupportsInt | typing.SupportsIndex,
         pieces: collections.abc.Sequence[Piece],
         training: str,
         asynchronous: bool,
@@ -843,6 +863,7 @@ def check_degrees(
     *,
     tensor: typing.SupportsInt | typing.SupportsIndex,
     context: typing.SupportsInt | typing.SupportsIndex,
+    expert: typing.SupportsInt | typing.SupportsIndex,
     degrees: collections.abc.Sequence[
         tuple[
             typing.SupportsInt | typing.SupportsIndex,
@@ -852,7 +873,7 @@ def check_degrees(
     ],
 ) -> None:
     """
-    Raises InvalidArgument if some degrees do not fit the ranks of a job with these tensor- and context-parallel degrees; it names what would.
+    Raises InvalidArgument if some degrees do not fit the ranks of a job with these tensor-, context- and expert-parallel degrees; it names what would.
     """
 
 def chunk(
@@ -885,6 +906,11 @@ def column_linear(
 ) -> list[torch.Tensor]:
     """
     y_i = x W_i^T + b_i for weights cut by rows, which all read the same x; all have a bias or none (None).
+    """
+
+def combine(rows: torch.Tensor, weights: torch.Tensor, plan: Dispatch) -> torch.Tensor:
+    """
+    The reverse: for each token the sum of its rows, times weights [tokens, k].
     """
 
 def connect_process_group(
@@ -920,6 +946,18 @@ def copy_to_parallel(x: torch.Tensor, parallel: Parallel) -> torch.Tensor:
     The same tensor, whose gradients, which are partial, are summed.
     """
 
+def dispatch(x: torch.Tensor, plan: Dispatch) -> torch.Tensor:
+    """
+    The rows [sum of counts, width] that this rank's experts work on, by expert, for x [tokens, width].
+    """
+
+def experts_of_rank(
+    experts: typing.SupportsInt | typing.SupportsIndex, degree: typing.SupportsInt | typing.SupportsIndex
+) -> int:
+    """
+    experts / degree. Raises InvalidArgument, naming the degrees that would do.
+    """
+
 def flat_buffers(unit: typing.Any) -> list[FlatBuffer]: ...
 def flat_slices(
     unit: Unit, index: typing.SupportsInt | typing.SupportsIndex
@@ -938,6 +976,11 @@ def gather_sequence(
 ) -> torch.Tensor:
     """
     Puts split pieces along `dim` together for split computation: the gradient, which is partial, is summed and cut.
+    """
+
+def grouped_linear(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """
+    y = x W_g^T for rows x [rows, in] that are ordered by group, weight [groups, out, in], counts [groups] on the host.
     """
 
 def heads_of_rank(
@@ -982,6 +1025,13 @@ def parameter_group(
 def part_of(whole: torch.Tensor, split: Split) -> torch.Tensor:
     """
     The part of a whole tensor that `split` means, contiguous, padding zero.
+    """
+
+def plan_dispatch(
+    choice: torch.Tensor, experts: typing.SupportsInt | typing.SupportsIndex, mesh: MeshFabric
+) -> Dispatch:
+    """
+    choice [tokens, k] int64: the experts of each token, of `experts` in all; nothing is dropped. Collective over the expert axis, as the two functions below are, forward and backward. Raises InvalidArgument.
     """
 
 def publish_unit(unit: Unit) -> None:

@@ -37,7 +37,7 @@ from tesserae._C import (
 from tesserae.job import backend as _backend
 from tesserae.job import config as _config
 from tesserae.job.state import state
-from tesserae.tensor_parallel.transformation import transform
+from tesserae.smp.transformation import transform
 
 if TYPE_CHECKING:
     from tesserae import checkpoint

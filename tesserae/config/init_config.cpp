@@ -41,6 +41,19 @@ void check_belongs(const Json& document, const Json& wanted, const std::string& 
   }
 }
 
+// What cannot be with experts that ranks share out.
+void check_experts(const Json& c) {
+  const int degree = c["expert_parallel_degree"];
+  if (degree == 1) return;
+  if (c["hybrid_shard_degree"].is_string()) {
+    throw ConfigError("hybrid_shard_degree", "\"auto\" does not know what a mixture of experts costs: give a degree");
+  }
+  if (const int tensor = c["tensor_parallel_degree"]; tensor > 1) {
+    throw ConfigError("expert_parallel_degree", cat("is ", degree, " with tensor_parallel_degree ", tensor,
+                                                    ": scripts have one of them above 1, `tesserae train` takes both"));
+  }
+}
+
 }  // namespace
 
 const Json& init_config_schema() {
@@ -69,8 +82,8 @@ Json validate_init_config(const Json& document) {
   check_belongs(document, init_config_schema()["properties"], "");
   const Json resolved = validate(init_config_schema(), document);
   check_available(resolved, "activation_loading_horizon", 2, "activation offloading");
-  check_available(resolved, "expert_parallel_degree", 1, "expert parallelism");
   check_one_dial(resolved);
+  check_experts(resolved);
   return resolved;
 }
 

@@ -91,8 +91,11 @@ INSTANTIATE_TEST_SUITE_P(
             "activation_loading_horizon: activation offloading is not available yet: only 2 is taken, but it is 4"},
         WrongInit{"no_horizon", R"({"activation_loading_horizon": 0})",
                   "activation_loading_horizon: must be at least 1, but is 0"},
-        WrongInit{"expert_parallel", R"({"expert_parallel_degree": 2})",
-                  "expert_parallel_degree: expert parallelism is not available yet: only 1 is taken, but it is 2"},
+        WrongInit{"experts_and_tensors", R"({"expert_parallel_degree": 2, "tensor_parallel_degree": 2})",
+                  "expert_parallel_degree: is 2 with tensor_parallel_degree 2: scripts have one of them above 1, "
+                  "`tesserae train` takes both"},
+        WrongInit{"automatic_experts", R"({"expert_parallel_degree": 2, "hybrid_shard_degree": "auto"})",
+                  "hybrid_shard_degree: \"auto\" does not know what a mixture of experts costs: give a degree"},
         WrongInit{"two_dials",
                   R"({"hybrid_shard_degree": 2, "degrees": {"parameters": 1, "gradients": 1, "optimizer": 2}})",
                   "degrees: contradicts hybrid_shard_degree = 2: give one of them"},

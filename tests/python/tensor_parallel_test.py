@@ -227,7 +227,7 @@ def errors() -> list[str]:
         (lambda: tsm.transform(mlp(inner=15), plan={"0": "column", "2": "row"}), ["15", "1, 3, 5, 15"]),
         (lambda: tsm.transform(mlp(), plan={"1": "row"}), ["1 is a GELU"]),
         (lambda: tsm.transform(mlp(), plan={"0": "row"}, sequence_parallel=True), ["sequence_parallel", "Leave it"]),
-        (lambda: tsm.transform(mlp(), config={"moe": True}), ["expert parallelism"]),
+        (lambda: tsm.transform(mlp(), config={"moe": True}), ["config =", "expert_parallel_degree"]),
         (lambda: tsm.transform(tsm.transform(MODELS["llama"]())), ["transform a model once"]),
         (
             lambda: FullyShardedDataParallel(tsm.transform(MODELS["llama"]()), process_group=world),

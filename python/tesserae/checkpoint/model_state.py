@@ -20,7 +20,7 @@ from tesserae import _C
 from tesserae.checkpoint.pieces import Cut, Pieces, cuts_of_dtensor, whole
 from tesserae.fsdp.instance import Instance, require_root
 from tesserae.fsdp.parameters import find_parameters
-from tesserae.job.fabrics import writes_unsplit
+from tesserae.job.fabrics import around_experts, writes_unsplit
 from tesserae.tensor_parallel.parts import split_of
 from tesserae.torch_compat.compiled import uncompiled
 from tesserae.torch_compat.instance import uses_orig_params
@@ -35,7 +35,7 @@ class Slot:
     shape: Sequence[int]  # of the whole
     cuts: list[Cut]
     written: bool
-    split: _C.Split | None = None  # the cuts are of this tensor-parallel part of the whole
+    split: _C.Split | None = None  # the cuts are of this part of the whole
 
 
 @dataclass
@@ -60,7 +60,7 @@ class ModelState:
         self._find(model, "", "")
         self.fabric: _C.Fabric | None = None
         for instance in self.instances:
-            fabric = _C.unit_fabric(instance._unit)
+            fabric = around_experts(_C.unit_fabric(instance._unit))
             if self.fabric is not None and fabric is not self.fabric:
                 raise _C.InvalidArgument(
                     "[checkpoint] FSDP instances of the model are over different groups of ranks; save the modules of "
@@ -103,6 +103,12 @@ class ModelState:
     @property
     def degrees(self) -> tuple[int, int, int]:
         return _C.unit_degrees(self.instances[0]._unit) if self.instances else (1, 1, 1)
+
+    @property
+    def expert_degree(self) -> int:
+        """Over how many ranks its experts are shared out."""
+        splits = (slot.split for held in self.held for slot in held.slots if slot.split is not None)
+        return max((split.parts for split in splits if split.axis == "expert"), default=1)
 
     def find_plain(self, fabric: _C.Fabric) -> None:
         """Adds the parameters that no instance of FSDP has. Those of them that all ranks hold are written by rank 0."""

@@ -170,8 +170,17 @@ def _save(
 
     degrees = state.degrees if state is not None else (1, 1, 1)
     tensor = fabric.size // state.fabric.size if state is not None and state.fabric is not None else 1
+    expert = state.expert_degree if state is not None else 1
     save_pieces(
-        fabric, folder, collect, step=step, keep=keep, degrees=degrees, tensor=tensor, asynchronous=asynchronous
+        fabric,
+        folder,
+        collect,
+        step=step,
+        keep=keep,
+        degrees=degrees,
+        tensor=tensor,
+        expert=expert,
+        asynchronous=asynchronous,
     )
 
 
@@ -184,6 +193,7 @@ def save_pieces(
     keep: int,
     degrees: tuple[int, int, int],
     tensor: int = 1,
+    expert: int = 1,
     asynchronous: bool,
 ) -> None:
     """What all savers do: collect() returns the pieces and the manifest's "training"."""
@@ -201,6 +211,7 @@ def save_pieces(
             step=step,
             degrees=degrees,
             tensor=tensor,
+            expert=expert,
             pieces=pieces.pieces,
             training=json.dumps(training),
             asynchronous=asynchronous,

@@ -80,7 +80,8 @@ def _turn_instance(root: Instance, optimizers: list[Optimizer], wanted: Degrees)
         # 3.
         moving.complete()
         for instance in instances_of(root):
-            instance.sharding_strategy = strategy_named(instance._unit.strategy, instance.world_size)
+            around = root if instance._holds_experts else instance  # what is asked for; experts have what of it divides
+            instance.sharding_strategy = strategy_named(around._unit.strategy, instance.world_size)
         return made
 
     return turn

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision,
 from tesserae import _C
 from tesserae.job import config
 from tesserae.job.device import default_device, with_index
-from tesserae.job.fabrics import parallel_of, tensor_degree
+from tesserae.job.fabrics import has_parts, parallel_of
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,6 @@ def engine_options(device: torch.device, **options: Any) -> _C.Options:
     return _C.Options(
         parameter_wire=settings.parameter_wire if settings is not None else "exact",
         gradient_wire=settings.gradient_wire if settings is not None else "exact",
-        parallel=parallel_of(device) if tensor_degree() > 1 else None,
+        parallel=parallel_of(device) if has_parts() else None,
         **options,
     )

@@ -2,7 +2,8 @@
 the outermost one is the root.
 
  1. What is left out; where to compute; who takes part.
- 2. The modules that the policy names are wrapped, with the same arguments.
+ 2. The modules that the policy names are wrapped, with the same arguments; and experts that ranks share out, which are
+    sharded over fewer ranks than what is around them.
  3. Parameters on the meta device get values; what must be moved is moved; rank 0's values go to all if asked for.
  4. The engine gets the parameters; modules show this rank's slices from then on (parameters.py).
  5. The units inside are adopted. If nobody is around, the ranks compare what they have built.
@@ -25,12 +26,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from tesserae import _C
 from tesserae.fsdp import parameters as faces
 from tesserae.fsdp.arguments import Arguments
-from tesserae.fsdp.groups import connect, groups_of, require_one_tensor_index
+from tesserae.fsdp.groups import connect, groups_of, require_one_tensor_index, require_whole_job
 from tesserae.fsdp.instance import Instance, instances_below
 from tesserae.fsdp.layers import compute_gradients_in_place
 from tesserae.fsdp.retired import retire
 from tesserae.job import config
-from tesserae.tensor_parallel.parts import split_of
+from tesserae.job.state import state
+from tesserae.tensor_parallel.parts import holds_experts, split_of
 from tesserae.torch_compat import construction as torch_construction
 from tesserae.torch_compat.distributed import broadcast_from_first
 from tesserae.torch_compat.flat_parameters import mark_flat_parameter, mark_flattened
@@ -46,7 +48,7 @@ from tesserae.torch_compat.instance import (
     uses_orig_params,
     wrap,
 )
-from tesserae.torch_compat.modules import own_parameters
+from tesserae.torch_compat.modules import own_modules, own_parameters
 
 
 class _Construction(threading.local):
@@ -74,16 +76,18 @@ def construct(instance: Instance, module: nn.Module, arguments: Arguments, auto_
     instance.rank, instance.world_size = fabric.rank, fabric.size
     with _construct(module) as outermost:
         # 2.
+        shared = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(arguments)}
+        shared["ignored_states"] = ignored_parameters(instance)
         if auto_wrap_policy is not None:
-            shared = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(arguments)}
-            shared["ignored_states"] = ignored_parameters(instance)
             torch_construction.auto_wrap(instance, module, auto_wrap_policy, shared)
+        _wrap_experts(instance, module, shared)
         # 3.
         wrap(instance, module)
         torch_construction.materialize(instance, module, device, arguments.param_init_fn)
         remember_buffers(instance, module)
         inner = instances_below(module)
         instance._managed = _find_parameters(instance, module, inner)
+        instance._holds_experts = any(holds_experts(part) for m in instance._managed for part, _ in m.entries)
         if arguments.sync_module_states:
             _sync_from_rank_zero(instance, module)
         if arguments.post_param_init_fn is not None:
@@ -97,6 +101,21 @@ def construct(instance: Instance, module: nn.Module, arguments: Arguments, auto_
                 instance._unit.adopt(child._unit, path)
         if outermost:
             instance._unit.require_agreement()
+
+
+def _wrap_experts(instance: Instance, module: nn.Module, shared: dict[str, Any]) -> None:
+    """What a policy has wrapped stays as it is. Inputs come in the dtype in which the router and the layer around
+    compute, and are not cast again: weights of choices may be fp32 beside activations in bf16."""
+    ignored = ignored_modules(instance)
+    precision = dataclasses.replace(instance.mixed_precision, cast_forward_inputs=False)
+    made: dict[nn.Module, nn.Module] = {}
+    for part in list(module.modules()):
+        for name, child in list(own_modules(part).items()):
+            if isinstance(part, Instance) or child is None or child in ignored or not holds_experts(child):
+                continue
+            if child not in made:
+                made[child] = type(instance)(child, **shared | {"mixed_precision": precision})
+            setattr(part, name, made[child])
 
 
 def _require_unsharded(module: nn.Module) -> None:
@@ -164,7 +183,8 @@ def _is_ours_alone(managed: faces.Managed) -> bool:
 def _sync_from_rank_zero(instance: Instance, module: nn.Module) -> None:
     states = [m.parameter.detach() for m in instance._managed]
     states += torch_construction.buffers_to_synchronise(module)
-    broadcast_from_first(states, instance._everyone or dist.group.WORLD)
+    everyone = state.exp_dp_process_group if instance._holds_experts else instance._everyone
+    broadcast_from_first(states, everyone or dist.group.WORLD)
 
 
 def _shard(instance: Instance, module: nn.Module, fabric: _C.Fabric, options: _C.Options) -> None:
@@ -201,9 +221,11 @@ def _shard(instance: Instance, module: nn.Module, fabric: _C.Fabric, options: _C
 
 
 def _splits(instance: Instance) -> list[tuple[_C.Split, list[int]]]:
-    """How each parameter is cut among tensor-parallel ranks, and the shape of the whole."""
+    """How each parameter is cut among tensor- or expert-parallel ranks, and the shape of the whole."""
     splits = [split_of(m.entries) for m in instance._managed]
     if not any(splits):
         return []
     require_one_tensor_index(instance._everyone)
+    if instance._holds_experts:
+        require_whole_job(instance._everyone)
     return [(s.split, list(s.whole)) if s is not None else (_C.Split(), []) for s in splits]

@@ -130,6 +130,11 @@ class FullyShardedDataParallel(OptimStateDicts, StateDicts):
         buffers of one unit in the reduce dtype. It runs on the thread of the engine's reductions."""
         require_root(self, "register_comm_hook")
         for instance in instances_of(self):
+            if instance._holds_experts:
+                raise _C.InvalidArgument(
+                    "[register_comm_hook] the model has experts that ranks share out, which are reduced over fewer "
+                    "ranks than all else: one hook cannot stand for both; leave it out, or use expert_parallel_degree 1"
+                )
             if has_comm_hook(instance):
                 raise _C.InvalidArgument("[register_comm_hook] a hook is registered already; a model has one at most")
             if instance.sharding_strategy in HYBRID:

@@ -11,7 +11,7 @@ from torch import nn
 
 from tesserae import _C
 from tesserae.fsdp.parameters import Managed
-from tesserae.job.fabrics import writes_unsplit
+from tesserae.job.fabrics import is_first_of_same_experts, writes_unsplit
 from tesserae.torch_compat.instance import TorchInstance
 from tesserae.torch_compat.modules import own_modules, step_name
 
@@ -22,6 +22,7 @@ class Instance(TorchInstance):
     compute_device: torch.device
     _unit: _C.Unit
     _managed: list[Managed]  # the parameters of the unit
+    _holds_experts: bool  # that ranks share out: its state is sharded over those that have the same
     _flats: list[_C.FlatBuffer]
     _local: list[list[nn.Parameter]]  # what an optimizer holds, by flat buffer: a parameter for each slot, or one
     _flat_entries: dict[str, nn.Parameter | None]  # where flat parameters are entries (use_orig_params=False)
@@ -60,10 +61,11 @@ def require_root(instance: Instance, function: str) -> None:
 
 
 def is_first_rank(instance: Instance) -> bool:
-    """The first of those that shard: with tensor parallelism one of each tensor index."""
-    return dist.get_rank(instance._everyone) == 0
+    """The first of those that shard the instance's state: with tensor parallelism one of each tensor index, of experts
+    one of each expert index."""
+    return is_first_of_same_experts() if instance._holds_experts else dist.get_rank(instance._everyone) == 0
 
 
 def keeps_whole(instance: Instance) -> bool:
     """The one rank that has a state dict with rank0_only=True."""
-    return is_first_rank(instance) and writes_unsplit()
+    return dist.get_rank(instance._everyone) == 0 and writes_unsplit()

@@ -3,7 +3,7 @@
 1. Ranks tell each other what they have: for a slice without elements an optimizer has nothing.
 2. For each flat buffer and each kind of state tensor: the parts are gathered, and each parameter gets a copy of its
    own.
-3. What is split over tensor-parallel ranks is put together from them.
+3. What is split over tensor- or expert-parallel ranks is put together from them.
 4. Keys become names: one for each parameter, the first of tied ones.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import ShardingStrategy
 
 from tesserae import _C
-from tesserae.fsdp.instance import Instance
+from tesserae.fsdp.instance import Instance, is_first_rank
 from tesserae.fsdp.optim_contents import Purpose, State, agree, kinds_of
 from tesserae.fsdp.optim_keys import Keys
 from tesserae.fsdp.sharded_values import chunk
@@ -64,9 +64,9 @@ class _Saving:
         self._saved = saved
         self._sharded = sharded
         self._to_cpu = to_cpu
-        everybody = not rank0_only or sharded
-        self._gathers = everybody or dist.get_rank(group) == 0
-        self._keep = self._gathers and (everybody or writes_unsplit())
+        self._everybody = not rank0_only or sharded
+        self._first = dist.get_rank(group) == 0
+        self._keep = self._everybody or (self._first and writes_unsplit())
         self._mine = {p: saved["state"][key] for key, p in keys.parameters.items() if key in saved["state"]}
         self._contents = agree(keys, self._mine, group, _PURPOSE)
         self._by_name: dict[str, State] = {}
@@ -109,7 +109,8 @@ class _Saving:
         slots = [  # (name, whose state it is)
             (name, member) for member in members for name in self._keys.names[member] if member in self._contents
         ]
-        if self._gathers:
+        gathers = self._everybody or (is_first_rank(instance) if instance._holds_experts else self._first)
+        if gathers:
             # In the optimizer's order; the tensors are put in below.
             self._by_name.update((name, copy.deepcopy(contents[owner])) for name, owner in slots)
         views_by_name = [name for member in members for name in self._keys.names[member]]
@@ -119,7 +120,7 @@ class _Saving:
                 self._mine[m].get(kind) if m in having and m in self._mine and m.numel() > 0 else None for m in members
             ]
             whole = flat.whole_values(flat.join(parts, described.dtype))
-            if not self._gathers:
+            if not gathers:
                 continue
             views = dict(zip(views_by_name, views_of(flat, whole)))
             for name, owner in slots:

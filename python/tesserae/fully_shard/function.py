@@ -16,6 +16,7 @@ from tesserae.fully_shard.module import FSDPModule
 from tesserae.fully_shard.parameters import shard_parameters
 from tesserae.fully_shard.places import AllAxes, find_places
 from tesserae.fully_shard.state import State, frees_after_forward, ours, states_below
+from tesserae.tensor_parallel.parts import holds_experts
 from tesserae.torch_compat.fsdp2 import (
     add_hooks,
     before_state_dicts,
@@ -61,6 +62,7 @@ def fully_shard(
     _require_group(reshard_after_forward, places.degree)
     ignored = ignored_params if ignored_params is not None else set()
     managed = managed_modules(modules, ignored_params)
+    _require_whole_experts(managed)
     move_states(managed, ignored, places.device)
     offloads = isinstance(offload_policy, CPUOffloadPolicy)
     parameters = shard_parameters(managed, ignored, places, shard_placement_fn, offloads)
@@ -103,6 +105,15 @@ def _require_plain(module: nn.Module) -> None:
             raise _C.InvalidArgument(
                 f"[fully_shard] {path or 'the module'} was sharded by torch's own FSDP, from before tsm.init(): half "
                 "of the model would train on one engine, half on another. Call tsm.init() before the model is sharded"
+            )
+
+
+def _require_whole_experts(managed: list[nn.Module]) -> None:
+    for part in managed:
+        if holds_experts(part):
+            raise _C.InvalidArgument(
+                f"[fully_shard] the module has a {type(part).__name__}, whose experts ranks share out by "
+                "expert_parallel_degree: wrap the model in FullyShardedDataParallel, or take expert_parallel_degree 1"
             )
 
 

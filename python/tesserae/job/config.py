@@ -151,11 +151,12 @@ def leaves_degrees() -> bool:
 
 def check_world(config: Config, world_size: int) -> None:
     """Raises InvalidArgument if the degrees do not fit that many ranks: the tensor-parallel one divides them, the
-    context-parallel one and the others what is left, the ranks that shard state."""
+    context- and the expert-parallel one and the others what is left, the ranks that shard state."""
     wanted = (degrees_of(config), *(degrees for _, degrees in config.schedule))
     _C.check_degrees(
         world_size,
         tensor=config.tensor_parallel_degree,
         context=config.context_parallel_degree,
+        expert=config.expert_parallel_degree,
         degrees=[degrees for degrees in wanted if degrees is not None],
     )

@@ -3,9 +3,9 @@
 The engine makes its own groups, over any ranks that its degrees ask for; of the script's group it uses the members and
 the store through which they met. One fabric for each set of ranks and device, kept until the process ends.
 
-With a tensor- or context-parallel degree above 1 the ranks of the job are a mesh (_C.Mesh): those that shard state have
-a fabric of their own, those of a tensor group the group of their split layers, and those of a context group that of
-their sequences.
+With a tensor-, context- or expert-parallel degree above 1 the ranks of the job are a mesh (_C.Mesh): those that shard
+state have a fabric of their own, those of a tensor group the group of their split layers, those of a context group that
+of their sequences, and those of an expert group that of the tokens that they send each other.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from tesserae.torch_compat.distributed import default_store
 HOST_BACKEND = "shm"
 
 _Key = tuple[tuple[int, ...], str]  # ranks and device
+_Degrees = tuple[int, int, int]  # of the tensor, context and expert axes
 
 _jobs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[_Key, _C.Fabric]] = weakref.WeakKeyDictionary()
 _counts: dict[tuple[int, ...], int] = {}
 # By the fabric of all ranks, and the degrees of the axes.
-_meshes: dict[tuple[_C.Fabric, tuple[int, int]], _C.MeshFabric] = {}
-_parallels: dict[tuple[_C.Fabric, tuple[int, int]], _C.Parallel] = {}
-_contexts: dict[tuple[_C.Fabric, tuple[int, int], str], _C.ContextParallel] = {}
+_meshes: dict[tuple[_C.Fabric, _Degrees], _C.MeshFabric] = {}
+_parallels: dict[tuple[_C.Fabric, _Degrees], _C.Parallel] = {}
+_contexts: dict[tuple[_C.Fabric, _Degrees, str], _C.ContextParallel] = {}
 _connected: list[_C.Fabric] = []  # all of them, also when their default group is gone
 
 
@@ -72,8 +73,23 @@ def context_degree() -> int:
     return settings.context_parallel_degree if settings is not None else 1
 
 
+def expert_degree() -> int:
+    """Over how many ranks the experts of a layer are shared out; 1 before tsm.init."""
+    settings = config.current()
+    return settings.expert_parallel_degree if settings is not None else 1
+
+
+def has_parts() -> bool:
+    """Whether parameters of a model may be parts of larger tensors."""
+    return tensor_degree() > 1 or expert_degree() > 1
+
+
+def _degrees() -> _Degrees:
+    return tensor_degree(), context_degree(), expert_degree()
+
+
 def _axes(ranks: int) -> _C.Mesh:
-    return _C.Mesh(ranks, tensor=tensor_degree(), context=context_degree())
+    return _C.Mesh(ranks, tensor=tensor_degree(), context=context_degree(), expert=expert_degree())
 
 
 def job_mesh() -> _C.Mesh:
@@ -86,13 +102,18 @@ def writes_unsplit() -> bool:
     return job_mesh().writes_unsplit(dist.get_rank())
 
 
+def is_first_of_same_experts() -> bool:
+    """Of the ranks that hold the same experts, this one speaks for them."""
+    return job_mesh().index("expert_state", dist.get_rank()) == 0
+
+
 def mesh_of(device: torch.device) -> _C.MeshFabric:
     """The job by axes, on `device`. Collective over the job at the first call.
 
     Raises InvalidArgument for a degree that does not divide the ranks.
     """
     whole = fabric_of(None, device)
-    key = (whole, (tensor_degree(), context_degree()))
+    key = (whole, _degrees())
     if key not in _meshes:
         _require_neighbours(whole)
         _meshes[key] = _C.MeshFabric(whole, _axes(whole.size))
@@ -109,10 +130,18 @@ def whole_fabric(fabric: _C.Fabric) -> _C.Fabric:
     return next((mesh.job for mesh in _meshes.values() if mesh.over("state") is fabric), fabric)
 
 
+def around_experts(fabric: _C.Fabric) -> _C.Fabric:
+    """For the fabric that shards the state of experts that of all else in the model; any other as it is."""
+    for mesh in _meshes.values():
+        if mesh.over("expert_state") is fabric:
+            return mesh.over("state")
+    return fabric
+
+
 def parallel_of(device: torch.device) -> _C.Parallel:
     """The ranks among which layers are split, on `device`. Collective over the job at the first call."""
     mesh = mesh_of(device)
-    key = (mesh.job, (tensor_degree(), context_degree()))
+    key = (mesh.job, _degrees())
     if key not in _parallels:
         _parallels[key] = _C.Parallel(mesh)
     return _parallels[key]
@@ -124,7 +153,7 @@ def context_of(device: torch.device, method: str | None = None) -> _C.ContextPar
     mesh = mesh_of(device)
     settings = config.current()
     method = method or (settings.context_parallel_method if settings is not None else "auto")
-    key = (mesh.job, (tensor_degree(), context_degree()), method)
+    key = (mesh.job, _degrees(), method)
     if key not in _contexts:
         _contexts[key] = _C.ContextParallel(mesh, method)
     return _contexts[key]
@@ -133,8 +162,8 @@ def context_of(device: torch.device, method: str | None = None) -> _C.ContextPar
 def _require_neighbours(whole: _C.Fabric) -> None:
     """tsm.state counts torch's ranks, the engine ranks in the order of hosts: they must be the same."""
     order = [whole.joined_rank(rank) for rank in range(whole.size)]
-    degrees = {"tensor_parallel_degree": tensor_degree(), "context_parallel_degree": context_degree()}
-    for key, degree in degrees.items():
+    keys = ("tensor_parallel_degree", "context_parallel_degree", "expert_parallel_degree")
+    for key, degree in zip(keys, _degrees(), strict=True):
         if degree > 1 and order != sorted(order):
             raise _C.InvalidArgument(
                 f"[tsm.init] {key} = {degree}, but ranks were not started host by host: in the order of hosts they "

@@ -108,6 +108,27 @@ class State:
         these ranks make together."""
         return self._group("cp_process_group", lambda: self._mesh().members("context", self.rank))
 
+    # ---- expert parallelism ----
+    @property
+    def ep_size(self) -> int:
+        return self.expert_parallel_degree
+
+    @property
+    def ep_rank(self) -> int:
+        return self._mesh().index("expert", self.rank)
+
+    @property
+    def ep_process_group(self) -> dist.ProcessGroup | None:
+        """The ranks among which the experts of a layer are shared out, by ep_rank; they read different data. Made at
+        the first access, which these ranks make together."""
+        return self._group("ep_process_group", lambda: self._mesh().members("expert", self.rank))
+
+    @property
+    def exp_dp_process_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the same experts: their state is sharded over them. Made at the first access, which these
+        ranks make together."""
+        return self._group("exp_dp_process_group", lambda: self._mesh().members("expert_state", self.rank))
+
     # ---- data parallelism ----
     @property
     def dp_size(self) -> int:
@@ -133,7 +154,7 @@ class State:
 
     # ----
     def _mesh(self) -> _C.Mesh:
-        return _C.Mesh(self.world_size, tensor=self.tp_size, context=self.cp_size)
+        return _C.Mesh(self.world_size, tensor=self.tp_size, context=self.cp_size, expert=self.ep_size)
 
     def _config(self) -> configuration.Config:
         config = configuration.current()

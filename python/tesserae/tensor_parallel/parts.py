@@ -1,7 +1,8 @@
-"""Modules some of whose parameters are this rank's parts of larger tensors.
+"""Modules some of whose parameters are this rank's parts of larger tensors: over tensor-parallel ranks, or stacks of
+experts over expert-parallel ones.
 
 A SplitModule has parameters of the shape of a part, under the names that they have in the whole model. Outside, they
-are whole: its entries of a state dict are put together from all tensor-parallel ranks (a collective), and whole tensors
+are whole: its entries of a state dict are put together from all ranks of the axis (a collective), and whole tensors
 that are loaded are cut. What walks a model for FSDP asks split_of() which parameters are parts.
 """
 
@@ -78,6 +79,12 @@ class SplitModule(nn.Module):
             if isinstance(value, Tensor) and value.shape == torch.Size(split.whole):
                 state_dict[prefix + name] = _C.part_of(value, split.split)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def holds_experts(module: nn.Module) -> bool:
+    """Whether the module has some of the experts that ranks share out: its state is sharded over those that have the
+    same."""
+    return isinstance(module, SplitModule) and any(s.split.axis == "expert" for s in module._tesserae_splits.values())
 
 
 def split_module(

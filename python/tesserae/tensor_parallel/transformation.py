@@ -1,5 +1,4 @@
-"""tsm.transform: puts tensor-parallel layers into a model, as SMP v2 does, and cuts its sequences over context ranks
-(context/transformation.py). At degrees of 1 there is nothing to put.
+"""Puts tensor-parallel layers into a model, as SMP v2 does: tsm.transform's part of it.
 
 1. Heads that the ranks do not divide are refused.
 2. Layers become tensor-parallel ones where they stand, by the plan of the model's family or by the script's own.
@@ -19,9 +18,6 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
 from tesserae import _C
-from tesserae.context import transformation as context
-from tesserae.job.device import default_device
-from tesserae.job.fabrics import context_degree, context_of, parallel_of, tensor_degree
 from tesserae.job.state import state
 from tesserae.tensor_parallel import dropout, families, loss, sequence
 from tesserae.tensor_parallel import plan as plans
@@ -30,52 +26,7 @@ from tesserae.tensor_parallel.parts import cut_parameters
 from tesserae.torch_compat.modules import own_buffers, own_parameters
 
 
-def transform(
-    model: nn.Module,
-    device: torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    config: Any = None,
-    load_state_dict_from_rank0: bool = False,
-    cp_comm_type: str | None = None,
-    *,
-    plan: Mapping[str, str] | None = None,
-    sequence_parallel: bool = False,
-) -> nn.Module:
-    """The model itself, with layers that are split over the tensor_parallel_degree of tsm.init, before FSDP wraps it.
-
-    Known are Llama, Mistral, GPT-NeoX, GPT-2 and T5 of Hugging Face; for others `plan` says which layers are split how,
-    by patterns of module names: {"*.q_proj": "column", "*.o_proj": "row"}; docs/python.md has its words. Parameters
-    have values, the same on all ranks, or are on the meta device. With `load_state_dict_from_rank0` only rank 0's have
-    values: its tensor-parallel group takes them here, the other ranks by FSDP's sync_module_states.
-    With `sequence_parallel`, for models that are known, each rank computes and keeps norms, dropout and the residual
-    stream for its piece of the sequence while it trains (hidden states that a model returns on demand are pieces then).
-    Afterwards the model is moved to `device` and `dtype` if they are given and it is not on the meta device.
-
-    Every rank calls it, after init_process_group; ranks of one tensor-parallel group are seeded alike and read the same
-    data. With a context_parallel_degree the language models among them, T5 aside, take whole sequences, the same on the
-    ranks of a context group, of which each works on its positions; `cp_comm_type` says how keys and values travel
-    ("p2p", "all_gather", "all_to_all", "shared"; None: as context_parallel_method of tsm.init says).
-
-    Raises InvalidArgument: for heads and sizes that the degree does not divide (naming the degrees that would do), for
-    patterns of the plan that match nothing, for other models without a plan, for dropout inside attention at a context
-    degree, and for a `config` (mixtures of experts are not available yet).
-    """
-    if config is not None:
-        raise _C.InvalidArgument(
-            f"[tsm.transform] config = {config!r}: expert parallelism is not available yet; leave it out. How layers "
-            "are split is told by plan="
-        )
-    place = default_device()  # where FSDP computes; `device` may be where the model waits for it
-    if tensor_degree() > 1:
-        _split(model, plan, parallel_of(place), load_state_dict_from_rank0, place, sequence_parallel)
-    if context_degree() > 1:
-        context.install(model, context_of(place, cp_comm_type))
-    if any(tensor.is_meta for tensor in model.parameters()):
-        device = None
-    return model.to(device=device, dtype=dtype) if device is not None or dtype is not None else model
-
-
-def _split(
+def install(
     model: nn.Module,
     plan: Mapping[str, str] | None,
     parallel: _C.Parallel,
@@ -83,6 +34,8 @@ def _split(
     place: torch.device,
     sequence_parallel: bool,
 ) -> None:
+    """`plan`, `from_rank0`, `sequence_parallel`: as tsm.transform is given them. `place`: where FSDP computes. Raises
+    InvalidArgument for models that are not known or split already, and for what the degree does not divide."""
     if any(isinstance(part, TorchFSDP) for part in model.modules()):
         raise _C.InvalidArgument("[tsm.transform] the model is wrapped by FSDP already; transform it before")
     family = families.family_of(model)

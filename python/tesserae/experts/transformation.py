@@ -1,0 +1,81 @@
+"""Shares the experts of a mixture of Hugging Face out over ranks: tsm.transform's part of it.
+
+1. The modules that have stacks of experts become SplitExperts where they stand (layers.py). Routers, shared experts and
+   all else stay the model's own, whole on every rank.
+2. With load_state_dict_from_rank0 the first expert-parallel group takes rank 0's experts, one stack at a time.
+3. Stacks are cut. FSDP makes them units of their own, since fewer ranks shard them than what is around them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+
+from tesserae import _C
+from tesserae.experts.layers import STACKS, SplitExperts, split_experts
+from tesserae.job.fabrics import is_first_of_same_experts, mesh_of, parallel_of
+from tesserae.job.state import state
+from tesserae.tensor_parallel.parts import cut_parameters
+from tesserae.torch_compat.modules import own_parameters
+
+# By the model_type of a configuration: the class that has the stacks of a layer.
+FAMILIES = {
+    "mixtral": "MixtralExperts",
+    "qwen2_moe": "Qwen2MoeExperts",
+    "qwen3_moe": "Qwen3MoeExperts",
+    "gpt_oss": "GptOssExperts",
+}
+
+
+def install(model: nn.Module, from_rank0: bool, place: torch.device) -> None:
+    """`place`: where FSDP computes. Collective over the job at the first call. Raises InvalidArgument for models that
+    are not known, and unless the degree divides their experts (naming those that would)."""
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if any(isinstance(part, TorchFSDP) for part in model.modules()):
+        raise _C.InvalidArgument("[tsm.transform] the model is wrapped by FSDP already; transform it before")
+    if any(isinstance(part, SplitExperts) for part in model.modules()):
+        raise _C.InvalidArgument("[tsm.transform] the model's experts are shared out already; transform a model once")
+    if kind not in FAMILIES:
+        raise _C.InvalidArgument(
+            f"[tsm.transform] where the experts of a {type(model).__name__} are is not known, and they are to be "
+            f"shared out by expert_parallel_degree {state.ep_size}; known are Hugging Face's {', '.join(FAMILIES)}. Take "
+            "expert_parallel_degree 1 for others"
+        )
+    found = [part for part in model.modules() if type(part).__name__ == FAMILIES[kind]]
+    if not found or not all(_is_stack(part) for part in found):
+        raise _C.InvalidArgument(
+            f"[tsm.transform] the {type(model).__name__} has {len(found)} modules of class {FAMILIES[kind]} with "
+            "experts in stacks (gate_up_proj, down_proj), as transformers 5 makes them: there is nothing to share out by "
+            f"expert_parallel_degree {state.ep_size}"
+        )
+    # 1.
+    mesh, parallel = mesh_of(place), parallel_of(place)
+    layers = [split_experts(part, mesh, parallel) for part in found]
+    # 2.
+    if from_rank0 and is_first_of_same_experts():
+        for layer in layers:
+            _take_from_rank0(layer, place)
+    # 3.
+    cut_parameters(model, layers)
+
+
+def _is_stack(module: nn.Module) -> bool:
+    return all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in STACKS[:2])
+
+
+@torch.no_grad()
+def _take_from_rank0(layer: SplitExperts, place: torch.device) -> None:
+    for name in layer._tesserae_splits:
+        value = own_parameters(layer)[name]
+        assert value is not None
+        if value.is_meta and state.ep_rank == 0:
+            raise _C.InvalidArgument(
+                "[tsm.transform] load_state_dict_from_rank0: rank 0's model is on the meta device; it must have its "
+                "values"
+            )
+        given = value.detach().to(place) if state.ep_rank == 0 else torch.empty_like(value, device=place)
+        given = given.contiguous()
+        dist.broadcast(given, group=state.ep_process_group, group_src=0)
+        own_parameters(layer)[name] = nn.Parameter(given, requires_grad=value.requires_grad)
