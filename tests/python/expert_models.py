@@ -81,6 +81,8 @@ def loss_of(model: nn.Module, tokens: Tensor, auxiliary: bool = False) -> Tensor
     return model(input_ids=tokens, labels=tokens, use_cache=False, output_router_logits=auxiliary).loss
 
 
-def wrap(name: str, model: nn.Module, **arguments: Any) -> FullyShardedDataParallel:
+def wrap(name: str, model: nn.Module, *units: type[nn.Module], **arguments: Any) -> FullyShardedDataParallel:
+    """`units`: more of them than decoder layers."""
     arguments = {"use_orig_params": True, **arguments}
-    return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({MODELS[name].unit}), **arguments)
+    policy = ModuleWrapPolicy({MODELS[name].unit, *units})
+    return FullyShardedDataParallel(model, auto_wrap_policy=policy, **arguments)

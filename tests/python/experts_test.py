@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    StateDictType,
+    fully_shard,
+)
 
 from expert_models import MODELS, batch, loss_of, wrap
 from parity_test import distance, furthest
@@ -145,3 +154,248 @@ def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
 @pytest.mark.parametrize("part", range(2))
 def test_models_train_as_on_one_process(part: int) -> None:
     assert run_ranks(trains, RANKS, CASES[part::2], deadline=240) == [[]] * RANKS
+
+
+# ---- state ----
+def beginnings(rank: int, world_size: int) -> list[str]:
+    """From the meta device, from rank 0, and what goes in and comes out of state dicts."""
+    import tesserae as tsm
+    from tesserae.delayed_param import DelayedParamIniter
+
+    tsm.init({"expert_parallel_degree": 2, "hybrid_shard_degree": 4})
+    found = []
+
+    def check(what: str, state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+        assert list(state) == list(expected), what
+        wrong = [name for name in expected if not torch.equal(state[name], expected[name])]
+        found.extend([f"{what}: {wrong}"] if wrong else [])
+
+    # Not wrapped: whole tensors under the names of Hugging Face.
+    for name in MODELS:
+        expected, other = MODELS[name]().state_dict(), MODELS[name](seed=1).state_dict()
+        model = tsm.transform(MODELS[name]())
+        check(f"{name}, transformed", model.state_dict(), expected)
+        model.load_state_dict(copy.deepcopy(other))
+        check(f"{name}, loaded", model.state_dict(), other)
+
+    # Any degree gives the numbers of one, if units are made in the same order: experts before the layer around them.
+    for name in ("mixtral", "gpt_oss"):
+        with torch.device("meta"):
+            model, whole = MODELS[name](), MODELS[name]()
+        states = []
+        for each in (tsm.transform(model), whole):
+            torch.manual_seed(3)
+            init = DelayedParamIniter(each)
+            functions = {"param_init_fn": init.get_param_init_fn(), "post_param_init_fn": init.get_post_param_init_fn()}
+            with init.validate_params_and_buffers_inited():
+                experts = {type(p) for p in each.modules() if type(p).__name__.endswith("Experts")}
+                states.append(whole_state(wrap(name, each, *experts, **functions)))
+        check(f"{name} from the meta device", *states)
+
+    # Only rank 0 has values.
+    for name in ("mixtral", "qwen2_moe"):
+        with torch.device("cpu" if rank == 0 else "meta"):
+            model = MODELS[name]()
+        model = tsm.transform(model, load_state_dict_from_rank0=True)
+        init = DelayedParamIniter(model).get_param_init_fn()
+        sharded = wrap(name, model, param_init_fn=init, sync_module_states=True, use_orig_params=name == "mixtral")
+        check(f"{name} from rank 0", whole_state(sharded), MODELS[name]().state_dict())
+        other = MODELS[name](seed=1).state_dict()
+        sharded.load_state_dict(copy.deepcopy(other))
+        check(f"{name}, loaded", whole_state(sharded), other)
+        with FullyShardedDataParallel.state_dict_type(sharded, StateDictType.SHARDED_STATE_DICT):
+            chunks = sharded.state_dict()
+            sharded.load_state_dict(MODELS[name]().state_dict())
+            sharded.load_state_dict(chunks)
+        check(f"{name}, loaded from chunks", whole_state(sharded), other)
+        options = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+        with FullyShardedDataParallel.state_dict_type(sharded, StateDictType.FULL_STATE_DICT, options):
+            state = sharded.state_dict()
+        check(f"{name} of rank 0", state, other if rank == 0 else {})
+    return found + moments() + turning() + in_bf16() + without_tokens()
+
+
+def moments() -> list[str]:
+    """Optimizers' state by name: whole, of rank 0 alone, and back."""
+    import tesserae as tsm
+
+    found = []
+    for use_orig_params in (True, False):
+        model = wrap("qwen3_moe", tsm.transform(MODELS["qwen3_moe"]()), use_orig_params=use_orig_params)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        loss_of(model, batch(0, dist.get_rank())).backward()
+        optimizer.step()
+        plain = MODELS["qwen3_moe"]()
+        theirs = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+        torch.stack([loss_of(plain, batch(0, rank)) for rank in range(RANKS)]).mean().backward()
+        theirs.step()
+        expected = {name: theirs.state[p] for name, p in plain.named_parameters()}
+        for rank0_only in (False, True):
+            options = FullStateDictConfig(offload_to_cpu=True, rank0_only=rank0_only)
+            config = FullOptimStateDictConfig(offload_to_cpu=True, rank0_only=rank0_only)
+            with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, options, config):
+                state = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+                again = FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, copy.deepcopy(state))
+            before = [t.clone() for values in optimizer.state.values() for t in values.values()]
+            optimizer.load_state_dict(again)
+            after = [t for values in optimizer.state.values() for t in values.values()]
+            if len(before) != len(after) or not all(map(torch.equal, before, after)):
+                found.append(f"optimizer state changes on its way (rank0_only={rank0_only})")
+            if state and sorted(state["state"]) != sorted(expected):
+                found.append(f"optimizer state of {sorted(state['state'])}")
+            for name, values in state.get("state", {}).items():
+                if not distance(values["exp_avg"], expected[name]["exp_avg"]) <= TOLERANCE:
+                    found.append(f"exp_avg of {name} differs")
+    return found
+
+
+def turning() -> list[str]:
+    """The dial moves experts too, to the bit."""
+    import tesserae as tsm
+
+    model = wrap("mixtral", tsm.transform(MODELS["mixtral"]()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    found = []
+    for step, degrees in enumerate([(1, 1, 1), (2, 4, 4), (4, 4, 4)]):
+        loss_of(model, batch(10 * step, dist.get_rank())).backward()
+        model.clip_grad_norm_(MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        before = whole_state(model)
+        tsm.reshard(model, optimizer, degrees=degrees)
+        if not all(map(torch.equal, before.values(), whole_state(model).values())):
+            found.append(f"parameters changed on the way to {degrees}")
+    if wrong := away_from(alone("mixtral", False, False, 1)[2], whole_state(model)):
+        found.append(f"trained over changes of degrees: {wrong}")
+    return found
+
+
+def in_bf16() -> list[str]:
+    """The weights of choices stay in fp32 beside activations in bf16, as in a model that is not wrapped."""
+    import tesserae as tsm
+
+    model = tsm.transform(MODELS["mixtral"]())
+    seen: list[list[torch.dtype]] = []
+    for part in model.modules():
+        if type(part).__name__ == "SplitMixtralExperts":
+            part.register_forward_pre_hook(lambda _, args: seen.append([args[0].dtype, args[2].dtype]))
+    bf16 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = wrap("mixtral", model, mixed_precision=bf16)
+    loss = loss_of(model, batch(0, dist.get_rank()))
+    loss.backward()
+    total = loss.detach().float()
+    dist.all_reduce(total)
+    found = [] if seen == [[torch.bfloat16, torch.float32]] * 2 else [f"experts get {seen}"]
+    expected = alone("mixtral", False, False, 1)[0][0]
+    return found if furthest([total.item() / RANKS], [expected]) <= 2e-2 else [*found, "the loss in bf16 is another"]
+
+
+def without_tokens() -> list[str]:
+    """A rank whose batch is empty takes part, and its experts learn from the tokens of others."""
+    import tesserae as tsm
+
+    def run(layer: nn.Module, x: Tensor) -> None:
+        (layer(x).square().sum()).backward()
+
+    rank = dist.get_rank()
+    x = torch.randn(RANKS, 5, 32, generator=torch.Generator().manual_seed(1))
+    layers = [MODELS["qwen3_moe"]().model.layers[0].mlp for _ in range(2)]
+    model = tsm.transform(MODELS["qwen3_moe"]())
+    run(layers[0], x[1:].reshape(1, -1, 32))
+    run(model.model.layers[0].mlp, x[rank : rank + 1] if rank > 0 else x[:1, :0])
+    experts = model.model.layers[0].mlp.experts
+    found = []
+    for name in ("gate_up_proj", "down_proj"):
+        # Of the tokens of this expert-parallel group; the other group has the others.
+        own = getattr(experts, name).grad.clone()
+        dist.all_reduce(own, group=tsm.state.exp_dp_process_group)
+        begin = 4 * tsm.state.ep_rank
+        if not distance(own, getattr(layers[0].experts, name).grad[begin : begin + 4]) <= TOLERANCE:
+            found.append(f"the gradient of {name} is another where a rank has no tokens")
+    return found
+
+
+def test_state_dial_dtypes_and_empty_batches() -> None:
+    assert run_ranks(beginnings, RANKS, deadline=120) == [[]] * RANKS
+
+
+# ---- checkpoints ----
+def saves(rank: int, world_size: int, degree: int, folder: str, load: bool) -> dict[str, Any]:
+    """Two steps of AdamW at this degree, saved; or what was saved, loaded. The logical tensors."""
+    import tesserae as tsm
+
+    if world_size > 1:
+        tsm.init({"expert_parallel_degree": degree, "hybrid_shard_degree": 2 if load else 4})
+    found = {}
+    for name in ("mixtral", "gpt_oss"):
+        model: Any = MODELS[name](seed=2 if load else 0)
+        if world_size > 1:
+            model = wrap(name, tsm.transform(model))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if load:
+            assert tsm.checkpoint.load(f"{folder}/{name}", model, optimizer).step == 2
+        else:
+            for step in range(2):
+                loss_of(model, batch(step, rank)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            tsm.checkpoint.save(f"{folder}/{name}", model, optimizer, step=2)
+        if world_size == 1:
+            found[name] = model.state_dict(), {n: optimizer.state[p]["exp_avg"] for n, p in model.named_parameters()}
+            continue
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+            state = FullyShardedDataParallel.optim_state_dict(model, optimizer)["state"]
+            found[name] = model.state_dict(), {key: value["exp_avg"] for key, value in state.items()}
+    return found
+
+
+def test_checkpoints_load_at_any_degree(tmp_path: Path) -> None:
+    """Bitwise, weights and moments: saved at E = 2, loaded at 4, at 1 and on one process."""
+    saved = run_ranks(saves, RANKS, 2, str(tmp_path), False, deadline=240)
+    loaded = [run_ranks(saves, RANKS, degree, str(tmp_path), True, deadline=240) for degree in (4, 1)]
+    one = saves(0, 1, 1, str(tmp_path), True)
+    for everyone in (*saved[1:], *loaded[0], *loaded[1], one):
+        for name, tensors in saved[0].items():
+            for ours, theirs in zip(everyone[name], tensors, strict=True):
+                assert set(ours) == set(theirs)
+                assert [key for key in theirs if not torch.equal(ours[key], theirs[key])] == []
+
+
+# ---- errors ----
+def refuses(rank: int, world_size: int) -> list[str]:
+    """What cannot be, and what the error must say."""
+    import tesserae as tsm
+
+    with pytest.raises(tsm.InvalidArgument, match="expert-parallel degree of 3 .* nearest valid: 2 and 4"):
+        tsm.init({"expert_parallel_degree": 3})
+    tsm.init({"expert_parallel_degree": 2})
+    half = dist.new_group([0, 1]) if rank < 2 else dist.new_group([0, 1])
+    other = dist.new_group([2, 3])
+    group = half if rank < 2 else other
+    cases: list[tuple[Callable[[], Any], list[str]]] = [
+        (lambda: tsm.transform(MODELS["mixtral"](num_local_experts=5)), ["5 experts", "degrees that would do: 1, 5"]),
+        (lambda: tsm.transform(nn.Linear(4, 4)), ["a Linear", "mixtral, qwen2_moe", "expert_parallel_degree 1"]),
+        (lambda: tsm.transform(MODELS["qwen2_moe"](mlp_only_layers=[0, 1])), ["0 modules of class Qwen2MoeExperts"]),
+        (lambda: tsm.transform(tsm.transform(MODELS["mixtral"]())), ["transform a model once"]),
+        (lambda: tsm.transform(wrap("mixtral", MODELS["mixtral"]())), ["wrapped by FSDP already"]),
+        (lambda: tsm.transform(MODELS["mixtral"](), config={"smp_moe": True}), ["config", "leave it out"]),
+        (lambda: wrap("mixtral", tsm.transform(MODELS["mixtral"]()), process_group=group), ["process_group", "leave"]),
+        (
+            lambda: wrap("mixtral", tsm.transform(MODELS["mixtral"]())).register_comm_hook(None, lambda *_: None),
+            ["register_comm_hook", "experts"],
+        ),
+        (lambda: fully_shard(tsm.transform(MODELS["mixtral"]())), ["SplitMixtralExperts", "FullyShardedDataParallel"]),
+    ]
+    found = []
+    for index, (call, words) in enumerate(cases):
+        try:
+            call()
+            found.append(f"case {index}: no error")
+        except tsm.InvalidArgument as error:
+            missing = [word for word in words if word not in str(error)]
+            found += [f"case {index}: {missing} is not in {error}"] if missing else []
+    return found
+
+
+def test_refused() -> None:
+    assert run_ranks(refuses, RANKS, deadline=120) == [[]] * RANKS

@@ -39,24 +39,25 @@ def install(model: nn.Module, from_rank0: bool, place: torch.device) -> None:
         raise _C.InvalidArgument("[tsm.transform] the model's experts are shared out already; transform a model once")
     if kind not in FAMILIES:
         raise _C.InvalidArgument(
-            f"[tsm.transform] where the experts of a {type(model).__name__} are is not known, and they are to be "
-            f"shared out by expert_parallel_degree {state.ep_size}; known are Hugging Face's {', '.join(FAMILIES)}. Take "
-            "expert_parallel_degree 1 for others"
+            f"[tsm.transform] where the experts of a {type(model).__name__} are is not known, and they are to "
+            f"be shared out by expert_parallel_degree {state.ep_size}; known are Hugging "
+            f"Face's {', '.join(FAMILIES)}. Take expert_parallel_degree 1 for others"
         )
     found = [part for part in model.modules() if type(part).__name__ == FAMILIES[kind]]
     if not found or not all(_is_stack(part) for part in found):
         raise _C.InvalidArgument(
-            f"[tsm.transform] the {type(model).__name__} has {len(found)} modules of class {FAMILIES[kind]} with "
-            "experts in stacks (gate_up_proj, down_proj), as transformers 5 makes them: there is nothing to share out by "
-            f"expert_parallel_degree {state.ep_size}"
+            f"[tsm.transform] the {type(model).__name__} has {len(found)} modules of class {FAMILIES[kind]} "
+            "with experts in stacks (gate_up_proj, down_proj), as transformers 5 makes them: there is nothing to "
+            f"share out by expert_parallel_degree {state.ep_size}"
         )
     # 1.
     mesh, parallel = mesh_of(place), parallel_of(place)
     layers = [split_experts(part, mesh, parallel) for part in found]
     # 2.
-    if from_rank0 and is_first_of_same_experts():
-        for layer in layers:
-            _take_from_rank0(layer, place)
+    if from_rank0:
+        group = state.ep_process_group  # on all ranks: torch counts the groups that a rank makes
+        for layer in layers if is_first_of_same_experts() else []:
+            _take_from_rank0(layer, group, place)
     # 3.
     cut_parameters(model, layers)
 
@@ -66,7 +67,7 @@ def _is_stack(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _take_from_rank0(layer: SplitExperts, place: torch.device) -> None:
+def _take_from_rank0(layer: SplitExperts, group: dist.ProcessGroup | None, place: torch.device) -> None:
     for name in layer._tesserae_splits:
         value = own_parameters(layer)[name]
         assert value is not None
@@ -77,5 +78,5 @@ def _take_from_rank0(layer: SplitExperts, place: torch.device) -> None:
             )
         given = value.detach().to(place) if state.ep_rank == 0 else torch.empty_like(value, device=place)
         given = given.contiguous()
-        dist.broadcast(given, group=state.ep_process_group, group_src=0)
+        dist.broadcast(given, group=group, group_src=0)
         own_parameters(layer)[name] = nn.Parameter(given, requires_grad=value.requires_grad)
