@@ -119,7 +119,7 @@ class ModelState:
                 if isinstance(parameter, DTensor):
                     cuts, written = cuts_of_dtensor(managed.names[0], parameter, fabric.size)
                 split = split_of(managed.entries)
-                if split is not None:
+                if split is not None and not isinstance(parameter, DTensor):
                     written = fabric.rank < split.split.parts
                     slot = Slot(managed.names, split.whole, cuts, written, split.split)
                 else:

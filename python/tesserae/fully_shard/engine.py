@@ -83,7 +83,9 @@ def _make_unit(state: State) -> None:
     compute = [faces.make_compute(managed) for managed in state.parameters]
     names = faces.names_in(state.modules[0], state.parameters)
     dims = [managed.placement.dim for managed in state.parameters]
-    state.unit = _C.Unit(state.places.fabric, state.options, names, compute, local=values, dims=dims)
+    parts = [managed.part for managed in state.parameters if managed.part is not None]  # of all, or of none
+    splits = [(part.split, list(part.whole)) for part in parts]
+    state.unit = _C.Unit(state.places.fabric, state.options, names, compute, splits, values, dims)
     for number, managed in enumerate(state.parameters):
         faces.show_split(managed, state.unit, number)
     compute_gradients_in_place(module for managed in state.parameters for module, _ in managed.entries)

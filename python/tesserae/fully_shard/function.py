@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -27,6 +28,7 @@ from tesserae.torch_compat.fsdp2 import (
     new_state,
     root_modules,
     state_of,
+    torch_fully_shard,
 )
 from tesserae.torch_compat.instance import TorchFSDP
 
@@ -61,8 +63,21 @@ def fully_shard(
     places = find_places(mesh, frees_after_forward(reshard_after_forward), axes)
     _require_group(reshard_after_forward, places.degree)
     ignored = ignored_params if ignored_params is not None else set()
+    if any(holds_experts(each) for each in modules):
+        _require_alone(modules)
+        places = places.for_experts()
+    for experts in _experts_below(modules, ignored):  # a call of their own: fewer ranks share out what they have
+        torch_fully_shard(
+            experts,
+            mesh=mesh,
+            reshard_after_forward=frees_after_forward(reshard_after_forward),
+            shard_placement_fn=shard_placement_fn,
+            mp_policy=replace(mp_policy, cast_forward_inputs=False),  # the layer around has cast them
+            offload_policy=offload_policy,
+            ignored_params=ignored_params,
+            dp_mesh_dims=dp_mesh_dims,
+        )
     managed = managed_modules(modules, ignored_params)
-    _require_whole_experts(managed)
     move_states(managed, ignored, places.device)
     offloads = isinstance(offload_policy, CPUOffloadPolicy)
     parameters = shard_parameters(managed, ignored, places, shard_placement_fn, offloads)
@@ -108,13 +123,22 @@ def _require_plain(module: nn.Module) -> None:
             )
 
 
-def _require_whole_experts(managed: list[nn.Module]) -> None:
-    for part in managed:
-        if holds_experts(part):
-            raise _C.InvalidArgument(
-                f"[fully_shard] the module has a {type(part).__name__}, whose experts ranks share out by "
-                "expert_parallel_degree: wrap the model in FullyShardedDataParallel, or take expert_parallel_degree 1"
-            )
+def _require_alone(modules: tuple[nn.Module, ...]) -> None:
+    if len(modules) > 1:
+        raise _C.InvalidArgument(
+            f"[fully_shard] a group of {len(modules)} modules with experts that ranks share out: these are gathered "
+            "from other ranks; call fully_shard on them by themselves"
+        )
+
+
+def _experts_below(modules: tuple[nn.Module, ...], ignored: set[nn.Parameter]) -> list[nn.Module]:
+    """What no call has sharded yet."""
+    below = dict.fromkeys(part for each in modules for part in each.modules() if part not in modules)
+    return [
+        part
+        for part in below
+        if holds_experts(part) and state_of(part) is None and not all(p in ignored for p in part.parameters())
+    ]
 
 
 def _is_number(reshard_after_forward: Any) -> bool:

@@ -20,6 +20,7 @@ from tesserae.fsdp.parameters import Entry, owner_of
 from tesserae.fsdp.retired import retire
 from tesserae.fully_shard.places import Places
 from tesserae.fully_shard.split import Split
+from tesserae.tensor_parallel.parts import SplitParameter, split_of
 from tesserae.torch_compat.fsdp2 import dtensor, local_of, placed_as, set_place
 from tesserae.torch_compat.modules import own_parameters
 
@@ -37,6 +38,7 @@ class Managed:
     origin: object  # the same for what was one parameter before
     shape: torch.Size  # of what the ranks of the mesh share out: less than the parameter's where that was split before
     split: Split | None = None
+    part: SplitParameter | None = None  # of which stack of all experts it has this rank's
     entries: list[tuple[nn.Module, str]] = field(default_factory=list)
     compute: nn.Parameter | None = None  # what the engine gathers, while there is one
     shown: nn.Parameter | None = None  # what modules compute with: the same, or a DTensor of it
@@ -85,6 +87,7 @@ def _shard(
             "(fsdp_pre_all_gather): not supported; shard plain parameters, or call tsm.uninstall() and leave the model "
             "to torch"
         )
+    part = split_of(entries) if places.of_experts else None
     split = Split.of(name, parameter, places)
     whole = local_of(parameter) if split is not None else parameter.detach()
     degree = places.degree
@@ -95,13 +98,14 @@ def _shard(
     local = (rows[index] if index < len(rows) else whole.narrow(placement.dim, 0, 0)).clone()
     if offloads and not local.is_meta:
         local = local.cpu()
+    like = parameter if part is None else torch.empty(part.whole, dtype=parameter.dtype, device="meta")
     sharded = nn.Parameter(
-        dtensor(local, mesh, placements, parameter, requires_grad=False), requires_grad=parameter.requires_grad
+        dtensor(local, mesh, placements, like, requires_grad=False), requires_grad=parameter.requires_grad
     )
     for module, entry in entries:
         setattr(module, entry, sharded)
     origin = parameter.__dict__.setdefault(_ORIGIN, object())
-    return Managed(sharded, placement, origin, whole.shape, split, entries)
+    return Managed(sharded, placement, origin, whole.shape, split, part, entries)
 
 
 def _place_of(places: Places, placement: Shard, split: Split | None) -> tuple[DeviceMesh, tuple[Placement, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tesserae import _C
 from tesserae.fsdp.groups import connect
-from tesserae.torch_compat.fsdp2 import concatenated, device_of, flattened
+from tesserae.job.fabrics import expert_degree, mesh_of
+from tesserae.torch_compat.fsdp2 import concatenated, device_of, flattened, shard_within
 from tesserae.torch_compat.instance import HYBRID
 
 
@@ -61,19 +63,26 @@ class Places:
     """Where the state of one fully_shard call lies."""
 
     fabric: _C.Fabric
-    strategy: _C.Strategy
+    strategy: _C.Strategy  # of the ranks of the job, also where fewer of them share out rows
     device: torch.device
     given: DeviceMesh  # the script's
     mesh: DeviceMesh  # of the DTensors: the script's, unless another degree was asked for since
     replicates: bool  # the mesh has two dimensions: replicas, shards
     axes: AllAxes | None = None  # where the script's mesh has other axes, too; `given` is then its data-parallel part
+    # Of experts that ranks share out: the fabric is of those that hold the same, and the mesh has three dimensions:
+    # replicas, shards, experts.
+    of_experts: bool = False
 
     @property
     def degree(self) -> int:
         """Over how many ranks rows are shared out."""
-        return self.strategy.degrees[2]
+        return math.gcd(self.strategy.degrees[2], self.fabric.size)
 
     def placements(self, placement: Shard) -> tuple[Placement, ...]:
+        if self.of_experts:
+            experts = (Replicate(), Replicate(), Shard(0))
+            rows = shard_within(placement, self.mesh, experts, [2]) if self.degree > 1 else Replicate()
+            return Replicate(), rows, Shard(0)
         if self.degree == 1:
             return (Replicate(),)
         return (Replicate(), placement) if self.replicates else (placement,)
@@ -83,7 +92,22 @@ class Places:
 
         Raises InvalidArgument for degrees under which rows are not in the order of ranks.
         """
+        if self.of_experts:
+            return _experts(self.given, self.fabric, strategy, self.device)
         return replace(_place(self.given, self.fabric, strategy, self.device), axes=self.axes)
+
+    def for_experts(self) -> Places:
+        """Where the state of the experts of a module lies whose own lies here. Collective at the first call.
+
+        Raises InvalidArgument unless the mesh is of all ranks of the job.
+        """
+        job = mesh_of(self.device)
+        if self.axes is not None or self.fabric is not job.over("state"):
+            raise _C.InvalidArgument(
+                f"[fully_shard] the model's experts are shared out by expert_parallel_degree {expert_degree()}, and "
+                f"the mesh has {self.fabric.size} of {job.job.size} ranks, or other axes: leave it out"
+            )
+        return _experts(self.given, job.over("expert_state"), self.strategy, self.device)
 
 
 @dataclass(frozen=True)
@@ -154,6 +178,14 @@ def _places(mesh: DeviceMesh, fabric: _C.Fabric, strategy: _C.Strategy, device: 
     return Places(fabric, strategy, device, mesh, _mesh_of_degree(mesh, degree), replicates=True)
 
 
+def _experts(mesh: DeviceMesh, fabric: _C.Fabric, strategy: _C.Strategy, device: torch.device) -> Places:
+    p, g, o = (math.gcd(degree, fabric.size) for degree in strategy.degrees)
+    _require_chunks_in_order(fabric, (p, g, o))
+    shape = (fabric.size // o, o, mesh.size() // fabric.size)
+    whole = _made(mesh, shape, ("replicate", "shard", "expert"))
+    return Places(fabric, strategy, device, mesh, whole, replicates=True, of_experts=True)
+
+
 def _named(mesh: DeviceMesh, frees_after_forward: bool) -> ShardingStrategy:
     if mesh.ndim == 2:
         return HYBRID[0] if frees_after_forward else HYBRID[1]
@@ -162,17 +194,22 @@ def _named(mesh: DeviceMesh, frees_after_forward: bool) -> ShardingStrategy:
 
 def _require_rows_in_order(fabric: _C.Fabric, degrees: tuple[int, int, int]) -> None:
     """Rank r of a shard group has the r-th rows: what Shard(0) of a DTensor means."""
+    _require_chunks_in_order(fabric, degrees)
+    ranks = range(fabric.size)
+    if [fabric.joined_rank(rank) for rank in ranks] != list(ranks):
+        raise _C.InvalidArgument(
+            "[fully_shard] the ranks of the mesh were not started host by host; give neighbouring ranks the same "
+            "host, as torchrun does"
+        )
+
+
+def _require_chunks_in_order(fabric: _C.Fabric, degrees: tuple[int, int, int]) -> None:
     ranks = range(fabric.size)
     if any(_C.chunk(fabric.size, degrees, rank) != rank % degrees[2] for rank in ranks):
         p, g, o = degrees
         raise _C.InvalidArgument(
             f"[fully_shard] with degrees of {p} (parameters), {g} (gradients) and {o} (optimizer) ranks do not hold "
             f"rows in their order, which DTensors need; use degrees that are 1 or {o}, or FullyShardedDataParallel"
-        )
-    if [fabric.joined_rank(rank) for rank in ranks] != list(ranks):
-        raise _C.InvalidArgument(
-            "[fully_shard] the ranks of the mesh were not started host by host; give neighbouring ranks the same "
-            "host, as torchrun does"
         )
 
 

@@ -12,8 +12,8 @@ from tesserae.dial import automatic
 from tesserae.fsdp.fully_sharded import FullyShardedDataParallel
 from tesserae.fsdp.install import install
 from tesserae.fsdp.install import uninstall as uninstall_class
+from tesserae.fully_shard import clipping, muon
 from tesserae.fully_shard import install as function
-from tesserae.fully_shard import muon
 from tesserae.job import config as configuration
 from tesserae.job.state import state
 
@@ -32,6 +32,7 @@ def init(config: str | os.PathLike[str] | dict[str, Any] | None) -> None:
     install(FullyShardedDataParallel)
     function.install()
     muon.install()
+    clipping.install()
     automatic.watch(wanted)
     configuration.set_current(wanted)
 
@@ -40,6 +41,7 @@ def uninstall() -> None:
     uninstall_class()
     function.uninstall()
     muon.uninstall()
+    clipping.uninstall()
     configuration.set_current(None)
     automatic.forget()
     state.forget()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tesserae import _C
@@ -76,6 +77,8 @@ class SplitModule(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name, split in self._tesserae_splits.items():
             value = state_dict.get(prefix + name)
+            if isinstance(own_parameters(self)[name], DTensor):  # of fully_shard: it stands for the whole
+                continue
             if isinstance(value, Tensor) and value.shape == torch.Size(split.whole):
                 state_dict[prefix + name] = _C.part_of(value, split.split)
         super()._load_from_state_dict(state_dict, prefix, *args)
