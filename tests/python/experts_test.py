@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
@@ -103,6 +104,10 @@ def sharded(name: str, model: nn.Module) -> nn.Module:
     return fully_shard(model)
 
 
+def whole_dtensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.full_tensor() for name, value in model.state_dict().items()}
+
+
 def whole_state(model: nn.Module, kind: StateDictType = StateDictType.FULL_STATE_DICT) -> Any:
     with FullyShardedDataParallel.state_dict_type(model, kind):
         return model.state_dict()
@@ -169,7 +174,7 @@ def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
             if fsdp:
                 state = whole_state(model)
             else:
-                state = {name: value.full_tensor() for name, value in model.state_dict().items()}
+                state = whole_dtensors(model)
             if wrong := away_from(expected[2], state):
                 found.append(f"{case}: parameters {wrong}")
         finally:
@@ -238,7 +243,37 @@ def beginnings(rank: int, world_size: int) -> list[str]:
         with FullyShardedDataParallel.state_dict_type(sharded, StateDictType.FULL_STATE_DICT, options):
             state = sharded.state_dict()
         check(f"{name} of rank 0", state, other if rank == 0 else {})
-    return found + moments() + turning() + in_bf16() + without_tokens()
+    return found + moments() + turning() + in_bf16() + without_tokens() + in_dtensors()
+
+
+def in_dtensors() -> list[str]:
+    """The dial and torch's state dicts under fully_shard."""
+    import tesserae as tsm
+
+    model = sharded("mixtral", tsm.transform(MODELS["mixtral"]()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    found = []
+    for step, degree in enumerate((1, 2, 4)):
+        loss_of(model, batch(10 * step, dist.get_rank())).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        before = whole_dtensors(model)
+        tsm.reshard(model, optimizer, hybrid_shard_degree=degree)
+        if not all(map(torch.equal, before.values(), whole_dtensors(model).values())):
+            found.append(f"DTensors changed on the way to {degree}")
+    if wrong := away_from(alone("mixtral", False, False, 1)[2], whole_dtensors(model)):
+        found.append(f"DTensors trained over changes of degrees: {wrong}")
+    expected = MODELS["gpt_oss"](seed=1).state_dict()
+    with torch.device("meta"):
+        empty = MODELS["gpt_oss"]()
+    empty = sharded("gpt_oss", tsm.transform(empty)).to_empty(device="cpu")
+    whole = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(empty, copy.deepcopy(expected), options=whole)
+    state = get_model_state_dict(empty, options=whole)
+    if wrong_names := [name for name in expected if not torch.equal(state[name], expected[name])]:
+        found.append(f"full state dicts of DTensors: {wrong_names}")
+    return found
 
 
 def moments() -> list[str]:
@@ -346,7 +381,9 @@ def test_state_dial_dtypes_and_empty_batches() -> None:
 
 
 # ---- checkpoints ----
-def saves(rank: int, world_size: int, degree: int, folder: str, load: bool) -> dict[str, Any]:
+def saves(
+    rank: int, world_size: int, degree: int, folder: str, load: bool, in_dtensors: bool = False
+) -> dict[str, Any]:
     """Two steps of AdamW at this degree, saved; or what was saved, loaded. The logical tensors."""
     import tesserae as tsm
 
@@ -356,7 +393,7 @@ def saves(rank: int, world_size: int, degree: int, folder: str, load: bool) -> d
     for name in ("mixtral", "gpt_oss"):
         model: Any = MODELS[name](seed=2 if load else 0)
         if world_size > 1:
-            model = wrap(name, tsm.transform(model))
+            model = (sharded if in_dtensors else wrap)(name, tsm.transform(model))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         if load:
             assert tsm.checkpoint.load(f"{folder}/{name}", model, optimizer).step == 2
@@ -369,6 +406,10 @@ def saves(rank: int, world_size: int, degree: int, folder: str, load: bool) -> d
         if world_size == 1:
             found[name] = model.state_dict(), {n: optimizer.state[p]["exp_avg"] for n, p in model.named_parameters()}
             continue
+        if in_dtensors:
+            moments = {n: optimizer.state[p]["exp_avg"].full_tensor() for n, p in model.named_parameters()}
+            found[name] = whole_dtensors(model), moments
+            continue
         with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
             state = FullyShardedDataParallel.optim_state_dict(model, optimizer)["state"]
             found[name] = model.state_dict(), {key: value["exp_avg"] for key, value in state.items()}
@@ -376,11 +417,13 @@ def saves(rank: int, world_size: int, degree: int, folder: str, load: bool) -> d
 
 
 def test_checkpoints_load_at_any_degree(tmp_path: Path) -> None:
-    """Bitwise, weights and moments: saved at E = 2, loaded at 4, at 1 and on one process."""
-    saved = run_ranks(saves, RANKS, 2, str(tmp_path), False, deadline=240)
-    loaded = [run_ranks(saves, RANKS, degree, str(tmp_path), True, deadline=240) for degree in (4, 1)]
-    one = saves(0, 1, 1, str(tmp_path), True)
-    for everyone in (*saved[1:], *loaded[0], *loaded[1], one):
+    """Bitwise, weights and moments: saved at E = 2, loaded at 4, at 1 and on one process; under fully_shard, too."""
+    folder = str(tmp_path)
+    saved = run_ranks(saves, RANKS, 2, folder, False, deadline=120)
+    loaded = run_ranks(saves, RANKS, 4, folder, True, deadline=120)
+    loaded += run_ranks(saves, RANKS, 1, folder, True, deadline=120)
+    dtensors = run_ranks(saves, RANKS, 4, folder, True, True, deadline=120)
+    for everyone in (*saved[1:], *loaded, *dtensors, saves(0, 1, 1, folder, True)):
         for name, tensors in saved[0].items():
             for ours, theirs in zip(everyone[name], tensors, strict=True):
                 assert set(ours) == set(theirs)
