@@ -41,6 +41,7 @@ class Case:
     accumulate: bool = False
     use_orig_params: bool = True
     face: str = "fsdp"
+    context: int = 1  # ranks that share out the positions of the same sequences
     one_expert: bool = False  # routers send every token to the first experts: the others get none
 
 
@@ -59,6 +60,7 @@ CASES = [
     Case("gpt_oss", 1, (2, 2, 2)),
     Case("gpt_oss", 2, (4, 4, 4), one_expert=True, checkpointing=True, use_orig_params=False),
     Case("gpt_oss", 4, (1, 2, 2), auxiliary=True),
+    Case("mixtral", 2, (4, 4, 4), context=2, checkpointing=True),
     Case("mixtral", 2, (4, 4, 4), face="fully_shard", accumulate=True),
     Case("qwen2_moe", 4, (1, 1, 4), face="fully_shard", checkpointing=True),
     Case("gpt_oss", 2, (2, 2, 2), face="fully_shard", one_expert=True),
@@ -76,7 +78,7 @@ def built(name: str, one_expert: bool = False, **changes: Any) -> nn.Module:
 
 @functools.cache
 def alone(
-    name: str, one_expert: bool, auxiliary: bool, parts: int
+    name: str, one_expert: bool, auxiliary: bool, parts: int, batches: int = RANKS
 ) -> tuple[list[float], list[float], dict[str, Tensor], Tensor]:
     """Losses, norms, parameters, and logits in the end, of one process that trains the batches of all ranks. The
     auxiliary loss is that of each rank's tokens, averaged."""
@@ -85,7 +87,7 @@ def alone(
     losses, norms = [], []
     for step in range(STEPS):
         for part in range(parts):
-            each = [loss_of(model, batch(10 * step + part, rank), auxiliary) for rank in range(RANKS)]
+            each = [loss_of(model, batch(10 * step + part, rank), auxiliary) for rank in range(batches)]
             loss = torch.stack(each).mean()
             loss.backward()
             losses.append(loss.item())
@@ -128,13 +130,14 @@ def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
     for case in cases:
         print(case, flush=True)
         names = dict(zip(("parameters", "gradients", "optimizer"), case.degrees, strict=True))
-        tsm.init({"expert_parallel_degree": case.experts, "degrees": names})
+        axes = {"expert_parallel_degree": case.experts, "context_parallel_degree": case.context}
+        tsm.init({**axes, "degrees": names})
         try:
             assert (tsm.state.ep_size, tsm.state.ep_rank) == (case.experts, rank % case.experts)
             first = rank - rank % case.experts
             members = dist.get_process_group_ranks(tsm.state.ep_process_group)
             assert members == list(range(first, first + case.experts))
-            assert tsm.state.dp_size == world_size
+            assert tsm.state.dp_size == world_size // case.context
             model = tsm.transform(built(case.model, case.one_expert)).train()
             if case.checkpointing:
                 model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -151,7 +154,7 @@ def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
                     if not fsdp:
                         model.set_requires_gradient_sync(last)
                     with model.no_sync() if fsdp and not last else contextlib.nullcontext():
-                        loss = loss_of(model, batch(10 * step + part, rank), case.auxiliary)
+                        loss = loss_of(model, batch(10 * step + part, tsm.state.dp_rank), case.auxiliary)
                         loss.backward()
                     total = loss.detach().clone()
                     dist.all_reduce(total)
@@ -164,7 +167,7 @@ def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
                 optimizer.zero_grad()
             with torch.no_grad():
                 logits = model.eval()(input_ids=batch(0, 0), use_cache=False).logits
-            expected = alone(case.model, case.one_expert, case.auxiliary, parts)
+            expected = alone(case.model, case.one_expert, case.auxiliary, parts, tsm.state.dp_size)
             if not furthest(losses, expected[0]) <= TOLERANCE:
                 found.append(f"{case}: losses {losses}, expected {expected[0]}")
             if not furthest(norms, expected[1]) <= TOLERANCE:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tesserae import _C
 
-FAMILIES = ("llama", "mistral", "gpt_neox", "gpt2")
+FAMILIES = ("llama", "mistral", "mixtral", "gpt_neox", "gpt2")
 IGNORED = -100
 ATTENTION = "tesserae_context"
 SEQUENCE = "tesserae_sequence"  # the argument
@@ -93,6 +93,7 @@ class _Cut:
             return args, kwargs  # the model says what is missing
         batch, length = tokens.shape[:2]
         _refuse_caches(given)
+        _refuse_auxiliary_loss(given, model.config)
         if length < self._parallel.size:
             raise _C.InvalidArgument(
                 f"[forward] a sequence of {length} tokens cannot be cut over {self._parallel.size} context ranks"
@@ -152,6 +153,15 @@ def _refuse_caches(given: dict[str, Any]) -> None:
         )
     if given.get("output_attentions"):
         raise _C.InvalidArgument("[forward] output_attentions: there are none with context_parallel_degree > 1")
+
+
+def _refuse_auxiliary_loss(given: dict[str, Any], settings: Any) -> None:
+    asked = given.get("output_router_logits")
+    if asked or (asked is None and getattr(settings, "output_router_logits", False)):
+        raise _C.InvalidArgument(
+            "[forward] output_router_logits: the auxiliary loss is of whole sequences, of which a rank has pieces with "
+            "context_parallel_degree > 1; pass output_router_logits=False, or set it so in the model's configuration"
+        )
 
 
 def _check_mask(mask: Tensor | None, batch: int, length: int) -> None:

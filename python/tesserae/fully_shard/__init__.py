@@ -7,4 +7,5 @@ state.py      one call: what happens around its modules' forwards
 engine.py     the states below a root -> units of one engine, at the first forward
 module.py     FSDPModule: the methods of a sharded module
 install.py    torch's name -> ours, for every script that holds the name
+clipping.py   torch's clip_grad_norm_ of gradients on several meshes
 """

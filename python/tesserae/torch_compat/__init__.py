@@ -9,5 +9,6 @@ construction.py    what FSDP1's constructor does before it shards
 instance.py        FSDP1's class without its constructor: attributes that the rest of torch reads
 flat_parameters.py what other libraries read of a flat parameter
 optimizers.py      names and keys of an optimizer's parameters
+clip.py            what clip_grad_norm_ is made of
 sharded_tensors.py tensors that are spread over ranks
 """
