@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
@@ -400,6 +401,8 @@ def saves(
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         if load:
             assert tsm.checkpoint.load(f"{folder}/{name}", model, optimizer).step == 2
+            if in_dtensors:
+                tsm.checkpoint.save(f"{folder}/again/{name}", model, optimizer, step=2)
         else:
             for step in range(2):
                 loss_of(model, batch(step, rank)).backward()
@@ -426,7 +429,8 @@ def test_checkpoints_load_at_any_degree(tmp_path: Path) -> None:
     loaded = run_ranks(saves, RANKS, 4, folder, True, deadline=120)
     loaded += run_ranks(saves, RANKS, 1, folder, True, deadline=120)
     dtensors = run_ranks(saves, RANKS, 4, folder, True, True, deadline=120)
-    for everyone in (*saved[1:], *loaded, *dtensors, saves(0, 1, 1, folder, True)):
+    alone_again = [saves(0, 1, 1, each, True) for each in (folder, f"{folder}/again")]
+    for everyone in (*saved[1:], *loaded, *dtensors, *alone_again):
         for name, tensors in saved[0].items():
             for ours, theirs in zip(everyone[name], tensors, strict=True):
                 assert set(ours) == set(theirs)
@@ -458,13 +462,27 @@ def refuses(rank: int, world_size: int) -> list[str]:
         ),
     ]
     found = []
-    for index, (call, words) in enumerate(cases):
+
+    def check(name: str, call: Callable[[], Any], words: list[str]) -> None:
         try:
             call()
-            found.append(f"case {index}: no error")
+            found.append(f"case {name}: no error")
         except tsm.InvalidArgument as error:
             missing = [word for word in words if word not in str(error)]
-            found += [f"case {index}: {missing} is not in {error}"] if missing else []
+            found.extend([f"case {name}: {missing} is not in {error}"] if missing else [])
+
+    for index, (call, words) in enumerate(cases):
+        check(str(index), call, words)
+    layer = tsm.transform(MODELS["mixtral"]()).model.layers[0]
+    check("group", lambda: fully_shard([layer.input_layernorm, layer.mlp.experts]), ["group of 2", "by themselves"])
+    layer = tsm.transform(MODELS["mixtral"]()).model.layers[0]
+    two = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
+    check("mesh", lambda: fully_shard(layer, mesh=two), ["the mesh has 2 of 4 ranks", "leave it out"])
+    tsm.uninstall()
+    tsm.init({"expert_parallel_degree": 2, "context_parallel_degree": 2})
+    check("context", lambda: tsm.transform(MODELS["gpt_oss"]()), ["cut the sequences", "mixtral"])
+    model = tsm.transform(MODELS["mixtral"]())
+    check("auxiliary", lambda: loss_of(model, batch(0, 0), auxiliary=True), ["output_router_logits", "False"])
     return found
 
 

@@ -45,9 +45,9 @@ def transform(
     Afterwards the model is moved to `device` and `dtype` if they are given and it is not on the meta device.
 
     Every rank calls it, after init_process_group; ranks of one tensor-parallel group are seeded alike and read the same
-    data. With a context_parallel_degree the language models among them, T5 aside, take whole sequences, the same on the
-    ranks of a context group, of which each works on its positions; `cp_comm_type` says how keys and values travel
-    ("p2p", "all_gather", "all_to_all", "shared"; None: as context_parallel_method of tsm.init says).
+    data. With a context_parallel_degree the language models among them, T5 aside, and Mixtral take whole sequences, the
+    same on the ranks of a context group, of which each works on its positions; `cp_comm_type` says how keys and values
+    travel ("p2p", "all_gather", "all_to_all", "shared"; None: as context_parallel_method of tsm.init says).
 
     With an expert_parallel_degree, E, Mixtral, Qwen2-MoE, Qwen3-MoE and gpt-oss of Hugging Face: each rank has 1/E of
     the experts of a layer, and tokens travel to them (GShard: Lepikhin et al., 2020, arXiv:2006.16668). Ranks read
