@@ -1,7 +1,10 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <ATen/ops/full.h>
+
 #include <optional>
+#include <variant>
 
 #include "python/bindings/bindings.h"
 #include "tesserae/context/attention.h"
@@ -23,6 +26,8 @@ void bind_context(py::module_& module) {
            "This rank's context group. Collective over it. Raises InvalidArgument for a method that cannot be.")
       .def_property_readonly("index", &Parallel::index)
       .def_property_readonly("size", &Parallel::size)
+      .def("require_same", &Parallel::require_same, py::arg("tokens"), without_gil,
+           "Collective: raises InvalidArgument, on all ranks, unless all were given the same tokens.")
       .def(
           "method_for",
           [](const Parallel& self, int64_t heads, int64_t kv_heads) {
@@ -53,8 +58,15 @@ void bind_context(py::module_& module) {
       .def("whole", &Sequence::whole, py::arg("x"), py::arg("dim"), without_gil,
            "Collective, differentiable: every position of what the ranks have. Gradients are as for what is averaged "
            "over the ranks.")
-      .def("mean", &Sequence::mean, py::arg("sum"), py::arg("count"), without_gil,
-           "Collective, differentiable: the sum of `sum` over the ranks, divided by `count`; the same on all ranks. "
+      .def(
+          "mean",
+          [](const Sequence& self, const at::Tensor& sum, const std::variant<at::Tensor, double>& count) {
+            const auto* const tensor = std::get_if<at::Tensor>(&count);
+            return self.mean(sum, tensor != nullptr ? *tensor : at::full({}, std::get<double>(count), sum.options()));
+          },
+          py::arg("sum"), py::arg("count"), without_gil,
+           "Collective, differentiable: the sum of `sum` over the ranks, divided by `count`, that of the "
+           "whole batch; the same on all ranks. "
            "Gradients are as for what is averaged over the ranks.");
 
   module.def(

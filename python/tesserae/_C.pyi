@@ -632,6 +632,10 @@ class ContextParallel:
         """
         How keys and values travel for an attention of so many heads.
         """
+    def require_same(self, tokens: torch.Tensor) -> None:
+        """
+        Collective: raises InvalidArgument, on all ranks, unless all were given the same tokens.
+        """
     @property
     def index(self) -> int: ...
     @property
@@ -653,9 +657,11 @@ class ContextSequence:
         """
         documents: where packed documents begin, the first at 0. Raises InvalidArgument.
         """
-    def mean(self, sum: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    def mean(
+        self, sum: torch.Tensor, count: torch.Tensor | typing.SupportsFloat | typing.SupportsIndex
+    ) -> torch.Tensor:
         """
-        Collective, differentiable: the sum of `sum` over the ranks, divided by `count`; the same on all ranks. Gradients are as for what is averaged over the ranks.
+        Collective, differentiable: the sum of `sum` over the ranks, divided by `count`, that of the whole batch; the same on all ranks. Gradients are as for what is averaged over the ranks.
         """
     def own(self, x: torch.Tensor, dim: typing.SupportsInt | typing.SupportsIndex) -> torch.Tensor:
         """

@@ -87,42 +87,6 @@ TEST(Strategy, TheClosestPresetIsTheOneThatItCameFrom) {
   EXPECT_FALSE(takes_degree("none"));
 }
 
-TEST(Strategy, ARequestIsByDegreesElseByItsHybridDegreeElseByName) {
-  const Degrees degrees{1, 2, 4};
-  EXPECT_EQ(resolve({}, 8), preset("FULL_SHARD", 8));
-  EXPECT_EQ(resolve({.name = "SHARD_GRAD_OP"}, 8), preset("SHARD_GRAD_OP", 8));
-  EXPECT_EQ(resolve({.name = "NO_SHARD", .hybrid_shard_degree = 4}, 8), preset("HYBRID_SHARD", 8, 4));
-  EXPECT_EQ(resolve({.name = "FULL_SHARD", .hybrid_shard_degree = 1}, 8), preset("NO_SHARD", 8));
-  EXPECT_EQ(resolve({.name = "_HYBRID_SHARD_ZERO2", .hybrid_shard_degree = 2}, 8), preset("HYBRID_SHARD_ZERO2", 8, 2));
-  EXPECT_EQ(resolve({.name = "ZERO_PP", .hybrid_shard_degree = 2}, 8), preset("ZERO_PP", 8, 2));
-  EXPECT_EQ(resolve({.name = "SHARD_GRAD_OP", .hybrid_shard_degree = 2, .degrees = degrees}, 8),
-            (Strategy{degrees, false, true}));
-  EXPECT_EQ(resolve({.degrees = degrees}, 8), (Strategy{degrees, true, true}));
-  EXPECT_THAT(error_of([] { resolve({.name = "HYBRID_SHARD", .hybrid_shard_degree = 3}, 8); }),
-              HasSubstr("nearest valid: 2, 4"));
-  EXPECT_THAT(error_of([] { resolve({.degrees = Degrees{3, 3, 3}}, 8); }), HasSubstr("8 ranks"));
-}
-
-TEST(Strategy, WhatWasNeverGatheredIsFreedAtOtherDegrees) {
-  const Degrees half{4, 4, 4};
-  for (const char* name : {"NO_SHARD", "ZERO_1", "ZERO_2"}) {
-    EXPECT_EQ(with_degrees(preset(name, 8), half), (Strategy{half, true, true})) << name;
-  }
-  EXPECT_EQ(with_degrees(preset("SHARD_GRAD_OP", 8), half), (Strategy{half, false, true}));
-  EXPECT_EQ(with_degrees(preset("FULL_SHARD", 8), {1, 1, 1}), (Strategy{{1, 1, 1}, true, true}));
-  // At P > 1 somebody asked for parameters that stay.
-  EXPECT_EQ(with_degrees({{2, 2, 2}, false, false}, half), (Strategy{half, false, false}));
-}
-
-TEST(Strategy, TheClosestPresetIsTheOneThatItCameFrom) {
-  for (const char* name : {"NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"}) {
-    EXPECT_EQ(closest_preset(preset(name, 8, 4), 8), name);
-    EXPECT_EQ(takes_degree(name), std::string_view(name).starts_with("HYBRID"));
-  }
-  EXPECT_EQ(closest_preset(preset("HYBRID_SHARD", 8, 8), 8), "FULL_SHARD");
-  EXPECT_FALSE(takes_degree("none"));
-}
-
 TEST(Strategy, ErrorsNameWhatWouldBeValid) {
   EXPECT_THAT(error_of([] { preset("FULL_SHARDS", 8); }), HasSubstr("did you mean FULL_SHARD?"));
   EXPECT_THAT(error_of([] { preset("ZERO3", 8); }), HasSubstr("no strategy is called 'ZERO3'"));

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention as imported_before
+from transformers import LlamaForTokenClassification
 
 from parity_test import distance, furthest
 from ranks import run_ranks
@@ -90,7 +91,7 @@ def alone(
     losses, norms = [], []
     for step in range(STEPS):
         rows = rows_of(step, 2 * batches)
-        # transformers makes a packed mask for batches of one row; the mean of rows with as many real tokens is theirs.
+        # A row each: documents of one row; the mean of rows with as many real tokens is that of all.
         parts = [packed(rows, i, 1) for i in range(2 * batches)] if is_packed else [rows]
         total = 0.0
         for part in parts:
@@ -236,7 +237,7 @@ def in_scope(rank: int, world_size: int, method: str) -> None:
                     assert positions.equal(sequence.positions(tokens.device))
                     logits = net(tokens, positions)
                     losses_of_own = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-                    loss = sequence.mean(losses_of_own, torch.tensor(2 * LENGTH))
+                    loss = sequence.mean(losses_of_own, 2 * LENGTH)
                     loss.backward()
                 assert tokens.shape == (2, LENGTH), "buffers are whole again"
                 assert functional.scaled_dot_product_attention is imported_before
@@ -266,9 +267,11 @@ def in_scope(rank: int, world_size: int, method: str) -> None:
         ("give a dim for each", lambda: tsm.context_parallel([tokens], [1, 0]).__enter__()),
         ("requires gradients", lambda: tsm.context_parallel([torch.zeros(4, requires_grad=True)], [0]).__enter__()),
     ]
+    refused.append(("given twice", lambda: tsm.context_parallel([tokens, tokens], [1, 1]).__enter__()))
     for text, act in refused:
         with pytest.raises(tsm.InvalidArgument, match=text):
             act()
+        assert tokens.shape == (2, LENGTH)
     attend = functional.scaled_dot_product_attention
     with tsm.context_parallel([tokens], [1]):
         for text, arguments in (
@@ -278,6 +281,9 @@ def in_scope(rank: int, world_size: int, method: str) -> None:
         ):
             with pytest.raises(tsm.InvalidArgument, match=text):
                 attend(q, q, q, **arguments)
+        x = torch.randn(1, tokens.shape[1], 8)
+        with pytest.raises(tsm.InvalidArgument, match="need_weights=False"):
+            nn.MultiheadAttention(8, 2, batch_first=True)(x, x, x)
 
 
 @pytest.mark.parametrize("method", ["auto", "p2p"])
@@ -291,7 +297,7 @@ def refuses(rank: int, world_size: int) -> None:
 
     tsm.init({"context_parallel_degree": 2})
     for name, changes, text in (
-        ("t5", {}, "known are the language models of Hugging Face's llama, mistral, gpt_neox, gpt2"),
+        ("t5", {}, "known are the language models of Hugging Face's llama, mistral, mixtral, gpt_neox, gpt2"),
         ("gpt2", {"attn_pdrop": 0.1}, "attn_pdrop = 0.1: dropout inside attention"),
         ("llama", {"attention_dropout": 0.1}, "attention_dropout = 0.1: dropout inside attention"),
     ):
@@ -301,7 +307,19 @@ def refuses(rank: int, world_size: int) -> None:
         tsm.transform(MODELS["llama"](), cp_comm_type="ring")
     with pytest.raises(tsm.InvalidArgument, match="do not divide 8 heads and 1 of keys"):
         tsm.transform(MODELS["llama"](num_key_value_heads=1), cp_comm_type="all_to_all")
+    with pytest.raises(tsm.InvalidArgument, match="'dynamic' depend on the longest position"):
+        tsm.transform(MODELS["llama"](rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}))
+    other_loss = MODELS["llama"]()
+    other_loss.loss_function = lambda logits, labels, **_: logits.mean()
+    with pytest.raises(tsm.InvalidArgument, match="with their own loss"):
+        tsm.transform(other_loss)
+    with pytest.raises(tsm.InvalidArgument, match="how to cut the sequences of a LlamaForTokenClassification"):
+        tsm.transform(LlamaForTokenClassification(MODELS["llama"]().config))
     net = tsm.transform(MODELS["llama"]()).eval()
+    with pytest.raises(tsm.InvalidArgument, match="are cut already"):
+        tsm.transform(net)
+    with pytest.raises(tsm.InvalidArgument, match="context ranks 0 and 1 were given different tokens"):
+        net(input_ids=rows_of(rank, 2)["input_ids"])
     tokens = rows_of(0, 2)["input_ids"]
     right, left = torch.ones_like(tokens), torch.ones_like(tokens)
     right[1, 9:], left[1, :2] = 0, 0
@@ -310,6 +328,10 @@ def refuses(rank: int, world_size: int) -> None:
         ("masks are", {"attention_mask": torch.ones(2, 1, LENGTH, LENGTH)}),
         ("caches of keys and values", {"past_key_values": object()}),
         ("output_attentions", {"output_attentions": True}),
+        ("output_hidden_states", {"output_hidden_states": True}),
+        ("attention is causal", {"is_causal": False}),
+        ("logits_to_keep: a number", {"logits_to_keep": torch.ones(2, LENGTH, dtype=torch.bool)}),
+        ("cu_seq_lens_q", {"cu_seq_lens_q": torch.tensor([0, 4, LENGTH])}),
         ("position_ids of shape", {"position_ids": torch.arange(4)[None]}),
         ("begin at different positions", {"position_ids": torch.tensor([[0, 1] + [0] * 11, [0] * 13])}),
     ):
@@ -330,6 +352,27 @@ def refuses(rank: int, world_size: int) -> None:
     assert distance(net(inputs_embeds=embeddings).logits, whole(inputs_embeds=embeddings).logits) <= TOLERANCE
     arguments = {"max_new_tokens": 5, "do_sample": False, "use_cache": False, "pad_token_id": 0}
     assert net.generate(tokens, **arguments).equal(whole.generate(tokens, **arguments))
+
+
+def from_rank_zero(rank: int, world_size: int) -> None:
+    """Only rank 0 has weights: its tensor-parallel group takes them in transform, the others while FSDP wraps."""
+    import tesserae as tsm
+    from tesserae.delayed_param import DelayedParamIniter
+
+    tsm.init({"context_parallel_degree": 2, "tensor_parallel_degree": 2})
+    with torch.device("cpu" if rank == 0 else "meta"):
+        net = MODELS["mistral"]()
+    net = tsm.transform(net, load_state_dict_from_rank0=True)
+    init = DelayedParamIniter(net)
+    net = wrap("mistral", net, param_init_fn=init.get_param_init_fn(), sync_module_states=True)
+    with FullyShardedDataParallel.state_dict_type(net, StateDictType.FULL_STATE_DICT):
+        state = net.state_dict()
+    for name, value in MODELS["mistral"]().state_dict().items():
+        assert state[name].equal(value), name
+
+
+def test_weights_of_rank_zero_reach_all() -> None:
+    run_ranks(from_rank_zero, 4)
 
 
 def test_refuses_what_cannot_be_cut() -> None:

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from tesserae import _C
 from tesserae.job.device import default_device
-from tesserae.job.fabrics import context_of
+from tesserae.job.fabrics import context_degree, context_of
 
 _torchs = functional.scaled_dot_product_attention
 
@@ -38,9 +38,9 @@ def context_parallel(
     tables of rotary embeddings. `window`: tokens attend to so many at most. `documents`: where packed documents begin,
     the first at 0. `sequence` has own() and whole() to cut and put together other tensors, and mean() for losses.
 
-    Forward and backward of a step belong inside. All context ranks do the same in the same order. At a degree of 1 it
-    changes nothing but attention's packing. Raises InvalidArgument: for buffers of different lengths or that require
-    gradients, and for attention with a mask, with dropout or across sequences.
+    Forward and backward of a step belong inside. All context ranks do the same in the same order. At a degree of 1,
+    without window and documents, it changes nothing. Raises InvalidArgument: for buffers of different lengths, given
+    twice or that require gradients, and for attention with a mask, with dropout, with weights or across sequences.
     """
     if len(buffers) != len(dims) or not buffers:
         raise _C.InvalidArgument(
@@ -54,14 +54,20 @@ def context_parallel(
         )
     if any(buffer.requires_grad for buffer in buffers):
         raise _C.InvalidArgument("[tsm.context_parallel] a buffer requires gradients; cut it by sequence.own()")
+    if len({id(buffer) for buffer in buffers}) < len(buffers):
+        raise _C.InvalidArgument("[tsm.context_parallel] a buffer was given twice; it is cut once for all who use it")
     sequence = _C.ContextSequence(context_of(default_device()), lengths.pop(), window=window, documents=list(documents))
+    if context_degree() == 1 and not window and not documents:
+        yield sequence
+        return
     whole = [buffer.data for buffer in buffers]
-    for buffer, dim in zip(buffers, dims):
-        buffer.data = sequence.own(buffer.data, dim)
+    parts = [sequence.own(buffer.data, dim) for buffer, dim in zip(buffers, dims)]
     attention = _attention_across(sequence)
     before = functional.scaled_dot_product_attention
-    functional.scaled_dot_product_attention = attention  # type: ignore[assignment]
     try:
+        for buffer, part in zip(buffers, parts):
+            buffer.data = part
+        functional.scaled_dot_product_attention = attention  # type: ignore[assignment]
         with _Replaced(attention):
             yield sequence
     finally:
@@ -71,13 +77,21 @@ def context_parallel(
 
 
 class _Replaced(TorchFunctionMode):
-    """For those who have imported the function's name before."""
+    """For those who have imported the function's name before. Attention that goes other ways is refused: it would be of
+    this rank's positions alone."""
 
     def __init__(self, attention: Callable[..., Tensor]) -> None:
         super().__init__()
         self._attention = attention
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is functional.multi_head_attention_forward and (kwargs or {}).get("need_weights", True):
+            raise _C.InvalidArgument(
+                "[multi_head_attention_forward] inside tsm.context_parallel there are no attention weights; call "
+                "nn.MultiheadAttention with need_weights=False"
+            )
+        if getattr(func, "__name__", "") == "flex_attention":
+            raise _C.InvalidArgument("[flex_attention] does not work inside tsm.context_parallel")
         return (self._attention if func is _torchs else func)(*args, **(kwargs or {}))
 
 

@@ -23,31 +23,50 @@ FAMILIES = ("llama", "mistral", "mixtral", "gpt_neox", "gpt2")
 IGNORED = -100
 ATTENTION = "tesserae_context"
 SEQUENCE = "tesserae_sequence"  # the argument
+MARK = "_tesserae_context"  # the attribute of a model that was cut
+
+
+def check(model: nn.Module, parallel: _C.ContextParallel, tensor_degree: int) -> None:
+    """Of a model that nothing was done to yet. Raises InvalidArgument where it is not known how to cut sequences."""
+    settings = getattr(model, "config", None)
+    kind, name = getattr(settings, "model_type", None), type(model).__name__
+    if hasattr(model, MARK):
+        raise _C.InvalidArgument(f"[tsm.transform] the sequences of this {name} are cut already; transform it once")
+    # What its forward does with labels is known of these alone; a loss of the user's own would be of a rank's tokens.
+    usual = getattr(getattr(model, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
+    if kind not in FAMILIES or not name.endswith(("ForCausalLM", "LMHeadModel")) or not usual:
+        raise _C.InvalidArgument(
+            f"[tsm.transform] how to cut the sequences of a {name} over {parallel.size} ranks is not known; known are "
+            f"the language models of Hugging Face's {', '.join(FAMILIES)} with their own loss. A script's own "
+            "attention works inside tsm.context_parallel(buffers, dims)"
+        )
+    for dropout in ("attention_dropout", "attn_pdrop"):
+        if getattr(settings, dropout, 0.0):
+            raise _C.InvalidArgument(
+                f"[tsm.transform] {dropout} = {getattr(settings, dropout)}: dropout inside attention does not work "
+                "with context_parallel_degree > 1; set it to 0 in the model's configuration"
+            )
+    rope = getattr(settings, "rope_parameters", None) or getattr(settings, "rope_scaling", None) or {}
+    if rope.get("rope_type", rope.get("type")) in ("dynamic", "longrope"):
+        raise _C.InvalidArgument(
+            f"[tsm.transform] rotary positions of type {rope.get('rope_type', rope.get('type'))!r} depend on the "
+            "longest position that a rank sees, and context ranks see different ones; take another type"
+        )
+    heads = settings.num_attention_heads  # type: ignore[union-attr]
+    kv_heads = getattr(settings, "num_key_value_heads", None) or heads
+    parallel.method_for(heads // tensor_degree, kv_heads // tensor_degree)
 
 
 def install(model: nn.Module, parallel: _C.ContextParallel) -> None:
-    """Raises InvalidArgument for models of which it is not known how, and for dropout inside attention."""
-    settings = getattr(model, "config", None)
-    kind = getattr(settings, "model_type", None)
-    takes = list(inspect.signature(model.forward).parameters)
-    if kind not in FAMILIES or "labels" not in takes or "input_ids" not in takes:
-        raise _C.InvalidArgument(
-            f"[tsm.transform] how to cut the sequences of a {type(model).__name__} over {parallel.size} ranks is not "
-            f"known; known are the language models of Hugging Face's {', '.join(FAMILIES)}. A script's own attention "
-            "works inside tsm.context_parallel(buffers, dims)"
-        )
-    for name in ("attention_dropout", "attn_pdrop"):
-        if getattr(settings, name, 0.0):
-            raise _C.InvalidArgument(
-                f"[tsm.transform] {name} = {getattr(settings, name)}: dropout inside attention does not work with "
-                f"context_parallel_degree > 1; set it to 0 in the model's configuration"
-            )
-    heads = getattr(settings, "num_attention_heads", None)
-    if heads is not None:
-        parallel.method_for(heads, getattr(settings, "num_key_value_heads", None) or heads)
+    """For a model that check() has let pass."""
     importlib.import_module("transformers").AttentionInterface.register(ATTENTION, _attention)
     model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
-    _Cut(model, parallel, takes)
+    if model.config._attn_implementation != ATTENTION:
+        raise _C.InvalidArgument(
+            f"[tsm.transform] {type(model).__name__} has an attention of its own, which transformers cannot exchange; "
+            "use tsm.context_parallel(buffers, dims) around its forward"
+        )
+    setattr(model, MARK, _Cut(model, parallel, list(inspect.signature(model.forward).parameters)))
 
 
 def _attention(
@@ -67,10 +86,9 @@ def _attention(
             "[forward] a layer was called without the model around it, which cuts sequences over context ranks; call "
             "the model that tsm.transform returned"
         )
-    if attention_mask is not None or dropout > 0.0 or kwargs.get("output_attentions"):
+    if attention_mask is not None or dropout > 0.0 or kwargs.get("is_causal") is False:
         raise _C.InvalidArgument(
-            "[forward] with context_parallel_degree > 1 attention takes neither masks nor dropout, and has no weights "
-            "to return"
+            "[forward] with context_parallel_degree > 1 attention is causal, and takes neither masks nor dropout"
         )
     out = _C.context_attention(query, key, value, sequence, scale=scaling, window=sliding_window or 0)
     return out.transpose(1, 2), None
@@ -81,6 +99,7 @@ class _Cut:
 
     def __init__(self, model: nn.Module, parallel: _C.ContextParallel, names: list[str]) -> None:
         self._parallel, self._names = parallel, names
+        self._compared = False  # the tokens of a first batch, over the context ranks
         self._keep: int | Tensor = 0
         self._window = getattr(model.config, "sliding_window", None) or 0
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
@@ -92,14 +111,19 @@ class _Cut:
         if tokens is None:
             return args, kwargs  # the model says what is missing
         batch, length = tokens.shape[:2]
-        _refuse_caches(given)
+        _refuse_outputs(given, model.config)
         _refuse_auxiliary_loss(given, model.config)
         if length < self._parallel.size:
             raise _C.InvalidArgument(
                 f"[forward] a sequence of {length} tokens cannot be cut over {self._parallel.size} context ranks"
             )
-        _check_mask(given.pop("attention_mask", None), batch, length)
-        documents = _documents(given.get("position_ids"), batch, length)
+        if not self._compared and given.get("input_ids") is not None:
+            self._parallel.require_same(tokens)
+            self._compared = True
+        mask = given.pop("attention_mask", None)
+        _check_mask(mask, batch, length)
+        # As transformers: with a mask, positions that begin again are no documents.
+        documents = _documents(given.get("position_ids"), length) if mask is None else []
         sequence = _C.ContextSequence(self._parallel, length, window=self._window, documents=documents)
         if given.get("position_ids") is None:
             given["position_ids"] = sequence.positions(tokens.device).unsqueeze(0)
@@ -110,6 +134,8 @@ class _Cut:
             if given.get(name) is not None:
                 given[name] = sequence.own(given[name], 1)
         self._keep = given.pop("logits_to_keep", 0)  # of the whole sequence's
+        if isinstance(self._keep, Tensor) and self._keep.dim() > 1:
+            raise _C.InvalidArgument("[forward] logits_to_keep: a number, or positions that are the same for all rows")
         given["use_cache"] = False
         given[SEQUENCE] = sequence
         return (), given
@@ -123,7 +149,7 @@ class _Cut:
         if targets is None:
             targets = nn.functional.pad(labels, (0, 1), value=IGNORED)[..., 1:]
         if given.get("num_items_in_batch") is None:
-            given["num_items_in_batch"] = (targets != IGNORED).sum()
+            given["num_items_in_batch"] = (targets != given.get("ignore_index", IGNORED)).sum()
         given["labels"], given["shift_labels"] = sequence.own(labels, 1), sequence.own(targets, 1)
 
     def _end(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
@@ -145,14 +171,20 @@ class _Cut:
         return logits[:, -self._keep or None :] if isinstance(self._keep, int) else logits[:, self._keep]
 
 
-def _refuse_caches(given: dict[str, Any]) -> None:
+def _refuse_outputs(given: dict[str, Any], settings: Any) -> None:
     if given.get("past_key_values") is not None:
         raise _C.InvalidArgument(
             "[forward] past_key_values: caches of keys and values do not work with context_parallel_degree > 1; pass "
             "use_cache=False (to generate, too)"
         )
-    if given.get("output_attentions"):
-        raise _C.InvalidArgument("[forward] output_attentions: there are none with context_parallel_degree > 1")
+    for name in ("output_attentions", "output_hidden_states"):
+        asked = given.get(name)
+        if asked or (asked is None and getattr(settings, name, False)):
+            raise _C.InvalidArgument(
+                f"[forward] {name}: with context_parallel_degree > 1 a rank has those of its own positions only"
+            )
+    if given.get("cu_seq_lens_q") is not None and given.get("position_ids") is None:
+        raise _C.InvalidArgument("[forward] cu_seq_lens_q: tell packed documents by position_ids that begin again at 0")
 
 
 def _refuse_auxiliary_loss(given: dict[str, Any], settings: Any) -> None:
@@ -180,7 +212,7 @@ def _check_mask(mask: Tensor | None, batch: int, length: int) -> None:
         )
 
 
-def _documents(positions: Tensor | None, batch: int, length: int) -> list[int]:
+def _documents(positions: Tensor | None, length: int) -> list[int]:
     """Where documents begin, by positions that begin again: as transformers reads packed batches."""
     if positions is None:
         return []

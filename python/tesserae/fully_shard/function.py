@@ -66,13 +66,15 @@ def fully_shard(
     if any(holds_experts(each) for each in modules):
         _require_alone(modules)
         places = places.for_experts()
-    for experts in _experts_below(modules, ignored):  # a call of their own: fewer ranks share out what they have
+    # A call of their own, since fewer ranks share out what they have. The layer around casts what goes in.
+    inside = replace(mp_policy, cast_forward_inputs=False, output_dtype=None)
+    for experts in _experts_below(modules, ignored):
         torch_fully_shard(
             experts,
             mesh=mesh,
             reshard_after_forward=frees_after_forward(reshard_after_forward),
             shard_placement_fn=shard_placement_fn,
-            mp_policy=replace(mp_policy, cast_forward_inputs=False),  # the layer around has cast them
+            mp_policy=inside,
             offload_policy=offload_policy,
             ignored_params=ignored_params,
             dp_mesh_dims=dp_mesh_dims,

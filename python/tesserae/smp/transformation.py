@@ -64,12 +64,15 @@ def transform(
             "tsm.init and the model's own configuration; how layers are split is told by plan="
         )
     place = default_device()  # where FSDP computes; `device` may be where the model waits for it
+    ranks = context_of(place, cp_comm_type) if context_degree() > 1 else None
+    if ranks is not None:  # before anything is changed
+        context.check(model, ranks, tensor_degree())
     if tensor_degree() > 1:
         tensor_parallel.install(model, plan, parallel_of(place), load_state_dict_from_rank0, place, sequence_parallel)
     if expert_degree() > 1:
         experts.install(model, load_state_dict_from_rank0, place)
-    if context_degree() > 1:
-        context.install(model, context_of(place, cp_comm_type))
+    if ranks is not None:
+        context.install(model, ranks)
     if any(tensor.is_meta for tensor in model.parameters()):
         device = None
     return model.to(device=device, dtype=dtype) if device is not None or dtype is not None else model

@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
 from tesserae import _C
+from tesserae.job.fabrics import job_mesh
 from tesserae.job.state import state
 from tesserae.tensor_parallel import dropout, families, loss, sequence
 from tesserae.tensor_parallel import plan as plans
@@ -85,7 +87,7 @@ def _refuse_to_resize(*_: Any, **__: Any) -> None:
 @torch.no_grad()
 def _take_from_rank0(model: nn.Module, parallel: _C.Parallel, place: torch.device) -> None:
     """In the first tensor-parallel group. The others' parameters are on the meta device from now on."""
-    first = state.dp_rank == 0
+    first = job_mesh().index("state", dist.get_rank()) == 0
     moved: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
         for name, value in [*own_parameters(module).items(), *own_buffers(module).items()]:
