@@ -1,12 +1,13 @@
 """torch.nn.utils.clip_grad_norm_ of gradients on several meshes: experts that ranks share out are on one of their own,
-and torch stacks norms of one mesh only. Gradients of one mesh, and plain ones, are torch's affair."""
+and torch stacks norms of one mesh only. Gradients of one mesh, and lists with plain ones, are torch's affair."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import cast
 
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from tesserae.torch_compat.clip import set_halves, torch_clip, torch_norm
@@ -20,13 +21,14 @@ def uninstall() -> None:
     set_halves(torch_norm, torch_clip)
 
 
-def _by_mesh(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Plain tensors come last."""
-    found: dict[Any, list[Tensor]] = {}
+def _by_mesh(tensors: list[Tensor]) -> dict[DeviceMesh, list[Tensor]]:
+    """{} if some are plain."""
+    found: dict[DeviceMesh, list[Tensor]] = {}
     for tensor in tensors:
-        found.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
-    plain = found.pop(None, None)
-    return [*found.values(), plain] if plain else list(found.values())
+        if not isinstance(tensor, DTensor):
+            return {}
+        found.setdefault(tensor.device_mesh, []).append(tensor)
+    return found
 
 
 def _norm(
@@ -40,12 +42,10 @@ def _norm(
     groups = _by_mesh(tensors)
     if len(groups) < 2:
         return torch_norm(tensors, norm_type, error_if_nonfinite, foreach)
-    norms = [torch_norm(group, norm_type, False, foreach) for group in groups]
-    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-    total = torch_norm(whole, norm_type, error_if_nonfinite, foreach)
-    first = groups[0][0]
-    assert isinstance(first, DTensor)
-    mesh = first.device_mesh
+    each = [cast(DTensor, torch_norm(group, norm_type, False, foreach)) for group in groups.values()]
+    norms = [norm.full_tensor() for norm in each]
+    total = torch_norm(norms, norm_type, error_if_nonfinite, foreach)
+    mesh = next(iter(groups))
     return DTensor.from_local(total, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
@@ -55,8 +55,8 @@ def _clip(
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     groups = _by_mesh([p for p in parameters if p.grad is not None])
     if len(groups) < 2:
-        return torch_clip(parameters, max_norm, total_norm, foreach)
+        torch_clip(parameters, max_norm, total_norm, foreach)
+        return
     total = total_norm.full_tensor() if isinstance(total_norm, DTensor) else total_norm
-    for group in groups:
+    for group in groups.values():
         torch_clip(group, max_norm, total, foreach)
-    return None

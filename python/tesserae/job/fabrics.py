@@ -133,7 +133,7 @@ def whole_fabric(fabric: _C.Fabric) -> _C.Fabric:
 def around_experts(fabric: _C.Fabric) -> _C.Fabric:
     """For the fabric that shards the state of experts that of all else in the model; any other as it is."""
     for mesh in _meshes.values():
-        if mesh.over("expert_state") is fabric:
+        if mesh.mesh.degree("expert") > 1 and mesh.over("expert_state") is fabric:
             return mesh.over("state")
     return fabric
 
