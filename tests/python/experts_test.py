@@ -247,7 +247,37 @@ def beginnings(rank: int, world_size: int) -> list[str]:
         with FullyShardedDataParallel.state_dict_type(sharded, StateDictType.FULL_STATE_DICT, options):
             state = sharded.state_dict()
         check(f"{name} of rank 0", state, other if rank == 0 else {})
-    return found + moments() + turning() + in_bf16() + without_tokens() + in_dtensors()
+    return found + moments() + turning() + in_bf16() + without_tokens() + in_dtensors() + frozen()
+
+
+def frozen() -> list[str]:
+    """Only experts are trained, or all but them."""
+    import tesserae as tsm
+
+    def built_frozen(only_experts: bool) -> nn.Module:
+        model = MODELS["gpt_oss"]()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_((".experts." in name) == only_experts)
+        return model
+
+    def train(model: nn.Module, batches: range) -> None:
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        for step in range(2):
+            torch.stack([loss_of(model, batch(step, index)) for index in batches]).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found, rank = [], dist.get_rank()
+    for only_experts in (True, False):
+        whole = built_frozen(only_experts)
+        train(whole, range(RANKS))
+        one = wrap("gpt_oss", tsm.transform(built_frozen(only_experts)))
+        two = sharded("gpt_oss", tsm.transform(built_frozen(only_experts)))
+        for model, state_of in ((one, whole_state), (two, whole_dtensors)):
+            train(model, range(rank, rank + 1))
+            if wrong := away_from(whole.state_dict(), state_of(model)):
+                found.append(f"frozen, only_experts={only_experts}: {wrong}")
+    return found
 
 
 def in_dtensors() -> list[str]:
