@@ -30,7 +30,8 @@ BUILT = {"tesserae._C", "tesserae._build"}
 OTHERS = {
     "_apply_gate",  # of transformers' experts
     "_fields",  # of a named tuple
-    "_init_weights",  # of transformers' models
+    "_attn_implementation",  # of transformers' configurations and models
+    "_init_weights",
     "_is_hf_initialized",
     "_shift_right",
 }

@@ -65,9 +65,9 @@ void bind_context(py::module_& module) {
             return self.mean(sum, tensor != nullptr ? *tensor : at::full({}, std::get<double>(count), sum.options()));
           },
           py::arg("sum"), py::arg("count"), without_gil,
-           "Collective, differentiable: the sum of `sum` over the ranks, divided by `count`, that of the "
-           "whole batch; the same on all ranks. "
-           "Gradients are as for what is averaged over the ranks.");
+          "Collective, differentiable: the sum of `sum` over the ranks, divided by `count`, that of the "
+          "whole batch; the same on all ranks. "
+          "Gradients are as for what is averaged over the ranks.");
 
   module.def(
       "context_attention",
