@@ -21,9 +21,13 @@ Plan plan(const at::Tensor& choice, int64_t experts, comm::MeshFabric& mesh) {
                                                c10::toString(choice.scalar_type()), "; pass [tokens, k] int64"));
   }
   const at::Tensor all = choice.detach().flatten();
-  if (all.numel() > 0 && (all.min().item<int64_t>() < 0 || all.max().item<int64_t>() >= experts)) {
-    throw InvalidArgument("plan_dispatch", cat("a router has chosen expert ", all.max().item<int64_t>(), " of ",
-                                               experts, "; they count from 0"));
+  if (all.numel() > 0) {
+    const auto [least, most] = all.aminmax();
+    const int64_t low = least.item<int64_t>(), high = most.item<int64_t>();
+    if (low < 0 || high >= experts) {
+      throw InvalidArgument("plan_dispatch", cat("a router has chosen expert ", low < 0 ? low : high, " of ", experts,
+                                                 "; they count from 0"));
+    }
   }
   const at::Tensor chosen = at::zeros({experts}, all.options()).scatter_add_(0, all, at::ones_like(all));
   return experts::plan_dispatch(choice.detach().contiguous(), chosen, /*capacity_factor=*/0, mesh);

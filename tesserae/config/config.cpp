@@ -180,6 +180,11 @@ void check_experts(const Config& config) {
     throw ConfigError("expert_parallel_degree",
                       cat("is ", degree, ", but the model has no experts: set model.experts"));
   }
+  if (experts > 0 && config.model.capacity_factor > 0 && config.sharding.context_parallel_degree > 1) {
+    throw ConfigError("model.capacity_factor",
+                      "drops the last tokens of a batch, whose order context ranks do not keep: "
+                      "take 0, or context_parallel_degree 1");
+  }
   if (experts > 0 && config.sharding.automatic) {
     throw ConfigError("hybrid_shard_degree", "\"auto\" does not know what a mixture of experts costs: give a degree");
   }

@@ -1,10 +1,13 @@
 #include "tesserae/experts/moe.h"
 
 #include "tesserae/autograd/backward.h"
+#include "tesserae/base/error.h"
 #include "tesserae/experts/dispatch.h"
 
 namespace tesserae::experts {
 namespace {
+
+constexpr double largest_capacity_factor = 1e6;
 
 Load load_of(const Dispatch& plan, const at::Tensor& rows) {
   return {plan.load, plan.dropped, static_cast<uint64_t>(plan.moved() * rows.size(1) * rows.element_size())};
@@ -13,6 +16,10 @@ Load load_of(const Dispatch& plan, const at::Tensor& rows) {
 }  // namespace
 
 MoeImpl::MoeImpl(const MoeOptions& options, const tensor::LayerOptions& layer) : options_(options), layer_(layer) {
+  if (!(options_.capacity_factor >= 0 && options_.capacity_factor <= largest_capacity_factor)) {
+    throw InvalidArgument("Moe", cat("capacity_factor is ", options_.capacity_factor, "; it must lie in [0, ",
+                                     largest_capacity_factor, "] (0: nothing is dropped)"));
+  }
   const RoutingOptions& routing = options_.routing;
   router_ = register_module("router", Router(routing, layer_));
   const ExpertsOptions experts{routing.experts, routing.width, options_.hidden};

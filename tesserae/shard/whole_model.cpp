@@ -54,14 +54,24 @@ std::string describe(const Engine& engine) {
   return text + describe(specs);
 }
 
+namespace {
+
+/// Of all that is asked of the model, also where its root is on fewer (experts by themselves).
+comm::Fabric& state_ranks(const Engine& engine) {
+  const Sharding& sharding = *engine.root().context().sharding;
+  return sharding.axes == mesh::axes::state ? *sharding.fabric : *sharding.mesh->over(mesh::axes::state);
+}
+
+}  // namespace
+
 double sum_over_ranks(const Engine& engine, double value) {
   const UnitContext& context = engine.root().context();
-  return comm::sum_over_ranks(*context.sharding->fabric, value, {"", context.statistics().steps});
+  return comm::sum_over_ranks(state_ranks(engine), value, {"", context.statistics().steps});
 }
 
 double max_over_ranks(const Engine& engine, double value) {
   const UnitContext& context = engine.root().context();
-  return comm::max_over_ranks(*context.sharding->fabric, value, {"", context.statistics().steps});
+  return comm::max_over_ranks(state_ranks(engine), value, {"", context.statistics().steps});
 }
 
 }  // namespace tesserae::shard

@@ -181,6 +181,9 @@ INSTANTIATE_TEST_SUITE_P(
                       "checkpoint.memory_every_steps: snapshots in memory do not keep what model.bias_rate moves"},
         Contradiction{R"("model": {"experts": 2, "experts_per_token": 3})",
                       "model: experts_per_token is 3; it must be <= experts, 2"},
+        Contradiction{R"("context_parallel_degree": 2, "model": {"experts": 4, "capacity_factor": 1.5})",
+                      "model.capacity_factor: drops the last tokens of a batch, whose order context ranks do not keep: "
+                      "take 0, or context_parallel_degree 1"},
         Contradiction{
             R"("activation_loading_horizon": 3)",
             "activation_loading_horizon: activation offloading is not available yet: only 2 is taken, but it is 3"}));

@@ -490,6 +490,10 @@ def refuses(rank: int, world_size: int) -> list[str]:
             lambda: wrap("mixtral", tsm.transform(MODELS["mixtral"]())).register_comm_hook(None, lambda *_: None),
             ["register_comm_hook", "experts"],
         ),
+        (
+            lambda: wrap("mixtral", tsm.transform(MODELS["mixtral"]()), sync_module_states=True),
+            ["sync_module_states", "load_state_dict_from_rank0=True"],
+        ),
     ]
     found = []
 
@@ -503,7 +507,14 @@ def refuses(rank: int, world_size: int) -> list[str]:
 
     for index, (call, words) in enumerate(cases):
         check(str(index), call, words)
+    with torch.device("meta"):
+        nowhere = MODELS["mixtral"]()
+    if rank < 2:  # the first group: both of its ranks
+        check("meta", lambda: tsm.transform(nowhere, load_state_dict_from_rank0=True), ["meta device", "its values"])
+    else:
+        tsm.transform(nowhere, load_state_dict_from_rank0=True)
     layer = tsm.transform(MODELS["mixtral"]()).model.layers[0]
+    assert not hasattr(layer.mlp.experts, "reset_parameters"), "as the module of transformers"
     check("group", lambda: fully_shard([layer.input_layernorm, layer.mlp.experts]), ["group of 2", "by themselves"])
     layer = tsm.transform(MODELS["mixtral"]()).model.layers[0]
     two = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
@@ -518,3 +529,28 @@ def refuses(rank: int, world_size: int) -> list[str]:
 
 def test_refused() -> None:
     assert run_ranks(refuses, RANKS, deadline=120) == [[]] * RANKS
+
+
+def autocasts(rank: int, world_size: int) -> None:
+    """Products are in the dtype of autocast, as those of one process."""
+    import tesserae as tsm
+
+    tsm.init({"expert_parallel_degree": 2})
+    whole, model = MODELS["gpt_oss"](), tsm.transform(MODELS["gpt_oss"]())
+    seen = []
+    experts = model.model.layers[0].mlp.experts
+    gate = experts._apply_gate
+    experts._apply_gate = lambda rows: (seen.append(rows.dtype), gate(rows))[1]
+    tokens = batch(0, rank)
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs, ours = loss_of(whole, tokens), loss_of(model, tokens)
+    assert furthest([ours.item()], [theirs.item()]) <= 1e-3
+    in_fp32 = loss_of(whole, tokens)
+    assert abs(ours.item() - theirs.item()) <= abs(in_fp32.item() - theirs.item()) + 1e-4
+    ours.backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+    assert seen == [torch.bfloat16]
+
+
+def test_autocast_reaches_experts() -> None:
+    run_ranks(autocasts, 2)

@@ -27,6 +27,7 @@ class SplitExperts(SplitModule):
     """Derived from the class of a module of transformers that has stacks of all experts: see split_experts()."""
 
     _tesserae_mesh: _C.MeshFabric
+    _tesserae_own_values: bool  # those that this rank's model had, which nobody has compared with rank 0's
     # Of transformers (integrations/moe.py).
     num_experts: int
     has_bias: bool
@@ -40,6 +41,8 @@ class SplitExperts(SplitModule):
         Raises InvalidArgument for choices that are no experts; CommError.
         """
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
+        if torch.is_autocast_enabled(tokens.device.type):  # which does nothing to our products
+            tokens = tokens.to(torch.get_autocast_dtype(tokens.device.type))
         plan = _C.plan_dispatch(choice, self.num_experts, self._tesserae_mesh)
         rows = _C.dispatch(tokens, plan)
         expert = None
@@ -47,13 +50,25 @@ class SplitExperts(SplitModule):
             expert = torch.arange(len(plan.counts)).repeat_interleave(plan.counts).to(rows.device)
         rows = self._linear(rows, "gate_up_proj", plan.counts, expert)
         rows = self._linear(self._apply_gate(rows), "down_proj", plan.counts, expert)
-        return _C.combine(rows, weights, plan).view(hidden_states.shape)
+        return _C.combine(rows, weights, plan).view(hidden_states.shape).to(hidden_states.dtype)
+
+    @property
+    def reset_parameters(self) -> None:  # type: ignore[override]
+        """There is none: modules of transformers with stacks have none, and hasattr() is to say so."""
+        raise AttributeError("reset_parameters")
 
     def _linear(self, rows: Tensor, name: str, counts: Tensor, expert: Tensor | None) -> Tensor:
         """`expert`: of this rank, of each row; None without biases."""
-        stack = getattr(self, name)
+        stack = self._like(rows, getattr(self, name))
         made = _C.grouped_linear(rows, stack.transpose(1, 2) if self.is_transposed else stack, counts)
-        return made if expert is None else made + getattr(self, f"{name}_bias").index_select(0, expert)
+        if expert is None:
+            return made
+        return made + self._like(rows, getattr(self, f"{name}_bias")).index_select(0, expert)
+
+    @staticmethod
+    def _like(rows: Tensor, stack: Tensor) -> Tensor:
+        """As autocast would cast it."""
+        return stack.to(rows.dtype) if torch.is_autocast_enabled(rows.device.type) else stack
 
 
 _classes: dict[type, type[SplitExperts]] = {}

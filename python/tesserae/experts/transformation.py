@@ -54,10 +54,14 @@ def install(model: nn.Module, from_rank0: bool, place: torch.device) -> None:
     mesh, parallel = mesh_of(place), parallel_of(place)
     layers = [split_experts(part, mesh, parallel) for part in found]
     # 2.
+    for layer in layers:
+        layer._tesserae_own_values = not from_rank0 and not any(p.is_meta for p in layer.parameters())
     if from_rank0:
         group = state.ep_process_group  # on all ranks: torch counts the groups that a rank makes
-        for layer in layers if is_first_of_same_experts() else []:
-            _take_from_rank0(layer, group, place)
+        if is_first_of_same_experts():
+            _require_values(layers, group, place)
+            for layer in layers:
+                _take_from_rank0(layer, group, place)
     # 3.
     cut_parameters(model, layers)
 
@@ -66,16 +70,22 @@ def _is_stack(module: nn.Module) -> bool:
     return all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in STACKS[:2])
 
 
+def _require_values(layers: list[SplitExperts], group: dist.ProcessGroup | None, place: torch.device) -> None:
+    """All ranks of the group raise, or none."""
+    missing = any(parameter.is_meta for layer in layers for parameter in layer.parameters())
+    told = torch.tensor([missing], dtype=torch.uint8, device=place)
+    dist.broadcast(told, group=group, group_src=0)
+    if told.item():
+        raise _C.InvalidArgument(
+            "[tsm.transform] load_state_dict_from_rank0: rank 0's model is on the meta device; it must have its values"
+        )
+
+
 @torch.no_grad()
 def _take_from_rank0(layer: SplitExperts, group: dist.ProcessGroup | None, place: torch.device) -> None:
     for name in layer._tesserae_splits:
         value = own_parameters(layer)[name]
         assert value is not None
-        if value.is_meta and state.ep_rank == 0:
-            raise _C.InvalidArgument(
-                "[tsm.transform] load_state_dict_from_rank0: rank 0's model is on the meta device; it must have its "
-                "values"
-            )
         given = value.detach().to(place) if state.ep_rank == 0 else torch.empty_like(value, device=place)
         given = given.contiguous()
         dist.broadcast(given, group=group, group_src=0)

@@ -183,6 +183,12 @@ def _is_ours_alone(managed: faces.Managed) -> bool:
 def _sync_from_rank_zero(instance: Instance, module: nn.Module) -> None:
     states = [m.parameter.detach() for m in instance._managed]
     states += torch_construction.buffers_to_synchronise(module)
+    if instance._holds_experts and any(getattr(part, "_tesserae_own_values", False) for part in module.modules()):
+        raise _C.InvalidArgument(
+            "[FSDP] sync_module_states=True: other ranks have other experts than rank 0, and nobody has given them "
+            "rank 0's values; pass load_state_dict_from_rank0=True to tsm.transform, or leave sync_module_states out "
+            "if every rank has loaded the same values"
+        )
     everyone = state.exp_dp_process_group if instance._holds_experts else instance._everyone
     broadcast_from_first(states, everyone or dist.group.WORLD)
 
