@@ -1,5 +1,6 @@
 #include "tesserae/context/attention.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/logaddexp.h>
@@ -28,10 +29,6 @@ struct Call : torch::CustomClassHolder {
   double scale;
   Method method;
 };
-
-at::ScalarType sum_type(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
 
 at::Tensor at_place(const at::Tensor& x, const Span& part, const Placed& placed) {
   return x.narrow(time_dim, placed.at + part.begin - placed.positions.begin, part.size());
@@ -67,7 +64,7 @@ std::vector<int64_t> shape_of_gradients(const KeyValues::Block& block) {
 class Joined {
  public:
   explicit Joined(const at::Tensor& queries)
-      : out_(at::zeros(queries.sizes(), queries.options().dtype(sum_type(queries)))),
+      : out_(at::zeros(queries.sizes(), queries.options().dtype(at::toOpMathType(queries.scalar_type())))),
         lse_(at::full(queries.sizes().slice(0, 3), -std::numeric_limits<double>::infinity(), out_.options())) {}
 
   void add(const Attended& attended, const Span& queries, const Placed& placed) {
@@ -114,7 +111,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     const at::Tensor gradient = gradients[0].stride(-1) == 1 ? gradients[0] : gradients[0].contiguous();
     const std::vector<Placed> asking = end_to_end(sequence.spans());
     const auto source = collect_for_backward(call->method, sequence, call->pattern, {saved[1], saved[2]});
-    const at::TensorOptions sums = queries.options().dtype(sum_type(queries));
+    const at::TensorOptions sums = queries.options().dtype(at::toOpMathType(queries.scalar_type()));
     const at::Tensor of_queries = at::zeros(queries.sizes(), sums);
     for (int i = 0; i < source->blocks(); ++i) {
       const KeyValues::Block block = source->next();

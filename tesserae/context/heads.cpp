@@ -17,34 +17,22 @@ struct HeadsCall : torch::CustomClassHolder {
   SequencePtr sequence;
 };
 
-std::vector<int64_t> counts_of(const std::vector<at::Tensor>& parts) {
-  std::vector<int64_t> counts;
-  for (const at::Tensor& part : parts) counts.push_back(part.numel());
-  return counts;
-}
-
-std::vector<at::Tensor> split(const at::Tensor& flat, const std::vector<std::vector<int64_t>>& shapes) {
-  std::vector<at::Tensor> parts;
-  int64_t at = 0;
-  for (const auto& shape : shapes) {
-    const int64_t count = c10::multiply_integers(shape);
-    parts.push_back(flat.narrow(0, at, count).view(shape));
-    at += count;
-  }
-  return parts;
-}
-
 /// parts[i] goes to rank i; what comes from rank i has shapes[i].
 std::vector<at::Tensor> exchanged(const std::vector<at::Tensor>& parts, const std::vector<std::vector<int64_t>>& shapes,
                                   const Parallel& parallel) {
   std::vector<at::Tensor> flat;
-  for (const at::Tensor& part : parts) flat.push_back(part.reshape({-1}));
+  std::vector<int64_t> sent, received;
+  for (const at::Tensor& part : parts) {
+    flat.push_back(part.reshape({-1}));
+    sent.push_back(part.numel());
+  }
+  for (const auto& shape : shapes) received.push_back(c10::multiply_integers(shape));
   const at::Tensor input = at::cat(flat);
-  std::vector<int64_t> counts;
-  for (const auto& shape : shapes) counts.push_back(c10::multiply_integers(shape));
-  const at::Tensor output = at::empty({c10::sum_integers(counts)}, input.options());
-  parallel.group().all_to_all(output, input, counts, counts_of(parts));
-  return split(output, shapes);
+  const at::Tensor output = at::empty({c10::sum_integers(received)}, input.options());
+  parallel.group().all_to_all(output, input, received, sent);
+  std::vector<at::Tensor> arrived = output.split_with_sizes(received);
+  for (size_t i = 0; i < shapes.size(); ++i) arrived[i] = arrived[i].view(shapes[i]);
+  return arrived;
 }
 
 at::Tensor to_heads(const at::Tensor& x, const Sequence& sequence) {

@@ -1,5 +1,6 @@
 #include "tesserae/context/kernel.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
@@ -27,10 +28,6 @@ at::Tensor repeated(const at::Tensor& x, int64_t heads) {
 at::Tensor summed_to(const at::Tensor& x, int64_t heads) {
   const int64_t times = x.size(1) / heads;
   return times == 1 ? x : x.unflatten(1, {heads, times}).sum(2);
-}
-
-at::ScalarType wide(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 at::Tensor scores(const at::Tensor& queries, const at::Tensor& keys, bool up_to_self, double scale) {
@@ -105,7 +102,7 @@ TileGradients attend_backward(const at::Tensor& g, const at::Tensor& q, const at
 Attended attend_by_products(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                             bool up_to_self, double scale) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const auto dtype = wide(queries);
+  const auto dtype = at::toOpMathType(queries.scalar_type());
   const int64_t heads = queries.size(1);
   const at::Tensor all = scores(queries.to(dtype), repeated(keys, heads).to(dtype), up_to_self, scale);
   const at::Tensor lse = all.logsumexp(-1);
@@ -117,7 +114,7 @@ TileGradients attend_by_products_backward(const at::Tensor& gradient, const at::
                                           const at::Tensor& values, const at::Tensor& out, const at::Tensor& lse,
                                           bool up_to_self, double scale) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const auto dtype = wide(queries);
+  const auto dtype = at::toOpMathType(queries.scalar_type());
   const int64_t heads = queries.size(1), kv_heads = keys.size(1);
   const at::Tensor g = gradient.to(dtype), q = queries.to(dtype);
   const at::Tensor k = repeated(keys, heads).to(dtype), v = repeated(values, heads).to(dtype);

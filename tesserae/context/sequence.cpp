@@ -81,7 +81,9 @@ at::Tensor positions_of(const std::vector<Span>& spans) {
 }  // namespace
 
 Sequence::Sequence(ParallelPtr parallel, const Pattern& pattern)
-    : parallel_(std::move(parallel)), cut_(pattern, parallel_->size()), positions_(positions_of(spans())) {}
+    : parallel_(std::move(parallel)),
+      cut_(pattern, parallel_->size()),
+      positions_(positions_of(spans()).to(parallel_->mesh()->job()->device())) {}
 
 at::Tensor Sequence::own(const at::Tensor& x, int64_t dim) const {
   const int64_t along = checked("Sequence::own", x, dim, cut_.pattern().length());

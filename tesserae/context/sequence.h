@@ -17,7 +17,6 @@ class Sequence {
   Sequence(ParallelPtr parallel, const Pattern& pattern);
 
   const Parallel& parallel() const { return *parallel_; }
-  const ParallelPtr& shared_parallel() const { return parallel_; }
   const Cut& cut() const { return cut_; }
   const std::vector<Span>& spans() const { return cut_.spans(parallel_->index()); }
   int64_t tokens() const { return cut_.tokens(parallel_->index()); }  ///< of this rank
@@ -40,7 +39,7 @@ class Sequence {
  private:
   ParallelPtr parallel_;
   Cut cut_;
-  at::Tensor positions_;
+  at::Tensor positions_;  // on the device of the job: layers ask for them anew
 };
 using SequencePtr = std::shared_ptr<const Sequence>;
 

@@ -9,7 +9,6 @@
 #include "tesserae/experts/dispatch.h"
 
 #include <ATen/OpMathType.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -17,13 +16,13 @@
 #include <ATen/ops/sort.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <string>
 
+#include "tesserae/autograd/node.h"
 #include "tesserae/base/error.h"
 
 namespace tesserae::experts {
@@ -149,14 +148,11 @@ struct Kept : torch::CustomClassHolder {
 };
 
 void keep_plan(AutogradContext* context, const Plan& plan) {
-  context->saved_data["plan"] = c10::IValue::make_capsule(c10::make_intrusive<Kept>(plan));
+  autograd::keep(context, c10::make_intrusive<Kept>(plan));
 }
 
-const Dispatch& plan_of(AutogradContext* context) {
-  if (at::GradMode::is_enabled()) {
-    throw InvalidArgument("backward", "rows of experts have first derivatives only (create_graph is set)");
-  }
-  return *static_cast<Kept*>(context->saved_data["plan"].toCapsule().get())->plan;
+Plan plan_of(AutogradContext* context) {
+  return autograd::kept<Kept>(context, "rows of experts have")->plan;
 }
 
 struct DispatchRows : torch::autograd::Function<DispatchRows> {
@@ -165,8 +161,8 @@ struct DispatchRows : torch::autograd::Function<DispatchRows> {
     return out(rows_of_tokens(x, *plan), *plan);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const Dispatch& plan = plan_of(context);
-    return {sum_of_rows(back(gradients[0], plan), plan, {}), {}};
+    const Plan plan = plan_of(context);
+    return {sum_of_rows(back(gradients[0], *plan), *plan, {}), {}};
   }
 };
 
@@ -179,7 +175,8 @@ struct CombineRows : torch::autograd::Function<CombineRows> {
     return sum_of_rows(returned, *plan, weights);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const Dispatch& plan = plan_of(context);
+    const Plan kept = plan_of(context);
+    const Dispatch& plan = *kept;
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &returned = saved[0], &weights = saved[1];
     const at::Tensor dy = rows_of_tokens(gradients[0], plan);

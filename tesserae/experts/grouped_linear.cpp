@@ -49,9 +49,7 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    if (at::GradMode::is_enabled()) {
-      throw InvalidArgument("backward", "grouped_linear has first derivatives only (create_graph is set)");
-    }
+    autograd::require_first_derivative("grouped_linear has");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &counts = saved[2];
     const at::Tensor dy = gradients[0].contiguous();
