@@ -69,8 +69,11 @@ int run_train(TrainArguments& arguments) {
     return 0;
   }
   if (!launched && ranks > 1) {
-    return train::run_local_job(
-        {.ranks = ranks, .command = rank_command(arguments), .environment = {}, .stop_grace = stop_grace(config)});
+    return train::run_local_job({.ranks = ranks,
+                                 .command = rank_command(arguments),
+                                 .environment = {},
+                                 .stop_grace = stop_grace(config),
+                                 .replacements = config.recovery.replacements});
   }
   return train::train(config, setup, world, resume);
 }

@@ -55,51 +55,52 @@ bool all_hosts_alike(const mesh::World& world) {
   return std::all_of(ranks.begin(), ranks.end(), [&](int count) { return count == ranks.front(); });
 }
 
-class ConnectedFabric final : public Fabric {
+/// What a rank has of its job from one meeting to the next: connections, groups and lanes.
+class Connections {
  public:
-  /// In a child that was forked it is never destroyed: there are no threads to join, and sockets are the parent's.
-  template <class... Arguments>
-  static std::shared_ptr<Fabric> make(Arguments&&... arguments) {
-    const auto end = [](ConnectedFabric* fabric) {
-      if (!fabric->made_.in_child()) delete fabric;
-    };
-    return {new ConnectedFabric(std::forward<Arguments>(arguments)...), end};
-  }
+  using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-  ConnectedFabric(Rendezvous rendezvous, const mesh::World& world, const FabricOptions& options,
-                  const std::string& backend)
+  Connections(Rendezvous rendezvous, const FabricOptions& options, const std::string& backend, bool may_share)
       : options_(options),
         nccl_(backend == "nccl"),
         wants_shm_(backend == "shm"),
-        shm_(wants_shm_),
+        shm_(wants_shm_ && may_share),
         rendezvous_(std::move(rendezvous)),
         signs_of_life_(rendezvous_.own_connection("liveness")),
         world_(meet()),
         even_hosts_(all_hosts_alike(world_)),
-        serves_(world.launch().rank == 0 && !world.launch().store_is_served),
+        serves_(rendezvous_.world().launch().rank == 0 && !rendezvous_.world().launch().store_is_served),
         liveness_(std::make_shared<Liveness>(world_, signs_of_life_, server())),
         table_(world_.rank(), world_.size(), nccl_ ? Lane::Kind::stream : Lane::Kind::threaded, options.device) {
     if (options.names_process) set_log_rank(world_.rank());
   }
 
-  ~ConnectedFabric() override {
+  ~Connections() {
     // The goodbye comes before the sockets close, so that nobody takes this rank for lost; and before the lanes end, so
     // that what they still wait for (nobody may come, if this rank ends because of an error) is aborted in a while.
     liveness_->leave();
     table_.clear();
-    if (serves_) liveness_->wait_for_others(kStay);
+    if (serves_ && !broken_) liveness_->wait_for_others(kStay);
   }
+  Connections(const Connections&) = delete;
+  Connections& operator=(const Connections&) = delete;
 
-  void leave() override {
-    if (made_.in_child()) return;
+  void leave() {
     liveness_->leave();
     if (serves_) liveness_->wait_for_others(kStay);
   }
 
-  const mesh::World& world() const override { return world_; }
-  c10::Device device() const override { return options_.device; }
-  Group& group(const std::vector<int>& members, Traffic traffic) override {
-    if (made_.in_child()) throw ForkedChild("Fabric::group");
+  /// This process goes on without them: nothing blocks in them any more when it returns.
+  void give_up() {
+    broken_ = true;
+    liveness_->give_up();
+    table_.drain();
+  }
+
+  const mesh::World& world() const { return world_; }
+  bool may_share() const { return shm_; }
+  StorePtr store() const { return rendezvous_.store(""); }
+  Group& group(const std::vector<int>& members, Traffic traffic) {
     return table_.group(members, traffic, [&](std::string name, const std::vector<int>& members, int rank) {
       try {
         return make_group(name, members, rank, traffic);
@@ -110,15 +111,13 @@ class ConnectedFabric final : public Fabric {
       }
     });
   }
-  Lane& lane(Traffic traffic) override { return table_.lane(traffic); }
-  Counters counters() const override { return table_.counters(); }
+  Lane& lane(Traffic traffic) { return table_.lane(traffic); }
+  Counters counters() const { return table_.counters(); }
 
  private:
-  using StorePtr = c10::intrusive_ptr<c10d::Store>;
-
   mesh::World meet() {
     Liveness::introduce(rendezvous_.world().launch().rank, signs_of_life_);
-    return rendezvous_.meet(options_.host.empty() ? os::host_identity() : options_.host);
+    return rendezvous_.meet(options_.host.empty() ? os::host_identity() : options_.host, options_.cancelled);
   }
 
   // The job rank of the process that serves the store.
@@ -215,7 +214,6 @@ class ConnectedFabric final : public Fabric {
     return std::make_unique<C10dGroup>(std::move(name), members, std::move(backend), options);
   }
 
-  const os::ForkGuard made_;
   FabricOptions options_;
   bool nccl_;
   const bool wants_shm_;
@@ -227,9 +225,89 @@ class ConnectedFabric final : public Fabric {
   // same order.
   bool even_hosts_;
   bool serves_;
+  bool broken_ = false;
   std::shared_ptr<Liveness> liveness_;  // also of what is left behind when a group could not be made
   std::map<Traffic, GlooDevice> devices_;
   GroupTable table_;
+};
+
+/// Whether two meetings gave every rank the same number and the same host.
+bool same_places(const mesh::World& a, const mesh::World& b) {
+  bool same = a.size() == b.size() && a.rank() == b.rank();
+  for (int rank = 0; same && rank < a.size(); ++rank) {
+    same = a.launcher_rank(rank) == b.launcher_rank(rank) && a.host(rank) == b.host(rank);
+  }
+  return same;
+}
+
+class ConnectedFabric final : public Fabric {
+ public:
+  using MakeRendezvous = std::function<Rendezvous(int epoch)>;
+
+  /// In a child that was forked it is never destroyed: there are no threads to join, and sockets are the parent's.
+  static std::shared_ptr<Fabric> make(MakeRendezvous rendezvous, const FabricOptions& options,
+                                      const std::string& backend) {
+    const auto end = [](ConnectedFabric* fabric) {
+      if (!fabric->made_.in_child()) delete fabric;
+    };
+    return {new ConnectedFabric(std::move(rendezvous), options, backend), end};
+  }
+
+  ConnectedFabric(MakeRendezvous rendezvous, const FabricOptions& options, const std::string& backend)
+      : options_(options),
+        backend_(backend),
+        rendezvous_(std::move(rendezvous)),
+        epoch_(options.epoch),
+        now_(std::make_unique<Connections>(rendezvous_(epoch_), options_, backend_, /*may_share=*/true)),
+        world_(now_->world()) {}
+
+  void leave() override {
+    if (!made_.in_child() && now_) now_->leave();
+  }
+
+  void reconnect(int epoch) override {
+    if (made_.in_child()) throw ForkedChild("Fabric::reconnect");
+    if (now_) {
+      now_->give_up();
+      may_share_ = now_->may_share();
+      if (!store_) store_ = now_->store();
+      broken_.push_back(std::move(now_));  // whoever holds a group or a lane may still end it
+    }
+    epoch_ = epoch;
+    now_ = std::make_unique<Connections>(rendezvous_(epoch), options_, backend_, may_share_);
+    if (same_places(world_, now_->world())) return;
+    throw CommError("Fabric::reconnect",
+                    cat("in epoch ", epoch, " the ranks of the job are not on the hosts where they ",
+                        "were: start the job again from its last checkpoint"));
+  }
+  void forget_broken() override { broken_.clear(); }
+  int epoch() const override { return epoch_; }
+
+  const mesh::World& world() const override { return world_; }
+  c10::Device device() const override { return options_.device; }
+  Group& group(const std::vector<int>& members, Traffic traffic) override {
+    if (made_.in_child()) throw ForkedChild("Fabric::group");
+    return now().group(members, traffic);
+  }
+  Lane& lane(Traffic traffic) override { return now().lane(traffic); }
+  Counters counters() const override { return now_ ? now_->counters() : Counters(); }
+
+ private:
+  Connections& now() const {
+    if (now_) return *now_;
+    throw CommError("Fabric::group", cat("the ranks of epoch ", epoch_, " have not met"));
+  }
+
+  const os::ForkGuard made_;
+  const FabricOptions options_;
+  const std::string backend_;
+  const MakeRendezvous rendezvous_;
+  int epoch_;
+  bool may_share_ = true;
+  Connections::StorePtr store_;  // of the first meeting: this process may serve it for the others
+  std::vector<std::unique_ptr<Connections>> broken_;
+  std::unique_ptr<Connections> now_;
+  const mesh::World world_;
 };
 
 }  // namespace
@@ -238,7 +316,10 @@ std::shared_ptr<Fabric> Fabric::connect(const mesh::World& world, const FabricOp
   const std::string backend = choose_backend(options);
   // A job of one process has nobody to meet, nobody to lose and nothing to move.
   if (backend == "null" || world.size() == 1) return null(world, options.device);
-  return ConnectedFabric::make(Rendezvous(world, options.connect_deadline), world, options, backend);
+  const auto rendezvous = [world, deadline = options.connect_deadline](int epoch) {
+    return Rendezvous(world, deadline, epoch);
+  };
+  return ConnectedFabric::make(rendezvous, options, backend);
 }
 
 std::shared_ptr<Fabric> Fabric::join(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool served,
@@ -246,14 +327,23 @@ std::shared_ptr<Fabric> Fabric::join(c10::intrusive_ptr<c10d::Store> store, int 
   const mesh::World world = mesh::World::joined(rank, size, served);
   const std::string backend = choose_backend(options);
   if (backend == "null" || size == 1) return null(world, options.device);
-  return ConnectedFabric::make(Rendezvous(world, std::move(store), options.connect_deadline), world, options, backend);
+  const auto rendezvous = [world, store = std::move(store), deadline = options.connect_deadline](int epoch) {
+    return Rendezvous(world, store, deadline, epoch);
+  };
+  return ConnectedFabric::make(rendezvous, options, backend);
+}
+
+void Fabric::reconnect(int /*epoch*/) {
+  throw InvalidArgument("Fabric::reconnect", cat("a fabric of ", size(), size() == 1 ? " rank" : " ranks",
+                                                 " that did not meet through a store has nobody to meet again"));
 }
 
 Group& Fabric::everyone() {
-  if (!everyone_) {
+  if (!everyone_ || everyone_epoch_ != epoch()) {
     std::vector<int> all(static_cast<size_t>(size()));
     std::iota(all.begin(), all.end(), 0);
     everyone_ = &group(all, Traffic::control);
+    everyone_epoch_ = epoch();
   }
   return *everyone_;
 }

@@ -28,6 +28,9 @@ struct FabricOptions {
   std::chrono::milliseconds deadline{300'000};
   bool names_process = true;  ///< lines of the log carry the rank in this fabric
   std::string host;  ///< label of the machine of this rank; empty: its own identity (tests place ranks as they like)
+  int epoch = 0;     ///< how often the job's ranks have met before (Fabric::reconnect): who is of another does not meet
+  /// Asked while ranks meet, every so often. True: this meeting will not take place, and a CommError says so.
+  std::function<bool()> cancelled = {};
 };
 
 /// What a lane carries. Groups are made for one lane, so that lanes never wait for each other.
@@ -57,6 +60,16 @@ class Fabric {
   /// rank for lost. No verb is called afterwards.
   virtual void leave() {}
 
+  /// After a verb threw a CommError: leaves what is broken, aborts what still blocks there, and meets the ranks of the
+  /// job again, those of the same epoch: this process with its values, and a new one in place of each that was lost.
+  /// All groups and lanes are made anew: who holds one asks again. Those of before are of no use, but stay until
+  /// forget_broken(). From the training thread. Throws what connect() throws, CommError if ranks are not where they
+  /// were, InvalidArgument where there is nobody to meet.
+  virtual void reconnect(int epoch);
+  virtual void forget_broken() {}
+  /// Of the connections that there are. Members of a group of another epoch are not to be asked anything.
+  virtual int epoch() const { return 0; }
+
   virtual const mesh::World& world() const = 0;
   virtual c10::Device device() const = 0;
   int rank() const { return world().rank(); }
@@ -75,6 +88,7 @@ class Fabric {
 
  private:
   Group* everyone_ = nullptr;
+  int everyone_epoch_ = 0;
 };
 
 /// Runs `body` as `ranks` threads of this process, each with a fabric whose groups really move data through memory.

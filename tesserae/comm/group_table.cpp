@@ -82,6 +82,12 @@ Counters GroupTable::counters() const {
   return sum;
 }
 
+void GroupTable::drain() {
+  for (auto& lane : lanes_) {
+    if (lane) lane->drain();
+  }
+}
+
 void GroupTable::clear() {
   for (auto& lane : lanes_) lane.reset();
   std::lock_guard lock(mutex_);

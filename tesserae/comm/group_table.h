@@ -25,6 +25,8 @@ class GroupTable {
   Group& group(const std::vector<int>& members, Traffic traffic, const Make& make);
   Lane& lane(Traffic traffic);
   Counters counters() const;
+  /// Waits for all that was submitted to the lanes; what failed is of no interest.
+  void drain();
   /// Ends the lanes (finishing what was submitted), then the groups.
   void clear();
 

@@ -17,13 +17,18 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kStayAfterFailure{1500};
+constexpr milliseconds kAsk{5};
+
+std::string below(int epoch) {
+  return epoch == 0 ? "" : cat("epoch-", epoch, "/");
+}
 
 }  // namespace
 
-Rendezvous::Rendezvous(const mesh::World& world, milliseconds deadline)
+Rendezvous::Rendezvous(const mesh::World& world, milliseconds deadline, int epoch)
     : world_(world), deadline_(deadline), start_(Clock::now()) {
   const char* restart = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  job_ = cat("tesserae/", restart ? restart : "0", "/");
+  job_ = cat("tesserae/", restart ? restart : "0", "/", below(epoch));
   const auto& launch = world.launch();
   if (launch.port == 0) {
     throw InvalidArgument("Fabric::connect", cat(launch.size,
@@ -31,15 +36,17 @@ Rendezvous::Rendezvous(const mesh::World& world, milliseconds deadline)
                                                  "all ranks) and MASTER_ADDR"));
   }
   serves_ = launch.rank == 0 && !launch.store_is_served;
-  store_ = connect(serves_);
+  store_ = connect(serves_ && epoch == 0);  // that of the first meeting serves the later ones
 }
 
-Rendezvous::Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store> store, milliseconds deadline)
+Rendezvous::Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store> store, milliseconds deadline,
+                       int epoch)
     : world_(world),
       deadline_(deadline),
       start_(Clock::now()),
       serves_(world.launch().rank == 0 && !world.launch().store_is_served),
       joined_(true),
+      job_(below(epoch)),
       store_(std::move(store)) {}
 
 c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve) const {
@@ -70,18 +77,31 @@ c10::intrusive_ptr<c10d::Store> Rendezvous::own_connection(const std::string& pr
   return c10::make_intrusive<c10d::PrefixStore>(job_ + prefix, joined_ ? store_->clone() : connect(/*serve=*/false));
 }
 
-mesh::World Rendezvous::meet(const std::string& host) {
+// Asks, instead of waiting: somebody may have to be told that nobody comes.
+void Rendezvous::wait_for_all(c10d::Store& store, const std::function<bool()>& cancelled) const {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < world_.size(); ++rank) keys.push_back(std::to_string(rank));
+  while (!store.check(keys) && Clock::now() - start_ < deadline_) {
+    if (cancelled()) throw CommError("Fabric::connect", "another rank was lost while the ranks met");
+    os::sleep_for(kAsk);
+  }
+}
+
+mesh::World Rendezvous::meet(const std::string& host, const std::function<bool()>& cancelled) {
   const auto hosts = store("host");
   const int size = world_.size();
   const auto key = [](int rank) { return std::to_string(rank); };
   std::vector<std::string> host_of(static_cast<size_t>(size));
   try {
     hosts->set(key(world_.launch().rank), host);
+    if (cancelled) wait_for_all(*hosts, cancelled);
     for (int rank = 0; rank < size; ++rank) {
       const auto used = std::chrono::duration_cast<milliseconds>(Clock::now() - start_);
       hosts->wait({key(rank)}, std::max(deadline_ - used, milliseconds(1)));
       host_of[static_cast<size_t>(rank)] = hosts->get_to_str(key(rank));
     }
+  } catch (const CommError&) {
+    throw;
   } catch (const std::exception& failure) {
     std::vector<int> missing;
     try {

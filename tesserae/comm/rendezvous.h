@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <functional>
 #include <string>
 
 #include "tesserae/mesh/world.h"
@@ -13,15 +14,18 @@ namespace tesserae::comm {
 /// 0 unless the launcher serves one itself (torchrun's agent), or a store that somebody else made.
 class Rendezvous {
  public:
-  /// Reaches the store. Throws Timeout naming launcher rank 0 if nobody serves it by the deadline.
-  Rendezvous(const mesh::World& world, std::chrono::milliseconds deadline);
+  /// Reaches the store. Ranks that name different epochs do not meet. Throws Timeout naming launcher rank 0 if nobody
+  /// serves it by the deadline.
+  Rendezvous(const mesh::World& world, std::chrono::milliseconds deadline, int epoch = 0);
 
   /// Uses a store that the ranks of `world` share already, and that others use below prefixes of their own.
-  Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds deadline);
+  Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds deadline,
+             int epoch = 0);
 
   /// Tells the others on which host this rank is, waits until all have come, and orders the ranks by host. Throws
   /// Timeout naming those (by launcher rank: no other is known yet) that have not come by the deadline.
-  mesh::World meet(const std::string& host);
+  /// `cancelled` may be empty; see FabricOptions.
+  mesh::World meet(const std::string& host, const std::function<bool()>& cancelled = {});
 
   const mesh::World& world() const { return world_; }  ///< as the launcher has it
 
@@ -32,6 +36,7 @@ class Rendezvous {
 
  private:
   c10::intrusive_ptr<c10d::Store> connect(bool serve) const;
+  void wait_for_all(c10d::Store& store, const std::function<bool()>& cancelled) const;
 
   mesh::World world_;
   std::chrono::milliseconds deadline_;

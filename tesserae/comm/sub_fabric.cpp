@@ -2,6 +2,7 @@
 
 #include <mutex>
 #include <set>
+#include <utility>
 
 #include "tesserae/base/error.h"
 #include "tesserae/mesh/world.h"
@@ -15,6 +16,7 @@ class SubFabric final : public Fabric {
       : whole_(std::move(whole)), members_(members), world_(mesh::world_of(whole_->world(), members)) {}
 
   void leave() override { whole_->leave(); }
+  int epoch() const override { return whole_->epoch(); }
   const mesh::World& world() const override { return world_; }
   c10::Device device() const override { return whole_->device(); }
 
@@ -28,6 +30,7 @@ class SubFabric final : public Fabric {
     }
     Group& group = whole_->group(job_ranks, traffic);
     const std::lock_guard lock(mutex_);
+    if (std::exchange(epoch_, whole_->epoch()) != whole_->epoch()) groups_.clear();
     groups_.insert(&group);
     return group;
   }
@@ -37,6 +40,7 @@ class SubFabric final : public Fabric {
   Counters counters() const override {
     const std::lock_guard lock(mutex_);
     Counters sum;
+    if (epoch_ != whole_->epoch()) return sum;
     for (const Group* group : groups_) sum += group->counters();
     return sum;
   }
@@ -47,6 +51,7 @@ class SubFabric final : public Fabric {
   mesh::World world_;
   mutable std::mutex mutex_;  // counters() may be asked from another thread, for a progress line
   std::set<const Group*> groups_;
+  int epoch_ = 0;  // of groups_
 };
 
 }  // namespace

@@ -113,6 +113,10 @@ Config::Checkpoint read_checkpoint(const Json& c) {
           .memory_every_steps = k["memory_every_steps"]};
 }
 
+Config::Recovery read_recovery(const Json& c) {
+  return {.replacements = c["recovery"]["replacements"]};
+}
+
 Config::Optimizer read_optimizer(const Json& c) {
   const Json& o = c["optimizer"];
   return {.name = o["name"],
@@ -256,6 +260,7 @@ Config make_config(const Json& resolved, const std::string& name) {
   config.data = read_data(c);
   config.train = read_train(c);
   config.checkpoint = read_checkpoint(c);
+  config.recovery = read_recovery(c);
   config.optimizer = read_optimizer(c);
   config.sharding = read_sharding(c);
   check_experts(config);

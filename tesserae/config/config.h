@@ -59,6 +59,10 @@ struct Config {
     bool enabled() const { return folder || every_steps > 0 || every_minutes > 0 || memory_every_steps > 0; }
   } checkpoint;
 
+  struct Recovery {
+    int replacements = 0;
+  } recovery;
+
   struct Optimizer {
     std::string name;
     double lr = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0, momentum = 0;

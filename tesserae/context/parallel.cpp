@@ -42,14 +42,19 @@ bool exchanges_heads(int64_t heads, int64_t kv_heads, int64_t ranks) {
 Parallel::Parallel()
     : Parallel(std::make_shared<comm::MeshFabric>(comm::Fabric::null(mesh::World::single_host(0, 1)))) {}
 
-Parallel::Parallel(std::shared_ptr<comm::MeshFabric> mesh, Method method)
-    : mesh_(std::move(mesh)),
-      group_(&mesh_->group(mesh::Axis::context, comm::Traffic::control)),
-      lane_(&mesh_->job()->lane(comm::Traffic::control)),
-      method_(method) {
-  const bool may_share = method == Method::automatic || method == Method::shared;
-  if (size() > 1 && may_share && mesh_->job()->device().is_cpu()) shares_ = group_->share(1).defined();
-  if (size() > 1 && method == Method::shared && !shares_) {
+Parallel::Parallel(std::shared_ptr<comm::MeshFabric> mesh, Method method) : mesh_(std::move(mesh)), method_(method) {
+  reconnect();
+}
+
+void Parallel::reconnect() const {
+  group_ = &mesh_->group(mesh::Axis::context, comm::Traffic::control);
+  lane_ = &mesh_->job()->lane(comm::Traffic::control);
+  pieces_ = {};
+  uses_ = 0;
+  compared_ = false;
+  const bool may_share = method_ == Method::automatic || method_ == Method::shared;
+  shares_ = size() > 1 && may_share && mesh_->job()->device().is_cpu() && group_->share(1).defined();
+  if (size() > 1 && method_ == Method::shared && !shares_) {
     throw InvalidArgument("context_parallel_method", cat("\"shared\" needs ranks that share a host's memory, but the ",
                                                          size(), " context ranks do not; take \"auto\" or \"p2p\""));
   }
@@ -86,6 +91,10 @@ void Parallel::require_same(const at::Tensor& tokens) const {
             " of them); they share out the same sequences, so all ", size(),
             " read the same batches: deal them out by the data-parallel rank"));
   }
+}
+
+void Parallel::require_same_first(const at::Tensor& tokens) const {
+  if (!std::exchange(compared_, true)) require_same(tokens);
 }
 
 at::Tensor Parallel::shared_memory(int64_t bytes) const {

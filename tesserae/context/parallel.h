@@ -44,6 +44,10 @@ class Parallel {
   comm::Group& group() const { return *group_; }  ///< on the control lane
   comm::Lane& lane() const { return *lane_; }
 
+  /// Takes the group that the fabric has now (Fabric::reconnect), for all layers. Where the constructor's order of
+  /// groups has it; throws what that does.
+  void reconnect() const;
+
   /// The method for an attention of so many heads. `automatic` counts the elements that a rank is sent for a token and
   /// a layer, forward and backward: all_to_all (4 H + 4 H') / C, all_gather and p2p 6 H'; the choice is the rule above.
   /// Throws InvalidArgument for all_to_all if C does not divide the heads.
@@ -52,6 +56,8 @@ class Parallel {
   /// Throws InvalidArgument, on all ranks, unless all have been given the same `tokens` (int64, any shape): for a first
   /// batch, since a loader that deals different batches to context ranks would go unnoticed. Collective.
   void require_same(const at::Tensor& tokens) const;
+  /// The same at the first call since the ranks met.
+  void require_same_first(const at::Tensor& tokens) const;
 
   /// Memory of at least so many bytes that all ranks see, for one use: everyone writes its own, then a barrier, then
   /// everyone reads, until the next use. Two pieces take turns, so one barrier a use is enough: who writes into a piece
@@ -60,12 +66,13 @@ class Parallel {
 
  private:
   std::shared_ptr<comm::MeshFabric> mesh_;
-  comm::Group* group_;
-  comm::Lane* lane_;
+  mutable comm::Group* group_;
+  mutable comm::Lane* lane_;
   Method method_;
-  bool shares_ = false;
+  mutable bool shares_ = false;
   mutable std::array<at::Tensor, 2> pieces_;
   mutable size_t uses_ = 0;
+  mutable bool compared_ = false;
 };
 using ParallelPtr = std::shared_ptr<const Parallel>;
 

@@ -49,7 +49,7 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens, const at::Tensor& targets)
     throw InvalidArgument("Gpt", cat("tokens have shape ", tokens.sizes(), "; it must be [batch, time] with time <= ",
                                      config_.max_sequence, " (max_sequence)"));
   }
-  if (!std::exchange(compared_, true)) config_.context->require_same(tokens);
+  config_.context->require_same_first(tokens);
   // Rows with documents of their own are one row of more documents.
   const bool packed = config_.document_end >= 0;
   const auto in_row = [packed](const at::Tensor& x) { return packed && x.defined() ? x.reshape({1, -1}) : x; };

@@ -40,7 +40,6 @@ class GptImpl : public torch::nn::Module {
                                                    const context::SequencePtr& sequence);
 
   GptConfig config_;
-  bool compared_ = false;  // the tokens of a first batch, over the context ranks
   tensor::LayerOptions options_;
   tensor::VocabularyEmbedding embedding_{nullptr};
   std::vector<shard::Unit<BlockImpl>> blocks_;

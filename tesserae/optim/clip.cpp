@@ -57,7 +57,7 @@ std::vector<at::Tensor> counted(const shard::Shard& shard, const Target& target)
 
 }  // namespace
 
-double global_norm(Target& target, double p) {
+double global_norm(Target& target, double p, std::vector<double>* also) {
   if (!(p > 0)) throw InvalidArgument("global_norm", cat("a norm of order ", p, ": it must be above 0"));
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> parts;
@@ -69,7 +69,7 @@ double global_norm(Target& target, double p) {
   }
   if (std::isinf(p)) return target.max_over_chunks(parts.empty() ? 0.0 : at::stack(parts).max().item<double>());
   const double mine = parts.empty() ? 0.0 : at::stack(parts).sum().item<double>();
-  return std::pow(target.sum_over_chunks(mine), 1 / p);
+  return std::pow(target.sum_over_chunks(mine, also), 1 / p);
 }
 
 double clip_coefficient(double norm, double max_norm) {

@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
+#include <exception>
 #include <utility>
 
 #include "tesserae/base/error.h"
@@ -21,19 +22,30 @@ Optimizer::Optimizer(std::shared_ptr<Target> target, double lr, DecayPolicy deca
 
 StepResult Optimizer::step(const StepOptions& options) {
   const at::NoGradGuard no_grad;
-  StepResult result;
-  double divisor = options.scaler != nullptr ? options.scaler->scale() : 1.0;
+  double norm = 0;
   if (options.measure_norm || options.clip_norm > 0 || options.scaler != nullptr) {
-    result.norm = global_norm(*target_) / divisor;
-    result.skipped = !std::isfinite(result.norm);
-    if (options.scaler != nullptr) options.scaler->update(!result.skipped);
-    if (result.skipped) return result;
-    if (options.clip_norm > 0) divisor /= clip_coefficient(result.norm, options.clip_norm);
+    norm = global_norm(*target_, 2, options.also_sum) / (options.scaler != nullptr ? options.scaler->scale() : 1.0);
   }
+  return finish(norm, options, /*publish=*/true);
+}
+
+StepResult Optimizer::finish_step(double norm, const StepOptions& options) {
+  const at::NoGradGuard no_grad;
+  return finish(norm, options, /*publish=*/false);
+}
+
+StepResult Optimizer::finish(double norm, const StepOptions& options, bool publish) {
+  ++steps_done_;
+  const StepResult result = last_step_ = {.norm = norm, .skipped = !std::isfinite(norm)};
+  double divisor = options.scaler != nullptr ? options.scaler->scale() : 1.0;
+  if (options.scaler != nullptr) options.scaler->update(!result.skipped);
+  if (result.skipped) return result;
+  if (options.clip_norm > 0) divisor /= clip_coefficient(norm, options.clip_norm);
 
   const auto& shards = target_->shards();
   states_.resize(shards.size());
   std::optional<at::Tensor> divisor_tensor;
+  std::exception_ptr lost;
   for (size_t i = 0; i < shards.size(); ++i) {
     auto& shard = shards[i];
     auto& state = states_[i];
@@ -48,8 +60,14 @@ StepResult Optimizer::step(const StepOptions& options) {
       const auto& views = state.views[decay];
       if (!views.master.empty()) update(views, decay, options.lr.value_or(lr_), divisor_tensor);
     }
-    target_->publish(shard.index);
+    if (!publish || lost) continue;
+    try {
+      target_->publish(shard.index);
+    } catch (...) {
+      lost = std::current_exception();  // every shard is of this step before anybody hears of it
+    }
   }
+  if (lost) std::rethrow_exception(lost);
   return result;
 }
 

@@ -21,6 +21,9 @@ struct StepOptions {
   double clip_norm = 0;           ///< > 0: gradients are scaled to this global norm at most
   LossScaler* scaler = nullptr;   ///< the loss was scaled by it
   bool measure_norm = true;       ///< false saves the all-reduce, unless clip_norm or scaler need it
+  /// Replaced by their sums over all ranks, in the all-reduce of the norm: what a rank knows of a step once it may
+  /// update. Left alone where the norm is not measured.
+  std::vector<double>* also_sum = nullptr;
 };
 
 struct StepResult {
@@ -43,6 +46,13 @@ class Optimizer : public shard::Companion {
   /// shard, so that the refresh of one shard overlaps with the update of the next. Gradients stay; they may hold the
   /// unscaled and clipped values afterwards.
   StepResult step(const StepOptions& options = {});
+  /// The part of step() after the norm, in which no rank waits for another: for one whose step() threw while it
+  /// measured a norm that others have got. Publishes nothing.
+  StepResult finish_step(double norm, const StepOptions& options);
+  /// How many steps have passed the norm on this rank, by either: updated, or skipped. A step() that throws has passed
+  /// it if this is one more; all of its shards are then updated.
+  int64_t steps_done() const { return steps_done_; }
+  const StepResult& last_step() const { return last_step_; }  ///< of these
   void zero_grad() { target_->zero_grad(); }
 
   double lr() const { return lr_; }
@@ -83,6 +93,7 @@ class Optimizer : public shard::Companion {
     std::vector<std::pair<const void*, int64_t>> places;
   };
 
+  StepResult finish(double norm, const StepOptions& options, bool publish);
   void allocate(const shard::Shard& shard, State& state) const;
   void refresh_views(const shard::Shard& shard, State& state) const;
 
@@ -90,6 +101,8 @@ class Optimizer : public shard::Companion {
   double lr_;
   DecayPolicy decays_;
   std::vector<State> states_;
+  int64_t steps_done_ = 0;
+  StepResult last_step_;
   std::shared_ptr<void> companion_;  // last: nobody calls a companion that is half gone
 };
 

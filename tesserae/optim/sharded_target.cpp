@@ -17,18 +17,25 @@ class EngineTarget final : public Target {
   std::shared_ptr<void> add_companion(shard::Companion& companion) override { return engine_.add_companion(companion); }
 
   bool counts_repeated() const override { return engine_.root().sharding().mesh->writes_unsplit(); }
-  double sum_over_chunks(double value) override {
-    return over_tensor_ranks(shard::sum_over_ranks(engine_, value), comm::Reduction::sum);
+  // Over the state ranks of each tensor index first: then all of these bring the same, so all ranks get the same bits.
+  double sum_over_chunks(double value, std::vector<double>* also) override {
+    std::vector<double> row{value};
+    if (also != nullptr) row.insert(row.end(), also->begin(), also->end());
+    row = shard::sums_over_ranks(engine_, row);
+    over_tensor_ranks(row, comm::Reduction::sum);
+    if (also != nullptr) also->assign(row.begin() + 1, row.end());
+    return row.front();
   }
   double max_over_chunks(double value) override {
-    return over_tensor_ranks(shard::max_over_ranks(engine_, value), comm::Reduction::maximum);
+    std::vector<double> row{shard::max_over_ranks(engine_, value)};
+    over_tensor_ranks(row, comm::Reduction::maximum);
+    return row.front();
   }
 
  private:
-  // After the state ranks of each tensor index: all of these bring the same, so all ranks get the same bits.
-  double over_tensor_ranks(double value, comm::Reduction how) const {
+  void over_tensor_ranks(std::vector<double>& values, comm::Reduction how) const {
     const shard::UnitContext& context = engine_.root().context();
-    return shard::over_tensor_ranks(*context.sharding->mesh, value, how, {"", context.statistics().steps});
+    shard::over_tensor_ranks(*context.sharding->mesh, values, how, {"", context.statistics().steps});
   }
 
   shard::Engine& engine_;

@@ -31,8 +31,8 @@ class Target {
   /// of split parameters are counted by each.
   virtual bool counts_repeated() const = 0;
   /// Collective over all ranks of the model: adds up what each computed from its own chunks, each divided by
-  /// Shard::replicas; and: the largest of them.
-  virtual double sum_over_chunks(double value) = 0;
+  /// Shard::replicas (`also`, if given: replaced by its sums over ranks, on the way); and: the largest of them.
+  virtual double sum_over_chunks(double value, std::vector<double>* also = nullptr) = 0;
   virtual double max_over_chunks(double value) = 0;
 };
 
@@ -50,7 +50,7 @@ class LocalTarget : public Target {
   void zero_grad() override;
   std::shared_ptr<void> add_companion(shard::Companion& /*companion*/) override { return {}; }
   bool counts_repeated() const override { return true; }
-  double sum_over_chunks(double value) override { return value; }
+  double sum_over_chunks(double value, std::vector<double>* /*also*/) override { return value; }
   double max_over_chunks(double value) override { return value; }
 
  private:

@@ -1,7 +1,8 @@
 #include "tesserae/shard/agreement.h"
 
-#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <functional>
 #include <sstream>
 #include <vector>
@@ -52,11 +53,17 @@ void require_agreement(comm::Fabric& fabric, const std::string& text) {
 }
 
 double over_tensor_ranks(comm::MeshFabric& mesh, double value, comm::Reduction how, comm::Label label) {
-  if (mesh.degree(mesh::axes::tensor) == 1) return value;
-  const auto options = at::TensorOptions().dtype(at::kDouble).device(mesh.job()->device());
-  const at::Tensor shared = at::full({1}, value, options);
+  std::vector<double> values{value};
+  over_tensor_ranks(mesh, values, how, label);
+  return values.front();
+}
+
+void over_tensor_ranks(comm::MeshFabric& mesh, std::vector<double>& values, comm::Reduction how, comm::Label label) {
+  if (mesh.degree(mesh::axes::tensor) == 1) return;
+  const at::Tensor shared = at::tensor(values, at::kDouble).to(mesh.job()->device());
   mesh.group(mesh::axes::tensor, comm::Traffic::control).all_reduce(shared, label, how);
-  return shared.item<double>();
+  const at::Tensor sums = shared.cpu();
+  std::copy_n(sums.const_data_ptr<double>(), values.size(), values.begin());
 }
 
 bool on_any_tensor_rank(comm::MeshFabric& mesh, bool flag) {

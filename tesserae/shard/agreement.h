@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/shard/options.h"
@@ -14,6 +15,8 @@ void require_agreement(comm::Fabric& fabric, const std::string& text);
 /// What the ranks of a tensor group bring, reduced: the ranks of one fabric agree among themselves, those of other
 /// tensor indices hear of it here. Collective over the tensor group.
 double over_tensor_ranks(comm::MeshFabric& mesh, double value, comm::Reduction how, comm::Label label = {});
+void over_tensor_ranks(comm::MeshFabric& mesh, std::vector<double>& values, comm::Reduction how,
+                       comm::Label label = {});
 bool on_any_tensor_rank(comm::MeshFabric& mesh, bool flag);
 
 /// A line about how numbers travel between hosts, for require_agreement; nothing where they travel as they are.

@@ -26,6 +26,8 @@ bool may_follow(Engine::Phase from, Engine::Phase to) {
       return from != torn && from != backward;
     case torn:
       return from == setup || from == idle;
+    case rejoining:
+      return from != torn;
   }
   return false;
 }
@@ -33,7 +35,7 @@ bool may_follow(Engine::Phase from, Engine::Phase to) {
 }  // namespace
 
 void Engine::enter(Phase next) {
-  static constexpr std::array names{"setup", "idle", "forward", "backward", "torn"};
+  static constexpr std::array names{"setup", "idle", "forward", "backward", "torn", "rejoining"};
   if (!may_follow(phase_, next)) {
     throw std::logic_error(cat("[Engine] phase ", names[static_cast<size_t>(next)], " cannot follow phase ",
                                names[static_cast<size_t>(phase_)]));

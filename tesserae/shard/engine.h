@@ -23,11 +23,12 @@ namespace tesserae::shard {
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   enum class Phase {
-    setup,     ///< no pool yet: prepare() or the first step reserves it
-    idle,      ///< in neither: between steps, and between the root's forward and its backward
-    forward,   ///< inside the root's forward
-    backward,  ///< from the first node of a backward to its end
-    torn,      ///< a change of degrees is under way, or failed half-way: nothing can be computed
+    setup,      ///< no pool yet: prepare() or the first step reserves it
+    idle,       ///< in neither: between steps, and between the root's forward and its backward
+    forward,    ///< inside the root's forward
+    backward,   ///< from the first node of a backward to its end
+    torn,       ///< a change of degrees is under way, or failed half-way: nothing can be computed
+    rejoining,  ///< groups are being made anew (Rejoin), or could not be: values are there, and wait for the next try
   };
 
   /// specs[0] is the root; `owner` is kept alive. Collective: makes groups; with sync_module_states also broadcasts.
@@ -85,6 +86,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
  private:
   friend class Reshard;  // settles, enters and leaves Phase::torn, replaces the pool, moves companions
+  friend class Rejoin;   // forgets a step, enters and leaves Phase::rejoining, replaces the pool, copies companions
 
   void enter(Phase next);
   void list_buffers();

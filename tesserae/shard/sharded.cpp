@@ -5,6 +5,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
+#include "tesserae/shard/rejoin.h"
 #include "tesserae/shard/whole_model.h"
 
 namespace tesserae::shard {
@@ -18,7 +19,8 @@ NoSync::~NoSync() {
   engine_.set_boundary(true);
 }
 
-Sharded::Sharded(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
+Sharded::Sharded(std::unique_ptr<Engine> engine, std::string description)
+    : engine_(std::move(engine)), description_(std::move(description)) {}
 Sharded::~Sharded() = default;
 Sharded::Sharded(Sharded&&) noexcept = default;
 
@@ -44,6 +46,24 @@ void Sharded::visit_parameters(const std::function<void(const std::string&, at::
 
 Resharding Sharded::reshard(const mesh::Degrees& degrees) {
   return engine_->reshard(degrees);
+}
+
+void Sharded::rejoin() {
+  const Sharding& root = engine_->root().sharding();
+  require_agreement(*root.fabric, cat(to_string(root.layout.degrees()), "\n", description_));
+  Rejoin(*engine_).connect();
+}
+
+bool Sharded::can_fill(const std::vector<bool>& whole) {
+  return Rejoin(*engine_).can_fill(whole);
+}
+
+uint64_t Sharded::fill(const std::vector<bool>& whole) {
+  return Rejoin(*engine_).fill(whole);
+}
+
+bool Sharded::whole() const {
+  return engine_->phase() != Engine::Phase::torn;
 }
 
 double Sharded::sum_over_ranks(double value) {
@@ -78,10 +98,11 @@ Sharded shard_model(std::shared_ptr<torch::nn::Module> model, std::shared_ptr<co
   if (model == nullptr) throw InvalidArgument("shard_model", "the model is null");
   if (fabric == nullptr) throw InvalidArgument("shard_model", "the fabric is null; see comm::Fabric::connect");
   auto units = discover_units(*model, options.cut_by);
-  require_agreement(*fabric, cat(to_string(options.strategy.degrees), "\n", wires_of(options), describe(units)));
+  std::string description = cat(wires_of(options), describe(units));
+  require_agreement(*fabric, cat(to_string(options.strategy.degrees), "\n", description));
   auto engine = std::make_unique<Engine>(std::move(units), std::move(fabric), std::move(options), std::move(model));
   engine->prepare();
-  return Sharded(std::move(engine));
+  return Sharded(std::move(engine), std::move(description));
 }
 
 }  // namespace tesserae::shard

@@ -56,6 +56,15 @@ class Sharded {
   /// degrees, between two steps. Values stay what they are, to the bit. See reshard.h. Collective.
   Resharding reshard(const mesh::Degrees& degrees);
 
+  /// After Fabric::reconnect(), on a rank whose values are whole: makes the groups anew that a new rank makes in
+  /// shard_model(). Then all ranks fill() the new ones. See rejoin.h. Throws comm::Mismatch where a new rank has
+  /// another model. Collective.
+  void rejoin();
+  bool can_fill(const std::vector<bool>& whole);
+  uint64_t fill(const std::vector<bool>& whole);
+  /// False after a change of degrees that failed half-way: what this rank holds is no state of any step.
+  bool whole() const;
+
   /// Sum over all ranks of the fabric; a collective on the control lane.
   double sum_over_ranks(double value);
 
@@ -68,8 +77,9 @@ class Sharded {
 
  private:
   friend Sharded shard_model(std::shared_ptr<torch::nn::Module>, std::shared_ptr<comm::Fabric>, Options);
-  explicit Sharded(std::unique_ptr<Engine> engine);
+  Sharded(std::unique_ptr<Engine> engine, std::string description);
   std::unique_ptr<Engine> engine_;
+  std::string description_;  // of the model, as ranks compare it
 };
 
 /// Shards `model` in place. The model's root and the submodules to be gathered together are Unit<...>; parameters

@@ -46,6 +46,12 @@ std::shared_ptr<const Sharding> Sharding::with(const mesh::Degrees& asked) const
   return std::make_shared<const Sharding>(fabric, next, axes);
 }
 
+std::shared_ptr<const Sharding> Sharding::again() const {
+  Options same = options;
+  same.mesh = mesh;
+  return std::make_shared<const Sharding>(fabric, same, axes);
+}
+
 bool allows_reducer(const mesh::Layout& layout) {
   const auto& [parameters, gradients, optimizer] = layout.degrees();
   return parameters == gradients && gradients == optimizer && (optimizer == 1 || optimizer == layout.ranks());

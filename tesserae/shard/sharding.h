@@ -27,6 +27,8 @@ struct Sharding {
   mesh::Degrees degrees_here(const mesh::Degrees& asked) const;
   /// The same ranks, with what `asked` comes to; see mesh::with_degrees.
   std::shared_ptr<const Sharding> with(const mesh::Degrees& asked) const;
+  /// The same over the groups and lanes that the fabric has now (Fabric::reconnect).
+  std::shared_ptr<const Sharding> again() const;
 
   const std::shared_ptr<comm::Fabric> fabric;    ///< of the ranks that shard these units' state
   const std::shared_ptr<comm::MeshFabric> mesh;  ///< of the job; never null

@@ -65,8 +65,12 @@ comm::Fabric& state_ranks(const Engine& engine) {
 }  // namespace
 
 double sum_over_ranks(const Engine& engine, double value) {
+  return sums_over_ranks(engine, {value}).front();
+}
+
+std::vector<double> sums_over_ranks(const Engine& engine, const std::vector<double>& values) {
   const UnitContext& context = engine.root().context();
-  return comm::sum_over_ranks(state_ranks(engine), value, {"", context.statistics().steps});
+  return comm::sums_over_ranks(state_ranks(engine), values, {"", context.statistics().steps});
 }
 
 double max_over_ranks(const Engine& engine, double value) {

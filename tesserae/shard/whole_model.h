@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace tesserae::shard {
 
@@ -24,6 +25,7 @@ std::string describe(const Engine& engine);
 
 /// Over all ranks that shard the root's state, on the control lane. Collective.
 double sum_over_ranks(const Engine& engine, double value);
+std::vector<double> sums_over_ranks(const Engine& engine, const std::vector<double>& values);
 double max_over_ranks(const Engine& engine, double value);  ///< NaN if one is
 
 }  // namespace tesserae::shard

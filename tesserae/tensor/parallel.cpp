@@ -10,4 +10,9 @@ Parallel::Parallel(std::shared_ptr<comm::MeshFabric> mesh)
       group_(&mesh_->group(mesh::axes::tensor, comm::Traffic::control)),
       lane_(&mesh_->job()->lane(comm::Traffic::control)) {}
 
+void Parallel::reconnect() const {
+  group_ = &mesh_->group(mesh::axes::tensor, comm::Traffic::control);
+  lane_ = &mesh_->job()->lane(comm::Traffic::control);
+}
+
 }  // namespace tesserae::tensor

@@ -30,6 +30,10 @@ class Parallel {
   comm::Group& group() const { return *group_; }
   comm::Lane& lane() const { return *lane_; }
 
+  /// Takes the group that the fabric has now (Fabric::reconnect), for all layers. Where the constructor's order of
+  /// groups has it.
+  void reconnect() const;
+
   /// This rank's part of a tensor that is cut along `dim`.
   mesh::Split split(int dim, int blocks = 1) const { return {dim, size(), index(), blocks}; }
 
@@ -39,8 +43,8 @@ class Parallel {
 
  private:
   std::shared_ptr<comm::MeshFabric> mesh_;
-  comm::Group* group_;
-  comm::Lane* lane_;
+  mutable comm::Group* group_;
+  mutable comm::Lane* lane_;
 };
 
 }  // namespace tesserae::tensor

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <deque>
 #include <optional>
+#include <utility>
 
 #include "tesserae/base/error.h"
 #include "tesserae/os/clock.h"
@@ -16,8 +17,10 @@
 #include "tesserae/os/signals.h"
 #include "tesserae/os/terminal.h"
 #include "tesserae/train/line_reader.h"
+#include "tesserae/train/membership.h"
 
 // How a job ends:
+//  0. A rank fails, and is replaced (membership.cpp has the protocol): the job goes on. So many times; then:
 //  1. A rank fails. The one that failed first is to blame, except that a rank which only lost a peer (exit_peer_lost)
 //     waits a moment for a better culprit: the peer's own end may be noticed later.
 //  2. From then on what other ranks write is withheld: it is about the loss, and would bury the cause.
@@ -40,22 +43,32 @@ struct Rank {
   std::optional<os::Exit> exit;
 };
 
-std::map<std::string, std::string> rank_environment(const LocalJob& job, int rank, uint16_t port) {
+/// Where ranks meet, and when.
+struct Meeting {
+  uint16_t port = 0;
+  std::optional<int> epoch;  ///< unset: a loss ends the job, and rank 0 serves the store
+};
+
+std::map<std::string, std::string> rank_environment(const LocalJob& job, int rank, const Meeting& meeting) {
   std::map<std::string, std::string> environment = job.environment;
   environment["RANK"] = environment["LOCAL_RANK"] = std::to_string(rank);
   environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = std::to_string(job.ranks);
   environment["MASTER_ADDR"] = "127.0.0.1";
-  environment["MASTER_PORT"] = std::to_string(port);
+  environment["MASTER_PORT"] = std::to_string(meeting.port);
+  if (meeting.epoch) {
+    environment["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+    environment[epoch_variable] = std::to_string(*meeting.epoch);
+  }
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
     environment["OMP_NUM_THREADS"] = std::to_string(std::max(1, os::processors() / job.ranks));
   }
   return environment;
 }
 
-Rank start(const LocalJob& job, int rank, uint16_t port) {
+Rank start(const LocalJob& job, int rank, const Meeting& meeting) {
   os::Pipe pipe = os::make_pipe();
   os::Command command{.arguments = job.command,
-                      .environment = rank_environment(job, rank, port),
+                      .environment = rank_environment(job, rank, meeting),
                       .die_with_parent = true,
                       .new_group = true,
                       .output = rank == 0 ? -1 : pipe.write.get(),
@@ -66,8 +79,10 @@ Rank start(const LocalJob& job, int rank, uint16_t port) {
 class Job {
  public:
   explicit Job(const LocalJob& job) : job_(job), live_screen_(os::is_terminal(os::Stream::output)) {
-    const uint16_t port = os::free_port();
-    for (int rank = 0; rank < job.ranks; ++rank) ranks_.push_back(start(job, rank, port));
+    if (job.replacements > 0) membership_.emplace();
+    meeting_.port = membership_ ? membership_->port() : os::free_port();
+    if (membership_) meeting_.epoch = 0;
+    for (int rank = 0; rank < job.ranks; ++rank) ranks_.push_back(start(job, rank, meeting_));
   }
 
   int run() {
@@ -75,6 +90,7 @@ class Job {
       wait_for_news();
       for (size_t rank = 0; rank < ranks_.size(); ++rank) look_at(static_cast<int>(rank));
       look_at_signals();
+      replace_lost();
       blame_after_window();
       if (kill_at_ && kill_at_->passed()) {
         for (Rank& rank : ranks_) rank.process.signal_group(os::signal_kill);
@@ -132,12 +148,41 @@ class Job {
     if (rank.exit || !(rank.exit = rank.process.poll())) return;
     drain(number);
     if (rank.exit->success() || culprit_ || seen_signals_ > 0) return;
+    if (may_replace(rank)) return lost_.push_back(number);
     const bool only_lost_a_peer = rank.exit->signal == 0 && rank.exit->code == exit_peer_lost;
     if (!only_lost_a_peer) return blame(number);
     if (!suspect_) {
       suspect_ = number;
       blame_suspect_at_.emplace(blame_window);
     }
+  }
+
+  /// One that only lost a peer has found nothing to go on from.
+  bool may_replace(const Rank& rank) const {
+    if (!membership_ || replaced_ >= job_.replacements) return false;
+    const bool left = rank.exit->signal == 0 && (rank.exit->code == exit_peer_lost || rank.exit->code == exit_unusable);
+    const bool ending =
+        std::ranges::any_of(ranks_, [](const Rank& other) { return other.exit && other.exit->success(); });
+    return !left && !ending;
+  }
+
+  void replace_lost() {
+    if (!membership_ || culprit_ || seen_signals_ > 0) return;
+    for (const int silent : membership_->silent()) {
+      if (silent >= 0 && silent < job_.ranks) ranks_[static_cast<size_t>(silent)].process.signal_group(os::signal_kill);
+    }
+    const bool all_failed = membership_->failed() >= running();
+    if (lost_.empty() && (!all_failed || replaced_ >= job_.replacements)) return;
+    ++replaced_;
+    meeting_.epoch = membership_->epoch() + 1;
+    for (const int number : std::exchange(lost_, {})) {
+      Rank& rank = ranks_[static_cast<size_t>(number)];
+      print(cat("tesserae: rank ", number, " of ", job_.ranks, rank.exit->signal != 0 ? " was " : " ",
+                rank.exit->text(), "; a new process takes its place (", replaced_, " of ", job_.replacements, ")"));
+      rank.process.signal_group(os::signal_kill);  // what it had started itself
+      rank = start(job_, number, meeting_);
+    }
+    membership_->begin_epoch();
   }
 
   void blame_after_window() {
@@ -148,6 +193,7 @@ class Job {
     if (culprit_ || !rank) return;
     culprit_ = rank;
     blame_suspect_at_.reset();
+    if (membership_) membership_->end();
     end_others(job_.failure_grace, os::signal_terminate);
   }
 
@@ -194,7 +240,11 @@ class Job {
   const LocalJob& job_;
   const bool live_screen_;
   os::StopSignals signals_;
+  std::optional<MembershipServer> membership_;
+  Meeting meeting_;
   std::vector<Rank> ranks_;
+  std::vector<int> lost_;  // and not replaced yet
+  int replaced_ = 0;       // how often
   int seen_signals_ = 0;
   std::optional<int> suspect_, culprit_, last_speaker_;
   std::optional<os::Deadline> blame_suspect_at_, kill_at_;

@@ -17,12 +17,15 @@ struct LocalJob {
   /// The same after this process was asked to end: time to finish a step, and to save it. A second signal cuts it
   /// short.
   std::chrono::milliseconds stop_grace{20'000};
+  /// So many times the job goes on after ranks were lost (killed, or failed by themselves), with new processes in their
+  /// places: membership.h. Then, and where a rank says that its configuration cannot work, a loss ends the job.
+  int replacements = 0;
 };
 
 /// Starts the ranks with the variables that torchrun sets, waits for their end and returns the job's exit status:
 ///  - 0 if every rank returned 0;
-///  - that of the rank that failed first, or 128 + the signal that killed it. The other ranks are ended, and the last
-///    lines on stderr name that rank and repeat what it wrote last;
+///  - that of the rank that failed first and was not replaced, or 128 + the signal that killed it. The other ranks are
+///    ended, and the last lines on stderr name that rank and repeat what it wrote last;
 ///  - 128 + signal if this process was asked to end (SIGINT, SIGTERM, SIGUSR1) and the ranks did not return 0. The
 ///  ranks
 ///    get that signal; SIGTERM for SIGINT, which a terminal may have sent them itself.
@@ -34,5 +37,7 @@ int run_local_job(const LocalJob& job);
 
 /// The exit status of a rank that failed because another one was lost: never the first cause of a job's end.
 inline constexpr int exit_peer_lost = 3;
+/// The same of one whose command line or configuration cannot work: it would fail again.
+inline constexpr int exit_unusable = 2;
 
 }  // namespace tesserae::train

@@ -74,6 +74,7 @@ class Metrics {
   /// Makes what was written so far last: a checkpoint should not outlive the lines that lead to it.
   void sync() { file_->sync(); }
   RunFigures figures() const;
+  int64_t last_step() const { return running_.steps; }
 
  private:
   void count(const StepRecord& record);

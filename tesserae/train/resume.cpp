@@ -1,6 +1,7 @@
 #include "tesserae/train/resume.h"
 
 #include <filesystem>
+#include <functional>
 
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/comm/agree.h"
@@ -60,28 +61,15 @@ RunFolders choose(const config::Config& config, const Resume& resume) {
   return folders;
 }
 
-}  // namespace
-
-Resume Resume::from_text(const std::string& text) {
-  if (text.empty() || text == "never") return {};
-  if (text == "auto") return {.mode = Mode::automatic};
-  const os::Path path = without_slash(text);
-  const auto is_directory = [](const os::Path& at) { return os::files().status(at).kind == os::FileKind::directory; };
-  if (is_directory(path / checkpoints_name)) return {.mode = Mode::path, .path = path / checkpoints_name};
-  if (is_directory(path)) return {.mode = Mode::path, .path = path};
-  throw config::ConfigError(
-      "", cat("--resume takes auto, never, a checkpoint, a folder of them or a run folder; there is no folder ",
-              path.native()));
-}
-
-RunFolders choose_folders(comm::Fabric& fabric, const config::Config& config, const Resume& resume) {
-  RunFolders folders;
+/// Rank 0 has made its folders; what went wrong is an error of all ranks. Then all know the same.
+void share_folders(comm::Fabric& fabric, const config::Config& config, const std::function<RunFolders()>& make,
+                   RunFolders& folders) {
   std::string failure, taken;
   if (fabric.rank() == 0) {
     try {
-      folders = choose(config, resume);
-      folders.run_owner = std::make_shared<const FolderOwner>(folders.run);
-      if (config.checkpoint.enabled()) {
+      folders = make();
+      if (!folders.run_owner) folders.run_owner = std::make_shared<const FolderOwner>(folders.run);
+      if (config.checkpoint.enabled() && !folders.checkpoints_owner) {
         folders.checkpoints_owner = std::make_shared<const FolderOwner>(folders.checkpoints);
         folders.identity = folders.checkpoints_owner->identity();
       }
@@ -100,6 +88,41 @@ RunFolders choose_folders(comm::Fabric& fabric, const config::Config& config, co
   folders.history = comm::text_of(fabric, folders.history.native(), 0);
   folders.continues = comm::text_of(fabric, folders.continues ? "yes" : "no", 0) == "yes";
   folders.checkpoints = checkpoints_of(config, folders.run);
+}
+
+}  // namespace
+
+Resume Resume::from_text(const std::string& text) {
+  if (text.empty() || text == "never") return {};
+  if (text == "auto") return {.mode = Mode::automatic};
+  const os::Path path = without_slash(text);
+  const auto is_directory = [](const os::Path& at) { return os::files().status(at).kind == os::FileKind::directory; };
+  if (is_directory(path / checkpoints_name)) return {.mode = Mode::path, .path = path / checkpoints_name};
+  if (is_directory(path)) return {.mode = Mode::path, .path = path};
+  throw config::ConfigError(
+      "", cat("--resume takes auto, never, a checkpoint, a folder of them or a run folder; there is no folder ",
+              path.native()));
+}
+
+RunFolders choose_folders(comm::Fabric& fabric, const config::Config& config, const Resume& resume) {
+  RunFolders folders;
+  share_folders(
+      fabric, config, [&] { return choose(config, resume); }, folders);
+  return folders;
+}
+
+RunFolders join_folders(comm::Fabric& fabric, const config::Config& config, const os::Path& run,
+                        const std::optional<RunFolders>& own) {
+  RunFolders folders;
+  const auto join = [&] {
+    RunFolders joined = own.value_or(RunFolders{});
+    joined.run = run;
+    joined.checkpoints = checkpoints_of(config, run);
+    joined.continues = true;
+    joined.history = run / metrics_name;
+    return joined;
+  };
+  share_folders(fabric, config, join, folders);
   return folders;
 }
 

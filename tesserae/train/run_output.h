@@ -25,6 +25,7 @@ class RunOutput {
   /// A line of metrics that cannot be written is an error in the log, once, and is written later if that works.
   void add(const StepRecord& record);
   void say(const std::string& line) { progress_.say(line); }
+  int64_t last_step() const { return metrics_.last_step(); }  ///< whose line is written
   /// Before something that takes a while and is no step.
   void clear_line() { progress_.clear(); }
   /// Metrics that were written are on the medium, if that is possible.

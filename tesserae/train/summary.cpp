@@ -58,6 +58,7 @@ config::Json make_summary(const RunFigures& figures, const RunFacts& facts) {
                               {"waited_seconds", facts.checkpoints->waited_seconds}};
   }
   if (facts.origin) summary["resumed"] = {{"step", facts.origin->step}, {"from", facts.origin->from}};
+  if (!facts.recoveries.empty()) summary["recoveries"] = facts.recoveries;
   if (facts.stopped_by != 0) summary["stopped_by_signal"] = facts.stopped_by;
   return summary;
 }

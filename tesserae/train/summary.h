@@ -29,7 +29,8 @@ struct RunFacts {
   shard::Statistics engine;           ///< of rank 0
   int stopped_by = 0;                 ///< the signal that ended the run early, or 0
   std::optional<Origin> origin;       ///< what this process continued
-  dial::Dial::Figures dial;           ///< changes of degrees
+  config::Json recoveries = config::Json::array();    ///< each: epoch, ranks that were lost, step, from what, seconds
+  dial::Dial::Figures dial;                           ///< changes of degrees
   std::optional<Checkpointing::Figures> checkpoints;  ///< of this process; unset: none were asked for
 };
 

@@ -1,6 +1,7 @@
 #include "tesserae/train/training_state.h"
 
 #include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
 
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -9,7 +10,6 @@
 #include "tesserae/checkpoint/load.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/random_state.h"
-#include "tesserae/context/parallel.h"
 #include "tesserae/model/init.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/optim/sgd.h"
@@ -18,10 +18,10 @@ namespace tesserae::train {
 namespace {
 
 model::Gpt make_model(const config::Config& config, const JobSetup& setup, const tensor::ParallelPtr& parallel,
-                      const std::shared_ptr<comm::MeshFabric>& mesh) {
+                      const context::ParallelPtr& context) {
   model::GptConfig shape = setup.model;
   shape.parallel = parallel;
-  shape.context = std::make_shared<const context::Parallel>(mesh, config.sharding.context_parallel_method);
+  shape.context = context;
   shape.sequence_parallel = config.sharding.sequence_parallel && parallel->size() > 1;
   shape.device = c10::kMeta;  // no rank ever holds the whole model: the engine fills it parameter by parameter
   model::Gpt model(shape);
@@ -30,9 +30,12 @@ model::Gpt make_model(const config::Config& config, const JobSetup& setup, const
 }
 
 shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::MeshFabric>& mesh,
-                     const config::Config& config, const JobSetup& setup) {
+                     const config::Config& config, const JobSetup& setup, TrainingState::Values values) {
   shard::Options options = options_of(config, setup);
   options.initialize = model::initialize(model->config());
+  if (values == TrainingState::Values::zeros) {
+    options.initialize = [](const std::string& /*name*/, at::Tensor& value) { value.zero_(); };
+  }
   options.mesh = mesh;
   return shard::shard_model(model, mesh->over(mesh::axes::state), std::move(options));
 }
@@ -60,13 +63,14 @@ std::vector<checkpoint::Piece> buffer_pieces(const model::Gpt& model, int rank) 
 }  // namespace
 
 TrainingState::TrainingState(const config::Config& config, const JobSetup& setup,
-                             std::shared_ptr<comm::Fabric> the_fabric)
+                             std::shared_ptr<comm::Fabric> the_fabric, Values values)
     : fabric(std::move(the_fabric)),
       mesh(std::make_shared<comm::MeshFabric>(fabric, setup.mesh)),
       parallel(std::make_shared<const tensor::Parallel>(mesh)),
+      context(std::make_shared<const context::Parallel>(mesh, config.sharding.context_parallel_method)),
       loader(make_loader(config, setup, fabric->rank())),
-      model(make_model(config, setup, parallel, mesh)),
-      sharded(shard(model, mesh, config, setup)),
+      model(make_model(config, setup, parallel, context)),
+      sharded(shard(model, mesh, config, setup, values)),
       optimizer(make_optimizer(sharded, config.optimizer)),
       config_(config),
       setup_(setup),
@@ -155,6 +159,30 @@ void TrainingState::seed_random() {
   const auto rank = static_cast<uint64_t>(mesh->index(mesh::axes::loss));
   at::manual_seed(step == 0 ? config_.run.seed + rank
                             : model::seed_of(config_.run.seed, cat("step ", step, " rank ", rank)));
+}
+
+void TrainingState::rejoin() {
+  parallel->reconnect();
+  context->reconnect();
+  sharded.rejoin();
+}
+
+bool TrainingState::fill(const std::vector<bool>& whole, int reference) {
+  if (!sharded.can_fill(whole)) return false;
+  const at::NoGradGuard no_grad;
+  if (step > 0) optimizer->allocate_state();
+  sharded.fill(whole);
+  std::vector<at::Tensor> alike;
+  optimizer->visit_state([&alike](const shard::Shard& /*shard*/, std::string_view /*name*/, at::Tensor& tensor) {
+    if (tensor.dim() == 0) alike.push_back(tensor);
+  });
+  for (const auto& buffer : model->buffers()) alike.push_back(buffer);
+  for (const at::Tensor& tensor : alike) {
+    const at::Tensor there = tensor.to(fabric->device()).contiguous();
+    fabric->everyone().broadcast(there, reference);
+    if (!there.is_same(tensor)) at::Tensor(tensor).copy_(there);
+  }
+  return true;
 }
 
 void TrainingState::publish() {

@@ -4,11 +4,13 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <vector>
 
 #include "tesserae/checkpoint/reader.h"
 #include "tesserae/checkpoint/state.h"
 #include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/config/config.h"
+#include "tesserae/context/parallel.h"
 #include "tesserae/data/loader.h"
 #include "tesserae/model/gpt.h"
 #include "tesserae/optim/loss_scaler.h"
@@ -27,12 +29,19 @@ namespace tesserae::train {
 /// `config` and `setup` outlive it. Used from the training thread.
 class TrainingState {
  public:
-  /// The state before the first step; random numbers are seeded. Collective.
-  TrainingState(const config::Config& config, const JobSetup& setup, std::shared_ptr<comm::Fabric> fabric);
+  enum class Values {
+    initial,  ///< of the state before the first step
+    zeros,    ///< until they come from elsewhere
+  };
+
+  /// Collective.
+  TrainingState(const config::Config& config, const JobSetup& setup, std::shared_ptr<comm::Fabric> fabric,
+                Values values = Values::initial);
 
   const std::shared_ptr<comm::Fabric> fabric;    ///< of the job
   const std::shared_ptr<comm::MeshFabric> mesh;  ///< the same by axes; the engine's fabric is that over axes::state
   const tensor::ParallelPtr parallel;            ///< the ranks of this one's tensor group
+  const context::ParallelPtr context;            ///< and of its context group
   data::Loader loader;
   model::Gpt model;
   shard::Sharded sharded;
@@ -55,8 +64,15 @@ class TrainingState {
   void take_over(const nlohmann::json& description, int64_t at_step);
   /// Changes the degrees, between steps, when nobody reads or copies the state. Collective.
   shard::Resharding reshard(const mesh::Degrees& degrees);
-  /// Random numbers for a rank that has none to continue: other ones at each step.
+  /// The random numbers of the next step are a function of the seed, the step and what the rank's data are: a step that
+  /// is done again, in whatever process, draws the same.
   void seed_random();
+  /// On a rank whose values are whole, after Fabric::reconnect(): makes the groups again, in the constructor's order.
+  /// Collective: new ranks construct theirs meanwhile, with Values::zeros.
+  void rejoin();
+  /// What new ranks lack comes from replicas that have it; what all ranks hold alike from rank `reference`. `whole`: by
+  /// rank, who has it. False, and nothing has moved: some part has no replica left. Collective.
+  bool fill(const std::vector<bool>& whole, int reference);
   /// All ranks, after all have loaded.
   void publish();
 

@@ -12,7 +12,7 @@ namespace tesserae::testing {
 class JoinedTarget final : public optim::LocalTarget {
  public:
   using LocalTarget::LocalTarget;
-  double sum_over_chunks(double value) override { return sum ? sum(value) : value; }
+  double sum_over_chunks(double value, std::vector<double>* /*also*/) override { return sum ? sum(value) : value; }
   double max_over_chunks(double value) override { return max ? max(value) : value; }
 
   std::function<double(double)> sum, max;

@@ -30,10 +30,10 @@ class Launcher : public testing::Test {
   Launcher() { os::files().make_directories(folder_); }
   ~Launcher() override { os::files().remove_all(folder_); }
 
-  Program launch(int ranks, const std::string& script) {
+  Program launch(int ranks, const std::string& script, int replacements = 0) {
     begin_ = os::now();
     return Program({LAUNCH_RANKS, std::to_string(ranks), "sh", "-c", "echo $$ > $FOLDER/$RANK.pid; " + script},
-                   {{"FOLDER", folder_}});
+                   {{"FOLDER", folder_}, {"REPLACEMENTS", std::to_string(replacements)}});
   }
 
   double elapsed() const { return std::chrono::duration<double>(os::now() - begin_).count(); }
@@ -162,6 +162,30 @@ TEST_F(Launcher, RanksDieWithALauncherThatIsKilled) {
   job.process().signal(SIGKILL);
   EXPECT_EQ(job.finish()->signal, SIGKILL);
   expect_nothing_left(3);
+}
+
+TEST_F(Launcher, ReplacesARankThatIsLostAndTellsItTheEpoch) {
+  Program job = launch(2,
+                       "if [ $RANK = 1 ] && [ $TESSERAE_EPOCH -lt 2 ]; then sleep 0.2; kill -9 $$; fi; "
+                       "if [ $RANK = 1 ]; then echo epoch $TESSERAE_EPOCH >&2; else sleep 3; fi",
+                       2);
+  EXPECT_TRUE(job.finish()->success()) << job.errors;
+  EXPECT_THAT(job.errors, HasSubstr("killed by signal 9 (Killed); a new process takes its place (2 of 2)\n"));
+  EXPECT_THAT(job.errors, HasSubstr("rank 1: epoch 2\n"));
+  expect_nothing_left(2);
+}
+
+TEST_F(Launcher, DoesNotReplaceARankWhoseConfigurationCannotWork) {
+  Program job = launch(2, "if [ $RANK = 1 ]; then sleep 0.2; echo 'no such key' >&2; exit 2; fi; exec sleep 600", 5);
+  EXPECT_EQ(job.finish()->code, 2);
+  EXPECT_THAT(job.errors, HasSubstr("rank 1 of 2 exited with code 2; the other ranks were ended"));
+  expect_nothing_left(2);
+}
+
+TEST_F(Launcher, DoesNotReplaceOnceOthersAreDone) {
+  Program job = launch(2, "if [ $RANK = 1 ]; then sleep 0.5; exit 1; fi", 5);
+  EXPECT_EQ(job.finish()->code, 1);
+  EXPECT_THAT(job.errors, HasSubstr("rank 1 of 2 exited with code 1; the other ranks were ended"));
 }
 
 TEST_F(Launcher, AProgramThatIsNotThereIsAnError) {

@@ -152,6 +152,14 @@ void Liveness::leave() {
   changed_.wait_for(lock, 2 * kStoreTimeout, [&] { return has_left_; });
 }
 
+void Liveness::give_up() {
+  {
+    std::lock_guard lock(mutex_);
+    giving_up_ = true;
+  }
+  leave();
+}
+
 void Liveness::wait_for_others(milliseconds at_most) {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, at_most, [&] {
@@ -238,15 +246,16 @@ void Liveness::store_failed(bool silent, const std::string& why) {
 }
 
 void Liveness::exchange_news() {
-  bool say_goodbye = false;
+  bool say_goodbye = false, gives_up = false;
   {
     std::lock_guard lock(mutex_);
     say_goodbye = leaving_ && !has_left_;
+    gives_up = giving_up_;
     if (!say_goodbye && Clock::now() < next_beat_) return;
   }
   next_beat_ = Clock::now() + beat_;
-  const auto news = ask_store([say_goodbye, self = world_.rank()](LivenessStore& store) {
-    if (say_goodbye) store.report_left(self);
+  const auto news = ask_store([say_goodbye, gives_up, self = world_.rank()](LivenessStore& store) {
+    if (say_goodbye) store.report_left(self, gives_up);
     store.beat(self);
     return store.gone();
   });
@@ -264,6 +273,7 @@ void Liveness::exchange_news() {
     };
     if (add_new(lost_, news->lost)) lost_since_ = Clock::now();
     add_new(left_, news->left);
+    given_up_ = news->given_up;
   }
   changed_.notify_all();
 }
@@ -311,11 +321,12 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
   const auto now = Clock::now();
   const auto& members = group->watched_members();
   const bool asked = state.asked.has_value();
-  std::vector<int> lost, left;
+  std::vector<int> lost, left, given_up_for;
   Clock::time_point lost_since;
   {
     std::lock_guard lock(mutex_);
-    if (leaving_ && pending && now - leaving_since_ >= kFarewell) {
+    if (given_up_) given_up_for = lost_.empty() ? left_ : lost_;
+    if (leaving_ && pending && (giving_up_ || now - leaving_since_ >= kFarewell)) {
       return Verdict{Verdict::Kind::timeout, {}, "this rank left the job while it waited"};
     }
     lost = others_among(members, lost_);
@@ -327,6 +338,7 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
     if (now - lost_since < kGrace && !asked) return std::nullopt;
     return Verdict{Verdict::Kind::lost, lost, "its process or its host is gone"};
   }
+  if (pending && !given_up_for.empty()) return Verdict{Verdict::Kind::lost, given_up_for, "others have given up"};
   if (state.dispute) return conclude(group, *state.dispute);
   if (!left.empty() && pending && pending->sequence > 0 && !group->notices_departures()) {
     if (std::exchange(state.deserted, pending->since) != pending->since) state.looks = 0;

@@ -58,6 +58,9 @@ class Liveness {
 
   /// Says goodbye: from now on this process may end without being taken for lost. Before its sockets close.
   void leave();
+  /// The same, for a process that goes on without the groups that are watched: what blocks in any group of the job,
+  /// here and on other ranks, is aborted as soon as they hear of it.
+  void give_up();
   /// Waits until every rank has left or is lost: the rank that serves the store stays that long.
   void wait_for_others(std::chrono::milliseconds at_most);
 
@@ -125,6 +128,8 @@ class Liveness {
   Clock::time_point lost_since_;
   bool leaving_ = false;  // asked for
   Clock::time_point leaving_since_;
+  bool giving_up_ = false;  // this rank, ...
+  bool given_up_ = false;   // ... or another: no group of the job is of use any more
   bool has_left_ = false;
   bool ending_ = false;
   std::thread thread_;

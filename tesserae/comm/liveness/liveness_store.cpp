@@ -17,6 +17,8 @@ std::vector<uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
+constexpr int given_up = -1;  // among those that left
+
 // Ranks separated by blanks, each kept at its first place: two ranks may report the same.
 std::vector<int> parse_ranks(const std::string& text) {
   std::istringstream in(text);
@@ -74,12 +76,14 @@ void LivenessStore::report_lost(int rank) {
   store_->append("lost", bytes_of(cat(rank, " ")));
 }
 
-void LivenessStore::report_left(int rank) {
-  store_->append("left", bytes_of(cat(rank, " ")));
+void LivenessStore::report_left(int rank, bool gives_up) {
+  store_->append("left", bytes_of(gives_up ? cat(rank, " ", given_up, " ") : cat(rank, " ")));
 }
 
 LivenessStore::Gone LivenessStore::gone() {
-  return {parse_ranks(store_->get_to_str("lost")), parse_ranks(store_->get_to_str("left"))};
+  Gone gone{parse_ranks(store_->get_to_str("lost")), parse_ranks(store_->get_to_str("left"))};
+  gone.given_up = std::erase(gone.left, given_up) > 0;
+  return gone;
 }
 
 std::optional<std::string> LivenessStore::find(const std::string& key) {

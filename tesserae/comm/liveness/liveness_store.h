@@ -33,10 +33,11 @@ class LivenessStore {
   /// Both lists grow in the order in which ranks were reported; open() makes them, once in a job.
   struct Gone {
     std::vector<int> lost, left;
+    bool given_up = false;  ///< some of those that left go on without the groups of before
   };
   void open();
   void report_lost(int rank);
-  void report_left(int rank);
+  void report_left(int rank, bool gives_up = false);
   Gone gone();
 
   /// The operation that `rank` has waited in for long.

@@ -1,0 +1,147 @@
+// How an engine survives the loss of a rank. A rank that is left:
+//
+//  1. forgets the step that was broken: its gradients, what was gathered, the order of units, which a new rank does not
+//     know. Nothing is in flight any more: the fabric has ended the lanes of before;
+//  2. makes its groups, in the order in which a new rank makes them when it builds its engine;
+//  3. flat buffer by flat buffer, makes shared copies anew, into which its masters move; these are never without a
+//  place;
+//  4. reserves the pool.
+//
+// Then all ranks, the new ones too:
+//  5. flat buffer by flat buffer, the first replica that has a chunk sends it to those that have not: the master, and
+//     what companions keep of it;
+//  6. masters become what the next forward sees.
+
+#include "tesserae/shard/rejoin.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <utility>
+
+#include "tesserae/comm/agree.h"
+#include "tesserae/os/memory.h"
+#include "tesserae/shard/engine.h"
+#include "tesserae/shard/local_state.h"
+
+namespace tesserae::shard {
+namespace {
+
+/// Of the ranks that hold the same chunk, the member that gives it to others; -1: none has it.
+int giver_of(const comm::Group& replicas, const std::vector<bool>& whole) {
+  const auto& members = replicas.members();
+  const auto found = std::ranges::find_if(members, [&](int rank) { return whole[static_cast<size_t>(rank)]; });
+  return found == members.end() ? -1 : static_cast<int>(found - members.begin());
+}
+
+}  // namespace
+
+void Rejoin::connect() {
+  const at::NoGradGuard no_grad;
+  // 1.
+  forget_step();
+  engine_.enter(Engine::Phase::rejoining);
+  // 2.
+  std::map<const Sharding*, std::shared_ptr<const Sharding>> made;
+  std::vector<std::shared_ptr<const Sharding>> next;
+  for (const auto& unit : engine_.units()) {
+    auto& sharding = made[&unit->sharding()];
+    if (!sharding) sharding = unit->sharding().again();
+    next.push_back(sharding);
+  }
+  Workspace& workspace = *engine_.workspace_;
+  workspace.statistics.pool_misses += workspace.pool.misses();
+  workspace.pool = Pool(next.front()->device, workspace.pool.elastic());
+  // 3.
+  for (size_t i = 0; i < next.size(); ++i) engine_.units()[i]->set_sharding(next[i]);
+  for (FlatBuffer* buffer : engine_.buffers_) reconnect(*buffer);
+  // 4.
+  engine_.reserve_pool();
+  engine_.enter(Engine::Phase::idle);
+}
+
+// 1.
+
+void Rejoin::forget_step() {
+  engine_.reductions_.clear();
+  engine_.schedule_ = Schedule();
+  for (const auto& unit : engine_.units()) {
+    unit->set_accumulating(false);
+    unit->reset();
+  }
+  if (engine_.phase() == Engine::Phase::backward) engine_.close_backward();
+}
+
+// 3.
+
+void Rejoin::reconnect(FlatBuffer& buffer) {
+  const UnitContext& context = buffer.unit().context();
+  FlatBuffer::State state;
+  state.flat = std::make_unique<Flat>(buffer.flat().with(context.sharding->layout));
+  state.shared = FlatParameter::shared_memory(context, *state.flat);
+  state.master = buffer.parameter().local();
+  state.piece = piece_for(context, *state.flat, state.master);
+  buffer.unit().tell([&](StepObserver& observer) { observer.before_recut(buffer); });
+  buffer.replace(std::move(state));
+  buffer.unit().tell([&](StepObserver& observer) { observer.after_recut(buffer); });
+}
+
+// 5.
+
+bool Rejoin::can_fill(const std::vector<bool>& whole) {
+  const bool lacks = std::ranges::any_of(
+      engine_.units(), [&](const auto& unit) { return giver_of(unit->sharding().replica_group, whole) < 0; });
+  return comm::lowest_rank_with(*engine_.root().sharding().mesh->job(), lacks) < 0;
+}
+
+std::vector<at::Tensor> Rejoin::values_of(FlatBuffer& buffer) {
+  std::vector<at::Tensor> values{buffer.parameter().local()};
+  if (buffer.shard() == nullptr) return values;
+  for (Companion* companion : engine_.companions_) {
+    std::vector<at::Tensor> kept = companion->take(*buffer.shard());
+    std::ranges::copy(kept, std::back_inserter(values));
+    companion->put(*buffer.shard(), std::move(kept));
+  }
+  return values;
+}
+
+uint64_t Rejoin::fill(const std::vector<bool>& whole) {
+  const at::NoGradGuard no_grad;
+  uint64_t bytes = 0;
+  for (FlatBuffer* buffer : engine_.buffers_) {
+    const Sharding& sharding = buffer->unit().sharding();
+    comm::Group& replicas = sharding.replica_group;
+    const int giver = giver_of(replicas, whole);
+    const auto is_new = [&](int member) {
+      return !whole[static_cast<size_t>(replicas.members()[static_cast<size_t>(member)])];
+    };
+    const std::vector<at::Tensor> values = values_of(*buffer);
+    std::vector<comm::Message> sends, receives;
+    for (const at::Tensor& value : values) {
+      for (int member = 0; giver == replicas.rank() && member < replicas.size(); ++member) {
+        if (is_new(member)) sends.push_back({.peer = member, .data = value.to(sharding.device)});
+      }
+      if (is_new(replicas.rank())) {
+        const bool there = value.device() == sharding.device;
+        const auto options = value.options().device(sharding.device);
+        receives.push_back({.peer = giver, .data = there ? value : at::empty_like(value, options)});
+      }
+    }
+    if (sends.empty() && receives.empty()) continue;
+    const comm::Label label{buffer->flat().unit()};
+    sharding.reduce_lane.submit([&] { replicas.exchange(sends, receives, label); }).wait();
+    for (const comm::Message& sent : sends) bytes += sent.data.nbytes();
+    for (size_t i = 0; i < receives.size(); ++i) {
+      if (!receives[i].data.is_same(values[i])) at::Tensor(values[i]).copy_(receives[i].data);
+    }
+  }
+  // 6.
+  for (const auto& unit : engine_.units()) unit->publish();
+  os::give_back_freed_memory();
+  return bytes;
+}
+
+}  // namespace tesserae::shard

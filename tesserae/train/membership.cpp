@@ -1,0 +1,134 @@
+// How a job goes on with a new process in place of one that was lost:
+//
+//  1. The launcher serves the job's store, so that no rank's end takes it along, and counts epochs; ranks first meet in
+//     epoch 0.
+//  2. A rank whose operation failed says so, and of which ranks nothing was heard: these may be stopped, which the
+//     launcher does not see. It kills them. From then on they are like others that have ended: whoever is replaced has
+//     no process any more that could write.
+//  3. The launcher starts a process for each rank that has ended and tells it the next epoch. Then it announces that
+//     epoch; or, if it does not replace any more, that there is none.
+//  4. The ranks that are left have waited for that, and meet the new ones (Fabric::reconnect). Keys of the store carry
+//     the epoch: what is left of an earlier one meets nobody.
+//  5. If all ranks say that they failed and none has ended, the launcher begins an epoch without replacing any.
+
+#include "tesserae/train/membership.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <cstdlib>
+#include <sstream>
+
+#include "tesserae/base/error.h"
+#include "tesserae/base/log.h"
+#include "tesserae/comm/error.h"
+#include "tesserae/os/clock.h"
+
+namespace tesserae::train {
+namespace {
+
+constexpr const char* prefix = "membership";
+constexpr const char* run_key = "run";
+constexpr const char *go = "go", *ends = "end";
+
+std::string of_epoch(const char* what, int epoch) {
+  return cat(what, "/", epoch);
+}
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += cat(text.empty() ? "" : " ", rank);
+  return text;
+}
+
+}  // namespace
+
+MembershipServer::MembershipServer() {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  try {
+    const auto served = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    port_ = served->getPort();
+    store_ = c10::make_intrusive<c10d::PrefixStore>(prefix, served);
+  } catch (const std::exception& failure) {
+    throw IoError("MembershipServer", cat("the store of the job cannot be served: ", comm::reason_of(failure)));
+  }
+}
+
+std::vector<int> MembershipServer::silent() {
+  std::vector<int> ranks;
+  const std::string key = of_epoch("silent", epoch_);
+  if (!store_->check({key})) return ranks;
+  std::istringstream text(store_->get_to_str(key));
+  for (int rank = 0; text >> rank;) ranks.push_back(rank);
+  return ranks;
+}
+
+int MembershipServer::failed() {
+  return static_cast<int>(store_->add(of_epoch("failed", epoch_), 0));
+}
+
+void MembershipServer::announce(const std::string& what) {
+  store_->set(of_epoch("epoch", epoch_ + 1), what);
+}
+
+void MembershipServer::begin_epoch() {
+  announce(go);
+  ++epoch_;
+}
+
+void MembershipServer::end() {
+  announce(ends);
+}
+
+Membership::Membership(const mesh::Launch& launch) {
+  const char* const epoch = std::getenv(epoch_variable);
+  if (epoch == nullptr || launch.size == 1) return;
+  epoch_ = std::atoi(epoch);
+  c10d::TCPStoreOptions options;
+  options.port = launch.port;
+  options.isServer = false;
+  options.waitWorkers = false;
+  try {
+    store_ =
+        c10::make_intrusive<c10d::PrefixStore>(prefix, c10::make_intrusive<c10d::TCPStore>(launch.address, options));
+  } catch (const std::exception& failure) {
+    throw IoError("Membership", cat("the launcher at ", launch.address, ":", launch.port,
+                                    " is not reached: ", comm::reason_of(failure)));
+  }
+}
+
+bool Membership::next_epoch(const std::vector<int>& silent, std::chrono::milliseconds deadline) {
+  if (store_ == nullptr) return false;
+  const os::Deadline patience(deadline);
+  try {
+    if (!silent.empty()) store_->set(of_epoch("silent", epoch_), list(silent));
+    store_->add(of_epoch("failed", epoch_), 1);
+    while (!is_over()) {
+      if (patience.passed()) return false;
+      os::sleep_for(std::chrono::milliseconds(5));
+    }
+    if (store_->get_to_str(of_epoch("epoch", epoch_ + 1)) != go) return false;
+  } catch (const std::exception& failure) {
+    log(LogLevel::warning, cat("the launcher begins no epoch ", epoch_ + 1, ": ", comm::reason_of(failure)));
+    return false;
+  }
+  ++epoch_;
+  return true;
+}
+
+void Membership::remember(const std::string& run_folder) {
+  if (store_ != nullptr) store_->set(run_key, run_folder);
+}
+
+std::string Membership::remembered() {
+  return store_ != nullptr && store_->check({run_key}) ? store_->get_to_str(run_key) : "";
+}
+
+bool Membership::is_over() {
+  return store_ != nullptr && store_->check({of_epoch("epoch", epoch_ + 1)});
+}
+
+}  // namespace tesserae::train

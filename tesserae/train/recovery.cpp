@@ -1,0 +1,246 @@
+// What a rank does after another one was lost, and what a new process in its place does:
+//
+//  1. The ranks meet in the next epoch. A rank that is left has given up what was broken.
+//  2. It ends its broken step. If the norm had come, the step has counted: in the update no rank waits for another, so
+//     it was carried through. Who saves, and who turns the dial, ends: another one begins in 8.
+//  3. All tell who has a whole state, and of which step. Some may be one step behind: those whom the norm has not
+//     reached. They have the gradients, since the norm needs everybody's.
+//  4. The lowest rank with the latest step tells what others lack: the norm and the sums of that step, its description,
+//     its degrees, where the run writes.
+//  5. Those behind carry out the update, too. Now all that is left is of one step.
+//  6. Those that are left make their groups again, while new ones build their models; new ones get their part from a
+//     replica that has the same.
+//  7. If some part has no replica left, or nobody has a state: all go back to the newest snapshot in memory, or
+//     checkpoint, or to the beginning if there is none yet. Without checkpoints the job ends.
+//  8. The run goes on: what the last step still lacks (evaluation, its line, its checkpoint) is done, by all.
+//
+// Another loss at any point begins at 1 again. A state counts as whole from the end of 6 or 7 on, and for a rank that
+// is left at any time but in a change of degrees.
+
+#include <bit>
+#include <span>
+
+#include "tesserae/base/error.h"
+#include "tesserae/base/log.h"
+#include "tesserae/comm/agree.h"
+#include "tesserae/train/dial_setup.h"
+#include "tesserae/train/run.h"
+
+namespace tesserae::train {
+namespace {
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
+}
+
+// JSON has no numbers that are not finite, and a norm may be one.
+nlohmann::json bits_of(std::span<const double> values) {
+  nlohmann::json bits = nlohmann::json::array();
+  for (const double value : values) bits.push_back(std::bit_cast<int64_t>(value));
+  return bits;
+}
+
+std::vector<double> from_bits(const nlohmann::json& bits) {
+  std::vector<double> values;
+  for (const auto& value : bits) values.push_back(std::bit_cast<double>(value.get<int64_t>()));
+  return values;
+}
+
+std::string list_of(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += cat(i == 0 ? "" : ", ", ranks[i]);
+  return text;
+}
+
+}  // namespace
+
+/// Of all ranks, the same on all of them.
+struct Run::Standing {
+  std::vector<bool> whole;  ///< by rank
+  std::vector<int> new_ones;
+  int reference = -1;    ///< the lowest whole rank of the latest step; -1: nobody has a state
+  std::string run;       ///< where the run writes; empty: it has not begun
+  int64_t step = 0;      ///< of the reference
+  bool pending = false;  ///< that step is not finished on all that count it
+};
+
+void Run::meet() {
+  const os::TimePoint begin = os::now();
+  const int epoch = membership_.epoch();
+  // 1.
+  if (fabric_ == nullptr) {
+    comm::FabricOptions options;
+    options.backend = config_.run.backend;
+    options.device = setup_.device;
+    options.connect_deadline = milliseconds(config_.run.connect_deadline_seconds);
+    options.deadline = milliseconds(config_.run.deadline_seconds);
+    options.epoch = epoch;
+    if (membership_.recovers()) options.cancelled = [this] { return membership_.is_over(); };
+    fabric_ = comm::Fabric::connect(world_, options);
+  } else {
+    fabric_->reconnect(epoch);
+  }
+  if (epoch == 0) return start(resume_);
+  end_broken_step();                         // 2
+  const Standing all = agree_on_standing();  // 3
+  if (all.run.empty()) return start(resume_);
+  go_on(all);
+  fabric_->forget_broken();
+  const double seconds = std::chrono::duration<double>(os::now() - begin).count();
+  recoveries_.push_back({{"epoch", epoch},
+                         {"ranks", all.new_ones},
+                         {"step", state_->step},
+                         {"from", origin_ && origin_->step == state_->step ? origin_->from : "the ranks that are left"},
+                         {"seconds", seconds}});
+  if (!output_) return;
+  const int64_t lost = std::max<int64_t>(all.step - state_->step, 0);
+  output_->say(
+      cat(all.new_ones.empty() ? "the ranks met again" : cat("a new process has the place of ", list_of(all.new_ones)),
+          ": on from step ", state_->step, lost > 0 ? cat(", ", lost, " steps back") : "", ", ", seconds, " s"));
+}
+
+std::vector<int> Run::silent(const comm::CommError& failure) const {
+  const auto* const timeout = dynamic_cast<const comm::Timeout*>(&failure);
+  if (timeout == nullptr || fabric_ == nullptr) return {};
+  std::vector<int> ranks;
+  for (const int rank : timeout->silent) ranks.push_back(fabric_->world().launcher_rank(rank));
+  return ranks;
+}
+
+// 2.
+
+void Run::end_broken_step() {
+  // These have threads that read the state.
+  dial_.reset();
+  checkpoints_.reset();
+  wishes_ = {};
+  turn_to_.reset();
+  if (!state_) return;
+  if (!whole_ || !state_->sharded.whole()) {
+    whole_ = false;
+    loads_.reset();
+    state_.reset();
+  } else if (state_->optimizer->steps_done() != counted_) {
+    count_step();
+  }
+}
+
+// 3.
+
+Run::Standing Run::agree_on_standing() {
+  enum Word : size_t { has, step, pending, parameters, gradients, optimizer, words };
+  const auto ranks = static_cast<size_t>(fabric_->size());
+  std::vector<int64_t> table(ranks * words, 0);
+  int64_t* const own = table.data() + static_cast<size_t>(fabric_->rank()) * words;
+  if (whole_) {
+    const mesh::Degrees degrees = state_->layout().degrees();
+    own[has] = 1;
+    own[step] = state_->step;
+    own[pending] = pending_ ? 1 : 0;
+    own[parameters] = degrees.parameters;
+    own[gradients] = degrees.gradients;
+    own[optimizer] = degrees.optimizer;
+  }
+  table = comm::counts_over_ranks(*fabric_, table);
+  const auto of = [&](size_t rank, Word word) { return table[rank * words + word]; };
+  Standing all;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    if (of(rank, has) == 0 || (all.reference >= 0 && of(rank, step) <= all.step)) continue;
+    all.reference = static_cast<int>(rank);
+    all.step = of(rank, step);
+  }
+  const auto first = static_cast<size_t>(all.reference);
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    // A change of degrees that others did not reach leaves them behind; nobody else is behind by more than a step.
+    const bool same = all.reference >= 0 && of(rank, has) != 0 && of(rank, step) >= all.step - 1 &&
+                      of(rank, parameters) == of(first, parameters) && of(rank, gradients) == of(first, gradients) &&
+                      of(rank, optimizer) == of(first, optimizer);
+    all.whole.push_back(same);
+    if (!same) all.new_ones.push_back(static_cast<int>(rank));
+    all.pending = all.pending || (same && (of(rank, step) < all.step || of(rank, pending) != 0));
+  }
+  all.run = comm::text_of(*fabric_, leads() ? membership_.remembered() : "", 0);
+  return all;
+}
+
+// 4.
+
+nlohmann::json Run::tell() const {
+  nlohmann::json told = {{"recoveries", recoveries_}};
+  const mesh::Degrees degrees = state_->layout().degrees();
+  told["degrees"] = {degrees.parameters, degrees.gradients, degrees.optimizer};
+  told["choice"] = setup_.choice;
+  told["norm"] = bits_of(std::span(&state_->optimizer->last_step().norm, 1));
+  told["sums"] = bits_of(sums_);
+  told["record"] = to_line(record_);
+  told["description"] = state_->description();
+  return told;
+}
+
+void Run::go_on(const Standing& all) {
+  folders_ = join_folders(*fabric_, config_, all.run, folders_);
+  if (config_.sharding.automatic) links_ = cost::measure_links(*fabric_);
+  if (all.reference < 0) return go_back(all);
+  const std::string text = fabric_->rank() == all.reference ? tell().dump() : "";
+  const nlohmann::json told = nlohmann::json::parse(comm::text_of(*fabric_, text, all.reference));
+  recoveries_ = told.at("recoveries");
+  if (!take_over(all, told)) return go_back(all);
+  make_services();
+  checkpoints_->begin();
+  whole_ = true;
+  pending_ = all.pending;
+  if (!leads() || output_) return;
+  const Origin here{.step = state_->step, .from = "the ranks that are left"};
+  output_.emplace(config_, setup_, *folders_, here);
+}
+
+// 5, 6.
+
+bool Run::take_over(const Standing& all, const nlohmann::json& told) {
+  const auto& degrees = told.at("degrees");
+  const mesh::Degrees now{.parameters = degrees[0], .gradients = degrees[1], .optimizer = degrees[2]};
+  if (all.whole[static_cast<size_t>(fabric_->rank())]) {
+    if (state_->step < all.step) {
+      sums_ = from_bits(told.at("sums"));
+      state_->optimizer->finish_step(from_bits(told.at("norm")).front(), step_options());
+      count_step();
+    }
+    state_->rejoin();
+  } else {
+    whole_ = false;
+    if (now != setup_.strategy.degrees) setup_.strategy = mesh::with_degrees(setup_.strategy, now);
+    setup_.choice = told.at("choice");
+    make_state(TrainingState::Values::zeros);
+    state_->take_over(told.at("description"), all.step);
+    if (const auto record = from_line(told.at("record").get<std::string>())) record_ = *record;
+    record_.degrees = now;
+  }
+  return state_->fill(all.whole, all.reference);
+}
+
+// 7.
+
+void Run::go_back(const Standing& all) {
+  if (!config_.checkpoint.enabled()) {
+    throw StateLost("train", cat("of what ", list_of(all.new_ones), " held, no other rank has a copy, and nothing was ",
+                                 "saved: lower hybrid_shard_degree so that there are replicas, or set ",
+                                 "checkpoint.memory_every_steps or checkpoint.every_steps"));
+  }
+  whole_ = false;
+  if (!state_) make_state(TrainingState::Values::zeros);
+  const Resume newest{.mode = Resume::Mode::automatic};
+  make_services();
+  origin_ = restore(*state_, newest, *folders_, checkpoints_->memory());
+  if (!origin_) {
+    checkpoints_.reset();
+    make_state(TrainingState::Values::initial);
+    make_services();
+  }
+  checkpoints_->begin();
+  whole_ = true;
+  pending_ = false;
+  output_.reset();
+  if (leads()) output_.emplace(config_, setup_, *folders_, origin_);
+}
+
+}  // namespace tesserae::train

@@ -1,0 +1,282 @@
+#include "tesserae/train/run.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <span>
+#include <utility>
+
+#include "tesserae/base/error.h"
+#include "tesserae/base/log.h"
+#include "tesserae/comm/agree.h"
+#include "tesserae/model/generate.h"
+#include "tesserae/os/memory.h"
+#include "tesserae/os/signal_numbers.h"
+#include "tesserae/train/dial_setup.h"
+#include "tesserae/train/sample.h"
+
+// A step:
+//  1. `accumulate` forwards and backwards; all but the last inside no_sync;
+//  2. the optimizer's step, once nobody copies what it writes: norm, clipping, update at the schedule's rate. From the
+//     moment when the norm is known the step counts, whatever happens to other ranks (recovery.cpp): what is said of it
+//     (the loss, the loads of experts) is summed with the norm;
+//  3. one all-reduce in which the ranks agree on whether anyone was asked to stop, and on what is to be saved;
+//  4. at the steps that want it: evaluation;
+//  5. rank 0 writes the record;
+//  6. at the steps that want it: the degrees change (dial/dial.h; that was agreed on in 3);
+//  7. at the steps that want it: a checkpoint.
+namespace tesserae::train {
+namespace {
+
+double seconds_since(os::TimePoint begin) {
+  return std::chrono::duration<double>(os::now() - begin).count();
+}
+
+}  // namespace
+
+Run::Run(const config::Config& config, JobSetup setup, Resume resume, const mesh::World& world, Membership& membership)
+    : config_(config),
+      setup_(std::move(setup)),
+      world_(world),
+      resume_(std::move(resume)),
+      membership_(membership),
+      schedule_{.peak = config.optimizer.lr,
+                .warmup_steps = config.optimizer.warmup_steps,
+                .total_steps = config.train.steps,
+                .min_ratio = config.optimizer.min_lr_ratio,
+                .decay = optim::decay_from_name(config.optimizer.schedule)},
+      began_(os::now()) {}
+
+void Run::start(const Resume& resume) {
+  if (config_.sharding.automatic) {
+    links_ = cost::measure_links(*fabric_);
+    choose_degrees(setup_, config_, fabric_, *links_);
+  }
+  make_state(TrainingState::Values::initial);
+  folders_ = choose_folders(*fabric_, config_, resume);
+  if (leads()) membership_.remember(folders_->run.native());
+  make_services();
+  origin_ = restore(*state_, resume, *folders_, checkpoints_->memory());
+  checkpoints_->begin();
+  if (leads()) output_.emplace(config_, setup_, *folders_, origin_);
+  whole_ = true;
+}
+
+void Run::make_state(TrainingState::Values values) {
+  loads_.reset();
+  state_.reset();
+  state_ = std::make_unique<TrainingState>(config_, setup_, fabric_, values);
+  loads_.emplace(*state_->model);
+  counted_ = 0;
+}
+
+/// What saves the state. The dial comes later: it wants to know the step.
+void Run::make_services() {
+  checkpoints_.emplace(config_, *state_, *folders_,
+                       Checkpointing::Callbacks{.before_save =
+                                                    [this] {
+                                                      if (output_) output_->sync();
+                                                    },
+                                                .say =
+                                                    [this](const std::string& line) {
+                                                      if (output_) output_->say(line);
+                                                    }});
+}
+
+int Run::train() {
+  dial_ = std::make_unique<dial::Dial>(
+      fabric_, state_->layout().degrees(),
+      dial_options(config_, *state_, folders_->run, links_, [this](const std::string& line) { output_->say(line); }));
+  for (;;) {
+    if (pending_) finish_step();
+    if (state_->step >= config_.train.steps || stopped_by_ != 0) break;
+    train_step();
+  }
+  finish(seconds_since(began_));
+  checkpoints_->finish();
+  return stopped_by_ == 0 || checkpoints_->saved() ? 0 : 128 + stopped_by_;
+}
+
+optim::StepOptions Run::step_options() {
+  return {.lr = schedule_.at(state_->step),
+          .clip_norm = config_.train.clip_norm,
+          .scaler = state_->scaler ? &*state_->scaler : nullptr,
+          .also_sum = &sums_};
+}
+
+/// Steps 1 to 3.
+void Run::train_step() {
+  step_began_ = os::now();
+  before_ = state_->sharded.statistics();
+  wishes_ = {};
+  turn_to_.reset();
+  state_->seed_random();
+  state_->model->train();
+  state_->sharded.zero_grad();
+  const int64_t micro_batches = config_.train.accumulate;
+  optim::LossScaler* const scaler = state_->scaler ? &*state_->scaler : nullptr;
+  at::Tensor loss_sum = at::zeros({}, at::TensorOptions(fabric_->device()).dtype(at::kFloat));
+  for (int64_t micro = 0; micro < micro_batches; ++micro) {
+    std::optional<shard::NoSync> no_sync;
+    if (micro + 1 < micro_batches) no_sync.emplace(state_->sharded.engine());
+    at::Tensor loss = loss_of(state_->loader.training_batch(state_->position, micro));
+    loss_sum += loss.detach();
+    loss = loss / static_cast<double>(micro_batches);
+    (scaler != nullptr ? scaler->scale(loss) : loss).backward();
+  }
+  sums_ = loads_->to_sum();
+  sums_.insert(sums_.begin(), loss_sum.item<double>() / static_cast<double>(micro_batches));
+  checkpoints_->before_update();
+  state_->optimizer->step(step_options());
+  count_step();
+  agree();
+}
+
+/// The optimizer's step has passed the norm on this rank, and `sums_` are those of all ranks.
+void Run::count_step() {
+  counted_ = state_->optimizer->steps_done();
+  record_ = StepRecord();
+  record_.lr = schedule_.at(state_->step);
+  record_.grad_norm = state_->optimizer->last_step().norm;
+  record_.skipped = state_->optimizer->last_step().skipped;
+  record_.degrees = state_->layout().degrees();
+  record_.loss = sums_[0] / fabric_->size();
+  record_.experts = figures_of(loads_->from_sums(std::span(sums_).subspan(1)));
+  state_->position = state_->loader.after(1, state_->position);
+  record_.step = ++state_->step;
+  const double seconds = seconds_since(step_began_);
+  record_.step_ms = seconds * 1e3;
+  record_.tokens_per_second = static_cast<double>(setup_.tokens_per_step) / seconds;
+  pending_ = true;
+}
+
+/// Step 3. Every rank must end after the same step, or the others would wait for it: so a signal that reached one
+/// rank is told to all.
+void Run::agree() {
+  const os::TimePoint begin = os::now();
+  const Checkpointing::Wishes own = checkpoints_->wishes();
+  const int signal = stop_.signal();
+  std::vector<double> row = {static_cast<double>(signal), own.save, own.failed};
+  const size_t words = row.size();
+  const std::vector<double> dialed = dial_->to_sum(state_->step, seconds_since(step_began_));
+  row.insert(row.end(), dialed.begin(), dialed.end());
+  const std::vector<double> sums = comm::sums_over_ranks(*fabric_, row);
+  // Ranks may have had different signals; what counts is that there was one.
+  if (sums[0] > 0) stopped_by_ = signal > 0 ? signal : os::signal_terminate;
+  wishes_ = {.save = sums[1], .failed = sums[2]};
+  turn_to_ = dial_->from_sums(state_->step, std::span(sums).subspan(words));
+  record_.memory_bytes = dial_->seen().memory;
+  const shard::Statistics after = state_->sharded.statistics();
+  const double seconds = seconds_since(step_began_);
+  record_.step_ms = seconds * 1e3;
+  record_.tokens_per_second = static_cast<double>(setup_.tokens_per_step) / seconds;
+  record_.state_bytes = static_cast<double>(after.state_bytes);
+  record_.comm_ms = 1e3 * (seconds_since(begin) + after.exposed_gather - before_.exposed_gather + after.exposed_reduce -
+                           before_.exposed_reduce);
+}
+
+/// Steps 4 to 7; also of a step that others had finished when a rank was lost: what is written already is not written
+/// again.
+void Run::finish_step() {
+  const bool last = state_->step == config_.train.steps || stopped_by_ != 0;
+  const bool due = config_.train.eval_every > 0 && state_->step % config_.train.eval_every == 0;
+  // A run that was asked to stop does not start something long.
+  if ((last || due) && stopped_by_ == 0) record_.val_loss = evaluate();
+  if (output_ && record_.step > output_->last_step()) output_->add(record_);
+  warn_of(record_);
+  if (turn_to_ && !last) turn_dial(*turn_to_);
+  turn_to_.reset();
+  checkpoints_->after_step(wishes_, last);
+  pending_ = false;
+}
+
+/// Step 6.
+void Run::turn_dial(const mesh::Degrees& to) {
+  checkpoints_->before_update();  // nobody copies what is about to move
+  try {
+    dial_->changed(state_->reshard(to));
+  } catch (const OutOfMemory& error) {
+    return dial_->refused(error.what());  // nothing has moved; if anything had, the next step would say so
+  }
+  checkpoints_->layout_changed();
+  misses_seen_ = state_->sharded.statistics().pool_misses;  // the pool is another one
+}
+
+at::Tensor Run::loss_of(const data::Batch& batch) {
+  return state_->model->forward(batch.tokens.to(fabric_->device()), batch.targets.to(fabric_->device()));
+}
+
+/// The mean loss over the first eval_batches * batch_per_rank * ranks held-out samples; nothing if none are held out.
+std::optional<double> Run::evaluate() {
+  const int64_t batches = config_.train.eval_batches;
+  if (batches == 0 || setup_.validation_samples == 0) return std::nullopt;
+  if (output_) output_->clear_line();
+  const at::NoGradGuard no_grad;
+  state_->model->eval();
+  double sum = 0;
+  for (int64_t i = 0; i < batches; ++i) {
+    sum += loss_of(state_->loader.validation_batch(i)).item<double>();
+  }
+  return state_->sharded.sum_over_ranks(sum) / static_cast<double>(batches * state_->mesh->degree(mesh::axes::loss));
+}
+
+void Run::warn_of(const StepRecord& record) {
+  // A loss scaler looks for the highest scale that does not overflow: with one, such steps are part of the setup.
+  if (output_ && record.skipped && !state_->scaler) {
+    log(LogLevel::warning, cat("step ", record.step, ": the gradients were not finite, nothing was updated"));
+  }
+  const int64_t misses = state_->sharded.statistics().pool_misses;
+  if (config_.sharding.warn_of_pool_misses && misses > misses_seen_) {
+    log(LogLevel::warning, cat("step ", record.step, ": the pool had no buffer for ", misses - misses_seen_,
+                               " requests, which were allocated"));
+  }
+  misses_seen_ = misses;
+}
+
+/// What every rank must take part in comes first, in the same order; then rank 0 writes.
+void Run::finish(double seconds) {
+  RunFacts facts;
+  facts.peak_memory = from_all_ranks(os::peak_resident());
+  for (const uint64_t bytes : from_all_ranks(os::process_memory().proportional)) facts.memory_sum += bytes;
+  std::string sample;
+  if (config_.train.sample_tokens > 0 && stopped_by_ == 0) sample = make_sample();
+  if (!output_) return;
+  facts.layout = state_->layout();
+  facts.mesh = state_->mesh->mesh();
+  facts.hosts = fabric_->world().hosts();
+  facts.parameters = setup_.parameters;
+  facts.tokens_per_step = setup_.tokens_per_step;
+  facts.device = c10::DeviceTypeName(fabric_->device().type(), true);
+  facts.precision = dtype_name(setup_.precision.parameters.value_or(at::kFloat));
+  facts.seconds = seconds;
+  facts.bytes_sent = fabric_->counters().bytes();
+  facts.engine = state_->sharded.statistics();
+  facts.stopped_by = stopped_by_;
+  facts.origin = origin_;
+  facts.recoveries = recoveries_;
+  facts.dial = dial_->figures();
+  if (config_.checkpoint.enabled()) facts.checkpoints = checkpoints_->figures();
+  output_->finish(facts, sample);
+}
+
+std::string Run::make_sample() {
+  const at::NoGradGuard no_grad;
+  state_->model->eval();
+  std::vector<int64_t> prompt;
+  for (const char byte : config_.train.sample_prompt) prompt.push_back(static_cast<unsigned char>(byte));
+  const auto logits = [&](const at::Tensor& tokens) {
+    return state_->model->forward(tokens.to(fabric_->device())).cpu();
+  };
+  const std::vector<int64_t> tokens = model::generate(
+      logits, prompt,
+      {.tokens = config_.train.sample_tokens, .window = config_.data.sequence_length, .seed = config_.run.seed});
+  prompt.insert(prompt.end(), tokens.begin(), tokens.end());
+  return printable(prompt);
+}
+
+std::vector<uint64_t> Run::from_all_ranks(uint64_t value) {
+  const auto values = comm::from_all_ranks(*fabric_, static_cast<double>(value));
+  return {values.begin(), values.end()};
+}
+
+}  // namespace tesserae::train

@@ -1,0 +1,127 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tesserae/comm/error.h"
+#include "tesserae/comm/fabric.h"
+#include "tesserae/config/config.h"
+#include "tesserae/cost/measure_links.h"
+#include "tesserae/dial/dial.h"
+#include "tesserae/experts/step_loads.h"
+#include "tesserae/mesh/world.h"
+#include "tesserae/optim/schedule.h"
+#include "tesserae/os/clock.h"
+#include "tesserae/train/checkpointing.h"
+#include "tesserae/train/job_setup.h"
+#include "tesserae/train/membership.h"
+#include "tesserae/train/metrics.h"
+#include "tesserae/train/restore.h"
+#include "tesserae/train/resume.h"
+#include "tesserae/train/run_output.h"
+#include "tesserae/train/stop_request.h"
+#include "tesserae/train/training_state.h"
+
+namespace tesserae::train {
+
+/// Nothing is left to go on from: the job ends. (As with other CommErrors, this rank is not to blame.)
+class StateLost : public comm::CommError {
+ public:
+  using CommError::CommError;
+};
+
+/// One rank of a training run: run.cpp has its steps, recovery.cpp what it does after another rank was lost.
+///
+///   Run run(config, setup, resume, world, membership);
+///   for (;;) {
+///     try {
+///       run.meet();
+///       return run.train();
+///     } catch (const comm::CommError&) {
+///       // another rank is lost: wait until somebody has its place, in the next epoch
+///     }
+///   }
+///
+/// `config` and `membership` outlive it. Used from one thread.
+class Run {
+ public:
+  Run(const config::Config& config, JobSetup setup, Resume resume, const mesh::World& world, Membership& membership);
+
+  /// Meets the ranks of the job in the epoch of `membership`; the same call for one that is left after a loss and for a
+  /// new process. Afterwards all have the state of the same step: that of the last one that any rank had finished,
+  /// where the lost rank's part is held by a replica; else that of the newest snapshot or checkpoint. Throws a
+  /// CommError, also when another rank is lost meanwhile; StateLost.
+  void meet();
+  /// To the end; returns the exit status. Throws what train() (trainer.h) throws.
+  int train();
+
+  /// The launcher's ranks of whom a failed operation has heard nothing.
+  std::vector<int> silent(const comm::CommError& failure) const;
+
+ private:
+  struct Standing;
+
+  // run.cpp
+  void start(const Resume& resume);
+  void make_state(TrainingState::Values values);
+  void make_services();
+  void train_step();
+  void count_step();
+  void agree();
+  void finish_step();
+  void turn_dial(const mesh::Degrees& to);
+  at::Tensor loss_of(const data::Batch& batch);
+  std::optional<double> evaluate();
+  void warn_of(const StepRecord& record);
+  void finish(double seconds);
+  std::string make_sample();
+  std::vector<uint64_t> from_all_ranks(uint64_t value);
+  optim::StepOptions step_options();
+  bool leads() const { return fabric_->rank() == 0; }
+
+  // recovery.cpp
+  Standing agree_on_standing();
+  void end_broken_step();
+  void go_on(const Standing& all);
+  bool take_over(const Standing& all, const nlohmann::json& told);
+  void go_back(const Standing& all);
+  nlohmann::json tell() const;
+
+  const config::Config& config_;
+  JobSetup setup_;
+  const mesh::World world_;
+  const Resume resume_;
+  Membership& membership_;
+  StopRequest stop_;
+  optim::Schedule schedule_;
+  std::shared_ptr<comm::Fabric> fabric_;
+  std::unique_ptr<TrainingState> state_;
+  std::optional<experts::StepLoads> loads_;
+  std::optional<RunFolders> folders_;
+  std::optional<RunOutput> output_;  // rank 0's
+  std::optional<Checkpointing> checkpoints_;
+  Checkpointing::Wishes wishes_;  // of the last step, of all ranks together
+  std::optional<Origin> origin_;
+  std::unique_ptr<dial::Dial> dial_;
+  std::optional<cost::Links> links_;
+  std::optional<mesh::Degrees> turn_to_;  // agreed on after the last step
+  int stopped_by_ = 0;
+  int64_t misses_seen_ = 0;
+
+  // The step at hand, and what recovery needs to know of it.
+  bool whole_ = false;        // state_ is that of step state_->step
+  int64_t counted_ = 0;       // of optimizer->steps_done()
+  std::vector<double> sums_;  // loss and loads: this rank's, and once the norm is known of all ranks
+  StepRecord record_;         // of the last step that counted
+  bool pending_ = false;      // it is not evaluated, written and saved yet
+  os::TimePoint step_began_, began_;
+  shard::Statistics before_;
+  nlohmann::json recoveries_ = nlohmann::json::array();
+};
+
+}  // namespace tesserae::train

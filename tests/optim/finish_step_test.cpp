@@ -1,0 +1,73 @@
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <vector>
+
+#include "tesserae/optim/adamw.h"
+#include "tests/optim/cut_model.h"
+#include "tests/optim/joined_target.h"
+
+// A step of which only some ranks have heard the norm: what recovery from a lost rank builds on.
+
+namespace tesserae::optim {
+namespace {
+
+using testing::CutModel;
+using testing::JoinedTarget;
+
+CutModel model_with_gradients() {
+  at::manual_seed(3);
+  CutModel model({{"a", at::randn({8, 6})}, {"b", at::randn({10})}, {"c", at::randn({4, 4})}}, 1, 1);
+  model.set_gradients({at::randn({8, 6}), at::randn({10}), at::randn({4, 4})});
+  return model;
+}
+
+void expect_equal(CutModel& a, CutModel& b) {
+  const auto expected = a.gather(), got = b.gather();
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(got[i].equal(expected[i])) << i;
+}
+
+TEST(FinishStep, OfANormThatOthersHaveIsTheStepToTheBit) {
+  CutModel whole = model_with_gradients(), late = model_with_gradients();
+  LossScaler scaler({.initial = 4}), other({.initial = 4});
+  AdamW expected(target_of(whole.rank(0)), {.lr = 0.1});
+  const StepResult result = expected.step({.clip_norm = 0.5, .scaler = &scaler});
+
+  const auto target = std::make_shared<JoinedTarget>(late.rank(0));
+  target->sum = [](double) -> double { throw std::runtime_error("a rank is lost"); };
+  AdamW optimizer(target, {.lr = 0.1});
+  const StepOptions options{.clip_norm = 0.5, .scaler = &other};
+  EXPECT_THROW(optimizer.step(options), std::runtime_error);
+  EXPECT_EQ(optimizer.steps_done(), 0) << "nothing has happened";
+  EXPECT_EQ(other.state().good_steps, 0);
+
+  EXPECT_EQ(optimizer.finish_step(result.norm, options).norm, result.norm);
+  EXPECT_EQ(optimizer.steps_done(), 1);
+  EXPECT_EQ(optimizer.last_step().norm, result.norm);
+  EXPECT_EQ(other.state().good_steps, scaler.state().good_steps);
+  expect_equal(whole, late);
+}
+
+TEST(FinishStep, OfASkippedStepChangesNothing) {
+  CutModel model = model_with_gradients(), before = model_with_gradients();
+  LossScaler scaler({.initial = 4});
+  AdamW optimizer(target_of(model.rank(0)), {.lr = 0.1});
+  EXPECT_TRUE(optimizer.finish_step(std::numeric_limits<double>::quiet_NaN(), {.scaler = &scaler}).skipped);
+  EXPECT_EQ(scaler.scale(), 2);
+  EXPECT_EQ(optimizer.steps_done(), 1);
+  expect_equal(before, model);
+}
+
+TEST(Step, ThatCannotTellOthersHasUpdatedEveryShard) {
+  CutModel whole = model_with_gradients(), cut_off = model_with_gradients();
+  AdamW(target_of(whole.rank(0)), {.lr = 0.1}).step();
+  AdamW optimizer(target_of(cut_off.rank(0), [](int) { throw std::runtime_error("a rank is lost"); }), {.lr = 0.1});
+  EXPECT_THROW(optimizer.step(), std::runtime_error);
+  EXPECT_EQ(optimizer.steps_done(), 1);
+  expect_equal(whole, cut_off);
+}
+
+}  // namespace
+}  // namespace tesserae::optim

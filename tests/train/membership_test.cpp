@@ -1,0 +1,85 @@
+#include "tesserae/train/membership.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <future>
+
+namespace tesserae::train {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class MembershipTest : public testing::Test {
+ protected:
+  MembershipTest() { ::setenv(epoch_variable, "0", /*overwrite=*/1); }
+  ~MembershipTest() override { ::unsetenv(epoch_variable); }
+
+  mesh::Launch launch() const {
+    mesh::Launch launch;
+    launch.size = 2;
+    launch.port = server_.port();
+    return launch;
+  }
+
+  MembershipServer server_;
+};
+
+TEST_F(MembershipTest, ARankWaitsForTheNextEpochAndTellsWhoIsSilent) {
+  Membership rank(launch());
+  EXPECT_TRUE(rank.recovers());
+  EXPECT_EQ(rank.epoch(), 0);
+  EXPECT_FALSE(rank.is_over());
+  EXPECT_EQ(server_.failed(), 0);
+  auto next = std::async(std::launch::async, [&rank] { return rank.next_epoch({1}, seconds(60)); });
+  while (server_.failed() == 0) {
+  }
+  EXPECT_EQ(server_.silent(), std::vector<int>{1});
+  server_.begin_epoch();
+  EXPECT_TRUE(next.get());
+  EXPECT_EQ(rank.epoch(), 1);
+  EXPECT_FALSE(rank.is_over());
+  EXPECT_EQ(server_.failed(), 0) << "in the new epoch";
+  EXPECT_TRUE(server_.silent().empty());
+}
+
+TEST_F(MembershipTest, AnEpochIsOverOnceTheNextHasBegun) {
+  Membership rank(launch());
+  server_.begin_epoch();
+  EXPECT_TRUE(rank.is_over());
+  server_.begin_epoch();
+  EXPECT_TRUE(rank.next_epoch({}, seconds(60)));
+  EXPECT_TRUE(rank.is_over()) << "the launcher is at 2";
+  EXPECT_TRUE(rank.next_epoch({}, seconds(60)));
+  EXPECT_FALSE(rank.is_over());
+}
+
+TEST_F(MembershipTest, ARankHearsThatTheJobEnds) {
+  Membership rank(launch());
+  server_.end();
+  EXPECT_FALSE(rank.next_epoch({}, seconds(60)));
+}
+
+TEST_F(MembershipTest, ARankDoesNotWaitForEver) {
+  Membership rank(launch());
+  EXPECT_FALSE(rank.next_epoch({}, milliseconds(50)));
+}
+
+TEST_F(MembershipTest, TheRunFolderOutlivesThoseWhoKnewIt) {
+  Membership first(launch()), second(launch());
+  EXPECT_EQ(second.remembered(), "");
+  first.remember("runs/7");
+  EXPECT_EQ(second.remembered(), "runs/7");
+}
+
+TEST_F(MembershipTest, AnotherLauncherReplacesNobody) {
+  ::unsetenv(epoch_variable);
+  Membership rank(launch());
+  EXPECT_FALSE(rank.recovers());
+  EXPECT_FALSE(rank.next_epoch({}, seconds(60)));
+  EXPECT_EQ(rank.remembered(), "");
+}
+
+}  // namespace
+}  // namespace tesserae::train

@@ -1,0 +1,203 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/train/train_job.h"
+
+// Jobs that lose ranks and go on: real processes, real signals. What is compared is a run of the same job that nothing
+// disturbed; with dropout, so that random numbers count. bench/recovery.py does the same at random instants, often.
+
+namespace tesserae::train {
+namespace {
+
+using std::chrono::seconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::SizeIs;
+
+constexpr size_t steps = 60;
+
+class Recovery : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { job_ = new TrainJob("recovery"); }
+  static void TearDownTestSuite() {
+    delete job_;
+    job_ = nullptr;
+  }
+
+  /// Of four ranks, that replaces five times.
+  static std::vector<std::string> with(std::vector<std::string> settings) {
+    std::vector<std::string> arguments = {"--nproc", "4"};
+    settings.insert(settings.begin(), {cat("train.steps=", steps), "recovery.replacements=5"});
+    for (const std::string& setting : settings) {
+      arguments.push_back("--set");
+      arguments.push_back(setting);
+    }
+    return arguments;
+  }
+
+  /// The processes of a job by rank.
+  static std::map<int, pid_t> ranks_of(Program& program) {
+    std::map<int, pid_t> ranks;
+    for (const pid_t process : children_of(program.process().id())) {
+      const std::string variables = os::files().read(cat("/proc/", process, "/environ"));
+      const size_t at = variables.find(std::string("\0RANK=", 6));
+      if (at != std::string::npos) ranks[std::atoi(variables.c_str() + at + 6)] = process;
+    }
+    return ranks;
+  }
+
+  /// Trains with `settings`, undisturbed and then with `victims` killed one after the other, each after some steps
+  /// more; expects the same history.
+  static std::string disturbed(const std::string& name, const std::vector<std::string>& settings,
+                               const std::vector<int>& victims, int number = SIGKILL) {
+    job_->run(name + "-alone", with(settings));
+    Program program = job_->start(name, with(settings));
+    std::set<pid_t> killed;
+    std::map<int, pid_t> first;
+    for (size_t i = 0; i < victims.size(); ++i) {
+      EXPECT_TRUE(program.wait_for(cat("step ", 8 * (i + 1), "/"))) << program.output << program.errors;
+      const std::map<int, pid_t> ranks = ranks_of(program);
+      if (first.empty()) first = ranks;
+      const auto victim = ranks.find(victims[i]);
+      if (victim == ranks.end()) {
+        ADD_FAILURE() << "there is no rank " << victims[i];
+        continue;
+      }
+      ::kill(victim->second, number);
+      killed.insert(victim->second);
+      EXPECT_TRUE(program.wait_for(cat("place of rank ", victims[i]))) << program.output << program.errors;
+      const std::map<int, pid_t> now = ranks_of(program);
+      for (const auto& [rank, process] : first) {
+        const auto found = now.find(rank);
+        if (found == now.end()) continue;  // the job has ended meanwhile
+        EXPECT_EQ(found->second == process, !killed.contains(process)) << "rank " << rank;
+      }
+    }
+    const auto exit = program.finish(seconds(200));
+    EXPECT_TRUE(exit && exit->success()) << program.output << program.errors;
+    job_->expect_same_history(name, name + "-alone", steps);
+    EXPECT_EQ(job_->summary(name)["val_loss"], job_->summary(name + "-alone")["val_loss"]);
+    return program.output + program.errors;
+  }
+
+  static void expect_recoveries(const std::string& name, size_t count, const std::string& from) {
+    const config::Json found = job_->summary(name)["recoveries"];
+    ASSERT_THAT(found, SizeIs(count));
+    for (const config::Json& recovery : found) EXPECT_THAT(recovery["from"].get<std::string>(), HasSubstr(from));
+  }
+
+  static TrainJob* job_;
+};
+
+TrainJob* Recovery::job_ = nullptr;
+
+TEST_F(Recovery, AnyRankMayBeKilledWhereThereAreReplicas) {
+  disturbed("any", {"hybrid_shard_degree=2"}, {2, 0, 3, 1});
+  expect_recoveries("any", 4, "the ranks that are left");
+}
+
+TEST_F(Recovery, ANewRankMayBeKilledAsWell) {
+  disturbed("again", {"hybrid_shard_degree=1"}, {1, 1, 1});
+  expect_recoveries("again", 3, "the ranks that are left");
+}
+
+TEST_F(Recovery, UnequalDegreesAndMixedPrecision) {
+  disturbed("unequal",
+            {R"(degrees={"parameters": 1, "gradients": 2, "optimizer": 2})", "precision=fp16", "optimizer.name=sgd",
+             "optimizer.momentum=0.9", "optimizer.lr=0.01"},
+            {3, 0});
+  expect_recoveries("unequal", 2, "the ranks that are left");
+}
+
+TEST_F(Recovery, GlooCarriesAllBytes) {
+  disturbed("gloo", {"hybrid_shard_degree=2", "run.backend=gloo"}, {1, 2});
+  expect_recoveries("gloo", 2, "the ranks that are left");
+}
+
+TEST_F(Recovery, SplitLayers) {
+  disturbed("split", {"hybrid_shard_degree=1", "tensor_parallel_degree=2"}, {3, 0});
+  expect_recoveries("split", 2, "the ranks that are left");
+}
+
+TEST_F(Recovery, CutSequences) {
+  disturbed("cut", {"hybrid_shard_degree=2", "context_parallel_degree=2", "model.dropout=0"}, {0, 2});
+  expect_recoveries("cut", 2, "the ranks that are left");
+}
+
+TEST_F(Recovery, ExpertsAndTheBiasesOfTheirRouters) {
+  disturbed("experts",
+            {"hybrid_shard_degree=1", "expert_parallel_degree=2", "model.experts=4", "model.experts_per_token=2",
+             "model.bias_rate=0.01"},
+            {1, 0});
+  expect_recoveries("experts", 2, "the ranks that are left");
+}
+
+TEST_F(Recovery, DegreesThatTheDialHasChanged) {
+  disturbed("turned", {"hybrid_shard_degree=4", R"(dial.schedule=[{"step": 4, "hybrid_shard_degree": 2}])"}, {2, 0});
+  expect_recoveries("turned", 2, "the ranks that are left");
+}
+
+TEST_F(Recovery, WithoutReplicasSnapshotsInMemory) {
+  disturbed("memory", {"hybrid_shard_degree=4", "checkpoint.memory_every_steps=1"}, {0, 2});
+  expect_recoveries("memory", 2, "memory of the hosts");
+}
+
+TEST_F(Recovery, WithoutSnapshotsTheNewestCheckpoint) {
+  const std::string said = disturbed("stored", {"hybrid_shard_degree=4", "checkpoint.every_steps=5"}, {3, 0});
+  expect_recoveries("stored", 2, "checkpoints/step-");
+  EXPECT_THAT(said, HasSubstr("steps back"));
+}
+
+TEST_F(Recovery, BeforeTheFirstCheckpointFromTheBeginning) {
+  disturbed("early", {"hybrid_shard_degree=4", "checkpoint.every_steps=1000"}, {2});
+  EXPECT_EQ(job_->summary("early")["recoveries"][0]["step"], 0);
+}
+
+TEST_F(Recovery, SavesBesideTrainingGoOn) {
+  disturbed("saving", {"hybrid_shard_degree=2", "checkpoint.every_steps=3", "checkpoint.keep=2"}, {1, 0});
+  job_->expect_same_state("saving", "saving-alone", steps);
+}
+
+TEST_F(Recovery, ARankThatIsStoppedForTooLongIsReplaced) {
+  disturbed("stopped", {"hybrid_shard_degree=2", "run.deadline_seconds=8"}, {1}, SIGSTOP);
+  expect_recoveries("stopped", 1, "the ranks that are left");
+}
+
+TEST_F(Recovery, WithoutAnyCopyTheJobEndsAndSaysWhatWouldHaveHelped) {
+  Program program = job_->start("nothing", with({"hybrid_shard_degree=4"}));
+  ASSERT_TRUE(program.wait_for("step 8/")) << program.errors;
+  ::kill(ranks_of(program).at(1), SIGKILL);
+  EXPECT_EQ(program.finish()->code, 3);
+  EXPECT_THAT(program.errors, HasSubstr("of what rank 1 held, no other rank has a copy, and nothing was saved"));
+  EXPECT_THAT(program.errors, HasSubstr("checkpoint.memory_every_steps"));
+}
+
+TEST_F(Recovery, OnceReplacementsAreUsedUpALossEndsTheJob) {
+  Program program = job_->start("spent", with({"hybrid_shard_degree=2", "recovery.replacements=1"}));
+  for (const int step : {8, 24}) {
+    ASSERT_TRUE(program.wait_for(cat("step ", step, "/"))) << program.errors;
+    ::kill(ranks_of(program).at(2), SIGKILL);
+  }
+  EXPECT_EQ(program.finish()->code, 128 + SIGKILL);
+  EXPECT_THAT(program.errors, HasSubstr("a new process takes its place (1 of 1)"));
+  EXPECT_THAT(program.errors, HasSubstr("rank 2 of 4 was killed by signal 9 (Killed); the other ranks were ended"));
+}
+
+TEST_F(Recovery, SigtermStillEndsAJobThatHasRecovered) {
+  Program program = job_->start("asked", with({"hybrid_shard_degree=2", "checkpoint.every_steps=1000"}));
+  ASSERT_TRUE(program.wait_for("step 8/")) << program.errors;
+  ::kill(ranks_of(program).at(1), SIGKILL);
+  ASSERT_TRUE(program.wait_for("place of rank 1")) << program.errors;
+  program.process().signal(SIGTERM);
+  EXPECT_EQ(program.finish()->code, 0) << program.errors;
+  EXPECT_THAT(job_->steps("asked"), SizeIs(1));
+}
+
+}  // namespace
+}  // namespace tesserae::train
