@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/train/train_job.h"
+#include "tests/train/mesh_job.h"
 
 // `tesserae train` with context-parallel ranks: the numbers of a run do not depend on how sequences are cut.
 
@@ -14,29 +14,9 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-class ContextJob : public testing::Test {
+class ContextJob : public MeshJob {
  protected:
-  /// A model of 4 heads without dropout, on `count` ranks.
-  static std::vector<std::string> ranks(int count, const std::vector<std::string>& more) {
-    std::vector<std::string> all = {"--nproc", std::to_string(count), "--set", "model.heads=4",
-                                    "--set",   "model.dropout=0",     "--set", "train.sample_tokens=8"};
-    for (const std::string& assignment : more) all.insert(all.end(), {"--set", assignment});
-    return all;
-  }
-
-  void expect_same_losses(const std::string& run, const std::string& reference) const {
-    const std::vector<config::Json> lines = job_.metrics(run), expected = job_.metrics(reference);
-    ASSERT_GE(lines.size(), 12u);
-    for (size_t i = 1; i <= std::min(lines.size(), expected.size()); ++i) {
-      const config::Json &line = lines[lines.size() - i], &wanted = expected[expected.size() - i];
-      const double loss = wanted["loss"], norm = wanted["grad_norm"];
-      EXPECT_NEAR(line["loss"].get<double>(), loss, 1e-4 * loss) << run << ", " << i << " to go";
-      EXPECT_NEAR(line["grad_norm"].get<double>(), norm, 1e-3 * norm) << run << ", " << i << " to go";
-    }
-    EXPECT_NEAR(lines.back()["val_loss"].get<double>(), expected.back()["val_loss"].get<double>(), 1e-3);
-  }
-
-  const TrainJob job_{"context"};
+  ContextJob() : MeshJob("context", {"train.sample_tokens=8"}) {}
 };
 
 TEST_F(ContextJob, CutSequencesGiveTheSameLosses) {
@@ -52,29 +32,17 @@ TEST_F(ContextJob, CutSequencesGiveTheSameLosses) {
   EXPECT_EQ(summary["tokens"], job_.summary("whole")["tokens"]);
 
   // With split layers, from a checkpoint of another mesh, while the dial turns; and back on fewer ranks.
-  const auto continued = [&](const std::string& run, const std::string& from, int count,
-                             const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = ranks(count, more);
-    arguments.insert(arguments.begin(), {"--resume", job_.path(from + "/checkpoints/step-12")});
-    EXPECT_THAT(job_.run(run, arguments), HasSubstr("resumed at step 12 "));
-    expect_same_losses(run, "whole");
-  };
-  continued("both", "whole", 4,
-            {"context_parallel_degree=2", "tensor_parallel_degree=2", "train.batch_per_rank=4",
-             R"(dial.schedule=[{"step": 15, "hybrid_shard_degree": 1}, {"step": 18, "hybrid_shard_degree": 2}])"});
+  expect_continues(
+      "both", "whole", 4,
+      {"context_parallel_degree=2", "tensor_parallel_degree=2", "train.batch_per_rank=4",
+       R"(dial.schedule=[{"step": 15, "hybrid_shard_degree": 1}, {"step": 18, "hybrid_shard_degree": 2}])"});
   job_.run("born-cut", ranks(4, {"context_parallel_degree=4", "train.batch_per_rank=4", saves, "checkpoint.keep=0",
                                  "context_parallel_method=p2p"}));
   expect_same_losses("born-cut", "whole");
-  continued("joined", "born-cut", 2, {"sharding.strategy=ZERO_1"});
+  expect_continues("joined", "born-cut", 2, {"sharding.strategy=ZERO_1"});
 }
 
 TEST_F(ContextJob, DegreesThatDoNotDivideNameWhatWould) {
-  const auto refused = [&](int count, const std::vector<std::string>& more) {
-    Program program = job_.start("refused", ranks(count, more));
-    const auto exit = program.finish(std::chrono::seconds(100));
-    EXPECT_TRUE(exit && !exit->success());
-    return program.output + program.errors;
-  };
   EXPECT_THAT(
       refused(4, {"context_parallel_degree=3"}),
       HasSubstr("context_parallel_degree: a context-parallel degree of 3 does not divide the 4 ranks of the job"));

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tesserae/dial/record.h"
-#include "tests/train/train_job.h"
+#include "tests/train/mesh_job.h"
 
 // `tesserae train` with tensor-parallel ranks: the numbers of a run do not depend on how layers are split.
 
@@ -16,35 +16,22 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-class TensorJob : public testing::Test {
+class TensorJob : public MeshJob {
  protected:
-  /// A model of 4 heads without dropout, on `count` ranks.
-  static std::vector<std::string> ranks(int count, const std::vector<std::string>& more) {
-    std::vector<std::string> all = {"--nproc", std::to_string(count), "--set", "model.heads=4",
-                                    "--set",   "model.dropout=0",     "--set", "train.sample_tokens=8"};
-    for (const std::string& assignment : more) all.insert(all.end(), {"--set", assignment});
-    return all;
-  }
+  TensorJob() : MeshJob("tensor", {"train.sample_tokens=8"}) {}
 
-  void expect_same_losses(const std::string& run, const std::string& reference) const {
-    const std::vector<config::Json> lines = job_.metrics(run), expected = job_.metrics(reference);
-    ASSERT_EQ(expected.size(), 24u);
-    ASSERT_EQ(lines.size(), expected.size());
-    for (size_t i = 0; i < lines.size(); ++i) {
-      const double loss = expected[i]["loss"], norm = expected[i]["grad_norm"];
-      EXPECT_NEAR(lines[i]["loss"].get<double>(), loss, 1e-4 * loss) << "step " << i + 1;
-      EXPECT_NEAR(lines[i]["grad_norm"].get<double>(), norm, 1e-3 * norm) << "step " << i + 1;
-    }
-    EXPECT_NEAR(lines.back()["val_loss"].get<double>(), expected.back()["val_loss"].get<double>(), 1e-3);
+  /// Both of them from the first step to the last.
+  void expect_same_losses_throughout(const std::string& run, const std::string& reference) const {
+    ASSERT_EQ(job_.metrics(reference).size(), 24u);
+    ASSERT_EQ(job_.metrics(run).size(), 24u);
+    expect_same_losses(run, reference);
   }
-
-  const TrainJob job_{"tensor"};
 };
 
 TEST_F(TensorJob, SplitLayersGiveTheSameLosses) {
   job_.run("whole", ranks(2, {"hybrid_shard_degree=2"}));
   const std::string screen = job_.run("split", ranks(4, {"tensor_parallel_degree=2", "hybrid_shard_degree=2"}));
-  expect_same_losses("split", "whole");
+  expect_same_losses_throughout("split", "whole");
   EXPECT_THAT(screen,
               AllOf(HasSubstr("on 4 ranks"), HasSubstr("layers split over 2, P=2 G=2 O=2"), HasSubstr("A sample:")));
   const config::Json summary = job_.summary("split");
@@ -56,29 +43,17 @@ TEST_F(TensorJob, SplitLayersGiveTheSameLosses) {
   job_.run("repeated", ranks(4, {"tensor_parallel_degree=2", "hybrid_shard_degree=1", "run.backend=gloo",
                                  "sharding.sequence_parallel=false", "model.tied=false"}));
   job_.run("whole-untied", ranks(2, {"hybrid_shard_degree=1", "model.tied=false"}));
-  expect_same_losses("repeated", "whole-untied");
+  expect_same_losses_throughout("repeated", "whole-untied");
 }
 
 TEST_F(TensorJob, CheckpointsAndSnapshotsLoadAtAnyDegree) {
   const std::string saves = "checkpoint.every_steps=12";
   job_.run("whole", ranks(2, {saves, "checkpoint.keep=0"}));
-  const auto continued = [&](const std::string& run, const std::string& from, int count,
-                             const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = ranks(count, more);
-    arguments.insert(arguments.begin(), {"--resume", job_.path(from + "/checkpoints/step-12")});
-    EXPECT_THAT(job_.run(run, arguments), HasSubstr("resumed at step 12 "));
-    const std::vector<config::Json> lines = job_.metrics(run), expected = job_.metrics("whole");
-    ASSERT_GE(lines.size(), 12u);
-    for (size_t i = 1; i <= 12; ++i) {
-      const double wanted = expected[expected.size() - i]["loss"];
-      EXPECT_NEAR(lines[lines.size() - i]["loss"].get<double>(), wanted, 1e-4 * wanted) << run << ", " << i << " to go";
-    }
-  };
-  continued("split", "whole", 4, {"tensor_parallel_degree=2", "hybrid_shard_degree=1"});
+  expect_continues("split", "whole", 4, {"tensor_parallel_degree=2", "hybrid_shard_degree=1"});
   job_.run("born-split",
            ranks(4, {"tensor_parallel_degree=2", saves, "checkpoint.keep=0", "checkpoint.memory_every_steps=5"}));
-  continued("four", "born-split", 4, {"tensor_parallel_degree=4", "train.batch_per_rank=4"});
-  continued("joined", "born-split", 2, {"sharding.strategy=ZERO_1"});
+  expect_continues("four", "born-split", 4, {"tensor_parallel_degree=4", "train.batch_per_rank=4"});
+  expect_continues("joined", "born-split", 2, {"sharding.strategy=ZERO_1"});
 }
 
 TEST_F(TensorJob, TheDialTurnsAtAnyDegree) {
@@ -88,7 +63,7 @@ TEST_F(TensorJob, TheDialTurnsAtAnyDegree) {
   dialed.push_back(R"(dial.schedule=[{"step": 6, "hybrid_shard_degree": 1},
                       {"step": 12, "degrees": {"parameters": 1, "gradients": 1, "optimizer": 2}}])");
   job_.run("dialed", ranks(4, dialed));
-  expect_same_losses("dialed", "steady");
+  expect_same_losses_throughout("dialed", "steady");
   EXPECT_EQ(job_.summary("dialed")["dial"]["changes"], 2);
 }
 
@@ -127,12 +102,6 @@ TEST_F(TensorJob, AutoCountsTheTensorRanksOfAPlace) {
 }
 
 TEST_F(TensorJob, DegreesThatDoNotDivideNameWhatWould) {
-  const auto refused = [&](int count, const std::vector<std::string>& more) {
-    Program program = job_.start("refused", ranks(count, more));
-    const auto exit = program.finish(std::chrono::seconds(100));
-    EXPECT_TRUE(exit && !exit->success());
-    return program.output + program.errors;
-  };
   EXPECT_THAT(refused(4, {"tensor_parallel_degree=3"}), HasSubstr("tensor_parallel_degree"));
   EXPECT_THAT(
       refused(4, {"tensor_parallel_degree=4", "model.heads=2"}),
