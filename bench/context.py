@@ -25,7 +25,8 @@ import time
 from pathlib import Path
 
 import report
-from cases import ROOT, find_tesserae, newest_package, newest_program
+from cases import ROOT, find_tesserae, newest_program
+from launch import launch
 
 METHODS = ("shared", "p2p", "all_gather", "all_to_all")
 WIDTH = 64  # of a head
@@ -41,11 +42,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="of part 1")
     parser.add_argument("--limit", type=float, default=3.0, help="of part 2, in GiB, for all ranks together")
     parser.add_argument("--precise", type=float, default=0.04, help="of part 2: how far the longest may be off")
+    parser.add_argument("--deadline", type=float, default=1800, help="of part 1, in seconds a run")
     parser.add_argument("--only", choices=("attention", "memory"), help="one part")
     parser.add_argument("--quick", action="store_true", help="one length, 2 rounds, a rough search under 1.2 GiB")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out")
     parser.add_argument("--update-docs", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.lengths, options.rounds, options.limit, options.precise = "2048", 2, 1.2, 0.3
@@ -54,13 +57,14 @@ def parse() -> argparse.Namespace:
 
 # ---- 1. attention ----
 def work(options: argparse.Namespace) -> None:
-    """A rank of part 1. Rank 0 prints a line of JSON for each round."""
+    """A rank of part 1. Rank 0 writes what each round took."""
     find_tesserae()
     import torch
     import torch.distributed as dist
     from torch.nn.functional import scaled_dot_product_attention
 
     import tesserae as tsm
+    from peers import leave
     from tesserae import _C
     from tesserae.job.fabrics import context_of
 
@@ -88,17 +92,17 @@ def work(options: argparse.Namespace) -> None:
     def alone() -> None:
         scaled_dot_product_attention(*whole, is_causal=True).sum().backward()
 
+    rounds = []
     for round_ in range(options.rounds + 1):
         mine = torch.tensor([cpu_seconds(ours), float(sequence.pairs)], dtype=torch.float64)
         dist.all_reduce(mine, op=dist.ReduceOp.MAX)
         one = cpu_seconds(alone if rank == 0 else lambda: None)  # the others wait: it has the machine to itself
         if rank == 0 and round_ > 0:
             pairs = int(length) * (int(length) + 1) / 2
-            print(
-                json.dumps({"rank": mine[0].item(), "alone": one, "pairs": mine[1].item() * ranks / pairs}), flush=True
-            )
-    dist.barrier()
-    dist.destroy_process_group()
+            rounds.append({"rank": mine[0].item(), "alone": one, "pairs": mine[1].item() * ranks / pairs})
+    if rank == 0:
+        options.json.write_text(json.dumps({"rounds": rounds}))
+    leave()
 
 
 def attention(options: argparse.Namespace) -> list[dict]:
@@ -106,19 +110,9 @@ def attention(options: argparse.Namespace) -> list[dict]:
     for length in options.lengths.split(","):
         for method in METHODS:
             print(f"context: attention over {length} tokens, {method}", file=sys.stderr, flush=True)
-            # fmt: off
-            command = [
-                sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks),
-                __file__, "--worker", f"{length}:{method}", "--rounds", str(options.rounds),
-                "--heads", str(options.heads),
-            ]  # fmt: on
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            if package := newest_package():
-                environment["PYTHONPATH"] = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
-            run = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=1800)
-            if run.returncode != 0:
-                sys.exit(f"context: {' '.join(command)} failed\n{run.stderr[-3000:]}")
-            rounds = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+            command = [sys.executable, __file__, "--worker", f"{length}:{method}"]
+            command += ["--rounds", str(options.rounds), "--heads", str(options.heads)]
+            rounds = launch(command, options.ranks, options.deadline).report["rounds"]
             rows.append({"length": int(length), "method": method, "rounds": rounds})
     return rows
 

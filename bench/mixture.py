@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import report
-from cases import ROOT, find_tesserae, newest_package
+from cases import ROOT, find_tesserae
+from launch import launch
 
 CANDIDATES = ("torch", "ours-1", "ours-2", "ours-4")
 NAMES = {
@@ -44,10 +43,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=4, help="timed steps a run, after two")
     for name, value in {"dimension": 256, "layers": 4, "width": 512, "vocabulary": 4096, "length": 256}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--deadline", type=float, default=900, help="seconds a run")
     parser.add_argument("--quick", action="store_true", help="a round of 2 steps of a smaller model")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out")
     parser.add_argument("--update-docs", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.steps, options.dimension, options.layers, options.length = 1, 2, 64, 2, 64
@@ -55,11 +56,13 @@ def parse() -> argparse.Namespace:
 
 
 def work(options: argparse.Namespace) -> None:
-    """A rank. Rank 0 prints a line of JSON."""
+    """A rank. Rank 0 writes the report."""
     find_tesserae()
     import torch
     import torch.distributed as dist
     from transformers import MixtralConfig, MixtralForCausalLM
+
+    from peers import leave
 
     candidate, routing = options.worker.split(":")
     torch.set_num_threads(1)
@@ -115,9 +118,8 @@ def work(options: argparse.Namespace) -> None:
         tokens_a_step = 2 * options.length * dist.get_world_size()
         timed = sorted(seconds[2:])
         speed = tokens_a_step / timed[len(timed) // 2]
-        print(json.dumps({"loss": losses[0], "tokens_per_second": speed}), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+        options.json.write_text(json.dumps({"loss": losses[0], "tokens_per_second": speed}))
+    leave()
 
 
 def _to_one_expert(router, args, output):
@@ -131,20 +133,10 @@ def _to_one_expert(router, args, output):
 
 
 def measure(options: argparse.Namespace, candidate: str, routing: str) -> dict:
-    # fmt: off
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks),
-        __file__, "--worker", f"{candidate}:{routing}", "--steps", str(options.steps),
-        "--dimension", str(options.dimension), "--layers", str(options.layers), "--width", str(options.width),
-        "--vocabulary", str(options.vocabulary), "--length", str(options.length),
-    ]  # fmt: on
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    if package := newest_package():
-        environment["PYTHONPATH"] = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
-    run = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=900)
-    if run.returncode != 0:
-        sys.exit(f"mixture: {' '.join(command)} failed\n{run.stderr[-3000:]}")
-    return json.loads(next(line for line in run.stdout.splitlines() if line.startswith("{")))
+    command = [sys.executable, __file__, "--worker", f"{candidate}:{routing}"]
+    for name in ("steps", "dimension", "layers", "width", "vocabulary", "length"):
+        command += [f"--{name}", str(getattr(options, name))]
+    return launch(command, options.ranks, options.deadline).report
 
 
 def table(result: dict) -> str:
