@@ -348,6 +348,9 @@ def refuses(rank: int, world_size: int) -> None:
     assert furthest([ours.loss.item()], [theirs.loss.item()]) <= TOLERANCE
     as_tuple = net(input_ids=tokens, attention_mask=right, labels=labels, return_dict=False)
     assert as_tuple[0].item() == ours.loss.item()
+    other = {"labels": labels.clamp_min(0), "ignore_index": 0}  # no token is 0
+    losses = [each(input_ids=tokens, **other).loss.item() for each in (net, whole)]
+    assert furthest(losses[:1], losses[1:]) <= TOLERANCE
     embeddings = whole.get_input_embeddings()(tokens)
     assert distance(net(inputs_embeds=embeddings).logits, whole(inputs_embeds=embeddings).logits) <= TOLERANCE
     arguments = {"max_new_tokens": 5, "do_sample": False, "use_cache": False, "pad_token_id": 0}

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from tesserae import _C
+from tesserae.context.causal_loss import IGNORED, has_causal_loss, next_tokens
 
 FAMILIES = ("llama", "mistral", "mixtral", "gpt_neox", "gpt2")
-IGNORED = -100
 ATTENTION = "tesserae_context"
 SEQUENCE = "tesserae_sequence"  # the argument
 MARK = "_tesserae_context"  # the attribute of a model that was cut
@@ -32,9 +32,7 @@ def check(model: nn.Module, parallel: _C.ContextParallel, tensor_degree: int) ->
     kind, name = getattr(settings, "model_type", None), type(model).__name__
     if hasattr(model, MARK):
         raise _C.InvalidArgument(f"[tsm.transform] the sequences of this {name} are cut already; transform it once")
-    # What its forward does with labels is known of these alone; a loss of the user's own would be of a rank's tokens.
-    usual = getattr(getattr(model, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
-    if kind not in FAMILIES or not name.endswith(("ForCausalLM", "LMHeadModel")) or not usual:
+    if kind not in FAMILIES or not has_causal_loss(model):
         raise _C.InvalidArgument(
             f"[tsm.transform] how to cut the sequences of a {name} over {parallel.size} ranks is not known; known are "
             f"the language models of Hugging Face's {', '.join(FAMILIES)} with their own loss. A script's own "
@@ -145,11 +143,11 @@ class _Cut:
         labels = given.get("labels")
         if labels is None:
             return
-        targets = given.get("shift_labels")
+        targets, ignored = given.get("shift_labels"), given.get("ignore_index", IGNORED)
         if targets is None:
-            targets = nn.functional.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+            targets = next_tokens(labels, ignored)
         if given.get("num_items_in_batch") is None:
-            given["num_items_in_batch"] = (targets != given.get("ignore_index", IGNORED)).sum()
+            given["num_items_in_batch"] = (targets != ignored).sum()
         given["labels"], given["shift_labels"] = sequence.own(labels, 1), sequence.own(targets, 1)
 
     def _end(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:

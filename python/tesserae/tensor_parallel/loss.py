@@ -17,18 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from tesserae import _C
+from tesserae.context.causal_loss import IGNORED, has_causal_loss, next_tokens
 from tesserae.tensor_parallel.layers import Head
-
-IGNORED = -100
 
 
 def install(model: nn.Module, head: Head, parallel: _C.Parallel, loss_inside: bool) -> None:
     """For models of which it is known how they compute their loss; the head of any other always gathers."""
-    kind = type(model).__name__
-    # A loss of the user's own wants whole logits.
-    usual = getattr(getattr(model, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
-    causal = kind.endswith(("ForCausalLM", "LMHeadModel")) and usual
-    if (kind.endswith("ForConditionalGeneration") if loss_inside else causal) and "labels" in _arguments(model):
+    generates = type(model).__name__.endswith("ForConditionalGeneration")
+    if (generates if loss_inside else has_causal_loss(model)) and "labels" in _arguments(model):
         _Loss(model, head, parallel, loss_inside)
 
 
@@ -105,7 +101,7 @@ class _Loss:
             )
         self._computed = True
         if shift_labels is None:
-            shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+            shift_labels = next_tokens(labels, ignore_index)
         return self._mean(logits, shift_labels, num_items_in_batch, ignore_index)
 
     def _mean(
