@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -17,6 +19,7 @@ from tesserae import _C
 from tesserae.experts.layers import STACKS, SplitExperts, split_experts
 from tesserae.job.fabrics import is_first_of_same_experts, mesh_of, parallel_of
 from tesserae.job.state import state
+from tesserae.tensor_parallel.from_rank0 import FromRank0
 from tesserae.tensor_parallel.parts import cut_parameters
 from tesserae.torch_compat.modules import own_parameters
 
@@ -59,9 +62,7 @@ def install(model: nn.Module, from_rank0: bool, place: torch.device) -> None:
     if from_rank0:
         group = state.ep_process_group  # on all ranks: torch counts the groups that a rank makes
         if is_first_of_same_experts():
-            _require_values(layers, group, place)
-            for layer in layers:
-                _take_from_rank0(layer, group, place)
+            _take_from_rank0(layers, group, place)
     # 3.
     cut_parameters(model, layers)
 
@@ -70,23 +71,11 @@ def _is_stack(module: nn.Module) -> bool:
     return all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in STACKS[:2])
 
 
-def _require_values(layers: list[SplitExperts], group: dist.ProcessGroup | None, place: torch.device) -> None:
-    """All ranks of the group raise, or none."""
-    missing = any(parameter.is_meta for layer in layers for parameter in layer.parameters())
-    told = torch.tensor([missing], dtype=torch.uint8, device=place)
-    dist.broadcast(told, group=group, group_src=0)
-    if told.item():
-        raise _C.InvalidArgument(
-            "[tsm.transform] load_state_dict_from_rank0: rank 0's model is on the meta device; it must have its values"
-        )
-
-
-@torch.no_grad()
-def _take_from_rank0(layer: SplitExperts, group: dist.ProcessGroup | None, place: torch.device) -> None:
-    for name in layer._tesserae_splits:
-        value = own_parameters(layer)[name]
-        assert value is not None
-        given = value.detach().to(place) if state.ep_rank == 0 else torch.empty_like(value, device=place)
-        given = given.contiguous()
-        dist.broadcast(given, group=group, group_src=0)
-        own_parameters(layer)[name] = nn.Parameter(given, requires_grad=value.requires_grad)
+def _take_from_rank0(layers: list[SplitExperts], group: dist.ProcessGroup | None, place: torch.device) -> None:
+    source = FromRank0(state.ep_rank == 0, functools.partial(dist.broadcast, group=group, group_src=0), place)
+    source.require(parameter for layer in layers for parameter in layer.parameters())
+    for layer in layers:
+        for name in layer._tesserae_splits:
+            value = own_parameters(layer)[name]
+            assert value is not None
+            own_parameters(layer)[name] = source.take(value)  # type: ignore[assignment]

@@ -23,6 +23,7 @@ from tesserae.job.fabrics import job_mesh
 from tesserae.job.state import state
 from tesserae.tensor_parallel import dropout, families, loss, sequence
 from tesserae.tensor_parallel import plan as plans
+from tesserae.tensor_parallel.from_rank0 import FromRank0
 from tesserae.tensor_parallel.layers import Head
 from tesserae.tensor_parallel.parts import cut_parameters
 from tesserae.torch_compat.modules import own_buffers, own_parameters
@@ -84,29 +85,20 @@ def _refuse_to_resize(*_: Any, **__: Any) -> None:
     )
 
 
-@torch.no_grad()
 def _take_from_rank0(model: nn.Module, parallel: _C.Parallel, place: torch.device) -> None:
     """In the first tensor-parallel group. The others' parameters are on the meta device from now on."""
-    first = job_mesh().index("state", dist.get_rank()) == 0
+    if job_mesh().index("state", dist.get_rank()) != 0:
+        return
+    source = FromRank0(parallel.index == 0, parallel.broadcast, place)
+    source.require([*model.parameters(), *model.buffers()])
     moved: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
         for name, value in [*own_parameters(module).items(), *own_buffers(module).items()]:
             if value is None:
                 continue
             if value not in moved:
-                moved[value] = _taken(value, parallel, place) if first else value
+                moved[value] = source.take(value)
             if isinstance(value, nn.Parameter):
                 own_parameters(module)[name] = moved[value]  # type: ignore[assignment]
             else:
                 own_buffers(module)[name] = moved[value]
-
-
-def _taken(value: torch.Tensor, parallel: _C.Parallel, place: torch.device) -> torch.Tensor:
-    if value.is_meta and parallel.index == 0:
-        raise _C.InvalidArgument(
-            "[tsm.transform] load_state_dict_from_rank0: rank 0's model is on the meta device; it must have its values"
-        )
-    given = value.detach().to(place) if parallel.index == 0 else torch.empty_like(value, device=place)
-    given = given.contiguous()
-    parallel.broadcast(given)
-    return nn.Parameter(given, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else given
