@@ -12,17 +12,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention as imported_before
 from transformers import LlamaForTokenClassification
 
+from both_faces import TOLERANCE, away_from, clipped_norm, sharded, whole_state
 from parity_test import distance, furthest
 from ranks import run_ranks
 from tensor_models import MODELS, VOCABULARY, wrap
 
-LENGTH, STEPS = 13, 3  # 13: no multiple of anything
-TOLERANCE = 1e-5
+LENGTH, STEPS, MAX_NORM = 13, 3, 0.7  # 13: no multiple of anything
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def alone(
             loss.backward()
             total += loss.item()
         losses.append(total)
-        norms.append(nn.utils.clip_grad_norm_(net.parameters(), 0.7).item())
+        norms.append(nn.utils.clip_grad_norm_(net.parameters(), MAX_NORM).item())
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
@@ -110,24 +110,6 @@ def alone(
 def halves(part: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     """A row each: with as many real tokens, so the mean of their means is that of both."""
     return [{name: value[i : i + 1] for name, value in part.items()} for i in range(2)]
-
-
-def wrapped(case: Case, net: nn.Module) -> nn.Module:
-    if case.face == "fsdp":
-        return wrap(case.model, net)
-    from torch.distributed.fsdp import fully_shard
-
-    for module in net.modules():
-        if isinstance(module, MODELS[case.model].unit):
-            fully_shard(module)
-    return fully_shard(net)
-
-
-def whole_state(case: Case, net: nn.Module) -> dict[str, Tensor]:
-    if case.face == "fsdp":
-        with FullyShardedDataParallel.state_dict_type(net, StateDictType.FULL_STATE_DICT):
-            return net.state_dict()
-    return {name: value.full_tensor() for name, value in net.state_dict().items()}
 
 
 def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
@@ -152,7 +134,10 @@ def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
                 freeze(net)
             if case.checkpointing:
                 net.gradient_checkpointing_enable({"use_reentrant": False})
-            net = wrapped(case, net)
+            if case.face == "fsdp":
+                net = wrap(case.model, net)
+            else:
+                net = sharded(MODELS[case.model].unit, net)
             optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
             losses, norms = [], []
             for step in range(STEPS):
@@ -169,10 +154,7 @@ def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
                     total += loss.detach()
                 dist.all_reduce(total)
                 losses.append(total.item() / world_size)
-                if case.face == "fsdp":
-                    norms.append(net.clip_grad_norm_(0.7).item())
-                else:
-                    norms.append(nn.utils.clip_grad_norm_(net.parameters(), 0.7).full_tensor().item())
+                norms.append(clipped_norm(net, MAX_NORM))
                 optimizer.step()
                 optimizer.zero_grad()
             net.eval()
@@ -187,10 +169,7 @@ def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
                 found.append(f"{case}: norms {norms}, expected {expected[1]}")
             if not distance(logits, expected[3]) <= 10 * TOLERANCE or not torch.equal(last, logits[:, -1:]):
                 found.append(f"{case}: logits differ by {distance(logits, expected[3])}")
-            state = whole_state(case, net)
-            wrong = {name: distance(state[name], value) for name, value in expected[2].items()}
-            wrong = {name: off for name, off in wrong.items() if not off <= TOLERANCE}
-            if wrong:
+            if wrong := away_from(expected[2], whole_state(net)):
                 found.append(f"{case}: parameters {wrong}")
         finally:
             tsm.uninstall()
@@ -255,10 +234,7 @@ def in_scope(rank: int, world_size: int, method: str) -> None:
     tsm.init({"context_parallel_degree": world_size, "context_parallel_method": method})
     losses, net = train(FullyShardedDataParallel(net, use_orig_params=True), True)
     assert furthest(losses, expected) <= TOLERANCE, (losses, expected)
-    with FullyShardedDataParallel.state_dict_type(net, StateDictType.FULL_STATE_DICT):
-        state = net.state_dict()
-    for name, value in reference.state_dict().items():
-        assert distance(state[name], value) <= TOLERANCE, name
+    assert away_from(reference.state_dict(), whole_state(net)) == {}
 
     tokens, targets, positions = batch_of(0)
     q = torch.randn(1, 4, 5, 8)
@@ -368,8 +344,7 @@ def from_rank_zero(rank: int, world_size: int) -> None:
     net = tsm.transform(net, load_state_dict_from_rank0=True)
     init = DelayedParamIniter(net)
     net = wrap("mistral", net, param_init_fn=init.get_param_init_fn(), sync_module_states=True)
-    with FullyShardedDataParallel.state_dict_type(net, StateDictType.FULL_STATE_DICT):
-        state = net.state_dict()
+    state = whole_state(net)
     for name, value in MODELS["mistral"]().state_dict().items():
         assert state[name].equal(value), name
 

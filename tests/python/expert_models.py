@@ -1,7 +1,10 @@
-"""Small mixtures of the families whose experts tsm.transform shares out, and batches for them."""
+"""Small mixtures of the families whose experts tsm.transform shares out, batches for them, and their training by one
+process."""
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeDecoderLaye
 from tensor_models import TOKENS, VOCABULARY, WIDTH, Model
 
 LENGTH = 7
+RANKS, STEPS, MAX_NORM = 4, 3, 0.7
 _SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": WIDTH,
@@ -86,3 +90,35 @@ def wrap(name: str, model: nn.Module, *units: type[nn.Module], **arguments: Any)
     arguments = {"use_orig_params": True, **arguments}
     policy = ModuleWrapPolicy({MODELS[name].unit, *units})
     return FullyShardedDataParallel(model, auto_wrap_policy=policy, **arguments)
+
+
+def built(name: str, one_expert: bool = False, **changes: Any) -> nn.Module:
+    """`one_expert`: the experts' scores do not depend on tokens, the first two win."""
+    model = MODELS[name](**changes)
+    for path, parameter in model.named_parameters():
+        if one_expert and path.endswith((".gate.weight", ".router.weight")):
+            nn.init.zeros_(parameter)  # of equal scores topk takes what it takes: the same on every rank
+    return model
+
+
+@functools.cache
+def alone(
+    name: str, one_expert: bool, auxiliary: bool, parts: int, batches: int = RANKS
+) -> tuple[list[float], list[float], dict[str, Tensor], Tensor]:
+    """Losses, norms, parameters, and logits in the end, of one process that trains the batches of all ranks. The
+    auxiliary loss is that of each rank's tokens, averaged."""
+    model = built(name, one_expert)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses, norms = [], []
+    for step in range(STEPS):
+        for part in range(parts):
+            each = [loss_of(model, batch(10 * step + part, rank), auxiliary) for rank in range(batches)]
+            loss = torch.stack(each).mean()
+            loss.backward()
+            losses.append(loss.item())
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        logits = model.eval()(input_ids=batch(0, 0), use_cache=False).logits
+    return losses, norms, copy.deepcopy(model.state_dict()), logits
