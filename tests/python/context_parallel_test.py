@@ -240,6 +240,9 @@ def in_scope(rank: int, world_size: int, method: str) -> None:
     q = torch.randn(1, 4, 5, 8)
     refused: list[tuple[str, Any]] = [
         ("differ in length", lambda: tsm.context_parallel([tokens, positions[1:]], [1, 0]).__enter__()),
+        ("shape \\(2, 13\\) has no dim 2", lambda: tsm.context_parallel([tokens], [2]).__enter__()),
+        ("shape \\(13,\\) has no dim -2", lambda: tsm.context_parallel([tokens, positions], [1, -2]).__enter__()),
+        ("shape \\(\\) has no dim 0", lambda: tsm.context_parallel([torch.tensor(3)], [0]).__enter__()),
         ("give a dim for each", lambda: tsm.context_parallel([tokens], [1, 0]).__enter__()),
         ("requires gradients", lambda: tsm.context_parallel([torch.zeros(4, requires_grad=True)], [0]).__enter__()),
     ]

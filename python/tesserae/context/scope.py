@@ -39,13 +39,20 @@ def context_parallel(
     the first at 0. `sequence` has own() and whole() to cut and put together other tensors, and mean() for losses.
 
     Forward and backward of a step belong inside. All context ranks do the same in the same order. At a degree of 1,
-    without window and documents, it changes nothing. Raises InvalidArgument: for buffers of different lengths, given
-    twice or that require gradients, and for attention with a mask, with dropout, with weights or across sequences.
+    without window and documents, it changes nothing. Raises InvalidArgument: for dims that buffers do not have, for
+    buffers of different lengths, given twice or that require gradients, and for attention with a mask, with dropout,
+    with weights or across sequences.
     """
     if len(buffers) != len(dims) or not buffers:
         raise _C.InvalidArgument(
             f"[tsm.context_parallel] {len(buffers)} buffers and {len(dims)} dims; give a dim for each buffer"
         )
+    for buffer, dim in zip(buffers, dims):
+        if not -buffer.dim() <= dim < buffer.dim():
+            raise _C.InvalidArgument(
+                f"[tsm.context_parallel] a buffer of shape {tuple(buffer.shape)} has no dim {dim}; give the one along "
+                "which its positions lie"
+            )
     lengths = {buffer.shape[dim] for buffer, dim in zip(buffers, dims)}
     if len(lengths) > 1:
         shapes = [tuple(buffer.shape) for buffer in buffers]
