@@ -98,6 +98,7 @@ class PosixFiles : public Files {
                   : S_ISDIR(facts.st_mode) ? FileKind::directory
                                            : FileKind::other;
     status.size = static_cast<uint64_t>(facts.st_size);
+    status.modified += std::chrono::seconds(facts.st_mtim.tv_sec) + std::chrono::nanoseconds(facts.st_mtim.tv_nsec);
     return status;
   }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -36,6 +37,7 @@ struct FileStatus {
   FileKind kind = FileKind::missing;  ///< of what a symbolic link points to
   bool is_link = false;
   uint64_t size = 0;
+  std::chrono::system_clock::time_point modified = {};  ///< by the clock of whoever keeps the file
 };
 
 /// The file system. Everything in the project that touches files goes through files(), so that a test can swap in a

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -36,13 +37,20 @@ std::vector<std::string> merged_environment(const std::map<std::string, std::str
   return all;
 }
 
-/// Runs in the child between fork and exec: only calls that are safe there, though other threads may have held locks.
-/// Returns only on failure, with errno set.
+/// Runs in the child between vfork and exec, in memory that is the parent's: only calls that are safe there, though
+/// other threads may have held locks. Returns only on failure, with errno set.
 void become(const Command& command, char* const* arguments, char* const* environment, pid_t parent) {
+  struct sigaction by_default {};
+  by_default.sa_handler = SIG_DFL;
+  for (int number = 1; number < NSIG; ++number) {  // a handler would run in the parent's memory
+    struct sigaction action {};
+    if (sigaction(number, nullptr, &action) != 0) continue;
+    if (action.sa_handler != SIG_IGN) sigaction(number, &by_default, nullptr);
+  }
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE}) sigaction(number, &by_default, nullptr);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE}) ::signal(number, SIG_DFL);
   if (command.new_group && setpgid(0, 0) != 0) return;
   if (command.die_with_parent) {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
@@ -56,6 +64,26 @@ void become(const Command& command, char* const* arguments, char* const* environ
     return;
   }
   execvpe(arguments[0], arguments, environment);
+}
+
+/// Starts the child and returns its id, or -1 with errno set. Not by fork: that copies the page tables of a process
+/// that may hold hundreds of gigabytes, and has it fault on every page that it writes next (0.7 s for each GiB).
+[[gnu::noinline]] pid_t start(const Command& command, char* const* arguments, char* const* environment, int report) {
+  const pid_t parent = getpid();
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const pid_t id = vfork();
+  if (id == 0) {
+    become(command, arguments, environment, parent);
+    const int error = errno;
+    [[maybe_unused]] const ssize_t sent = ::write(report, &error, sizeof error);
+    _exit(127);
+  }
+  const int error = errno;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  errno = error;
+  return id;
 }
 
 Exit from_status(int status) {
@@ -78,16 +106,9 @@ Process Process::spawn(const Command& command) {
   const std::vector<char*> argument_pointers = pointers(arguments);
   const std::vector<char*> environment_pointers = pointers(environment);
   Pipe report = make_pipe();  // closed by a successful exec, else carries the child's errno
-  const pid_t parent = getpid();
 
-  const pid_t id = fork();
+  const pid_t id = start(command, argument_pointers.data(), environment_pointers.data(), report.write.get());
   if (id < 0) throw failure("Process::spawn", arguments[0], "cannot fork");
-  if (id == 0) {
-    become(command, argument_pointers.data(), environment_pointers.data(), parent);
-    const int error = errno;
-    [[maybe_unused]] const ssize_t sent = ::write(report.write.get(), &error, sizeof error);
-    _exit(127);
-  }
   // Also here, so that the group exists when this call returns; the child's own call makes it exist before its exec.
   if (command.new_group) setpgid(id, id);
   Process child(id);
@@ -180,6 +201,15 @@ std::optional<uint64_t> start_time(pid_t process) {
   uint64_t ticks = 0;
   const auto parsed = std::from_chars(text.data() + at + 1, text.data() + text.size(), ticks);
   return parsed.ec == std::errc() ? std::optional(ticks) : std::nullopt;
+}
+
+std::chrono::nanoseconds process_age() {
+  timespec booted{};
+  const std::optional<uint64_t> started = start_time(process_id());
+  const long ticks = ::sysconf(_SC_CLK_TCK);
+  if (!started || ticks <= 0 || ::clock_gettime(CLOCK_BOOTTIME, &booted) != 0) return {};
+  const auto since_boot = std::chrono::seconds(booted.tv_sec) + std::chrono::nanoseconds(booted.tv_nsec);
+  return since_boot - std::chrono::nanoseconds(*started * (1'000'000'000 / static_cast<uint64_t>(ticks)));
 }
 
 }  // namespace tesserae::os

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <map>
 #include <optional>
 #include <string>
@@ -66,5 +67,8 @@ pid_t parent_id();
 /// When a process started, in clock ticks since boot: with its id, names it for good though ids are used again.
 /// Nothing: there is no such process, or it is a zombie.
 std::optional<uint64_t> start_time(pid_t process);
+
+/// How long this process has been there, to a hundredth of a second.
+std::chrono::nanoseconds process_age();
 
 }  // namespace tesserae::os

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -13,26 +14,39 @@
 namespace tesserae::os {
 namespace {
 
-constexpr int caught[] = {SIGINT, SIGTERM, SIGUSR1};
-
 // What the handler touches: lock-free, and never destroyed while it may run.
 std::atomic<int> first_signal{0};
 std::atomic<int> signal_count{0};
 std::atomic<int> demand_count{0};
 std::atomic<int> wake_up{-1};
 
-std::atomic<bool> alive{false};
-std::optional<Pipe> wake_pipe;
-struct sigaction earlier[std::size(caught)];
+std::atomic<pid_t> owner{0};
+struct sigaction earlier[NSIG];
 
-extern "C" void remember(int number) {
+std::atomic<bool> alive{false};
+std::vector<int> caught;
+std::optional<Pipe> wake_pipe;
+
+extern "C" void remember(int number, siginfo_t* info, void* context) {
   const int error = errno;
+  const struct sigaction& before = earlier[number];
+  if (::getpid() != owner.load()) {
+    ::sigaction(number, &before, nullptr);
+    ::raise(number);  // once this handler has returned
+    errno = error;
+    return;
+  }
   int none = 0;
   first_signal.compare_exchange_strong(none, number);
   signal_count.fetch_add(1);
   if (number != SIGUSR1) demand_count.fetch_add(1);
   const char byte = 0;
   [[maybe_unused]] const ssize_t written = ::write(wake_up.load(), &byte, 1);  // a full pipe is readable as well
+  if ((before.sa_flags & SA_SIGINFO) != 0) {
+    before.sa_sigaction(number, info, context);
+  } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
+    before.sa_handler(number);
+  }
   errno = error;
 }
 
@@ -43,23 +57,35 @@ void survive_broken_pipes() {
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-StopSignals::StopSignals() {
-  if (alive.exchange(true)) throw InvalidArgument("StopSignals", "one is alive already");
+StopSignals::StopSignals(const std::vector<int>& numbers) {
+  if (alive.exchange(true))
+    throw InvalidArgument("StopSignals", "one is alive already: a process has one, which is kept or let go of first");
   wake_pipe.emplace(make_pipe());
   ::fcntl(wake_pipe->write.get(), F_SETFL, O_NONBLOCK);
   first_signal = 0;
   signal_count = 0;
   demand_count = 0;
   wake_up = wake_pipe->write.get();
+  owner = ::getpid();
+  caught = numbers;
   struct sigaction action {};
-  action.sa_handler = remember;
-  action.sa_flags = SA_RESTART;
+  action.sa_sigaction = remember;
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
   sigemptyset(&action.sa_mask);
-  for (size_t i = 0; i < std::size(caught); ++i) ::sigaction(caught[i], &action, &earlier[i]);
+  for (const int number : caught) {
+    ::sigaction(number, nullptr, &earlier[number]);  // there before the handler may run
+    ::sigaction(number, &action, nullptr);
+  }
 }
 
 StopSignals::~StopSignals() {
-  for (size_t i = 0; i < std::size(caught); ++i) ::sigaction(caught[i], &earlier[i], nullptr);
+  for (const int number : caught) {
+    struct sigaction now {};
+    // A handler that was set since is the program's own.
+    if (::sigaction(number, nullptr, &now) == 0 && now.sa_sigaction == remember) {
+      ::sigaction(number, &earlier[number], nullptr);
+    }
+  }
   wake_up = -1;
   wake_pipe.reset();
   alive = false;
@@ -79,6 +105,11 @@ int StopSignals::demands() const {
 
 int StopSignals::descriptor() const {
   return wake_pipe->read.get();
+}
+
+std::string signal_name(int number) {
+  const char* name = ::sigabbrev_np(number);
+  return name == nullptr ? cat("signal ", number) : cat("SIG", name);
 }
 
 }  // namespace tesserae::os

@@ -1,17 +1,23 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
+#include "tesserae/os/signal_numbers.h"
+
 namespace tesserae::os {
 
 /// From now on writing to a connection whose other side is gone fails instead of ending this process (SIGPIPE), unless
 /// the program handles that signal itself.
 void survive_broken_pipes();
 
-/// While it lives, SIGINT, SIGTERM and SIGUSR1 (which cluster managers send ahead of the end of a job's time) do not
-/// end the process but are remembered, and can be polled. At most one at a time (a second one throws InvalidArgument).
-/// The earlier handlers come back when it is destroyed.
+/// While it lives, these signals (SIGUSR1 is what cluster managers send ahead of the end of a job's time) do not end
+/// the process but are remembered, and can be polled. Handlers that were there before are called too, and come back
+/// when it is destroyed. A child that is forked meanwhile is not asked: it takes the signal as it would have before. At
+/// most one at a time (a second one throws InvalidArgument).
 class StopSignals {
  public:
-  StopSignals();
+  explicit StopSignals(const std::vector<int>& numbers = {signal_interrupt, signal_terminate, signal_user});
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
@@ -24,5 +30,8 @@ class StopSignals {
   /// Readable once one has come, and for ever after: for wait_readable.
   int descriptor() const;
 };
+
+/// "SIGTERM" for SIGTERM.
+std::string signal_name(int number);
 
 }  // namespace tesserae::os

@@ -200,5 +200,18 @@ TEST(Process, StartTimeReadsNamesWithBracketsAndSpaces) {
   FAIL() << "the child did not rename itself";
 }
 
+TEST(Process, KnowsItsAge) {
+  const std::chrono::nanoseconds age = process_age();
+  EXPECT_GE(age, 0s);
+  sleep_for(50ms);
+  EXPECT_GE(process_age(), age + 50ms);
+  const TimePoint begin = now();
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(process_age() < now() - begin + 20ms ? 0 : 1);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0) << "it is younger";
+}
+
 }  // namespace
 }  // namespace tesserae::os

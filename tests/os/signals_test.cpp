@@ -59,6 +59,64 @@ TEST(StopSignals, OneAtATimeAndEachStartsAnew) {
   EXPECT_THAT(wait_readable({signals.descriptor()}, Deadline(0s)), IsEmpty());
 }
 
+TEST(StopSignals, OnlyThoseThatAreNamed) {
+  const StopSignals signals({SIGUSR1});
+  struct sigaction now {};
+  ASSERT_EQ(::sigaction(SIGTERM, nullptr, &now), 0);
+  EXPECT_EQ(now.sa_handler, SIG_DFL);
+  ::raise(SIGUSR1);
+  EXPECT_EQ(signals.first(), SIGUSR1);
+  EXPECT_EQ(signal_name(SIGUSR1), "SIGUSR1");
+}
+
+int heard = 0, heard_with_facts = 0;
+
+TEST(StopSignals, CallsTheHandlersThatWereThere) {
+  struct sigaction facts {
+  }, old{};
+  facts.sa_sigaction = [](int, siginfo_t* info, void*) { heard_with_facts += info->si_pid == ::getpid() ? 1 : 0; };
+  facts.sa_flags = SA_SIGINFO;
+  ::signal(SIGTERM, [](int) { ++heard; });
+  ::sigaction(SIGUSR1, &facts, &old);
+  {
+    const StopSignals signals;
+    ::kill(::getpid(), SIGTERM);
+    ::kill(::getpid(), SIGUSR1);
+    EXPECT_EQ(signals.count(), 2);
+    EXPECT_EQ(heard, 1);
+    EXPECT_EQ(heard_with_facts, 1);
+  }
+  ::raise(SIGTERM);
+  EXPECT_EQ(heard, 2) << "it is back";
+  ::signal(SIGTERM, SIG_DFL);
+  ::sigaction(SIGUSR1, &old, nullptr);
+}
+
+TEST(StopSignals, AHandlerThatWasSetSinceStays) {
+  {
+    const StopSignals signals;
+    ::signal(SIGTERM, SIG_IGN);
+  }
+  ::raise(SIGTERM);
+  ::signal(SIGTERM, SIG_DFL);
+}
+
+/// What a loader of data forks ends when it is told to.
+TEST(StopSignals, AForkedChildIsNotAsked) {
+  const StopSignals signals;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::raise(SIGTERM);
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGTERM);
+  EXPECT_EQ(signals.count(), 0);
+}
+
 TEST(StopSignals, TheEarlierHandlersComeBack) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
