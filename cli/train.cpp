@@ -73,7 +73,8 @@ int run_train(TrainArguments& arguments) {
                                  .command = rank_command(arguments),
                                  .environment = {},
                                  .stop_grace = stop_grace(config),
-                                 .replacements = config.recovery.replacements});
+                                 .replacements = config.recovery.replacements,
+                                 .early_exit_code = config.preemption.exit_code});
   }
   return train::train(config, setup, world, resume);
 }
@@ -102,7 +103,9 @@ void add_train(CLI::App& program, int& status) {
       "`tesserae config` explains the keys of a configuration.\n"
       "Ctrl-C, SIGTERM or SIGUSR1 ends a run after the current step, saves that step if the section `checkpoint` of "
       "the\n"
-      "configuration asks for checkpoints, and writes the summary; once more ends it at once. Then, or after a crash,\n"
+      "configuration asks for checkpoints, and writes the summary; once more ends it at once. The section "
+      "`preemption`\n"
+      "adds a file and a command that ask for the same, and the exit status then. Then, or after a crash,\n"
       "--resume auto goes on.");
   verb->callback([arguments, &status] { status = run_train(*arguments); });
 }

@@ -20,6 +20,7 @@ LAYERS = [
     "os",
     "mesh",
     "comm",
+    "preemption",
     "autograd",
     "tensor",
     "context",

@@ -250,6 +250,19 @@ void check_one_dial(const Json& c) {
   }
 }
 
+Config::Preemption read_preemption(const Json& c) {
+  const Json& p = c["preemption"];
+  const int code = p["exit_code"];
+  if (code >= 1 && code <= 3) {
+    throw ConfigError("preemption.exit_code",
+                      cat("is ", code, ", which says that a run failed: take 0, or 4 to 255, for example 75"));
+  }
+  return {.file = optional_value<std::string>(p["file"]).value_or(""),
+          .command = optional_value<std::string>(p["command"]).value_or(""),
+          .every_seconds = p["every_seconds"],
+          .exit_code = code};
+}
+
 Config make_config(const Json& resolved, const std::string& name) {
   Config config;
   config.resolved = resolved;
@@ -261,6 +274,7 @@ Config make_config(const Json& resolved, const std::string& name) {
   config.train = read_train(c);
   config.checkpoint = read_checkpoint(c);
   config.recovery = read_recovery(c);
+  config.preemption = read_preemption(c);
   config.optimizer = read_optimizer(c);
   config.sharding = read_sharding(c);
   check_experts(config);

@@ -63,6 +63,13 @@ struct Config {
     int replacements = 0;
   } recovery;
 
+  /// How a run hears that it is to end early, beside signals, and how it ends then.
+  struct Preemption {
+    std::string file, command;  ///< empty: none
+    double every_seconds = 0;
+    int exit_code = 0;
+  } preemption;
+
   struct Optimizer {
     std::string name;
     double lr = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0, momentum = 0;
@@ -104,6 +111,10 @@ void check_available(const Json& resolved, const std::string& key, const Json& h
 /// Throws ConfigError if both `degrees` and `hybrid_shard_degree` are given, if the schedule of the section `dial` is
 /// no schedule, and if there is one beside "auto".
 void check_one_dial(const Json& resolved);
+
+/// The section `preemption` of a resolved configuration, of this or of tsm.init. Throws ConfigError for an exit code
+/// that means something else.
+Config::Preemption read_preemption(const Json& resolved);
 
 /// resolve_config and make_config.
 Config load_config(const std::string& path, const std::vector<std::string>& assignments = {});

@@ -58,11 +58,11 @@ void check_experts(const Json& c) {
 
 const Json& init_config_schema() {
   static const Json schema = [] {
-    Json part =
-        part_of(config_schema(), {"hybrid_shard_degree", "sm_activation_offloading", "activation_loading_horizon",
-                                  "fsdp_cache_flush_warnings", "allow_empty_shards", "tensor_parallel_degree",
-                                  "context_parallel_degree", "expert_parallel_degree", "random_seed",
-                                  "context_parallel_method", "degrees", "$comment", "run", "wire", "dial"});
+    Json part = part_of(
+        config_schema(),
+        {"hybrid_shard_degree", "sm_activation_offloading", "activation_loading_horizon", "fsdp_cache_flush_warnings",
+         "allow_empty_shards", "tensor_parallel_degree", "context_parallel_degree", "expert_parallel_degree",
+         "random_seed", "context_parallel_method", "degrees", "$comment", "run", "wire", "dial", "preemption"});
     part["title"] = "Configuration of tsm.init";
     part["properties"]["run"] =
         part_of(config_schema()["properties"]["run"], {"folder", "connect_deadline_seconds", "deadline_seconds"});
@@ -84,6 +84,7 @@ Json validate_init_config(const Json& document) {
   check_available(resolved, "activation_loading_horizon", 2, "activation offloading");
   check_one_dial(resolved);
   check_experts(resolved);
+  read_preemption(resolved);
   return resolved;
 }
 

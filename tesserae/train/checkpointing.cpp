@@ -6,7 +6,7 @@
 
 // After a step, on all ranks alike:
 //  1. if a rank has failed in the save at hand, that save is over on all of them;
-//  2. a snapshot in memory, if one is due;
+//  2. a snapshot in memory, if one is due, or the run ends: who is ended in the middle of 3 goes on from that;
 //  3. a checkpoint, if one is due: by steps, by rank 0's clock (told to all in the step's agreement), or because the
 //     run ends after this step;
 //  4. at the end: wait until it is committed.
@@ -57,9 +57,11 @@ void Checkpointing::after_step(const Wishes& all, bool ending) {
   if (!saver_) return;
   if (all.failed > 0) settle(ending);  // 1
   announce();
-  if (memory_ && !ending && state_.step % options_.memory_every_steps == 0)
-    memory_->save(state_.step, state_.description());  // 2
-  if (ending || due(all)) save(ending);                // 3
+  if (memory_ && (ending || state_.step % options_.memory_every_steps == 0)) {  // 2
+    memory_->save(state_.step, state_.description());
+    if (ending) memory_->wait_copied();
+  }
+  if (ending || due(all)) save(ending);  // 3
 }
 
 void Checkpointing::settle(bool ending) {

@@ -147,7 +147,7 @@ class Job {
     Rank& rank = ranks_[number];
     if (rank.exit || !(rank.exit = rank.process.poll())) return;
     drain(number);
-    if (rank.exit->success() || culprit_ || seen_signals_ > 0) return;
+    if (ended_well(rank) || culprit_ || seen_signals_ > 0) return;
     if (may_replace(rank)) return lost_.push_back(number);
     const bool only_lost_a_peer = rank.exit->signal == 0 && rank.exit->code == exit_peer_lost;
     if (!only_lost_a_peer) return blame(number);
@@ -162,7 +162,7 @@ class Job {
     if (!membership_ || replaced_ >= job_.replacements) return false;
     const bool left = rank.exit->signal == 0 && (rank.exit->code == exit_peer_lost || rank.exit->code == exit_unusable);
     const bool ending =
-        std::ranges::any_of(ranks_, [](const Rank& other) { return other.exit && other.exit->success(); });
+        std::ranges::any_of(ranks_, [](const Rank& other) { return other.exit && ended_well(other); });
     return !left && !ending;
   }
 
@@ -216,10 +216,15 @@ class Job {
     kill_at_.emplace(grace);
   }
 
+  bool ended_well(const Rank& rank) const {
+    return rank.exit->success() || (rank.exit->signal == 0 && rank.exit->code == job_.early_exit_code);
+  }
+
   int status() {
     if (!culprit_) {
-      const bool all_well = std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.exit->success(); });
-      return all_well ? 0 : 128 + signals_.first();
+      const bool all_well = std::ranges::all_of(ranks_, [this](const Rank& rank) { return ended_well(rank); });
+      if (!all_well) return 128 + signals_.first();
+      return std::ranges::max_element(ranks_, {}, [](const Rank& rank) { return rank.exit->code; })->exit->code;
     }
     const Rank& rank = ranks_[*culprit_];
     const std::string others = job_.ranks > 1 ? cat("; the other ranks were ended") : "";

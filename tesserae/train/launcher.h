@@ -17,18 +17,18 @@ struct LocalJob {
   /// The same after this process was asked to end: time to finish a step, and to save it. A second signal cuts it
   /// short.
   std::chrono::milliseconds stop_grace{20'000};
+  int early_exit_code = 0;  ///< a rank that returns it ended well, before its work was done: so does the job then
   /// So many times the job goes on after ranks were lost (killed, or failed by themselves), with new processes in their
   /// places: membership.h. Then, and where a rank says that its configuration cannot work, a loss ends the job.
   int replacements = 0;
 };
 
 /// Starts the ranks with the variables that torchrun sets, waits for their end and returns the job's exit status:
-///  - 0 if every rank returned 0;
+///  - 0 if every rank returned 0; early_exit_code if ranks returned that;
 ///  - that of the rank that failed first and was not replaced, or 128 + the signal that killed it. The other ranks are
 ///    ended, and the last lines on stderr name that rank and repeat what it wrote last;
-///  - 128 + signal if this process was asked to end (SIGINT, SIGTERM, SIGUSR1) and the ranks did not return 0. The
-///  ranks
-///    get that signal; SIGTERM for SIGINT, which a terminal may have sent them itself.
+///  - 128 + signal if this process was asked to end (SIGINT, SIGTERM, SIGUSR1) and the ranks did not end well. They get
+///    that signal; SIGTERM for SIGINT, which a terminal may have sent them itself.
 ///
 /// Rank 0 has this process's standard output; what the others write, and everything written to standard error, is
 /// passed on line by line to standard error. No rank outlives this process, not even if it is killed by SIGKILL.

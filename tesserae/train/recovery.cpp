@@ -80,6 +80,7 @@ void Run::meet() {
   } else {
     fabric_->reconnect(epoch);
   }
+  listen();
   if (epoch == 0) return start(resume_);
   end_broken_step();                         // 2
   const Standing all = agree_on_standing();  // 3

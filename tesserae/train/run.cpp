@@ -11,7 +11,7 @@
 #include "tesserae/comm/agree.h"
 #include "tesserae/model/generate.h"
 #include "tesserae/os/memory.h"
-#include "tesserae/os/signal_numbers.h"
+#include "tesserae/preemption/agree.h"
 #include "tesserae/train/dial_setup.h"
 #include "tesserae/train/sample.h"
 
@@ -94,7 +94,23 @@ int Run::train() {
   }
   finish(seconds_since(began_));
   checkpoints_->finish();
-  return stopped_by_ == 0 || checkpoints_->saved() ? 0 : 128 + stopped_by_;
+  if (stopped_by_ == 0) return 0;
+  if (!checkpoints_->saved()) return 128 + stopped_by_;
+  const bool complete = state_->step == config_.train.steps;  // it was asked in the last step
+  return complete ? 0 : config_.preemption.exit_code;
+}
+
+/// To those who ask this process to end. Once it is known which ranks share a host: one of them asks for all.
+void Run::listen() {
+  if (stop_) return;
+  const auto& asked = config_.preemption;
+  preemption::Sources sources{.second_demand_ends = true,
+                              .every = std::chrono::milliseconds(static_cast<int64_t>(asked.every_seconds * 1e3))};
+  if (preemption::asks_for_host(fabric_->world())) {
+    sources.file = asked.file;
+    sources.command = asked.command;
+  }
+  stop_.emplace(sources);
 }
 
 optim::StepOptions Run::step_options() {
@@ -150,19 +166,22 @@ void Run::count_step() {
   pending_ = true;
 }
 
-/// Step 3. Every rank must end after the same step, or the others would wait for it: so a signal that reached one
-/// rank is told to all.
+/// Step 3. Every rank must end after the same step, or the others would wait for it: so a request that reached one rank
+/// is told to all.
 void Run::agree() {
   const os::TimePoint begin = os::now();
   const Checkpointing::Wishes own = checkpoints_->wishes();
-  const int signal = stop_.signal();
-  std::vector<double> row = {static_cast<double>(signal), own.save, own.failed};
+  const std::optional<preemption::Notice> notice = stop_->notice();
+  std::vector<double> row = {notice ? 1.0 : 0.0, own.save, own.failed};
   const size_t words = row.size();
   const std::vector<double> dialed = dial_->to_sum(state_->step, seconds_since(step_began_));
   row.insert(row.end(), dialed.begin(), dialed.end());
   const std::vector<double> sums = comm::sums_over_ranks(*fabric_, row);
-  // Ranks may have had different signals; what counts is that there was one.
-  if (sums[0] > 0) stopped_by_ = signal > 0 ? signal : os::signal_terminate;
+  if (sums[0] > 0) {
+    const preemption::Notice first = preemption::agree(notice, *fabric_).value();
+    stopped_by_ = first.signal;
+    stop_reason_ = first.reason;
+  }
   wishes_ = {.save = sums[1], .failed = sums[2]};
   turn_to_ = dial_->from_sums(state_->step, std::span(sums).subspan(words));
   record_.memory_bytes = dial_->seen().memory;
@@ -252,6 +271,7 @@ void Run::finish(double seconds) {
   facts.bytes_sent = fabric_->counters().bytes();
   facts.engine = state_->sharded.statistics();
   facts.stopped_by = stopped_by_;
+  facts.stop_reason = stop_reason_;
   facts.origin = origin_;
   facts.recoveries = recoveries_;
   facts.dial = dial_->figures();

@@ -17,6 +17,7 @@
 #include "tesserae/mesh/world.h"
 #include "tesserae/optim/schedule.h"
 #include "tesserae/os/clock.h"
+#include "tesserae/preemption/watch.h"
 #include "tesserae/train/checkpointing.h"
 #include "tesserae/train/job_setup.h"
 #include "tesserae/train/membership.h"
@@ -24,7 +25,6 @@
 #include "tesserae/train/restore.h"
 #include "tesserae/train/resume.h"
 #include "tesserae/train/run_output.h"
-#include "tesserae/train/stop_request.h"
 #include "tesserae/train/training_state.h"
 
 namespace tesserae::train {
@@ -70,6 +70,7 @@ class Run {
   void start(const Resume& resume);
   void make_state(TrainingState::Values values);
   void make_services();
+  void listen();
   void train_step();
   void count_step();
   void agree();
@@ -97,7 +98,7 @@ class Run {
   const mesh::World world_;
   const Resume resume_;
   Membership& membership_;
-  StopRequest stop_;
+  std::optional<preemption::Watch> stop_;
   optim::Schedule schedule_;
   std::shared_ptr<comm::Fabric> fabric_;
   std::unique_ptr<TrainingState> state_;
@@ -110,7 +111,8 @@ class Run {
   std::unique_ptr<dial::Dial> dial_;
   std::optional<cost::Links> links_;
   std::optional<mesh::Degrees> turn_to_;  // agreed on after the last step
-  int stopped_by_ = 0;
+  int stopped_by_ = 0;  // a signal, or what counts as one
+  std::string stop_reason_;
   int64_t misses_seen_ = 0;
 
   // The step at hand, and what recovery needs to know of it.

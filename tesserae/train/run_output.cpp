@@ -82,6 +82,7 @@ void RunOutput::finish(const RunFacts& facts, const std::string& sample) {
 std::string RunOutput::final_line(const RunFigures& figures, const RunFacts& facts) const {
   std::string line = cat(facts.stopped_by == 0 ? "done: " : "stopped: ", figures.steps, " steps in ",
                          short_time(facts.seconds), ", loss ", figures.final_loss);
+  if (facts.stopped_by != 0) line += cat(", asked by ", facts.stop_reason);
   if (figures.val_loss) line += cat(", validation loss ", *figures.val_loss);
   line += cat(", ", short_number(figures.tokens_per_second), " tokens/s; see ", (folder_ / summary_name).native());
   return line;

@@ -59,7 +59,10 @@ config::Json make_summary(const RunFigures& figures, const RunFacts& facts) {
   }
   if (facts.origin) summary["resumed"] = {{"step", facts.origin->step}, {"from", facts.origin->from}};
   if (!facts.recoveries.empty()) summary["recoveries"] = facts.recoveries;
-  if (facts.stopped_by != 0) summary["stopped_by_signal"] = facts.stopped_by;
+  if (facts.stopped_by != 0) {
+    summary["stopped_by_signal"] = facts.stopped_by;
+    summary["stopped_by"] = facts.stop_reason;
+  }
   return summary;
 }
 

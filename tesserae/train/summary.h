@@ -27,7 +27,8 @@ struct RunFacts {
   uint64_t memory_sum = 0;            ///< at the end, over all ranks, pages that ranks share counted once
   uint64_t bytes_sent = 0;            ///< by rank 0
   shard::Statistics engine;           ///< of rank 0
-  int stopped_by = 0;                 ///< the signal that ended the run early, or 0
+  int stopped_by = 0;                 ///< the signal that ended the run early, or 0; SIGTERM for a file or a command
+  std::string stop_reason;            ///< who asked, as people read it
   std::optional<Origin> origin;       ///< what this process continued
   config::Json recoveries = config::Json::array();    ///< each: epoch, ranks that were lost, step, from what, seconds
   dial::Dial::Figures dial;                           ///< changes of degrees

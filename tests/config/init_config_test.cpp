@@ -18,7 +18,8 @@ TEST(InitConfig, IsFilledWithTheDefaultsOfSmp) {
     "context_parallel_degree": 1, "expert_parallel_degree": 1, "random_seed": 12345,
     "context_parallel_method": "auto", "degrees": null, "$comment": "",
     "run": {"folder": null, "connect_deadline_seconds": 60, "deadline_seconds": 300},
-    "wire": {"parameters": "exact", "gradients": "exact"}, "dial": {"headroom": 0.1, "planned_steps": 0, "schedule": []}, "cpu_bf16_products": "torch"})"));
+    "wire": {"parameters": "exact", "gradients": "exact"}, "dial": {"headroom": 0.1, "planned_steps": 0, "schedule": []},
+    "preemption": {"file": null, "command": null, "every_seconds": 5, "exit_code": 0}, "cpu_bf16_products": "torch"})"));
 }
 
 TEST(InitConfig, TakesEveryKeyOfSmpWhereItsFeatureIsNotAskedFor) {
@@ -96,6 +97,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "`tesserae train` takes both"},
         WrongInit{"automatic_experts", R"({"expert_parallel_degree": 2, "hybrid_shard_degree": "auto"})",
                   "hybrid_shard_degree: \"auto\" does not know what a mixture of experts costs: give a degree"},
+        WrongInit{"taken_exit_code", R"({"preemption": {"exit_code": 2}})",
+                  "preemption.exit_code: is 2, which says that a run failed: take 0, or 4 to 255, for example 75"},
         WrongInit{"two_dials",
                   R"({"hybrid_shard_degree": 2, "degrees": {"parameters": 1, "gradients": 1, "optimizer": 2}})",
                   "degrees: contradicts hybrid_shard_degree = 2: give one of them"},
