@@ -17,7 +17,8 @@ void bind_mesh(py::module_& module);
 void bind_comm(py::module_& module);
 void bind_fabric(py::module_& module);
 void bind_process_group(py::module_& module);  // part of the layer comm
-void bind_parallel(py::module_& module);       // part of the layer tensor; a unit's options take one
+void bind_preemption(py::module_& module);
+void bind_parallel(py::module_& module);  // part of the layer tensor; a unit's options take one
 void bind_shard(py::module_& module);
 void bind_tensor(py::module_& module);
 void bind_context(py::module_& module);

@@ -42,6 +42,7 @@ __all__: list[str] = [
     "Strategy",
     "Timeout",
     "Unit",
+    "Watch",
     "WholeMatrices",
     "agree",
     "all_degrees",
@@ -307,6 +308,22 @@ class MeshFabric:
     def job(self) -> Fabric: ...
     @property
     def mesh(self) -> Mesh: ...
+
+class Watch:
+    """
+    Whether this process was asked to end; see tesserae/preemption/watch.h.
+    """
+    def __init__(
+        self, *, file: str | None, command: str | None, every_seconds: typing.SupportsFloat | typing.SupportsIndex
+    ) -> None: ...
+    def agree(self, fabric: Fabric) -> str | None:
+        """
+        Collective: what asked a rank of the fabric to end, the same on all of them.
+        """
+    def notice(self) -> str | None:
+        """
+        What asked this process to end; None: nothing did.
+        """
 
 class Parallel:
     """

@@ -36,6 +36,7 @@ from tesserae._C import (
 )
 from tesserae.job import backend as _backend
 from tesserae.job import config as _config
+from tesserae.job.preemption import preemption
 from tesserae.job.state import state
 from tesserae.smp.transformation import transform
 
@@ -64,6 +65,7 @@ __all__ = [
     "init",
     "is_initialized",
     "on_whole_matrices",
+    "preemption",
     "reshard",
     "state",
     "status",

@@ -37,6 +37,7 @@ DEFAULTS = config.Config(
     parameter_wire="exact",
     gradient_wire="exact",
     cpu_bf16_products="torch",
+    preemption=config.Preemption(file=None, command=None, every_seconds=5, exit_code=0),
     run_folder=None,
     connect_deadline_seconds=60.0,
     deadline_seconds=300.0,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tesserae import _C
@@ -22,6 +22,16 @@ class Degrees:
     parameters: int
     gradients: int
     optimizer: int
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """How a script hears that it is to end early, and with which status it ends then."""
+
+    file: str | None
+    command: str | None
+    every_seconds: float
+    exit_code: int
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,7 @@ class Config:
     parameter_wire: str
     gradient_wire: str
     cpu_bf16_products: str
+    preemption: Preemption
     run_folder: str | None
     connect_deadline_seconds: float
     deadline_seconds: float
@@ -79,6 +90,7 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
     run = resolved["run"]
     fields = {name: resolved[name] for name in Config.__dataclass_fields__ if name in resolved}
     fields["degrees"] = Degrees(**resolved["degrees"]) if resolved["degrees"] is not None else None
+    fields["preemption"] = Preemption(**resolved["preemption"])
     automatic = resolved["hybrid_shard_degree"] == "auto"
     if automatic:
         fields["hybrid_shard_degree"] = 0
@@ -94,6 +106,12 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
         connect_deadline_seconds=float(run["connect_deadline_seconds"]),
         deadline_seconds=float(run["deadline_seconds"]),
     )
+
+
+def preemption(changes: dict[str, Any]) -> Preemption:
+    """The section `preemption` of tsm.init, or the defaults, with these changes; checked like it."""
+    section = {} if _asked is None else asdict(_asked.preemption)
+    return Preemption(**json.loads(_C.validate_init_config(_as_json({"preemption": section | changes})))["preemption"])
 
 
 def _scheduled(entry: dict[str, Any]) -> tuple[int, int, int]:
