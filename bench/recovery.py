@@ -79,9 +79,10 @@ def command(program: Path, job: Path, run: Path, layout: str, ranks: int, replac
 
 
 def lines(run: Path) -> list[dict]:
+    """What a run says of its steps."""
     try:
-        text = (run / "metrics.jsonl").read_text()
-    except FileNotFoundError:
+        text = next(run / name for name in ("metrics.jsonl", "steps.jsonl") if (run / name).exists()).read_text()
+    except (StopIteration, FileNotFoundError):
         return []
     return [json.loads(line) for line in text.split("\n")[:-1] if line.startswith("{")]
 

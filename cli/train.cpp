@@ -73,8 +73,8 @@ int run_train(TrainArguments& arguments) {
                                  .command = rank_command(arguments),
                                  .environment = {},
                                  .stop_grace = stop_grace(config),
-                                 .replacements = config.recovery.replacements,
-                                 .early_exit_code = config.preemption.exit_code});
+                                 .early_exit_code = config.preemption.exit_code,
+                                 .replacements = config.recovery.replacements});
   }
   return train::train(config, setup, world, resume);
 }

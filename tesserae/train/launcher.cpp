@@ -162,7 +162,7 @@ class Job {
     if (!membership_ || replaced_ >= job_.replacements) return false;
     const bool left = rank.exit->signal == 0 && (rank.exit->code == exit_peer_lost || rank.exit->code == exit_unusable);
     const bool ending =
-        std::ranges::any_of(ranks_, [](const Rank& other) { return other.exit && ended_well(other); });
+        std::ranges::any_of(ranks_, [this](const Rank& other) { return other.exit && ended_well(other); });
     return !left && !ending;
   }
 
