@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from launch import environment, free_port
+from launch import environment
 from recovery import lines, processes
 
 HERE = Path(__file__).resolve().parent
@@ -47,7 +47,7 @@ def ours(folder: Path, ranks: int) -> list[str]:
 def theirs(folder: Path, ranks: int, save_every: int, until: float) -> list[str]:
     arguments = [word for key, value in SHAPE.items() for word in (f"--{key}", str(value))]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--max-restarts", "1000"]
-    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    torchrun += ["--standalone"]
     peer = [str(HERE / "recovery_peer.py"), *arguments, "--degree", str(ranks // 2), "--every", str(save_every)]
     return [*torchrun, *peer, "--folder", str(folder), "--until", str(until)]
 
@@ -58,7 +58,9 @@ def watch(command: list[str], steps: Path, seconds: float, every: float, seed: i
     done: dict[int, float] = {}
     kills: list[float] = []
     with log.open("w") as output:
-        job = subprocess.Popen(command, env=environment() | {"OMP_NUM_THREADS": "1"}, stdout=output, stderr=output)
+        # torchrun's restarts share a store in which Gloo finds addresses of the life before, and fails.
+        variables = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        job = subprocess.Popen(command, env=environment() | variables, stdout=output, stderr=output)
         begin, limit = None, time.monotonic() + 300
         while job.poll() is None and (begin is None or time.monotonic() < begin + seconds):
             now = time.monotonic()
@@ -91,7 +93,7 @@ def watch(command: list[str], steps: Path, seconds: float, every: float, seed: i
         "kills": kills,
         "step_seconds": step,
         "kill_to_next_step": pauses,
-        "effective": (len(times) - 1) * step / (times[-1] - times[0]),
+        "effective": (len(times) - 1) * step / seconds,
     }
 
 

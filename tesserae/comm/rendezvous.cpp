@@ -81,9 +81,10 @@ c10::intrusive_ptr<c10d::Store> Rendezvous::own_connection(const std::string& pr
 void Rendezvous::wait_for_all(c10d::Store& store, const std::function<bool()>& cancelled) const {
   std::vector<std::string> keys;
   for (int rank = 0; rank < world_.size(); ++rank) keys.push_back(std::to_string(rank));
-  while (!store.check(keys) && Clock::now() - start_ < deadline_) {
+  // Also once all have come: some of them may have left again.
+  for (bool met = false; !met && Clock::now() - start_ < deadline_; os::sleep_for(met ? milliseconds(0) : kAsk)) {
+    met = store.check(keys);
     if (cancelled()) throw CommError("Fabric::connect", "another rank was lost while the ranks met");
-    os::sleep_for(kAsk);
   }
 }
 

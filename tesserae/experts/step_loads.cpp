@@ -20,6 +20,12 @@ StepLoads::StepLoads(torch::nn::Module& root) {
   }
 }
 
+void StepLoads::begin_step() {
+  for (MoeImpl* layer : layers_) {
+    if (layer->router().chosen_since.defined()) layer->router().chosen_since.zero_();
+  }
+}
+
 std::vector<double> StepLoads::to_sum() const {
   std::vector<double> row;
   for (const MoeImpl* layer : layers_) {

@@ -16,6 +16,8 @@ class StepLoads {
  public:
   explicit StepLoads(torch::nn::Module& root);
 
+  /// Before the first forward of a step: what a step that was broken off has counted is forgotten.
+  void begin_step();
   /// Nothing where there are no mixtures; else always as many.
   std::vector<double> to_sum() const;
   /// Moves the biases of the routers that have one (RouterImpl::update_bias), and returns the Load of each layer's last

@@ -146,6 +146,11 @@ std::vector<checkpoint::Piece> MemoryTier::exchange_random() {
   return pieces;
 }
 
+void MemoryTier::keep_newest() {
+  const auto set = newest_complete_set(subject_.mesh->mesh(), layout_, held_by_ranks(), /*at_least=*/0);
+  if (set) next_ = set->buffer[static_cast<size_t>(subject_.job()->rank())] == 0 ? 1 : 0;
+}
+
 std::optional<MemoryTier::Restored> MemoryTier::restore(int64_t at_least) {
   const std::optional<SnapshotSet> set =
       newest_complete_set(subject_.mesh->mesh(), layout_, held_by_ranks(), at_least);  // 1, 2

@@ -44,6 +44,10 @@ class MemoryTier {
   /// Snapshots are of the state's new layout from now on; those of the old one stay until they are replaced.
   void layout_changed(const mesh::Layout& layout);
 
+  /// Of a job that goes on, in a new object, from a later step than that of its newest snapshot: that one is not
+  /// written over first. Collective; reads every byte.
+  void keep_newest();
+
   /// What was given to save().
   struct Restored {
     int64_t step = 0;

@@ -26,9 +26,9 @@ Checkpointing::Checkpointing(const config::Config& config, TrainingState& state,
   }
 }
 
-void Checkpointing::begin() {
+void Checkpointing::begin(std::optional<os::TimePoint> last_save) {
   begun_ = announced_ = state_.step;
-  last_save_ = os::now();
+  last_save_ = last_save.value_or(os::now());
 }
 
 void Checkpointing::before_update() {
@@ -102,6 +102,7 @@ void Checkpointing::fail(const checkpoint::SaveFailed& failure, bool ending) {
 void Checkpointing::announce() {
   if (begun_ == announced_ || saver_->busy() || saver_->failed()) return;
   announced_ = begun_;
+  if (callbacks_.committed) callbacks_.committed(*begun_);
   if (callbacks_.say) callbacks_.say(cat("saved step ", *begun_, " in ", folder_.native()));
 }
 

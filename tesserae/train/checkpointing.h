@@ -38,6 +38,7 @@ class Checkpointing {
   struct Callbacks {
     std::function<void()> before_save;
     std::function<void(const std::string&)> say;
+    std::function<void(int64_t step)> committed = {};
   };
 
   /// Collective if checkpoints are switched on. `config` and `state` outlive it.
@@ -45,8 +46,11 @@ class Checkpointing {
 
   /// nullptr unless the configuration asks for it.
   snapshot::MemoryTier* memory() { return memory_ ? &*memory_ : nullptr; }
-  /// The state has just been restored (or is new): nothing is to be saved before the next step.
-  void begin();
+  /// The state has just been restored (or is new): nothing is to be saved before the next step. `last_save`: of a run
+  /// that goes on after a loss, if it is known.
+  void begin(std::optional<os::TimePoint> last_save = {});
+  os::TimePoint last_save() const { return last_save_; }
+  bool busy() const { return saver_ && saver_->busy(); }  ///< with a save that is not committed yet
 
   /// Returns when parameters and the optimizer's state may be written, or move.
   void before_update();

@@ -147,8 +147,12 @@ class Job {
     Rank& rank = ranks_[number];
     if (rank.exit || !(rank.exit = rank.process.poll())) return;
     drain(number);
-    if (ended_well(rank) || culprit_ || seen_signals_ > 0) return;
+    if (ended_well(rank)) {
+      if (membership_) membership_->end();  // whoever still meets others has nobody to meet
+      return;
+    }
     if (may_replace(rank)) return lost_.push_back(number);
+    if (culprit_ || seen_signals_ > 0) return;
     const bool only_lost_a_peer = rank.exit->signal == 0 && rank.exit->code == exit_peer_lost;
     if (!only_lost_a_peer) return blame(number);
     if (!suspect_) {
@@ -157,22 +161,32 @@ class Job {
     }
   }
 
-  /// One that only lost a peer has found nothing to go on from.
+  /// One that only lost a peer has found nothing to go on from. After a signal, one that was killed: others may still
+  /// be able to save.
   bool may_replace(const Rank& rank) const {
-    if (!membership_ || replaced_ >= job_.replacements) return false;
-    const bool left = rank.exit->signal == 0 && (rank.exit->code == exit_peer_lost || rank.exit->code == exit_unusable);
-    const bool ending =
-        std::ranges::any_of(ranks_, [this](const Rank& other) { return other.exit && ended_well(other); });
-    return !left && !ending;
+    if (!membership_ || culprit_ || seen_signals_ > 1) return false;
+    if (seen_signals_ > 0) return rank.exit->signal != 0;
+    return rank.exit->signal != 0 || (rank.exit->code != exit_peer_lost && rank.exit->code != exit_unusable);
   }
 
+  /// Once all ranks have been looked at.
   void replace_lost() {
-    if (!membership_ || culprit_ || seen_signals_ > 0) return;
+    if (!membership_ || culprit_) return;
     for (const int silent : membership_->silent()) {
       if (silent >= 0 && silent < job_.ranks) ranks_[static_cast<size_t>(silent)].process.signal_group(os::signal_kill);
     }
-    const bool all_failed = membership_->failed() >= running();
-    if (lost_.empty() && (!all_failed || replaced_ >= job_.replacements)) return;
+    const bool all_failed = running() > 0 && membership_->failed() >= running();
+    if (lost_.empty() && !all_failed) return;
+    const auto failed = std::ranges::count_if(lost_, [this](int number) { return exit_of(number).signal == 0; });
+    if (failed > 0 && !failures_settled_) failures_settled_.emplace(blame_window);
+    // What several ranks fail of at a time, new ones would fail of, too.
+    const bool ending = std::ranges::any_of(ranks_, [this](const Rank& rank) { return rank.exit && ended_well(rank); });
+    if (ending || failed > 1 || replaced_ >= job_.replacements) {
+      membership_->end();
+      return lost_.empty() ? void() : blame(lost_.front());
+    }
+    if (failures_settled_ && !failures_settled_->passed()) return;
+    failures_settled_.reset();
     ++replaced_;
     meeting_.epoch = membership_->epoch() + 1;
     for (const int number : std::exchange(lost_, {})) {
@@ -184,6 +198,8 @@ class Job {
     }
     membership_->begin_epoch();
   }
+
+  const os::Exit& exit_of(int number) const { return *ranks_[static_cast<size_t>(number)].exit; }
 
   void blame_after_window() {
     if (blame_suspect_at_ && blame_suspect_at_->passed()) blame(suspect_);
@@ -248,8 +264,9 @@ class Job {
   std::optional<MembershipServer> membership_;
   Meeting meeting_;
   std::vector<Rank> ranks_;
-  std::vector<int> lost_;  // and not replaced yet
-  int replaced_ = 0;       // how often
+  std::vector<int> lost_;                         // and not replaced yet
+  std::optional<os::Deadline> failures_settled_;  // until then others may fail of the same
+  int replaced_ = 0;                              // how often
   int seen_signals_ = 0;
   std::optional<int> suspect_, culprit_, last_speaker_;
   std::optional<os::Deadline> blame_suspect_at_, kill_at_;

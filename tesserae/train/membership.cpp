@@ -28,7 +28,6 @@ namespace tesserae::train {
 namespace {
 
 constexpr const char* prefix = "membership";
-constexpr const char* run_key = "run";
 constexpr const char *go = "go", *ends = "end";
 
 std::string of_epoch(const char* what, int epoch) {
@@ -119,12 +118,13 @@ bool Membership::next_epoch(const std::vector<int>& silent, std::chrono::millise
   return true;
 }
 
-void Membership::remember(const std::string& run_folder) {
-  if (store_ != nullptr) store_->set(run_key, run_folder);
+void Membership::remember(const std::string& key, const std::string& value) {
+  if (store_ != nullptr) store_->set("remembered/" + key, value);
 }
 
-std::string Membership::remembered() {
-  return store_ != nullptr && store_->check({run_key}) ? store_->get_to_str(run_key) : "";
+std::string Membership::remembered(const std::string& key) {
+  const std::string name = "remembered/" + key;
+  return store_ != nullptr && store_->check({name}) ? store_->get_to_str(name) : "";
 }
 
 bool Membership::is_over() {

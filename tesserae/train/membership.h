@@ -53,9 +53,9 @@ class Membership {
   /// Whether the launcher has begun a later epoch than epoch(), or ends the job: nobody meets in this one any more.
   bool is_over();
 
-  /// Where the run writes, for those who come when all who knew are gone. Once, by rank 0.
-  void remember(const std::string& run_folder);
-  std::string remembered();  ///< empty: nothing was
+  /// What those must know who come when all who knew are gone; rank 0 tells it.
+  void remember(const std::string& key, const std::string& value);
+  std::string remembered(const std::string& key);  ///< empty: nothing was
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;  // null: a loss ends the job

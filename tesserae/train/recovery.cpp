@@ -17,13 +17,16 @@
 // Another loss at any point begins at 1 again. A state counts as whole from the end of 6 or 7 on, and for a rank that
 // is left at any time but in a change of degrees.
 
+#include "tesserae/train/recovery.h"
+
+#include <algorithm>
 #include <bit>
 #include <span>
 
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
+#include "tesserae/checkpoint/folder.h"
 #include "tesserae/comm/agree.h"
-#include "tesserae/train/dial_setup.h"
 #include "tesserae/train/run.h"
 
 namespace tesserae::train {
@@ -54,14 +57,31 @@ std::string list_of(const std::vector<int>& ranks) {
 
 }  // namespace
 
+nlohmann::json strategy_json(const mesh::Strategy& strategy, const std::string& choice) {
+  const mesh::Degrees& degrees = strategy.degrees;
+  return {{"degrees", {degrees.parameters, degrees.gradients, degrees.optimizer}},
+          {"free_after_forward", strategy.free_after_forward},
+          {"free_after_backward", strategy.free_after_backward},
+          {"choice", choice}};
+}
+
+mesh::Strategy strategy_from(const nlohmann::json& told, mesh::Strategy strategy) {
+  const auto& degrees = told.at("degrees");
+  strategy.degrees = {.parameters = degrees[0], .gradients = degrees[1], .optimizer = degrees[2]};
+  strategy.free_after_forward = told.at("free_after_forward");
+  strategy.free_after_backward = told.at("free_after_backward");
+  return strategy;
+}
+
 /// Of all ranks, the same on all of them.
 struct Run::Standing {
   std::vector<bool> whole;  ///< by rank
   std::vector<int> new_ones;
-  int reference = -1;    ///< the lowest whole rank of the latest step; -1: nobody has a state
-  std::string run;       ///< where the run writes; empty: it has not begun
-  int64_t step = 0;      ///< of the reference
-  bool pending = false;  ///< that step is not finished on all that count it
+  int reference = -1;        ///< the lowest whole rank of the latest step; -1: nobody has a state
+  std::string run;           ///< where the run writes; empty: it has not begun
+  int64_t step = 0;          ///< of the reference
+  bool pending = false;      ///< that step is not finished on all that count it, or something of it was undone
+  bool save_broken = false;  ///< a save has been given up
 };
 
 void Run::meet() {
@@ -84,25 +104,27 @@ void Run::meet() {
   if (epoch == 0) return start(resume_);
   end_broken_step();                         // 2
   const Standing all = agree_on_standing();  // 3
-  if (all.run.empty()) return start(resume_);
-  go_on(all);
+  if (all.run.empty()) {
+    start(resume_);
+    return fabric_->forget_broken();
+  }
+  const std::string from = go_on(all);
   fabric_->forget_broken();
   const double seconds = std::chrono::duration<double>(os::now() - begin).count();
-  recoveries_.push_back({{"epoch", epoch},
-                         {"ranks", all.new_ones},
-                         {"step", state_->step},
-                         {"from", origin_ && origin_->step == state_->step ? origin_->from : "the ranks that are left"},
-                         {"seconds", seconds}});
+  recoveries_.push_back(
+      {{"epoch", epoch}, {"ranks", all.new_ones}, {"step", state_->step}, {"from", from}, {"seconds", seconds}});
   if (!output_) return;
   const int64_t lost = std::max<int64_t>(all.step - state_->step, 0);
+  const std::string who =
+      all.new_ones.empty() ? "the ranks met again" : cat("a new process has the place of ", list_of(all.new_ones));
   output_->say(
-      cat(all.new_ones.empty() ? "the ranks met again" : cat("a new process has the place of ", list_of(all.new_ones)),
-          ": on from step ", state_->step, lost > 0 ? cat(", ", lost, " steps back") : "", ", ", seconds, " s"));
+      cat(who, ": on from step ", state_->step, lost > 0 ? cat(", ", lost, " steps back") : "", ", ", seconds, " s"));
 }
 
 std::vector<int> Run::silent(const comm::CommError& failure) const {
   const auto* const timeout = dynamic_cast<const comm::Timeout*>(&failure);
-  if (timeout == nullptr || fabric_ == nullptr) return {};
+  if (timeout == nullptr) return {};
+  if (fabric_ == nullptr) return timeout->silent;  // while the ranks met they knew no other numbers
   std::vector<int> ranks;
   for (const int rank : timeout->silent) ranks.push_back(fabric_->world().launcher_rank(rank));
   return ranks;
@@ -113,6 +135,8 @@ std::vector<int> Run::silent(const comm::CommError& failure) const {
 void Run::end_broken_step() {
   // These have threads that read the state.
   dial_.reset();
+  save_broken_ = checkpoints_ && checkpoints_->busy();
+  if (checkpoints_) last_save_ = checkpoints_->last_save();
   checkpoints_.reset();
   wishes_ = {};
   turn_to_.reset();
@@ -129,10 +153,12 @@ void Run::end_broken_step() {
 // 3.
 
 Run::Standing Run::agree_on_standing() {
-  enum Word : size_t { has, step, pending, parameters, gradients, optimizer, words };
+  enum Word : size_t { has, step, pending, stopped, save, parameters, gradients, optimizer, words };
   const auto ranks = static_cast<size_t>(fabric_->size());
   std::vector<int64_t> table(ranks * words, 0);
   int64_t* const own = table.data() + static_cast<size_t>(fabric_->rank()) * words;
+  own[stopped] = stopped_by_;
+  own[save] = save_broken_ ? 1 : 0;
   if (whole_) {
     const mesh::Degrees degrees = state_->layout().degrees();
     own[has] = 1;
@@ -160,7 +186,15 @@ Run::Standing Run::agree_on_standing() {
     if (!same) all.new_ones.push_back(static_cast<int>(rank));
     all.pending = all.pending || (same && (of(rank, step) < all.step || of(rank, pending) != 0));
   }
-  all.run = comm::text_of(*fabric_, leads() ? membership_.remembered() : "", 0);
+  // What was agreed on by some counts for all.
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    all.save_broken = all.save_broken || of(rank, save) != 0;
+    if (stopped_by_ == 0) stopped_by_ = static_cast<int>(of(rank, stopped));
+  }
+  const int asked = comm::lowest_rank_with(*fabric_, !stop_reason_.empty());
+  if (asked >= 0) stop_reason_ = comm::text_of(*fabric_, stop_reason_, asked);
+  all.pending = all.pending || all.save_broken || stopped_by_ != 0 || all.step == config_.train.steps;
+  all.run = remembered("run");
   return all;
 }
 
@@ -168,9 +202,7 @@ Run::Standing Run::agree_on_standing() {
 
 nlohmann::json Run::tell() const {
   nlohmann::json told = {{"recoveries", recoveries_}};
-  const mesh::Degrees degrees = state_->layout().degrees();
-  told["degrees"] = {degrees.parameters, degrees.gradients, degrees.optimizer};
-  told["choice"] = setup_.choice;
+  told["strategy"] = strategy_json(state_->sharded.options().strategy, setup_.choice);
   told["norm"] = bits_of(std::span(&state_->optimizer->last_step().norm, 1));
   told["sums"] = bits_of(sums_);
   told["record"] = to_line(record_);
@@ -178,7 +210,17 @@ nlohmann::json Run::tell() const {
   return told;
 }
 
-void Run::go_on(const Standing& all) {
+std::string Run::remembered(const char* what) {
+  return comm::text_of(*fabric_, leads() ? membership_.remembered(what) : "", 0);
+}
+
+void Run::take_strategy(const nlohmann::json& told) {
+  setup_.strategy = strategy_from(told, setup_.strategy);
+  setup_.choice = told.at("choice");
+}
+
+/// Returns from what.
+std::string Run::go_on(const Standing& all) {
   folders_ = join_folders(*fabric_, config_, all.run, folders_);
   if (config_.sharding.automatic) links_ = cost::measure_links(*fabric_);
   if (all.reference < 0) return go_back(all);
@@ -187,19 +229,23 @@ void Run::go_on(const Standing& all) {
   recoveries_ = told.at("recoveries");
   if (!take_over(all, told)) return go_back(all);
   make_services();
-  checkpoints_->begin();
+  if (checkpoints_->memory() != nullptr) checkpoints_->memory()->keep_newest();
+  checkpoints_->begin(last_save_);
   whole_ = true;
   pending_ = all.pending;
-  if (!leads() || output_) return;
-  const Origin here{.step = state_->step, .from = "the ranks that are left"};
-  output_.emplace(config_, setup_, *folders_, here);
+  wishes_.save = all.save_broken ? 1 : 0;
+  scheduled_until_ = state_->step;
+  const std::string from = "the ranks that are left";
+  if (!leads()) return from;
+  if (!output_) output_.emplace(config_, setup_, *folders_, Origin{.step = state_->step, .from = from});
+  // One that was lost between the end of a step and its line.
+  if (!pending_ && record_.step == state_->step && record_.step > output_->last_step()) output_->add(record_);
+  return from;
 }
 
 // 5, 6.
 
 bool Run::take_over(const Standing& all, const nlohmann::json& told) {
-  const auto& degrees = told.at("degrees");
-  const mesh::Degrees now{.parameters = degrees[0], .gradients = degrees[1], .optimizer = degrees[2]};
   if (all.whole[static_cast<size_t>(fabric_->rank())]) {
     if (state_->step < all.step) {
       sums_ = from_bits(told.at("sums"));
@@ -209,39 +255,72 @@ bool Run::take_over(const Standing& all, const nlohmann::json& told) {
     state_->rejoin();
   } else {
     whole_ = false;
-    if (now != setup_.strategy.degrees) setup_.strategy = mesh::with_degrees(setup_.strategy, now);
-    setup_.choice = told.at("choice");
+    take_strategy(told.at("strategy"));
     make_state(TrainingState::Values::zeros);
     state_->take_over(told.at("description"), all.step);
     if (const auto record = from_line(told.at("record").get<std::string>())) record_ = *record;
-    record_.degrees = now;
+    record_.degrees = setup_.strategy.degrees;
   }
   return state_->fill(all.whole, all.reference);
 }
 
 // 7.
 
-void Run::go_back(const Standing& all) {
+std::string Run::go_back(const Standing& all) {
   if (!config_.checkpoint.enabled()) {
     throw StateLost("train", cat("of what ", list_of(all.new_ones), " held, no other rank has a copy, and nothing was ",
                                  "saved: lower hybrid_shard_degree so that there are replicas, or set ",
                                  "checkpoint.memory_every_steps or checkpoint.every_steps"));
   }
   whole_ = false;
-  if (!state_) make_state(TrainingState::Values::zeros);
-  const Resume newest{.mode = Resume::Mode::automatic};
+  const nlohmann::json begun = nlohmann::json::parse(remembered("strategy"));
+  if (!state_) {
+    take_strategy(begun);
+    make_state(TrainingState::Values::zeros);
+  }
   make_services();
-  origin_ = restore(*state_, newest, *folders_, checkpoints_->memory());
+  origin_ = newest_of_this_run(all.step);
   if (!origin_) {
     checkpoints_.reset();
+    take_strategy(begun);
     make_state(TrainingState::Values::initial);
     make_services();
+    if (resume_.mode == Resume::Mode::path) origin_ = restore(*state_, resume_, *folders_, nullptr);
   }
-  checkpoints_->begin();
+  checkpoints_->begin(last_save_);
   whole_ = true;
   pending_ = false;
+  scheduled_until_ = -1;
   output_.reset();
   if (leads()) output_.emplace(config_, setup_, *folders_, origin_);
+  return origin_ ? origin_->from : "the beginning";
+}
+
+/// A folder of checkpoints may hold those of other runs, which count only for one that was to continue them. This one
+/// had finished step `reached`, if anybody is left who knows, and said so of its last checkpoint.
+std::optional<Origin> Run::newest_of_this_run(int64_t reached) {
+  if (resume_.mode == Resume::Mode::automatic) {
+    return restore(*state_, resume_, *folders_, checkpoints_->memory());
+  }
+  const std::string text = remembered("saved");
+  const int64_t saved = text.empty() ? 0 : std::stoll(text);
+  if (checkpoints_->memory() != nullptr) {
+    if (const auto found = checkpoints_->memory()->restore(saved)) {
+      state_->take_over(found->description, found->step);
+      state_->publish();
+      return Origin{.step = found->step, .from = "memory of the hosts", .in_memory = true};
+    }
+  }
+  if (saved == 0) return std::nullopt;
+  std::string path;
+  if (leads()) {
+    for (const checkpoint::Committed& committed : checkpoint::list_checkpoints(folders_->checkpoints)) {
+      if (committed.step >= saved && committed.step <= std::max(saved, reached)) path = committed.path.native();
+    }
+  }
+  path = comm::text_of(*fabric_, path, 0);
+  if (path.empty()) return std::nullopt;
+  return restore(*state_, {.mode = Resume::Mode::path, .path = path}, *folders_, checkpoints_->memory());
 }
 
 }  // namespace tesserae::train

@@ -13,6 +13,7 @@
 #include "tesserae/os/memory.h"
 #include "tesserae/preemption/agree.h"
 #include "tesserae/train/dial_setup.h"
+#include "tesserae/train/recovery.h"
 #include "tesserae/train/sample.h"
 
 // A step:
@@ -54,7 +55,10 @@ void Run::start(const Resume& resume) {
   }
   make_state(TrainingState::Values::initial);
   folders_ = choose_folders(*fabric_, config_, resume);
-  if (leads()) membership_.remember(folders_->run.native());
+  if (leads()) {
+    membership_.remember("run", folders_->run.native());
+    membership_.remember("strategy", strategy_json(setup_.strategy, setup_.choice).dump());
+  }
   make_services();
   origin_ = restore(*state_, resume, *folders_, checkpoints_->memory());
   checkpoints_->begin();
@@ -80,13 +84,18 @@ void Run::make_services() {
                                                 .say =
                                                     [this](const std::string& line) {
                                                       if (output_) output_->say(line);
+                                                    },
+                                                .committed =
+                                                    [this](int64_t step) {
+                                                      if (leads()) membership_.remember("saved", cat(step));
                                                     }});
 }
 
 int Run::train() {
-  dial_ = std::make_unique<dial::Dial>(
-      fabric_, state_->layout().degrees(),
-      dial_options(config_, *state_, folders_->run, links_, [this](const std::string& line) { output_->say(line); }));
+  dial::DialOptions options =
+      dial_options(config_, *state_, folders_->run, links_, [this](const std::string& line) { output_->say(line); });
+  std::erase_if(options.schedule, [this](const auto& entry) { return entry.step <= scheduled_until_; });
+  dial_ = std::make_unique<dial::Dial>(fabric_, state_->layout().degrees(), std::move(options));
   for (;;) {
     if (pending_) finish_step();
     if (state_->step >= config_.train.steps || stopped_by_ != 0) break;
@@ -129,6 +138,7 @@ void Run::train_step() {
   state_->seed_random();
   state_->model->train();
   state_->sharded.zero_grad();
+  loads_->begin_step();
   const int64_t micro_batches = config_.train.accumulate;
   optim::LossScaler* const scaler = state_->scaler ? &*state_->scaler : nullptr;
   at::Tensor loss_sum = at::zeros({}, at::TensorOptions(fabric_->device()).dtype(at::kFloat));

@@ -88,10 +88,13 @@ class Run {
   // recovery.cpp
   Standing agree_on_standing();
   void end_broken_step();
-  void go_on(const Standing& all);
+  std::string go_on(const Standing& all);
   bool take_over(const Standing& all, const nlohmann::json& told);
-  void go_back(const Standing& all);
+  std::string go_back(const Standing& all);
+  std::optional<Origin> newest_of_this_run(int64_t reached);
   nlohmann::json tell() const;
+  void take_strategy(const nlohmann::json& told);
+  std::string remembered(const char* what);
 
   const config::Config& config_;
   JobSetup setup_;
@@ -111,16 +114,19 @@ class Run {
   std::unique_ptr<dial::Dial> dial_;
   std::optional<cost::Links> links_;
   std::optional<mesh::Degrees> turn_to_;  // agreed on after the last step
-  int stopped_by_ = 0;  // a signal, or what counts as one
+  int stopped_by_ = 0;                    // a signal, or what counts as one
   std::string stop_reason_;
   int64_t misses_seen_ = 0;
 
   // The step at hand, and what recovery needs to know of it.
-  bool whole_ = false;        // state_ is that of step state_->step
-  int64_t counted_ = 0;       // of optimizer->steps_done()
-  std::vector<double> sums_;  // loss and loads: this rank's, and once the norm is known of all ranks
-  StepRecord record_;         // of the last step that counted
-  bool pending_ = false;      // it is not evaluated, written and saved yet
+  bool whole_ = false;                      // state_ is that of step state_->step
+  int64_t counted_ = 0;                     // of optimizer->steps_done()
+  std::vector<double> sums_;                // loss and loads: this rank's, and once the norm is known of all ranks
+  StepRecord record_;                       // of the last step that counted
+  bool pending_ = false;                    // it is not evaluated, written and saved yet
+  bool save_broken_ = false;                // the save at hand when a rank was lost
+  std::optional<os::TimePoint> last_save_;  // before the last loss
+  int64_t scheduled_until_ = -1;            // what the dial's schedule says of these steps has happened
   os::TimePoint step_began_, began_;
   shard::Statistics before_;
   nlohmann::json recoveries_ = nlohmann::json::array();

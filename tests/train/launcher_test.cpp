@@ -182,6 +182,14 @@ TEST_F(Launcher, DoesNotReplaceARankWhoseConfigurationCannotWork) {
   expect_nothing_left(2);
 }
 
+TEST_F(Launcher, DoesNotReplaceRanksThatFailOfTheSame) {
+  Program job = launch(3, "sleep 0.$((RANK + 1)); echo 'no room' >&2; exit 1", 5);
+  EXPECT_EQ(job.finish()->code, 1);
+  EXPECT_THAT(job.errors, HasSubstr("exited with code 1; the other ranks were ended"));
+  EXPECT_THAT(job.errors, Not(HasSubstr("a new process")));
+  expect_nothing_left(3);
+}
+
 TEST_F(Launcher, DoesNotReplaceOnceOthersAreDone) {
   Program job = launch(2, "if [ $RANK = 1 ]; then sleep 0.5; exit 1; fi", 5);
   EXPECT_EQ(job.finish()->code, 1);

@@ -66,11 +66,13 @@ TEST_F(MembershipTest, ARankDoesNotWaitForEver) {
   EXPECT_FALSE(rank.next_epoch({}, milliseconds(50)));
 }
 
-TEST_F(MembershipTest, TheRunFolderOutlivesThoseWhoKnewIt) {
+TEST_F(MembershipTest, WhatIsRememberedOutlivesThoseWhoKnew) {
   Membership first(launch()), second(launch());
-  EXPECT_EQ(second.remembered(), "");
-  first.remember("runs/7");
-  EXPECT_EQ(second.remembered(), "runs/7");
+  EXPECT_EQ(second.remembered("run"), "");
+  first.remember("run", "runs/7");
+  EXPECT_EQ(first.remembered("run"), "runs/7");  // the store has it now
+  EXPECT_EQ(second.remembered("run"), "runs/7");
+  EXPECT_EQ(second.remembered("saved"), "");
 }
 
 TEST_F(MembershipTest, AnotherLauncherReplacesNobody) {
@@ -78,7 +80,7 @@ TEST_F(MembershipTest, AnotherLauncherReplacesNobody) {
   Membership rank(launch());
   EXPECT_FALSE(rank.recovers());
   EXPECT_FALSE(rank.next_epoch({}, seconds(60)));
-  EXPECT_EQ(rank.remembered(), "");
+  EXPECT_EQ(rank.remembered("run"), "");
 }
 
 }  // namespace

@@ -55,9 +55,12 @@ class Recovery : public testing::Test {
   /// Trains with `settings`, undisturbed and then with `victims` killed one after the other, each after some steps
   /// more; expects the same history.
   static std::string disturbed(const std::string& name, const std::vector<std::string>& settings,
-                               const std::vector<int>& victims, int number = SIGKILL) {
-    job_->run(name + "-alone", with(settings));
-    Program program = job_->start(name, with(settings));
+                               const std::vector<int>& victims, int number = SIGKILL,
+                               const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = with(settings);
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    job_->run(name + "-alone", arguments);
+    Program program = job_->start(name, arguments);
     std::set<pid_t> killed;
     std::map<int, pid_t> first;
     for (size_t i = 0; i < victims.size(); ++i) {
@@ -157,6 +160,34 @@ TEST_F(Recovery, WithoutSnapshotsTheNewestCheckpoint) {
 TEST_F(Recovery, BeforeTheFirstCheckpointFromTheBeginning) {
   disturbed("early", {"hybrid_shard_degree=4", "checkpoint.every_steps=1000"}, {2});
   EXPECT_EQ(job_->summary("early")["recoveries"][0]["step"], 0);
+}
+
+TEST_F(Recovery, FromTheBeginningWithTheDegreesOfTheBeginning) {
+  disturbed("anew",
+            {"hybrid_shard_degree=2", R"(dial.schedule=[{"step": 4, "hybrid_shard_degree": 4}])",
+             "checkpoint.every_steps=1000"},
+            {1});
+  EXPECT_EQ(job_->summary("anew")["recoveries"][0]["step"], 0);
+}
+
+TEST_F(Recovery, BeforeItsFirstCheckpointARunGoesBackToTheOneThatItContinues) {
+  job_->run("past", with({"hybrid_shard_degree=4", "checkpoint.every_steps=5", "checkpoint.keep=0"}));
+  disturbed("named", {"hybrid_shard_degree=4", "checkpoint.every_steps=1000"}, {2}, SIGKILL,
+            {"--resume", job_->path("past/checkpoints/step-5")});
+  EXPECT_EQ(job_->summary("named")["recoveries"][0]["step"], 5);
+}
+
+TEST_F(Recovery, ACheckpointOfAnotherRunInTheSameFolderDoesNotCount) {
+  const std::string folder = "checkpoint.folder=" + job_->path("shared");
+  job_->run("other", with({"hybrid_shard_degree=4", "checkpoint.every_steps=30", folder}));
+  Program program = job_->start("shares", with({"hybrid_shard_degree=4", "checkpoint.every_steps=5", folder}));
+  ASSERT_TRUE(program.wait_for("saved step 10 ")) << program.output << program.errors;
+  ::kill(ranks_of(program).at(3), SIGKILL);
+  ASSERT_TRUE(program.finish()->success()) << program.output << program.errors;
+  const int64_t step = job_->summary("shares")["recoveries"][0]["step"];
+  EXPECT_GE(step, 10);
+  EXPECT_LT(step, 30) << "not the other run's";
+  job_->expect_same_history("shares", "other", steps);
 }
 
 TEST_F(Recovery, SavesBesideTrainingGoOn) {
