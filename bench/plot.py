@@ -241,6 +241,34 @@ def auto(out: Path) -> Figure | None:
     return timeline(out, "auto", '"hybrid_shard_degree": "auto" settles')
 
 
+def recovery(out: Path) -> Figure | None:
+    """How far a job comes whose ranks die (recovery_time.py): its steps, as seconds that they take undisturbed."""
+    file = out / "recovery.json"
+    if not file.exists():
+        return None
+    run = json.loads(file.read_text())
+    figure, axes = pyplot.subplots(figsize=(WIDTH, 3.4))
+    names = {"tesserae": ("Tesserae: lost ranks are replaced", OURS), "torchrun": ("FSDP2, torchrun and DCP", PEER)}
+    for side, (name, paint) in names.items():
+        found = run["sides"].get(side)
+        if found is None:
+            continue
+        trained = [index * found["step_seconds"] for index in range(len(found["times"]))]
+        axes.plot(found["times"], trained, color=paint, linewidth=1.6, label=f"{name} ({found['effective']:.2f})")
+        for kill in found["kills"]:
+            axes.axvline(kill, color=INK, linewidth=0.5, linestyle=(0, (4, 3)))
+    axes.plot([0, run["seconds"]], [0, run["seconds"]], color=INK, linewidth=0.7, label="undisturbed")
+    from_zero(axes)
+    axes.set(
+        title=f"A rank is killed every {run['every']:.0f} s (dashed)",
+        xlabel="seconds",
+        ylabel="seconds of training done",
+    )
+    axes.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    return figure
+
+
 def dial_cost(out: Path) -> Figure | None:
     """What a change costs, beside a restart from a checkpoint."""
     file = out / "dial.json"
@@ -297,6 +325,7 @@ PLOTS = {
     "auto": auto,
     "dial_cost": dial_cost,
     "auto_sweep": auto_sweep,
+    "recovery": recovery,
 }
 
 
