@@ -98,6 +98,7 @@ class Job {
     }
     for (size_t rank = 0; rank < ranks_.size(); ++rank) drain(static_cast<int>(rank));
     blame(suspect_);
+    excuse_late();
     if (kill_at_) {
       for (Rank& rank : ranks_) rank.process.signal_group(os::signal_kill);  // what the ranks started themselves
     }
@@ -153,6 +154,9 @@ class Job {
     }
     if (may_replace(rank)) return lost_.push_back(number);
     if (culprit_ || seen_signals_ > 0) return;
+    if (number != 0 && replaced_ > 0 && rank.exit->code == exit_peer_lost && any_ended_well()) {
+      return late_.push_back(number);
+    }
     const bool only_lost_a_peer = rank.exit->signal == 0 && rank.exit->code == exit_peer_lost;
     if (!only_lost_a_peer) return blame(number);
     if (!suspect_) {
@@ -180,8 +184,7 @@ class Job {
     const auto failed = std::ranges::count_if(lost_, [this](int number) { return exit_of(number).signal == 0; });
     if (failed > 0 && !failures_settled_) failures_settled_.emplace(blame_window);
     // What several ranks fail of at a time, new ones would fail of, too.
-    const bool ending = std::ranges::any_of(ranks_, [this](const Rank& rank) { return rank.exit && ended_well(rank); });
-    if (ending || failed > 1 || replaced_ >= job_.replacements) {
+    if (any_ended_well() || failed > 1 || replaced_ >= job_.replacements) {
       membership_->end();
       return lost_.empty() ? void() : blame(lost_.front());
     }
@@ -232,6 +235,23 @@ class Job {
     kill_at_.emplace(grace);
   }
 
+  /// Those that came in place of a rank which was lost in the job's last moments met nobody. If rank 0 is done, so is
+  /// the work.
+  void excuse_late() {
+    const std::optional<os::Exit> first = ranks_.front().exit;
+    for (const int number : late_) {
+      if (ended_well(ranks_.front())) {
+        ranks_[static_cast<size_t>(number)].exit = first;
+      } else {
+        blame(number);
+      }
+    }
+  }
+
+  bool any_ended_well() const {
+    return std::ranges::any_of(ranks_, [this](const Rank& rank) { return rank.exit && ended_well(rank); });
+  }
+
   bool ended_well(const Rank& rank) const {
     return rank.exit->success() || (rank.exit->signal == 0 && rank.exit->code == job_.early_exit_code);
   }
@@ -265,6 +285,7 @@ class Job {
   Meeting meeting_;
   std::vector<Rank> ranks_;
   std::vector<int> lost_;                         // and not replaced yet
+  std::vector<int> late_;                         // met nobody, since others were done
   std::optional<os::Deadline> failures_settled_;  // until then others may fail of the same
   int replaced_ = 0;                              // how often
   int seen_signals_ = 0;

@@ -45,8 +45,7 @@ Run::Run(const config::Config& config, JobSetup setup, Resume resume, const mesh
                 .warmup_steps = config.optimizer.warmup_steps,
                 .total_steps = config.train.steps,
                 .min_ratio = config.optimizer.min_lr_ratio,
-                .decay = optim::decay_from_name(config.optimizer.schedule)},
-      began_(os::now()) {}
+                .decay = optim::decay_from_name(config.optimizer.schedule)} {}
 
 void Run::start(const Resume& resume) {
   if (config_.sharding.automatic) {
@@ -92,6 +91,7 @@ void Run::make_services() {
 }
 
 int Run::train() {
+  if (!began_) began_ = os::now();
   dial::DialOptions options =
       dial_options(config_, *state_, folders_->run, links_, [this](const std::string& line) { output_->say(line); });
   std::erase_if(options.schedule, [this](const auto& entry) { return entry.step <= scheduled_until_; });
@@ -101,7 +101,7 @@ int Run::train() {
     if (state_->step >= config_.train.steps || stopped_by_ != 0) break;
     train_step();
   }
-  finish(seconds_since(began_));
+  finish(seconds_since(*began_));
   checkpoints_->finish();
   if (stopped_by_ == 0) return 0;
   if (!checkpoints_->saved()) return 128 + stopped_by_;

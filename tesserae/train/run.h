@@ -127,7 +127,8 @@ class Run {
   bool save_broken_ = false;                // the save at hand when a rank was lost
   std::optional<os::TimePoint> last_save_;  // before the last loss
   int64_t scheduled_until_ = -1;            // what the dial's schedule says of these steps has happened
-  os::TimePoint step_began_, began_;
+  os::TimePoint step_began_;
+  std::optional<os::TimePoint> began_;  // the first step of this process
   shard::Statistics before_;
   nlohmann::json recoveries_ = nlohmann::json::array();
 };

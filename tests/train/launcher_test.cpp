@@ -182,6 +182,15 @@ TEST_F(Launcher, DoesNotReplaceARankWhoseConfigurationCannotWork) {
   expect_nothing_left(2);
 }
 
+TEST_F(Launcher, ARankThatIsLostInTheLastMomentsDoesNotUndoTheJob) {
+  Program job = launch(3,
+                       "case $RANK/$TESSERAE_EPOCH in 2/0) sleep 0.3; kill -9 $$;; 2/1) sleep 1; exit 3;; "
+                       "1/0) sleep 1;; 0/0) sleep 3; echo summary;; esac",
+                       5);
+  EXPECT_TRUE(job.finish()->success()) << job.errors;
+  EXPECT_THAT(job.output, HasSubstr("summary"));
+}
+
 TEST_F(Launcher, DoesNotReplaceRanksThatFailOfTheSame) {
   Program job = launch(3, "sleep 0.$((RANK + 1)); echo 'no room' >&2; exit 1", 5);
   EXPECT_EQ(job.finish()->code, 1);
