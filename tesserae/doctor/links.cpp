@@ -7,8 +7,8 @@
 
 #include "tesserae/comm/agree.h"
 #include "tesserae/doctor/text.h"
-#include "tesserae/os/clock.h"
 #include "tesserae/os/limits.h"
+#include "tesserae/os/seconds.h"
 
 namespace tesserae::doctor {
 namespace {
@@ -17,10 +17,6 @@ constexpr int barriers = 51;
 constexpr int gathers = 5;
 constexpr double much_apart = 1.0;  // seconds: where times in logs mislead
 
-double seconds_since(os::TimePoint begin) {
-  return std::chrono::duration<double>(os::now() - begin).count();
-}
-
 /// What this rank sees of its group.
 Link measure(comm::Group& group, comm::Fabric& fabric, std::string name, int mebibytes) {
   Link link{.name = std::move(name), .ranks = group.size()};
@@ -28,7 +24,7 @@ Link measure(comm::Group& group, comm::Fabric& fabric, std::string name, int meb
   for (int i = 0; i < barriers; ++i) {
     const os::TimePoint begin = os::now();
     group.barrier();
-    times.push_back(seconds_since(begin));
+    times.push_back(os::seconds_since(begin));
   }
   std::nth_element(times.begin(), times.begin() + barriers / 2, times.end());
   link.microseconds = times[barriers / 2] * 1e6;
@@ -40,7 +36,7 @@ Link measure(comm::Group& group, comm::Fabric& fabric, std::string name, int meb
     const os::TimePoint begin = os::now();
     group.all_gather(buffer);
     group.barrier();  // on a device: the bytes have arrived
-    best = std::max(best, static_cast<double>(piece * 4 * (group.size() - 1)) / seconds_since(begin));
+    best = std::max(best, static_cast<double>(piece * 4 * (group.size() - 1)) / os::seconds_since(begin));
   }
   link.bytes_per_second = best;
   return link;

@@ -22,22 +22,18 @@ class EngineTarget final : public Target {
     std::vector<double> row{value};
     if (also != nullptr) row.insert(row.end(), also->begin(), also->end());
     row = shard::sums_over_ranks(engine_, row);
-    over_tensor_ranks(row, comm::Reduction::sum);
+    const shard::UnitContext& context = engine_.root().context();
+    shard::over_tensor_ranks(*context.sharding->mesh, row, comm::Reduction::sum, {"", context.statistics().steps});
     if (also != nullptr) also->assign(row.begin() + 1, row.end());
     return row.front();
   }
   double max_over_chunks(double value) override {
-    std::vector<double> row{shard::max_over_ranks(engine_, value)};
-    over_tensor_ranks(row, comm::Reduction::maximum);
-    return row.front();
+    const shard::UnitContext& context = engine_.root().context();
+    return shard::over_tensor_ranks(*context.sharding->mesh, shard::max_over_ranks(engine_, value),
+                                    comm::Reduction::maximum, {"", context.statistics().steps});
   }
 
  private:
-  void over_tensor_ranks(std::vector<double>& values, comm::Reduction how) const {
-    const shard::UnitContext& context = engine_.root().context();
-    shard::over_tensor_ranks(*context.sharding->mesh, values, how, {"", context.statistics().steps});
-  }
-
   shard::Engine& engine_;
 };
 

@@ -3,9 +3,8 @@
 //  1. forgets the step that was broken: phases, reductions, the order of units, which a new rank does not know. Nothing
 //     is in flight any more: the fabric has ended the lanes of before;
 //  2. makes its groups, in the order in which a new rank makes them when it builds its engine;
-//  3. flat buffer by flat buffer, makes shared copies anew, into which its masters move, and drops gradients and what
-//  was
-//     gathered; masters are never without a place;
+//  3. flat buffer by flat buffer, drops gradients and what was gathered, and makes shared copies anew, into which its
+//     masters move; these are never without a place;
 //  4. reserves the pool.
 //
 // Then all ranks, the new ones too:

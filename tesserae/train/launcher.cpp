@@ -194,12 +194,16 @@ class Job {
     meeting_.epoch = membership_->epoch() + 1;
     for (const int number : std::exchange(lost_, {})) {
       Rank& rank = ranks_[static_cast<size_t>(number)];
-      print(cat("tesserae: rank ", number, " of ", job_.ranks, rank.exit->signal != 0 ? " was " : " ",
-                rank.exit->text(), "; a new process takes its place (", replaced_, " of ", job_.replacements, ")"));
+      print(cat(how_ended(number), "; a new process takes its place (", replaced_, " of ", job_.replacements, ")"));
       rank.process.signal_group(os::signal_kill);  // what it had started itself
       rank = start(job_, number, meeting_);
     }
     membership_->begin_epoch();
+  }
+
+  std::string how_ended(int number) const {
+    const os::Exit& exit = exit_of(number);
+    return cat("tesserae: rank ", number, " of ", job_.ranks, exit.signal != 0 ? " was " : " ", exit.text());
   }
 
   const os::Exit& exit_of(int number) const { return *ranks_[static_cast<size_t>(number)].exit; }
@@ -264,8 +268,7 @@ class Job {
     }
     const Rank& rank = ranks_[*culprit_];
     const std::string others = job_.ranks > 1 ? cat("; the other ranks were ended") : "";
-    print(cat("tesserae: rank ", *culprit_, " of ", job_.ranks, rank.exit->signal != 0 ? " was " : " ",
-              rank.exit->text(), others));
+    print(cat(how_ended(*culprit_), others));
     if (!rank.last.empty() && last_speaker_ != *culprit_) {
       print("the last that it wrote:");
       for (const std::string& line : rank.last) print("  " + line);

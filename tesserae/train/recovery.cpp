@@ -27,14 +27,13 @@
 #include "tesserae/base/log.h"
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/comm/agree.h"
+#include "tesserae/comm/rank_list.h"
+#include "tesserae/dial/protocol.h"
+#include "tesserae/os/seconds.h"
 #include "tesserae/train/run.h"
 
 namespace tesserae::train {
 namespace {
-
-std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
-}
 
 // JSON has no numbers that are not finite, and a norm may be one.
 nlohmann::json bits_of(std::span<const double> values) {
@@ -49,25 +48,17 @@ std::vector<double> from_bits(const nlohmann::json& bits) {
   return values;
 }
 
-std::string list_of(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += cat(i == 0 ? "" : ", ", ranks[i]);
-  return text;
-}
-
 }  // namespace
 
 nlohmann::json strategy_json(const mesh::Strategy& strategy, const std::string& choice) {
-  const mesh::Degrees& degrees = strategy.degrees;
-  return {{"degrees", {degrees.parameters, degrees.gradients, degrees.optimizer}},
+  return {{"degrees", dial::to_json(strategy.degrees)},
           {"free_after_forward", strategy.free_after_forward},
           {"free_after_backward", strategy.free_after_backward},
           {"choice", choice}};
 }
 
 mesh::Strategy strategy_from(const nlohmann::json& told, mesh::Strategy strategy) {
-  const auto& degrees = told.at("degrees");
-  strategy.degrees = {.parameters = degrees[0], .gradients = degrees[1], .optimizer = degrees[2]};
+  strategy.degrees = dial::degrees_from(told.at("degrees"));
   strategy.free_after_forward = told.at("free_after_forward");
   strategy.free_after_backward = told.at("free_after_backward");
   return strategy;
@@ -92,8 +83,8 @@ void Run::meet() {
     comm::FabricOptions options;
     options.backend = config_.run.backend;
     options.device = setup_.device;
-    options.connect_deadline = milliseconds(config_.run.connect_deadline_seconds);
-    options.deadline = milliseconds(config_.run.deadline_seconds);
+    options.connect_deadline = os::milliseconds(config_.run.connect_deadline_seconds);
+    options.deadline = os::milliseconds(config_.run.deadline_seconds);
     options.epoch = epoch;
     if (membership_.recovers()) options.cancelled = [this] { return membership_.is_over(); };
     fabric_ = comm::Fabric::connect(world_, options);
@@ -110,13 +101,13 @@ void Run::meet() {
   }
   const std::string from = go_on(all);
   fabric_->forget_broken();
-  const double seconds = std::chrono::duration<double>(os::now() - begin).count();
+  const double seconds = os::seconds_since(begin);
   recoveries_.push_back(
       {{"epoch", epoch}, {"ranks", all.new_ones}, {"step", state_->step}, {"from", from}, {"seconds", seconds}});
   if (!output_) return;
   const int64_t lost = std::max<int64_t>(all.step - state_->step, 0);
-  const std::string who =
-      all.new_ones.empty() ? "the ranks met again" : cat("a new process has the place of ", list_of(all.new_ones));
+  const std::string who = all.new_ones.empty() ? "the ranks met again"
+                                               : cat("a new process has the place of ", comm::rank_list(all.new_ones));
   output_->say(
       cat(who, ": on from step ", state_->step, lost > 0 ? cat(", ", lost, " steps back") : "", ", ", seconds, " s"));
 }
@@ -268,9 +259,10 @@ bool Run::take_over(const Standing& all, const nlohmann::json& told) {
 
 std::string Run::go_back(const Standing& all) {
   if (!config_.checkpoint.enabled()) {
-    throw StateLost("train", cat("of what ", list_of(all.new_ones), " held, no other rank has a copy, and nothing was ",
-                                 "saved: lower hybrid_shard_degree so that there are replicas, or set ",
-                                 "checkpoint.memory_every_steps or checkpoint.every_steps"));
+    throw StateLost("train",
+                    cat("of what ", comm::rank_list(all.new_ones), " held, no other rank has a copy, and nothing was ",
+                        "saved: lower hybrid_shard_degree so that there are replicas, or set ",
+                        "checkpoint.memory_every_steps or checkpoint.every_steps"));
   }
   whole_ = false;
   const nlohmann::json begun = nlohmann::json::parse(remembered("strategy"));

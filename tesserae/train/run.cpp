@@ -11,6 +11,7 @@
 #include "tesserae/comm/agree.h"
 #include "tesserae/model/generate.h"
 #include "tesserae/os/memory.h"
+#include "tesserae/os/seconds.h"
 #include "tesserae/preemption/agree.h"
 #include "tesserae/train/dial_setup.h"
 #include "tesserae/train/recovery.h"
@@ -27,13 +28,6 @@
 //  6. at the steps that want it: the degrees change (dial/dial.h; that was agreed on in 3);
 //  7. at the steps that want it: a checkpoint.
 namespace tesserae::train {
-namespace {
-
-double seconds_since(os::TimePoint begin) {
-  return std::chrono::duration<double>(os::now() - begin).count();
-}
-
-}  // namespace
 
 Run::Run(const config::Config& config, JobSetup setup, Resume resume, const mesh::World& world, Membership& membership)
     : config_(config),
@@ -101,7 +95,7 @@ int Run::train() {
     if (state_->step >= config_.train.steps || stopped_by_ != 0) break;
     train_step();
   }
-  finish(seconds_since(*began_));
+  finish(os::seconds_since(*began_));
   checkpoints_->finish();
   if (stopped_by_ == 0) return 0;
   if (!checkpoints_->saved()) return 128 + stopped_by_;
@@ -113,8 +107,7 @@ int Run::train() {
 void Run::listen() {
   if (stop_) return;
   const auto& asked = config_.preemption;
-  preemption::Sources sources{.second_demand_ends = true,
-                              .every = std::chrono::milliseconds(static_cast<int64_t>(asked.every_seconds * 1e3))};
+  preemption::Sources sources{.second_demand_ends = true, .every = os::milliseconds(asked.every_seconds)};
   if (preemption::asks_for_host(fabric_->world())) {
     sources.file = asked.file;
     sources.command = asked.command;
@@ -170,10 +163,14 @@ void Run::count_step() {
   record_.experts = figures_of(loads_->from_sums(std::span(sums_).subspan(1)));
   state_->position = state_->loader.after(1, state_->position);
   record_.step = ++state_->step;
-  const double seconds = seconds_since(step_began_);
+  time_step();
+  pending_ = true;
+}
+
+void Run::time_step() {
+  const double seconds = os::seconds_since(step_began_);
   record_.step_ms = seconds * 1e3;
   record_.tokens_per_second = static_cast<double>(setup_.tokens_per_step) / seconds;
-  pending_ = true;
 }
 
 /// Step 3. Every rank must end after the same step, or the others would wait for it: so a request that reached one rank
@@ -184,7 +181,7 @@ void Run::agree() {
   const std::optional<preemption::Notice> notice = stop_->notice();
   std::vector<double> row = {notice ? 1.0 : 0.0, own.save, own.failed};
   const size_t words = row.size();
-  const std::vector<double> dialed = dial_->to_sum(state_->step, seconds_since(step_began_));
+  const std::vector<double> dialed = dial_->to_sum(state_->step, os::seconds_since(step_began_));
   row.insert(row.end(), dialed.begin(), dialed.end());
   const std::vector<double> sums = comm::sums_over_ranks(*fabric_, row);
   if (sums[0] > 0) {
@@ -196,12 +193,10 @@ void Run::agree() {
   turn_to_ = dial_->from_sums(state_->step, std::span(sums).subspan(words));
   record_.memory_bytes = dial_->seen().memory;
   const shard::Statistics after = state_->sharded.statistics();
-  const double seconds = seconds_since(step_began_);
-  record_.step_ms = seconds * 1e3;
-  record_.tokens_per_second = static_cast<double>(setup_.tokens_per_step) / seconds;
+  time_step();
   record_.state_bytes = static_cast<double>(after.state_bytes);
-  record_.comm_ms = 1e3 * (seconds_since(begin) + after.exposed_gather - before_.exposed_gather + after.exposed_reduce -
-                           before_.exposed_reduce);
+  record_.comm_ms = 1e3 * (os::seconds_since(begin) + after.exposed_gather - before_.exposed_gather +
+                           after.exposed_reduce - before_.exposed_reduce);
 }
 
 /// Steps 4 to 7; also of a step that others had finished when a rank was lost: what is written already is not written

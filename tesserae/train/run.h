@@ -73,6 +73,7 @@ class Run {
   void listen();
   void train_step();
   void count_step();
+  void time_step();
   void agree();
   void finish_step();
   void turn_dial(const mesh::Degrees& to);

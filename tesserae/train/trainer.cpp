@@ -2,6 +2,7 @@
 
 #include "tesserae/base/log.h"
 #include "tesserae/comm/error.h"
+#include "tesserae/os/seconds.h"
 #include "tesserae/train/membership.h"
 #include "tesserae/train/run.h"
 
@@ -9,7 +10,7 @@ namespace tesserae::train {
 
 int train(const config::Config& config, const JobSetup& setup, const mesh::World& world, const Resume& resume) {
   Membership membership(world.launch());
-  const std::chrono::milliseconds deadline(static_cast<int64_t>(config.run.connect_deadline_seconds * 1e3));
+  const std::chrono::milliseconds deadline = os::milliseconds(config.run.connect_deadline_seconds);
   Run run(config, setup, resume, world, membership);
   for (;;) {
     try {

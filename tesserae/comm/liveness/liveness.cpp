@@ -9,6 +9,7 @@
 
 #include "tesserae/base/log.h"
 #include "tesserae/comm/error.h"
+#include "tesserae/comm/rank_list.h"
 #include "tesserae/os/host.h"
 #include "tesserae/os/process.h"
 
@@ -52,24 +53,18 @@ bool contains(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
-std::string join(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  return text;
-}
-
 }  // namespace
 
 void Verdict::raise(const std::string& what) const {
   const std::string because = text.empty() ? "" : ": " + text;
   switch (kind) {
     case Kind::lost:
-      throw PeerLost("Group", cat(what, ": lost ", join(ranks), because), ranks);
+      throw PeerLost("Group", cat(what, ": lost ", rank_list(ranks), because), ranks);
     case Kind::timeout:
       throw Timeout("Group",
                     cat(what, ": ", text, "; ",
                         ranks.empty() ? "all ranks are alive, so one of them did not call it"
-                                      : cat("no sign of life from ", join(ranks))),
+                                      : cat("no sign of life from ", rank_list(ranks))),
                     ranks);
     case Kind::mismatch:
       throw Mismatch("Group", cat(what, ": the ranks disagree: ", text));

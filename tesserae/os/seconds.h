@@ -1,0 +1,19 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "tesserae/os/clock.h"
+
+namespace tesserae::os {
+
+/// Seconds as people and configurations give them.
+inline std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
+}
+
+inline double seconds_since(TimePoint begin) {
+  return std::chrono::duration<double>(now() - begin).count();
+}
+
+}  // namespace tesserae::os
