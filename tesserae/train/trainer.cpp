@@ -10,7 +10,8 @@ namespace tesserae::train {
 
 int train(const config::Config& config, const JobSetup& setup, const mesh::World& world, const Resume& resume) {
   Membership membership(world.launch());
-  const std::chrono::milliseconds deadline = os::milliseconds(config.run.connect_deadline_seconds);
+  // Ranks give up on a silent one one after the other, each at its own deadline.
+  const auto deadline = os::milliseconds(config.run.deadline_seconds + config.run.connect_deadline_seconds);
   Run run(config, setup, resume, world, membership);
   for (;;) {
     try {
