@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/base/checksum.h"
 #include "tesserae/checkpoint/fault.h"
 
 namespace tesserae::checkpoint {

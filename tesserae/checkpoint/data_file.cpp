@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/base/checksum.h"
 #include "tesserae/checkpoint/crash_point.h"
 #include "tesserae/checkpoint/safetensors.h"
 

@@ -118,6 +118,7 @@ void export_weights(const Checkpoint& checkpoint, const os::Path& folder, const 
 void export_weights(shard::Sharded& sharded, const os::Path& folder, const ExportOptions& options) {
   const at::NoGradGuard no_grad;
   comm::Fabric& fabric = sharded.fabric();
+  sharded.engine().complete_updates();
   const auto buffers = buffers_in_order(sharded.engine(), options);
   std::unique_ptr<WeightFolder> files;
   std::string failure;

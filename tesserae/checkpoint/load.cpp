@@ -9,6 +9,7 @@
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/checkpoint/placement.h"
 #include "tesserae/comm/agree.h"
+#include "tesserae/offload/paged_tensor.h"
 
 namespace tesserae::checkpoint {
 namespace {
@@ -17,8 +18,8 @@ namespace {
 void add_wanted(const Checkpoint& checkpoint, const StoredTensor& stored, const Piece& piece,
                 std::vector<Wanted>& wanted) {
   const auto placement = std::make_shared<Placement>(piece, stored.split, scalar_type_of(stored.dtype));
-  const bool as_it_is =
-      placement->contiguous() && scalar_type_of(stored.dtype) == piece.data.scalar_type() && piece.data.is_cpu();
+  const bool as_it_is = placement->contiguous() && scalar_type_of(stored.dtype) == piece.data.scalar_type() &&
+                        piece.data.is_cpu() && !offload::is_paged(piece.data);
   const auto block = static_cast<int64_t>(checkpoint.manifest().block_bytes);
   for (const mesh::Range& run : placement->runs(block / element_bytes(stored.dtype))) {
     Wanted want{piece.name, run};

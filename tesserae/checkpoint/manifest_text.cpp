@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/base/checksum.h"
 #include "tesserae/checkpoint/fault.h"
 #include "tesserae/checkpoint/json_reader.h"
 #include "tesserae/checkpoint/split_json.h"

@@ -9,6 +9,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/checkpoint/load.h"
 #include "tesserae/comm/group.h"
+#include "tesserae/offload/paged_tensor.h"
 #include "tesserae/optim/optimizer.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
@@ -130,7 +131,7 @@ std::vector<Counter> add_state(const Checkpoint& checkpoint, shard::Sharded& sha
       pieces.insert(pieces.end(), counters.back().saved.begin(), counters.back().saved.end());
       return;
     }
-    tensor.zero_();
+    offload::zero(tensor);
     std::vector<Piece> slices;
     add_slices(state_prefix(state), shard.slices, tensor, false, false, slices);
     require_state(checkpoint, slices, state);
@@ -150,6 +151,7 @@ bool writes_part(const shard::Flat& flat, int rank) {
 
 std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optimizer, int as_rank) {
   std::vector<Piece> pieces;
+  sharded.engine().complete_updates();
   add_parameters(sharded, as_rank, pieces);
   if (optimizer == nullptr) return pieces;
   const auto flats = flats_by_shard(sharded.engine());
@@ -168,6 +170,7 @@ std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optim
 void load_model(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Optimizer* optimizer) {
   std::vector<Piece> pieces;
   std::vector<Counter> counters;
+  sharded.engine().complete_updates();
   add_parameters(sharded, -1, pieces);
   if (optimizer != nullptr) counters = add_state(checkpoint, sharded, *optimizer, pieces);
   load(checkpoint, pieces);  // all at once: each block of each file is read once

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <random>
 
-#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/base/checksum.h"
 
 namespace tesserae::checkpoint {
 

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <map>
 
+#include "tesserae/offload/paged_tensor.h"
+
 // Blocks come in the stored order, so the question that put() asks is the inverse of "where is my element stored?":
 // where, in the order of the piece's split, does an element of stored part j lie? mesh::for_each_run answers that too,
 // with the two splits exchanged: what lies within the piece's stretch of that order is its own.
@@ -53,7 +55,8 @@ void Placement::put(int64_t first, std::string_view bytes) const {
   const auto* const source = static_cast<const char*>(values.const_data_ptr());
   const auto width = static_cast<int64_t>(values.element_size());
   const at::Tensor target = piece_.data.detach().view({-1});
-  char* const memory = target.is_cpu() ? static_cast<char*>(target.mutable_data_ptr()) : nullptr;
+  const bool direct = target.is_cpu() && !offload::is_paged(target);
+  char* const memory = direct ? static_cast<char*>(target.mutable_data_ptr()) : nullptr;
 
   const int64_t own_begin = piece_begin_ + wanted_.begin;
   const int64_t own_end = piece_begin_ + wanted_.end;
@@ -71,7 +74,7 @@ void Placement::put(int64_t first, std::string_view bytes) const {
                            std::memcpy(memory + (begin - own_begin) * width, source + read * width,
                                        static_cast<size_t>(size * width));
                          } else {
-                           target.narrow(0, begin - own_begin, size).copy_(values.narrow(0, read, size));
+                           offload::copy(target.narrow(0, begin - own_begin, size), values.narrow(0, read, size));
                          }
                        });
     next = end;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "tesserae/base/checked.h"
+#include "tesserae/offload/paged_tensor.h"
 
 namespace tesserae::checkpoint {
 namespace {
@@ -40,6 +41,19 @@ at::Tensor flat_bytes(const at::Tensor& tensor) {
   return tensor.detach().view({-1}).view(at::kByte);
 }
 
+// What is written of `source` is there, block by block where it cannot be read at its address.
+void read_from(Source& source, const at::Tensor& bytes) {
+  if (bytes.is_cpu() && !offload::is_paged(bytes)) {
+    source.data = static_cast<const char*>(bytes.const_data_ptr());
+    return;
+  }
+  source.fill = [bytes](uint64_t offset, std::span<char> target) {
+    const auto begin = static_cast<int64_t>(offset), count = static_cast<int64_t>(target.size());
+    offload::prefetch(bytes.slice(0, begin + count, begin + count + static_cast<int64_t>(offload::PagedMemory::block)));
+    offload::copy(at::from_blob(target.data(), {count}, at::kByte), bytes.narrow(0, begin, count));
+  };
+}
+
 }  // namespace
 
 void Snapshot::begin(std::vector<Piece> pieces) {
@@ -50,18 +64,24 @@ void Snapshot::begin(std::vector<Piece> pieces) {
   offsets_.clear();
   device_.reset();
   int64_t total = 0;
+  std::shared_ptr<offload::Disk> disk;  // where there is no memory for the pieces, there is none for their copies
   for (const Piece& piece : pieces_) {
     sources_.push_back(describe(piece));
     offsets_.push_back(total);
     total = round_up(total + static_cast<int64_t>(sources_.back().bytes()), alignment);
     if (!piece.data.is_cpu()) device_ = piece.data.device();
+    if (disk == nullptr) disk = offload::disk_of(piece.data);
   }
-  if (!buffer_.defined() || buffer_.numel() < total || (device_ && !buffer_.is_pinned())) {
+  if (!buffer_.defined() || buffer_.numel() < total || (device_ && !buffer_.is_pinned()) ||
+      offload::is_paged(buffer_) != (disk != nullptr)) {
     buffer_.reset();  // the old one is given back first
-    buffer_ = at::empty({total}, at::TensorOptions().dtype(at::kByte).pinned_memory(device_.has_value()));
+    buffer_ = disk != nullptr
+                  ? offload::paged_tensor(disk, total, at::kByte)
+                  : at::empty({total}, at::TensorOptions().dtype(at::kByte).pinned_memory(device_.has_value()));
   }
-  char* const memory = total > 0 ? static_cast<char*>(buffer_.mutable_data_ptr()) : nullptr;
-  for (size_t i = 0; i < pieces_.size(); ++i) sources_[i].data = memory + offsets_[i];
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    read_from(sources_[i], buffer_.narrow(0, offsets_[i], static_cast<int64_t>(sources_[i].bytes())));
+  }
 
   if (device_) {
     ready_.emplace(device_->type());
@@ -94,13 +114,18 @@ void Snapshot::copy() {
 void Snapshot::copy_piece(size_t index, bool wait) {
   Piece& piece = pieces_[index];
   if (!piece.data.defined() || piece.data.numel() == 0) return;
+  const auto count = static_cast<int64_t>(sources_[index].bytes());
+  const at::Tensor to = buffer_.narrow(0, offsets_[index], count);
+  const at::Tensor from = flat_bytes(piece.data).narrow(0, 0, count);
   if (piece.data.is_cpu()) {
     // Not copy_(): that would spread over threads which the forward needs.
-    std::memcpy(static_cast<char*>(buffer_.mutable_data_ptr()) + offsets_[index], piece.data.const_data_ptr(),
-                sources_[index].bytes());
+    offload::in_runs(
+        {{to, offload::Access::fill}, {from, offload::Access::read}}, count, [&](int64_t begin, int64_t end) {
+          std::memcpy(static_cast<char*>(to.mutable_data_ptr()) + begin,
+                      static_cast<const char*>(from.const_data_ptr()) + begin, static_cast<size_t>(end - begin));
+        });
   } else {
-    const auto count = static_cast<int64_t>(sources_[index].bytes());
-    buffer_.narrow(0, offsets_[index], count).copy_(flat_bytes(piece.data).narrow(0, 0, count), /*non_blocking=*/!wait);
+    at::Tensor(to).copy_(from, /*non_blocking=*/!wait);
   }
   if (wait) piece.data.reset();
 }
@@ -111,15 +136,8 @@ std::vector<Source> live_sources(const std::vector<Piece>& pieces) {
   for (const Piece& piece : pieces) {
     if (!written(piece)) continue;
     Source source = describe(piece);
-    if (piece.data.is_cpu()) {
-      source.data = static_cast<const char*>(piece.data.const_data_ptr());
-    } else {
-      device = piece.data.device();
-      source.fill = [bytes = flat_bytes(piece.data)](uint64_t offset, std::span<char> target) {
-        const auto count = static_cast<int64_t>(target.size());
-        at::from_blob(target.data(), {count}, at::kByte).copy_(bytes.narrow(0, static_cast<int64_t>(offset), count));
-      };
-    }
+    if (!piece.data.is_cpu()) device = piece.data.device();
+    read_from(source, flat_bytes(piece.data));
     sources.push_back(std::move(source));
   }
   if (device) {  // whoever reads does so on another stream

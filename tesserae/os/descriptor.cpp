@@ -55,4 +55,23 @@ std::vector<int> wait_readable(const std::vector<int>& descriptors, const Deadli
   return readable;
 }
 
+void wait_ready(std::vector<Waited>& waited, const Deadline& deadline) {
+  std::vector<pollfd> polled;
+  polled.reserve(waited.size());
+  for (const Waited& entry : waited) {
+    const int events = (entry.to_read ? POLLIN : 0) | (entry.to_write ? POLLOUT : 0);
+    polled.push_back({.fd = entry.descriptor, .events = static_cast<short>(events), .revents = 0});
+  }
+  int ready;
+  do {
+    ready = ::poll(polled.data(), polled.size(), deadline.poll_milliseconds());
+  } while (ready < 0 && errno == EINTR);
+  if (ready < 0) throw failure("wait_ready", cat(waited.size(), " descriptors"), "cannot poll");
+  for (size_t i = 0; i < waited.size(); ++i) {
+    const bool over = (polled[i].revents & (POLLERR | POLLHUP | POLLNVAL)) != 0;
+    waited[i].readable = over || (polled[i].revents & POLLIN) != 0;
+    waited[i].writable = over || (polled[i].revents & POLLOUT) != 0;
+  }
+}
+
 }  // namespace tesserae::os

@@ -40,4 +40,13 @@ std::string read_some(int descriptor, size_t limit = 65536);
 /// passed. Negative descriptors are skipped.
 std::vector<int> wait_readable(const std::vector<int>& descriptors, const Deadline& deadline);
 
+/// A descriptor to wait for, and what became of it. A side that closed counts as readable and writable.
+struct Waited {
+  int descriptor = -1;  ///< negative: skipped
+  bool to_read = false, to_write = false;
+  bool readable = false, writable = false;
+};
+/// Waits for the first one, at most until the deadline, and fills in what each can do.
+void wait_ready(std::vector<Waited>& waited, const Deadline& deadline);
+
 }  // namespace tesserae::os

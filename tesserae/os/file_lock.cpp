@@ -9,7 +9,11 @@ namespace tesserae::os {
 
 std::optional<FileLock> FileLock::try_lock(const Path& path) {
   constexpr std::string_view function = "FileLock::try_lock";
-  Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  int number;
+  do {  // a signal may interrupt it on a file system of a network
+    number = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  } while (number < 0 && errno == EINTR);
+  Descriptor file(number);
   if (!file) throw failure(function, path.native(), "cannot open");
   // Of the open file, not of the process as F_SETLK's are: two objects of one process exclude each other, and closing
   // another descriptor of the file gives nothing back.

@@ -24,6 +24,15 @@ Descriptor open_descriptor(std::string_view function, const Path& path, int flag
   return Descriptor(number);
 }
 
+/// fsync(2). On some file systems of networks a signal interrupts it: no failure, and nothing was dropped.
+int sync_to_storage(const Descriptor& descriptor) {
+  int done;
+  do {
+    done = ::fsync(descriptor.get());
+  } while (done != 0 && errno == EINTR);
+  return done;
+}
+
 class PosixReadable : public ReadableFile {
  public:
   PosixReadable(Path path, Descriptor descriptor) : path_(std::move(path)), descriptor_(std::move(descriptor)) {}
@@ -62,11 +71,14 @@ class PosixWritable : public WritableFile {
   // Never tried again after a failure: the kernel drops the dirty pages it could not write, and a second fsync
   // succeeds.
   void sync() override {
-    if (::fsync(descriptor_.get()) != 0) throw failure("WritableFile::sync", path_.native(), "cannot sync");
+    if (sync_to_storage(descriptor_) != 0) throw failure("WritableFile::sync", path_.native(), "cannot sync");
   }
 
   void close() override {
-    if (::close(descriptor_.release()) != 0) throw failure("WritableFile::close", path_.native(), "cannot close");
+    // If a signal came while it was closed, it is closed all the same.
+    if (::close(descriptor_.release()) != 0 && errno != EINTR) {
+      throw failure("WritableFile::close", path_.native(), "cannot close");
+    }
   }
 
  private:
@@ -136,7 +148,7 @@ class PosixFiles : public Files {
 
   void sync_directory(const Path& path) override {
     const Descriptor descriptor = open_descriptor("Files::sync_directory", path, O_RDONLY | O_DIRECTORY);
-    if (::fsync(descriptor.get()) != 0) throw failure("Files::sync_directory", path.native(), "cannot sync");
+    if (sync_to_storage(descriptor) != 0) throw failure("Files::sync_directory", path.native(), "cannot sync");
   }
 
  private:

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <limits>
 #include <optional>
+#include <sstream>
 #include <string>
 
 #include "tesserae/base/error.h"
@@ -98,6 +99,28 @@ void keep_freed_memory() {
   ::mallopt(M_MMAP_THRESHOLD, largest_mmap_threshold);
   ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
 #endif
+}
+
+std::optional<int64_t> group_memory_limit() {
+  const Path own = "/proc/self/cgroup", all = "/sys/fs/cgroup";
+  if (!files().exists(own)) return std::nullopt;
+  std::optional<uint64_t> least;
+  std::istringstream lines(files().read(own));
+  for (std::string line; std::getline(lines, line);) {
+    // "0::/a/b" (v2) or "4:memory:/a/b" (v1).
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (!controllers.empty() && controllers != "memory") continue;
+    const Path root = controllers.empty() ? all : all / "memory";
+    const char* const name = controllers.empty() ? "memory.max" : "memory.limit_in_bytes";
+    for (Path group = Path(line.substr(second + 1)).relative_path();; group = group.parent_path()) {
+      const auto limit = group_limit(root / group / name);
+      if (limit && *limit < uint64_t{1} << 60) least = std::min(least.value_or(*limit), *limit);
+      if (group.empty()) break;
+    }
+  }
+  return least ? std::optional(static_cast<int64_t>(*least)) : std::nullopt;
 }
 
 HostMemory host_memory() {

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 
 namespace tesserae::os {
 
@@ -46,5 +47,8 @@ struct HostMemory {
   uint64_t available = 0;  ///< could be allocated without swapping
 };
 HostMemory host_memory();
+
+/// The least limit of the control groups (v1 or v2) that this process is in, in bytes; nothing if none limits it.
+std::optional<int64_t> group_memory_limit();
 
 }  // namespace tesserae::os

@@ -212,4 +212,10 @@ std::chrono::nanoseconds process_age() {
   return since_boot - std::chrono::nanoseconds(*started * (1'000'000'000 / static_cast<uint64_t>(ticks)));
 }
 
+std::chrono::nanoseconds thread_time() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
 }  // namespace tesserae::os

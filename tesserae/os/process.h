@@ -71,4 +71,7 @@ std::optional<uint64_t> start_time(pid_t process);
 /// How long this process has been there, to a hundredth of a second.
 std::chrono::nanoseconds process_age();
 
+/// For how long the calling thread has had a processor since it began.
+std::chrono::nanoseconds thread_time();
+
 }  // namespace tesserae::os

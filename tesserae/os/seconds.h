@@ -12,8 +12,12 @@ inline std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
 }
 
+inline double seconds_of(std::chrono::nanoseconds duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
 inline double seconds_since(TimePoint begin) {
-  return std::chrono::duration<double>(now() - begin).count();
+  return seconds_of(now() - begin);
 }
 
 }  // namespace tesserae::os

@@ -112,4 +112,12 @@ std::string signal_name(int number) {
   return name == nullptr ? cat("signal ", number) : cat("SIG", name);
 }
 
+std::string written_at_signal(int signal, int file) {
+  if (::ftruncate(file, 0) != 0 || ::lseek(file, 0, SEEK_SET) != 0 || ::raise(signal) != 0) return {};
+  std::string text(size_t{1} << 20, '\0');
+  const ssize_t size = ::pread(file, text.data(), text.size(), 0);
+  text.resize(size > 0 ? static_cast<size_t>(size) : 0);
+  return text;
+}
+
 }  // namespace tesserae::os

@@ -34,4 +34,8 @@ class StopSignals {
 /// "SIGTERM" for SIGTERM.
 std::string signal_name(int number);
 
+/// Raises `signal` in the calling thread and returns what its handler, which must be there and return, has written to
+/// `file`: all that there is in it afterwards, at most 1 MiB. Empty where the file cannot be read.
+std::string written_at_signal(int signal, int file);
+
 }  // namespace tesserae::os

@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/base/checksum.h"
 #include "tesserae/checkpoint/fault.h"
 #include "tesserae/checkpoint/manifest_text.h"
 

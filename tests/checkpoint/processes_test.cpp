@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/base/checksum.h"
 #include "tesserae/checkpoint/crash_point.h"
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/checkpoint/load.h"

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -130,6 +131,20 @@ TEST(StopSignals, TheEarlierHandlersComeBack) {
   ::waitpid(child, &status, 0);
   EXPECT_TRUE(WIFSIGNALED(status));
   EXPECT_EQ(WTERMSIG(status), SIGTERM);
+}
+
+TEST(WrittenAtSignal, IsWhatTheHandlerWrote) {
+  static int file = ::memfd_create("written", 0);
+  ASSERT_GE(file, 0);
+  struct sigaction before {
+  }, writes{};
+  writes.sa_handler = [](int) { static_cast<void>(!::write(file, "here", 4)); };
+  ASSERT_EQ(::sigaction(SIGUSR2, &writes, &before), 0);
+  EXPECT_EQ(written_at_signal(SIGUSR2, file), "here");
+  EXPECT_EQ(written_at_signal(SIGUSR2, file), "here") << "what was there before is gone";
+  EXPECT_EQ(written_at_signal(SIGUSR2, -1), "");
+  ::sigaction(SIGUSR2, &before, nullptr);
+  ::close(file);
 }
 
 }  // namespace

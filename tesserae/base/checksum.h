@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tesserae::checkpoint {
+namespace tesserae {
 
 /// XXH3 with 64 bits and seed 0.
 uint64_t checksum(std::string_view bytes);
@@ -18,4 +18,4 @@ uint64_t checksum_of_blocks(const std::vector<uint64_t>& blocks);
 std::string to_hex(uint64_t value);
 std::optional<uint64_t> from_hex(std::string_view text);
 
-}  // namespace tesserae::checkpoint
+}  // namespace tesserae

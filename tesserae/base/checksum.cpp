@@ -1,9 +1,9 @@
-#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/base/checksum.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-namespace tesserae::checkpoint {
+namespace tesserae {
 
 uint64_t checksum(std::string_view bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());
@@ -35,4 +35,4 @@ std::optional<uint64_t> from_hex(std::string_view text) {
   return value;
 }
 
-}  // namespace tesserae::checkpoint
+}  // namespace tesserae
