@@ -18,6 +18,7 @@ struct AdamWOptions {
 class AdamW : public Optimizer {
  public:
   explicit AdamW(std::shared_ptr<Target> target, AdamWOptions options = {});
+  ~AdamW() override { end(); }
   explicit AdamW(shard::Sharded& sharded, AdamWOptions options = {}) : AdamW(target_of(sharded), std::move(options)) {}
 
  protected:

@@ -2,7 +2,9 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "tesserae/base/error.h"
+#include "tesserae/offload/paged_tensor.h"
 
 namespace tesserae::optim {
 
@@ -19,16 +22,33 @@ namespace {
 // in double at once would first copy the whole gradient to double.
 constexpr int64_t kRow = 4096;
 
+c10::ScalarType accumulated_in(const at::Tensor& flat) {
+  return flat.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// Of each row of the first `elements`; block by block where they are paged.
+at::Tensor norms_of_rows(const at::Tensor& flat, int64_t elements, double p) {
+  std::vector<at::Tensor> norms;
+  offload::in_runs({{flat, offload::Access::read}}, elements, [&](int64_t begin, int64_t end) {
+    const at::Tensor run = flat.slice(0, begin, end);
+    norms.push_back(at::linalg_vector_norm(run.view({-1, kRow}), p, 1, false, accumulated_in(flat)));
+  });
+  return norms.size() == 1 ? norms.front() : at::cat(norms);
+}
+
 // The sum of |x|^p, a double scalar; for p = infinity the largest |x|.
 at::Tensor sum_of_powers(const at::Tensor& flat, double p) {
-  if (std::isinf(p)) return at::linalg_vector_norm(flat, p).to(at::kDouble);
-  auto powers = [p](const at::Tensor& norms) { return norms.to(at::kDouble).pow_(p).sum(); };
-  const auto accumulate = flat.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const int64_t whole = flat.numel() / kRow * kRow;
-  const auto rest = at::linalg_vector_norm(flat.slice(0, whole), p, {}, false, accumulate);
-  if (whole == 0) return powers(rest);
-  const auto rows = at::linalg_vector_norm(flat.slice(0, 0, whole).view({-1, kRow}), p, 1, false, accumulate);
-  return powers(rows).add_(powers(rest));
+  const at::Tensor rest = flat.slice(0, whole);
+  const offload::Use use(rest, offload::Access::read);
+  if (std::isinf(p) && rest.numel() == 0) return norms_of_rows(flat, whole, p).max().to(at::kDouble);
+  const at::Tensor of_rest = at::linalg_vector_norm(rest, p, {}, false, accumulated_in(flat)).to(at::kDouble);
+  if (std::isinf(p)) {
+    return whole == 0 ? of_rest : at::maximum(norms_of_rows(flat, whole, p).max().to(at::kDouble), of_rest);
+  }
+  const auto powers = [p](const at::Tensor& norms) { return norms.to(at::kDouble).pow_(p).sum(); };
+  if (whole == 0) return powers(of_rest);
+  return powers(norms_of_rows(flat, whole, p)).add_(powers(of_rest));
 }
 
 // What of a shard this rank counts: all of it, or what tensor-parallel ranks hold parts of, in as few runs as there can
@@ -85,7 +105,12 @@ double clip_gradients(Target& target, double max_norm) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> grads;
   for (const auto& shard : target.shards()) {
-    if (shard.grad.defined()) grads.push_back(shard.grad);
+    if (offload::is_paged(shard.grad)) {
+      offload::in_runs({{shard.grad, offload::Access::update}}, shard.grad.numel(),
+                       [&](int64_t begin, int64_t end) { shard.grad.slice(0, begin, end).mul_(coefficient); });
+    } else if (shard.grad.defined()) {
+      grads.push_back(shard.grad);
+    }
   }
   if (!grads.empty()) at::_foreach_mul_(grads, coefficient);
   return norm;

@@ -3,13 +3,14 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <cmath>
 #include <exception>
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/base/log.h"
 #include "tesserae/optim/clip.h"
 
 namespace tesserae::optim {
@@ -20,8 +21,21 @@ Optimizer::Optimizer(std::shared_ptr<Target> target, double lr, DecayPolicy deca
   companion_ = target_->add_companion(*this);
 }
 
+void Optimizer::end() noexcept {
+  try {
+    complete_updates();
+  } catch (const std::exception& error) {
+    log(LogLevel::error, cat("an update that was still to be made failed: ", error.what()));
+  }
+}
+
+void Optimizer::complete_updates() {
+  if (std::exchange(deferred_, false)) target_->complete_updates();
+}
+
 StepResult Optimizer::step(const StepOptions& options) {
   const at::NoGradGuard no_grad;
+  complete_updates();
   double norm = 0;
   if (options.measure_norm || options.clip_norm > 0 || options.scaler != nullptr) {
     norm = global_norm(*target_, 2, options.also_sum) / (options.scaler != nullptr ? options.scaler->scale() : 1.0);
@@ -31,6 +45,7 @@ StepResult Optimizer::step(const StepOptions& options) {
 
 StepResult Optimizer::finish_step(double norm, const StepOptions& options) {
   const at::NoGradGuard no_grad;
+  complete_updates();
   return finish(norm, options, /*publish=*/false);
 }
 
@@ -45,25 +60,35 @@ StepResult Optimizer::finish(double norm, const StepOptions& options, bool publi
   const auto& shards = target_->shards();
   states_.resize(shards.size());
   std::optional<at::Tensor> divisor_tensor;
-  std::exception_ptr lost;
+  std::vector<size_t> updated;
   for (size_t i = 0; i < shards.size(); ++i) {
     auto& shard = shards[i];
-    auto& state = states_[i];
     if (!shard.grad.defined()) continue;
     if (divisor != 1.0 && !divisor_tensor.has_value()) {
       divisor_tensor = at::full({}, divisor, shard.master.options().dtype(at::kFloat));
     }
-    if (!state.step.defined()) allocate(shard, state);
-    refresh_views(shard, state);
-    state.step.add_(1);
-    for (const bool decay : {false, true}) {
-      const auto& views = state.views[decay];
-      if (!views.master.empty()) update(views, decay, options.lr.value_or(lr_), divisor_tensor);
-    }
+    if (!states_[i].step.defined()) allocate(shard, states_[i]);
+    refresh_views(shard, states_[i]);
+    updated.push_back(i);
+  }
+  std::exception_ptr lost;
+  for (size_t k = 0; k < updated.size(); ++k) {
+    const size_t i = updated[k];
+    const auto next = k + 1 < updated.size() ? std::optional(updated[k + 1]) : std::nullopt;
+    const auto update_now = [this, i, next, lr = options.lr.value_or(lr_), keep = options.keep_gradients,
+                             divisor_tensor] { update_shard(i, next, lr, keep, divisor_tensor); };
+    const bool later = publish && !lost && states_[i].paged;
+    if (!later) update_now();
     if (!publish || lost) continue;
     try {
-      target_->publish(shard.index);
+      if (later) {
+        deferred_ = true;
+        target_->update_later(shards[i].index, update_now);
+      } else {
+        target_->publish(shards[i].index);
+      }
     } catch (...) {
+      if (later) update_now();
       lost = std::current_exception();  // every shard is of this step before anybody hears of it
     }
   }
@@ -71,8 +96,54 @@ StepResult Optimizer::finish(double norm, const StepOptions& options, bool publi
   return result;
 }
 
+// Run by run, the next one on its way: also that of shard `next`, which will follow.
+void Optimizer::update_shard(size_t index, std::optional<size_t> next, double lr, bool keep_gradients,
+                             const std::optional<at::Tensor>& divisor) {
+  const at::NoGradGuard no_grad;
+  const auto gradients = keep_gradients ? offload::Access::update : offload::Access::consume;
+  State& state = states_[index];
+  state.step.add_(1);
+  offload::Use use;
+  for (size_t i = 0; i < state.runs.size(); ++i) {
+    const Run& run = state.runs[i];
+    // Ends the use of the run before once this one is there: they have blocks in common.
+    if (run.paged) use = run.use(gradients);
+    if (i + 1 < state.runs.size()) {
+      state.runs[i + 1].prefetch();
+    } else if (next && !states_[*next].runs.empty()) {
+      states_[*next].runs.front().prefetch();
+    }
+    update(run.views, run.decay, lr, divisor);
+  }
+  if (keep_gradients) return;
+  state.runs.clear();  // their views would keep the gradients' memory
+  state.places.clear();
+}
+
+void Optimizer::Run::prefetch() const {
+  if (!paged) return;
+  const auto all = [](const std::vector<at::Tensor>& tensors) {
+    for (const at::Tensor& tensor : tensors) offload::prefetch(tensor);
+  };
+  all(views.master);
+  all(views.grad);
+  for (const auto& state : views.state) all(state);
+}
+
+offload::Use Optimizer::Run::use(offload::Access gradients) const {
+  prefetch();
+  offload::Use use;
+  for (const at::Tensor& tensor : views.master) use.add(tensor, offload::Access::update);
+  for (const at::Tensor& tensor : views.grad) use.add(tensor, gradients);
+  for (const auto& state : views.state) {
+    for (const at::Tensor& tensor : state) use.add(tensor, offload::Access::update);
+  }
+  return use;
+}
+
 void Optimizer::visit_state(
     const std::function<void(const shard::Shard& shard, std::string_view name, at::Tensor& tensor)>& visit) {
+  complete_updates();
   const auto& shards = target_->shards();
   states_.resize(shards.size());
   for (size_t i = 0; i < shards.size(); ++i) {
@@ -84,6 +155,16 @@ void Optimizer::visit_state(
   }
 }
 
+int64_t Optimizer::state_bytes() const {
+  int64_t bytes = 0;
+  for (const State& state : states_) {
+    for (const at::Tensor& tensor : state.flat) {
+      if (!offload::is_paged(tensor)) bytes += static_cast<int64_t>(tensor.nbytes());
+    }
+  }
+  return bytes;
+}
+
 std::vector<c10::ScalarType> Optimizer::dtypes(const shard::Shard& shard) {
   std::vector<c10::ScalarType> found;
   for (const auto& tensor : states_[static_cast<size_t>(shard.index)].flat) found.push_back(tensor.scalar_type());
@@ -91,8 +172,9 @@ std::vector<c10::ScalarType> Optimizer::dtypes(const shard::Shard& shard) {
 }
 
 std::vector<at::Tensor> Optimizer::take(const shard::Shard& shard) {
+  complete_updates();
   State& state = states_[static_cast<size_t>(shard.index)];
-  for (auto& views : state.views) views = Views();
+  state.runs.clear();
   state.places.clear();
   return std::exchange(state.flat, {});
 }
@@ -110,7 +192,7 @@ void Optimizer::allocate_state() {
 }
 
 void Optimizer::allocate(const shard::Shard& shard, State& state) const {
-  for (size_t k = 0; k < state_names().size(); ++k) state.flat.push_back(at::zeros_like(shard.master));
+  for (size_t k = 0; k < state_names().size(); ++k) state.flat.push_back(target_->new_state(shard));
   state.step = at::zeros({}, shard.master.options().dtype(at::kFloat));
 }
 
@@ -129,20 +211,37 @@ void Optimizer::refresh_views(const shard::Shard& shard, State& state) const {
         cat("state \"", state_names()[k], "\" of shard ", shard.index, " has ", state.flat[k].numel(),
             " elements and its master ", shard.master.numel(), "; move the state when the shards are cut anew"));
   }
-  for (auto& views : state.views) {
-    views = Views();
-    views.state.resize(state.flat.size());
-  }
+  std::vector<at::Tensor> tensors = state.flat;
+  tensors.insert(tensors.end(), {shard.master, shard.grad});
+  const bool paged = state.paged = std::ranges::any_of(tensors, offload::is_paged);
+  state.runs.clear();
+  if (!paged) state.runs = {{.decay = false}, {.decay = true}};
   for (const auto& segment : segments(shard, decays_)) {
-    auto& views = state.views[segment.decay];
-    views.master.push_back(shard.master.slice(0, segment.begin, segment.end));
-    views.grad.push_back(shard.grad.slice(0, segment.begin, segment.end));
-    for (size_t k = 0; k < state.flat.size(); ++k) {
-      views.state[k].push_back(state.flat[k].slice(0, segment.begin, segment.end));
+    if (!paged) {
+      add_run(shard, state, segment, state.runs[segment.decay ? 1 : 0]);
+      continue;
     }
-    views.step.push_back(state.step);
+    // Cut as seen from the segment's begin, in multiples of what kernels take at once: then each element is computed by
+    // the same instructions as where nothing is paged, to the last bit.
+    const auto length = static_cast<int64_t>(offload::PagedMemory::block / shard.master.element_size());
+    for (int64_t begin = segment.begin; begin < segment.end; begin += length) {
+      const Segment part{begin, std::min(begin + length, segment.end), segment.decay};
+      state.runs.push_back({.decay = segment.decay, .paged = true});
+      add_run(shard, state, part, state.runs.back());
+    }
   }
+  std::erase_if(state.runs, [](const Run& run) { return run.views.master.empty(); });
   state.places = std::move(places);
+}
+
+void Optimizer::add_run(const shard::Shard& shard, const State& state, const Segment& segment, Run& run) const {
+  run.views.state.resize(state.flat.size());
+  run.views.master.push_back(shard.master.slice(0, segment.begin, segment.end));
+  run.views.grad.push_back(shard.grad.slice(0, segment.begin, segment.end));
+  for (size_t k = 0; k < state.flat.size(); ++k) {
+    run.views.state[k].push_back(state.flat[k].slice(0, segment.begin, segment.end));
+  }
+  run.views.step.push_back(state.step);
 }
 
 }  // namespace tesserae::optim

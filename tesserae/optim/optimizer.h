@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tesserae/offload/paged_tensor.h"
 #include "tesserae/optim/loss_scaler.h"
 #include "tesserae/optim/segments.h"
 #include "tesserae/optim/target.h"
@@ -20,6 +21,7 @@ struct StepOptions {
   std::optional<double> lr = {};  ///< of this step only; unset: the optimizer's own
   double clip_norm = 0;           ///< > 0: gradients are scaled to this global norm at most
   LossScaler* scaler = nullptr;   ///< the loss was scaled by it
+  bool keep_gradients = true;     ///< false: nobody reads them afterwards (those on a disk need not go back there)
   bool measure_norm = true;       ///< false saves the all-reduce, unless clip_norm or scaler need it
   /// Replaced by their sums over all ranks, in the all-reduce of the norm: what a rank knows of a step once it may
   /// update. Left alone where the norm is not measured.
@@ -45,6 +47,10 @@ class Optimizer : public shard::Companion {
   /// One step: norm (one all-reduce), unscaling and clipping (fused into the update), update and publication shard by
   /// shard, so that the refresh of one shard overlaps with the update of the next. Gradients stay; they may hold the
   /// unscaled and clipped values afterwards.
+  ///
+  /// Shards of which something lies on a disk are updated later, unit by unit in the order of the next forward and
+  /// beside it (Target::update_later): the same numbers, and the disk has the time of a forward. Whoever reads masters
+  /// or gradients himself meanwhile calls complete_updates() first.
   StepResult step(const StepOptions& options = {});
   /// The part of step() after the norm, in which no rank waits for another: for one whose step() threw while it
   /// measured a norm that others have got. Publishes nothing.
@@ -53,6 +59,7 @@ class Optimizer : public shard::Companion {
   /// it if this is one more; all of its shards are then updated.
   int64_t steps_done() const { return steps_done_; }
   const StepResult& last_step() const { return last_step_; }  ///< of these
+  void complete_updates();
   void zero_grad() { target_->zero_grad(); }
 
   double lr() const { return lr_; }
@@ -62,6 +69,8 @@ class Optimizer : public shard::Companion {
   /// `visit` may assign another tensor of that shape.
   void visit_state(
       const std::function<void(const shard::Shard& shard, std::string_view name, at::Tensor& tensor)>& visit);
+  /// Memory of this rank that its state takes; what is on a disk is not.
+  int64_t state_bytes() const;
   /// Makes the initial state of every shard that has none, so that a loader can fill it.
   void allocate_state();
 
@@ -71,6 +80,9 @@ class Optimizer : public shard::Companion {
   void put(const shard::Shard& shard, std::vector<at::Tensor> tensors) override;
 
  protected:
+  /// Derived classes call it in their destructors: what is still to be updated needs update().
+  void end() noexcept;
+
   /// Views of one shard's segments of one kind: the tensor lists that a fused kernel takes.
   struct Views {
     std::vector<at::Tensor> master, grad;
@@ -85,23 +97,38 @@ class Optimizer : public shard::Companion {
   virtual void update(const Views& views, bool decay, double lr, const std::optional<at::Tensor>& divisor) = 0;
 
  private:
+  /// What one call of update() works on: all that decays of a shard, or all that does not; where parts of the state are
+  /// paged, about a block of that at a time.
+  struct Run {
+    bool decay = false;
+    bool paged = false;
+    Views views = {};
+
+    void prefetch() const;
+    offload::Use use(offload::Access gradients) const;
+  };
   struct State {
     std::vector<at::Tensor> flat;
     at::Tensor step;
     // Views are made once and kept while master, gradient and state stay where they are.
-    Views views[2];  // [decay]
+    std::vector<Run> runs;
+    bool paged = false;  // on all ranks alike, also where there is nothing to update
     std::vector<std::pair<const void*, int64_t>> places;
   };
 
   StepResult finish(double norm, const StepOptions& options, bool publish);
   void allocate(const shard::Shard& shard, State& state) const;
   void refresh_views(const shard::Shard& shard, State& state) const;
+  void add_run(const shard::Shard& shard, const State& state, const Segment& segment, Run& run) const;
+  void update_shard(size_t index, std::optional<size_t> next, double lr, bool keep_gradients,
+                    const std::optional<at::Tensor>& divisor);
 
   std::shared_ptr<Target> target_;
   double lr_;
   DecayPolicy decays_;
   std::vector<State> states_;
   int64_t steps_done_ = 0;
+  bool deferred_ = false;  // an update was handed over since complete_updates()
   StepResult last_step_;
   std::shared_ptr<void> companion_;  // last: nobody calls a companion that is half gone
 };

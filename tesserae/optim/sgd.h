@@ -17,6 +17,7 @@ struct SgdOptions {
 class Sgd : public Optimizer {
  public:
   explicit Sgd(std::shared_ptr<Target> target, SgdOptions options = {});
+  ~Sgd() override { end(); }
   explicit Sgd(shard::Sharded& sharded, SgdOptions options = {}) : Sgd(target_of(sharded), std::move(options)) {}
 
  protected:

@@ -1,6 +1,7 @@
 #include "tesserae/optim/target.h"
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
+#include "tesserae/shard/local_state.h"
 #include "tesserae/shard/sharded.h"
 #include "tesserae/shard/whole_model.h"
 
@@ -12,7 +13,12 @@ class EngineTarget final : public Target {
   explicit EngineTarget(shard::Engine& engine) : engine_(engine) {}
 
   const shard::ShardList& shards() const override { return engine_.shards(); }
+  at::Tensor new_state(const shard::Shard& shard) override { return shard::new_state(engine_, shard); }
   void publish(int index) override { engine_.publish(index); }
+  void update_later(int index, std::function<void()> update) override {
+    engine_.update_later(index, std::move(update));
+  }
+  void complete_updates() override { engine_.complete_updates(); }
   void zero_grad() override { engine_.zero_grad(); }
   std::shared_ptr<void> add_companion(shard::Companion& companion) override { return engine_.add_companion(companion); }
 

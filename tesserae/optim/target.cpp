@@ -1,5 +1,7 @@
 #include "tesserae/optim/target.h"
 
+#include <ATen/ops/zeros_like.h>
+
 #include <utility>
 
 namespace tesserae::optim {
@@ -16,8 +18,17 @@ shard::ShardList list_of(std::vector<shard::Shard>& shards) {
 LocalTarget::LocalTarget(std::vector<shard::Shard>& shards, std::function<void(int)> publish)
     : shards_(list_of(shards)), publish_(std::move(publish)) {}
 
+at::Tensor LocalTarget::new_state(const shard::Shard& shard) {
+  return at::zeros_like(shard.master);
+}
+
 void LocalTarget::publish(int index) {
   if (publish_) publish_(index);
+}
+
+void LocalTarget::update_later(int index, std::function<void()> update) {
+  update();
+  publish(index);
 }
 
 void LocalTarget::zero_grad() {

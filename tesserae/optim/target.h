@@ -20,8 +20,15 @@ class Target {
   virtual ~Target() = default;
 
   virtual const shard::ShardList& shards() const = 0;
+  /// State for an optimizer of that shard: zeros of the master's shape and dtype, where the run keeps such.
+  virtual at::Tensor new_state(const shard::Shard& shard) = 0;
   /// Shard `index` has new values. Called for each updated shard, in order, as soon as it has them.
   virtual void publish(int index) = 0;
+  /// `update` makes the new values of shard `index`, which are then published: now, or beside the next forward, on
+  /// another thread. Called for each shard in order.
+  virtual void update_later(int index, std::function<void()> update) = 0;
+  /// Returns when all of those have run.
+  virtual void complete_updates() = 0;
   /// Forgets all gradients.
   virtual void zero_grad() = 0;
   /// The companion's tensors move with the shards until what is returned is dropped; null where shards never move.
@@ -46,7 +53,10 @@ class LocalTarget : public Target {
  public:
   explicit LocalTarget(std::vector<shard::Shard>& shards, std::function<void(int)> publish = {});
   const shard::ShardList& shards() const override { return shards_; }
+  at::Tensor new_state(const shard::Shard& shard) override;
   void publish(int index) override;
+  void update_later(int index, std::function<void()> update) override;
+  void complete_updates() override {}
   void zero_grad() override;
   std::shared_ptr<void> add_companion(shard::Companion& /*companion*/) override { return {}; }
   bool counts_repeated() const override { return true; }

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <array>
+#include <exception>
 #include <stdexcept>
 #include <utility>
 
@@ -79,6 +80,26 @@ void Engine::publish(int shard) {
   }
 }
 
+void Engine::update_later(int shard, std::function<void()> update) {
+  require_not_torn();
+  for (FlatBuffer* buffer : buffers_) {
+    if (buffer->shard() == nullptr || buffer->shard()->index != shard) continue;
+    buffer->unit().update_later(*buffer, std::move(update));
+  }
+}
+
+void Engine::complete_updates() {
+  std::exception_ptr failure;  // of the first; the others are completed all the same
+  for (const auto& unit : units_) {
+    try {
+      unit->complete_updates();
+    } catch (...) {
+      if (failure == nullptr) failure = std::current_exception();
+    }
+  }
+  if (failure != nullptr) std::rethrow_exception(failure);
+}
+
 void Engine::zero_grad() {
   for (const FlatBuffer* buffer : buffers_) {
     if (buffer->gradient() == nullptr) continue;
@@ -124,6 +145,7 @@ void Engine::settle() {
   if (phase_ == Phase::backward) abandon_step();
   for (const auto& unit : units_) unit->reset();
   if (phase_ == Phase::forward) enter(Phase::idle);
+  complete_updates();
   take_gradients();
   for (const auto& unit : units_) {
     unit->tell([&](StepObserver& observer) { observer.take_values(*unit); });

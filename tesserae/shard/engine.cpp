@@ -67,8 +67,9 @@ void Engine::cancel_forward(ShardedUnit& unit) {
 void Engine::begin_step() {
   require_not_torn();
   if (phase_ == Phase::backward) abandon_step();
-  for (const auto& unit : units_) unit->reset();
-  if (phase_ == Phase::forward) free_all();  // a forward threw before its end
+  const bool threw = phase_ == Phase::forward;  // the forward of before did, before its end
+  for (const auto& unit : units_) threw ? unit->cut_short() : unit->reset();
+  if (threw) free_all();
   if (!prepared()) prepare();
   for (const auto& unit : units_) {
     const bool accumulates = unit->accumulating();
@@ -89,7 +90,7 @@ void Engine::abandon_step() {
   }
   for (const auto& unit : units_) {
     unit->set_accumulating(false);
-    unit->reset();
+    unit->cut_short();
   }
   free_all();
   workspace_->pool.give_back();

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,6 +48,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool prepared() const { return phase_ != Phase::setup; }  ///< false only before prepare()
   Phase phase() const { return phase_; }
 
+  /// For who may outlive it: empty once the engine is gone, whoever owned it.
+  std::weak_ptr<Engine*> alive() const { return alive_; }
+
   // The events of a step. Called by units, on the thread that computes or autograd's.
   void before_forward(ShardedUnit& unit);
   void after_forward(ShardedUnit& unit);
@@ -73,6 +77,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void gather_early(ShardedUnit& unit);
   /// Frees what is gathered of a unit, whatever its lifetimes say. Collective.
   void release(ShardedUnit& unit);
+  /// See ShardedUnit; the same shards on all ranks.
+  void update_later(int shard, std::function<void()> update);
+  void complete_updates();
   void publish(int shard);  ///< collective where P and O differ, in the same order on all ranks
   void zero_grad();
   void discard_accumulated();  ///< what is not reduced yet; final gradients stay

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/offload/paged_tensor.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/initial_values.h"
 #include "tesserae/shard/local_state.h"
@@ -25,12 +26,13 @@ void copy_part(const Slot& slot, const at::Tensor& values, const mesh::Range& ra
   const int64_t begin = std::max(slot.begin, range.begin);
   const int64_t end = std::min(slot.end(), range.end);
   if (begin >= end) return;
-  destination.narrow(0, begin - range.begin, end - begin).copy_(values.narrow(0, begin - slot.begin, end - begin));
+  offload::copy(destination.narrow(0, begin - range.begin, end - begin),
+                values.narrow(0, begin - slot.begin, end - begin));
 }
 
 // This rank's rows are there already. A piece of more than these is refreshed before the first step.
 void take_local(const Slot& slot, const at::Tensor& local, const at::Tensor& master) {
-  if (local.numel() > 0) master.narrow(0, 0, local.numel()).copy_(slot.flattened(local));
+  if (local.numel() > 0) offload::copy(master.narrow(0, 0, local.numel()), slot.flattened(local));
 }
 
 }  // namespace
@@ -42,7 +44,8 @@ FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), t
   flat_ = std::make_unique<Flat>(unit.name(), spec.slots, dtypes, spec.trainable, sharding.layout,
                                  sharding.fabric->rank(), spec.cut_by);
   // Padding must be finite: it travels with the rest.
-  const at::Tensor master = new_local(context, *flat_, dtypes.master).zero_();
+  const at::Tensor master = new_local(context, *flat_, dtypes.master, master_tier(context, *flat_));
+  if (!offload::is_paged(master)) at::Tensor(master).zero_();
   const at::Tensor piece = piece_for(context, *flat_, master);
   for (const at::Tensor& local : spec.local) take_local(flat_->slots().front(), local, master);
   for (size_t i = spec.local.size(); i < tensors_.size(); ++i) {

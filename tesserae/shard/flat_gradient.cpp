@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "tesserae/comm/several.h"
+#include "tesserae/offload/paged_tensor.h"
 #include "tesserae/shard/memory.h"
 #include "tesserae/shard/step_observer.h"
 
@@ -213,12 +214,12 @@ void FlatGradient::deliver_adjusted(const at::Tensor& sum, bool add, StepObserve
 bool FlatGradient::first_hop_delivers() const {
   return context_.reducer == nullptr && context_.adjuster == nullptr && sharding_->optimizer_group.size() == 1 &&
          sharding_->replica_group.size() == 1 && grad_.scalar_type() == flat_.dtypes().reduce &&
-         grad_.device() == sharding_->device;
+         grad_.device() == sharding_->device && !offload::is_paged(grad_);
 }
 
 const at::Tensor& FlatGradient::memory() {
   if (!grad_.defined()) {
-    grad_ = allocate(flat_.chunk(), flat_.dtypes().master, sharding_->state_device);
+    grad_ = sharding_->allocate(flat_.chunk(), flat_.dtypes().master, sharding_->options.tiers.gradients);
     ++context_.statistics().allocations;
   }
   return grad_;
@@ -238,14 +239,19 @@ at::Tensor FlatGradient::reduce_elsewhere(const Views& views, StepObserver& redu
 
 // `chunk`: summed over all ranks; `divided`: averaged already.
 void FlatGradient::deliver(const at::Tensor& chunk, bool add, bool divided) {
-  if (add) {
-    grad_.add_(chunk.to(grad_.device()), divided ? 1.0 : average_factor_.item<double>());
-  } else if (!divided && grad_.scalar_type() == chunk.scalar_type() && grad_.device() == chunk.device()) {
-    at::mul_out(grad_, chunk, average_factor_);
-  } else {
-    grad_.copy_(chunk);
-    if (!divided) grad_.mul_(average_factor_);
-  }
+  const auto access = add ? offload::Access::update : offload::Access::fill;
+  offload::in_runs({{grad_, access}}, grad_.numel(), [&](int64_t begin, int64_t end) {
+    at::Tensor to = grad_.slice(0, begin, end);
+    const at::Tensor from = chunk.slice(0, begin, end);
+    if (add) {
+      to.add_(from.to(to.device()), divided ? 1.0 : average_factor_.item<double>());
+    } else if (!divided && to.scalar_type() == from.scalar_type() && to.device() == from.device()) {
+      at::mul_out(to, from, average_factor_);
+    } else {
+      to.copy_(from);
+      if (!divided) to.mul_(average_factor_);
+    }
+  });
 }
 
 void FlatGradient::finish() {
@@ -278,7 +284,7 @@ void FlatGradient::discard() {
 }
 
 void FlatGradient::give_back() {
-  if (context_.pool().elastic()) grad_ = at::Tensor();
+  if (context_.pool().elastic() && !offload::is_paged(grad_)) grad_ = at::Tensor();
 }
 
 void FlatGradient::zero() {

@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "tesserae/offload/paged_tensor.h"
+
 namespace tesserae::shard {
 namespace {
 
@@ -26,13 +28,14 @@ FlatParameter::FlatParameter(const UnitContext& context, const Flat& flat, Compu
       flat_(flat),
       master_(std::move(master)),
       piece_(std::move(piece)),
-      resident_(piece_.defined() && flat.layout().degrees().parameters == 1),
+      resident_(piece_.defined() && flat.layout().degrees().parameters == 1 && !offload::is_paged(piece_)),
       storage_(std::move(storage)) {
   if (resident_) storage_.show(piece_);
 }
 
 at::Tensor FlatParameter::shared_memory(const UnitContext& context, const Flat& flat) {
   if (flat.layout().degrees().parameters == 1 || !context.sharding->device.is_cpu()) return {};
+  if (context.sharding->options.tiers.parameters == offload::Tier::disk) return {};  // it would keep all in memory
   const auto dtype = flat.dtypes().compute;
   at::Tensor memory;
   const auto task = [&] {
@@ -73,6 +76,7 @@ int64_t FlatParameter::state_bytes() const {
 
 void FlatParameter::cast_master() {
   const bool was_piece = same_memory(piece_, master_);
+  const offload::Use use(master_, offload::Access::read);
   master_ = master_.to(flat_.dtypes().master);
   if (!was_piece || master_.scalar_type() == flat_.dtypes().compute) return;
   // From now on gathering casts: into the shared copy, or a buffer, also where the piece was the whole.
@@ -101,9 +105,9 @@ bool FlatParameter::begin_gather() {
 // The own piece in its place; that also casts it when the master takes the piece's place.
 void FlatParameter::write_piece() {
   if (!piece_.defined()) {
-    own_.copy_(master_);
+    offload::copy(own_, master_);
   } else if (!shared_) {
-    own_.copy_(piece_);
+    offload::copy(own_, piece_);
   }
 }
 
@@ -137,7 +141,7 @@ bool FlatParameter::begin_publish() {
 const at::Tensor& FlatParameter::write_chunk() {
   const auto chunk = flat_.chunk_range();
   const int64_t begin = chunk.begin - flat_.parameter_range().begin;
-  narrow(piece_, {begin, begin + chunk.size()}).copy_(master_);
+  offload::copy(narrow(piece_, {begin, begin + chunk.size()}), master_);
   return piece_;
 }
 
@@ -145,7 +149,7 @@ at::Tensor FlatParameter::whole_values(const at::Tensor& local) {
   at::Tensor whole = at::empty({flat_.total()}, local.options().device(sharding_->device));
   const auto task = [&] {
     const comm::Label label{flat_.unit(), context_.statistics().steps};
-    narrow(whole, local_range()).copy_(local);
+    offload::copy(narrow(whole, local_range()), local);
     if (!flat_.master_is_piece()) sharding_->refresh_group.all_gather(narrow(whole, flat_.parameter_range()), label);
     sharding_->parameter_group.all_gather(whole, label);
   };
@@ -154,7 +158,7 @@ at::Tensor FlatParameter::whole_values(const at::Tensor& local) {
 }
 
 void FlatParameter::set_values(const at::Tensor& whole) {
-  local().copy_(narrow(whole, local_range()));
+  offload::copy(local(), narrow(whole, local_range()));
 }
 
 }  // namespace tesserae::shard

@@ -96,7 +96,7 @@ class FlatParameter {
   const Flat& flat_;
   at::Tensor master_;
   at::Tensor piece_;     // may be the master's memory
-  bool resident_;        // the piece is the whole buffer: nothing to gather
+  bool resident_;        // the piece is the whole buffer, in memory for good: nothing to gather
   bool shared_ = false;  // whole_ is the copy for all ranks
   ComputeStorage storage_;
   bool held_ = false;

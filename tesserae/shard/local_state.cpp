@@ -1,11 +1,14 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "tesserae/mesh/transfer.h"
+#include "tesserae/offload/paged_tensor.h"
+#include "tesserae/shard/engine.h"
 #include "tesserae/shard/local_state.h"
 #include "tesserae/shard/memory.h"
 
@@ -67,26 +70,47 @@ std::vector<int> all_ranks(const comm::Fabric& fabric) {
   return ranks;
 }
 
-at::Tensor new_tensor(const UnitContext& context, int64_t elements, c10::ScalarType dtype, bool host) {
+at::Tensor new_tensor(const UnitContext& context, int64_t elements, c10::ScalarType dtype, offload::Tier tier) {
   ++context.statistics().allocations;
-  return allocate(elements, dtype, host ? c10::Device(c10::kCPU) : context.sharding->device);
+  return context.sharding->allocate(elements, dtype, tier);
+}
+
+bool is_compute_piece(const Flat& flat) {
+  return flat.master_is_piece() && flat.dtypes().master == flat.dtypes().compute;
 }
 
 }  // namespace
 
-at::Tensor new_local(const UnitContext& context, const Flat& flat, c10::ScalarType dtype) {
+offload::Tier master_tier(const UnitContext& context, const Flat& flat) {
+  const offload::Tiers& tiers = context.sharding->options.tiers;
+  const offload::Tier tier = is_compute_piece(flat) || !flat.trainable() ? tiers.parameters : tiers.optimizer;
   // What is frozen and used in place may not wait on the host: nothing would bring it.
-  const bool waits = flat.trainable() || flat.layout().degrees().parameters > 1;
-  at::Tensor local = new_tensor(context, flat.chunk(), dtype, context.sharding->options.offload && waits);
+  const bool in_place = !flat.trainable() && flat.layout().degrees().parameters == 1;
+  return in_place && tier == offload::Tier::host ? offload::Tier::device : tier;
+}
+
+at::Tensor new_local(const UnitContext& context, const Flat& flat, c10::ScalarType dtype, offload::Tier tier) {
+  at::Tensor local = new_tensor(context, flat.chunk(), dtype, tier);
+  if (offload::is_paged(local)) return local;  // zeros
   const int64_t used = std::clamp(flat.elements() - flat.chunk_range().begin, int64_t{0}, flat.chunk());
   local.narrow(0, used, flat.chunk() - used).zero_();
   return local;
 }
 
+at::Tensor new_state(const Engine& engine, const Shard& shard) {
+  for (const FlatBuffer* buffer : engine.buffers()) {
+    if (buffer->shard() == nullptr || buffer->shard()->index != shard.index) continue;
+    const UnitContext& context = buffer->unit().context();
+    if (context.sharding->options.tiers.optimizer != offload::Tier::disk) break;
+    return new_local(context, buffer->flat(), shard.master.scalar_type(), offload::Tier::disk);
+  }
+  return at::zeros_like(shard.master, shard.master.options());
+}
+
 at::Tensor new_local(const UnitContext& context, const Flat& flat, const at::Tensor& shared) {
-  const auto& dtypes = flat.dtypes();
-  const bool is_piece = flat.master_is_piece() && dtypes.master == dtypes.compute;
-  if (!shared.defined() || !is_piece) return new_local(context, flat, dtypes.master);
+  if (!shared.defined() || !is_compute_piece(flat)) {
+    return new_local(context, flat, flat.dtypes().master, master_tier(context, flat));
+  }
   ++context.statistics().allocations;
   const mesh::Range range = flat.chunk_range();
   // A storage of its own, as large as the part: what users save of it is just that.
@@ -97,13 +121,22 @@ at::Tensor new_local(const UnitContext& context, const Flat& flat, const at::Ten
 
 at::Tensor piece_for(const UnitContext& context, const Flat& flat, const at::Tensor& master) {
   const auto compute = flat.dtypes().compute;
-  if (!flat.master_is_piece()) return new_tensor(context, flat.parameter_piece(), compute, /*host=*/false).zero_();
+  if (!flat.master_is_piece()) {
+    // On an accelerator it stays there whatever the tiers: owners of chunks refresh it over the device's transport.
+    const Sharding& sharding = *context.sharding;
+    const bool on_disk = sharding.options.tiers.parameters == offload::Tier::disk && sharding.device.is_cpu();
+    const at::Tensor piece =
+        new_tensor(context, flat.parameter_piece(), compute, on_disk ? offload::Tier::disk : offload::Tier::device);
+    return on_disk ? piece : at::Tensor(piece).zero_();
+  }
   return flat.dtypes().master == compute && master.device() == context.sharding->device ? master : at::Tensor();
 }
 
 uint64_t move_local(comm::Fabric& fabric, const Flat& from, const Flat& to, const std::vector<at::Tensor>& before,
                     const std::vector<at::Tensor>& after) {
-  if (before.size() > 1 && before.front().device() != fabric.device()) {  // staged: one at a time
+  const bool staged_or_paged =
+      before.front().device() != fabric.device() || std::ranges::any_of(before, offload::is_paged);
+  if (before.size() > 1 && staged_or_paged) {  // one at a time
     uint64_t bytes = 0;
     for (size_t i = 0; i < before.size(); ++i) bytes += move_local(fabric, from, to, {before[i]}, {after[i]});
     return bytes;
@@ -115,6 +148,7 @@ uint64_t move_local(comm::Fabric& fabric, const Flat& from, const Flat& to, cons
   const auto gets = plan(mesh::plan_transfer), gives = plan(mesh::plan_sends);
   const mesh::Range had = from.chunk_range(), has = to.chunk_range();
   Staged staged(fabric.device());
+  const offload::Use reads(before, offload::Access::read), fills(after, offload::Access::fill);
   Messages near(fabric.world().host_ranks(rank)), far(all_ranks(fabric));
   const auto messages = [&](int peer) -> Messages& { return near.knows(peer) ? near : far; };
   // Between two ranks there is at most one range of each tensor, so both sides have them in the same order.

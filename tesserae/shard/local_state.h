@@ -6,18 +6,27 @@
 
 #include "tesserae/comm/fabric.h"
 #include "tesserae/shard/flat.h"
+#include "tesserae/shard/shard.h"
 #include "tesserae/shard/sharding.h"
 
 namespace tesserae::shard {
 
+class Engine;
+
 // What a rank holds of a flat buffer between steps: its chunk of the master, in the dtype that the parameters had (of
 // what is frozen, too, which is gathered from there).
 
-/// Memory for it, on the host if the options offload it; the content is undefined, but for zeros behind the last
-/// element of the flat buffer.
-at::Tensor new_local(const UnitContext& context, const Flat& flat, c10::ScalarType dtype);
+/// Where the master lies between its uses: with the parameters if it is what is gathered, else with the optimizer.
+offload::Tier master_tier(const UnitContext& context, const Flat& flat);
 
-/// The same, inside a copy that the ranks of P share (FlatParameter::shared_memory), if that is where it lies
+/// Memory for such a chunk (a master, a gradient, an optimizer's state) on a tier; the content is undefined, but for
+/// zeros behind the last element of the flat buffer.
+at::Tensor new_local(const UnitContext& context, const Flat& flat, c10::ScalarType dtype, offload::Tier tier);
+
+/// Zeros of the shape and dtype of the shard's master on the optimizer's tier.
+at::Tensor new_state(const Engine& engine, const Shard& shard);
+
+/// The master's, inside a copy that the ranks of P share (FlatParameter::shared_memory), if that is where it lies
 /// anyway.
 at::Tensor new_local(const UnitContext& context, const Flat& flat, const at::Tensor& shared);
 

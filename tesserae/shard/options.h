@@ -10,6 +10,7 @@
 
 #include "tesserae/comm/wire.h"
 #include "tesserae/mesh/strategy.h"
+#include "tesserae/offload/tier.h"
 
 namespace at {
 class Tensor;
@@ -19,6 +20,9 @@ class Module;
 }
 namespace tesserae::comm {
 class MeshFabric;
+}
+namespace tesserae::offload {
+class Disk;
 }
 
 namespace tesserae::shard {
@@ -74,9 +78,11 @@ struct Options {
   /// in every step. false: all of it stays, at stable addresses, and the peak is known before the first step.
   bool elastic = false;
 
-  /// Masters and final gradients, and with them the optimizer's state, live on the host; gathered parameters and
-  /// reductions stay on the device. Does nothing where the device is the CPU.
-  bool offload = false;
+  /// Where each part of the training state lies between its uses; what is gathered and reduced is on the device
+  /// whatever this says. On an accelerator the three leave the device together.
+  offload::Tiers tiers = {};
+  /// The scratch file of this rank, where a tier is the disk.
+  std::shared_ptr<offload::Disk> disk = nullptr;
 
   /// Parameters take rank 0's values, so that ranks may be built with different random numbers.
   bool sync_module_states = false;
@@ -84,12 +90,12 @@ struct Options {
   /// Fills a parameter that is on the meta device: called for one after the other, with it alone in memory, whole. The
   /// same call on every rank must give the same numbers (model/init.h does). Of a parameter that is split it is given
   /// the whole tensor too, of which the rank keeps its part.
-  std::function<void(const std::string& name, at::Tensor& parameter)> initialize;
+  std::function<void(const std::string& name, at::Tensor& parameter)> initialize = {};
 
   /// The job by axes, of which the fabric that shards the state is a part: says which ranks hold the other parts of
   /// split parameters. They call what is collective over the job together, and sums over the model (gradient norms)
   /// include their parts. Null: the fabric is the job, and nothing is split.
-  std::shared_ptr<comm::MeshFabric> mesh;
+  std::shared_ptr<comm::MeshFabric> mesh = nullptr;
 };
 
 }  // namespace tesserae::shard

@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "tesserae/comm/agree.h"
+#include "tesserae/offload/paged_tensor.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/local_state.h"
@@ -66,11 +67,13 @@ void Rejoin::connect() {
 // 1.
 
 void Rejoin::forget_step() {
+  // The lane on which updates were to run may have ended before; and new ranks have none to publish.
+  for (const auto& unit : engine_.units()) unit->forget_updates();
   engine_.reductions_.clear();
   engine_.schedule_ = Schedule();
   for (const auto& unit : engine_.units()) {
     unit->set_accumulating(false);
-    unit->reset();
+    unit->cut_short();
   }
   if (engine_.phase() == Engine::Phase::backward) engine_.close_backward();
 }
@@ -119,12 +122,14 @@ uint64_t Rejoin::fill(const std::vector<bool>& whole) {
       return !whole[static_cast<size_t>(replicas.members()[static_cast<size_t>(member)])];
     };
     const std::vector<at::Tensor> values = values_of(*buffer);
+    const bool gets = is_new(replicas.rank());
+    const offload::Use use(values, gets ? offload::Access::fill : offload::Access::read);
     std::vector<comm::Message> sends, receives;
     for (const at::Tensor& value : values) {
       for (int member = 0; giver == replicas.rank() && member < replicas.size(); ++member) {
         if (is_new(member)) sends.push_back({.peer = member, .data = value.to(sharding.device)});
       }
-      if (is_new(replicas.rank())) {
+      if (gets) {
         const bool there = value.device() == sharding.device;
         const auto options = value.options().device(sharding.device);
         receives.push_back({.peer = giver, .data = there ? value : at::empty_like(value, options)});

@@ -23,6 +23,7 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/comm/agree.h"
+#include "tesserae/offload/paged_tensor.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/local_state.h"
@@ -38,6 +39,12 @@ std::string failure_of(const std::function<void()>& act) {
   } catch (const std::exception& error) {
     return error.what();
   }
+}
+
+at::Tensor gradient_or_zeros(const FlatBuffer& buffer) {
+  if (buffer.shard()->grad.defined()) return buffer.shard()->grad;
+  offload::zero(buffer.gradient()->memory());
+  return buffer.gradient()->memory();
 }
 
 }  // namespace
@@ -131,15 +138,18 @@ uint64_t Reshard::recut(FlatBuffer& buffer, bool has_gradient) {
   std::vector<size_t> kept;  // by companion: one past its last tensor in `before`
   const auto prepare = [&] {
     before.push_back(buffer.parameter().local());
-    if (has_gradient) before.push_back(shard->grad.defined() ? shard->grad : buffer.gradient()->memory().zero_());
+    if (has_gradient) before.push_back(gradient_or_zeros(buffer));
     for (Companion* companion : engine_.companions_) {
       if (shard == nullptr) break;
       std::ranges::move(companion->take(*shard), std::back_inserter(before));
       kept.push_back(before.size());
     }
     after.push_back(new_local(context, *state.flat, state.shared));
+    const offload::Tiers& tiers = context.sharding->options.tiers;
     while (after.size() < before.size()) {
-      after.push_back(new_local(context, *state.flat, before[after.size()].scalar_type()));
+      const bool is_gradient = has_gradient && after.size() == 1;
+      after.push_back(new_local(context, *state.flat, before[after.size()].scalar_type(),
+                                is_gradient ? tiers.gradients : tiers.optimizer));
     }
     state.piece = piece_for(context, *state.flat, after[0]);
   };

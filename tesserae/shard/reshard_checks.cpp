@@ -10,6 +10,7 @@
 #include "tesserae/os/memory.h"
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
+#include "tesserae/shard/local_state.h"
 #include "tesserae/shard/reshard.h"
 
 namespace tesserae::shard {
@@ -136,16 +137,21 @@ void Reshard::require_room(c10::Device place, double mine) const {
                               megabytes(free), " are free). Nothing was changed; choose higher degrees"));
 }
 
+// In memory: what lies on a disk takes as much of it as it did.
 int64_t Reshard::bytes_of(const FlatBuffer& buffer, const Flat& flat, bool has_gradient) const {
   const auto& dtypes = flat.dtypes();
-  const auto size = [](c10::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); };
+  const offload::Tiers& tiers = buffer.unit().sharding().options.tiers;
   int64_t bytes = 0;
+  const auto add = [&](int64_t elements, c10::ScalarType dtype, offload::Tier tier) {
+    if (tier != offload::Tier::disk) bytes += elements * static_cast<int64_t>(c10::elementSize(dtype));
+  };
   const bool piece_is_master = flat.master_is_piece() && dtypes.master == dtypes.compute;
-  if (!piece_is_master) bytes += flat.parameter_piece() * size(dtypes.compute);
-  bytes += flat.chunk() * size(dtypes.master) * (has_gradient ? 2 : 1);
+  if (!piece_is_master) add(flat.parameter_piece(), dtypes.compute, tiers.parameters);
+  add(flat.chunk(), dtypes.master, master_tier(buffer.unit().context(), flat));
+  if (has_gradient) add(flat.chunk(), dtypes.master, tiers.gradients);
   if (buffer.shard() == nullptr) return bytes;
   for (Companion* companion : engine_.companions_) {
-    for (const auto dtype : companion->dtypes(*buffer.shard())) bytes += flat.chunk() * size(dtype);
+    for (const auto dtype : companion->dtypes(*buffer.shard())) add(flat.chunk(), dtype, tiers.optimizer);
   }
   return bytes;
 }

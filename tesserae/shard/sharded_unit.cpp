@@ -8,9 +8,19 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/comm/several.h"
+#include "tesserae/offload/paged_tensor.h"
 #include "tesserae/shard/engine.h"
 
 namespace tesserae::shard {
+
+namespace {
+
+// What was offloaded so that it need not be in memory is freed, whatever the strategy keeps.
+bool comes_from_disk(const Options& options) {
+  return options.tiers.parameters == offload::Tier::disk;
+}
+
+}  // namespace
 
 ShardedUnit::ShardedUnit(Engine& engine, int index, const UnitSpec& spec, UnitContext context)
     : engine_(&engine),
@@ -19,8 +29,8 @@ ShardedUnit::ShardedUnit(Engine& engine, int index, const UnitSpec& spec, UnitCo
       handle_(spec.handle),
       context_(std::move(context)),
       alive_(std::make_shared<ShardedUnit*>(this)),
-      frees_after_forward_(sharding().options.strategy.free_after_forward),
-      frees_after_backward_(sharding().options.strategy.free_after_backward) {
+      frees_after_forward_(sharding().options.strategy.free_after_forward || comes_from_disk(sharding().options)),
+      frees_after_backward_(sharding().options.strategy.free_after_backward || comes_from_disk(sharding().options)) {
   for (const auto& flat : spec.flats) {
     buffers_.push_back(std::make_unique<FlatBuffer>(*this, flat));
     has_frozen_ = has_frozen_ || !flat.trainable;
@@ -78,7 +88,39 @@ void ShardedUnit::on_output(const at::Tensor& output) {
 
 // Parameters.
 
+void ShardedUnit::update_later(FlatBuffer& buffer, std::function<void()> update) {
+  // One that was not gathered since has been updated by now: whoever updates again completes what was before.
+  std::erase_if(waiting_, [&](const Update& earlier) { return earlier.buffer == &buffer; });
+  waiting_.push_back({&buffer, std::make_shared<DeferredUpdate>(std::move(update))});
+}
+
+void ShardedUnit::forget_updates() {
+  complete_updates();
+  waiting_.clear();
+}
+
+void ShardedUnit::complete_updates() {
+  for (const Update& update : begun_) update.run->run();
+  for (const Update& update : waiting_) update.run->run();
+  begun_.clear();
+}
+
+void ShardedUnit::begin_updates() {
+  if (waiting_.empty()) return;
+  begun_ = std::exchange(waiting_, {});
+  const auto ticket = sharding().gather_lane.submit([updates = begun_] {
+    for (const Update& update : updates) update.run->run();
+  });
+  std::vector<FlatParameter*> changed;
+  for (const Update& update : begun_) {
+    changed.push_back(&update.buffer->parameter());
+    changed.back()->refreshes_with(ticket);  // of those that are whole anyway, all that there is to wait for
+  }
+  publish(changed);
+}
+
 void ShardedUnit::start_gather() {
+  begin_updates();
   std::vector<FlatParameter*> all;
   for (const auto& buffer : buffers_) {
     FlatParameter& parameter = buffer->parameter();
@@ -106,8 +148,9 @@ bool ShardedUnit::holds_buffers() const {
 }
 
 bool ShardedUnit::holds_newest() const {
-  return std::ranges::all_of(
-      buffers_, [](const auto& buffer) { return buffer->parameter().readable() || buffer->parameter().arriving(); });
+  return waiting_.empty() && std::ranges::all_of(buffers_, [](const auto& buffer) {
+           return buffer->parameter().readable() || buffer->parameter().arriving();
+         });
 }
 
 bool ShardedUnit::arriving() const {
@@ -155,6 +198,7 @@ void ShardedUnit::publish(const std::vector<FlatParameter*>& parameters) {
   const auto ticket = sharding().gather_lane.submit([all, sharding = context_.sharding, label = label()] {
     std::vector<at::Tensor> pieces;
     for (FlatParameter* parameter : all) pieces.push_back(parameter->write_chunk());
+    const offload::Use use(pieces, offload::Access::update);
     comm::all_gather(sharding->refresh_group, pieces, label, sharding->options.parameter_wire);
   });
   for (FlatParameter* parameter : all) parameter->refreshes_with(ticket);
@@ -178,6 +222,7 @@ bool ShardedUnit::has_gradients(bool boundary) const {
 }
 
 void ShardedUnit::reduce_gradients(bool boundary) {
+  complete_updates();  // of a unit that was not gathered since: the gradients of before are still to be read
   std::vector<FlatGradient*> all;
   for (const auto& buffer : buffers_) {
     if (!travels(*buffer, boundary)) continue;
@@ -237,12 +282,18 @@ void ShardedUnit::reset() {
   depth_ = 0;
 }
 
+void ShardedUnit::cut_short() {
+  reset();
+  forwards_ = 0;
+}
+
 // Options that change.
 
 void ShardedUnit::set_sharding(std::shared_ptr<const Sharding> sharding) {
   const mesh::Strategy &before = this->sharding().options.strategy, &now = sharding->options.strategy;
-  if (before.free_after_forward != now.free_after_forward) frees_after_forward_ = now.free_after_forward;
-  if (before.free_after_backward != now.free_after_backward) frees_after_backward_ = now.free_after_backward;
+  const bool always = comes_from_disk(sharding->options);
+  if (before.free_after_forward != now.free_after_forward) frees_after_forward_ = always || now.free_after_forward;
+  if (before.free_after_backward != now.free_after_backward) frees_after_backward_ = always || now.free_after_backward;
   context_.sharding = std::move(sharding);
 }
 

@@ -3,10 +3,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "tesserae/shard/deferred_update.h"
 #include "tesserae/shard/flat_buffer.h"
 #include "tesserae/shard/sharding.h"
 #include "tesserae/shard/step_observer.h"
@@ -67,6 +69,14 @@ class ShardedUnit {
   /// where P and O differ.
   void publish();
   void publish(const std::vector<FlatParameter*>& parameters);
+  /// The buffer's master will have changed once `update` has run: it does on the gather lane, before what is gathered
+  /// of the unit next travels, so that it and what it waits for (a disk) run beside the forward of the units before.
+  void update_later(FlatBuffer& buffer, std::function<void()> update);
+  /// Returns when all of those have run; those that nobody has come to yet do so here. What they changed is published
+  /// by the next gather. No collective; the training thread, or autograd's while that one waits.
+  void complete_updates();
+  /// The same, and the next gather does not publish: everything is published anyway, on all ranks.
+  void forget_updates();
   /// What is gathered was asked for ahead of the forward (Engine::gather_early), and is what that will see.
   bool gathered_early() const { return gathered_early_; }
   void set_gathered_early(bool early) { gathered_early_ = early; }
@@ -84,7 +94,8 @@ class ShardedUnit {
   void leave_forward();
   void enter_backward();
   void leave_backward();
-  void reset();  ///< the step was cut short
+  void reset();      ///< no forward of it is going on any more
+  void cut_short();  ///< nor will a backward follow the forwards of before
   /// Forwards with gradients since the last backward.
   int forwards() const { return forwards_; }
 
@@ -131,6 +142,7 @@ class ShardedUnit {
   void forget() { handle_ = nullptr; }
 
  private:
+  void begin_updates();
   comm::Label label() const;
   bool travels(const FlatBuffer& buffer, bool boundary) const;
 
@@ -141,6 +153,11 @@ class ShardedUnit {
   UnitContext context_;
   std::vector<std::unique_ptr<FlatBuffer>> buffers_;
   std::vector<std::shared_ptr<StepObserver>> observers_;
+  struct Update {
+    FlatBuffer* buffer;
+    std::shared_ptr<DeferredUpdate> run;
+  };
+  std::vector<Update> waiting_, begun_;  // for the next gather to begin; since then, on the lane
   std::shared_ptr<ShardedUnit*> alive_;  // hooks in a graph that outlives the unit find it empty
   Phase phase_ = Phase::idle;
   int depth_ = 0;  // of the forward within itself

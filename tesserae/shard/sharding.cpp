@@ -3,6 +3,10 @@
 #include <chrono>
 #include <utility>
 
+#include "tesserae/base/error.h"
+#include "tesserae/offload/paged_tensor.h"
+#include "tesserae/shard/memory.h"
+
 namespace tesserae::shard {
 namespace {
 
@@ -15,6 +19,28 @@ Options with_degrees_for(int fewer, int ranks, Options options) {
   return options;
 }
 
+std::unique_ptr<comm::Lane> own_lane(const char* name, const Options& options, comm::Fabric& fabric) {
+  if (!options.tiers.uses(offload::Tier::disk)) return {};
+  if (fabric.lane(comm::Traffic::gather).kind() != comm::Lane::Kind::immediate) return {};
+  return std::make_unique<comm::Lane>(name, comm::Lane::Kind::threaded, fabric.device());
+}
+
+const Options& checked(const Options& options, c10::Device device) {
+  const offload::Tiers& tiers = options.tiers;
+  const auto away = [](offload::Tier tier) { return tier != offload::Tier::device; };
+  if (tiers.uses(offload::Tier::disk) && options.disk == nullptr) {
+    throw InvalidArgument("Sharding", cat(to_string(tiers), ", but there is no disk; set Options::disk"));
+  }
+  const bool together =
+      away(tiers.parameters) == away(tiers.gradients) && away(tiers.gradients) == away(tiers.optimizer);
+  if (!device.is_cpu() && !together) {
+    throw InvalidArgument("Sharding", cat(to_string(tiers), ", the rest on ", device.str(),
+                                          ": an optimizer step has all it works on in one place; let all three leave "
+                                          "the device, or none"));
+  }
+  return options;
+}
+
 }  // namespace
 
 Sharding::Sharding(std::shared_ptr<comm::Fabric> shared_fabric, const Options& run_options, mesh::AxisSet state_axes)
@@ -23,17 +49,24 @@ Sharding::Sharding(std::shared_ptr<comm::Fabric> shared_fabric, const Options& r
       axes(state_axes),
       // The fabric may also be of some ranks only, as a module with a process group of its own has it.
       ranks(fabric->size() * (mesh->degree(mesh::axes::state) / mesh->degree(axes))),
-      options(with_degrees_for(fabric->size(), ranks, run_options)),
+      options(with_degrees_for(fabric->size(), ranks, checked(run_options, fabric->device()))),
       layout(fabric->size(), options.strategy.degrees),
       device(fabric->device()),
-      state_device(options.offload ? c10::Device(c10::kCPU) : device),
-      gather_lane(fabric->lane(comm::Traffic::gather)),
+      state_device(options.tiers.optimizer != offload::Tier::device ? c10::Device(c10::kCPU) : device),
+      own_gather_lane(own_lane("gather", options, *fabric)),
+      own_reduce_lane(own_lane("reduce", options, *fabric)),
+      gather_lane(own_gather_lane ? *own_gather_lane : fabric->lane(comm::Traffic::gather)),
       parameter_group(fabric->group(layout.parameter_group(fabric->rank()), comm::Traffic::gather)),
       refresh_group(fabric->group(layout.refresh_group(fabric->rank()), comm::Traffic::gather)),
-      reduce_lane(fabric->lane(comm::Traffic::reduce)),
+      reduce_lane(own_reduce_lane ? *own_reduce_lane : fabric->lane(comm::Traffic::reduce)),
       gradient_group(fabric->group(layout.gradient_group(fabric->rank()), comm::Traffic::reduce)),
       optimizer_group(fabric->group(layout.optimizer_group(fabric->rank()), comm::Traffic::reduce)),
       replica_group(fabric->group(layout.replica_group(fabric->rank()), comm::Traffic::reduce)) {}
+
+at::Tensor Sharding::allocate(int64_t elements, c10::ScalarType dtype, offload::Tier tier) const {
+  if (tier == offload::Tier::disk) return offload::paged_tensor(options.disk, elements, dtype);
+  return shard::allocate(elements, dtype, tier == offload::Tier::host ? c10::Device(c10::kCPU) : device);
+}
 
 mesh::Degrees Sharding::degrees_here(const mesh::Degrees& asked) const {
   return degrees_for(fabric->size(), ranks, asked);

@@ -39,6 +39,13 @@ struct Sharding {
   const c10::Device device;        ///< where units compute
   const c10::Device state_device;  ///< where masters and gradients live between steps: the host if offloaded
 
+  /// Memory for training state of that tier, [elements]; content undefined in memory, zeros on the disk.
+  at::Tensor allocate(int64_t elements, c10::ScalarType dtype, offload::Tier tier) const;
+
+  // Of this sharding alone, where what lies on a disk must be read beside the computation and the fabric's lanes,
+  // having nothing to wait for, run their tasks at once. Null elsewhere.
+  const std::unique_ptr<comm::Lane> own_gather_lane, own_reduce_lane;
+
   // Where parameters travel: gathered over P ranks, refreshed over the O/P owners of a piece.
   comm::Lane& gather_lane;
   comm::Group& parameter_group;

@@ -8,8 +8,8 @@ class FlatBuffer;
 class ShardedUnit;
 
 /// What watches the steps of units, or takes part in them, without the engine knowing what it is: the user's own
-/// parameters (user_parameters.h), a communication hook, a recorder (step_recorder.h). ShardedUnit::attach makes it one
-/// of the unit's; it stays with the unit when another engine adopts it and when degrees change.
+/// parameters (user_parameters.h), a communication hook, a stopwatch (monitor/step_timer.h). ShardedUnit::attach makes
+/// it one of the unit's; it stays with the unit when another engine adopts it and when degrees change.
 ///
 /// Called on the thread that computes, or in a backward on autograd's, in the order of attachment, one event at a time;
 /// reduce() and adjust() alone are called on the reduce lane, beside the others. What an event of a step throws ends

@@ -14,6 +14,7 @@ namespace tesserae::shard {
 void visit_parameters(Engine& engine, const std::function<void(const std::string&, at::Tensor)>& visit,
                       bool writeback) {
   engine.require_not_torn();
+  engine.complete_updates();
   const at::NoGradGuard no_grad;
   for (const FlatBuffer* buffer : engine.buffers()) {
     FlatParameter& parameter = buffer->parameter();

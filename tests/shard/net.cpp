@@ -154,6 +154,7 @@ Reference train_sharded(comm::Fabric& fabric, const Training& run, Statistics* s
     fill_all(*net);
   }
   Sharded sharded = shard_model(net, std::shared_ptr<comm::Fabric>(&fabric, [](comm::Fabric*) {}), options);
+  if (run.attach) run.attach(sharded);
   Reference result;
   const int ranks = fabric.size();
   for (int step = 0; step < run.steps; ++step) {

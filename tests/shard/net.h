@@ -93,6 +93,7 @@ struct Training {
   int steps = 4;
   double lr = 0.5;
   int micro = 1;
+  std::function<void(Sharded&)> attach = {};  ///< before the first step
 };
 Reference train_sharded(comm::Fabric& fabric, const Training& run, Statistics* statistics = nullptr);
 

@@ -1,4 +1,4 @@
-#include "tesserae/shard/step_recorder.h"
+#include "tests/shard/step_recorder.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>

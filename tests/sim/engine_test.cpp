@@ -107,7 +107,7 @@ TEST_F(SimEngine, RowsTiedAndRecomputed) {
 
 TEST_F(SimEngine, StateOnTheHost) {
   net::Training run;
-  run.options.offload = true;
+  run.options.tiers = {offload::Tier::host, offload::Tier::host, offload::Tier::host};
   run.options.strategy = strategy(4, 4, 4, true, true);
   expect_parity(run, "offload", 8);
 }

@@ -1,0 +1,71 @@
+"""What torch's offload_wrapper offloads in units of ours: to the store of _C.Activations, and back ahead of its use.
+
+The wrapper may be around units, as in SMP v2's scripts (the whole model), or in them. Where a tensor goes is decided
+when it is saved:
+  1. in the forward of a unit: to the store, with the tensors that the unit saves meanwhile. What is no activation, or
+     small, stays as it is: gathered parameters come and go by themselves.
+  2. else, and where a forward is recomputed in a backward: to host memory, as torch does it.
+Scripts that use torch.autograd.graph.save_on_cpu themselves, or their own hooks, get what they say.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from tesserae import _C
+from tesserae.job import config as configuration
+from tesserae.torch_compat.offload import halves_of, save_on_cpu, saved_tensors_hooks, set_saving
+
+_store: _C.Activations | None = None
+
+
+def install(config: configuration.Config) -> None:
+    """offload_wrapper means ours from now on, unless sm_activation_offloading is false."""
+    global _store
+    if config.sm_activation_offloading:
+        folder = config.offload_folder or os.environ.get("TMPDIR") or "/var/tmp"
+        _store = _C.Activations(horizon=config.activation_loading_horizon, folder=folder)
+        set_saving(_Saving)
+
+
+def uninstall() -> None:
+    global _store
+    _store = None
+    set_saving(save_on_cpu)
+
+
+def current() -> _C.Activations | None:
+    return _store
+
+
+def attach(unit: _C.Unit) -> None:
+    """Of a unit that is new: what is saved in its forwards may go to the store."""
+    if _store is not None:
+        unit.offload_activations(_store)
+
+
+class _Saving(saved_tensors_hooks):
+    """In place of torch's save_on_cpu."""
+
+    def __init__(self, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        store = _store
+        pack_on_cpu, unpack_from_cpu = halves_of(save_on_cpu(pin_memory, device_type))
+
+        def pack(tensor: torch.Tensor) -> Any:
+            if store is None or not store.inside:
+                return pack_on_cpu(tensor)
+            saved = store.put(tensor)
+            if saved is None:
+                # A node that saves its own output would keep itself alive.
+                return tensor if tensor.is_leaf else tensor.detach()
+            return saved
+
+        def unpack(saved: Any) -> torch.Tensor:
+            if isinstance(saved, _C.Saved):
+                return saved.take()
+            return saved if isinstance(saved, torch.Tensor) else unpack_from_cpu(saved)
+
+        super().__init__(pack, unpack)

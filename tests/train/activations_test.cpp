@@ -1,0 +1,73 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/train/train_job.h"
+
+// `tesserae train` with activations that leave between forward and backward: the same numbers, to the bit.
+
+namespace tesserae::train {
+namespace {
+
+using testing::HasSubstr;
+
+class ActivationsJob : public testing::Test {
+ protected:
+  /// On 2 ranks, with blocks whose inputs are 2 MiB in fp32.
+  std::vector<std::string> arguments(const std::vector<std::string>& more) const {
+    std::vector<std::string> all = {"--nproc", "2"};
+    std::vector<std::string> settings = {"train.steps=3",           "train.batch_per_rank=4", "train.accumulate=2",
+                                         "train.eval_batches=0",    "model.layers=3",         "model.dimension=256",
+                                         "data.sequence_length=512"};
+    settings.insert(settings.end(), more.begin(), more.end());
+    for (const std::string& setting : settings) all.insert(all.end(), {"--set", setting});
+    return all;
+  }
+
+  /// Of rank 0, in a run that is compared with the same one whose activations stay.
+  config::Json expect_same_losses(const std::string& name, std::vector<std::string> settings) {
+    job_.run(name + "-stays", arguments(settings));
+    settings.push_back("offload.activations=true");
+    screen_ = job_.run(name, arguments(settings));
+    job_.expect_same_history(name, name + "-stays", 3);
+    return job_.summary(name)["activations"];
+  }
+
+  TrainJob job_{"activations"};
+  std::string screen_;
+};
+
+// What a recomputed block saves is its input. The horizon of two units keeps what the head and the last norm save, from
+// the second forward on.
+TEST_F(ActivationsJob, WhatLeavesIsWhatWasSaid) {
+  const std::vector<std::string> settings = {"model.checkpoint_activations=true", "precision=fp32"};
+  const config::Json counted = expect_same_losses("recomputed", settings);
+  EXPECT_THAT(screen_, HasSubstr("activations: 12 MB a step to disk ("));
+  EXPECT_THAT(screen_, HasSubstr(") and back, 2 units ahead"));
+  EXPECT_EQ(counted["in"], counted["out"]);
+  job_.run("shorter", arguments({settings[0], settings[1], "offload.activations=true", "train.steps=2"}));
+  const double input = 4 * 512 * 256 * 4, expected = 2 * 3 * input;
+  const double of_a_step = counted["out"].get<double>() - job_.summary("shorter")["activations"]["out"].get<double>();
+  EXPECT_NEAR(of_a_step, expected, 0.03 * expected);
+}
+
+TEST_F(ActivationsJob, EverythingThatBlocksSave) {
+  const config::Json counted = expect_same_losses("whole", {"precision=bf16", "activation_loading_horizon=1"});
+  EXPECT_GT(counted["out"].get<double>(), 50 << 20);
+  EXPECT_THAT(screen_, HasSubstr(") and back, 1 unit ahead"));
+}
+
+TEST_F(ActivationsJob, OfSplitLayersAndCutSequences) {
+  expect_same_losses("split", {"tensor_parallel_degree=2", "precision=fp32", "model.checkpoint_activations=true"});
+  expect_same_losses("cut", {"context_parallel_degree=2", "precision=fp32"});
+}
+
+TEST_F(ActivationsJob, SaysWhereNothingLeaves) {
+  const std::string screen = job_.run("small", {"--set", "offload.activations=true"});
+  EXPECT_THAT(screen, HasSubstr("offload.activations: no unit saves a tensor of 1 MB or more, so all of them stay"));
+}
+
+}  // namespace
+}  // namespace tesserae::train
