@@ -4,6 +4,8 @@
 //
 //   bench_host_cost [--units 64] [--ranks 8] [--repeats 15] [--steps 50] [--device cuda] [--json FILE]
 //
+// "watched" is the sharded one with the monitor's stopwatch (monitor/step_timer.h) attached.
+//
 // "set_up" is what sharding the model takes, and the heap that it then holds beside the model, in groups of 8 ranks
 // (HYBRID_SHARD): what grows with the number of ranks is what a rank knows of the job.
 //
@@ -33,6 +35,7 @@
 #include "bench/plain_adamw.h"
 #include "tesserae/comm/fabric.h"
 #include "tesserae/mesh/strategy.h"
+#include "tesserae/monitor/step_timer.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/shard/sharded.h"
 #include "tesserae/shard/unit.h"
@@ -67,6 +70,8 @@ struct Subject {
   std::optional<shard::Sharded> sharded;
   std::optional<optim::AdamW> adamw;
   std::optional<PlainAdamW> plain_adamw;
+  std::shared_ptr<monitor::StepTimer> timer;
+  int64_t steps = 0;
   std::vector<double> step_us, cpu_us, optimizer_us;
 };
 
@@ -84,12 +89,18 @@ std::unique_ptr<Subject> make_subject(const std::string& name, const Options& op
     subject->sharded.emplace(shard::shard_model(subject->model, fabric, how));
     subject->adamw.emplace(*subject->sharded);
   }
+  if (name == "watched") {
+    subject->timer = std::make_shared<monitor::StepTimer>();
+    subject->timer->attach(subject->sharded->engine());
+  }
   return subject;
 }
 
 // Not inlined, and named by the callgrind command above.
 [[gnu::noinline]] void measured_step(Subject& subject, const at::Tensor& x) {
+  if (subject.timer) subject.timer->enter(monitor::Stage::forward);
   subject.model(x).sum().backward();
+  if (subject.timer) subject.timer->end_step(++subject.steps);
   synchronize(x.device());
 }
 
@@ -176,7 +187,7 @@ void run(const Options& options) {
   at::set_num_threads(1);
   const c10::Device device = options.device == "cuda" ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
   std::vector<std::unique_ptr<Subject>> subjects;
-  for (const char* name : {"plain", "sharded"}) {
+  for (const char* name : {"plain", "sharded", "watched"}) {
     if (options.only.empty() || options.only == name) subjects.push_back(make_subject(name, options, device));
   }
   const at::Tensor x = at::randn({4, width}, device);

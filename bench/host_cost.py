@@ -21,6 +21,7 @@ from cases import HERE, ROOT, newest_program
 
 NAMES = {
     "sharded": "**Tesserae**, C++",
+    "watched": "**Tesserae**, C++, with the monitor's stopwatch",
     "tesserae": "**Tesserae**, Python, FSDP1's script",
     "tesserae2": "**Tesserae**, Python, FSDP2's script",
     "fsdp1": "FSDP1",

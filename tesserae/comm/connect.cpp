@@ -88,6 +88,9 @@ class ConnectedFabric final : public Fabric {
     return now().group(members, traffic);
   }
   Lane& lane(Traffic traffic) override { return now().lane(traffic); }
+  c10::intrusive_ptr<c10d::Store> own_store(const std::string& prefix) const override {
+    return now().own_store(prefix);
+  }
   Counters counters() const override { return now_ ? now_->counters() : Counters(); }
 
  private:
@@ -134,6 +137,10 @@ std::shared_ptr<Fabric> Fabric::join(c10::intrusive_ptr<c10d::Store> store, int 
 void Fabric::reconnect(int /*epoch*/) {
   throw InvalidArgument("Fabric::reconnect", cat("a fabric of ", size(), size() == 1 ? " rank" : " ranks",
                                                  " that did not meet through a store has nobody to meet again"));
+}
+
+c10::intrusive_ptr<c10d::Store> Fabric::own_store(const std::string& /*prefix*/) const {
+  return {};
 }
 
 Group& Fabric::everyone() {

@@ -38,6 +38,7 @@ class Connections {
   const mesh::World& world() const { return world_; }
   bool may_share() const { return shm_; }
   StorePtr store() const { return rendezvous_.store(""); }
+  StorePtr own_store(const std::string& prefix) const { return rendezvous_.own_connection(prefix); }
   Group& group(const std::vector<int>& members, Traffic traffic);
   Lane& lane(Traffic traffic) { return table_.lane(traffic); }
   Counters counters() const { return table_.counters(); }

@@ -83,6 +83,11 @@ class Fabric {
 
   virtual Lane& lane(Traffic traffic) = 0;
 
+  /// The store through which the ranks of the job met, by a connection of the caller's own, restricted to keys below
+  /// `prefix`: for what they tell each other beside training. Null where they did not meet (one process, null, ranks
+  /// that are threads). Used by one thread at a time, whichever; it may outlive the fabric.
+  virtual c10::intrusive_ptr<c10d::Store> own_store(const std::string& prefix) const;
+
   /// Sum over all groups.
   virtual Counters counters() const = 0;
 

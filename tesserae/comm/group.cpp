@@ -7,6 +7,7 @@
 
 #include <numeric>
 
+#include "tesserae/comm/call_log.h"
 #include "tesserae/comm/equal_pieces.h"
 #include "tesserae/comm/transports/packed_messages.h"
 
@@ -62,10 +63,20 @@ void Group::run(std::string_view verb, Counters::Verb& counter, int64_t bytes, c
   ++sequence_;
   ++counter.calls;
   counter.bytes += static_cast<uint64_t>(bytes);
+  CallLog* const log = CallLog::current();
+  const Waiting waiting;
+  const os::TimePoint begin = log != nullptr ? os::now() : os::TimePoint();
   try {
     // Below autograd and its version counters: gathered parameters are filled behind autograd's back on purpose.
     at::AutoDispatchBelowADInplaceOrView guard;
     body();
+    if (log != nullptr) {
+      log->add({.verb = verb,
+                .unit = std::string(label.unit),
+                .bytes = static_cast<uint64_t>(bytes),
+                .begin = begin,
+                .end = os::now()});
+    }
   } catch (const std::exception& cause) {
     try {
       rethrow(describe(verb, label), cause);

@@ -14,6 +14,7 @@
 #include <optional>
 #include <thread>
 
+#include "tesserae/comm/call_log.h"
 #include "tesserae/comm/error.h"
 
 namespace tesserae::comm {
@@ -35,7 +36,10 @@ struct Ticket::State {
 
 void Ticket::wait() const {
   if (!state_) return;
-  state_->done.wait(false, std::memory_order_acquire);
+  if (!state_->done.load(std::memory_order_acquire)) {
+    const Waiting waiting;
+    state_->done.wait(false, std::memory_order_acquire);
+  }
   if (state_->error) std::rethrow_exception(state_->error);
   if (state_->event) {
     const c10::impl::VirtualGuardImpl guard(state_->device->type());
@@ -246,6 +250,12 @@ Lane::~Lane() {
 
 Ticket Lane::submit(std::function<void()> task) {
   if (kind_ != Kind::immediate && made_.in_child()) throw ForkedChild("Lane");
+  if (log_) {
+    task = [log = log_, task = std::move(task)] {
+      const CallLog::Scope scope(log.get());
+      task();
+    };
+  }
   return Ticket(impl_->submit(std::move(task)));
 }
 

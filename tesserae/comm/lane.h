@@ -5,10 +5,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "tesserae/os/fork.h"
 
 namespace tesserae::comm {
+
+class CallLog;
 
 /// The end of a task submitted to a lane. Cheap to copy; default-constructed: already done.
 class Ticket {
@@ -51,6 +54,9 @@ class Lane {
   /// Waits (on the host) for everything submitted so far, without throwing.
   void drain();
 
+  /// Tasks that are submitted from now on tell `log` of the verbs that they call; null: nobody. From one thread.
+  void log_calls(std::shared_ptr<CallLog> log) { log_ = std::move(log); }
+
   Kind kind() const { return kind_; }
 
  private:
@@ -60,6 +66,7 @@ class Lane {
   struct Streamed;
   Kind kind_;
   os::ForkGuard made_;
+  std::shared_ptr<CallLog> log_;
   std::unique_ptr<Impl> impl_;
 };
 

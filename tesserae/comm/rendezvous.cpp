@@ -36,7 +36,7 @@ Rendezvous::Rendezvous(const mesh::World& world, milliseconds deadline, int epoc
                                                  "all ranks) and MASTER_ADDR"));
   }
   serves_ = launch.rank == 0 && !launch.store_is_served;
-  store_ = connect(serves_ && epoch == 0);  // that of the first meeting serves the later ones
+  store_ = connect(serves_ && epoch == 0, deadline_);  // that of the first meeting serves the later ones
 }
 
 Rendezvous::Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store> store, milliseconds deadline,
@@ -49,14 +49,13 @@ Rendezvous::Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store>
       job_(below(epoch)),
       store_(std::move(store)) {}
 
-c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve) const {
+c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve, milliseconds patience) const {
   const auto& launch = world_.launch();
-  const auto used = std::chrono::duration_cast<milliseconds>(Clock::now() - start_);
   c10d::TCPStoreOptions options;
   options.port = launch.port;
   options.isServer = serve;
   options.waitWorkers = false;
-  options.timeout = std::max(deadline_ - used, milliseconds(1));
+  options.timeout = patience;
   try {
     return c10::make_intrusive<c10d::TCPStore>(launch.address, options);
   } catch (const std::exception& failure) {
@@ -74,7 +73,8 @@ c10::intrusive_ptr<c10d::Store> Rendezvous::store(const std::string& prefix) con
 }
 
 c10::intrusive_ptr<c10d::Store> Rendezvous::own_connection(const std::string& prefix) const {
-  return c10::make_intrusive<c10d::PrefixStore>(job_ + prefix, joined_ ? store_->clone() : connect(/*serve=*/false));
+  return c10::make_intrusive<c10d::PrefixStore>(job_ + prefix,
+                                                joined_ ? store_->clone() : connect(/*serve=*/false, deadline_));
 }
 
 // Asks, instead of waiting: somebody may have to be told that nobody comes.

@@ -35,7 +35,7 @@ class Rendezvous {
   c10::intrusive_ptr<c10d::Store> own_connection(const std::string& prefix) const;
 
  private:
-  c10::intrusive_ptr<c10d::Store> connect(bool serve) const;
+  c10::intrusive_ptr<c10d::Store> connect(bool serve, std::chrono::milliseconds patience) const;
   void wait_for_all(c10d::Store& store, const std::function<bool()>& cancelled) const;
 
   mesh::World world_;

@@ -4,12 +4,12 @@
 
 namespace tesserae::dial {
 
-Client::Client(const os::Path& folder, const Json& request) : folder_(folder) {
-  constexpr std::string_view function = "dial";
+Client::Client(const os::Path& folder, const Json& request, const char* socket) : folder_(folder) {
+  const std::string_view function = std::string_view(socket) == socket_name ? "dial" : "ask";
   if (os::files().status(folder).kind != os::FileKind::directory) {
     throw InvalidArgument(function, cat("there is no run folder ", folder.native()));
   }
-  connection_ = os::connect_local(folder / socket_name);
+  connection_ = os::connect_local(folder / socket);
   if (!connection_) {
     throw InvalidArgument(function, cat("no run listens in ", folder.native(),
                                         ": it has ended, or its rank 0 runs on another host (ask from there)"));

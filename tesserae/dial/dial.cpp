@@ -85,7 +85,7 @@ std::vector<double> Dial::to_sum(int64_t step, double step_seconds) {
     }
     row[begin_tuner] = std::exchange(tuner_wanted_, false) ? 1 : 0;
   }
-  const cost::PlaceMemory memory = cost::place_memory(fabric_->device());
+  const cost::PlaceMemory memory = here_ = cost::place_memory(fabric_->device());
   double* const own = row.data() + head_words + rank_words * static_cast<size_t>(fabric_->rank());
   own[seconds] = step_seconds;
   own[used] = memory.used;

@@ -12,6 +12,7 @@
 #include "tesserae/comm/fabric.h"
 #include "tesserae/cost/facts.h"
 #include "tesserae/cost/links.h"
+#include "tesserae/cost/place_memory.h"
 #include "tesserae/dial/record.h"
 #include "tesserae/dial/server.h"
 #include "tesserae/dial/tuner.h"
@@ -76,6 +77,8 @@ class Dial {
     double free = 0;     ///< the least that was free of it during the step
   };
   const Seen& seen() const { return seen_; }
+  /// Of this rank, at the last step edge.
+  const cost::PlaceMemory& here() const { return here_; }
 
   /// Of this process.
   struct Figures {
@@ -112,6 +115,7 @@ class Dial {
   bool automatic_;
   size_t next_scheduled_ = 0;
   Seen seen_;
+  cost::PlaceMemory here_;
   Figures figures_;
   double change_seconds_ = 0;  // of a change since the last step
   int64_t step_ = 0;

@@ -2,9 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "tesserae/dial/client.h"
 #include "tests/os/scratch.h"
@@ -53,33 +50,6 @@ class DialServer : public os::Scratch {
 
   std::unique_ptr<Server> server_ = std::make_unique<Server>(folder_, 4);
 };
-
-/// Leaves this process `free` descriptors while it lives.
-class FewDescriptors {
- public:
-  explicit FewDescriptors(int free) {
-    ::getrlimit(RLIMIT_NOFILE, &before_);
-    const os::Descriptor lowest_free(::dup(0));
-    const rlimit few{static_cast<rlim_t>(lowest_free.get() + free), before_.rlim_max};
-    ::setrlimit(RLIMIT_NOFILE, &few);
-  }
-  ~FewDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
-
- private:
-  rlimit before_{};
-};
-
-TEST_F(DialServer, OutlivesAMomentWithoutDescriptors) {
-  os::Descriptor connection;
-  {
-    const FewDescriptors none_for_the_server(1);
-    connection = os::connect_local(folder_ / socket_name);
-    os::send_some(connection.get(), "{\"ask\": \"show\"}\n");
-    EXPECT_TRUE(os::wait_readable({connection.get()}, os::Deadline(seconds(1))).empty());
-  }
-  ASSERT_FALSE(os::wait_readable({connection.get()}, soon()).empty()) << "it is served once there are some again";
-  EXPECT_THAT(os::read_some(connection.get()), HasSubstr("status"));
-}
 
 TEST_F(DialServer, AnswersShowByItself) {
   server_->set_status({{"event", "status"}, {"step", 12}});

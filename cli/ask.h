@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+#include "tesserae/dial/protocol.h"
+
+namespace tesserae::cli {
+
+/// Asks a running job through its monitor's socket (monitor/requests.h) and returns the last event. Throws
+/// InvalidArgument for what the job refuses, IoError if it has not answered within `seconds`.
+dial::Json ask_monitor(const std::string& folder, const dial::Json& request, double seconds);
+
+}  // namespace tesserae::cli

@@ -1,0 +1,1 @@
+"""What each rank of a script does, how long it takes, and who is slow."""

@@ -1,0 +1,211 @@
+"""python -m tesserae.report RUN --to tensorboard|wandb|mlflow: what a run measures, in the tracker of your choice.
+
+    python -m tesserae.report runs/job --to tensorboard             # follows the run; ends with it, or at Ctrl-C
+    tensorboard --logdir runs/job/tensorboard
+
+A process of its own that reads the run folder: training does not know of it. It works on a run that trains and on one
+that is over, from `tesserae train` and from a script that gave tsm.init a run folder.
+  1. Lines of metrics.jsonl (`tesserae train`) become scalars of their step: loss, lr, grad_norm, tokens_per_second, ...
+  2. Each new step in monitor/now.json becomes, of every rank, seconds of each stage and bytes of each category of
+     memory (of more than 16 ranks: the least, the median and the most), and how much the slow ranks cost.
+  3. Events of monitor/events.jsonl become texts, where the tracker has texts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+MOST_RANKS = 16
+Scalars = dict[str, float]
+
+
+class Tracker(Protocol):
+    def add(self, step: int, scalars: Scalars) -> None: ...
+    def say(self, step: int, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard."""
+
+    def __init__(self, run: Path, arguments: argparse.Namespace) -> None:
+        writer = library("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        self._writer = writer(arguments.folder or run / "tensorboard")
+
+    def add(self, step: int, scalars: Scalars) -> None:
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def say(self, step: int, text: str) -> None:
+        self._writer.add_text("events", text, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of W&B; its own variables (WANDB_MODE, WANDB_DIR, ...) count."""
+
+    def __init__(self, run: Path, arguments: argparse.Namespace) -> None:
+        wandb = library("wandb", "wandb")
+        self._run = wandb.init(project=arguments.project, name=run.name, dir=arguments.folder)
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def add(self, step: int, scalars: Scalars) -> None:
+        self._run.log({"step": step, **scalars})
+
+    def say(self, step: int, text: str) -> None:
+        self._run.summary["last_event"] = f"step {step}: {text}"
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow:
+    """A run of MLflow; MLFLOW_TRACKING_URI says where."""
+
+    def __init__(self, run: Path, arguments: argparse.Namespace) -> None:
+        self._mlflow = library("mlflow", "mlflow")
+        if arguments.folder:
+            self._mlflow.set_tracking_uri(arguments.folder)
+        self._mlflow.set_experiment(arguments.project)
+        self._mlflow.start_run(run_name=run.name)
+
+    def add(self, step: int, scalars: Scalars) -> None:
+        self._mlflow.log_metrics(scalars, step=step)
+
+    def say(self, step: int, text: str) -> None:
+        self._mlflow.set_tag("last_event", f"step {step}: {text}")
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+TRACKERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+
+
+def library(module: str, package: str) -> Any:
+    """The user's own; exits with what to install where it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SystemExit(
+            f"tesserae.report: {package} is not installed here ({error}): pip install {package}"
+        ) from error
+
+
+class Follower:
+    """Whole lines of a file that grows, each once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # cut off when its writer died
+            if isinstance(entry, dict):
+                yield entry
+
+
+def of_step(line: dict[str, Any]) -> Scalars:
+    """A line of metrics.jsonl."""
+    numbers = {name: value for name, value in line.items() if isinstance(value, (int, float)) and name != "step"}
+    scalars = {f"train/{name}": float(value) for name, value in numbers.items()}
+    degrees = line.get("degrees") or []
+    return scalars | {f"degrees/{name}": float(value) for name, value in zip("PGO", degrees, strict=False)}
+
+
+def of_ranks(now: dict[str, Any]) -> Scalars:
+    """A step of now.json."""
+    scalars = {"job/step_seconds": float(now["step_seconds"]), "job/slow_ranks": float(len(now["slow"]))}
+    scalars["job/slow_share"] = float(sum(slow["share"] for slow in now["slow"]))
+    tables = [("seconds", now["stages"], now["seconds"], 1.0)]
+    memory = now.get("memory") or {}
+    tables.append(("memory_mib", memory.get("categories", []), memory.get("bytes", []), 2.0**-20))
+    for what, columns, rows, factor in tables:
+        for column, name in enumerate(columns):
+            values = [row[column] * factor for row in rows]
+            if len(values) > MOST_RANKS:
+                few = {"min": min(values), "median": statistics.median(values), "max": max(values)}
+                scalars |= {f"{what}/{name}/{key}": value for key, value in few.items()}
+            else:
+                scalars |= {f"{what}/{name}/rank_{rank}": value for rank, value in enumerate(values)}
+    return scalars
+
+
+def read_now(run: Path) -> dict[str, Any]:
+    try:
+        now = json.loads((run / "monitor/now.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return now if isinstance(now, dict) else {}
+
+
+def follow(run: Path, tracker: Tracker, every: float) -> None:
+    """Until the run is over."""
+    metrics, events = Follower(run / "metrics.jsonl"), Follower(run / "monitor/events.jsonl")
+    shown = 0
+    while True:
+        now = read_now(run)
+        over = now.get("state") != "running" or time.time() - now.get("time", 0) > 60
+        for line in metrics.lines():
+            if isinstance(line.get("step"), int):
+                tracker.add(line["step"], of_step(line))
+        if now.get("step", 0) > shown:
+            shown = now["step"]
+            tracker.add(shown, of_ranks(now))
+        for event in events.lines():
+            tracker.say(event.get("step", 0), str(event.get("text", "")))
+        if over:
+            return
+        time.sleep(every)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tesserae.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run folder")
+    parser.add_argument("--to", choices=TRACKERS, default="tensorboard", help="default: %(default)s")
+    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="how often it looks (%(default)s)")
+    parser.add_argument("--project", default="tesserae", help="of W&B, or MLflow's experiment (%(default)s)")
+    parser.add_argument("--folder", help="where it writes; MLflow: a tracking URI. Default: RUN/tensorboard, theirs")
+    chosen = parser.parse_args(arguments)
+    run = chosen.run
+    if not run.is_dir():
+        parser.error(f"there is no run folder {run}")
+    if not (run / "metrics.jsonl").exists() and not (run / "monitor").exists():
+        parser.error(f"{run} holds no run: neither metrics.jsonl nor monitor/ is in it")
+    tracker: Tracker = TRACKERS[chosen.to](run, chosen)
+    try:
+        follow(run, tracker, chosen.every)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        tracker.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "tesserae/shard/engine.h"
+
+namespace tesserae::monitor {
+
+/// What a rank's memory is taken by between two steps, in bytes. `other` is the rest: the interpreter, libraries, data,
+/// what torch keeps for later. Their sum is what the rank holds: on the host its proportional set (shared pages divided
+/// by those that share them), on a device what is allocated there.
+enum class Holds : uint8_t { parameters, gradients, masters, optimizer, buffers, shared, other };
+inline constexpr size_t holds_count = 7;
+constexpr std::array<std::string_view, holds_count> holds_names = {"parameters", "gradients", "masters", "optimizer",
+                                                                   "buffers",    "shared",    "other"};
+
+struct MemoryUse {
+  std::array<double, holds_count> bytes{};
+  double peak = 0;              ///< the most that was held, within steps
+  std::optional<double> limit;  ///< of this rank: its part of the control group's, or its device
+
+  double& of(Holds what) { return bytes[static_cast<size_t>(what)]; }
+};
+
+/// Adds what `engine` holds: parameters, gradients, masters, buffers, and this rank's part of what it shares with
+/// others; not what lies on a disk. Between steps.
+void add(MemoryUse& use, const shard::Engine& engine);
+
+/// Fills `other`, the peak and the limit, when all other categories are known. Walks the page tables.
+void complete(MemoryUse& use, c10::Device device, int ranks_of_host);
+
+}  // namespace tesserae::monitor

@@ -1,0 +1,70 @@
+// Blame.
+const blame = $("blame");
+const trouble = (rank) => {  // what is wrong with what a rank does now; empty: nothing
+  const { now, run } = known;
+  if (!run || !run.live) return "";
+  if (rank.age > 5) return `silent for ${duration(rank.age)}`;
+  if (rank.for > Math.max(5, 10 * (now.step_seconds || 0))) return `for ${duration(rank.for)} in ${rank.stage}`;
+  return "";
+};
+const blameLines = () => {
+  const { run, now } = known;
+  if (!run) return ["", "Connecting …", "", []];
+  if (run.ended) {
+    const summary = run.summary || {};
+    const parts = [isNumber(summary.val_loss) ? `validation loss ${summary.val_loss.toPrecision(4)}` : isNumber(summary.last_loss) ? `loss ${summary.last_loss.toPrecision(4)}` : "",
+      isNumber(summary.tokens_per_second) ? `${count(summary.tokens_per_second)} tokens/s` : ""].filter(Boolean);
+    return ["good", `The run has ended after step ${whole(currentStep())}.`, parts.length ? `It ended well: ${parts.join(", ")}. What follows is its last step.` : "What follows is its last step.", slowLines().map(([head]) => head)];
+  }
+  if (run.died) {
+    return ["bad", `The job has told nothing for ${duration(run.silent_seconds)}.`, "It died, or its host hangs. What follows is what it said last. Look at the events, at the job's own output, and at monitor/stacks-*.txt; tesserae train CONFIG --resume auto goes on from its last checkpoint.", slowLines().map(([head]) => `At the end: ${head}`)];
+  }
+  if (!now && known.dial && !known.curve.step.length) return ["", "The run begins.", "Its ranks tell of themselves once they train.", []];
+  if (!now) return ["", "This run has no monitor.", "So there is nothing to say about single ranks. tesserae train writes RUN/monitor by itself; in a script tsm.init does, where run.folder is set.", []];
+  const ranks = list(now.ranks), longest = Math.max(0, ...ranks.map((rank) => rank.for || 0));
+  const resting = ranks.length && ranks.every((rank) => rank.stage === "between" && !(rank.age > 5));
+  if (resting && longest > 5) return ["", `All ranks have been between two steps for ${duration(longest)}.`, "A checkpoint, a validation or a change of degrees takes that long; the next step follows.", []];
+  if (!now.step && longest < 60 && !ranks.some((rank) => rank.age > 5)) return ["", "The first step is not over yet.", "It is often the longest: memory is taken, connections are made.", []];
+  const stuck = ranks.map((rank) => [rank, trouble(rank)]).filter(([, what]) => what);
+  if (stuck.length) {
+    stuck.sort(([a], [b]) => a.step - b.step || b.age - a.age);
+    const working = stuck.filter(([rank]) => !list(now.waits).includes(rank.stage));
+    const [rank, what] = working[0] || stuck[0];
+    const where = rank.unit ? ` of ${rank.unit}` : "";
+    const others = stuck.length - 1;
+    return ["bad", `Rank ${rank.rank} is stuck${hostSuffix(rank.rank)}: ${what}.`, `It is in step ${whole(rank.step)}, ${rank.stage}${where}.${others ? ` ${plural(others, "other rank")} ${others === 1 ? "stands" : "stand"} still, too.` : ""}`, []];
+  }
+  const slow = slowLines();
+  if (slow.length) return ["bad", slow[0][0], slow[0][1], slow.slice(1, 6).map(([head]) => head)];
+  return ["good", "No rank is slower than the others.", balance(), []];
+};
+const slowLines = () => list(known.now && known.now.slow).map((slow) => [
+  `Rank ${slow.rank} is slow in ${slow.stage}${hostSuffix(slow.rank)}: +${seconds(slow.seconds)} a step, ${percent(slow.share)} of the job's time.`,
+  `${slow.why ? `${slow.why.charAt(0).toUpperCase()}${slow.why.slice(1).replace(/\.?$/, ".")} ` : "All others wait for it. "}Since step ${whole(slow.since)}.`,
+]);
+const balance = () => {
+  const { now } = known;
+  const stages = list(now.stages), waits = new Set(list(now.waits)), table = list(now.usual).length ? now.usual : list(now.seconds);
+  const totals = stages.map((_, i) => median(table.map((row) => row[i])));
+  const all = sum(totals);
+  if (!all) return "";
+  const waiting = sum(totals.filter((_, i) => waits.has(stages[i]))) / all;
+  const most = totals.map((value, i) => [value, stages[i]]).sort((a, b) => b[0] - a[0])[0];
+  return `A step is mostly ${most[1]} (${percent(most[0] / all)}); ranks wait for each other ${percent(waiting)} of it.`;
+};
+const drawBlame = () => {
+  const [kind, say, why, more] = blameLines();
+  const mark = JSON.stringify([kind, say, why, more]);
+  if (blame.dataset.mark === mark) return;
+  blame.dataset.mark = mark;
+  // Said aloud when the rank or its stage is another one, not with every new figure.
+  const slow = list(known.now && known.now.slow)[0], kindOf = [kind, slow && slow.rank, slow && slow.stage].join("/");
+  if ($("spoken").dataset.mark !== kindOf) {
+    $("spoken").dataset.mark = kindOf;
+    set($("spoken"), say);
+  }
+  blame.className = `card ${kind}`;
+  blame.replaceChildren(el("p", { class: "say" }, say), el("p", { class: "why" }, why || "\u00a0"));
+  if (more.length) blame.append(el("ul", { class: "more" }, more.map((line) => el("li", {}, line))));
+};
+drawers.push(drawBlame);

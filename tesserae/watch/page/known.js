@@ -1,0 +1,6 @@
+// What is known.
+const known = {
+  run: null, now: null, nowTag: "", timeline: null, timelineStep: -1, dial: null, dialAnswer: "",
+  curve: { step: [], loss: [], speed: [], seconds: [], valStep: [], val: [], degrees: null, next: 0 },
+  events: [], eventsNext: 0, loading: null, heard: 0,
+};

@@ -1,0 +1,140 @@
+#include "tesserae/monitor/board.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tesserae/base/error.h"
+
+namespace tesserae::monitor {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+/// A report that tells of steps `first` to `last`, of 0.1 s each, half of it forward.
+Report report_of(int64_t number, int64_t first, int64_t last) {
+  Report report{.number = number, .now = {.step = last + 1, .stage = Stage::forward, .unit = 1, .seconds = 0.01}};
+  for (int64_t step = first; step <= last; ++step) {
+    StepTimes times{.step = step, .total = 0.1};
+    times.seconds[static_cast<size_t>(Stage::forward)] = 0.05;
+    times.seconds[static_cast<size_t>(Stage::reduce)] = 0.05;
+    report.steps.push_back(times);
+  }
+  report.sent = {1, 2, 3, 4, 5, 6};
+  return report;
+}
+
+Timeline timeline_of(int64_t step) {
+  return {.step = step,
+          .seconds = 0.1,
+          .spans = {{.lane = 0, .stage = Stage::forward, .unit = 1, .begin = 0, .seconds = 0.05}}};
+}
+
+TEST(Board, AStepCountsOnceAllRanksHaveToldOfIt) {
+  Board board(2);
+  board.take(0, report_of(1, 1, 5));
+  board.look();
+  EXPECT_EQ(board.step(), 0);
+  board.take(1, report_of(1, 1, 3));
+  board.look();
+  EXPECT_EQ(board.step(), 3);
+  EXPECT_DOUBLE_EQ(board.step_seconds(), 0.1);
+  board.take(1, report_of(2, 4, 9));
+  board.take(0, report_of(2, 6, 8));
+  board.look();
+  EXPECT_EQ(board.step(), 8);
+  const Json now = board.now({"model", "blocks.0"});
+  EXPECT_EQ(now["step"], 8);
+  EXPECT_EQ(now["seconds"].size(), 2U);
+  EXPECT_EQ(now["seconds"][1][1], 0.05);
+  EXPECT_EQ(now["usual"][0][1], 0.05);
+  EXPECT_THAT(now["waits"], ElementsAre("gather", "reduce", "agree"));
+  EXPECT_EQ(now["ranks"][1]["step"], 10);
+  EXPECT_EQ(now["ranks"][1]["stage"], "forward");
+  EXPECT_EQ(now["ranks"][1]["unit"], "blocks.0");
+  EXPECT_THAT(now["traffic"]["bytes"][0], ElementsAre(1, 2, 3, 4, 5, 6));
+}
+
+// Quick steps: reports hold the newest few only, so some are told of by one rank and not by another.
+TEST(Board, StepsThatARankNeverTellsOfAreLeftOut) {
+  Board board(2);
+  for (int64_t round = 1; round <= 100; ++round) {
+    board.take(0, report_of(round, 100 * round - 31, 100 * round));
+    board.take(1, report_of(round, 100 * round - 11, 100 * round + 20));
+    board.look();
+    EXPECT_EQ(board.step(), 100 * round);
+  }
+}
+
+TEST(Board, ShowsTheTimelinesOfOneStep) {
+  Board board(2);
+  EXPECT_TRUE(board.timeline({}).is_null());
+  Report first = report_of(1, 1, 4), second = report_of(1, 1, 6);
+  first.timeline = timeline_of(4);
+  second.timeline = timeline_of(6);
+  board.take(0, first);
+  board.take(1, second);
+  EXPECT_TRUE(board.timeline({}).is_null()) << "not of the same step";
+  first.number = 2;
+  first.timeline = timeline_of(6);
+  board.take(0, first);
+  const Json shown = board.timeline({"model", "blocks.0"});
+  EXPECT_EQ(shown["step"], 6);
+  EXPECT_EQ(shown["ranks"].size(), 2U);
+  EXPECT_THAT(shown["ranks"][1]["events"][0], ElementsAre(0, 1, 1, 0, 50000));
+}
+
+TEST(Board, ATimelineIsForAStepThatReportsHaveInCommon) {
+  Board board(1);
+  EXPECT_EQ(board.timeline_every(0.5), 1);
+  board.take(0, report_of(1, 1, 1));
+  board.look();
+  EXPECT_EQ(board.timeline_every(0.5), 16) << "steps of 0.1 s, two reports";
+  EXPECT_EQ(board.timeline_every(0.01), 1);
+}
+
+TEST(Board, KeptTimelinesAreThereOnceAllHaveSentTheirs) {
+  Board board(2);
+  Report report = report_of(1, 1, 3);
+  report.kept = {timeline_of(2), timeline_of(3)};
+  report.kept_of = 2;
+  board.take(0, report);
+  EXPECT_THAT(board.take_kept(2), IsEmpty());
+  report.kept.clear();
+  board.take(1, report);
+  const auto kept = board.take_kept(2);
+  ASSERT_EQ(kept.size(), 2U);
+  EXPECT_EQ(kept[0].size(), 2U);
+  EXPECT_THAT(kept[1], IsEmpty()) << "it heard too late";
+  EXPECT_THAT(board.take_kept(5), IsEmpty());
+}
+
+TEST(Board, StacksStayUntilThereAreNewerOnes) {
+  Board board(2);
+  Report report = report_of(1, 1, 1);
+  report.stacks_of = 1;
+  report.stacks = "here";
+  board.take(1, report);
+  board.take(1, report_of(2, 2, 2));
+  EXPECT_THAT(board.stacks(1), ElementsAre("", "here"));
+  EXPECT_THAT(board.stacks(2), ElementsAre("", ""));
+}
+
+// Quiet moments are no hangs: nobody waits for others, or somebody does something.
+TEST(Board, WhoHasEndedIsNotSilent) {
+  Board board(2);
+  Report report = report_of(1, 1, 1);
+  report.ended = true;
+  board.take(0, report);
+  board.take(1, report);
+  EXPECT_THAT(board.look(), IsEmpty());
+  os::sleep_for(std::chrono::milliseconds(5200));
+  EXPECT_THAT(board.look(), IsEmpty());
+  EXPECT_FALSE(board.hangs());
+}
+
+}  // namespace
+}  // namespace tesserae::monitor

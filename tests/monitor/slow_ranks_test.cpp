@@ -1,0 +1,175 @@
+#include "tesserae/monitor/slow_ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+namespace tesserae::monitor {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+/// Steps of a job whose ranks each take 10 ms to read, 80 forward, 160 backward and 30 to update, give or take
+/// `noise`, and wait for each other in reduce.
+class Job {
+ public:
+  Job(int ranks, double noise) : ranks_(static_cast<size_t>(ranks)), noise_(noise) {}
+
+  std::vector<StepTimes> step() {
+    ++number_;
+    std::vector<StepTimes> all(ranks_);
+    double longest = 0;
+    for (StepTimes& times : all) {
+      times.step = number_;
+      at(times, Stage::data) = 0.010 * vary();
+      at(times, Stage::forward) = 0.080 * vary();
+      at(times, Stage::backward) = 0.160 * vary();
+      at(times, Stage::optimizer) = 0.030 * vary();
+    }
+    if (disturb) disturb(number_, all);
+    for (const StepTimes& times : all) longest = std::max(longest, sum(times));
+    for (StepTimes& times : all) {
+      at(times, Stage::reduce) += longest - sum(times) + 0.002;
+      times.total = sum(times);
+    }
+    return all;
+  }
+
+  static double& at(StepTimes& times, Stage stage) { return times.seconds[static_cast<size_t>(stage)]; }
+  std::function<void(int64_t step, std::vector<StepTimes>& all)> disturb;
+
+ private:
+  static double sum(const StepTimes& times) {
+    double all = 0;
+    for (const double seconds : times.seconds) all += seconds;
+    return all;
+  }
+  double vary() { return 1 + noise_ * normal_(random_); }
+
+  size_t ranks_;
+  double noise_;
+  int64_t number_ = 0;
+  std::mt19937 random_{7};
+  std::normal_distribution<double> normal_;
+};
+
+TEST(SlowRanks, NobodyIsNamedInAThousandQuietSteps) {
+  for (const int ranks : {2, 4, 64}) {
+    for (const double noise : {0.0, 0.02, 0.1}) {
+      Job job(ranks, noise);
+      SlowRanks slow;
+      for (int step = 0; step < 1000; ++step) {
+        const auto changes = slow.add(job.step());
+        ASSERT_THAT(changes, IsEmpty()) << ranks << " ranks, noise " << noise << ": " << describe(changes[0].rank);
+      }
+    }
+  }
+}
+
+TEST(SlowRanks, ARankThatIsSlowInAStageIsNamedInItsSecondStep) {
+  for (const Stage stage : {Stage::data, Stage::forward, Stage::backward, Stage::optimizer, Stage::between}) {
+    for (const int ranks : {2, 4, 64}) {
+      Job job(ranks, 0.03);
+      SlowRanks slow;
+      const int culprit = ranks - 1;
+      job.disturb = [&](int64_t step, auto& all) {
+        if (step >= 30 && step < 50) Job::at(all[static_cast<size_t>(culprit)], stage) += 0.1;
+      };
+      int64_t named = 0, over = 0;
+      for (int step = 1; step <= 60; ++step) {
+        for (const auto& change : slow.add(job.step())) {
+          EXPECT_EQ(change.rank.rank, culprit);
+          EXPECT_EQ(change.rank.stage, stage);
+          (change.kind == SlowRanks::Change::Kind::slow ? named : over) = change.step;
+        }
+        if (step == 40) {
+          ASSERT_THAT(slow.slow(), SizeIs(1));
+          EXPECT_NEAR(slow.slow()[0].seconds, 0.1, 0.05);
+          EXPECT_NEAR(slow.slow()[0].share, 0.1 / 0.38, 0.1);
+          EXPECT_EQ(slow.slow()[0].since, 30);
+        }
+      }
+      EXPECT_EQ(named, 31) << name_of(stage) << " of " << ranks;
+      EXPECT_EQ(over, 52) << name_of(stage) << " of " << ranks;
+      EXPECT_THAT(slow.slow(), IsEmpty());
+    }
+  }
+}
+
+TEST(SlowRanks, ARankThatIsSlowFromTheBeginningIsNamed) {
+  Job job(4, 0.03);
+  SlowRanks slow;
+  job.disturb = [](int64_t, auto& all) { Job::at(all[2], Stage::forward) += 0.06; };
+  int64_t named = 0;
+  for (int step = 1; step <= 40; ++step) {
+    for (const auto& change : slow.add(job.step())) named = change.step;
+  }
+  EXPECT_GT(named, 0);
+  EXPECT_LE(named, 16);
+  ASSERT_THAT(slow.slow(), SizeIs(1));
+  EXPECT_EQ(slow.slow()[0].rank, 2);
+}
+
+// Stopped while it waits: it works no longer than others, and all wait as long.
+TEST(SlowRanks, ARankThatWasStoppedIsNamedAtOnceWithTheReason) {
+  Job job(4, 0.03);
+  SlowRanks slow;
+  job.disturb = [](int64_t step, auto& all) {
+    if (step != 20) return;
+    for (StepTimes& times : all) Job::at(times, Stage::reduce) += 0.5;
+    all[1].stopped[static_cast<size_t>(Stage::reduce)] = 0.5;
+  };
+  std::vector<SlowRanks::Change> changes;
+  for (int step = 1; step <= 30; ++step) {
+    for (const auto& change : slow.add(job.step())) changes.push_back(change);
+  }
+  ASSERT_THAT(changes, SizeIs(2));
+  EXPECT_EQ(changes[0].step, 20);
+  EXPECT_EQ(changes[0].rank.rank, 1);
+  EXPECT_THAT(describe(changes[0].rank), HasSubstr("rank 1 takes 0.5"));
+  EXPECT_THAT(describe(changes[0].rank), HasSubstr("its process did not run for 0.50 s"));
+  EXPECT_EQ(changes[1].kind, SlowRanks::Change::Kind::over);
+}
+
+TEST(SlowRanks, ARankWithoutAProcessorIsToldApartFromOneThatComputesMore) {
+  for (const bool off : {true, false}) {
+    Job job(4, 0.03);
+    SlowRanks slow;
+    job.disturb = [off](int64_t step, auto& all) {
+      if (step < 20) return;
+      Job::at(all[3], Stage::backward) += 0.2;
+      if (off) all[3].off_processor[static_cast<size_t>(Stage::backward)] = 0.2;
+    };
+    for (int step = 1; step <= 30; ++step) slow.add(job.step());
+    ASSERT_THAT(slow.slow(), SizeIs(1));
+    EXPECT_EQ(slow.slow()[0].why, off ? "it had no processor for 0.20 s of it" : "");
+  }
+}
+
+TEST(SlowRanks, TwoSlowRanksAreBothNamedTheMoreExpensiveFirst) {
+  Job job(8, 0.03);
+  SlowRanks slow;
+  job.disturb = [](int64_t step, auto& all) {
+    if (step < 20) return;
+    Job::at(all[5], Stage::data) += 0.1;
+    Job::at(all[1], Stage::forward) += 0.3;
+  };
+  for (int step = 1; step <= 30; ++step) slow.add(job.step());
+  ASSERT_THAT(slow.slow(), SizeIs(2));
+  EXPECT_EQ(slow.slow()[0].rank, 1);
+  EXPECT_EQ(slow.slow()[1].rank, 5);
+}
+
+TEST(SlowRanks, AloneNobodyIsSlow) {
+  Job job(1, 0.5);
+  SlowRanks slow;
+  for (int step = 0; step < 100; ++step) EXPECT_THAT(slow.add(job.step()), IsEmpty());
+}
+
+}  // namespace
+}  // namespace tesserae::monitor
