@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -21,8 +22,9 @@ struct PlanArguments {
   double parameters = 0;
   model::GptConfig shape{.vocabulary = 128000, .dimension = 0, .layers = 0, .heads = 0, .tied = false};
   plan::Training training{.run = {.micro_batch = 0, .context = 0}};
-  plan::Cluster cluster;
-  double inside_gbps = 2400, between_gbps = 400, tflops = 400;
+  plan::Cluster cluster{.devices = 0, .per_host = 0};
+  std::string machine = "h100";
+  double memory = 0, inside_gbps = 0, between_gbps = 0, tflops = 0;  // above 0: instead of the machine's
   bool keep_activations = false, keep_gathered = false, tied = false, no_sequence_parallel = false;
   bool json = false, all = false;
   size_t top = 20;
@@ -30,6 +32,45 @@ struct PlanArguments {
 
 int bytes_of(const std::string& dtype) {
   return dtype == "fp32" ? 4 : 2;
+}
+
+/// A data sheet, or a file that `tesserae probe` wrote.
+cost::Machine read_machine(const std::string& name) {
+  std::error_code failed;
+  if (!std::filesystem::is_regular_file(name, failed)) {
+    try {
+      return cost::data_sheet(name);
+    } catch (const InvalidArgument& error) {
+      throw config::ConfigError("", cat("--machine: ", config::without_function(error), ", and no such file"));
+    }
+  }
+  const nlohmann::json document = nlohmann::json::parse(config::read_config_file(name).dump());
+  try {
+    return cost::machine_from(document);
+  } catch (const InvalidArgument& error) {
+    throw config::ConfigError("", cat(name, ": ", config::without_function(error)));
+  }
+}
+
+cost::Machine machine_of(const PlanArguments& arguments) {
+  cost::Machine machine = read_machine(arguments.machine);
+  if (arguments.memory > 0) machine.memory = arguments.memory;
+  if (arguments.inside_gbps > 0) {
+    machine.links.inside = arguments.inside_gbps * 1e9 / 8;
+    machine.gather = machine.reduce = machine.all_reduce = {};
+  }
+  if (arguments.between_gbps > 0) {
+    machine.links.between = arguments.between_gbps * 1e9 / 8;
+    machine.knows_network = true;
+  }
+  if (arguments.tflops > 0) {
+    cost::Machine::Compute compute = machine.of(arguments.dtype);
+    compute.products = compute.attention = cost::Curve(arguments.tflops * 1e12);
+    machine.compute[arguments.dtype] = compute;
+  }
+  if (arguments.inside_gbps > 0 || arguments.between_gbps > 0 || arguments.tflops > 0)
+    machine.name += " as changed here";
+  return machine;
 }
 
 /// 80e9 as 80000000000, which is what CLI11 takes as a size; anything else stays.
@@ -109,6 +150,7 @@ model::GptConfig model_of(const PlanArguments& arguments) {
 
 int run_plan(PlanArguments& arguments) {
   plan::Training& training = arguments.training;
+  training.dtype = arguments.dtype;
   training.run.compute_bytes = bytes_of(arguments.dtype);
   training.reduce_bytes = bytes_of(arguments.reduce.empty() ? arguments.dtype : arguments.reduce);
   training.run.recompute = !arguments.keep_activations;
@@ -119,11 +161,11 @@ int run_plan(PlanArguments& arguments) {
   training.two_hop = arguments.accumulation == "two_hop";
   training.free_after_forward = !arguments.keep_gathered;
   plan::Cluster& cluster = arguments.cluster;
-  cluster.links.inside = arguments.inside_gbps * 1e9 / 8;
-  cluster.links.between = arguments.between_gbps * 1e9 / 8;
-  cluster.operations = arguments.tflops * 1e12;
   arguments.shape.tied = arguments.tied;
   try {
+    cluster.machine = machine_of(arguments);
+    if (cluster.per_host == 0) cluster.per_host = cluster.machine.per_host;
+    if (cluster.devices == 0) cluster.devices = cluster.per_host;
     const model::GptConfig shape = model_of(arguments);
     const std::vector<plan::Entry> entries = plan::make_plan(shape, training, cluster);
     const size_t count = arguments.all ? entries.size() : arguments.top;
@@ -199,24 +241,35 @@ void add_step_options(CLI::App& verb, PlanArguments& arguments) {
 
 void add_cluster_options(CLI::App& verb, PlanArguments& arguments) {
   plan::Cluster& cluster = arguments.cluster;
-  verb.add_option("--devices", cluster.devices, "In the whole job")->capture_default_str()->group("Cluster");
-  verb.add_option("--per-host", cluster.per_host, "Of them, on one host")->capture_default_str()->group("Cluster");
-  verb.add_option("--memory", cluster.memory, "Of a device: 80GB (10^9 bytes each), 80e9")
+  verb.add_option("--machine", arguments.machine,
+                  cat("A data sheet (", cost::sheet_names(), ") or what `tesserae probe` wrote"))
+      ->capture_default_str()
+      ->group("Cluster");
+  verb.add_option("--devices", cluster.devices, "In the whole job; by default one host full")
+      ->check(CLI::PositiveNumber)
+      ->group("Cluster");
+  verb.add_option("--per-host", cluster.per_host, "Of them, on one host; by default as the machine has")
+      ->check(CLI::PositiveNumber)
+      ->group("Cluster");
+  verb.add_option(
+          "--memory", arguments.memory,
+          "Of a device (measured without one: of a host), by default the machine's: 80GB (10^9 bytes each), 80e9")
       ->transform(CLI::AsSizeValue(true))
       ->transform(CLI::Validator(written_out, ""))  // the last one is applied first
-      ->default_str("80GB")
       ->group("Cluster");
   verb.add_option("--headroom", cluster.headroom, "Share of the memory that must stay free")
       ->capture_default_str()
       ->group("Cluster");
-  verb.add_option("--inside-gbps", arguments.inside_gbps, "Gigabits a second that a device sends to its host's others")
-      ->capture_default_str()
+  verb.add_option("--inside-gbps", arguments.inside_gbps,
+                  "Instead of the machine's: gigabits a second that a rank sends to its host's others")
+      ->check(CLI::PositiveNumber)
       ->group("Cluster");
-  verb.add_option("--between-gbps", arguments.between_gbps, "The same to other hosts, while all devices send")
-      ->capture_default_str()
+  verb.add_option("--between-gbps", arguments.between_gbps, "The same to other hosts, while all ranks send")
+      ->check(CLI::PositiveNumber)
       ->group("Cluster");
-  verb.add_option("--tflops", arguments.tflops, "10^12 operations a second that matrix products reach on a device")
-      ->capture_default_str()
+  verb.add_option("--tflops", arguments.tflops,
+                  "Instead of the machine's: 10^12 operations a second that products reach on a rank")
+      ->check(CLI::PositiveNumber)
       ->group("Cluster");
 }
 
@@ -234,8 +287,8 @@ void add_plan(CLI::App& program, int& status) {
   verb->footer(
       "T tensor-parallel ranks x N data-parallel ranks; P, G, O of the N hold parameters, gradients and optimizer "
       "state\n"
-      "between them. Nothing is measured: docs/plan.md has the formulas. Those that fit come first, by estimated "
-      "time.\n"
+      "between them. Nothing is measured here: docs/plan.md has the formulas, which take what data sheets say or\n"
+      "`tesserae probe` has measured. Those that fit come first, by estimated time.\n"
       "Exit status 1: no layout fits.");
   verb->callback([arguments, &status] { status = run_plan(*arguments); });
 }

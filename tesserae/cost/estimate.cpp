@@ -5,6 +5,7 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/cost/memory.h"
+#include "tesserae/cost/step_time.h"
 #include "tesserae/cost/traffic.h"
 
 namespace tesserae::cost {
@@ -12,11 +13,6 @@ namespace {
 
 // Half of the memory is for what nobody knows before the first step: activations.
 constexpr double share_for_state = 0.5;
-
-double hop_seconds(const Traffic::Hop& hop, const Links& links) {
-  const double latency = hop.crosses ? links.between_latency : links.inside_latency;
-  return hop.across / links.between + (hop.bytes - hop.across) / links.inside + hop.calls * latency;
-}
 
 std::string in_words(double bytes) {
   char text[32];

@@ -30,14 +30,28 @@ double stream_parts(const Execution& run) {
   return run.sequence_parallel ? run.tensor : 1;
 }
 
+/// Bytes for each token that a norm keeps: what it takes and gives. A composed one computes in fp32, and keeps what it
+/// takes and what it gives before the weight in that; what it gives, in the dtype of activations.
+double norm_bytes_of_token(const model::GptConfig& model, const Execution& run) {
+  const double c = run.compute_bytes;
+  return (run.composed_norms ? 8 + c : 2 * c) * static_cast<double>(model.dimension) / stream_parts(run);
+}
+
 /// Bytes for each token that one block keeps for its backward.
 double block_bytes_of_token(const model::GptConfig& model, const Execution& run) {
   const auto d = static_cast<double>(model.dimension), kv = static_cast<double>(kv_dimension(model));
   const auto f = static_cast<double>(model.feed_forward), heads = static_cast<double>(model.heads);
   const double T = run.tensor;
-  const double residual = 4 * d / stream_parts(run);  // of both norms: what they take, and what they give
   const double split = (2 * d + 2 * kv + 4 * f) / T;  // query, attention's result, key, value; gate, silu, up, product
-  return run.compute_bytes * (residual + split) + 4 * heads / T;  // and attention's log-sum-exp, in fp32
+  // And attention's log-sum-exp, in fp32.
+  return 2 * norm_bytes_of_token(model, run) + run.compute_bytes * split + 4 * heads / T;
+}
+
+/// The same of gradients at the fullest moment of a block's backward, beyond what is freed by then: those of the gate
+/// and of what it gates, and of the residual stream on its two ways.
+double gradient_bytes_of_token(const model::GptConfig& model, const Execution& run) {
+  const auto d = static_cast<double>(model.dimension), f = static_cast<double>(model.feed_forward);
+  return run.compute_bytes * (2 * f / run.tensor + 2 * d / stream_parts(run));
 }
 
 /// Bytes for each token of a rank that the attention of one layer takes while keys and values come and their gradients
@@ -81,17 +95,26 @@ Activations activations_of(const model::GptConfig& given, const Execution& run) 
   const double block = block_bytes_of_token(model, run);
   const double rows = static_cast<double>(round_up(model.vocabulary, run.tensor)) / T;
   // The loss is computed in fp32: logarithms of the softmax and their gradient, besides the logits of another dtype.
-  const double head = 2 * input + rows * (8 + (c < 4 ? c : 0));
+  const double head = norm_bytes_of_token(model, run) + rows * logit_bytes(c);
+  const double gradients = gradient_bytes_of_token(model, run);
   Activations result;
   result.exchange = tokens * exchange_bytes_of_token(model, run);
-  if (!run.recompute) {
-    result.blocks = tokens * layers * block;
-    result.head = tokens * head;
-  } else {  // the head is gone when the first block runs again
-    result.blocks = tokens * (layers * input + std::max(0.0, block - head));
-    result.head = tokens * head;
+  if (!run.recompute) {  // the head is gone when the backward of the blocks begins
+    result.blocks = tokens * (layers * block + std::max(0.0, gradients - head));
+  } else {
+    result.blocks = tokens * (layers * input + std::max(0.0, block + gradients - head));
   }
+  result.head = tokens * head;
   return result;
+}
+
+double logit_bytes(double compute_bytes) {
+  return 8 + (compute_bytes < 4 ? compute_bytes : 0);
+}
+
+double kept_by_blocks(const model::GptConfig& given, const Execution& run) {
+  const model::GptConfig model = resolved(given);
+  return run.tokens() * static_cast<double>(model.layers) * block_bytes_of_token(model, run);
 }
 
 double operations_of_token(const model::GptConfig& given, const Execution& run) {

@@ -15,6 +15,7 @@ struct Execution {
   int compute_bytes = 2;          ///< of a parameter and of an activation
   bool recompute = false;         ///< blocks keep their input only and run forward again in backward
   bool sequence_parallel = true;  ///< between the split layers activations are split by tokens
+  bool composed_norms = false;    ///< torch has no kernel for the norm, as on the CPU: each keeps a tensor more
 
   double tokens() const {  ///< of a rank
     return static_cast<double>(sequence) * static_cast<double>(micro_batch) / context;
@@ -36,12 +37,20 @@ PartSizes part_sizes(const model::GptConfig& model, int tensor);
 
 /// Bytes of activations of one rank at the fullest moment of a step, by what they are for.
 struct Activations {
-  double blocks = 0;    ///< kept from forward to backward; with `recompute` the inputs, and one block being run again
+  double blocks = 0;    ///< kept from forward to backward; with `recompute` the inputs, and one block being run again;
+                        ///< gradients in a block, where there are more than the head needs before
   double head = 0;      ///< last norm, logits, and the loss with its gradient
   double exchange = 0;  ///< of context ranks: keys and values on their way, of one layer
   double total() const { return blocks + head + exchange; }
 };
 Activations activations_of(const model::GptConfig& model, const Execution& run);
+
+/// Bytes that a logit takes at the fullest moment, in the loss's backward: its share of the softmax and its gradient in
+/// fp32, and the gradient once more in another dtype.
+double logit_bytes(double compute_bytes);
+
+/// Bytes that all blocks would keep from forward to backward, if none were recomputed; no gradients among them.
+double kept_by_blocks(const model::GptConfig& model, const Execution& run);
 
 /// Operations (additions and multiplications) of one token, forward and backward, over all ranks.
 double operations_of_token(const model::GptConfig& model, const Execution& run);

@@ -6,8 +6,9 @@
 
 #include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
-#include "tesserae/cost/estimate.h"
+#include "tesserae/cost/fabric_facts.h"
 #include "tesserae/cost/job_facts.h"
+#include "tesserae/cost/step_time.h"
 #include "tesserae/cost/transformer.h"
 
 namespace tesserae::plan {
@@ -24,9 +25,13 @@ void check(const Training& training, const Cluster& cluster) {
   if (cluster.devices > cluster.per_host && cluster.devices % cluster.per_host != 0) {
     refuse(cat(cluster.devices, " devices do not fill hosts of ", cluster.per_host));
   }
-  if (!(cluster.memory > 0) || !(cluster.operations > 0) || !(cluster.links.inside > 0) ||
-      !(cluster.links.between > 0) || !(cluster.links.memory > 0)) {
-    refuse("memory, operations and links must be more than zero");
+  const cost::Links& links = cluster.machine.links;
+  if (!(cluster.machine.memory > 0) || !(links.inside > 0) || !(links.between > 0) || !(links.memory > 0)) {
+    refuse("memory and links must be more than zero");
+  }
+  if (cluster.devices > cluster.per_host && !cluster.machine.knows_network) {
+    refuse(cat(cluster.devices, " devices are on several hosts, but \"", cluster.machine.name,
+               "\" was measured on one: ", "probe it on two, or say how fast the network is (--between-gbps)"));
   }
   if (!(cluster.headroom >= 0 && cluster.headroom < 1)) refuse(cat("headroom ", cluster.headroom, " is not in [0, 1)"));
   if (training.batch < 1 || training.run.sequence < 1 || training.run.micro_batch < 0 || training.run.context < 0 ||
@@ -54,20 +59,21 @@ cost::Facts facts_of(const model::GptConfig& model, const Training& training, co
   facts.reductions_at_once = training.reductions_at_once;
   facts.free_after_forward = training.free_after_forward;
   facts.two_hop = training.two_hop;
-  facts.ranks_share_place = false;
-  facts.shared_copy = false;
+  facts.tensor = std::min(tensor, cluster.per_host);
+  facts.ranks_share_place = cluster.machine.shares_place;
+  facts.shared_copy = cluster.machine.shared_copy;
+  facts.two_levels = cost::goes_in_two_levels(facts);
   return facts;
 }
 
 /// What ranks of an axis send in a step, and how long that takes. `span`: of how many neighbours a group is part.
 cost::Traffic::Hop hop_of(const cost::AxisTraffic& traffic, const Cluster& cluster, double times, int span) {
   const bool crosses = cluster.per_host % span != 0 && cluster.devices > cluster.per_host;
-  return {.bytes = traffic.bytes * times, .calls = traffic.calls * times, .crosses = traffic.bytes > 0 && crosses};
-}
-
-double seconds_of(const cost::Traffic::Hop& hop, const cost::Links& links) {
-  return hop.bytes / (hop.crosses ? links.between : links.inside) +
-         hop.calls * (hop.crosses ? links.between_latency : links.inside_latency);
+  const double bytes = traffic.bytes * times;
+  return {.bytes = bytes,
+          .calls = traffic.calls * times,
+          .crosses = traffic.bytes > 0 && crosses,
+          .across = crosses ? bytes : 0};
 }
 
 /// What does not depend on the degrees: tensor and context parallelism, activations, computing.
@@ -77,6 +83,7 @@ Entry entry_of(const model::GptConfig& model, const Training& training, const Cl
   run.tensor = tensor;
   run.context = context;
   run.micro_batch = micro_batch;
+  run.composed_norms = cluster.machine.shares_place;
   Entry entry;
   entry.tensor = tensor;
   entry.context = context;
@@ -87,10 +94,12 @@ Entry entry_of(const model::GptConfig& model, const Training& training, const Cl
   const auto times = static_cast<double>(entry.micro_batches);
   entry.tensor_hop = hop_of(cost::tensor_traffic_of(model, run), cluster, times, tensor);
   entry.context_hop = hop_of(cost::context_traffic_of(model, run), cluster, times, tensor * context);
-  entry.tensor_seconds = seconds_of(entry.tensor_hop, cluster.links);
-  entry.context_seconds = seconds_of(entry.context_hop, cluster.links);
-  const double tokens = static_cast<double>(training.batch) * static_cast<double>(run.sequence);
-  entry.compute = tokens * cost::operations_of_token(model, run) / cluster.operations / cluster.devices;
+  entry.tensor_seconds = cost::hop_seconds(entry.tensor_hop, cluster.machine.links);
+  entry.context_seconds = cost::hop_seconds(entry.context_hop, cluster.machine.links);
+  entry.compute = times * cost::compute_time(model, run, cluster.machine, training.dtype).total();
+  const int in_place = cluster.machine.shares_place ? std::min(cluster.devices, cluster.per_host) : 1;
+  entry.place_activations = in_place * entry.activations.total();
+  entry.process = in_place * cluster.machine.of(training.dtype).process;
   return entry;
 }
 
@@ -126,9 +135,15 @@ void add_entries(const model::GptConfig& model, const Training& training, const 
       facts.micro_batches = static_cast<int>(entry.micro_batches);
       entry.degrees = degrees;
       entry.state = cost::memory_of_rank(facts, degrees, 0);
-      entry.fits = entry.memory() <= cluster.memory * (1 - cluster.headroom);
+      entry.place_state = cost::memory_of(facts, degrees);
+      entry.fits = entry.memory() <= cluster.machine.memory * (1 - cluster.headroom);
       entry.data = cost::traffic_of(facts, degrees);
-      entry.data_seconds = cost::moving_seconds(facts, cluster.links, degrees);
+      const cost::MovingTime moving = cost::moving_time(facts, cluster.machine, degrees);
+      const double shown = entry.compute + entry.tensor_seconds + entry.context_seconds;
+      entry.data_seconds = moving.hops();
+      entry.exposed_seconds = cost::exposed_time(shown, moving.hops(), cluster.machine);
+      entry.optimizer_seconds = moving.optimizer;
+      entry.meeting_seconds = moving.meetings;
     }
     entries.push_back(*std::ranges::min_element(candidates, {}, rank_of));
   }
@@ -152,10 +167,6 @@ double Entry::inside() const {
 
 double Entry::between() const {
   return bytes_over(*this, true);
-}
-
-double Entry::seconds() const {
-  return std::max(compute + tensor_seconds + context_seconds, data_seconds);
 }
 
 std::vector<Entry> make_plan(const model::GptConfig& given, const Training& training, const Cluster& cluster) {

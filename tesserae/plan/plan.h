@@ -4,30 +4,29 @@
 #include <string>
 #include <vector>
 
-#include "tesserae/cost/links.h"
+#include "tesserae/cost/machine.h"
 #include "tesserae/cost/memory.h"
 #include "tesserae/cost/traffic.h"
 #include "tesserae/cost/transformer.h"
 #include "tesserae/mesh/layout.h"
 
-// What a model would need on a cluster, for every way to lay it out, before there is either: formulas, no measurement.
-// docs/plan.md states them; cost/ computes them.
+// What a model would need on a cluster, for every way to lay it out, before there is either: formulas, fed with what
+// data sheets say of a machine or `tesserae probe` has measured. docs/plan.md states them; cost/ computes them.
 namespace tesserae::plan {
 
-/// Devices of the same kind on hosts of the same size. Bytes and seconds.
+/// Devices (or, where ranks share their host's memory, ranks) of one kind of machine, on hosts of the same size.
 struct Cluster {
   int devices = 8;
   int per_host = 8;
-  double memory = 80e9;      ///< of a device
-  double headroom = 0.1;     ///< share of it that stays free: allocator, libraries, workspaces
-  double operations = 4e14;  ///< a second and device, as matrix products reach them
-  cost::Links links{.inside = 300e9, .between = 50e9, .inside_latency = 2e-5, .between_latency = 5e-5, .memory = 2e12};
+  double headroom = 0.1;  ///< share of a place's memory that stays free: allocator, libraries, workspaces
+  cost::Machine machine = cost::data_sheet("h100");  ///< its per_host is not used
 };
 
 struct Training {
   int64_t batch = 1024;  ///< sequences of one step, over all ranks
   cost::Execution
       run;  ///< without `tensor`; micro_batch 0: of each layout what fits and is fastest; context 0: every C
+  std::string dtype = "bf16";  ///< that is computed in, of run.compute_bytes
   int reduce_bytes = 2, master_bytes = 4;
   double state_bytes = 8;  ///< of the optimizer for a parameter: AdamW 2 * master_bytes
   int gathers_at_once = 2, reductions_at_once = 2;
@@ -35,7 +34,8 @@ struct Training {
   bool two_hop = true;  ///< gradients of an accumulation are kept in pieces over G, else whole
 };
 
-/// One way to lay the job out, and what it costs. Bytes of one rank; traffic: what it sends in a step.
+/// One way to lay the job out, and what it costs. Bytes of the fullest place, that is of a device, or of a host whose
+/// ranks share its memory; `state` and `activations` are one rank's. Traffic: what a rank sends in a step.
 struct Entry {
   int tensor = 1;           ///< T
   int context = 1;          ///< C, of the N
@@ -46,7 +46,10 @@ struct Entry {
 
   cost::RankMemory state;
   cost::Activations activations;
-  double memory() const { return state.total() + activations.total(); }
+  double place_state = 0;        ///< of all ranks of the place, with what they share
+  double place_activations = 0;  ///< the same
+  double process = 0;            ///< and what their processes take beside the model
+  double memory() const { return place_state + place_activations + process; }
   bool fits = false;
 
   cost::Traffic::Hop tensor_hop, context_hop;
@@ -56,10 +59,15 @@ struct Entry {
 
   // Seconds of a step.
   double compute = 0;
-  double tensor_seconds = 0;   ///< nothing computes meanwhile
-  double context_seconds = 0;  ///< the same
-  double data_seconds = 0;     ///< moving state, beside what computes
-  double seconds() const;
+  double tensor_seconds = 0;     ///< nothing computes meanwhile
+  double context_seconds = 0;    ///< the same
+  double data_seconds = 0;       ///< moving state, beside what computes
+  double exposed_seconds = 0;    ///< of these, what that does not hide
+  double optimizer_seconds = 0;  ///< nothing computes meanwhile
+  double meeting_seconds = 0;    ///< waiting for each other
+  double seconds() const {
+    return compute + tensor_seconds + context_seconds + exposed_seconds + optimizer_seconds + meeting_seconds;
+  }
 };
 
 /// All layouts, those that fit first, then by time; where time is equal, less that moves first, then less memory.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "tesserae/base/error.h"
 
@@ -18,9 +19,16 @@ std::string format(const char* pattern, Values... values) {
   return text;
 }
 
+/// Three digits or so, of large and of small numbers.
+std::string digits(double value) {
+  if (value == 0) return "0";
+  if (value < 0.1) return format("%.2g", value);
+  return format(value < 10 ? "%.2f" : value < 1000 ? "%.1f" : "%.0f", value);
+}
+
 /// In gigabytes, with a star where it leaves hosts.
 std::string traffic(double bytes, bool crosses) {
-  return format("%.1f%s", bytes / 1e9, crosses && bytes > 0 ? "*" : " ");
+  return cat(digits(bytes / 1e9), crosses && bytes > 0 ? "*" : " ");
 }
 
 Json hop(const cost::Traffic::Hop& hop) {
@@ -37,16 +45,24 @@ std::string line_of(const Entry& entry) {
   const double reduce = data.first_hop.bytes + data.second_hop.bytes + data.third_hop.bytes;
   const auto [P, G, O] = entry.degrees;
   const std::string micro = cat(entry.micro_batches, "x", entry.micro_batch);
-  return format(
-      "%5d %5d %5d %5d %5d %5d %8s %4s %8.1f %8.1f %8.1f %9.1f %9.1f %9s %9s %9s %9s %9s %9.2f %8.2f %8.2f %8.2f "
-      "%8.2f\n",
-      entry.tensor, entry.context, P, G, O, entry.ranks, micro.c_str(), entry.fits ? "yes" : "no", entry.memory() / 1e9,
-      entry.state.total() / 1e9, entry.activations.total() / 1e9, entry.inside() / 1e9, entry.between() / 1e9,
-      traffic(entry.tensor_hop.bytes, entry.tensor_hop.crosses).c_str(),
-      traffic(entry.context_hop.bytes, entry.context_hop.crosses).c_str(),
-      traffic(data.gather.bytes, data.gather.crosses).c_str(), traffic(reduce, reduce_crosses).c_str(),
-      traffic(data.refresh.bytes, data.refresh.crosses).c_str(), entry.compute, entry.tensor_seconds,
-      entry.context_seconds, entry.data_seconds, entry.seconds());
+  std::string line = format("%5d %5d %5d %5d %5d %5d %8s %4s", entry.tensor, entry.context, P, G, O, entry.ranks,
+                            micro.c_str(), entry.fits ? "yes" : "no");
+  for (const double bytes : {entry.memory(), entry.place_state, entry.place_activations}) {
+    line += format(" %8s", digits(bytes / 1e9).c_str());
+  }
+  for (const double bytes : {entry.inside(), entry.between()}) line += format(" %9s", digits(bytes / 1e9).c_str());
+  for (const auto& [bytes, crosses] : {std::pair(entry.tensor_hop.bytes, entry.tensor_hop.crosses),
+                                       {entry.context_hop.bytes, entry.context_hop.crosses},
+                                       {data.gather.bytes, data.gather.crosses},
+                                       {reduce, reduce_crosses},
+                                       {data.refresh.bytes, data.refresh.crosses}}) {
+    line += format(" %9s", traffic(bytes, crosses).c_str());
+  }
+  for (const double seconds : {entry.compute, entry.tensor_seconds, entry.context_seconds, entry.data_seconds,
+                               entry.optimizer_seconds, entry.seconds()}) {
+    line += format(" %8s", digits(seconds).c_str());
+  }
+  return line + "\n";
 }
 
 }  // namespace
@@ -61,11 +77,14 @@ std::string as_text(const model::GptConfig& given, const Training& training, con
       static_cast<long long>(model.dimension), static_cast<long long>(model.heads),
       static_cast<long long>(model.kv_heads), static_cast<long long>(model.feed_forward),
       static_cast<long long>(model.vocabulary), model.tied ? ", head tied" : "");
-  text += format(
-      "cluster   %d devices of %.4g GB, %d a host; %.4g GB/s inside a host, %.4g GB/s between hosts, %.4g TFLOP/s "
-      "a device\n",
-      cluster.devices, cluster.memory / 1e9, cluster.per_host, cluster.links.inside / 1e9, cluster.links.between / 1e9,
-      cluster.operations / 1e12);
+  const cost::Machine& machine = cluster.machine;
+  const auto& products = machine.of(training.dtype).products.points();
+  text += format("cluster   %d %s, %d a host, each %s with %.4g GB; %.4g GB/s inside a host, %.4g GB/s between hosts, ",
+                 cluster.devices, machine.shares_place ? "ranks" : "devices", cluster.per_host,
+                 machine.shares_place ? "host" : "device", machine.memory / 1e9, machine.links.inside / 1e9,
+                 machine.links.between / 1e9);
+  text += format("%.4g TFLOP/s in %s: ", products.back().rate / 1e12, training.dtype.c_str());
+  text += cat(machine.name, machine.measured ? " (measured)\n" : " (data sheet)\n");
   const int64_t size = training.run.micro_batch;
   text += format(
       "step      %lld sequences of %lld tokens in micro-batches %s; %d bytes a parameter, %d a gradient, %d a "
@@ -77,10 +96,10 @@ std::string as_text(const model::GptConfig& given, const Training& training, con
   text += format("layouts   %zu of %zu leave %.4g %% of memory free\n\n", count_fitting(entries), entries.size(),
                  100 * cluster.headroom);
   text +=
-      "                                                  memory of a device, GB    sent by a device in a step, GB (* "
-      "leaves the host)                        seconds of a step\n"
-      "    T     C     P     G     O     N    micro fits    total    state  activ.    inside   between   tensor   "
-      "context    gather    reduce   refresh    compute   tensor  context     data    about\n";
+      "                                                  memory of a place, GB     sent by a rank in a step, GB (* "
+      "leaves the host)                               seconds of a step\n"
+      "    T     C     P     G     O     N    micro fits    total    state  activ.    inside   between    tensor   "
+      "context    gather    reduce   refresh  compute   tensor  context     data    optim.    about\n";
   for (size_t i = 0; i < std::min(count, entries.size()); ++i) text += line_of(entries[i]);
   return text;
 }
@@ -101,11 +120,8 @@ Json as_json(const model::GptConfig& given, const Training& training, const Clus
                  {"cluster",
                   {{"devices", cluster.devices},
                    {"per_host", cluster.per_host},
-                   {"memory", cluster.memory},
                    {"headroom", cluster.headroom},
-                   {"operations_per_second", cluster.operations},
-                   {"inside_bytes_per_second", cluster.links.inside},
-                   {"between_bytes_per_second", cluster.links.between}}},
+                   {"machine", cost::to_json(cluster.machine)}}},
                  {"step",
                   {{"batch", training.batch},
                    {"sequence", training.run.sequence},
@@ -134,7 +150,11 @@ Json as_json(const model::GptConfig& given, const Training& training, const Clus
                                  {"fits", entry.fits},
                                  {"memory",
                                   {{"total", entry.memory()},
-                                   {"pieces", entry.state.pieces},
+                                   {"state", entry.place_state},
+                                   {"activations", entry.place_activations},
+                                   {"process", entry.process}}},
+                                 {"memory_of_rank",
+                                  {{"pieces", entry.state.pieces},
                                    {"masters", entry.state.masters},
                                    {"optimizer_state", entry.state.state},
                                    {"gradients", entry.state.gradients},
@@ -158,6 +178,9 @@ Json as_json(const model::GptConfig& given, const Training& training, const Clus
                                    {"tensor", entry.tensor_seconds},
                                    {"context", entry.context_seconds},
                                    {"data", entry.data_seconds},
+                                   {"exposed", entry.exposed_seconds},
+                                   {"optimizer", entry.optimizer_seconds},
+                                   {"meetings", entry.meeting_seconds},
                                    {"step", entry.seconds()}}}});
   }
   return result;

@@ -47,9 +47,12 @@ TEST(PlanModel, Activations) {
   run.sequence_parallel = false;
   EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 16 + 48) + 4));
   run = {.sequence = 3, .micro_batch = 2, .compute_bytes = 2, .recompute = true};
-  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * (2 * 2 * 8 + (264 - 132))) << "a block beyond what the head had";
+  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * (2 * 2 * 8 + (264 + 2 * (2 * 16 + 2 * 8) - 132)))
+      << "a block with its gradients, beyond what the head had";
   run.compute_bytes = 4;
   EXPECT_EQ(activations_of(tiny(), run).head, 6 * (4 * 8 + 4 * 8 + 10 * 8)) << "logits are fp32 already";
+  run = {.sequence = 3, .micro_batch = 2, .compute_bytes = 2, .composed_norms = true};
+  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (8 + 2) * 8 + 2 * 96 + 2 * 4)) << "norms keep fp32";
 }
 
 TEST(PlanModel, OperationsAndTraffic) {

@@ -48,6 +48,39 @@ TEST(PlanMemory, ActivationsAreWhatForwardKeeps) {
   }
 }
 
+// Forward and backward together, with gradients that are there already: what a step takes beyond what it finds.
+TEST(PlanMemory, TheFullestMomentOfAStep) {
+  const Counting counting;
+  struct Case {
+    int64_t vocabulary;
+    c10::ScalarType dtype;
+    bool recompute;
+  };
+  for (const auto& [vocabulary, dtype, recompute] : {Case{4000, at::kFloat, false},
+                                                     {100, at::kFloat, false},
+                                                     {4000, at::kBFloat16, false},
+                                                     {100, at::kBFloat16, false},
+                                                     {100, at::kFloat, true},
+                                                     {100, at::kBFloat16, true}}) {
+    const model::GptConfig config{.vocabulary = vocabulary, .dimension = 128, .layers = 4, .heads = 2, .dtype = dtype};
+    model::GptImpl model(config);
+    model.checkpoint_activations_of_blocks(recompute);
+    const cost::Execution run{.sequence = 128,
+                              .micro_batch = 2,
+                              .compute_bytes = static_cast<int>(c10::elementSize(dtype)),
+                              .recompute = recompute,
+                              .composed_norms = true};
+    const at::Tensor tokens = at::randint(vocabulary, {2, 128}, at::kLong);
+    model.forward(tokens, tokens).backward();
+    const int64_t before = CountingAllocator::alive;
+    CountingAllocator::peak = before;
+    model.forward(tokens, tokens).backward();
+    const auto taken = static_cast<double>(CountingAllocator::peak - before);
+    const double expected = cost::activations_of(config, run).total();
+    EXPECT_NEAR(taken, expected, 0.05 * expected) << vocabulary << " " << dtype << (recompute ? " recomputed" : "");
+  }
+}
+
 struct Measured {
   double pieces = 0, masters = 0, state = 0, gradients = 0, buffers = 0;
 };

@@ -22,14 +22,20 @@ Training step_of(int64_t batch) {
   return {.batch = batch, .run = {.sequence = 6, .compute_bytes = 2}, .reduce_bytes = 2};
 }
 
-/// Four devices on two hosts; round numbers, no latency.
+/// Round numbers, no latency; nothing takes time but products, hops and the optimizer.
+cost::Machine small_machine() {
+  cost::Machine machine;
+  machine.name = "small";
+  machine.memory = 20000;
+  machine.knows_network = true;
+  machine.compute["bf16"].products = machine.compute["bf16"].attention = cost::Curve(1000);
+  machine.links = {.inside = 100, .between = 10, .inside_latency = 0, .between_latency = 0, .memory = 1000};
+  return machine;
+}
+
+/// Four devices on two hosts.
 Cluster small_cluster() {
-  return {.devices = 4,
-          .per_host = 2,
-          .memory = 20000,
-          .headroom = 0.1,
-          .operations = 1000,
-          .links = {.inside = 100, .between = 10, .inside_latency = 0, .between_latency = 0, .memory = 1000}};
+  return {.devices = 4, .per_host = 2, .headroom = 0.1, .machine = small_machine()};
 }
 
 const Entry& find(const std::vector<Entry>& entries, int tensor, const mesh::Degrees& degrees) {
@@ -83,9 +89,10 @@ TEST(Plan, TrafficAndTimeByHand) {
   EXPECT_EQ(entry.data.refresh.bytes, 2 * 1480 / 2 / 2);
   EXPECT_EQ(entry.inside(), 2960 + 1480);
   EXPECT_EQ(entry.between(), 740 + 740);
-  EXPECT_EQ(entry.compute, 24.0 * 3 * (2 * (1280 + 96) + 160) / 1000 / 4);
+  EXPECT_DOUBLE_EQ(entry.compute, 24.0 * 3 * (2 * (1280 + 96) + 160) / 1000 / 4);
   EXPECT_EQ(entry.tensor_seconds, 0);
-  EXPECT_DOUBLE_EQ(entry.data_seconds, 4440 / 100.0 + 1480 / 10.0 + (3 * 4 + 2 * 8) * 1480 / 4 / 1000.0);
+  EXPECT_DOUBLE_EQ(entry.data_seconds, 4440 / 100.0 + 1480 / 10.0);
+  EXPECT_DOUBLE_EQ(entry.optimizer_seconds, (4 * 4 + 2 * 8) * 1480 / 4 / 1000.0);
 
   const Entry& split = find(entries, 2, {1, 1, 2});  // T inside the hosts, N between them
   EXPECT_FALSE(split.tensor_hop.crosses);
@@ -93,7 +100,8 @@ TEST(Plan, TrafficAndTimeByHand) {
   EXPECT_EQ(split.inside(), 2544);
   EXPECT_EQ(split.between(), 2 * 760 / 2 + 2 * 760 / 2) << "second hop and refresh";
   EXPECT_DOUBLE_EQ(split.tensor_seconds, 25.44);
-  EXPECT_EQ(split.seconds(), std::max(split.compute + split.tensor_seconds, split.data_seconds));
+  EXPECT_DOUBLE_EQ(split.seconds(),
+                   std::max(split.compute + split.tensor_seconds, split.data_seconds) + split.optimizer_seconds);
 
   Cluster lonely = small_cluster();
   lonely.per_host = 1;
@@ -124,14 +132,15 @@ TEST(Plan, ContextRanksShareOutTheBatchToo) {
   EXPECT_TRUE(cut.context_hop.crosses) << "four ranks on two hosts";
   EXPECT_TRUE(of(2, 2).context_hop.crosses);
   EXPECT_DOUBLE_EQ(cut.context_seconds, cut.context_hop.bytes / 10);
-  EXPECT_EQ(cut.seconds(), std::max(cut.compute + cut.context_seconds, cut.data_seconds));
+  EXPECT_DOUBLE_EQ(cut.seconds(),
+                   std::max(cut.compute + cut.context_seconds, cut.data_seconds) + cut.optimizer_seconds);
 }
 
 TEST(Plan, ChoosesTheMicroBatchOfEachLayout) {
   Training training = step_of(16);
   training.run.micro_batch = 0;
   Cluster cluster = small_cluster();
-  cluster.memory = 30000;
+  cluster.machine.memory = 30000;
   const auto chosen = make_plan(tiny_model(), training, cluster);
   ASSERT_EQ(chosen.size(), 14u);
   bool larger_than_1 = false;
@@ -166,7 +175,12 @@ TEST(Plan, RefusesWhatCanNotBe) {
   cluster.devices = 5;
   EXPECT_THAT(refusal(step_of(5), cluster), HasSubstr("do not fill hosts of 2"));
   cluster = small_cluster();
-  cluster.memory = 0;
+  cluster.machine.knows_network = false;
+  EXPECT_THAT(refusal(step_of(4), cluster), HasSubstr("\"small\" was measured on one"));
+  cluster.per_host = 4;
+  EXPECT_EQ(refusal(step_of(4), cluster), "");
+  cluster = small_cluster();
+  cluster.machine.memory = 0;
   EXPECT_NE(refusal(step_of(4), cluster), "");
 }
 

@@ -1,0 +1,310 @@
+"""Does the plan tell the truth? Random jobs (model, layout, ranks, precision, recomputation, accumulation) are planned
+with the numbers that `tesserae probe` has measured on this machine, and then run.
+
+    python bench/predictions.py                          # about 40 minutes; two hosts and memory limits need root
+    python bench/predictions.py --jobs 10 --seed 3       # some of them
+    python bench/predictions.py --quick                  # three: proves that it works
+
+Of each job are compared: the time of a step (the median of those after the first ones) and the most memory that all
+its processes had together (PSS). Every job runs once more under a limit of its memory (a control group), drawn at
+random around what was predicted: one that the plan says fits must not be killed.
+
+The machine is probed for each number of ranks and hosts, at the beginning and again after every --reprobe jobs: what is
+predicted is that minute's machine.
+
+Writes bench/out/predictions.json, which bench/plot.py draws (--only predictions).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cases import ROOT
+from launch import UNAVAILABLE, Unavailable
+from memory import Memory
+from train_run import Degrees, newest_tesserae, on_hosts
+
+GROUPS = Path("/sys/fs/cgroup/memory")  # of v1, where a test may make one of its own as root
+STEPS, WARM = 12, 4
+HEADROOM = 0.03  # of the limit: what the plan is asked to leave free
+LIMITS = (0.75, 1.5)  # of what is predicted
+RATE = "1gbit"  # of the link between two hosts
+
+
+@dataclass(frozen=True)
+class Job:
+    ranks: int
+    hosts: int
+    dimension: int
+    layers: int
+    heads: int
+    vocabulary: int
+    sequence: int
+    batch: int
+    accumulate: int
+    precision: str
+    recompute: bool
+    tensor: int
+    layout: Degrees
+    limit: float  # of what is predicted
+
+    @property
+    def name(self) -> str:
+        p, g, o = self.layout
+        return (
+            f"{self.layers} x {self.dimension}, {self.accumulate} x {self.batch} x {self.sequence} tokens, "
+            f"{self.precision}{', recomputed' if self.recompute else ''}, "
+            f"{self.hosts} x {self.ranks // self.hosts} ranks, T={self.tensor} P={p} G={g} O={o}"
+        )
+
+    def model(self) -> dict[str, object]:
+        return {
+            "dimension": self.dimension,
+            "layers": self.layers,
+            "heads": self.heads,
+            "vocabulary": self.vocabulary,
+        }
+
+    def config(self, folder: str) -> dict[str, object]:
+        p, g, o = self.layout
+        return {
+            "degrees": {"parameters": p, "gradients": g, "optimizer": o},
+            "tensor_parallel_degree": self.tensor,
+            "monitor": {"enabled": False},
+            "run": {"folder": folder, "log_every": 1_000_000},
+            "model": {**self.model(), "checkpoint_activations": self.recompute},
+            "data": {"path": "python:stdlib", "sequence_length": self.sequence},
+            "train": {
+                "batch_per_rank": self.batch,
+                "accumulate": self.accumulate,
+                "steps": STEPS,
+                "eval_every": 0,
+                "eval_batches": 0,
+                "sample_tokens": 0,
+            },
+            "precision": self.precision,
+        }
+
+
+def draw(random_: random.Random, hosts_too: bool) -> Job:
+    hosts = random_.choice([1, 1, 1, 2]) if hosts_too else 1
+    ranks = 4 if hosts == 2 else random_.choice([2, 4])
+    tensor = random_.choice([1, 1, 2])
+    degrees = [d for d in (1, 2, 4) if d <= ranks // tensor]
+    layout = tuple(sorted(random_.choice(degrees) for _ in range(3)))
+    dimension = random_.choice([128, 192, 256, 384, 512])
+    return Job(
+        ranks=ranks,
+        hosts=hosts,
+        dimension=dimension,
+        layers=random_.choice([2, 4, 6, 8]),
+        heads=random_.choice([dimension // size for size in (32, 64) if dimension // size % tensor == 0]),
+        vocabulary=random_.choice([512, 2048, 8192]),
+        sequence=random_.choice([128, 256, 512]),
+        batch=random_.choice([1, 2, 4]),
+        accumulate=random_.choice([1, 1, 2]),
+        precision=random_.choice(["fp32", "fp32", "bf16"]),
+        recompute=random_.random() < 0.25,
+        tensor=tensor,
+        layout=layout,
+        limit=random_.uniform(*LIMITS),
+    )
+
+
+def probe(program: Path, hosts: int, ranks: int, folder: Path) -> Path:
+    out = folder / f"machine-{hosts}-{ranks}.json"
+    command = [str(program), "probe", "--out", str(out), "--dtype", "fp32", "--dtype", "bf16"]
+    done = subprocess.run(on_hosts(command, hosts, ranks, RATE), capture_output=True, text=True, check=False)
+    if done.returncode == UNAVAILABLE:
+        raise Unavailable(done.stderr.strip())
+    if done.returncode != 0:
+        raise RuntimeError(done.stdout + done.stderr)
+    return out
+
+
+def plan(program: Path, job: Job, machine: Path, memory: float | None = None) -> dict:
+    """What the plan says of the job's layout."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({"model": job.model(), "data": {"path": "python:stdlib"}}, file)
+        file.flush()
+        command = [str(program), "plan", "--json", "--all", "--model", file.name, "--machine", str(machine)]
+        command += ["--devices", str(job.ranks), "--per-host", str(job.ranks // job.hosts)]
+        command += ["--batch", str(job.batch * job.accumulate * job.ranks // job.tensor)]
+        command += ["--micro-batch", str(job.batch), "--sequence", str(job.sequence), "--context", "1"]
+        command += ["--dtype", job.precision, "--reduce", "fp32", "--accumulation", "local"]  # what training does
+        command += ["--headroom", str(HEADROOM)]
+        command += [] if job.recompute else ["--keep-activations"]
+        command += ["--memory", str(int(memory))] if memory else []
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(done.stderr)
+    for entry in json.loads(done.stdout)["layouts"]:
+        layout = (entry["parameters"], entry["gradients"], entry["optimizer"])
+        if entry["tensor"] == job.tensor and layout == job.layout:
+            return entry
+    raise RuntimeError(f"the plan lacks {job.name}")
+
+
+@contextlib.contextmanager
+def limited(limit: float | None) -> Iterator[Path | None]:
+    """A control group whose processes have at most so many bytes together."""
+    if limit is None:
+        yield None
+        return
+    group = GROUPS / f"tesserae-predictions-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(int(limit)))
+        with contextlib.suppress(OSError):  # where the kernel counts no swap
+            (group / "memory.memsw.limit_in_bytes").write_text(str(int(limit)))
+        yield group
+    finally:
+        deadline = time.monotonic() + 60
+        while (group / "cgroup.procs").read_text().strip() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        group.rmdir()
+
+
+def run(program: Path, job: Job, limit: float | None, deadline: float) -> dict:
+    """Its median step in seconds, its peak in bytes, or that it did not survive its limit."""
+    with tempfile.TemporaryDirectory() as folder, limited(limit) as group:
+        config = Path(folder, "job.json")
+        config.write_text(json.dumps(job.config(f"{folder}/run")))
+        command = on_hosts([str(program), "train", str(config)], job.hosts, job.ranks, RATE)
+        if group:
+            command = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$0" "$@"', *command]
+        log = Path(folder, "log")
+        memory = Memory()
+        with log.open("w") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)
+            end = time.monotonic() + deadline
+            while process.poll() is None:
+                memory.look([process.pid])
+                if time.monotonic() > end:
+                    process.kill()
+                time.sleep(0.02)
+        killed = 0
+        if group:
+            found = re.search(r"oom_kill (\d+)", (group / "memory.oom_control").read_text())
+            killed = int(found[1]) if found else 0
+        if process.returncode != 0:
+            text = log.read_text()
+            if group and (killed or "cannot allocate" in text or "can't allocate memory" in text):
+                return {"survived": False, "killed": killed, "output": text[-2000:]}
+            raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}\n{text}")
+        lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+        steps = [line["step_ms"] / 1e3 for line in lines[WARM:]]
+        return {"survived": True, "step": statistics.median(steps), "steps": steps, "memory": memory.peak}
+
+
+def error(predicted: float, measured: float) -> float:
+    return predicted / measured - 1
+
+
+def summary(results: list[dict]) -> dict:
+    times = [abs(error(r["predicted"]["step"], r["free"]["step"])) for r in results]
+    peaks = [abs(error(r["predicted"]["memory"], r["free"]["memory"])) for r in results]
+    judged = [r for r in results if r.get("limited") is not None]
+    fits = [r for r in judged if r["fits"]]
+    refused = [r for r in judged if not r["fits"]]
+    return {
+        "jobs": len(results),
+        "time_mean": statistics.mean(times),
+        "time_median": statistics.median(times),
+        "time_worst": max(times),
+        "memory_median": statistics.median(peaks),
+        "memory_worst": max(peaks),
+        "said_to_fit": len(fits),
+        "of_them_died": sum(not r["limited"]["survived"] for r in fits),
+        "refused": len(refused),
+        "of_them_ran": sum(r["limited"]["survived"] for r in refused),
+    }
+
+
+def write(options: argparse.Namespace, results: list[dict]) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)
+    document = {"seed": options.seed, "summary": summary(results), "results": results}
+    (options.out / "predictions.json").write_text(json.dumps(document, indent=1))
+
+
+def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
+    random_ = random.Random(options.seed)
+    results: list[dict] = []
+    machines: dict[tuple[int, int], Path] = {}
+    hosts_too = os.geteuid() == 0 and not options.one_host
+    can_limit = not options.no_limits and os.geteuid() == 0 and (GROUPS / "cgroup.procs").exists()
+    for number in range(options.jobs):
+        job = draw(random_, hosts_too)
+        if number % options.reprobe == 0:
+            machines.clear()
+        key = (job.hosts, job.ranks)
+        if key not in machines:
+            machines[key] = probe(options.tesserae, *key, folder)
+        entry = plan(options.tesserae, job, machines[key])
+        predicted = {"step": entry["seconds"]["step"], "memory": entry["memory"]["total"] * job.hosts, "entry": entry}
+        result = {"job": asdict(job), "name": job.name, "predicted": predicted}
+        result["free"] = run(options.tesserae, job, None, options.deadline)
+        if can_limit:
+            limit = job.limit * predicted["memory"]
+            result["limit"] = limit
+            # A host's share of the limit: hosts are planned alike.
+            result["fits"] = plan(options.tesserae, job, machines[key], limit / job.hosts)["fits"]
+            result["limited"] = run(options.tesserae, job, limit, options.deadline)
+        results.append(result)
+        write(options, results)  # whatever becomes of the next one
+        free = result["free"]
+        said = (
+            f"step {1e3 * predicted['step']:.0f} for {1e3 * free['step']:.0f} ms "
+            f"({100 * error(predicted['step'], free['step']):+.0f} %), "
+            f"memory {predicted['memory'] / 1e6:.0f} for {free['memory'] / 1e6:.0f} MB "
+            f"({100 * error(predicted['memory'], free['memory']):+.1f} %)"
+        )
+        if can_limit:
+            said += f"; under {result['limit'] / 1e6:.0f} MB said to {'fit' if result['fits'] else 'not fit'}, "
+            said += "survived" if result["limited"]["survived"] else "died"
+        print(f"{number + 1:3}/{options.jobs} {job.name}: {said}", flush=True)
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--reprobe", type=int, default=25, help="probe again after so many jobs (25)")
+    parser.add_argument("--one-host", action="store_true", help="no jobs on two hosts")
+    parser.add_argument("--no-limits", action="store_true", help="do not run under limits of memory")
+    parser.add_argument("--quick", action="store_true", help="three jobs on one host, no limits")
+    parser.add_argument("--deadline", type=float, default=300, help="seconds that a run may take (300)")
+    parser.add_argument("--tesserae", type=Path, default=newest_tesserae(), help="the program")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out")
+    options = parser.parse_args()
+    if options.quick:
+        options.jobs, options.one_host, options.no_limits = 3, True, True
+    if options.tesserae is None:
+        print("predictions: build first: make build", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            results = measure(options, Path(folder))
+        except Unavailable as reason:
+            print(f"predictions: {reason}; --one-host does without", file=sys.stderr)
+            return UNAVAILABLE
+    print(json.dumps(summary(results), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

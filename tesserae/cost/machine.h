@@ -1,0 +1,62 @@
+#pragma once
+
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "tesserae/cost/curve.h"
+#include "tesserae/cost/links.h"
+
+namespace tesserae::cost {
+
+/// How fast a kind of computer does what a training step consists of: read off data sheets, or measured by `tesserae
+/// probe` while all ranks of a host do the same at once. Bytes, seconds, and operations (additions and
+/// multiplications).
+struct Machine {
+  /// What one rank computes with, for parameters and activations of one dtype.
+  struct Compute {
+    Curve products;     ///< operations/s of a linear layer, forward and backward, by the cube root of tokens * in * out
+    Curve attention;    ///< operations/s of causal attention, forward and backward, by the tokens of a sequence
+    Curve activations;  ///< bytes/s: of what a block keeps for its backward, by how much that is; norms, rotary
+                        ///< positions, gates and sums of it, forward and backward
+    Curve loss;         ///< the same of logits and their loss
+    double process = 0;  ///< bytes that a rank takes in its place beside its model
+
+    bool operator==(const Compute&) const = default;
+  };
+
+  std::string name;
+  bool measured = false;
+  int per_host = 8;                        ///< ranks
+  double memory = 80e9;                    ///< of a place: a device, or a host whose ranks share it
+  bool shares_place = false;               ///< the ranks of a host use the same memory
+  bool shared_copy = false;                ///< Facts::shared_copy
+  std::map<std::string, Compute> compute;  ///< by dtype: "fp32", "bf16", "fp16"
+  Curve optimizer;                         ///< bytes/s of masters, state and gradients, by how many there are
+  Curve gather, reduce, all_reduce;        ///< bytes/s that a rank sends in a host, by the bytes it sends in one call
+  Links links;                             ///< what is used where a curve is not known, and between hosts
+  bool knows_network = false;              ///< links.between is that of this machine
+  double overlap = 1;                      ///< share of what lanes do that computing hides, at best
+  double meeting = 0;  ///< seconds that a rank which has computed waits for the others, beyond what it computes
+
+  /// Throws InvalidArgument for a dtype that the machine does not know, naming those that it does.
+  const Compute& of(const std::string& dtype) const;
+
+  bool operator==(const Machine&) const = default;
+};
+
+/// What the makers say, of the devices that people plan for, at a share of the peak that is in each one's name.
+const std::vector<Machine>& data_sheets();
+
+/// The data sheet of that name (the part before the blank, in any case: "h100"). Throws InvalidArgument with all names.
+const Machine& data_sheet(const std::string& name);
+
+/// The short names of all, with commas, for messages.
+std::string sheet_names();
+
+nlohmann::ordered_json to_json(const Machine& machine);
+/// Throws InvalidArgument for what to_json() does not write.
+Machine machine_from(const nlohmann::json& document);
+
+}  // namespace tesserae::cost

@@ -1,0 +1,82 @@
+#include "tesserae/cost/step_time.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tesserae/base/checked.h"
+
+namespace tesserae::cost {
+namespace {
+
+double side_of(double tokens, double in, double out) {
+  return std::cbrt(tokens * in * out);
+}
+
+/// `times`: how often it is done forward and backward together; a product has one forward and two backward.
+double product_seconds(double tokens, double in, double out, double times, const Curve& rates) {
+  return 2 * tokens * in * out * times / rates.at(side_of(tokens, in, out));
+}
+
+}  // namespace
+
+double hop_seconds(const Traffic::Hop& hop, const Links& links, const Curve& inside) {
+  if (hop.bytes == 0 && hop.calls == 0) return 0;
+  const double latency = hop.crosses ? links.between_latency : links.inside_latency;
+  const double near = hop.bytes - hop.across;
+  const double rate = inside.known() && hop.calls > 0 ? inside.at(hop.bytes / hop.calls) : links.inside;
+  // A curve was measured with its latency in it.
+  const double waits = inside.known() && !hop.crosses && hop.bytes > 0 ? 0 : hop.calls * latency;
+  return hop.across / links.between + near / rate + waits;
+}
+
+ComputeTime compute_time(const model::GptConfig& given, const Execution& run, const Machine& machine,
+                         const std::string& dtype) {
+  const model::GptConfig model = resolved(given);
+  const Machine::Compute& rates = machine.of(dtype);
+  const double tokens = run.tokens(), T = run.tensor;
+  const auto d = static_cast<double>(model.dimension), f = static_cast<double>(model.feed_forward);
+  const double kv = d / static_cast<double>(model.heads) * static_cast<double>(model.kv_heads);
+  const auto layers = static_cast<double>(model.layers);
+  const double passes = run.recompute ? 4 : 3, share = passes / 3;  // of a forward and a backward
+  const auto product = [&](double in, double out) { return product_seconds(tokens, in, out, passes, rates.products); };
+
+  ComputeTime time;
+  time.products = layers * (2 * product(d, d / T) + 2 * product(d, kv / T) + 3 * product(d, f / T));
+  // Scores and their use, half of them by causality.
+  const double of_attention = 2 * tokens * d / T * static_cast<double>(run.sequence);
+  if (rates.attention.known()) {
+    time.attention = layers * passes * of_attention / rates.attention.at(static_cast<double>(run.sequence));
+  }
+  const double of_block = kept_by_blocks(model, run) / layers;
+  if (rates.activations.known()) time.activations = layers * share * of_block / rates.activations.at(of_block);
+  const double rows = static_cast<double>(round_up(model.vocabulary, run.tensor)) / T;
+  time.head = product_seconds(tokens, d, rows, 3, rates.products);
+  const double of_head = activations_of(model, run).head;
+  if (rates.loss.known()) time.head += of_head / rates.loss.at(of_head);
+  return time;
+}
+
+MovingTime moving_time(const Facts& facts, const Machine& machine, const mesh::Degrees& degrees) {
+  const Traffic traffic = traffic_of(facts, degrees);
+  const Links& links = machine.links;
+  MovingTime time;
+  // Where parameters are one copy, nothing is gathered: the ranks meet.
+  const bool shares = traffic.gather.bytes == 0 && traffic.gather.calls > 0;
+  if (!shares || machine.meeting == 0) time.gather = hop_seconds(traffic.gather, links, machine.gather);
+  time.reduce = hop_seconds(traffic.first_hop, links, machine.reduce) +
+                hop_seconds(traffic.second_hop, links, machine.reduce) +
+                hop_seconds(traffic.third_hop, links, machine.all_reduce);
+  time.refresh = hop_seconds(traffic.refresh, links, machine.gather);
+  // Master and state are read and written, the gradient is read, for the norm as well.
+  const double touched =
+      (4.0 * facts.master_bytes + 2 * facts.state_bytes) * static_cast<double>(facts.parameters) / degrees.optimizer;
+  time.optimizer = touched / (machine.optimizer.known() ? machine.optimizer.at(touched) : links.memory);
+  if (facts.ranks() > 1) time.meetings = machine.meeting * (shares ? 4 : 2);
+  return time;
+}
+
+double exposed_time(double compute, double hops, const Machine& machine) {
+  return hops - machine.overlap * std::min(compute, hops);
+}
+
+}  // namespace tesserae::cost

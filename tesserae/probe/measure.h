@@ -1,0 +1,31 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "tesserae/comm/fabric.h"
+#include "tesserae/cost/machine.h"
+
+namespace tesserae::probe {
+
+/// Seconds that `body` takes while every rank of the fabric does it at the same time, again and again for `window`
+/// seconds: cores and memory that ranks share count. The median of three windows, on the slowest rank. Collective; the
+/// same on all ranks.
+double seconds_of(comm::Fabric& fabric, double window, const std::function<void()>& body);
+
+c10::ScalarType scalar_type_of(const std::string& dtype);
+
+/// What the measurements below share.
+struct Bench {
+  comm::Fabric& fabric;
+  double window = 0.05;                         ///< seconds of one measurement
+  std::function<void(const std::string&)> say;  ///< what is measured next; on every rank
+};
+
+/// How fast ranks compute in one dtype. Collective; the same on all ranks.
+cost::Machine::Compute measure_compute(const Bench& bench, const std::string& dtype);
+
+/// Fills in the optimizer, the collectives and how much of them computing hides. Collective; the same on all ranks.
+void measure_moving(const Bench& bench, cost::Machine& machine);
+
+}  // namespace tesserae::probe

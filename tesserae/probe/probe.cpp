@@ -1,0 +1,99 @@
+#include "tesserae/probe/probe.h"
+
+#include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <map>
+
+#include "tesserae/base/error.h"
+#include "tesserae/comm/agree.h"
+#include "tesserae/cost/fabric_facts.h"
+#include "tesserae/cost/place_memory.h"
+#include "tesserae/model/gpt.h"
+#include "tesserae/os/host.h"
+#include "tesserae/os/memory.h"
+#include "tesserae/os/process.h"
+#include "tesserae/probe/measure.h"
+
+namespace tesserae::probe {
+namespace {
+
+/// Where one process started the ranks of this host, as `tesserae train --nproc` does, it takes memory as well.
+uint64_t launcher_share(const comm::Fabric& fabric) {
+  if (fabric.world().launch().launcher == "single") return 0;
+  try {
+    const auto ranks = fabric.world().host_ranks(fabric.rank()).size();
+    return os::process_memory(os::parent_id()).proportional / ranks;
+  } catch (const IoError&) {
+    return 0;  // another user's
+  }
+}
+
+/// What a rank takes beside its model: torch's libraries and what they made when they were first used. What ranks have
+/// in common counts once. On a device: what was taken before anything was allocated by us.
+double process_bytes(const comm::Fabric& fabric) {
+  if (!fabric.device().is_cpu()) {
+    const cost::PlaceMemory place = cost::place_memory(fabric.device());
+    return std::max(place.total - place.free - (place.used - place.transient), 0.0);
+  }
+  os::give_back_freed_memory();
+  return static_cast<double>(os::process_memory().proportional + launcher_share(fabric));
+}
+
+/// The smallest step of training: libraries make what they need when they are first used.
+void use_libraries(comm::Fabric& fabric, const std::string& dtype) {
+  const auto options = at::TensorOptions(fabric.device()).dtype(scalar_type_of(dtype));
+  model::GptImpl model({.vocabulary = 512,
+                        .dimension = 64,
+                        .layers = 1,
+                        .heads = 1,
+                        .device = fabric.device(),
+                        .dtype = scalar_type_of(dtype)});
+  const at::Tensor tokens = at::randint(512, {2, 128}, options.dtype(at::kLong));
+  model.forward(tokens, tokens).backward();
+  for (const comm::Traffic traffic : {comm::Traffic::gather, comm::Traffic::reduce}) {
+    comm::Group& group = fabric.group(fabric.world().host_ranks(fabric.rank()), traffic);
+    const at::Tensor buffer = at::zeros({group.size() * 1024}, options);
+    fabric.lane(traffic).submit([&] { group.reduce_scatter(buffer); }).wait();
+  }
+}
+
+double mean_over_ranks(comm::Fabric& fabric, double own) {
+  double sum = 0;
+  for (const double value : comm::from_all_ranks(fabric, own)) sum += value;
+  return sum / fabric.size();
+}
+
+}  // namespace
+
+cost::Machine probe(const std::shared_ptr<comm::Fabric>& fabric, const ProbeOptions& options) {
+  for (const std::string& dtype : options.dtypes) {
+    if (dtype == "fp32" || dtype == "bf16" || dtype == "fp16") continue;
+    throw InvalidArgument("probe", cat("dtype \"", dtype, "\"; there are fp32, bf16, fp16"));
+  }
+  const Bench bench{*fabric, options.window, options.say};
+  cost::Machine machine;
+  machine.name = comm::text_of(*fabric, options.name.empty() ? os::host_name() : options.name, 0);
+  machine.measured = true;
+  machine.per_host = static_cast<int>(fabric->world().host_ranks(0).size());
+  machine.shares_place = fabric->device().is_cpu();
+  machine.shared_copy = cost::ranks_can_share(*fabric);
+  machine.memory = cost::fullest_place(*fabric).total;
+  bench.say("what a process takes");
+  std::map<std::string, double> process;
+  for (const std::string& dtype : options.dtypes) {
+    use_libraries(*fabric, dtype);
+    fabric->everyone().barrier();  // all of them are there, and share what they share
+    process[dtype] = mean_over_ranks(*fabric, process_bytes(*fabric));
+    fabric->everyone().barrier();
+  }
+  for (const std::string& dtype : options.dtypes) {
+    machine.compute[dtype] = measure_compute(bench, dtype);
+    machine.compute[dtype].process = process[dtype];
+  }
+  measure_moving(bench, machine);
+  return machine;
+}
+
+}  // namespace tesserae::probe

@@ -1,0 +1,71 @@
+#include "tesserae/probe/probe.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tesserae/base/error.h"
+#include "tesserae/plan/plan.h"
+
+namespace tesserae::probe {
+namespace {
+
+std::shared_ptr<comm::Fabric> borrowed(comm::Fabric& fabric) {
+  return {&fabric, [](comm::Fabric*) {}};
+}
+
+// What is measured is checked for order, not for speed: machines differ, and are disturbed.
+TEST(Probe, MeasuresWhatAPlanNeeds) {
+  std::vector<cost::Machine> of_rank(2);
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    std::vector<std::string> told;
+    const cost::Machine machine =
+        probe(borrowed(fabric),
+              {.name = "here", .dtypes = {"fp32", "bf16"}, .window = 1e-4, .say = [&](const std::string& what) {
+                 told.push_back(what);
+               }});
+    EXPECT_EQ(machine.name, "here");
+    EXPECT_TRUE(machine.measured);
+    EXPECT_TRUE(machine.shares_place);
+    EXPECT_EQ(machine.per_host, 2);
+    EXPECT_GT(machine.memory, 1e8);
+    for (const char* dtype : {"fp32", "bf16"}) {
+      const cost::Machine::Compute& rates = machine.of(dtype);
+      EXPECT_GT(rates.process, 1e6) << dtype;
+      for (const cost::Curve* curve : {&rates.products, &rates.attention, &rates.activations, &rates.loss}) {
+        EXPECT_GE(curve->points().size(), 4u) << dtype;
+      }
+    }
+    for (const cost::Curve* curve : {&machine.optimizer, &machine.gather, &machine.reduce, &machine.all_reduce}) {
+      EXPECT_GE(curve->points().size(), 4u);
+    }
+    EXPECT_GE(machine.overlap, 0);
+    EXPECT_LE(machine.overlap, 1);
+    EXPECT_GE(machine.meeting, 0);
+    EXPECT_THAT(told, testing::Contains("attention in bf16"));
+
+    EXPECT_FALSE(machine.knows_network);
+    of_rank[static_cast<size_t>(fabric.rank())] = machine;
+
+    // A plan can be made from them.
+    EXPECT_EQ(cost::machine_from(cost::to_json(machine)), machine);
+    const plan::Training training{.batch = 4, .run = {.sequence = 64, .compute_bytes = 4}, .dtype = "fp32"};
+    const auto entries = plan::make_plan({.vocabulary = 64, .dimension = 64, .layers = 2, .heads = 2}, training,
+                                         {.devices = 2, .per_host = 2, .machine = machine});
+    EXPECT_GT(entries.front().seconds(), 0);
+    EXPECT_GT(entries.front().memory(), 2 * machine.of("fp32").process);
+  });
+  EXPECT_EQ(of_rank[0], of_rank[1]);
+}
+
+TEST(Probe, RefusesADtypeThatNobodyTrainsIn) {
+  comm::run_local(
+      1, [](comm::Fabric& fabric) { EXPECT_THROW(probe(borrowed(fabric), {.dtypes = {"fp8"}}), InvalidArgument); });
+}
+
+}  // namespace
+}  // namespace tesserae::probe
