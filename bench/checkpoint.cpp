@@ -18,8 +18,8 @@
 #include "bench/measure.h"
 #include "bench/program.h"
 #include "bench/training.h"
+#include "tesserae/base/checksum.h"
 #include "tesserae/checkpoint/checkpoint.h"
-#include "tesserae/checkpoint/checksum.h"
 
 namespace tesserae::bench {
 namespace {
@@ -101,7 +101,7 @@ class Bench {
       const auto* bytes = static_cast<const char*>(piece.data.const_data_ptr());
       const size_t block = static_cast<size_t>(saver_.options().block_bytes);
       for (size_t at = 0; at < piece.data.nbytes(); at += block) {
-        sum_ ^= checkpoint::checksum({bytes + at, std::min(block, piece.data.nbytes() - at)});
+        sum_ ^= checksum({bytes + at, std::min(block, piece.data.nbytes() - at)});
       }
     }
   }

@@ -1,7 +1,8 @@
 """Draws what the other scripts of bench/ measured: bench/out/*.json become docs/images/*.png.
 
 python bench/plot.py                      # all of which there are results
-python bench/plot.py --only speed,dial    # of speed, memory, growth, dial, auto, dial_cost, auto_sweep
+python bench/plot.py --only speed,dial    # of speed, memory, growth, dial, auto, dial_cost, auto_sweep, recovery,
+                                          # predictions
 python bench/plot.py --out /tmp/out --images /tmp/images
 """
 
@@ -317,6 +318,33 @@ def auto_sweep(out: Path) -> Figure | None:
     return figure
 
 
+def predictions(out: Path) -> Figure | None:
+    """What the plan said, beside what was measured: seconds of a step, and bytes of a job."""
+    file = out / "predictions.json"
+    results = json.loads(file.read_text())["results"] if file.exists() else []
+    if not results:
+        return None
+    figure, places = pyplot.subplots(1, 2, figsize=(WIDTH, 4.6))
+    for axes, key, scale, unit in ((places[0], "step", 1e3, "ms a step"), (places[1], "memory", 1e-6, "MB of a job")):
+        said = [scale * result["predicted"][key] for result in results]
+        seen = [scale * result["free"][key] for result in results]
+        ends = [0.8 * min(said + seen), 1.25 * max(said + seen)]
+        axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=FAINT, linewidth=0)
+        axes.plot(ends, ends, color=CEILING, linewidth=1)
+        axes.plot(seen, said, "o", color=OURS, markersize=4)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(FixedLocator([step * 10**power for power in range(1, 5) for step in (1, 2, 5)]))
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set_xlim(*ends)
+        axes.set_ylim(*ends)
+        axes.set(title=f"{unit}: predicted against measured", xlabel="measured (grey: within 10 %)", ylabel="predicted")
+    figure.tight_layout()
+    return figure
+
+
 PLOTS = {
     "speed": speed,
     "memory": memory,
@@ -326,6 +354,7 @@ PLOTS = {
     "dial_cost": dial_cost,
     "auto_sweep": auto_sweep,
     "recovery": recovery,
+    "predictions": predictions,
 }
 
 

@@ -60,6 +60,13 @@ def newest_tesserae() -> Path | None:
     return max(ROOT.glob("build/*/cli/tesserae"), key=lambda file: file.stat().st_mtime, default=None)
 
 
+def on_hosts(command: list[str], hosts: int, ranks: int, rate: str) -> list[str]:
+    """A verb of `tesserae` that starts ranks: on this host, or on emulated ones with links of that rate."""
+    if hosts == 1:
+        return [*command, "--nproc", str(ranks)]
+    return [str(HOSTS), "--hosts", str(hosts), "--ranks", str(ranks // hosts), "--rate", rate, "--", *command]
+
+
 def train(
     program: Path,
     settings: dict[str, object],
@@ -78,20 +85,7 @@ def train(
         command = [str(program), "train", str(CONFIG)]
         for key, value in {**quiet, **settings, "run.folder": str(place)}.items():
             command += ["--set", f"{key}={json.dumps(value)}"]
-        if hosts > 1:
-            command = [
-                str(HOSTS),
-                "--hosts",
-                str(hosts),
-                "--ranks",
-                str(ranks // hosts),
-                "--rate",
-                rate,
-                "--",
-                *command,
-            ]
-        else:
-            command += ["--nproc", str(ranks)]
+        command = on_hosts(command, hosts, ranks, rate)
         done = subprocess.run(command, capture_output=True, text=True, timeout=deadline, check=False)
         output = done.stdout + done.stderr
         if done.returncode == UNAVAILABLE:

@@ -31,11 +31,15 @@ int main(int argc, char** argv) {
   program.require_subcommand(1);
   program.footer(exit_statuses);
   cli::add_train(program, status);
+  cli::add_watch(program, status);
   cli::add_dial(program, status);
+  cli::add_stacks(program, status);
+  cli::add_trace(program, status);
   cli::add_config(program, status);
   cli::add_inspect(program, status);
   cli::add_verify(program, status);
   cli::add_plan(program, status);
+  cli::add_probe(program, status);
   cli::add_convert(program, status);
   cli::add_doctor(program, status);
   try {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/verbs.h"
+#include "tesserae/offload/host_blocks.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/os/program.h"
 #include "tesserae/train/launcher.h"
@@ -57,7 +58,8 @@ int run_train(TrainArguments& arguments) {
                               "--resume auto continues what this run has saved, but nothing says when to "
                               "save: give checkpoint.every_steps or another key of that section");
   }
-  os::keep_freed_memory();
+  offload::use_reusable_host_blocks();
+  if (!config.offload.memory_limit) os::keep_freed_memory();  // what one phase needed would stay in the next
   const mesh::World world = mesh::World::from_environment();
   const int ranks = count_ranks(arguments, config, world);
   // Everything that can be known to fail fails here, before any rank starts.

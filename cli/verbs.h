@@ -11,12 +11,16 @@ inline constexpr int exit_configuration = 2;  ///< the command line or the confi
 /// Each adds one verb to the program. The chosen verb's callback does the work, stores its exit status in `status` and
 /// throws what it cannot handle: main() turns errors into one line and a status.
 void add_train(CLI::App& program, int& status);
+void add_watch(CLI::App& program, int& status);
 void add_dial(CLI::App& program, int& status);
 void add_config(CLI::App& program, int& status);
 void add_inspect(CLI::App& program, int& status);
 void add_verify(CLI::App& program, int& status);
 void add_plan(CLI::App& program, int& status);
+void add_probe(CLI::App& program, int& status);
 void add_doctor(CLI::App& program, int& status);
 void add_convert(CLI::App& program, int& status);
+void add_stacks(CLI::App& program, int& status);
+void add_trace(CLI::App& program, int& status);
 
 }  // namespace tesserae::cli

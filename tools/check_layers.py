@@ -18,6 +18,7 @@ import python_rooms
 LAYERS = [
     "base",
     "os",
+    "offload",
     "mesh",
     "comm",
     "preemption",
@@ -30,7 +31,10 @@ LAYERS = [
     "model",
     "cost",
     "dial",
+    "monitor",
+    "watch",
     "plan",
+    "probe",
     "checkpoint",
     "data",
     "snapshot",

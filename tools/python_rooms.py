@@ -20,6 +20,7 @@ ROOMS = [
     "fully_shard",
     "checkpoint",
     "dial",
+    "monitor",
     "smp",
 ]
 # Folders for the import paths of SMP v2's scripts: re-exports, like the files in the package itself.

@@ -13,6 +13,7 @@ namespace py = pybind11;
 /// One function per layer that is exposed, in the source of that name. Each adds its classes and functions to `module`,
 /// tesserae._C. module.cpp calls them in the order of the layers: a type must be there before a signature names it.
 void bind_base(py::module_& module);
+void bind_offload(py::module_& module);
 void bind_mesh(py::module_& module);
 void bind_comm(py::module_& module);
 void bind_fabric(py::module_& module);
@@ -25,6 +26,7 @@ void bind_context(py::module_& module);
 void bind_optim(py::module_& module);
 void bind_experts(py::module_& module);
 void bind_dial(py::module_& module);
+void bind_monitor(py::module_& module);
 void bind_checkpoint(py::module_& module);
 void bind_saver(py::module_& module);  // part of the layer checkpoint
 void bind_config(py::module_& module);

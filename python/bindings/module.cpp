@@ -8,6 +8,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   // Tensors and process groups cross this border as torch's own types: torch must have registered them.
   py::module_::import("torch");
   bind_base(module);
+  bind_offload(module);
   bind_mesh(module);
   bind_comm(module);
   bind_fabric(module);
@@ -20,6 +21,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_optim(module);
   bind_experts(module);
   bind_dial(module);
+  bind_monitor(module);
   bind_checkpoint(module);
   bind_config(module);
 }

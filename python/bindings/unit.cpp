@@ -10,6 +10,7 @@
 #include "python/bindings/dtensors.h"
 #include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
+#include "tesserae/shard/activation_offload.h"
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/whole_model.h"
 #include "tesserae/tensor/parallel.h"
@@ -295,7 +296,7 @@ void bind_unit(py::module_& module) {
              options.precision.cast_inputs = false;
              options.elastic = true;  // what users of FSDP, and of zero_grad(set_to_none=True), count on
              options.limit_all_gathers = limit_all_gathers;
-             options.offload = offload;
+             if (offload) options.tiers = {offload::Tier::host, offload::Tier::host, offload::Tier::host};
              options.cut_by = by_rows ? shard::CutBy::rows : shard::CutBy::elements;
              options.parameter_wire = comm::wire_of(parameter_wire);
              options.gradient_wire = comm::wire_of(gradient_wire);
@@ -333,6 +334,12 @@ void bind_unit(py::module_& module) {
       .def_property_readonly("strategy", [](const Unit& unit) { return unit.sharded().sharding().options.strategy; })
       .def_property_readonly("name", [](const Unit& unit) { return unit.sharded().name(); })
       .def_property_readonly("is_root", [](const Unit& unit) { return &unit.sharded() == &unit.engine().root(); })
+      .def(
+          "offload_activations",
+          [](Unit& unit, const std::shared_ptr<offload::Activations>& activations) {
+            unit.sharded().attach(std::make_shared<shard::ActivationOffload>(activations));
+          },
+          py::arg("activations"), "From now on it knows of the unit's forwards, and that parameters stay.")
       .def("same_engine", [](const Unit& a, const Unit& b) { return &a.engine() == &b.engine(); })
       .def("adopt", &Unit::adopt, py::arg("inner"), py::arg("name"), without_gil)
       .def(

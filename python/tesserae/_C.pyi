@@ -11,6 +11,8 @@ import torch.distributed.distributed_c10d
 import typing
 
 __all__: list[str] = [
+    "ActivationCounters",
+    "Activations",
     "Checkpoint",
     "CommError",
     "ContextParallel",
@@ -28,13 +30,16 @@ __all__: list[str] = [
     "Mesh",
     "MeshFabric",
     "Mismatch",
+    "Monitor",
     "Options",
     "OutOfMemory",
+    "Page",
     "Parallel",
     "PeerLost",
     "Piece",
     "Resharding",
     "SaveFailed",
+    "Saved",
     "Saver",
     "Split",
     "SplitRandom",
@@ -110,6 +115,64 @@ class OutOfMemory(Error):
     """
     There is not enough memory for what was asked. Nothing was changed.
     """
+
+class ActivationCounters:
+    """
+    Bytes; see tesserae/offload/activations.h.
+    """
+    @property
+    def bytes_away(self) -> int: ...
+    @property
+    def bytes_in(self) -> int: ...
+    @property
+    def bytes_out(self) -> int: ...
+    @property
+    def bytes_stayed(self) -> int: ...
+    @property
+    def most_bytes_away(self) -> int: ...
+    @property
+    def passes(self) -> int: ...
+    @property
+    def seconds_waited(self) -> float: ...
+
+class Saved:
+    """
+    Stands for a tensor that was saved.
+    """
+    def take(self) -> torch.Tensor: ...
+
+class Activations:
+    """
+    Where activations are between forward and backward; see tesserae/offload/activations.h.
+    """
+    def __init__(
+        self,
+        *,
+        horizon: typing.SupportsInt | typing.SupportsIndex,
+        folder: str,
+        smallest: typing.SupportsInt | typing.SupportsIndex = 1048576,
+    ) -> None: ...
+    def put(self, tensor: torch.Tensor) -> Saved:
+        """
+        None: it stays.
+        """
+    @property
+    def counters(self) -> ActivationCounters: ...
+    @property
+    def forecast(self) -> int:
+        """
+        Bytes that leave in a forward like the last that had its backward.
+        """
+    @property
+    def inside(self) -> bool:
+        """
+        Whether a unit is in its forward.
+        """
+    @property
+    def shelf(self) -> str:
+        """
+        Where they go; empty before anything went.
+        """
 
 class Strategy:
     """
@@ -453,6 +516,10 @@ class Unit:
         """
         Starts to gather ahead of the forward.
         """
+    def offload_activations(self, activations: Activations) -> None:
+        """
+        From now on it knows of the unit's forwards, and that parameters stay.
+        """
     def release(self) -> None:
         """
         Frees what is gathered, unless the unit computes with it.
@@ -778,6 +845,54 @@ class Dial:
         """
     def changed(self, change: Resharding) -> None: ...
     def refused(self, why: str) -> None: ...
+
+class Page:
+    """
+    Serves the page of a run until it is gone; see tesserae/watch/server.h.
+    """
+    def __init__(
+        self, *, folder: str, host: str, port: typing.SupportsInt | typing.SupportsIndex, allow_control: bool
+    ) -> None: ...
+    @property
+    def url(self) -> str: ...
+
+class Monitor:
+    """
+    What a rank does and how long it takes; see tesserae/monitor/monitor.h.
+    """
+    def __init__(
+        self,
+        *,
+        unit: Unit,
+        folder: str,
+        every_seconds: typing.SupportsFloat | typing.SupportsIndex,
+        job: str,
+        optimizer_bytes: collections.abc.Callable,
+        stacks: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
+    ) -> None:
+        """
+        `unit`: of the model whose job is watched; `folder`: of the run, "": nothing is written; `job`: JSON; `stacks`: a signal
+        at which faulthandler writes to a file, and its descriptor, or -1.
+        """
+    def end(self, how: str) -> None: ...
+    def enter(self, stage: str) -> None: ...
+    def set_degrees(
+        self,
+        degrees: tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ],
+    ) -> None: ...
+    def status(self) -> str:
+        """
+        What now.json holds, as JSON text: on rank 0 of the whole job, elsewhere of this rank.
+        """
+    def tell(self, step: typing.SupportsInt | typing.SupportsIndex, kind: str, text: str) -> None: ...
+    def watch(self, unit: Unit) -> None:
+        """
+        Times all units of that one's engine. Between steps.
+        """
 
 class Damaged(Corruption):
     """

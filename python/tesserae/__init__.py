@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tesserae.context.scope import context_parallel
     from tesserae.dial.turning import reshard
     from tesserae.fully_shard.whole_matrices import on_whole_matrices
+    from tesserae.monitor.watching import metrics
     from tesserae.smp.status import status
 
 __version__ = VERSION
@@ -64,6 +65,7 @@ __all__ = [
     "context_parallel",
     "init",
     "is_initialized",
+    "metrics",
     "on_whole_matrices",
     "preemption",
     "reshard",
@@ -78,14 +80,16 @@ _backend.register()
 
 
 def __getattr__(name: str) -> Any:
-    """tsm.checkpoint, tsm.context_parallel, tsm.on_whole_matrices, tsm.reshard and tsm.status need parts of torch that
-    take a second to import: at their first use. So does tsm.init."""
+    """tsm.checkpoint, tsm.context_parallel, tsm.metrics, tsm.on_whole_matrices, tsm.reshard and tsm.status need parts
+    of torch that take a second to import: at their first use. So does tsm.init."""
     if name == "checkpoint":
         return importlib.import_module("tesserae.checkpoint")
     if name == "status":
         return importlib.import_module("tesserae.smp.status").status
     if name == "reshard":
         return importlib.import_module("tesserae.dial.turning").reshard
+    if name == "metrics":
+        return importlib.import_module("tesserae.monitor.watching").metrics
     if name == "context_parallel":
         return importlib.import_module("tesserae.context.scope").context_parallel
     if name == "on_whole_matrices":

@@ -1,6 +1,10 @@
 #include "tesserae/config/config.h"
 
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
 #include <filesystem>
+#include <string_view>
 
 #include "tesserae/config/config_file.h"
 
@@ -113,6 +117,53 @@ Config::Checkpoint read_checkpoint(const Json& c) {
           .memory_every_steps = k["memory_every_steps"]};
 }
 
+/// "2GiB", "1.5 GB", "800000000".
+int64_t read_bytes(const std::string& key, const std::string& text) {
+  static constexpr std::pair<std::string_view, double> units[] = {
+      {"", 1},      {"B", 1},        {"KB", 1e3},        {"MB", 1e6},           {"GB", 1e9},
+      {"TB", 1e12}, {"KIB", 1024.0}, {"MIB", 1048576.0}, {"GIB", 1073741824.0}, {"TIB", 1099511627776.0}};
+  const char* const begin = text.data();
+  char* end = nullptr;
+  const double number = std::strtod(begin, &end);
+  std::string unit;
+  for (const char c : std::string_view(end)) {
+    if (c != ' ') unit.push_back(static_cast<char>(std::toupper(static_cast<unsigned char>(c))));
+  }
+  const auto found = std::ranges::find(units, unit, [](const auto& entry) { return entry.first; });
+  const double bytes = found == std::end(units) ? 0 : number * found->second;
+  if (end == begin || !(bytes >= 1) || bytes > 1e18) {
+    throw ConfigError(key, cat("must be a size such as 2GiB, 800MB or a number of bytes, but is \"", text, "\""));
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+Config::Offload read_offload(const Json& c) {
+  const Json& o = c["offload"];
+  const auto tier = [&o](const char* state) { return offload::tier_from_name(o[state].get<std::string>()); };
+  Config::Offload result{
+      .tiers = {.parameters = tier("parameters"), .gradients = tier("gradients"), .optimizer = tier("optimizer")},
+      .activations = o["activations"],
+      .horizon = c["activation_loading_horizon"],
+      .folder = "",
+      .memory_limit = std::nullopt};
+  if (const Json& limit = c["memory_limit"]; limit.is_string()) {
+    result.memory_limit = read_bytes("memory_limit", limit);
+  } else if (limit.is_number()) {
+    result.memory_limit = limit.get<int64_t>();
+  }
+  const char* const temporary = std::getenv("TMPDIR");
+  result.folder = optional_value<std::string>(o["folder"]).value_or(temporary != nullptr ? temporary : "/var/tmp");
+  if (!result.tiers.uses(offload::Tier::disk)) return result;
+  if (c["hybrid_shard_degree"].is_string()) {
+    throw ConfigError("hybrid_shard_degree", "\"auto\" does not know what state on a disk costs: give a degree");
+  }
+  if (c["checkpoint"]["memory_every_steps"] > 0) {
+    throw ConfigError("checkpoint.memory_every_steps",
+                      "keeps the whole state in memory, which the section offload puts on a disk: take 0");
+  }
+  return result;
+}
+
 Config::Recovery read_recovery(const Json& c) {
   return {.replacements = c["recovery"]["replacements"]};
 }
@@ -221,14 +272,6 @@ void read_precision(Json& c, Config& config) {
 
 }  // namespace
 
-// [Note: keys of later features] SMP v2's keys are all known, so that its configurations load; what is not built yet is
-// an error as soon as it is asked for, and silence when it is not.
-void check_available(const Json& c, const std::string& key, const Json& harmless, const std::string& feature) {
-  if (c[key] == harmless) return;
-  throw ConfigError(
-      key, cat(feature, " is not available yet: only ", harmless.dump(), " is taken, but it is ", brief(c[key])));
-}
-
 void check_one_dial(const Json& c) {
   const Json& degree = c["hybrid_shard_degree"];
   if (!c["degrees"].is_null() && degree != 0) {
@@ -267,7 +310,6 @@ Config make_config(const Json& resolved, const std::string& name) {
   Config config;
   config.resolved = resolved;
   Json& c = config.resolved;
-  check_available(c, "activation_loading_horizon", 2, "activation offloading");
   config.run = read_run(c, name);
   read_model(c, config);
   config.data = read_data(c);
@@ -275,6 +317,12 @@ Config make_config(const Json& resolved, const std::string& name) {
   config.checkpoint = read_checkpoint(c);
   config.recovery = read_recovery(c);
   config.preemption = read_preemption(c);
+  config.monitor = {.enabled = optional_value<bool>(c["monitor"]["enabled"]),
+                    .every_seconds = c["monitor"]["every_seconds"],
+                    .port = optional_value<int>(c["monitor"]["port"]),
+                    .host = c["monitor"]["host"],
+                    .allow_control = c["monitor"]["allow_control"]};
+  config.offload = read_offload(c);
   config.optimizer = read_optimizer(c);
   config.sharding = read_sharding(c);
   check_experts(config);

@@ -10,6 +10,7 @@
 #include "tesserae/context/parallel.h"
 #include "tesserae/mesh/strategy.h"
 #include "tesserae/model/config.h"
+#include "tesserae/offload/tier.h"
 #include "tesserae/shard/options.h"
 
 namespace tesserae::config {
@@ -70,6 +71,23 @@ struct Config {
     int exit_code = 0;
   } preemption;
 
+  struct Monitor {
+    std::optional<bool> enabled;  ///< unset: where there is a run folder
+    double every_seconds = 0.5;
+    std::optional<int> port;  ///< of the page; unset: it is not served
+    std::string host;
+    bool allow_control = false;
+  } monitor;
+
+  /// Where the training state lies between its uses, and what all may have of a host's memory.
+  struct Offload {
+    offload::Tiers tiers;
+    bool activations = false;  ///< they leave between forward and backward
+    int horizon = 0;           ///< activation_loading_horizon
+    std::string folder;
+    std::optional<int64_t> memory_limit;  ///< bytes of a host
+  } offload;
+
   struct Optimizer {
     std::string name;
     double lr = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0, momentum = 0;
@@ -102,11 +120,8 @@ struct Config {
 };
 
 /// `name`: of the configuration file, for the default run folder. Throws ConfigError for keys that contradict each
-/// other and for features that are not available yet.
+/// other.
 Config make_config(const Json& resolved, const std::string& name);
-
-/// Throws ConfigError if `key`, one of SMP v2's, asks for a feature which is not there yet: is not `harmless`.
-void check_available(const Json& resolved, const std::string& key, const Json& harmless, const std::string& feature);
 
 /// Throws ConfigError if both `degrees` and `hybrid_shard_degree` are given, if the schedule of the section `dial` is
 /// no schedule, and if there is one beside "auto".

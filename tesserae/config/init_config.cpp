@@ -58,14 +58,15 @@ void check_experts(const Json& c) {
 
 const Json& init_config_schema() {
   static const Json schema = [] {
-    Json part = part_of(
-        config_schema(),
-        {"hybrid_shard_degree", "sm_activation_offloading", "activation_loading_horizon", "fsdp_cache_flush_warnings",
-         "allow_empty_shards", "tensor_parallel_degree", "context_parallel_degree", "expert_parallel_degree",
-         "random_seed", "context_parallel_method", "degrees", "$comment", "run", "wire", "dial", "preemption"});
+    Json part = part_of(config_schema(),
+                        {"hybrid_shard_degree", "sm_activation_offloading", "activation_loading_horizon",
+                         "fsdp_cache_flush_warnings", "allow_empty_shards", "tensor_parallel_degree",
+                         "context_parallel_degree", "expert_parallel_degree", "random_seed", "context_parallel_method",
+                         "degrees", "$comment", "run", "wire", "offload", "dial", "preemption", "monitor"});
     part["title"] = "Configuration of tsm.init";
     part["properties"]["run"] =
         part_of(config_schema()["properties"]["run"], {"folder", "connect_deadline_seconds", "deadline_seconds"});
+    part["properties"]["offload"] = part_of(config_schema()["properties"]["offload"], {"folder"});
     // Of a script's own layers; those of `tesserae train` always multiply so.
     part["properties"]["cpu_bf16_products"] = {
         {"description",
@@ -81,7 +82,6 @@ const Json& init_config_schema() {
 Json validate_init_config(const Json& document) {
   check_belongs(document, init_config_schema()["properties"], "");
   const Json resolved = validate(init_config_schema(), document);
-  check_available(resolved, "activation_loading_horizon", 2, "activation offloading");
   check_one_dial(resolved);
   check_experts(resolved);
   read_preemption(resolved);

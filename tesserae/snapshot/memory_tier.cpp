@@ -14,8 +14,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "tesserae/base/checksum.h"
 #include "tesserae/base/log.h"
-#include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/names.h"
 #include "tesserae/checkpoint/random_state.h"
@@ -42,11 +42,11 @@ namespace tesserae::snapshot {
 namespace {
 
 std::string key_of(const os::Path& checkpoints) {
-  return checkpoint::to_hex(checkpoint::checksum(std::filesystem::absolute(checkpoints).lexically_normal().native()));
+  return to_hex(checksum(std::filesystem::absolute(checkpoints).lexically_normal().native()));
 }
 
 uint64_t session_of(comm::Fabric& fabric) {
-  return checkpoint::from_hex(comm::text_of(fabric, checkpoint::random_name(), 0)).value();
+  return from_hex(comm::text_of(fabric, checkpoint::random_name(), 0)).value();
 }
 
 at::Tensor bytes_tensor(std::string_view bytes) {
@@ -91,7 +91,7 @@ void MemoryTier::save(int64_t step, const nlohmann::json& description) {
   for (checkpoint::Piece& piece : exchange_random()) pieces.push_back(std::move(piece));  // 1
   checkpoint::Manifest manifest;
   manifest.step = step;
-  manifest.attempt = checkpoint::to_hex(session_);
+  manifest.attempt = to_hex(session_);
   manifest.layout = layout_;
   manifest.axes = subject_.mesh->mesh().degrees();
   manifest.training = description;
@@ -185,7 +185,7 @@ HeldByRank MemoryTier::held_by_ranks() {
     if (!snapshot || snapshot->manifest.layout != layout_) continue;
     if (snapshot->manifest.axes != subject_.mesh->mesh().degrees()) continue;
     const size_t place = (static_cast<size_t>(fabric.rank()) * buffers_per_rank + buffer) * 2;
-    table[place] = static_cast<int64_t>(checkpoint::from_hex(snapshot->manifest.attempt).value_or(0));
+    table[place] = static_cast<int64_t>(from_hex(snapshot->manifest.attempt).value_or(0));
     table[place + 1] = snapshot->manifest.step + 1;
   }
   table = comm::counts_over_ranks(fabric, table);

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "tesserae/base/checked.h"
+#include "tesserae/base/checksum.h"
 #include "tesserae/base/log.h"
-#include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/manifest_text.h"
 
 // How a buffer changes, so that whoever reads it after the process was killed at any instruction sees a whole snapshot
@@ -73,7 +73,7 @@ std::optional<MemorySnapshot> parse_snapshot(std::string_view bytes, const std::
     snapshot.data = snapshot.data.substr(0, file.bytes);
     for (size_t block = 0; block < file.blocks.size(); ++block) {
       const uint64_t size = snapshot.manifest.block_bytes;
-      if (checkpoint::checksum(snapshot.data.substr(block * size, size)) != file.blocks[block]) {
+      if (checksum(snapshot.data.substr(block * size, size)) != file.blocks[block]) {
         log(LogLevel::warning, cat("the snapshot in memory ", name, " is damaged: block ", block));
         return std::nullopt;
       }
@@ -145,7 +145,7 @@ void SnapshotBuffer::fill() {
   pieces_.clear();
   for (size_t block = 0; block < file.blocks.size(); ++block) {
     const uint64_t begin = block * manifest_.block_bytes;
-    file.blocks[block] = checkpoint::checksum({data + begin, std::min(manifest_.block_bytes, file.bytes - begin)});
+    file.blocks[block] = checksum({data + begin, std::min(manifest_.block_bytes, file.bytes - begin)});
   }
   const std::string text = checkpoint::to_text(manifest_);
   std::memcpy(memory_of(*memory_) + sizeof(Header), text.data(), text.size());

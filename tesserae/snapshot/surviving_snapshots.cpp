@@ -10,8 +10,8 @@
 #include <map>
 #include <utility>
 
+#include "tesserae/base/checksum.h"
 #include "tesserae/base/log.h"
-#include "tesserae/checkpoint/checksum.h"
 #include "tesserae/checkpoint/saver.h"
 #include "tesserae/checkpoint/split_json.h"
 #include "tesserae/comm/agree.h"
@@ -39,7 +39,7 @@ struct Survivor {
   SnapshotBuffer memory;
   MemorySnapshot snapshot;
 
-  int64_t session() const { return static_cast<int64_t>(checkpoint::from_hex(snapshot.manifest.attempt).value_or(0)); }
+  int64_t session() const { return static_cast<int64_t>(from_hex(snapshot.manifest.attempt).value_or(0)); }
 };
 
 /// A job that is over, as its snapshots tell of it.

@@ -144,7 +144,10 @@ shard::Options options_of(const config::Config& config, const JobSetup& setup) {
           .limit_all_gathers = config.sharding.limit_all_gathers,
           .limit_reductions = config.sharding.limit_reductions,
           .parameter_wire = config.sharding.parameter_wire,
-          .gradient_wire = config.sharding.gradient_wire};
+          .gradient_wire = config.sharding.gradient_wire,
+          // Where memory is short, buffers do not stay between their uses.
+          .elastic = config.offload.memory_limit.has_value(),
+          .tiers = config.offload.tiers};
 }
 
 data::Loader make_loader(const config::Config& config, const JobSetup& setup, int rank) {

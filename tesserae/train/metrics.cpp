@@ -52,6 +52,11 @@ std::string to_line(const StepRecord& record) {
     line["expert_dropped"] = record.experts->dropped;
     line["expert_bytes"] = static_cast<int64_t>(record.experts->bytes);
   }
+  if (record.disk) {
+    line["disk_read_bytes"] = static_cast<int64_t>(record.disk->read);
+    line["disk_written_bytes"] = static_cast<int64_t>(record.disk->written);
+    line["disk_wait_ms"] = 1e3 * record.disk->waited;
+  }
   return line.dump();
 }
 

@@ -22,6 +22,12 @@ struct ExpertFigures {
 /// Of the loads of all layers; nothing if there are none.
 std::optional<ExpertFigures> figures_of(const std::vector<experts::Load>& loads);
 
+/// What a step brought from scratch files and to them, bytes of all ranks.
+struct DiskFigures {
+  double read = 0, written = 0;
+  double waited = 0;  ///< seconds for which threads of rank 0 waited for a disk
+};
+
 /// One optimizer step, as rank 0 saw it.
 struct StepRecord {
   int64_t step = 0;  ///< from 1
@@ -37,6 +43,7 @@ struct StepRecord {
   bool skipped = false;            ///< the gradients were not finite: nothing was updated
   std::optional<double> val_loss;  ///< if the model was evaluated after this step
   std::optional<ExpertFigures> experts = std::nullopt;  ///< if the model has any
+  std::optional<DiskFigures> disk = std::nullopt;       ///< if state lies on one
 };
 
 /// In the run folder.

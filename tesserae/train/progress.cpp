@@ -45,6 +45,10 @@ std::string progress_line(const StepRecord& record, int64_t steps, uint64_t memo
                          short_number(record.tokens_per_second), " tok/s  comm ",
                          format("%.0f%%", record.step_ms > 0 ? 100 * record.comm_ms / record.step_ms : 0), "  ",
                          short_bytes(memory_bytes));
+  if (record.disk) {
+    line += cat("  disk ", short_bytes(static_cast<uint64_t>(record.disk->read)), " in ",
+                short_bytes(static_cast<uint64_t>(record.disk->written)), " out");
+  }
   if (record.val_loss) line += format("  val %.3f", *record.val_loss);
   if (seconds_left >= 0) line += "  " + short_time(seconds_left) + " left";
   return line;

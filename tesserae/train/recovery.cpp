@@ -126,6 +126,7 @@ std::vector<int> Run::silent(const comm::CommError& failure) const {
 void Run::end_broken_step() {
   // These have threads that read the state.
   dial_.reset();
+  if (monitor_) monitor_->end("a rank was lost");
   save_broken_ = checkpoints_ && checkpoints_->busy();
   if (checkpoints_) last_save_ = checkpoints_->last_save();
   checkpoints_.reset();

@@ -14,6 +14,7 @@
 #include "tesserae/os/seconds.h"
 #include "tesserae/preemption/agree.h"
 #include "tesserae/train/dial_setup.h"
+#include "tesserae/train/progress.h"
 #include "tesserae/train/recovery.h"
 #include "tesserae/train/sample.h"
 
@@ -56,6 +57,8 @@ void Run::start(const Resume& resume) {
   origin_ = restore(*state_, resume, *folders_, checkpoints_->memory());
   checkpoints_->begin();
   if (leads()) output_.emplace(config_, setup_, *folders_, origin_);
+  if (leads() && config_.monitor.port) serve_page();
+  if (leads() && state_->disk != nullptr) output_->say(describe_offload());
   whole_ = true;
 }
 
@@ -65,6 +68,17 @@ void Run::make_state(TrainingState::Values values) {
   state_ = std::make_unique<TrainingState>(config_, setup_, fabric_, values);
   loads_.emplace(*state_->model);
   counted_ = 0;
+  memory_limit_.reset();
+  if (state_->disk == nullptr && !config_.offload.memory_limit) return;
+  const auto here = static_cast<int>(fabric_->world().host_ranks(fabric_->rank()).size());
+  memory_limit_.emplace(state_->disk, memory_of_rank(config_.offload.memory_limit, here));
+}
+
+/// "parameters on disk, optimizer on disk: io_uring past the page cache in /var/tmp; 315 MB of memory a rank".
+std::string Run::describe_offload() const {
+  const auto limit = memory_limit_->bytes();
+  return cat(to_string(config_.offload.tiers), ": ", state_->disk->describe(), "; ",
+             limit ? cat(short_bytes(static_cast<uint64_t>(*limit)), " of memory a rank") : "no memory limit");
 }
 
 /// What saves the state. The dial comes later: it wants to know the step.
@@ -80,8 +94,59 @@ void Run::make_services() {
                                                     },
                                                 .committed =
                                                     [this](int64_t step) {
-                                                      if (leads()) membership_.remember("saved", cat(step));
+                                                      if (!leads()) return;
+                                                      membership_.remember("saved", cat(step));
+                                                      tell("checkpoint", cat("step ", step, " is saved"));
                                                     }});
+  watch();
+}
+
+/// What a step's parts take on every rank. Before the first step of this meeting of the ranks.
+void Run::watch() {
+  monitor_.reset();
+  if (!config_.monitor.enabled.value_or(true)) return;
+  monitor::Json job = {{"source", "tesserae train"},
+                       {"steps", config_.train.steps},
+                       {"parameters", setup_.parameters},
+                       {"tokens_per_step", setup_.tokens_per_step},
+                       {"degrees", dial::to_json(state_->layout().degrees())},
+                       {"axes",
+                        {{"tensor", setup_.mesh.degree(mesh::axes::tensor)},
+                         {"context", setup_.mesh.degree(mesh::Axis::context)},
+                         {"expert", setup_.mesh.degree(mesh::Axis::expert)}}}};
+  try {
+    monitor_ = std::make_unique<monitor::Monitor>(
+        fabric_, monitor::MonitorOptions{
+                     .folder = folders_->run,
+                     .job = std::move(job),
+                     .every = os::milliseconds(config_.monitor.every_seconds),
+                     .optimizer_bytes = [this] { return static_cast<double>(state_->optimizer->state_bytes()); }});
+  } catch (const IoError& error) {
+    log(LogLevel::warning, cat("nobody watches this run: ", error.what()));
+    return;
+  }
+  monitor_->watch(state_->sharded.engine());
+}
+
+/// A page that cannot be served is no reason not to train.
+void Run::serve_page() {
+  if (page_) return;
+  const auto& asked = config_.monitor;
+  try {
+    page_ =
+        std::make_unique<watch::Server>(folders_->run, watch::ServerOptions{.host = asked.host,
+                                                                            .port = static_cast<uint16_t>(*asked.port),
+                                                                            .token = {},
+                                                                            .allow_control = asked.allow_control,
+                                                                            .begins = true});
+    output_->say(cat("page: ", page_->url()));
+  } catch (const Error& error) {
+    log(LogLevel::warning, cat("the run has no page (`tesserae watch` shows it): ", error.what()));
+  }
+}
+
+void Run::tell(const std::string& kind, const std::string& text) {
+  if (monitor_) monitor_->tell({.step = state_->step, .kind = kind, .rank = -1, .text = text});
 }
 
 int Run::train() {
@@ -97,6 +162,7 @@ int Run::train() {
   }
   finish(os::seconds_since(*began_));
   checkpoints_->finish();
+  if (monitor_) monitor_->end(stopped_by_ == 0 ? "done" : cat("stopped, asked by ", stop_reason_));
   if (stopped_by_ == 0) return 0;
   if (!checkpoints_->saved()) return 128 + stopped_by_;
   const bool complete = state_->step == config_.train.steps;  // it was asked in the last step
@@ -119,6 +185,7 @@ optim::StepOptions Run::step_options() {
   return {.lr = schedule_.at(state_->step),
           .clip_norm = config_.train.clip_norm,
           .scaler = state_->scaler ? &*state_->scaler : nullptr,
+          .keep_gradients = false,
           .also_sum = &sums_};
 }
 
@@ -126,6 +193,7 @@ optim::StepOptions Run::step_options() {
 void Run::train_step() {
   step_began_ = os::now();
   before_ = state_->sharded.statistics();
+  if (state_->disk != nullptr) disk_before_ = state_->disk->counters();
   wishes_ = {};
   turn_to_.reset();
   state_->seed_random();
@@ -138,7 +206,10 @@ void Run::train_step() {
   for (int64_t micro = 0; micro < micro_batches; ++micro) {
     std::optional<shard::NoSync> no_sync;
     if (micro + 1 < micro_batches) no_sync.emplace(state_->sharded.engine());
-    at::Tensor loss = loss_of(state_->loader.training_batch(state_->position, micro));
+    if (monitor_) monitor_->timer().enter(monitor::Stage::data);
+    const data::Batch batch = state_->loader.training_batch(state_->position, micro);
+    if (monitor_) monitor_->timer().enter(monitor::Stage::forward);
+    at::Tensor loss = loss_of(batch);
     loss_sum += loss.detach();
     loss = loss / static_cast<double>(micro_batches);
     (scaler != nullptr ? scaler->scale(loss) : loss).backward();
@@ -146,7 +217,9 @@ void Run::train_step() {
   sums_ = loads_->to_sum();
   sums_.insert(sums_.begin(), loss_sum.item<double>() / static_cast<double>(micro_batches));
   checkpoints_->before_update();
+  if (monitor_) monitor_->timer().enter(monitor::Stage::optimizer);
   state_->optimizer->step(step_options());
+  if (monitor_) monitor_->timer().enter(monitor::Stage::between);
   count_step();
   agree();
 }
@@ -180,6 +253,11 @@ void Run::agree() {
   const Checkpointing::Wishes own = checkpoints_->wishes();
   const std::optional<preemption::Notice> notice = stop_->notice();
   std::vector<double> row = {notice ? 1.0 : 0.0, own.save, own.failed};
+  if (state_->disk != nullptr) {
+    const offload::DiskCounters disk = state_->disk->counters();
+    row.push_back(static_cast<double>(disk.read - disk_before_.read));
+    row.push_back(static_cast<double>(disk.written - disk_before_.written));
+  }
   const size_t words = row.size();
   const std::vector<double> dialed = dial_->to_sum(state_->step, os::seconds_since(step_began_));
   row.insert(row.end(), dialed.begin(), dialed.end());
@@ -192,7 +270,16 @@ void Run::agree() {
   wishes_ = {.save = sums[1], .failed = sums[2]};
   turn_to_ = dial_->from_sums(state_->step, std::span(sums).subspan(words));
   record_.memory_bytes = dial_->seen().memory;
+  if (state_->disk != nullptr) {
+    record_.disk = {
+        .read = sums[3], .written = sums[4], .waited = state_->disk->counters().waited - disk_before_.waited};
+  }
+  if (memory_limit_ && fabric_->device().is_cpu()) {
+    const auto told = memory_limit_->after_step(static_cast<int64_t>(dial_->here().used));
+    if (told && leads()) log(LogLevel::warning, *told);
+  }
   const shard::Statistics after = state_->sharded.statistics();
+  if (monitor_) monitor_->timer().end_step(state_->step);
   time_step();
   record_.state_bytes = static_cast<double>(after.state_bytes);
   record_.comm_ms = 1e3 * (os::seconds_since(begin) + after.exposed_gather - before_.exposed_gather +
@@ -208,6 +295,7 @@ void Run::finish_step() {
   if ((last || due) && stopped_by_ == 0) record_.val_loss = evaluate();
   if (output_ && record_.step > output_->last_step()) output_->add(record_);
   warn_of(record_);
+  tell_of_activations();
   if (turn_to_ && !last) turn_dial(*turn_to_);
   turn_to_.reset();
   checkpoints_->after_step(wishes_, last);
@@ -219,6 +307,8 @@ void Run::turn_dial(const mesh::Degrees& to) {
   checkpoints_->before_update();  // nobody copies what is about to move
   try {
     dial_->changed(state_->reshard(to));
+    if (monitor_) monitor_->set_job("degrees", dial::to_json(to));
+    tell("dial", cat("the degrees are ", mesh::to_string(to), " now"));
   } catch (const OutOfMemory& error) {
     return dial_->refused(error.what());  // nothing has moved; if anything had, the next step would say so
   }
@@ -257,6 +347,21 @@ void Run::warn_of(const StepRecord& record) {
   misses_seen_ = misses;
 }
 
+/// After the first step it is known what a step saves.
+void Run::tell_of_activations() {
+  if (!output_ || state_->activations == nullptr || std::exchange(told_of_activations_, true)) return;
+  const offload::Activations& activations = *state_->activations;
+  if (activations.counters().out == 0) {
+    log(LogLevel::warning,
+        cat("offload.activations: no unit saves a tensor of ",
+            short_bytes(static_cast<uint64_t>(activations.options().smallest)), " or more, so all of them stay"));
+    return;
+  }
+  const auto bytes = static_cast<uint64_t>(activations.forecast() * config_.train.accumulate);
+  output_->say(cat("activations: ", short_bytes(bytes), " a step to ", activations.shelf(), " and back, ",
+                   activations.options().horizon, activations.options().horizon == 1 ? " unit" : " units", " ahead"));
+}
+
 /// What every rank must take part in comes first, in the same order; then rank 0 writes.
 void Run::finish(double seconds) {
   RunFacts facts;
@@ -280,6 +385,7 @@ void Run::finish(double seconds) {
   facts.origin = origin_;
   facts.recoveries = recoveries_;
   facts.dial = dial_->figures();
+  if (state_->activations) facts.activations = state_->activations->counters();
   if (config_.checkpoint.enabled()) facts.checkpoints = checkpoints_->figures();
   output_->finish(facts, sample);
 }

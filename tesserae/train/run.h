@@ -15,17 +15,20 @@
 #include "tesserae/dial/dial.h"
 #include "tesserae/experts/step_loads.h"
 #include "tesserae/mesh/world.h"
+#include "tesserae/monitor/monitor.h"
 #include "tesserae/optim/schedule.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/preemption/watch.h"
 #include "tesserae/train/checkpointing.h"
 #include "tesserae/train/job_setup.h"
 #include "tesserae/train/membership.h"
+#include "tesserae/train/memory_limit.h"
 #include "tesserae/train/metrics.h"
 #include "tesserae/train/restore.h"
 #include "tesserae/train/resume.h"
 #include "tesserae/train/run_output.h"
 #include "tesserae/train/training_state.h"
+#include "tesserae/watch/server.h"
 
 namespace tesserae::train {
 
@@ -70,7 +73,11 @@ class Run {
   void start(const Resume& resume);
   void make_state(TrainingState::Values values);
   void make_services();
+  std::string describe_offload() const;
   void listen();
+  void watch();
+  void serve_page();
+  void tell(const std::string& kind, const std::string& text);
   void train_step();
   void count_step();
   void time_step();
@@ -80,6 +87,7 @@ class Run {
   at::Tensor loss_of(const data::Batch& batch);
   std::optional<double> evaluate();
   void warn_of(const StepRecord& record);
+  void tell_of_activations();
   void finish(double seconds);
   std::string make_sample();
   std::vector<uint64_t> from_all_ranks(uint64_t value);
@@ -113,11 +121,16 @@ class Run {
   Checkpointing::Wishes wishes_;  // of the last step, of all ranks together
   std::optional<Origin> origin_;
   std::unique_ptr<dial::Dial> dial_;
+  std::unique_ptr<monitor::Monitor> monitor_;  // null: not wanted
+  std::unique_ptr<watch::Server> page_;        // rank 0's; null: not wanted
   std::optional<cost::Links> links_;
   std::optional<mesh::Degrees> turn_to_;  // agreed on after the last step
   int stopped_by_ = 0;                    // a signal, or what counts as one
   std::string stop_reason_;
   int64_t misses_seen_ = 0;
+  std::optional<MemoryLimit> memory_limit_;  // where state lies on a disk
+  offload::DiskCounters disk_before_;        // the step at hand
+  bool told_of_activations_ = false;
 
   // The step at hand, and what recovery needs to know of it.
   bool whole_ = false;                      // state_ is that of step state_->step

@@ -52,6 +52,13 @@ config::Json make_summary(const RunFigures& figures, const RunFacts& facts) {
         {"bytes_moved", facts.dial.bytes},
         {"steps_spent_on_trying", facts.dial.steps_spent}}},
       {"ended", os::utc_time()}};
+  if (facts.activations) {
+    summary["activations"] = {{"out", facts.activations->out},
+                              {"in", facts.activations->in},
+                              {"stayed", facts.activations->stayed},
+                              {"most_away", facts.activations->most_away},
+                              {"waited_seconds", facts.activations->waited}};
+  }
   if (facts.checkpoints) {
     summary["checkpoints"] = {{"saved", facts.checkpoints->saved},
                               {"failed", facts.checkpoints->failed},

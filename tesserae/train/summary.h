@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tesserae/config/json.h"
 #include "tesserae/dial/dial.h"
 #include "tesserae/mesh/layout.h"
+#include "tesserae/offload/activations.h"
 #include "tesserae/shard/statistics.h"
 #include "tesserae/train/checkpointing.h"
 #include "tesserae/train/metrics.h"
@@ -30,9 +32,10 @@ struct RunFacts {
   int stopped_by = 0;                 ///< the signal that ended the run early, or 0; SIGTERM for a file or a command
   std::string stop_reason;            ///< who asked, as people read it
   std::optional<Origin> origin;       ///< what this process continued
-  config::Json recoveries = config::Json::array();    ///< each: epoch, ranks that were lost, step, from what, seconds
-  dial::Dial::Figures dial;                           ///< changes of degrees
-  std::optional<Checkpointing::Figures> checkpoints;  ///< of this process; unset: none were asked for
+  config::Json recoveries = config::Json::array();  ///< each: epoch, ranks that were lost, step, from what, seconds
+  dial::Dial::Figures dial;                         ///< changes of degrees
+  std::optional<offload::ActivationCounters> activations;  ///< of rank 0; unset: they stay where they are
+  std::optional<Checkpointing::Figures> checkpoints;       ///< of this process; unset: none were asked for
 };
 
 /// summary.json. "peak_memory_bytes" is that of the rank that used most.

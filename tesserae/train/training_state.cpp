@@ -13,6 +13,8 @@
 #include "tesserae/model/init.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/optim/sgd.h"
+#include "tesserae/shard/activation_offload.h"
+#include "tesserae/train/memory_limit.h"
 
 namespace tesserae::train {
 namespace {
@@ -30,14 +32,32 @@ model::Gpt make_model(const config::Config& config, const JobSetup& setup, const
 }
 
 shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::MeshFabric>& mesh,
-                     const config::Config& config, const JobSetup& setup, TrainingState::Values values) {
+                     const std::shared_ptr<offload::Disk>& disk, const config::Config& config, const JobSetup& setup,
+                     TrainingState::Values values) {
   shard::Options options = options_of(config, setup);
   options.initialize = model::initialize(model->config());
   if (values == TrainingState::Values::zeros) {
     options.initialize = [](const std::string& /*name*/, at::Tensor& value) { value.zero_(); };
   }
   options.mesh = mesh;
+  options.disk = disk;
   return shard::shard_model(model, mesh->over(mesh::axes::state), std::move(options));
+}
+
+/// Null where nothing lies on a disk. What may be in memory of it is for MemoryLimit to say, once a step was seen.
+std::shared_ptr<offload::Disk> make_disk(const config::Config& config) {
+  if (!config.offload.tiers.uses(offload::Tier::disk)) return {};
+  return std::make_shared<offload::Disk>(
+      offload::DiskOptions{.folder = config.offload.folder, .memory = MemoryLimit::at_first});
+}
+
+std::shared_ptr<offload::Activations> offload_activations(const model::Gpt& model, shard::Sharded& sharded,
+                                                          const config::Config::Offload& offload) {
+  if (!offload.activations) return nullptr;
+  auto activations = offload::Activations::make({.horizon = offload.horizon, .folder = offload.folder});
+  for (const at::Tensor& buffer : model->buffers()) activations->keep(buffer);
+  shard::offload_activations(sharded.engine(), activations);
+  return activations;
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const config::Config::Optimizer& o) {
@@ -70,12 +90,16 @@ TrainingState::TrainingState(const config::Config& config, const JobSetup& setup
       context(std::make_shared<const context::Parallel>(mesh, config.sharding.context_parallel_method)),
       loader(make_loader(config, setup, fabric->rank())),
       model(make_model(config, setup, parallel, context)),
-      sharded(shard(model, mesh, config, setup, values)),
+      disk(make_disk(config)),
+      sharded(shard(model, mesh, disk, config, setup, values)),
+      activations(offload_activations(model, sharded, config.offload)),
       optimizer(make_optimizer(sharded, config.optimizer)),
       config_(config),
       setup_(setup),
       degrees_(setup.strategy.degrees) {
   if (setup.precision.parameters == at::kHalf) scaler.emplace();
+  // All of it is taken from the disk now: one that is too small ends the run before it begins.
+  if (config.offload.tiers.optimizer == offload::Tier::disk) optimizer->allocate_state();
   seed_random();
 }
 

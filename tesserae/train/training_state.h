@@ -13,6 +13,8 @@
 #include "tesserae/context/parallel.h"
 #include "tesserae/data/loader.h"
 #include "tesserae/model/gpt.h"
+#include "tesserae/offload/activations.h"
+#include "tesserae/offload/disk.h"
 #include "tesserae/optim/loss_scaler.h"
 #include "tesserae/optim/optimizer.h"
 #include "tesserae/shard/resharding.h"
@@ -44,7 +46,9 @@ class TrainingState {
   const context::ParallelPtr context;            ///< and of its context group
   data::Loader loader;
   model::Gpt model;
+  const std::shared_ptr<offload::Disk> disk;  ///< of this rank; null where nothing lies on one
   shard::Sharded sharded;
+  const std::shared_ptr<offload::Activations> activations;  ///< null: they stay where they are
   std::unique_ptr<optim::Optimizer> optimizer;
   std::optional<optim::LossScaler> scaler;  ///< with fp16
   int64_t step = 0;                         ///< how many are done

@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -37,8 +39,8 @@ std::vector<std::string> entries(const std::string& text) {
 }
 
 TEST(Surface, Program) {
-  EXPECT_THAT(entries(help({})), ElementsAre("-h,--help", "--version", "train", "dial", "config", "inspect", "verify",
-                                             "plan", "convert", "doctor"));
+  EXPECT_THAT(entries(help({})), ElementsAre("-h,--help", "--version", "train", "watch", "dial", "stacks", "trace",
+                                             "config", "inspect", "verify", "plan", "probe", "convert", "doctor"));
 }
 
 TEST(Surface, Train) {
@@ -50,9 +52,24 @@ TEST(Surface, Doctor) {
   EXPECT_THAT(entries(help({"doctor"})), ElementsAre("-h,--help", "--nproc", "--json", "--mib", "--deadline"));
 }
 
+TEST(Surface, Probe) {
+  EXPECT_THAT(entries(help({"probe"})),
+              ElementsAre("-h,--help", "--nproc", "--out", "--name", "--dtype", "--backend", "--window", "--deadline"));
+}
+
+TEST(Surface, Watch) {
+  EXPECT_THAT(entries(help({"watch"})),
+              ElementsAre("RUN_DIR", "-h,--help", "--port", "--host", "--token", "--allow-control"));
+}
+
 TEST(Surface, Dial) {
   EXPECT_THAT(entries(help({"dial"})),
               ElementsAre("RUN_DIR", "-h,--help", "--degree", "--degrees", "--auto", "--show", "--wait"));
+}
+
+TEST(Surface, AskingARun) {
+  EXPECT_THAT(entries(help({"stacks"})), ElementsAre("RUN_DIR", "-h,--help", "--wait"));
+  EXPECT_THAT(entries(help({"trace"})), ElementsAre("RUN_DIR", "-h,--help", "--steps", "--wait"));
 }
 
 TEST(Surface, Config) {
@@ -70,8 +87,8 @@ TEST(Surface, Plan) {
               ElementsAre("-h,--help", "--top", "--all", "--json", "--model", "--parameters", "--layers", "--dimension",
                           "--heads", "--kv-heads", "--vocabulary", "--tied", "--batch", "--sequence", "--context",
                           "--micro-batch", "--dtype", "--reduce", "--optimizer", "--accumulation", "--keep-activations",
-                          "--keep-gathered", "--no-sequence-parallel", "--devices", "--per-host", "--memory",
-                          "--headroom", "--inside-gbps", "--between-gbps", "--tflops"));
+                          "--keep-gathered", "--no-sequence-parallel", "--machine", "--devices", "--per-host",
+                          "--memory", "--headroom", "--inside-gbps", "--between-gbps", "--tflops"));
 }
 
 TEST(Surface, PlanComputes) {
@@ -85,7 +102,7 @@ TEST(Surface, PlanComputes) {
   Program fits(plan({"--memory", "80GB", "--json", "--all"}));
   EXPECT_TRUE(fits.finish()->success());
   const auto table = nlohmann::json::parse(fits.output);
-  EXPECT_EQ(table["cluster"]["memory"], 80e9);
+  EXPECT_EQ(table["cluster"]["machine"]["memory"], 80e9);
   EXPECT_NEAR(table["model"]["parameters"].get<double>(), 7e9, 0.1e9);
   EXPECT_EQ(table["layouts"].size(), table["layouts_total"]);
   EXPECT_TRUE(table["layouts"][0]["fits"]);
@@ -94,6 +111,34 @@ TEST(Surface, PlanComputes) {
   EXPECT_THAT(small.output, HasSubstr("layouts   0 of"));
   Program none({TESSERAE_PROGRAM, "plan", "--parameters", "7e9"});
   EXPECT_EQ(none.finish()->code, 2);
+  Program unknown(plan({"--machine", "h1000"}));
+  EXPECT_EQ(unknown.finish()->code, 2);
+  EXPECT_THAT(unknown.errors, HasSubstr("there are a100, h100, h200, b200, trn2, and no such file"));
+}
+
+TEST(Surface, AProbeFeedsAPlan) {
+  const std::string file = testing::TempDir() + "/tesserae-machine-" + std::to_string(::getpid()) + ".json";
+  Program probe({TESSERAE_PROGRAM, "probe", "--nproc", "2", "--window", "0.001", "--name", "here", "--out", file});
+  EXPECT_TRUE(probe.finish()->success()) << probe.errors;
+  EXPECT_THAT(probe.errors, HasSubstr("measuring products in fp32"));
+  const std::vector<std::string> command = {TESSERAE_PROGRAM, "plan", "--parameters", "2e6",  "--layers",   "2",
+                                            "--dimension",    "128",  "--vocabulary", "1000", "--batch",    "8",
+                                            "--sequence",     "64",   "--machine",    file,   "--headroom", "0"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), command.begin(), command.end());
+    return more;
+  };
+  Program plan(with({"--dtype", "fp32"}));
+  EXPECT_TRUE(plan.finish()->success()) << plan.errors;
+  EXPECT_THAT(plan.output, HasSubstr("2 ranks, 2 a host, each host with"));
+  Program several(with({"--dtype", "fp32", "--devices", "4"}));
+  EXPECT_EQ(several.finish()->code, 2);
+  EXPECT_THAT(several.errors, HasSubstr("probe it on two, or say how fast the network is"));
+  EXPECT_THAT(plan.output, HasSubstr("here (measured)"));
+  Program other(with({"--dtype", "bf16"}));
+  EXPECT_EQ(other.finish()->code, 2);
+  EXPECT_THAT(other.errors, HasSubstr("measure it: tesserae probe --dtype bf16"));
+  std::filesystem::remove(file);
 }
 
 TEST(Surface, HelpNamesTheExitStatuses) {

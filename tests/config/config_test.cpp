@@ -51,6 +51,23 @@ TEST(Config, StrategyComesFromDegreeNameOrDegrees) {
   EXPECT_TRUE(raw.free_after_forward);
 }
 
+TEST(Config, TiersAndTheMemoryLimit) {
+  EXPECT_EQ(plain().offload.tiers, offload::Tiers());
+  EXPECT_EQ(plain().offload.memory_limit, std::nullopt);
+  const Config config = with(R"("offload": {"optimizer": "disk", "folder": "/scratch"}, "memory_limit": "1.5 GiB")");
+  EXPECT_EQ(config.offload.tiers, (offload::Tiers{.optimizer = offload::Tier::disk}));
+  EXPECT_EQ(config.offload.folder, "/scratch");
+  EXPECT_EQ(config.offload.memory_limit, 3 << 29);
+  EXPECT_EQ(with(R"("memory_limit": "800MB")").offload.memory_limit, 800'000'000);
+  EXPECT_EQ(with(R"("memory_limit": "4096")").offload.memory_limit, 4096);
+  EXPECT_EQ(with(R"("memory_limit": 4096)").offload.memory_limit, 4096);
+  for (const char* limit : {"much", "-1GiB", "5 parsecs", "0.1"}) {
+    EXPECT_THROW(with(cat(R"("memory_limit": ")", limit, R"(")")), ConfigError) << limit;
+  }
+  EXPECT_THROW(with(R"("offload": {"optimizer": "disk"}, "hybrid_shard_degree": "auto")"), ConfigError);
+  EXPECT_THROW(with(R"("offload": {"optimizer": "disk"}, "checkpoint": {"memory_every_steps": 1})"), ConfigError);
+}
+
 TEST(Config, AutoBeginsWithWhateverIsChosenLater) {
   const Config config = with(R"("hybrid_shard_degree": "auto", "dial": {"headroom": 0.2, "planned_steps": 5000})");
   EXPECT_TRUE(config.sharding.automatic);
@@ -183,15 +200,20 @@ INSTANTIATE_TEST_SUITE_P(
                       "model: experts_per_token is 3; it must be <= experts, 2"},
         Contradiction{R"("context_parallel_degree": 2, "model": {"experts": 4, "capacity_factor": 1.5})",
                       "model.capacity_factor: drops the last tokens of a batch, whose order context ranks do not keep: "
-                      "take 0, or context_parallel_degree 1"},
-        Contradiction{
-            R"("activation_loading_horizon": 3)",
-            "activation_loading_horizon: activation offloading is not available yet: only 2 is taken, but it is 3"}));
+                      "take 0, or context_parallel_degree 1"}));
 
-TEST(Config, HarmlessValuesOfKeysOfLaterFeaturesAreTaken) {
+TEST(Config, ActivationsLeaveWhereThatIsAskedFor) {
+  EXPECT_FALSE(with(R"("activation_loading_horizon": 4)").offload.activations);
+  const Config asked = with(R"("activation_loading_horizon": 3, "offload": {"activations": true})");
+  EXPECT_TRUE(asked.offload.activations);
+  EXPECT_EQ(asked.offload.horizon, 3);
+  EXPECT_EQ(with(R"("offload": {"folder": "/scratch"})").offload.folder, "/scratch");
+}
+
+TEST(Config, HarmlessValuesOfKeysOfSmpAreTaken) {
   for (const char* keys :
        {R"("sm_activation_offloading": true)", R"("sm_activation_offloading": false)",
-        R"("activation_loading_horizon": 2)", R"("allow_empty_shards": true)",
+        R"("activation_loading_horizon": 4)", R"("allow_empty_shards": true)",
         R"("tensor_parallel_degree": 1, "context_parallel_degree": 1, "expert_parallel_degree": 1)"}) {
     EXPECT_NO_THROW(with(keys)) << keys;
   }

@@ -18,13 +18,15 @@ TEST(InitConfig, IsFilledWithTheDefaultsOfSmp) {
     "context_parallel_degree": 1, "expert_parallel_degree": 1, "random_seed": 12345,
     "context_parallel_method": "auto", "degrees": null, "$comment": "",
     "run": {"folder": null, "connect_deadline_seconds": 60, "deadline_seconds": 300},
-    "wire": {"parameters": "exact", "gradients": "exact"}, "dial": {"headroom": 0.1, "planned_steps": 0, "schedule": []},
-    "preemption": {"file": null, "command": null, "every_seconds": 5, "exit_code": 0}, "cpu_bf16_products": "torch"})"));
+    "wire": {"parameters": "exact", "gradients": "exact"}, "offload": {"folder": null}, "dial": {"headroom": 0.1, "planned_steps": 0, "schedule": []},
+    "preemption": {"file": null, "command": null, "every_seconds": 5, "exit_code": 0},
+    "monitor": {"enabled": null, "every_seconds": 0.5, "port": null, "host": "127.0.0.1", "allow_control": false},
+    "cpu_bf16_products": "torch"})"));
 }
 
-TEST(InitConfig, TakesEveryKeyOfSmpWhereItsFeatureIsNotAskedFor) {
+TEST(InitConfig, TakesEveryKeyOfSmp) {
   const Json config = resolved(R"({
-    "hybrid_shard_degree": 16, "sm_activation_offloading": false, "activation_loading_horizon": 2,
+    "hybrid_shard_degree": 16, "sm_activation_offloading": false, "activation_loading_horizon": 4,
     "fsdp_cache_flush_warnings": false, "allow_empty_shards": true, "tensor_parallel_degree": 1,
     "context_parallel_degree": 1, "expert_parallel_degree": 1, "random_seed": 7})");
   EXPECT_EQ(config["hybrid_shard_degree"], 16);
@@ -87,9 +89,9 @@ INSTANTIATE_TEST_SUITE_P(
                   "dial.schedule: contradicts hybrid_shard_degree = \"auto\": give one of them"},
         WrongInit{"schedule_without_degree", R"({"dial": {"schedule": [{"step": 1}]}})",
                   "dial.schedule[0]: must have either hybrid_shard_degree or degrees"},
-        WrongInit{
-            "horizon", R"({"activation_loading_horizon": 4})",
-            "activation_loading_horizon: activation offloading is not available yet: only 2 is taken, but it is 4"},
+        WrongInit{"activations", R"({"offload": {"activations": true}})",
+                  "offload.activations: is read by `tesserae train` only (as offload.activations): a script says that "
+                  "itself, and tsm.init does not take it"},
         WrongInit{"no_horizon", R"({"activation_loading_horizon": 0})",
                   "activation_loading_horizon: must be at least 1, but is 0"},
         WrongInit{"experts_and_tensors", R"({"expert_parallel_degree": 2, "tensor_parallel_degree": 2})",

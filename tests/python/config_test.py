@@ -38,6 +38,8 @@ DEFAULTS = config.Config(
     gradient_wire="exact",
     cpu_bf16_products="torch",
     preemption=config.Preemption(file=None, command=None, every_seconds=5, exit_code=0),
+    monitor=config.Monitor(enabled=None, every_seconds=0.5, port=None, host="127.0.0.1", allow_control=False),
+    offload_folder=None,
     run_folder=None,
     connect_deadline_seconds=60.0,
     deadline_seconds=300.0,

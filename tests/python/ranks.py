@@ -65,6 +65,7 @@ class _Rank:
     output: Path
     report: tuple[str, Any] | None = None  # ("result", value) or ("failure", text)
     ended: bool = False
+    killed: bool = False  # by a signal, before it reported
 
     def tail(self, lines: int = 40) -> str:
         written = self.output.read_text(errors="replace").splitlines() if self.output.exists() else []
@@ -154,7 +155,10 @@ def _collect(ranks: list[_Rank], deadline: float) -> list[Any]:
         wait([rank.reports for rank in running], timeout=remaining)
         for rank in running:
             _receive(rank)
-            if rank.ended and first is None and rank.report is not None and rank.report[0] == "failure":
+            if not rank.ended or rank.report is None or rank.report[0] != "failure":
+                continue
+            # One that was killed is the cause, even where the exception of another one is heard of earlier.
+            if first is None or (rank.killed and not first.killed):
                 first = rank
                 end = min(end, time.monotonic() + GRACE)  # the others wait for it in vain
     if first is not None:
@@ -170,7 +174,8 @@ def _receive(rank: _Rank) -> None:
     except EOFError:
         rank.process.join()
         code = rank.process.exitcode
-        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+        rank.killed = code < 0
+        how = f"by signal {signal.Signals(-code).name}" if rank.killed else f"with status {code}"
         rank.report = ("failure", f"its process ended {how} before it reported")
     rank.ended = True
 

@@ -19,6 +19,7 @@ struct Example {
   const char* name;
   const char* file;
   std::vector<std::string> settings;
+  int ranks = 4;
 };
 
 class Examples : public testing::TestWithParam<Example> {};
@@ -30,14 +31,17 @@ INSTANTIATE_TEST_SUITE_P(
                             "python-source",
                             {"context_parallel_degree=2", "tensor_parallel_degree=2", "hybrid_shard_degree=2"}},
                     Example{"long_context", "long-context", {}},
-                    Example{"mixture", "mixture", {"expert_parallel_degree=2", "hybrid_shard_degree=2"}}),
+                    Example{"mixture", "mixture", {"expert_parallel_degree=2", "hybrid_shard_degree=2"}},
+                    Example{
+                        "larger_than_memory", "larger-than-memory", {"model.layers=6", "train.batch_per_rank=2"}, 1}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(Examples, Train) {
   const Example& example = GetParam();
   const std::string folder = cat(testing::TempDir(), "tesserae-example-", example.name, "-", ::getpid());
   std::vector<std::string> arguments = {TESSERAE_PROGRAM, "train",
-                                        cat(TESSERAE_SOURCE_DIR, "/examples/", example.file, ".json"), "--nproc", "4"};
+                                        cat(TESSERAE_SOURCE_DIR, "/examples/", example.file, ".json"), "--nproc",
+                                        cat(example.ranks)};
   std::vector<std::string> settings = {"run.folder=" + folder,    "train.steps=6",         "train.eval_every=0",
                                        "train.eval_batches=0",    "train.sample_tokens=0", "optimizer.warmup_steps=1",
                                        "data.sequence_length=128"};

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tesserae/checkpoint/checksum.h"
+#include "tesserae/base/checksum.h"
 #include "tesserae/os/shared_memory.h"
 #include "tests/train/train_job.h"
 
@@ -105,8 +105,7 @@ TEST_F(Preempted, IsSavedInMemoryFirst) {
       job_.run("run", arguments({"checkpoint.memory_every_steps=1000000", cat("train.steps=", done + 3)}));
   EXPECT_THAT(said, HasSubstr(cat("resumed at step ", done, " from memory of the hosts")));
   EXPECT_EQ(job_.metrics("run").size(), done + 3);
-  const std::string prefix =
-      cat("tesserae-", checkpoint::to_hex(checkpoint::checksum(job_.path("run/checkpoints"))), "-");
+  const std::string prefix = cat("tesserae-", to_hex(checksum(job_.path("run/checkpoints"))), "-");
   EXPECT_THAT(os::SharedMemory::names(prefix), IsEmpty());
 }
 

@@ -30,7 +30,7 @@ from tesserae.fsdp.groups import connect, groups_of, require_one_tensor_index, r
 from tesserae.fsdp.instance import Instance, instances_below
 from tesserae.fsdp.layers import compute_gradients_in_place
 from tesserae.fsdp.retired import retire
-from tesserae.job import config
+from tesserae.job import activations, config
 from tesserae.job.state import state
 from tesserae.tensor_parallel.parts import holds_experts, split_of
 from tesserae.torch_compat import construction as torch_construction
@@ -197,6 +197,7 @@ def _shard(instance: Instance, module: nn.Module, fabric: _C.Fabric, options: _C
     managed = instance._managed
     compute = [faces.make_compute(m, as_parameter=uses_orig_params(instance)) for m in managed]
     instance._unit = unit = _C.Unit(fabric, options, [m.names for m in managed], compute, _splits(instance))
+    activations.attach(unit)
     instance._flats = _C.flat_buffers(unit)
     if uses_orig_params(instance):
         local = [[managed[i].parameter for i in order] for order in unit.flats]

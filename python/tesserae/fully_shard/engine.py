@@ -20,6 +20,7 @@ from tesserae.fsdp.layers import compute_gradients_in_place
 from tesserae.fully_shard import parameters as faces
 from tesserae.fully_shard.places import Places
 from tesserae.fully_shard.state import State, states_below
+from tesserae.job import activations
 from tesserae.torch_compat.fsdp2 import placed_as
 from tesserae.torch_compat.parameters import hooks_after_accumulation
 
@@ -86,6 +87,7 @@ def _make_unit(state: State) -> None:
     parts = [managed.part for managed in state.parameters if managed.part is not None]  # of all, or of none
     splits = [(part.split, list(part.whole)) for part in parts]
     state.unit = _C.Unit(state.places.fabric, state.options, names, compute, splits, values, dims)
+    activations.attach(state.unit)
     for number, managed in enumerate(state.parameters):
         faces.show_split(managed, state.unit, number)
     compute_gradients_in_place(module for managed in state.parameters for module, _ in managed.entries)

@@ -35,6 +35,17 @@ class Preemption:
 
 
 @dataclass(frozen=True)
+class Monitor:
+    """What is measured of every rank while the script trains."""
+
+    enabled: bool | None  # None: where there is a run folder
+    every_seconds: float
+    port: int | None  # of the page
+    host: str
+    allow_control: bool
+
+
+@dataclass(frozen=True)
 class Config:
     """A checked configuration: the nine keys of SMP v2, and what is ours."""
 
@@ -57,6 +68,8 @@ class Config:
     gradient_wire: str
     cpu_bf16_products: str
     preemption: Preemption
+    monitor: Monitor
+    offload_folder: str | None
     run_folder: str | None
     connect_deadline_seconds: float
     deadline_seconds: float
@@ -65,6 +78,10 @@ class Config:
     def has_dial(self) -> bool:
         """Whether anything can turn the dial but the script itself."""
         return self.automatic or bool(self.schedule) or self.run_folder is not None
+
+    @property
+    def is_watched(self) -> bool:
+        return self.run_folder is not None if self.monitor.enabled is None else self.monitor.enabled
 
 
 _asked: Config | None = None
@@ -91,6 +108,7 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
     fields = {name: resolved[name] for name in Config.__dataclass_fields__ if name in resolved}
     fields["degrees"] = Degrees(**resolved["degrees"]) if resolved["degrees"] is not None else None
     fields["preemption"] = Preemption(**resolved["preemption"])
+    fields["monitor"] = Monitor(**resolved["monitor"])
     automatic = resolved["hybrid_shard_degree"] == "auto"
     if automatic:
         fields["hybrid_shard_degree"] = 0
@@ -102,6 +120,7 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
         planned_steps=resolved["dial"]["planned_steps"],
         parameter_wire=resolved["wire"]["parameters"],
         gradient_wire=resolved["wire"]["gradients"],
+        offload_folder=resolved["offload"]["folder"],
         run_folder=run["folder"],
         connect_deadline_seconds=float(run["connect_deadline_seconds"]),
         deadline_seconds=float(run["deadline_seconds"]),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from tesserae import _C
+from tesserae.job import activations
 from tesserae.job import config as configuration
 from tesserae.job.device import default_device
 from tesserae.job.fabrics import state_fabric
@@ -47,6 +48,14 @@ class State:
     @property
     def activation_loading_horizon(self) -> int:
         return self._config().activation_loading_horizon
+
+    @property
+    def activations(self) -> _C.ActivationCounters | None:
+        """What left for host memory or a disk between forward and backward, on this rank; None where nothing can
+        (sm_activation_offloading is false)."""
+        self._config()
+        store = activations.current()
+        return store.counters if store is not None else None
 
     @property
     def random_seed(self) -> int:

@@ -14,8 +14,10 @@ from tesserae.fsdp.install import install
 from tesserae.fsdp.install import uninstall as uninstall_class
 from tesserae.fully_shard import clipping, muon
 from tesserae.fully_shard import install as function
+from tesserae.job import activations
 from tesserae.job import config as configuration
 from tesserae.job.state import state
+from tesserae.monitor import watching
 
 
 def init(config: str | os.PathLike[str] | dict[str, Any] | None) -> None:
@@ -33,7 +35,9 @@ def init(config: str | os.PathLike[str] | dict[str, Any] | None) -> None:
     function.install()
     muon.install()
     clipping.install()
+    activations.install(wanted)
     automatic.watch(wanted)
+    watching.watch(wanted)
     configuration.set_current(wanted)
 
 
@@ -42,6 +46,8 @@ def uninstall() -> None:
     function.uninstall()
     muon.uninstall()
     clipping.uninstall()
+    activations.uninstall()
     configuration.set_current(None)
     automatic.forget()
+    watching.forget()
     state.forget()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tesserae.torch_compat.checked import checked
@@ -22,6 +23,17 @@ with checked():
 Key = int | str
 Names = dict[nn.Parameter, list[str]]
 OptimInput = list[dict[str, Any]] | Iterable[nn.Parameter] | None
+
+
+def state_bytes(optimizer: Optimizer) -> int:
+    """What this rank holds of its state."""
+    total = 0
+    for state in optimizer.state.values():
+        for value in state.values() if isinstance(state, dict) else ():
+            if isinstance(value, DTensor):
+                value = value.to_local()
+            total += value.nbytes if isinstance(value, Tensor) else 0
+    return total
 
 
 def names_of_parameters(model: nn.Module) -> Names:
