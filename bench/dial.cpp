@@ -162,7 +162,7 @@ class Bench {
     const double seconds = watch.wall_us() / 1e6;
     json change = {{"seconds", training_.largest(seconds)},
                    {"bytes", training_.sum(static_cast<double>(done.bytes))},
-                   {"layout", mesh::to_string(done.to)}};
+                   {"layout", mesh::to_string(done.to.degrees)}};
     change["link_bytes"] = training_.largest(sent_over_link() - link_before);
     if (options_.memory) change["peak_pss"] = training_.sum(peak.stop());
     return change;

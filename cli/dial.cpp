@@ -18,18 +18,44 @@ struct DialArguments {
   std::string folder;
   int degree = 0;            // 0: not given
   std::vector<int> degrees;  // empty: not given
+  std::vector<std::string> offload;  // STATE=TIER
   bool show = false, automatic = false;
   double wait_seconds = 300;
 };
 
-Json request_of(const DialArguments& arguments) {
-  if (arguments.degree > 0) return {{"ask", "turn"}, {"degree", arguments.degree}};
-  if (!arguments.degrees.empty()) return {{"ask", "turn"}, {"degrees", arguments.degrees}};
-  return {{"ask", arguments.automatic ? "auto" : "show"}};
+Json tiers_of(const std::vector<std::string>& assignments) {
+  Json tiers = Json::object();
+  for (const std::string& assignment : assignments) {
+    const size_t sign = assignment.find('=');
+    const std::string state = assignment.substr(0, sign);
+    if (sign == std::string::npos || state.empty()) {
+      throw config::ConfigError("", cat("--offload takes a state and its tier, like optimizer=disk, not '", assignment,
+                                        "'; states: parameters, gradients, optimizer, all; tiers: device, host, disk"));
+    }
+    const std::string tier = assignment.substr(sign + 1);
+    if (state != "all") {
+      tiers[state] = tier;
+    } else {
+      for (const char* each : {"parameters", "gradients", "optimizer"}) tiers[each] = tier;
+    }
+  }
+  return tiers;
 }
 
-std::string degrees_text(const Json& degrees) {
-  return mesh::to_string(dial::degrees_from(degrees));
+Json request_of(const DialArguments& arguments) {
+  const bool turns = arguments.degree > 0 || !arguments.degrees.empty() || !arguments.offload.empty();
+  if (!turns) return {{"ask", arguments.automatic ? "auto" : "show"}};
+  Json request = {{"ask", "turn"}};
+  if (arguments.degree > 0) request["degree"] = arguments.degree;
+  if (!arguments.degrees.empty()) request["degrees"] = arguments.degrees;
+  if (!arguments.offload.empty()) request["offload"] = tiers_of(arguments.offload);
+  return request;
+}
+
+/// "P=1 G=2 O=4, optimizer on disk", of two members of an event.
+std::string setting_text(const Json& event, const char* degrees, const char* offload) {
+  const auto tiers = event.contains(offload) ? dial::tiers_from(event.at(offload)) : offload::Tiers();
+  return to_string(shard::Setting{dial::degrees_from(event.at(degrees)), tiers});
 }
 
 void print_status(const Json& event) {
@@ -38,7 +64,7 @@ void print_status(const Json& event) {
     return;
   }
   std::printf("step %lld: %s on %d ranks, %.1f ms a step, %.0f MB held by the fullest rank",
-              event.at("step").get<long long>(), degrees_text(event.at("degrees")).c_str(),
+              event.at("step").get<long long>(), setting_text(event, "degrees", "offload").c_str(),
               event.at("ranks").get<int>(), 1e3 * event.at("step_seconds").get<double>(),
               event.at("memory_bytes").get<double>() / 1e6);
   const double place = event.at("place_bytes");
@@ -51,8 +77,8 @@ void print_status(const Json& event) {
   const Json& change = event.at("last_change");
   if (change.is_null()) return;
   std::printf("last change after step %lld: %s -> %s in %.3f s, %.1f MB moved (%s)\n",
-              change.at("step").get<long long>(), degrees_text(change.at("from")).c_str(),
-              degrees_text(change.at("to")).c_str(), change.at("seconds").get<double>(),
+              change.at("step").get<long long>(), setting_text(change, "from", "offload_from").c_str(),
+              setting_text(change, "to", "offload_to").c_str(), change.at("seconds").get<double>(),
               change.at("bytes").get<double>() / 1e6, change.at("why").get<std::string>().c_str());
 }
 
@@ -70,10 +96,10 @@ void print_event(const Json& event) {
   } else if (name == "automatic") {
     std::printf("the run chooses its degrees itself from now on\n");
   } else if (name == "unchanged") {
-    std::printf("%s: as it was\n", degrees_text(event.at("degrees")).c_str());
+    std::printf("%s: as it was\n", setting_text(event, "degrees", "offload").c_str());
   } else if (name == "changed") {
     std::printf("step %lld: %s -> %s in %.3f s, %.1f MB moved\n", event.at("step").get<long long>(),
-                degrees_text(event.at("from")).c_str(), degrees_text(event.at("to")).c_str(),
+                setting_text(event, "from", "offload_from").c_str(), setting_text(event, "to", "offload_to").c_str(),
                 event.at("seconds").get<double>(), event.at("bytes").get<double>() / 1e6);
   } else if (name == "timed") {
     std::printf("step %lld took %.1f ms; before the change %.1f ms\n", event.at("step").get<long long>(),
@@ -84,7 +110,11 @@ void print_event(const Json& event) {
 
 int run_dial(const DialArguments& arguments) {
   const int asked = (arguments.degree > 0) + !arguments.degrees.empty() + arguments.automatic + arguments.show;
-  if (asked > 1) throw config::ConfigError("", "tesserae dial takes one of --degree, --degrees, --auto and --show");
+  const bool only_shows = arguments.automatic || arguments.show;
+  if (asked > 1 || (only_shows && !arguments.offload.empty())) {
+    throw config::ConfigError("", "tesserae dial takes one of --degree, --degrees, --auto and --show; --offload goes "
+                                  "alone or with one of the first two");
+  }
   dial::Client client(arguments.folder, request_of(arguments));
   const os::Deadline deadline(std::chrono::nanoseconds(static_cast<int64_t>(arguments.wait_seconds * 1e9)));
   while (true) {
@@ -107,7 +137,7 @@ int run_dial(const DialArguments& arguments) {
 
 void add_dial(CLI::App& program, int& status) {
   auto arguments = std::make_shared<DialArguments>();
-  CLI::App* verb = program.add_subcommand("dial", "Change the sharding degree of a run while it trains, or show it");
+  CLI::App* verb = program.add_subcommand("dial", "Change the sharding degree of a run while it trains, or where its state lies, or show both");
   verb->add_option("RUN_DIR", arguments->folder, "The run folder")->required();
   verb->add_option("--degree", arguments->degree, "Shard all state over D ranks; 1 replicates it")
       ->check(CLI::Range(1, 1 << 20))
@@ -117,6 +147,11 @@ void add_dial(CLI::App& program, int& status) {
       ->delimiter(',')
       ->expected(3)
       ->type_name("P,G,O");
+  verb->add_option("--offload", arguments->offload,
+                   "Where a part of the state lies from now on: parameters, gradients, optimizer or all; device, host "
+                   "or disk")
+      ->delimiter(',')
+      ->type_name("STATE=TIER");
   verb->add_flag("--auto", arguments->automatic, "The run chooses by itself from now on");
   verb->add_flag("--show", arguments->show, "Show degrees, step time and memory (the default)");
   verb->add_option("--wait", arguments->wait_seconds, "How long to wait for the change and two steps after it")

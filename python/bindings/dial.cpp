@@ -37,7 +37,7 @@ void bind_dial(py::module_& module) {
              const shard::Sharding& sharding = engine.root().sharding();
              comm::MeshFabric& job = *sharding.mesh;
              const bool whole_job = job.over(mesh::axes::state) == sharding.fabric;
-             return std::make_unique<Dial>(whole_job ? job.job() : sharding.fabric, sharding.layout.degrees(),
+             return std::make_unique<Dial>(whole_job ? job.job() : sharding.fabric, engine.setting(),
                                            std::move(options));
            }),
            py::kw_only(), py::arg("unit"), py::arg("schedule"), py::arg("automatic"), py::arg("headroom"),
@@ -47,7 +47,7 @@ void bind_dial(py::module_& module) {
           [](Dial& self, int64_t step, double seconds) -> std::optional<Triple> {
             const auto to = self.at_step_edge(step, seconds);
             if (!to) return std::nullopt;
-            return Triple{to->parameters, to->gradients, to->optimizer};
+            return Triple{to->degrees.parameters, to->degrees.gradients, to->degrees.optimizer};
           },
           py::arg("step"), py::arg("seconds"), without_gil,
           "Collective: the degrees to change to after this step, the same on all ranks; None: as they are.")

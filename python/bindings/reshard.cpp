@@ -40,10 +40,10 @@ Triple triple(const mesh::Degrees& degrees) {
 void bind_reshard(py::module_& module) {
   py::class_<shard::Resharding>(module, "Resharding", "What a change of degrees did on this rank.")
       .def_property_readonly(
-          "before", [](const shard::Resharding& self) { return triple(self.from); },
+          "before", [](const shard::Resharding& self) { return triple(self.from.degrees); },
           "The degrees (parameters, gradients, optimizer) before it.")
       .def_property_readonly(
-          "after", [](const shard::Resharding& self) { return triple(self.to); }, "The degrees since.")
+          "after", [](const shard::Resharding& self) { return triple(self.to.degrees); }, "The degrees since.")
       .def_readonly("seconds", &shard::Resharding::seconds, "Until the model could train again.")
       .def_readonly("bytes", &shard::Resharding::bytes, "That this rank sent to others.");
 

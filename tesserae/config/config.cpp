@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string_view>
 
+#include "tesserae/base/pattern.h"
 #include "tesserae/config/config_file.h"
 
 namespace tesserae::config {
@@ -144,13 +145,11 @@ Config::Offload read_offload(const Json& c) {
       .tiers = {.parameters = tier("parameters"), .gradients = tier("gradients"), .optimizer = tier("optimizer")},
       .activations = o["activations"],
       .horizon = c["activation_loading_horizon"],
+      .smallest = read_size("offload.activation_size", o["activation_size"]),
+      .units = optional_value<std::vector<std::string>>(o["activation_units"]),
       .folder = "",
       .memory_limit = std::nullopt};
-  if (const Json& limit = c["memory_limit"]; limit.is_string()) {
-    result.memory_limit = read_bytes("memory_limit", limit);
-  } else if (limit.is_number()) {
-    result.memory_limit = limit.get<int64_t>();
-  }
+  if (const Json& limit = c["memory_limit"]; !limit.is_null()) result.memory_limit = read_size("memory_limit", limit);
   const char* const temporary = std::getenv("TMPDIR");
   result.folder = optional_value<std::string>(o["folder"]).value_or(temporary != nullptr ? temporary : "/var/tmp");
   if (!result.tiers.uses(offload::Tier::disk)) return result;
@@ -304,6 +303,14 @@ Config::Preemption read_preemption(const Json& c) {
           .command = optional_value<std::string>(p["command"]).value_or(""),
           .every_seconds = p["every_seconds"],
           .exit_code = code};
+}
+
+int64_t read_size(const std::string& key, const Json& value) {
+  return value.is_string() ? read_bytes(key, value) : value.get<int64_t>();
+}
+
+bool Config::Offload::leaves(const std::string& unit) const {
+  return !units || std::ranges::any_of(*units, [&](const std::string& pattern) { return matches(pattern, unit); });
 }
 
 Config make_config(const Json& resolved, const std::string& name) {

@@ -84,6 +84,11 @@ struct Config {
     offload::Tiers tiers;
     bool activations = false;  ///< they leave between forward and backward
     int horizon = 0;           ///< activation_loading_horizon
+    int64_t smallest = 0;      ///< bytes of an activation that leaves
+    std::optional<std::vector<std::string>> units;  ///< patterns of their names; unset: all
+
+    /// Whether the activations of a unit of that name leave.
+    bool leaves(const std::string& unit) const;
     std::string folder;
     std::optional<int64_t> memory_limit;  ///< bytes of a host
   } offload;
@@ -126,6 +131,9 @@ Config make_config(const Json& resolved, const std::string& name);
 /// Throws ConfigError if both `degrees` and `hybrid_shard_degree` are given, if the schedule of the section `dial` is
 /// no schedule, and if there is one beside "auto".
 void check_one_dial(const Json& resolved);
+
+/// Bytes of a key that takes a number of them or a text such as 2GiB. Throws ConfigError.
+int64_t read_size(const std::string& key, const Json& value);
 
 /// The section `preemption` of a resolved configuration, of this or of tsm.init. Throws ConfigError for an exit code
 /// that means something else.

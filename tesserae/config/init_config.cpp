@@ -66,7 +66,7 @@ const Json& init_config_schema() {
     part["title"] = "Configuration of tsm.init";
     part["properties"]["run"] =
         part_of(config_schema()["properties"]["run"], {"folder", "connect_deadline_seconds", "deadline_seconds"});
-    part["properties"]["offload"] = part_of(config_schema()["properties"]["offload"], {"folder"});
+    part["properties"]["offload"] = part_of(config_schema()["properties"]["offload"], {"folder", "activation_size"});
     // Of a script's own layers; those of `tesserae train` always multiply so.
     part["properties"]["cpu_bf16_products"] = {
         {"description",
@@ -81,10 +81,12 @@ const Json& init_config_schema() {
 
 Json validate_init_config(const Json& document) {
   check_belongs(document, init_config_schema()["properties"], "");
-  const Json resolved = validate(init_config_schema(), document);
+  Json resolved = validate(init_config_schema(), document);
   check_one_dial(resolved);
   check_experts(resolved);
   read_preemption(resolved);
+  Json& size = resolved["offload"]["activation_size"];
+  size = read_size("offload.activation_size", size);
   return resolved;
 }
 

@@ -1,5 +1,6 @@
 #include "tesserae/cost/estimate.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <vector>
 
@@ -20,6 +21,27 @@ std::string in_words(double bytes) {
   return text;
 }
 
+using offload::Tier;
+
+// In the order in which a step misses it least: state and masters are touched once, parameters three times.
+constexpr offload::Tiers ever_less[] = {{.optimizer = Tier::disk},
+                                        {.gradients = Tier::disk, .optimizer = Tier::disk},
+                                        {.parameters = Tier::disk, .gradients = Tier::disk, .optimizer = Tier::disk}};
+
+FirstChoice on_disk(Facts facts, double room) {
+  const mesh::Degrees all{facts.ranks(), facts.ranks(), facts.ranks()};
+  const double in_memory = memory_of(facts, all);
+  double left = in_memory;
+  for (const offload::Tiers& tiers : ever_less) {
+    facts.tiers = tiers;
+    left = memory_of(facts, all);
+    if (left <= room) break;
+  }
+  return {all, facts.tiers, cat("needs ", in_words(in_memory), " in memory even at the highest degree, where ",
+                                in_words(std::max(room, 0.0)), " are left beside activations; ", to_string(facts.tiers),
+                                ": ", in_words(left))};
+}
+
 }  // namespace
 
 double moving_seconds(const Facts& facts, const Links& links, const mesh::Degrees& degrees) {
@@ -34,7 +56,8 @@ double moving_seconds(const Facts& facts, const Links& links, const mesh::Degree
   return seconds + touched / degrees.optimizer / links.memory;
 }
 
-FirstChoice first_choice(const Facts& facts, const Links& links, double place, double available, double headroom) {
+FirstChoice first_choice(const Facts& facts, const Links& links, double place, double available, double headroom,
+                         std::optional<double> activations) {
   const double room = (available - headroom * place) * share_for_state;
   struct Candidate {
     mesh::Degrees degrees;
@@ -51,11 +74,15 @@ FirstChoice first_choice(const Facts& facts, const Links& links, double place, d
     if (candidate.memory > room) continue;
     if (fastest == nullptr || candidate.seconds < fastest->seconds) fastest = &candidate;
   }
+  if (const double rest = available - headroom * place - activations.value_or(0);
+      activations && smallest->memory > rest) {
+    return on_disk(facts, rest);
+  }
   if (fastest == nullptr) {
-    return {smallest->degrees, cat("needs least: ", in_words(smallest->memory), " of ", in_words(room),
+    return {smallest->degrees, facts.tiers, cat("needs least: ", in_words(smallest->memory), " of ", in_words(room),
                                    " that may be used before activations are known")};
   }
-  return {fastest->degrees, cat("estimated to be fastest of what fits: ", in_words(fastest->memory), " of ",
+  return {fastest->degrees, facts.tiers, cat("estimated to be fastest of what fits: ", in_words(fastest->memory), " of ",
                                 in_words(room), " that may be used before activations are known")};
 }
 

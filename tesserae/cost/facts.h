@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tesserae/mesh/layout.h"
+#include "tesserae/offload/tier.h"
 
 namespace tesserae::cost {
 
@@ -26,6 +27,7 @@ struct Facts {
   bool shared_copy = false;       ///< ranks of P on one host share what is gathered
   bool two_levels = false;  ///< collectives over hosts cross once for each element (comm/transports/two_level_group.h);
                             ///< ranks of a host share the crossing evenly
+  offload::Tiers tiers = {};  ///< what lies on a disk takes no memory but a window
 
   int ranks() const { return static_cast<int>(host_of.size()); }
   bool operator==(const Facts&) const = default;

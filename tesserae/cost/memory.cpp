@@ -3,6 +3,11 @@
 #include <algorithm>
 
 namespace tesserae::cost {
+namespace {
+
+constexpr double least_window = 48 << 20;  // train::MemoryLimit::at_first
+
+}  // namespace
 
 RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int rank) {
   const auto [P, G, O] = degrees;
@@ -10,19 +15,24 @@ RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int 
   const bool shared = shares_gathered(facts, degrees, rank);
   const bool same_dtype = facts.compute_bytes == facts.master_bytes;
   RankMemory memory;
-  if (P != O && !shared) memory.pieces = facts.compute_bytes * elements / P;
+  const auto in_memory = [](offload::Tier tier) { return tier != offload::Tier::disk; };
+  const bool master_is_piece = P == O && same_dtype;
+  if (P != O && !shared && in_memory(facts.tiers.parameters)) memory.pieces = facts.compute_bytes * elements / P;
   // Masters of the dtype that is gathered are parts of the shared copy.
-  if (!(shared && P == O && same_dtype)) memory.masters = facts.master_bytes * elements / O;
-  memory.state = facts.state_bytes * elements / O;
-  memory.gradients = facts.master_bytes * elements / O;
+  if (!(shared && master_is_piece) && in_memory(master_is_piece ? facts.tiers.parameters : facts.tiers.optimizer)) {
+    memory.masters = facts.master_bytes * elements / O;
+  }
+  if (in_memory(facts.tiers.optimizer)) memory.state = facts.state_bytes * elements / O;
+  if (in_memory(facts.tiers.gradients)) memory.gradients = facts.master_bytes * elements / O;
+  if (facts.tiers.uses(offload::Tier::disk)) memory.window = least_window;
   if (facts.micro_batches > 1) memory.gradients += facts.reduce_bytes * elements / (facts.two_hop ? G : 1);
 
   const int inner = facts.units - 1;
   const auto root = static_cast<double>(facts.root_unit), largest = static_cast<double>(facts.largest_unit);
-  const bool always_whole = P == 1 && (P != O || same_dtype);
+  const bool always_whole = P == 1 && (P != O || same_dtype) && in_memory(facts.tiers.parameters);
   if (!always_whole && !shared) {
     const double in_flight =
-        facts.free_after_forward ? root + largest * std::min(facts.gathers_at_once, inner) : elements;
+        facts.free_after_forward || !in_memory(facts.tiers.parameters) ? root + largest * std::min(facts.gathers_at_once, inner) : elements;
     memory.gathered = facts.compute_bytes * in_flight;
   }
   memory.reductions = facts.reduce_bytes * (root + largest * std::min(facts.reductions_at_once, inner));

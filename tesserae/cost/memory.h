@@ -13,8 +13,9 @@ struct RankMemory {
   double gradients = 0;   ///< m Psi / O, and g Psi / G of an accumulation in two hops, g Psi of one on the rank
   double gathered = 0;    ///< buffers of gathered units that are this rank's own
   double reductions = 0;  ///< buffers of gradients being reduced
+  double window = 0;      ///< for blocks on their way between memory and disk
 
-  double total() const { return pieces + masters + state + gradients + gathered + reductions; }
+  double total() const { return pieces + masters + state + gradients + gathered + reductions + window; }
 };
 
 /// The layout-dependent memory of `rank`. What it shares with others (Facts::shared_copy) is not in it.

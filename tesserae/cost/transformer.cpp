@@ -1,7 +1,9 @@
 #include "tesserae/cost/transformer.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
+#include <vector>
 
 #include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
@@ -30,35 +32,72 @@ double stream_parts(const Execution& run) {
   return run.sequence_parallel ? run.tensor : 1;
 }
 
-/// Bytes for each token that a norm keeps: what it takes and gives. A composed one computes in fp32, and keeps what it
-/// takes and what it gives before the weight in that; what it gives, in the dtype of activations.
+// Bytes for each token of the tensors that something keeps for its backward, one by one.
+using Kept = std::vector<double>;
+
+double sum(const Kept& kept) {
+  return std::accumulate(kept.begin(), kept.end(), 0.0);
+}
+
+/// What a norm takes and gives. A composed one computes in fp32, and keeps what it takes and what it gives before the
+/// weight in that; what it gives, in the dtype of activations.
+Kept kept_by_norm(const model::GptConfig& model, const Execution& run) {
+  const double values = static_cast<double>(model.dimension) / stream_parts(run), given = run.compute_bytes * values;
+  return run.composed_norms ? Kept{4 * values, 4 * values, given} : Kept{given, given};
+}
+
+Kept kept_by_block(const model::GptConfig& model, const Execution& run) {
+  const double T = run.tensor, c = run.compute_bytes;
+  const double stream = c * static_cast<double>(model.dimension) / stream_parts(run);
+  const double d = c * static_cast<double>(model.dimension) / T, kv = c * static_cast<double>(kv_dimension(model)) / T;
+  const double f = c * static_cast<double>(model.feed_forward) / T;
+  // Query, key, value, attention's result and its log-sum-exp in fp32; gate, silu, up and product.
+  Kept kept{d, kv, kv, d, 4 * static_cast<double>(model.heads) / T, f, f, f, f};
+  for (int branch = 0; branch < 2; ++branch) {
+    const Kept norm = kept_by_norm(model, run);
+    kept.insert(kept.end(), norm.begin(), norm.end());
+    if (model.dropout > 0) kept.push_back(stream);  // which values it drops
+  }
+  return kept;
+}
+
 double norm_bytes_of_token(const model::GptConfig& model, const Execution& run) {
-  const double c = run.compute_bytes;
-  return (run.composed_norms ? 8 + c : 2 * c) * static_cast<double>(model.dimension) / stream_parts(run);
+  return sum(kept_by_norm(model, run));
 }
 
-/// Bytes for each token that one block keeps for its backward.
 double block_bytes_of_token(const model::GptConfig& model, const Execution& run) {
-  const auto d = static_cast<double>(model.dimension), kv = static_cast<double>(kv_dimension(model));
-  const auto f = static_cast<double>(model.feed_forward), heads = static_cast<double>(model.heads);
-  const double T = run.tensor;
-  const double split = (2 * d + 2 * kv + 4 * f) / T;  // query, attention's result, key, value; gate, silu, up, product
-  // And attention's log-sum-exp, in fp32.
-  return 2 * norm_bytes_of_token(model, run) + run.compute_bytes * split + 4 * heads / T;
+  return sum(kept_by_block(model, run));
 }
 
-/// The same of gradients at the fullest moment of a block's backward, beyond what is freed by then: those of the gate
-/// and of what it gates, and of the residual stream on its two ways.
-double gradient_bytes_of_token(const model::GptConfig& model, const Execution& run) {
-  const auto d = static_cast<double>(model.dimension), f = static_cast<double>(model.feed_forward);
-  return run.compute_bytes * (2 * f / run.tensor + 2 * d / stream_parts(run));
+/// The rows of the vocabulary that a tensor-parallel rank has.
+double rows_of(const model::GptConfig& model, const Execution& run) {
+  return static_cast<double>(round_up(model.vocabulary, run.tensor)) / run.tensor;
 }
 
-/// Bytes for each token of a rank that the attention of one layer takes while keys and values come and their gradients
-/// go, piece by piece: what is sent, what is worked on, what comes, and three of these in fp32.
-double exchange_bytes_of_token(const model::GptConfig& model, const Execution& run) {
-  const auto both = 2 * static_cast<double>(kv_dimension(model)) / run.tensor;
-  return run.context == 1 ? 0 : 3 * both * (run.compute_bytes + 4);
+struct KeptByUnit {
+  std::string unit;
+  Kept kept;
+};
+
+/// Unit by unit, in the order of the backward: the loss, the head, the last norm, the blocks from the last to the
+/// first, the embedding. What the root computes between units is a unit each time. A tied head is the root's.
+std::vector<KeptByUnit> kept_by_units(const model::GptConfig& model, const Execution& run) {
+  const double input = run.compute_bytes * static_cast<double>(model.dimension) / stream_parts(run);
+  Kept loss{4 * rows_of(model, run)}, norm = kept_by_norm(model, run);
+  norm.pop_back();  // what it gives is what the head keeps
+  std::vector<KeptByUnit> units;
+  if (model.tied) {
+    loss.push_back(input);
+    loss.insert(loss.end(), norm.begin(), norm.end());
+    units = {{"root", loss}};
+  } else {
+    units = {{"root", loss}, {"head", {input}}, {"root", norm}};
+  }
+  for (int64_t block = model.layers; block-- > 0;) {
+    units.push_back({cat("blocks.", block), run.recompute ? Kept{input} : kept_by_block(model, run)});
+  }
+  if (model.dropout > 0) units.push_back({"root", {input}});
+  return units;
 }
 
 }  // namespace
@@ -89,13 +128,12 @@ Activations activations_of(const model::GptConfig& given, const Execution& run) 
   const model::GptConfig model = resolved(given);
   const double tokens = run.tokens();
   const auto layers = static_cast<double>(model.layers);
-  const double T = run.tensor, c = run.compute_bytes;
+  const double c = run.compute_bytes;
   const auto d = static_cast<double>(model.dimension);
   const double input = c * d / stream_parts(run);
   const double block = block_bytes_of_token(model, run);
-  const double rows = static_cast<double>(round_up(model.vocabulary, run.tensor)) / T;
   // The loss is computed in fp32: logarithms of the softmax and their gradient, besides the logits of another dtype.
-  const double head = norm_bytes_of_token(model, run) + rows * logit_bytes(c);
+  const double head = norm_bytes_of_token(model, run) + rows_of(model, run) * logit_bytes(c);
   const double gradients = gradient_bytes_of_token(model, run);
   Activations result;
   result.exchange = tokens * exchange_bytes_of_token(model, run);
@@ -115,6 +153,20 @@ double logit_bytes(double compute_bytes) {
 double kept_by_blocks(const model::GptConfig& given, const Execution& run) {
   const model::GptConfig model = resolved(given);
   return run.tokens() * static_cast<double>(model.layers) * block_bytes_of_token(model, run);
+}
+
+double leaving_bytes(const model::GptConfig& given, const Execution& run, const Leaving& leaving) {
+  double bytes = 0;
+  int horizon = leaving.horizon;
+  for (const auto& [unit, kept] : kept_by_units(resolved(given), run)) {
+    if (leaving.of && !leaving.of(unit)) continue;
+    double of_unit = 0;
+    for (const double of_token : kept) {
+      if (const double tensor = of_token * run.tokens(); tensor >= leaving.smallest) of_unit += tensor;
+    }
+    if (of_unit > 0 && horizon-- <= 0) bytes += of_unit;  // one from which nothing leaves takes no place in the horizon
+  }
+  return bytes;
 }
 
 double operations_of_token(const model::GptConfig& given, const Execution& run) {

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
 
 #include "tesserae/model/config.h"
 
@@ -51,6 +53,15 @@ double logit_bytes(double compute_bytes);
 
 /// Bytes that all blocks would keep from forward to backward, if none were recomputed; no gradients among them.
 double kept_by_blocks(const model::GptConfig& model, const Execution& run);
+
+/// Which activations leave between forward and backward (offload::Activations).
+struct Leaving {
+  int horizon = 2;                                      ///< units; 0: also of a first forward, whose order nobody knows
+  double smallest = 1 << 20;                            ///< bytes of a tensor
+  std::function<bool(const std::string& unit)> of = {};  ///< by name; unset: of all units
+};
+/// Bytes that leave in a forward and its backward, once the order of units is known. Dense models.
+double leaving_bytes(const model::GptConfig& model, const Execution& run, const Leaving& leaving);
 
 /// Operations (additions and multiplications) of one token, forward and backward, over all ranks.
 double operations_of_token(const model::GptConfig& model, const Execution& run);

@@ -22,7 +22,7 @@
 namespace tesserae::dial {
 namespace {
 
-enum Head : size_t { parameters, gradients, optimizer, begin_tuner, head_words };
+enum Head : size_t { parameters, gradients, optimizer, begin_tuner, tiers, head_words = tiers + 3 };
 enum Word : size_t { seconds, used, transient, free_now, total, rank_words };
 
 constexpr int64_t timed_after = 2;  // steps after a change
@@ -41,8 +41,8 @@ std::string in_seconds(double value) {
 
 }  // namespace
 
-Dial::Dial(std::shared_ptr<comm::Fabric> fabric, mesh::Degrees now, DialOptions options)
-    : fabric_(std::move(fabric)), degrees_(now), options_(std::move(options)), automatic_(options_.automatic) {
+Dial::Dial(std::shared_ptr<comm::Fabric> fabric, const shard::Setting& now, DialOptions options)
+    : fabric_(std::move(fabric)), setting_(now), options_(std::move(options)), automatic_(options_.automatic) {
   tuner_wanted_ = automatic_;
   if (!options_.folder.empty()) open();
   cost::place_memory(fabric_->device());  // peaks count from here on
@@ -68,7 +68,7 @@ void Dial::open() {
   throw os::AddressInUse("dial", taken.empty() ? cat("a live run has the folder ", options_.folder.native()) : taken);
 }
 
-std::optional<mesh::Degrees> Dial::at_step_edge(int64_t step, double step_seconds) {
+std::optional<shard::Setting> Dial::at_step_edge(int64_t step, double step_seconds) {
   return from_sums(step, comm::sums_over_ranks(*fabric_, to_sum(step, step_seconds)));
 }
 
@@ -78,9 +78,12 @@ std::vector<double> Dial::to_sum(int64_t step, double step_seconds) {
     follow_schedule(step);  // 1
     take_requests();
     if (wanted_) {
-      row[parameters] = wanted_->degrees.parameters;
-      row[gradients] = wanted_->degrees.gradients;
-      row[optimizer] = wanted_->degrees.optimizer;
+      const shard::Setting& to = wanted_->setting;
+      row[parameters] = to.degrees.parameters;
+      row[gradients] = to.degrees.gradients;
+      row[optimizer] = to.degrees.optimizer;
+      const auto asked = {to.tiers.parameters, to.tiers.gradients, to.tiers.optimizer};
+      std::ranges::transform(asked, &row[tiers], [](offload::Tier tier) { return static_cast<double>(tier); });
       deciding_ = std::exchange(wanted_, std::nullopt);
     }
     row[begin_tuner] = std::exchange(tuner_wanted_, false) ? 1 : 0;
@@ -95,7 +98,7 @@ std::vector<double> Dial::to_sum(int64_t step, double step_seconds) {
   return row;
 }
 
-std::optional<mesh::Degrees> Dial::from_sums(int64_t step, std::span<const double> sums) {
+std::optional<shard::Setting> Dial::from_sums(int64_t step, std::span<const double> sums) {
   step_ = step;
   read_sums(sums);  // 3
   if (sums[begin_tuner] > 0) begin_tuning();
@@ -105,11 +108,12 @@ std::optional<mesh::Degrees> Dial::from_sums(int64_t step, std::span<const doubl
     if (server_) server_->set_status(status(step));
   }
   change_seconds_ = 0;
-  const mesh::Degrees to{.parameters = static_cast<int>(sums[parameters]),
-                         .gradients = static_cast<int>(sums[gradients]),
-                         .optimizer = static_cast<int>(sums[optimizer])};
-  if (to.optimizer > 0) return to;
-  return std::nullopt;
+  if (sums[optimizer] == 0) return std::nullopt;
+  const auto tier = [&sums](size_t state) { return static_cast<offload::Tier>(static_cast<int>(sums[tiers + state])); };
+  return shard::Setting{.degrees = {.parameters = static_cast<int>(sums[parameters]),
+                                    .gradients = static_cast<int>(sums[gradients]),
+                                    .optimizer = static_cast<int>(sums[optimizer])},
+                        .tiers = {.parameters = tier(0), .gradients = tier(1), .optimizer = tier(2)}};
 }
 
 void Dial::follow_schedule(int64_t step) {
@@ -117,7 +121,7 @@ void Dial::follow_schedule(int64_t step) {
   while (next_scheduled_ < options_.schedule.size() && options_.schedule[next_scheduled_].step <= step) {
     const Scheduled& due = options_.schedule[next_scheduled_++];
     wanted_.reset();
-    if (due.degrees != degrees_) wanted_ = {.degrees = due.degrees, .why = "as scheduled"};
+    if (due.degrees != setting_.degrees) wanted_ = {.setting = {due.degrees, setting_.tiers}, .why = "as scheduled"};
   }
 }
 
@@ -125,6 +129,11 @@ void Dial::take_requests() {
   if (!server_) return;
   for (const Server::Asked& asked : server_->take()) {
     if (asked.request.kind == Request::Kind::automatic) {
+      if (setting_.tiers.uses(offload::Tier::disk)) {
+        tell(asked.client, error_event(cat(to_string(setting_.tiers), ": \"auto\" does not know what that costs; bring ",
+                                           "the state back into memory first")));
+        continue;
+      }
       tuner_wanted_ = tuner_wanted_ || !automatic_;
       automatic_ = true;
       tell(asked.client, {{"event", "automatic"}});
@@ -134,10 +143,11 @@ void Dial::take_requests() {
     tuner_.reset();
     if (wanted_) tell(wanted_->client, error_event("another request came after this one"));
     wanted_.reset();
-    if (asked.request.degrees == degrees_) {
-      tell(asked.client, {{"event", "unchanged"}, {"degrees", to_json(degrees_)}});
+    const shard::Setting to = asked.request.from(setting_);
+    if (to == setting_) {
+      tell(asked.client, {{"event", "unchanged"}, {"degrees", to_json(to.degrees)}, {"offload", to_json(to.tiers)}});
     } else {
-      wanted_ = {.degrees = asked.request.degrees, .why = "as requested", .client = asked.client};
+      wanted_ = {.setting = to, .why = "as requested", .client = asked.client};
     }
   }
 }
@@ -186,7 +196,7 @@ void Dial::read_sums(std::span<const double> sums) {
 void Dial::tune(int64_t step) {
   if (!tuner_) return;
   const Observation observation{.step = step,
-                                .degrees = degrees_,
+                                .degrees = setting_.degrees,
                                 .seconds = seen_.seconds,
                                 .change_seconds = change_seconds_,
                                 .place = seen_.place,
@@ -200,15 +210,15 @@ void Dial::tune(int64_t step) {
     record_.reset();
   }
   if (!decision) return;
-  if (decision->degrees == degrees_) {
-    say(cat("step ", step, ": ", mesh::to_string(degrees_), " stays (auto; ", decision->why, ")"));
+  if (decision->degrees == setting_.degrees) {
+    say(cat("step ", step, ": ", to_string(setting_), " stays (auto; ", decision->why, ")"));
   } else {
-    wanted_ = {.degrees = decision->degrees, .why = cat("auto; ", decision->why)};
+    wanted_ = {.setting = {decision->degrees, setting_.tiers}, .why = cat("auto; ", decision->why)};
   }
 }
 
 void Dial::changed(const shard::Resharding& change) {
-  degrees_ = change.to;
+  setting_ = change.to;
   change_seconds_ += change.seconds;
   const double bytes = comm::sum_over_ranks(*fabric_, static_cast<double>(change.bytes));
   ++figures_.changes;
@@ -216,12 +226,14 @@ void Dial::changed(const shard::Resharding& change) {
   figures_.bytes += bytes;
   cost::place_memory(fabric_->device());  // what the change itself needed is no memory of a step
   if (!leads()) return;
-  const Turn turn = std::exchange(deciding_, std::nullopt).value_or(Turn{.degrees = change.to, .why = "by the script"});
-  say(cat("step ", step_, ": ", mesh::to_string(change.from), " -> ", mesh::to_string(change.to), " in ",
+  const Turn turn = std::exchange(deciding_, std::nullopt).value_or(Turn{.setting = change.to, .why = "by the script"});
+  say(cat("step ", step_, ": ", to_string(change.from), " -> ", to_string(change.to), " in ",
           in_seconds(change.seconds), ", ", megabytes(bytes), " moved (", turn.why, ")"));
   last_change_ = {{"step", step_},
-                  {"from", to_json(change.from)},
-                  {"to", to_json(change.to)},
+                  {"from", to_json(change.from.degrees)},
+                  {"to", to_json(change.to.degrees)},
+                  {"offload_from", to_json(change.from.tiers)},
+                  {"offload_to", to_json(change.to.tiers)},
                   {"seconds", change.seconds},
                   {"bytes", static_cast<uint64_t>(bytes)},
                   {"why", turn.why}};
@@ -234,9 +246,9 @@ void Dial::changed(const shard::Resharding& change) {
 
 void Dial::refused(const std::string& why) {
   if (!leads()) return;
-  const Turn turn = std::exchange(deciding_, std::nullopt).value_or(Turn{.degrees = degrees_, .why = ""});
-  const std::string line = cat("step ", step_, ": ", mesh::to_string(degrees_), " stays, ",
-                               mesh::to_string(turn.degrees), " cannot be had: ", why);
+  const Turn turn = std::exchange(deciding_, std::nullopt).value_or(Turn{.setting = setting_, .why = ""});
+  const std::string line = cat("step ", step_, ": ", to_string(setting_), " stays, ",
+                               to_string(turn.setting), " cannot be had: ", why);
   log(LogLevel::warning, line);
   tell(turn.client, error_event(line));
 }
@@ -262,7 +274,8 @@ Json Dial::status(int64_t step) const {
   Json status = {{"event", "status"},
                  {"step", step},
                  {"ranks", fabric_->size()},
-                 {"degrees", to_json(degrees_)},
+                 {"degrees", to_json(setting_.degrees)},
+                 {"offload", to_json(setting_.tiers)},
                  {"automatic", automatic_},
                  {"tuner", tuner_ ? Json(tuner_->state()) : Json(nullptr)},
                  {"step_seconds", seen_.seconds},

@@ -37,36 +37,36 @@ struct DialOptions {
   std::function<void(const std::string&)> say;  ///< rank 0's, a line for people; unset: the log
 };
 
-/// When a job changes its degrees: by its schedule, by requests through dial.sock, or as the tuner finds; a request is
-/// stronger than the schedule. All ranks have one and ask it at each step edge; rank 0 decides, and all hear the same.
-/// A request takes the dial from the tuner until one gives it back.
+/// When a job changes its degrees, or where its state lies: by its schedule, by requests through dial.sock, or as the
+/// tuner finds; a request is stronger than the schedule, and alone knows of tiers. All ranks have one and ask it at each
+/// step edge; rank 0 decides, and all hear the same. A request takes the dial from the tuner until one gives it back.
 ///
 ///   optimizer.step();
-///   if (auto to = dial.at_step_edge(step, seconds)) dial.changed(sharded.reshard(*to));
+///   if (auto to = dial.at_step_edge(step, seconds)) dial.changed(sharded.turn(*to));
 ///
 /// Used from the training thread.
 class Dial {
  public:
-  /// Collective if there is a folder. `now`: the degrees in use. Throws os::AddressInUse on all ranks if a live run
+  /// Collective if there is a folder. `now`: the setting in use. Throws os::AddressInUse on all ranks if a live run
   /// has that folder; a folder where there can be no socket is a warning.
-  Dial(std::shared_ptr<comm::Fabric> fabric, mesh::Degrees now, DialOptions options);
+  Dial(std::shared_ptr<comm::Fabric> fabric, const shard::Setting& now, DialOptions options);
   ~Dial();
 
-  /// After step `step`, which took `seconds`: the degrees to change to, the same on all ranks; nothing: as they are.
-  /// Collective, one all-reduce of a few numbers. The caller changes them (shard::Sharded::reshard) and says changed().
-  std::optional<mesh::Degrees> at_step_edge(int64_t step, double seconds);
+  /// After step `step`, which took `seconds`: the setting to change to, the same on all ranks; nothing: as it is.
+  /// Collective, one all-reduce of a few numbers. The caller changes it (shard::Sharded::turn) and says changed().
+  std::optional<shard::Setting> at_step_edge(int64_t step, double seconds);
 
   /// The same in two halves, for callers that sum something over ranks at each step anyway: what this rank adds (the
   /// same count on all), and what came of it.
   std::vector<double> to_sum(int64_t step, double seconds);
-  std::optional<mesh::Degrees> from_sums(int64_t step, std::span<const double> sums);
+  std::optional<shard::Setting> from_sums(int64_t step, std::span<const double> sums);
 
   /// The change is done, whoever asked for it. Collective: adds up what all ranks sent.
   void changed(const shard::Resharding& change);
   /// It could not be done, and nothing was changed: rank 0 tells people and who asked.
   void refused(const std::string& why);
 
-  const mesh::Degrees& degrees() const { return degrees_; }
+  const shard::Setting& setting() const { return setting_; }
   bool automatic() const { return automatic_; }
 
   /// Of the last step, over all ranks; bytes.
@@ -90,9 +90,9 @@ class Dial {
   Figures figures() const;
 
  private:
-  /// A change of degrees that somebody asked for.
+  /// A change that somebody asked for.
   struct Turn {
-    mesh::Degrees degrees;
+    shard::Setting setting;
     std::string why;
     int64_t client = 0;  // who waits for it; 0: nobody
   };
@@ -110,7 +110,7 @@ class Dial {
   Json status(int64_t step) const;
 
   std::shared_ptr<comm::Fabric> fabric_;
-  mesh::Degrees degrees_;
+  shard::Setting setting_;
   DialOptions options_;
   bool automatic_;
   size_t next_scheduled_ = 0;

@@ -16,7 +16,33 @@ int small_number(const Json& json) {
   return json.get<int>();
 }
 
+Request::Tiers requested_tiers(const Json& json) {
+  if (!json.is_object() || json.empty()) {
+    throw InvalidArgument(function, R"(offload is a state and its tier, like {"optimizer": "disk"})");
+  }
+  Request::Tiers tiers;
+  for (const auto& [state, tier] : json.items()) {
+    if (!tier.is_string()) throw InvalidArgument(function, cat("the tier of ", state, " is device, host or disk"));
+    auto* const asked = state == "parameters"  ? &tiers.parameters
+                        : state == "gradients" ? &tiers.gradients
+                        : state == "optimizer" ? &tiers.optimizer
+                                               : nullptr;
+    if (asked == nullptr) {
+      throw InvalidArgument(function, cat("there are the states parameters, gradients and optimizer, not '", state, "'"));
+    }
+    *asked = offload::tier_from_name(tier.get<std::string>());
+  }
+  return tiers;
+}
+
 }  // namespace
+
+shard::Setting Request::from(const shard::Setting& now) const {
+  return {.degrees = degrees.value_or(now.degrees),
+          .tiers = {.parameters = tiers.parameters.value_or(now.tiers.parameters),
+                    .gradients = tiers.gradients.value_or(now.tiers.gradients),
+                    .optimizer = tiers.optimizer.value_or(now.tiers.optimizer)}};
+}
 
 Request parse_request(std::string_view line, int ranks) {
   const Json json = Json::parse(line, /*cb=*/nullptr, /*allow_exceptions=*/false);
@@ -24,16 +50,17 @@ Request parse_request(std::string_view line, int ranks) {
     throw InvalidArgument(function, R"(a request is one line like {"ask": "turn", "degree": 4})");
   }
   const auto& ask = json["ask"].get_ref<const std::string&>();
-  if (ask == "show") return {.kind = Request::Kind::show, .degrees = {}};
-  if (ask == "auto") return {.kind = Request::Kind::automatic, .degrees = {}};
+  if (ask == "show") return {.kind = Request::Kind::show};
+  if (ask == "auto") return {.kind = Request::Kind::automatic};
   if (ask != "turn") throw InvalidArgument(function, cat("it can be asked to show, turn or auto, not '", ask, "'"));
-  Request request{.kind = Request::Kind::turn, .degrees = {}};
-  if (json.contains("degree") == json.contains("degrees")) {
-    throw InvalidArgument(function, "turn takes either degree or degrees");
+  Request request{.kind = Request::Kind::turn};
+  const bool one = json.contains("degree"), three = json.contains("degrees"), tiers = json.contains("offload");
+  if ((one && three) || (!one && !three && !tiers)) {
+    throw InvalidArgument(function, "turn takes either degree or degrees, and offload beside them or alone");
   }
-  request.degrees = json.contains("degree")
-                        ? mesh::from_hybrid_shard_degree(small_number(json["degree"]), ranks).degrees
-                        : mesh::Layout(ranks, degrees_from(json["degrees"])).degrees();
+  if (one) request.degrees = mesh::from_hybrid_shard_degree(small_number(json["degree"]), ranks).degrees;
+  if (three) request.degrees = mesh::Layout(ranks, degrees_from(json["degrees"])).degrees();
+  if (tiers) request.tiers = requested_tiers(json["offload"]);
   return request;
 }
 
@@ -46,6 +73,16 @@ mesh::Degrees degrees_from(const Json& json) {
     throw InvalidArgument(function, "degrees are three numbers: of parameters, gradients and optimizer state");
   }
   return {.parameters = small_number(json[0]), .gradients = small_number(json[1]), .optimizer = small_number(json[2])};
+}
+
+Json to_json(const offload::Tiers& tiers) {
+  return {{"parameters", to_string(tiers.parameters)},
+          {"gradients", to_string(tiers.gradients)},
+          {"optimizer", to_string(tiers.optimizer)}};
+}
+
+offload::Tiers tiers_from(const Json& json) {
+  return Request{.tiers = requested_tiers(json)}.from({}).tiers;
 }
 
 Json error_event(const std::string& message) {

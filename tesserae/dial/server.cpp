@@ -26,7 +26,9 @@ os::LineServer::Answer Server::answer(int64_t client, const std::string& line) {
   if (request.kind == Request::Kind::show) return {.lines = {line_of(status_)}, .last = true};
   asked_.push_back({.client = client, .request = request});
   if (request.kind != Request::Kind::turn) return {.lines = {}, .last = false};
-  return {.lines = {line_of({{"event", "accepted"}, {"degrees", to_json(request.degrees)}})}, .last = false};
+  Json accepted = {{"event", "accepted"}};
+  if (request.degrees) accepted["degrees"] = to_json(*request.degrees);
+  return {.lines = {line_of(accepted)}, .last = false};
 }
 
 std::vector<Server::Asked> Server::take() {

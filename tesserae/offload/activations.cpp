@@ -83,6 +83,13 @@ std::shared_ptr<Activations> Activations::make(ActivationOptions options, std::s
   return std::shared_ptr<Activations>(new Activations(std::move(options), std::move(shelf)));
 }
 
+void Activations::open(c10::Device device, int64_t expected) {
+  const std::scoped_lock lock(mutex_);
+  if (!shelf_) shelf_ = make_shelf(device, options_.folder);
+  device_ = device;
+  shelf_->reserve(expected);
+}
+
 void Activations::keep(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return;
   const std::scoped_lock lock(mutex_);
@@ -92,27 +99,28 @@ void Activations::keep(const at::Tensor& tensor) {
 
 // Units.
 
-void Activations::begin_unit() {
+void Activations::begin_unit(bool leave) {
   const std::scoped_lock lock(mutex_);
-  if (depth_++ == 0 && pass_ && !pass_->begun.empty()) end_pass();
+  forwards_.push_back(leave);
+  if (forwards_.size() == 1 && pass_ && !pass_->begun.empty()) end_pass();
   enter();
 }
 
 void Activations::end_unit() {
   const std::scoped_lock lock(mutex_);
-  if (depth_ > 0) --depth_;
+  if (!forwards_.empty()) forwards_.pop_back();
   enter();
 }
 
 void Activations::forget_units() {
   const std::scoped_lock lock(mutex_);
-  depth_ = 0;
+  forwards_.clear();
   enter();
 }
 
 bool Activations::inside() const {
   const std::scoped_lock lock(mutex_);
-  return depth_ > 0;
+  return !forwards_.empty();
 }
 
 // Another unit, or none.
@@ -143,7 +151,8 @@ void Activations::end_pass() {
 // The way out.
 
 bool Activations::leaves(const at::Tensor& tensor) const {
-  if (depth_ == 0 || !tensor.defined() || tensor.layout() != at::kStrided || !tensor.has_storage()) return false;
+  if (forwards_.empty() || !forwards_.back()) return false;
+  if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.has_storage()) return false;
   if (tensor.unsafeGetTensorImpl()->is_python_dispatch() || tensor.is_conj() || tensor.is_neg()) return false;
   if (tensor.is_meta() || (device_ && *device_ != tensor.device())) return false;
   if (tensor.is_leaf() && tensor.requires_grad()) return false;

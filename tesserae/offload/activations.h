@@ -74,11 +74,15 @@ class Activations : public std::enable_shared_from_this<Activations> {
   Activations(const Activations&) = delete;
   Activations& operator=(const Activations&) = delete;
 
+  /// Makes the shelf now, with room for `expected` bytes, so that one that cannot be had is found before training.
+  /// Throws IoError.
+  void open(c10::Device device, int64_t expected = 0);
   /// Views of its storage are no activations: parameters, buffers.
   void keep(const at::Tensor& tensor);
 
-  // The forward of a unit. One within another ends what that one has put so far: it is a unit of its own.
-  void begin_unit();
+  // The forward of a unit. One within another ends what that one has put so far: it is a unit of its own. `leave`: what
+  // it puts does; else all of that stays.
+  void begin_unit(bool leave = true);
   void end_unit();
   void forget_units();  ///< of forwards that threw
   bool inside() const;  ///< a unit is in its forward
@@ -118,7 +122,7 @@ class Activations : public std::enable_shared_from_this<Activations> {
   std::optional<c10::Device> device_;  // that of the first activation
   std::unordered_map<c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> kept_;
   std::unordered_map<c10::StorageImpl*, Known> known_;  // of this pass
-  int depth_ = 0;                                       // units that are in their forward
+  std::vector<bool> forwards_;                          // of units that are in one, the outermost first: what leaves
   std::shared_ptr<Pass> pass_;
   std::shared_ptr<Saved::Unit> unit_;  // null until it puts something
   std::vector<int> record_;            // the units of the last whole pass, in the order of their backwards

@@ -32,6 +32,12 @@ int64_t Disk::memory() const {
   return memory_;
 }
 
+void Disk::reserve(uint64_t bytes) {
+  const std::scoped_lock lock(mutex_);
+  const auto is_enough = [bytes](const auto& hole) { return hole.second >= bytes; };
+  if (bytes > 0 && std::ranges::none_of(free_, is_enough)) give_back(file_.reserve(bytes), bytes);
+}
+
 DiskCounters Disk::counters() const {
   const std::scoped_lock lock(mutex_);
   return {.read = read_,

@@ -47,6 +47,8 @@ class Disk {
   /// change of degrees needs at a time may be more than that.
   void set_memory(int64_t bytes);
   int64_t memory() const;
+  /// Room for `bytes` of paged memory that will be made, taken from the disk now. Throws IoError.
+  void reserve(uint64_t bytes);
   DiskCounters counters() const;
   /// The first block that could not be read or written: from then on every use of paged memory throws it.
   std::exception_ptr failure() const;

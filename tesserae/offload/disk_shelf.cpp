@@ -108,6 +108,8 @@ class DiskShelf final : public Shelf {
       : disk_(std::make_shared<Disk>(DiskOptions{.folder = folder, .memory = for_writes, .keeps = false})),
         slots_(std::make_shared<Slots>(disk_)) {}
 
+  void reserve(int64_t bytes) override { disk_->reserve(static_cast<uint64_t>(bytes)); }
+
   std::shared_ptr<Shelved> put(const c10::Storage& storage) override {
     const at::NoGradGuard no_grad;
     const auto bytes = static_cast<int64_t>(storage.nbytes());

@@ -9,19 +9,19 @@
 namespace tesserae::offload {
 namespace {
 
-size_t padded(size_t bytes) {
-  constexpr size_t to = os::ScratchFile::alignment;
-  return std::max<size_t>((bytes + to - 1) / to * to, to);
-}
-
 using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
+size_t PagedMemory::on_disk(size_t bytes) {
+  constexpr size_t to = os::ScratchFile::alignment;
+  return std::max<size_t>((bytes + to - 1) / to * to, to);
+}
+
 PagedMemory::PagedMemory(std::shared_ptr<Disk> disk, size_t bytes)
     : disk_(std::move(disk)),
       bytes_(bytes),
-      mapped_(padded(bytes)),
+      mapped_(on_disk(bytes)),
       data_(static_cast<char*>(os::reserve_pages(mapped_))),
       blocks_((mapped_ + block - 1) / block) {
   try {

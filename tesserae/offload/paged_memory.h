@@ -33,6 +33,9 @@ class PagedMemory {
  public:
   static constexpr size_t block = size_t{2} << 20;
 
+  /// What so many bytes take on a disk.
+  static size_t on_disk(size_t bytes);
+
   /// Room on the disk is taken at once. Throws IoError.
   PagedMemory(std::shared_ptr<Disk> disk, size_t bytes);
   ~PagedMemory();

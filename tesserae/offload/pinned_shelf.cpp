@@ -118,6 +118,8 @@ class PinnedShelf final : public Shelf {
  public:
   explicit PinnedShelf(c10::Device device) : copies_(std::make_shared<Copies>(device)) {}
 
+  void reserve(int64_t /*bytes*/) override {}  // pinned memory is taken as it is needed, and kept
+
   std::shared_ptr<Shelved> put(const c10::Storage& storage) override {
     auto pinned = std::make_shared<Pinned>(copies_, storage);
     of_this_unit_.push_back(pinned);

@@ -29,6 +29,8 @@ class Shelved {
 class Shelf {
  public:
   virtual ~Shelf() = default;
+  /// Takes room for so many bytes now, where it is scarce. Throws IoError.
+  virtual void reserve(int64_t bytes) = 0;
   /// Whoever holds the storage may let go of it afterwards, and must not have changed it before it does.
   virtual std::shared_ptr<Shelved> put(const c10::Storage& storage) = 0;
   /// The unit that put what was put last is over: memory of what was put before it is free from here on.

@@ -43,15 +43,16 @@ void ActivationOffload::before_forward(ShardedUnit& unit) {
   for (const auto& buffer : unit.buffers()) {
     for (const at::Tensor& parameter : buffer->tensors()) activations_->keep(parameter);
   }
-  activations_->begin_unit();
+  activations_->begin_unit(!leaves_ || leaves_(unit.name()));
 }
 
 void ActivationOffload::after_forward(ShardedUnit& /*unit*/) {
   activations_->end_unit();
 }
 
-void offload_activations(const Engine& engine, const std::shared_ptr<offload::Activations>& activations) {
-  const auto saves = std::make_shared<SavesActivations>(activations);
+void offload_activations(const Engine& engine, const std::shared_ptr<offload::Activations>& activations,
+                         const std::function<bool(const std::string& unit)>& leaves) {
+  const auto saves = std::make_shared<SavesActivations>(activations, leaves);
   engine.root().attach(std::make_shared<WhileTheRootComputes>(saves));
   for (const auto& unit : engine.units()) unit->attach(saves);
 }

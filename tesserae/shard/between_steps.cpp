@@ -137,7 +137,11 @@ std::shared_ptr<void> Engine::add_companion(Companion& companion) {
 }
 
 Resharding Engine::reshard(const mesh::Degrees& degrees) {
-  return Reshard(*this, degrees).run();
+  return turn({degrees, root().sharding().options.tiers});
+}
+
+Resharding Engine::turn(const Setting& setting, std::shared_ptr<offload::Disk> disk) {
+  return Reshard(*this, setting, std::move(disk)).run();
 }
 
 // Nothing is in flight afterwards: a step that was cut short is forgotten, what was accumulated is with its owners.

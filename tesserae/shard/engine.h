@@ -85,7 +85,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void discard_accumulated();  ///< what is not reduced yet; final gradients stay
   void take_gradients();       ///< what was done to gradients outside; see StepObserver
   void show_gradients();
-  Resharding reshard(const mesh::Degrees& degrees);  ///< see reshard.h; collective over the job
+  /// Degrees and tiers, as they are asked for of all units.
+  Setting setting() const { return {root().sharding().layout.degrees(), root().sharding().options.tiers}; }
+  /// See reshard.h; collective over the job. The first: on the tiers that there are.
+  Resharding reshard(const mesh::Degrees& degrees);
+  Resharding turn(const Setting& setting, std::shared_ptr<offload::Disk> disk = nullptr);
   /// `companion` moves along with the shards until the handle that is returned is dropped, which may be after the
   /// engine's end. An engine that adopts another does not take over its companions.
   std::shared_ptr<void> add_companion(Companion& companion);

@@ -44,7 +44,7 @@ FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), t
   flat_ = std::make_unique<Flat>(unit.name(), spec.slots, dtypes, spec.trainable, sharding.layout,
                                  sharding.fabric->rank(), spec.cut_by);
   // Padding must be finite: it travels with the rest.
-  const at::Tensor master = new_local(context, *flat_, dtypes.master, master_tier(context, *flat_));
+  const at::Tensor master = new_local(context, *flat_, dtypes.master, master_tier(sharding.options.tiers, *flat_));
   if (!offload::is_paged(master)) at::Tensor(master).zero_();
   const at::Tensor piece = piece_for(context, *flat_, master);
   for (const at::Tensor& local : spec.local) take_local(flat_->slots().front(), local, master);
@@ -105,6 +105,10 @@ void FlatBuffer::replace(State state) {
   shard_.grad = state.grad;
   gradient_ = std::make_unique<FlatGradient>(unit_.context(), *flat_, shard_);
   gradient_->set_memory(std::move(state.grad));
+}
+
+void FlatBuffer::take_room() {
+  if (gradient_ && unit_.sharding().options.tiers.gradients == offload::Tier::disk) gradient_->memory();
 }
 
 }  // namespace tesserae::shard

@@ -53,6 +53,8 @@ class FlatBuffer {
   };
   /// Puts `state`, cut for the unit's Sharding, in place of the present state. The module's parameters stay.
   void replace(State state);
+  /// Takes the room on a disk that its gradient will need: before a step, not found missing in it. Throws IoError.
+  void take_room();
 
  private:
   Shard shard_of(const at::Tensor& master) const;

@@ -81,8 +81,7 @@ bool is_compute_piece(const Flat& flat) {
 
 }  // namespace
 
-offload::Tier master_tier(const UnitContext& context, const Flat& flat) {
-  const offload::Tiers& tiers = context.sharding->options.tiers;
+offload::Tier master_tier(const offload::Tiers& tiers, const Flat& flat) {
   const offload::Tier tier = is_compute_piece(flat) || !flat.trainable() ? tiers.parameters : tiers.optimizer;
   // What is frozen and used in place may not wait on the host: nothing would bring it.
   const bool in_place = !flat.trainable() && flat.layout().degrees().parameters == 1;
@@ -109,7 +108,7 @@ at::Tensor new_state(const Engine& engine, const Shard& shard) {
 
 at::Tensor new_local(const UnitContext& context, const Flat& flat, const at::Tensor& shared) {
   if (!shared.defined() || !is_compute_piece(flat)) {
-    return new_local(context, flat, flat.dtypes().master, master_tier(context, flat));
+    return new_local(context, flat, flat.dtypes().master, master_tier(context.sharding->options.tiers, flat));
   }
   ++context.statistics().allocations;
   const mesh::Range range = flat.chunk_range();
@@ -134,8 +133,10 @@ at::Tensor piece_for(const UnitContext& context, const Flat& flat, const at::Ten
 
 uint64_t move_local(comm::Fabric& fabric, const Flat& from, const Flat& to, const std::vector<at::Tensor>& before,
                     const std::vector<at::Tensor>& after) {
-  const bool staged_or_paged =
-      before.front().device() != fabric.device() || std::ranges::any_of(before, offload::is_paged);
+  const auto elsewhere = [&](const at::Tensor& tensor) {
+    return tensor.device() != fabric.device() || offload::is_paged(tensor);
+  };
+  const bool staged_or_paged = std::ranges::any_of(before, elsewhere) || std::ranges::any_of(after, elsewhere);
   if (before.size() > 1 && staged_or_paged) {  // one at a time
     uint64_t bytes = 0;
     for (size_t i = 0; i < before.size(); ++i) bytes += move_local(fabric, from, to, {before[i]}, {after[i]});

@@ -17,7 +17,7 @@ class Engine;
 // what is frozen, too, which is gathered from there).
 
 /// Where the master lies between its uses: with the parameters if it is what is gathered, else with the optimizer.
-offload::Tier master_tier(const UnitContext& context, const Flat& flat);
+offload::Tier master_tier(const offload::Tiers& tiers, const Flat& flat);
 
 /// Memory for such a chunk (a master, a gradient, an optimizer's state) on a tier; the content is undefined, but for
 /// zeros behind the last element of the flat buffer.
@@ -35,7 +35,7 @@ at::Tensor new_local(const UnitContext& context, const Flat& flat, const at::Ten
 at::Tensor piece_for(const UnitContext& context, const Flat& flat, const at::Tensor& master);
 
 /// Fills `after` (what ranks hold under `to`) with the elements of `before` (under `from`): pairs of one dtype, the
-/// same number on all ranks. `from` and `to` differ in their layouts only. Each rank sends what others lack and the
+/// same number on all ranks, on whatever tiers. `from` and `to` differ in their layouts only. Each rank sends what others lack and the
 /// transfer plan says that they get from it; returns how many bytes. Collective over the job.
 ///
 /// Ranks of a host exchange theirs in a group of their own, which may have memory where one that spans hosts has a

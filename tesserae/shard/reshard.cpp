@@ -1,9 +1,9 @@
 // Turning the dial.
 //
-//  1. All ranks ask for the same degrees, hold the same kinds of state, and the degrees are possible.
+//  1. All ranks ask for the same setting, hold the same kinds of state, and the setting is possible.
 //  2. Nothing is in flight: a step that was cut short is forgotten, accumulated gradients go to their owners.
 //  3. The groups of the new degrees are made, or found: the fabric keeps them.
-//  4. Each host or device has the memory for the largest moment of step 6.
+//  4. Each host, device and disk has room for the largest moment of step 6; that on a disk is taken.
 //  5. The old pool goes; what still shows a buffer of it does with its flat buffer in step 6.
 //  6. Flat buffer by flat buffer: new local values are filled from the old ones, which are then freed; parameters,
 //     gradients, the user's tensors and companions take the new ones.
@@ -49,19 +49,21 @@ at::Tensor gradient_or_zeros(const FlatBuffer& buffer) {
 
 }  // namespace
 
-Reshard::Reshard(Engine& engine, const mesh::Degrees& degrees)
-    : engine_(engine), degrees_(degrees), prepared_(engine.prepared()) {}
+Reshard::Reshard(Engine& engine, const Setting& setting, std::shared_ptr<offload::Disk> disk)
+    : engine_(engine), setting_(setting), disk_(std::move(disk)), prepared_(engine.prepared()) {}
 
 Resharding Reshard::run() {
   const auto begin = std::chrono::steady_clock::now();
   const at::NoGradGuard no_grad;
-  Resharding result{engine_.root().sharding().layout.degrees(), degrees_};
+  Resharding result{engine_.setting(), setting_};
   // 1.
   require_agreement();
-  const auto has_degrees = [this](const auto& unit) {
-    return unit->sharding().layout.degrees() == unit->sharding().degrees_here(degrees_);
+  const auto is_there = [this](const auto& unit) {
+    const Sharding& sharding = unit->sharding();
+    return sharding.layout.degrees() == sharding.degrees_here(setting_.degrees) &&
+           sharding.options.tiers == setting_.tiers;
   };
-  if (std::ranges::all_of(engine_.units(), has_degrees)) return result;
+  if (std::ranges::all_of(engine_.units(), is_there)) return result;
   // 2.
   engine_.settle();
   has_gradient_ = gradients_of_all();
@@ -116,7 +118,7 @@ std::vector<std::shared_ptr<const Sharding>> Reshard::next_shardings() const {
     const Sharding& last = unit->sharding();
     auto& next = made[&last];
     if (!next) {
-      next = last.with(degrees_);
+      next = last.with(setting_, disk_);
       // Makes the group of this host now: connecting is not part of moving.
       last.fabric->group(last.fabric->world().host_ranks(last.fabric->rank()), comm::Traffic::control);
     }
@@ -161,6 +163,9 @@ uint64_t Reshard::recut(FlatBuffer& buffer, bool has_gradient) {
   state.master = after[0];
   if (has_gradient) state.grad = after[1];
   buffer.replace(std::move(state));
+  if (prepared_ && setting_.tiers.gradients == offload::Tier::disk) {
+    require_all(failure_of([&] { buffer.take_room(); }), cat("room for gradients of unit \"", buffer.unit().name(), "\""));
+  }
   buffer.unit().tell([&](StepObserver& observer) { observer.after_recut(buffer); });
   for (size_t i = 0, begin = has_gradient ? 2 : 1; i < kept.size(); begin = kept[i++]) {
     engine_.companions_[i]->put(

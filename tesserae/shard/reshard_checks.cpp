@@ -7,6 +7,7 @@
 #include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
 #include "tesserae/comm/agree.h"
+#include "tesserae/offload/paged_memory.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
@@ -45,7 +46,7 @@ std::string megabytes(double bytes) {
 void Reshard::require_agreement() const {
   engine_.require_not_torn();
   if (autograd::in_backward()) throw InvalidArgument(name, "called inside a backward; call it between steps");
-  std::string held = cat("degrees asked for: ", to_string(degrees_), "\n");
+  std::string held = cat("asked for: ", to_string(setting_), "\n");
   for (const auto& shard : engine_.shards()) {
     for (Companion* companion : engine_.companions_) {
       held += cat("state of shard ", shard.index, ":");
@@ -70,22 +71,24 @@ void Reshard::require_agreement() const {
   if (impossible) std::rethrow_exception(impossible);
   if (any > *first) {
     throw InvalidArgument(name,
-                          cat(to_string(degrees_), " cannot be on another tensor-parallel rank, whose error says ",
+                          cat(to_string(setting_), " cannot be on another tensor-parallel rank, whose error says ",
                               "why. Nothing was changed"));
   }
   if (*first > 0) {
-    throw InvalidArgument(name, cat(to_string(degrees_), " cannot be on rank ", first - failed.begin(),
+    throw InvalidArgument(name, cat(to_string(setting_), " cannot be on rank ", first - failed.begin(),
                                     ", whose error says why. Nothing was changed"));
   }
 }
 
 void Reshard::require_possible() const {
   for (const auto& unit : engine_.units()) {
-    const mesh::Layout layout(unit->sharding().fabric->size(), unit->sharding().degrees_here(degrees_));
+    const Sharding& sharding = unit->sharding();
+    sharding.require_possible(setting_.tiers, disk_);
+    const mesh::Layout layout(sharding.fabric->size(), sharding.degrees_here(setting_.degrees));
     if (unit->context().reducer != nullptr && !allows_reducer(layout)) {
       throw InvalidArgument(
           name, cat("unit \"", unit->name(), "\" has a hook in place of its reduction, which cannot do what ",
-                    to_string(degrees_), " needs; all three degrees must be 1 or ", layout.ranks()));
+                    to_string(setting_.degrees), " needs; all three degrees must be 1 or ", layout.ranks()));
     }
   }
 }
@@ -97,22 +100,30 @@ void Reshard::require_possible() const {
 void Reshard::require_memory() const {
   struct Place {
     double used = 0, peak = 0, gradients = 0;
-  } host, device;
+
+    void gets(double bytes) { peak = std::max(peak, used += bytes); }
+    double most() const { return std::max(peak, used + gradients); }
+  } host, device, disk;
   for (size_t i = 0; i < engine_.buffers().size(); ++i) {
     const FlatBuffer& buffer = *engine_.buffers()[i];
-    const Sharding& sharding = *next_[static_cast<size_t>(buffer.unit().index())];
-    const Flat& now = buffer.flat();
-    const Flat next = now.with(sharding.layout);
-    const auto bytes = [&](const Flat& flat, bool with) { return static_cast<double>(bytes_of(buffer, flat, with)); };
-    Place& place = sharding.state_device.is_cpu() ? host : device;
-    place.peak = std::max(place.peak, place.used + bytes(next, has_gradient_[i]));
-    place.used += bytes(next, has_gradient_[i]) - bytes(now, has_gradient_[i]);
-    place.gradients += bytes(next, true) - bytes(next, has_gradient_[i]);
+    const Sharding &before = buffer.unit().sharding(), &after = *next_[static_cast<size_t>(buffer.unit().index())];
+    const Flat next = buffer.flat().with(after.layout);
+    const auto memory_of = [&](const Sharding& sharding) -> Place& {
+      return sharding.state_device.is_cpu() ? host : device;
+    };
+    const Bytes comes = bytes_of(buffer, next, after, has_gradient_[i]);
+    const Bytes goes = bytes_of(buffer, buffer.flat(), before, has_gradient_[i]);
+    const Bytes later = bytes_of(buffer, next, after, /*has_gradient=*/true);
+    memory_of(after).gets(comes.memory);
+    memory_of(before).used -= goes.memory;
+    memory_of(after).gradients += later.memory - comes.memory;
+    disk.gets(later.disk);  // whose room is taken at once
+    disk.used -= goes.disk;
   }
-  const auto most = [](const Place& place) { return std::max(place.peak, place.used + place.gradients); };
   const c10::Device compute = engine_.root().sharding().device;
-  require_room(c10::kCPU, most(host));
-  if (!compute.is_cpu()) require_room(compute, most(device));
+  require_room(c10::kCPU, host.most());
+  if (!compute.is_cpu()) require_room(compute, device.most());
+  if (setting_.tiers.uses(offload::Tier::disk)) require_disk(disk.most());
 }
 
 void Reshard::require_room(c10::Device place, double mine) const {
@@ -128,27 +139,53 @@ void Reshard::require_room(c10::Device place, double mine) const {
   const double most = over_tensor_ranks(*root.mesh, *worst, comm::Reduction::maximum);
   if (most <= 0) return;
   if (most > *worst) {
-    throw OutOfMemory(name, cat("to go to ", to_string(degrees_), ", a rank of another tensor-parallel index lacks ",
+    throw OutOfMemory(name, cat("to go to ", to_string(setting_), ", a rank of another tensor-parallel index lacks ",
                                 megabytes(most), ". Nothing was changed; choose higher degrees"));
   }
-  throw OutOfMemory(name, cat("to go from ", to_string(root.layout.degrees()), " to ", to_string(degrees_), ", ",
+  throw OutOfMemory(name, cat("to go from ", to_string(engine_.setting()), " to ", to_string(setting_), ", ",
                               place.is_cpu() ? "the host" : "the device", " of rank ", worst - shortages.begin(),
                               " lacks ", megabytes(*worst), " (here ", megabytes(needed), " are needed and ",
                               megabytes(free), " are free). Nothing was changed; choose higher degrees"));
 }
 
-// In memory: what lies on a disk takes as much of it as it did.
-int64_t Reshard::bytes_of(const FlatBuffer& buffer, const Flat& flat, bool has_gradient) const {
+void Reshard::require_disk(double bytes) const {
+  const Sharding& root = engine_.root().sharding();
+  std::string failure;
+  try {
+    next_.front()->options.disk->reserve(static_cast<uint64_t>(std::max(bytes, 0.0)));
+  } catch (const IoError& error) {
+    failure = error.what();
+  }
+  const auto failed = comm::from_all_ranks(*root.fabric, failure.empty() ? 0 : 1);
+  const auto first = std::ranges::max_element(failed);
+  if (over_tensor_ranks(*root.mesh, *first, comm::Reduction::maximum) == 0) return;
+  const std::string where =
+      !failure.empty() ? failure
+      : *first > 0     ? cat("the disk of rank ", first - failed.begin(), " has no room; its error says how much")
+                       : "a disk of another tensor-parallel rank has no room";
+  throw OutOfMemory(name, cat("to go to ", to_string(setting_), ": ", where, ". Nothing was changed"));
+}
+
+// What lies on a disk takes no more memory than the disk is allowed.
+Reshard::Bytes Reshard::bytes_of(const FlatBuffer& buffer, const Flat& flat, const Sharding& sharding,
+                                 bool has_gradient) const {
   const auto& dtypes = flat.dtypes();
-  const offload::Tiers& tiers = buffer.unit().sharding().options.tiers;
-  int64_t bytes = 0;
+  const offload::Tiers& tiers = sharding.options.tiers;
+  Bytes bytes;
   const auto add = [&](int64_t elements, c10::ScalarType dtype, offload::Tier tier) {
-    if (tier != offload::Tier::disk) bytes += elements * static_cast<int64_t>(c10::elementSize(dtype));
+    const size_t size = static_cast<size_t>(elements) * c10::elementSize(dtype);
+    if (tier == offload::Tier::disk) {
+      bytes.disk += static_cast<double>(offload::PagedMemory::on_disk(size));
+    } else {
+      bytes.memory += static_cast<double>(size);
+    }
   };
   const bool piece_is_master = flat.master_is_piece() && dtypes.master == dtypes.compute;
-  if (!piece_is_master) add(flat.parameter_piece(), dtypes.compute, tiers.parameters);
-  add(flat.chunk(), dtypes.master, master_tier(buffer.unit().context(), flat));
-  if (has_gradient) add(flat.chunk(), dtypes.master, tiers.gradients);
+  if (!piece_is_master && (!flat.master_is_piece() || tiers.parameters != offload::Tier::disk)) {
+    add(flat.parameter_piece(), dtypes.compute, tiers.parameters);
+  }
+  add(flat.chunk(), dtypes.master, master_tier(tiers, flat));
+  if (has_gradient && flat.trainable()) add(flat.chunk(), dtypes.master, tiers.gradients);
   if (buffer.shard() == nullptr) return bytes;
   for (Companion* companion : engine_.companions_) {
     for (const auto dtype : companion->dtypes(*buffer.shard())) add(flat.chunk(), dtype, tiers.optimizer);

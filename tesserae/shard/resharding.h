@@ -2,13 +2,13 @@
 
 #include <cstdint>
 
-#include "tesserae/mesh/layout.h"
+#include "tesserae/shard/setting.h"
 
 namespace tesserae::shard {
 
-/// What a change of degrees did on this rank.
+/// What a turn of the dial did on this rank.
 struct Resharding {
-  mesh::Degrees from, to;
+  Setting from, to;
   double seconds = 0;  ///< until the model could train again
   uint64_t bytes = 0;  ///< that this rank sent: exactly what others lacked and had to get from it
 };

@@ -125,11 +125,9 @@ void Engine::adopt(Engine& inner, const std::string& name) {
 void Engine::prepare() {
   const at::NoGradGuard no_grad;
   enter(Phase::idle);
-  for (const FlatBuffer* buffer : buffers_) {
+  for (FlatBuffer* buffer : buffers_) {
     buffer->parameter().share(FlatParameter::shared_memory(buffer->unit().context(), buffer->flat()));
-    // Room on a disk is taken before the first step, not found missing in it.
-    const bool on_disk = buffer->unit().sharding().options.tiers.gradients == offload::Tier::disk;
-    if (on_disk && buffer->gradient() != nullptr) buffer->gradient()->memory();
+    buffer->take_room();
   }
   reserve_pool();
 }

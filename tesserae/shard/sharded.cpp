@@ -48,6 +48,14 @@ Resharding Sharded::reshard(const mesh::Degrees& degrees) {
   return engine_->reshard(degrees);
 }
 
+Resharding Sharded::turn(const Setting& setting, std::shared_ptr<offload::Disk> disk) {
+  return engine_->turn(setting, std::move(disk));
+}
+
+Setting Sharded::setting() const {
+  return engine_->setting();
+}
+
 void Sharded::rejoin() {
   const Sharding& root = engine_->root().sharding();
   require_agreement(*root.fabric, cat(to_string(root.layout.degrees()), "\n", description_));

@@ -55,6 +55,9 @@ class Sharded {
   /// Turns the dial: cuts masters, gradients and what companions keep (Engine::add_companion) anew for other
   /// degrees, between two steps. Values stay what they are, to the bit. See reshard.h. Collective.
   Resharding reshard(const mesh::Degrees& degrees);
+  /// The same, and where the state lies is changed, too. `disk`: this rank's, if it comes to lie on one that it has not.
+  Resharding turn(const Setting& setting, std::shared_ptr<offload::Disk> disk = nullptr);
+  Setting setting() const;
 
   /// After Fabric::reconnect(), on a rank whose values are whole: makes the groups anew that a new rank makes in
   /// shard_model(). Then all ranks fill() the new ones. See rejoin.h. Throws comm::Mismatch where a new rank has

@@ -291,9 +291,12 @@ void ShardedUnit::cut_short() {
 
 void ShardedUnit::set_sharding(std::shared_ptr<const Sharding> sharding) {
   const mesh::Strategy &before = this->sharding().options.strategy, &now = sharding->options.strategy;
-  const bool always = comes_from_disk(sharding->options);
-  if (before.free_after_forward != now.free_after_forward) frees_after_forward_ = always || now.free_after_forward;
-  if (before.free_after_backward != now.free_after_backward) frees_after_backward_ = always || now.free_after_backward;
+  const bool always = comes_from_disk(sharding->options), other = always != comes_from_disk(this->sharding().options);
+  const auto follow = [&](bool& frees, bool was, bool is) {
+    if (other || was != is) frees = always || is;
+  };
+  follow(frees_after_forward_, before.free_after_forward, now.free_after_forward);
+  follow(frees_after_backward_, before.free_after_backward, now.free_after_backward);
   context_.sharding = std::move(sharding);
 }
 

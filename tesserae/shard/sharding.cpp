@@ -25,10 +25,9 @@ std::unique_ptr<comm::Lane> own_lane(const char* name, const Options& options, c
   return std::make_unique<comm::Lane>(name, comm::Lane::Kind::threaded, fabric.device());
 }
 
-const Options& checked(const Options& options, c10::Device device) {
-  const offload::Tiers& tiers = options.tiers;
+void require_tiers(const offload::Tiers& tiers, bool has_disk, c10::Device device) {
   const auto away = [](offload::Tier tier) { return tier != offload::Tier::device; };
-  if (tiers.uses(offload::Tier::disk) && options.disk == nullptr) {
+  if (tiers.uses(offload::Tier::disk) && !has_disk) {
     throw InvalidArgument("Sharding", cat(to_string(tiers), ", but there is no disk; set Options::disk"));
   }
   const bool together =
@@ -38,6 +37,10 @@ const Options& checked(const Options& options, c10::Device device) {
                                           ": an optimizer step has all it works on in one place; let all three leave "
                                           "the device, or none"));
   }
+}
+
+const Options& checked(const Options& options, c10::Device device) {
+  require_tiers(options.tiers, options.disk != nullptr, device);
   return options;
 }
 
@@ -72,9 +75,16 @@ mesh::Degrees Sharding::degrees_here(const mesh::Degrees& asked) const {
   return degrees_for(fabric->size(), ranks, asked);
 }
 
-std::shared_ptr<const Sharding> Sharding::with(const mesh::Degrees& asked) const {
+void Sharding::require_possible(const offload::Tiers& tiers, const std::shared_ptr<offload::Disk>& disk) const {
+  require_tiers(tiers, disk != nullptr || options.disk != nullptr, device);
+}
+
+std::shared_ptr<const Sharding> Sharding::with(const Setting& asked, std::shared_ptr<offload::Disk> disk) const {
   Options next = options;
-  next.strategy = mesh::with_degrees(next.strategy, degrees_here(asked));
+  next.strategy = mesh::with_degrees(next.strategy, degrees_here(asked.degrees));
+  next.tiers = asked.tiers;
+  if (disk != nullptr) next.disk = std::move(disk);
+  if (!next.tiers.uses(offload::Tier::disk)) next.disk = nullptr;
   next.mesh = mesh;
   return std::make_shared<const Sharding>(fabric, next, axes);
 }

@@ -6,6 +6,7 @@
 #include "tesserae/mesh/layout.h"
 #include "tesserae/shard/options.h"
 #include "tesserae/shard/pool.h"
+#include "tesserae/shard/setting.h"
 #include "tesserae/shard/statistics.h"
 
 namespace tesserae::shard {
@@ -13,20 +14,24 @@ namespace tesserae::shard {
 class StepObserver;
 
 /// How units are sharded and over which ranks: one for all units that were sharded together over the same ranks.
-/// Immutable; a change of degrees makes another.
+/// Immutable; a turn of the dial makes another.
 ///
 /// Units whose parameters are split over an axis that cuts the N state ranks (experts) are sharded over fewer than N
 /// (mesh::state_axes); what is asked of all units is asked of N ranks: degrees are limited to theirs (mesh::limited),
 /// and their gradients, in which those of the other ranks' tokens are summed already, are averaged over N as well.
 struct Sharding {
   /// `fabric`: of the ranks that differ from this one on `axes` of the mesh. Throws InvalidArgument for degrees that
-  /// the N ranks do not have.
+  /// the N ranks do not have, and as require_possible() does.
   Sharding(std::shared_ptr<comm::Fabric> fabric, const Options& options, mesh::AxisSet axes = mesh::axes::state);
 
   /// What degrees that are asked of N ranks are here. Throws InvalidArgument as Layout does.
   mesh::Degrees degrees_here(const mesh::Degrees& asked) const;
-  /// The same ranks, with what `asked` comes to; see mesh::with_degrees.
-  std::shared_ptr<const Sharding> with(const mesh::Degrees& asked) const;
+  /// Throws InvalidArgument for tiers that this device does not have, or where there is no disk: neither `disk` nor one
+  /// of these options.
+  void require_possible(const offload::Tiers& tiers, const std::shared_ptr<offload::Disk>& disk) const;
+  /// The same ranks, with what `asked` comes to (see mesh::with_degrees), and on its tiers. `disk`: null: that of these
+  /// options, as long as a tier is the disk.
+  std::shared_ptr<const Sharding> with(const Setting& asked, std::shared_ptr<offload::Disk> disk) const;
   /// The same over the groups and lanes that the fabric has now (Fabric::reconnect).
   std::shared_ptr<const Sharding> again() const;
 

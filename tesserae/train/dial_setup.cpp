@@ -1,5 +1,6 @@
 #include "tesserae/train/dial_setup.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "tesserae/comm/mesh_fabric.h"
@@ -8,6 +9,7 @@
 #include "tesserae/cost/job_facts.h"
 #include "tesserae/cost/measure_links.h"
 #include "tesserae/cost/place_memory.h"
+#include "tesserae/cost/transformer.h"
 #include "tesserae/dial/facts.h"
 
 namespace tesserae::train {
@@ -39,15 +41,32 @@ cost::Facts planned_facts(const JobSetup& setup, const config::Config& config, c
   return facts;
 }
 
+/// At a step's fullest moment; and the program itself, with what it loads.
+double activations_of_rank(const JobSetup& setup, const config::Config& config) {
+  constexpr double program = 150e6;
+  return program + cost::activations_of(setup.model, execution_of(config, setup)).total();
+}
+
 }  // namespace
 
 void choose_degrees(JobSetup& setup, const config::Config& config, const std::shared_ptr<comm::Fabric>& fabric,
                     const cost::Links& links) {
   const cost::PlaceMemory place = cost::fullest_place(*fabric);
   comm::MeshFabric mesh(fabric, setup.mesh);
-  const cost::FirstChoice choice =
-      cost::first_choice(planned_facts(setup, config, mesh), links, place.total, place.free, config.dial_headroom);
+  double total = place.total, free = place.free;
+  if (setup.device.is_cpu() && config.offload.memory_limit) {
+    total = std::min(total, static_cast<double>(*config.offload.memory_limit));
+    free = std::min(free, total);
+  }
+  std::optional<double> activations;
+  // Snapshots keep all of the state in memory.
+  if (setup.device.is_cpu() && config.checkpoint.memory_every_steps == 0) {
+    activations = fabric->world().host_ranks(fabric->rank()).size() * activations_of_rank(setup, config);
+  }
+  const cost::FirstChoice choice = cost::first_choice(planned_facts(setup, config, mesh), links, total, free,
+                                                      config.dial_headroom, activations);
   setup.strategy.degrees = choice.degrees;
+  setup.tiers = choice.tiers;
   setup.choice = choice.why;
 }
 
@@ -57,7 +76,8 @@ dial::DialOptions dial_options(const config::Config& config, TrainingState& stat
   for (const auto& [step, degrees] : config::dial_schedule(config.resolved, state.mesh->degree(mesh::axes::state))) {
     options.schedule.push_back({.step = step, .degrees = degrees});
   }
-  options.automatic = config.sharding.automatic;
+  // The tuner does not know what a disk costs.
+  options.automatic = config.sharding.automatic && !state.setting().tiers.uses(offload::Tier::disk);
   options.tuner.headroom = config.dial_headroom;
   options.tuner.planned_steps =
       (config.planned_steps > 0 ? config.planned_steps : config.train.steps) - state.step;  // a resumed job has fewer

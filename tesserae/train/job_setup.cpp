@@ -107,6 +107,7 @@ void check_what_is_split(const config::Config& config) {
 
 JobSetup set_up_job(const config::Config& config, int ranks, int local_ranks, int local_rank) {
   JobSetup setup;
+  setup.tiers = config.offload.tiers;
   setup.mesh = mesh_of(config, ranks);
   check_what_is_split(config);
   config::check_state_ranks(setup.mesh, common_divisor(model::resolved(config.model)), [&](int count) {
@@ -147,7 +148,24 @@ shard::Options options_of(const config::Config& config, const JobSetup& setup) {
           .gradient_wire = config.sharding.gradient_wire,
           // Where memory is short, buffers do not stay between their uses.
           .elastic = config.offload.memory_limit.has_value(),
-          .tiers = config.offload.tiers};
+          .tiers = setup.tiers};
+}
+
+cost::Execution execution_of(const config::Config& config, const JobSetup& setup) {
+  return {.sequence = config.data.sequence_length,
+          .micro_batch = config.train.batch_per_rank,
+          .tensor = setup.mesh.degree(mesh::Axis::tensor),
+          .context = setup.mesh.degree(mesh::Axis::context),
+          .compute_bytes = static_cast<int>(c10::elementSize(setup.precision.parameters.value_or(setup.model.dtype))),
+          .recompute = config.checkpoint_activations,
+          .sequence_parallel = config.sharding.sequence_parallel,
+          .composed_norms = setup.device.is_cpu()};
+}
+
+cost::Leaving leaving_of(const config::Config& config) {
+  return {.horizon = config.offload.horizon,
+          .smallest = static_cast<double>(config.offload.smallest),
+          .of = [&config](const std::string& unit) { return config.offload.leaves(unit); }};
 }
 
 data::Loader make_loader(const config::Config& config, const JobSetup& setup, int rank) {

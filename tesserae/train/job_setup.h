@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tesserae/config/config.h"
+#include "tesserae/cost/transformer.h"
 #include "tesserae/data/loader.h"
 #include "tesserae/mesh/mesh.h"
 #include "tesserae/mesh/strategy.h"
@@ -19,6 +20,7 @@ struct JobSetup {
   mesh::Mesh mesh{1};              ///< of the ranks of the job
   c10::Device device = c10::kCPU;  ///< of this rank
   mesh::Strategy strategy;
+  offload::Tiers tiers;  ///< where the state lies at first
   std::string choice;  ///< with hybrid_shard_degree "auto": why these degrees; empty while they are not chosen yet
   shard::Precision precision;
   model::GptConfig model;  ///< with the vocabulary
@@ -36,6 +38,12 @@ JobSetup set_up_job(const config::Config& config, int ranks, int local_ranks, in
 
 /// How the engine shards: what of its options the configuration and the setup say.
 shard::Options options_of(const config::Config& config, const JobSetup& setup);
+
+/// How a rank runs the model, as cost/ counts it.
+cost::Execution execution_of(const config::Config& config, const JobSetup& setup);
+
+/// Which activations leave, as cost/ counts it.
+cost::Leaving leaving_of(const config::Config& config);
 
 /// The data of one job rank of the setup.
 data::Loader make_loader(const config::Config& config, const JobSetup& setup, int rank);

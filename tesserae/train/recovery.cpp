@@ -15,7 +15,7 @@
 //  8. The run goes on: what the last step still lacks (evaluation, its line, its checkpoint) is done, by all.
 //
 // Another loss at any point begins at 1 again. A state counts as whole from the end of 6 or 7 on, and for a rank that
-// is left at any time but in a change of degrees.
+// is left at any time but in a turn of the dial.
 
 #include "tesserae/train/recovery.h"
 
@@ -50,10 +50,11 @@ std::vector<double> from_bits(const nlohmann::json& bits) {
 
 }  // namespace
 
-nlohmann::json strategy_json(const mesh::Strategy& strategy, const std::string& choice) {
+nlohmann::json strategy_json(const mesh::Strategy& strategy, const offload::Tiers& tiers, const std::string& choice) {
   return {{"degrees", dial::to_json(strategy.degrees)},
           {"free_after_forward", strategy.free_after_forward},
           {"free_after_backward", strategy.free_after_backward},
+          {"offload", dial::to_json(tiers)},
           {"choice", choice}};
 }
 
@@ -145,20 +146,23 @@ void Run::end_broken_step() {
 // 3.
 
 Run::Standing Run::agree_on_standing() {
-  enum Word : size_t { has, step, pending, stopped, save, parameters, gradients, optimizer, words };
+  enum Word : size_t { has, step, pending, stopped, save, parameters, gradients, optimizer, tiers, words };
   const auto ranks = static_cast<size_t>(fabric_->size());
   std::vector<int64_t> table(ranks * words, 0);
   int64_t* const own = table.data() + static_cast<size_t>(fabric_->rank()) * words;
   own[stopped] = stopped_by_;
   own[save] = save_broken_ ? 1 : 0;
   if (whole_) {
-    const mesh::Degrees degrees = state_->layout().degrees();
+    const auto& [degrees, on] = state_->setting();
     own[has] = 1;
     own[step] = state_->step;
     own[pending] = pending_ ? 1 : 0;
     own[parameters] = degrees.parameters;
     own[gradients] = degrees.gradients;
     own[optimizer] = degrees.optimizer;
+    for (const offload::Tier tier : {on.parameters, on.gradients, on.optimizer}) {
+      own[tiers] = 10 * own[tiers] + static_cast<int64_t>(tier);
+    }
   }
   table = comm::counts_over_ranks(*fabric_, table);
   const auto of = [&](size_t rank, Word word) { return table[rank * words + word]; };
@@ -173,7 +177,7 @@ Run::Standing Run::agree_on_standing() {
     // A change of degrees that others did not reach leaves them behind; nobody else is behind by more than a step.
     const bool same = all.reference >= 0 && of(rank, has) != 0 && of(rank, step) >= all.step - 1 &&
                       of(rank, parameters) == of(first, parameters) && of(rank, gradients) == of(first, gradients) &&
-                      of(rank, optimizer) == of(first, optimizer);
+                      of(rank, optimizer) == of(first, optimizer) && of(rank, tiers) == of(first, tiers);
     all.whole.push_back(same);
     if (!same) all.new_ones.push_back(static_cast<int>(rank));
     all.pending = all.pending || (same && (of(rank, step) < all.step || of(rank, pending) != 0));
@@ -194,7 +198,7 @@ Run::Standing Run::agree_on_standing() {
 
 nlohmann::json Run::tell() const {
   nlohmann::json told = {{"recoveries", recoveries_}};
-  told["strategy"] = strategy_json(state_->sharded.options().strategy, setup_.choice);
+  told["strategy"] = strategy_json(state_->sharded.options().strategy, state_->setting().tiers, setup_.choice);
   told["norm"] = bits_of(std::span(&state_->optimizer->last_step().norm, 1));
   told["sums"] = bits_of(sums_);
   told["record"] = to_line(record_);
@@ -208,6 +212,7 @@ std::string Run::remembered(const char* what) {
 
 void Run::take_strategy(const nlohmann::json& told) {
   setup_.strategy = strategy_from(told, setup_.strategy);
+  setup_.tiers = dial::tiers_from(told.at("offload"));
   setup_.choice = told.at("choice");
 }
 

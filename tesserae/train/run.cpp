@@ -9,6 +9,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 #include "tesserae/comm/agree.h"
+#include "tesserae/cost/transformer.h"
 #include "tesserae/model/generate.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/os/seconds.h"
@@ -51,7 +52,7 @@ void Run::start(const Resume& resume) {
   folders_ = choose_folders(*fabric_, config_, resume);
   if (leads()) {
     membership_.remember("run", folders_->run.native());
-    membership_.remember("strategy", strategy_json(setup_.strategy, setup_.choice).dump());
+    membership_.remember("strategy", strategy_json(setup_.strategy, setup_.tiers, setup_.choice).dump());
   }
   make_services();
   origin_ = restore(*state_, resume, *folders_, checkpoints_->memory());
@@ -59,6 +60,7 @@ void Run::start(const Resume& resume) {
   if (leads()) output_.emplace(config_, setup_, *folders_, origin_);
   if (leads() && config_.monitor.port) serve_page();
   if (leads() && state_->disk != nullptr) output_->say(describe_offload());
+  tell_of_activations();
   whole_ = true;
 }
 
@@ -68,6 +70,11 @@ void Run::make_state(TrainingState::Values values) {
   state_ = std::make_unique<TrainingState>(config_, setup_, fabric_, values);
   loads_.emplace(*state_->model);
   counted_ = 0;
+  limit_memory();
+}
+
+/// What lies on a disk now, or does not, makes another limit.
+void Run::limit_memory() {
   memory_limit_.reset();
   if (state_->disk == nullptr && !config_.offload.memory_limit) return;
   const auto here = static_cast<int>(fabric_->world().host_ranks(fabric_->rank()).size());
@@ -77,7 +84,7 @@ void Run::make_state(TrainingState::Values values) {
 /// "parameters on disk, optimizer on disk: io_uring past the page cache in /var/tmp; 315 MB of memory a rank".
 std::string Run::describe_offload() const {
   const auto limit = memory_limit_->bytes();
-  return cat(to_string(config_.offload.tiers), ": ", state_->disk->describe(), "; ",
+  return cat(to_string(state_->setting().tiers), ": ", state_->disk->describe(), "; ",
              limit ? cat(short_bytes(static_cast<uint64_t>(*limit)), " of memory a rank") : "no memory limit");
 }
 
@@ -109,7 +116,8 @@ void Run::watch() {
                        {"steps", config_.train.steps},
                        {"parameters", setup_.parameters},
                        {"tokens_per_step", setup_.tokens_per_step},
-                       {"degrees", dial::to_json(state_->layout().degrees())},
+                       {"degrees", dial::to_json(state_->setting().degrees)},
+                       {"offload", dial::to_json(state_->setting().tiers)},
                        {"axes",
                         {{"tensor", setup_.mesh.degree(mesh::axes::tensor)},
                          {"context", setup_.mesh.degree(mesh::Axis::context)},
@@ -154,7 +162,7 @@ int Run::train() {
   dial::DialOptions options =
       dial_options(config_, *state_, folders_->run, links_, [this](const std::string& line) { output_->say(line); });
   std::erase_if(options.schedule, [this](const auto& entry) { return entry.step <= scheduled_until_; });
-  dial_ = std::make_unique<dial::Dial>(fabric_, state_->layout().degrees(), std::move(options));
+  dial_ = std::make_unique<dial::Dial>(fabric_, state_->setting(), std::move(options));
   for (;;) {
     if (pending_) finish_step();
     if (state_->step >= config_.train.steps || stopped_by_ != 0) break;
@@ -295,7 +303,7 @@ void Run::finish_step() {
   if ((last || due) && stopped_by_ == 0) record_.val_loss = evaluate();
   if (output_ && record_.step > output_->last_step()) output_->add(record_);
   warn_of(record_);
-  tell_of_activations();
+  compare_with_forecast();
   if (turn_to_ && !last) turn_dial(*turn_to_);
   turn_to_.reset();
   checkpoints_->after_step(wishes_, last);
@@ -303,14 +311,25 @@ void Run::finish_step() {
 }
 
 /// Step 6.
-void Run::turn_dial(const mesh::Degrees& to) {
+void Run::turn_dial(const shard::Setting& to) {
+  const offload::Tiers before = state_->setting().tiers;
+  if (to.tiers.uses(offload::Tier::disk) && config_.checkpoint.memory_every_steps > 0) {
+    return dial_->refused("checkpoint.memory_every_steps keeps the whole state in memory");
+  }
   checkpoints_->before_update();  // nobody copies what is about to move
   try {
-    dial_->changed(state_->reshard(to));
-    if (monitor_) monitor_->set_job("degrees", dial::to_json(to));
-    tell("dial", cat("the degrees are ", mesh::to_string(to), " now"));
+    dial_->changed(state_->turn(to));
   } catch (const OutOfMemory& error) {
     return dial_->refused(error.what());  // nothing has moved; if anything had, the next step would say so
+  } catch (const InvalidArgument& error) {
+    return dial_->refused(error.what());
+  }
+  if (monitor_) monitor_->set_job("degrees", dial::to_json(to.degrees));
+  if (monitor_) monitor_->set_job("offload", dial::to_json(to.tiers));
+  tell("dial", cat("the dial is at ", to_string(to), " now"));
+  if (to.tiers != before) {
+    limit_memory();
+    if (output_ && state_->disk != nullptr) output_->say(describe_offload());
   }
   checkpoints_->layout_changed();
   misses_seen_ = state_->sharded.statistics().pool_misses;  // the pool is another one
@@ -347,19 +366,31 @@ void Run::warn_of(const StepRecord& record) {
   misses_seen_ = misses;
 }
 
-/// After the first step it is known what a step saves.
+/// Before the first step, from the shapes of the model. Experts get tokens as their routers say: nobody knows that yet.
 void Run::tell_of_activations() {
-  if (!output_ || state_->activations == nullptr || std::exchange(told_of_activations_, true)) return;
+  if (!output_ || state_->activations == nullptr || setup_.model.experts > 0) return;
   const offload::Activations& activations = *state_->activations;
-  if (activations.counters().out == 0) {
-    log(LogLevel::warning,
-        cat("offload.activations: no unit saves a tensor of ",
-            short_bytes(static_cast<uint64_t>(activations.options().smallest)), " or more, so all of them stay"));
+  const offload::ActivationOptions& options = activations.options();
+  const double bytes = cost::leaving_bytes(setup_.model, execution_of(config_, setup_), leaving_of(config_));
+  if (bytes == 0) {
+    log(LogLevel::warning, cat("offload.activations: no unit saves a tensor of ",
+                               short_bytes(static_cast<uint64_t>(options.smallest)), " or more beyond the horizon of ",
+                               options.horizon, ", so all of them stay"));
     return;
   }
-  const auto bytes = static_cast<uint64_t>(activations.forecast() * config_.train.accumulate);
-  output_->say(cat("activations: ", short_bytes(bytes), " a step to ", activations.shelf(), " and back, ",
-                   activations.options().horizon, activations.options().horizon == 1 ? " unit" : " units", " ahead"));
+  forecast_ = bytes;
+  const auto of_step = static_cast<uint64_t>(bytes * static_cast<double>(config_.train.accumulate));
+  output_->say(cat("activations: ", short_bytes(of_step), " a step to ", activations.shelf(), " and back, ",
+                   options.horizon, options.horizon == 1 ? " unit" : " units", " ahead"));
+}
+
+/// The first step tells how much it is.
+void Run::compare_with_forecast() {
+  if (!output_ || state_->activations == nullptr || std::exchange(compared_, true)) return;
+  const auto seen = static_cast<double>(state_->activations->forecast());
+  if (std::abs(seen - forecast_) <= 0.03 * forecast_) return;
+  const auto of_step = static_cast<uint64_t>(seen * static_cast<double>(config_.train.accumulate));
+  output_->say(cat("activations: ", short_bytes(of_step), " a step, as the first one shows"));
 }
 
 /// What every rank must take part in comes first, in the same order; then rank 0 writes.

@@ -83,11 +83,13 @@ class Run {
   void time_step();
   void agree();
   void finish_step();
-  void turn_dial(const mesh::Degrees& to);
+  void limit_memory();
+  void turn_dial(const shard::Setting& to);
   at::Tensor loss_of(const data::Batch& batch);
   std::optional<double> evaluate();
   void warn_of(const StepRecord& record);
   void tell_of_activations();
+  void compare_with_forecast();
   void finish(double seconds);
   std::string make_sample();
   std::vector<uint64_t> from_all_ranks(uint64_t value);
@@ -124,13 +126,14 @@ class Run {
   std::unique_ptr<monitor::Monitor> monitor_;  // null: not wanted
   std::unique_ptr<watch::Server> page_;        // rank 0's; null: not wanted
   std::optional<cost::Links> links_;
-  std::optional<mesh::Degrees> turn_to_;  // agreed on after the last step
+  std::optional<shard::Setting> turn_to_;  // agreed on after the last step
   int stopped_by_ = 0;                    // a signal, or what counts as one
   std::string stop_reason_;
   int64_t misses_seen_ = 0;
   std::optional<MemoryLimit> memory_limit_;  // where state lies on a disk
   offload::DiskCounters disk_before_;        // the step at hand
-  bool told_of_activations_ = false;
+  double forecast_ = 0;  // bytes of activations that leave in a micro-batch
+  bool compared_ = false;
 
   // The step at hand, and what recovery needs to know of it.
   bool whole_ = false;                      // state_ is that of step state_->step

@@ -6,10 +6,13 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 #include "tesserae/checkpoint/load.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/random_state.h"
+#include "tesserae/comm/agree.h"
+#include "tesserae/cost/transformer.h"
 #include "tesserae/model/init.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/optim/sgd.h"
@@ -45,18 +48,27 @@ shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::MeshFa
 }
 
 /// Null where nothing lies on a disk. What may be in memory of it is for MemoryLimit to say, once a step was seen.
-std::shared_ptr<offload::Disk> make_disk(const config::Config& config) {
-  if (!config.offload.tiers.uses(offload::Tier::disk)) return {};
+std::shared_ptr<offload::Disk> make_disk(const config::Config& config, const offload::Tiers& tiers) {
+  if (!tiers.uses(offload::Tier::disk)) return {};
   return std::make_shared<offload::Disk>(
       offload::DiskOptions{.folder = config.offload.folder, .memory = MemoryLimit::at_first});
 }
 
 std::shared_ptr<offload::Activations> offload_activations(const model::Gpt& model, shard::Sharded& sharded,
-                                                          const config::Config::Offload& offload) {
+                                                          const config::Config& config, const JobSetup& setup) {
+  const config::Config::Offload& offload = config.offload;
   if (!offload.activations) return nullptr;
-  auto activations = offload::Activations::make({.horizon = offload.horizon, .folder = offload.folder});
+  auto activations = offload::Activations::make(
+      {.horizon = offload.horizon, .smallest = offload.smallest, .folder = offload.folder});
+  // In the first forward, all that units save; that of experts is not known.
+  cost::Leaving leaving = leaving_of(config);
+  leaving.horizon = 0;
+  const double expected =
+      setup.model.experts > 0 ? 0 : cost::leaving_bytes(setup.model, execution_of(config, setup), leaving);
+  activations->open(sharded.engine().root().sharding().device, static_cast<int64_t>(expected));
   for (const at::Tensor& buffer : model->buffers()) activations->keep(buffer);
-  shard::offload_activations(sharded.engine(), activations);
+  shard::offload_activations(sharded.engine(), activations,
+                             [offload](const std::string& unit) { return offload.leaves(unit); });
   return activations;
 }
 
@@ -90,16 +102,16 @@ TrainingState::TrainingState(const config::Config& config, const JobSetup& setup
       context(std::make_shared<const context::Parallel>(mesh, config.sharding.context_parallel_method)),
       loader(make_loader(config, setup, fabric->rank())),
       model(make_model(config, setup, parallel, context)),
-      disk(make_disk(config)),
+      disk(make_disk(config, setup.tiers)),
       sharded(shard(model, mesh, disk, config, setup, values)),
-      activations(offload_activations(model, sharded, config.offload)),
+      activations(offload_activations(model, sharded, config, setup)),
       optimizer(make_optimizer(sharded, config.optimizer)),
       config_(config),
       setup_(setup),
-      degrees_(setup.strategy.degrees) {
+      setting_{setup.strategy.degrees, setup.tiers} {
   if (setup.precision.parameters == at::kHalf) scaler.emplace();
   // All of it is taken from the disk now: one that is too small ends the run before it begins.
-  if (config.offload.tiers.optimizer == offload::Tier::disk) optimizer->allocate_state();
+  if (setup.tiers.optimizer == offload::Tier::disk) optimizer->allocate_state();
   seed_random();
 }
 
@@ -117,7 +129,7 @@ checkpoint::State TrainingState::to_save() {
 }
 
 mesh::Layout TrainingState::layout() const {
-  return {mesh->degree(mesh::axes::state), degrees_};
+  return {mesh->degree(mesh::axes::state), setting_.degrees};
 }
 
 nlohmann::json TrainingState::description() const {
@@ -171,10 +183,25 @@ void TrainingState::take_over(const nlohmann::json& description, int64_t at_step
   }
 }
 
-shard::Resharding TrainingState::reshard(const mesh::Degrees& degrees) {
+shard::Resharding TrainingState::turn(const shard::Setting& to) {
+  const bool on_disk = to.tiers.uses(offload::Tier::disk);
+  std::shared_ptr<offload::Disk> made;
+  std::string failure;
+  try {
+    if (on_disk && disk == nullptr) made = make_disk(config_, to.tiers);
+  } catch (const IoError& error) {
+    failure = error.what();
+  }
+  if (const int failed = comm::lowest_rank_with(*fabric, !failure.empty()); failed >= 0) {
+    throw InvalidArgument("TrainingState::turn", failure.empty() ? cat("rank ", failed, " can make no scratch file in ",
+                                                                       config_.offload.folder)
+                                                                 : failure);
+  }
   sharded.zero_grad();  // gradients of a step that is over need not move
-  const shard::Resharding change = sharded.reshard(degrees);
-  degrees_ = degrees;
+  const shard::Resharding change = sharded.turn(to, made);
+  if (made != nullptr) disk = std::move(made);
+  if (!on_disk) disk = nullptr;
+  setting_ = to;
   return change;
 }
 

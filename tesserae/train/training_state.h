@@ -46,7 +46,7 @@ class TrainingState {
   const context::ParallelPtr context;            ///< and of its context group
   data::Loader loader;
   model::Gpt model;
-  const std::shared_ptr<offload::Disk> disk;  ///< of this rank; null where nothing lies on one
+  std::shared_ptr<offload::Disk> disk;  ///< of this rank; null where nothing lies on one
   shard::Sharded sharded;
   const std::shared_ptr<offload::Activations> activations;  ///< null: they stay where they are
   std::unique_ptr<optim::Optimizer> optimizer;
@@ -66,8 +66,10 @@ class TrainingState {
   void load(const checkpoint::Checkpoint& checkpoint);
   /// Takes over what description() said at that step; also of a checkpoint of another program, which may say nothing.
   void take_over(const nlohmann::json& description, int64_t at_step);
-  /// Changes the degrees, between steps, when nobody reads or copies the state. Collective.
-  shard::Resharding reshard(const mesh::Degrees& degrees);
+  /// Changes degrees and tiers, between steps, when nobody reads or copies the state. Throws InvalidArgument and
+  /// OutOfMemory on all ranks where that cannot be; then nothing was changed. Collective.
+  shard::Resharding turn(const shard::Setting& to);
+  const shard::Setting& setting() const { return setting_; }
   /// The random numbers of the next step are a function of the seed, the step and what the rank's data are: a step that
   /// is done again, in whatever process, draws the same.
   void seed_random();
@@ -83,7 +85,7 @@ class TrainingState {
  private:
   const config::Config& config_;
   const JobSetup& setup_;
-  mesh::Degrees degrees_;
+  shard::Setting setting_;
 };
 
 }  // namespace tesserae::train

@@ -64,7 +64,7 @@ TEST(Surface, Watch) {
 
 TEST(Surface, Dial) {
   EXPECT_THAT(entries(help({"dial"})),
-              ElementsAre("RUN_DIR", "-h,--help", "--degree", "--degrees", "--auto", "--show", "--wait"));
+              ElementsAre("RUN_DIR", "-h,--help", "--degree", "--degrees", "--offload", "--auto", "--show", "--wait"));
 }
 
 TEST(Surface, AskingARun) {

@@ -198,6 +198,44 @@ TEST(Estimate, FirstChoiceIsTheFastestThatFitsBesideActivations) {
   const FirstChoice tight = first_choice(facts, slow_between, least, least, 0.1);
   EXPECT_EQ(tight.degrees, (Degrees{8, 8, 8}));
   EXPECT_THAT(tight.why, HasSubstr("needs least"));
+  EXPECT_EQ(tight.tiers, offload::Tiers());
+}
+
+TEST(Estimate, WhatLiesOnADiskTakesAWindowOfMemory) {
+  using offload::Tier;
+  constexpr double window = 48 << 20;
+  Facts facts = model(1);
+  facts.tiers = {.optimizer = Tier::disk};
+  const RankMemory optimizer = memory_of_rank(facts, {4, 4, 4}, 0);
+  EXPECT_DOUBLE_EQ(optimizer.masters, psi) << "fp32 masters of P = O are what is gathered";
+  EXPECT_DOUBLE_EQ(optimizer.state, 0);
+  EXPECT_DOUBLE_EQ(optimizer.gradients, psi);
+  EXPECT_DOUBLE_EQ(optimizer.window, window);
+  facts.tiers = {.parameters = Tier::disk, .gradients = Tier::disk, .optimizer = Tier::disk};
+  const RankMemory nothing = memory_of_rank(facts, {1, 1, 1}, 0);
+  EXPECT_DOUBLE_EQ(nothing.total(), window + 2 * 1'120'000) << "a unit is gathered into a buffer, whatever P";
+  facts.tiers = {.optimizer = Tier::disk};
+  facts.compute_bytes = 2;
+  EXPECT_DOUBLE_EQ(memory_of_rank(facts, {4, 4, 4}, 0).masters, 0) << "masters of another precision are the optimizer's";
+}
+
+TEST(Estimate, FirstChoiceTakesADiskWhereNothingElseFits) {
+  using offload::Tier;
+  Facts facts = model(1);
+  facts.parameters = 100'000'000;
+  facts.root_unit = 10'000'000;
+  facts.largest_unit = 9'000'000;
+  const Links links{.inside = 1e10, .between = 1e9, .inside_latency = 0, .between_latency = 0, .memory = 1e10};
+  const double whole = memory_of(facts, {4, 4, 4});
+  const auto choose = [&](double available) { return first_choice(facts, links, available, available, 0, 50e6); };
+  EXPECT_EQ(choose(whole + 60e6).tiers, offload::Tiers()) << "it fits";
+  const FirstChoice optimizer = choose(whole - 100e6);
+  EXPECT_EQ(optimizer.tiers, (offload::Tiers{.optimizer = Tier::disk}));
+  EXPECT_EQ(optimizer.degrees, (Degrees{4, 4, 4}));
+  EXPECT_THAT(optimizer.why, HasSubstr("optimizer on disk"));
+  const offload::Tiers all{.parameters = Tier::disk, .gradients = Tier::disk, .optimizer = Tier::disk};
+  EXPECT_EQ(choose(whole / 3).tiers, all);
+  EXPECT_EQ(first_choice(facts, links, whole / 3, whole / 3, 0).tiers, offload::Tiers()) << "it may not";
 }
 
 }  // namespace

@@ -34,8 +34,8 @@ std::shared_ptr<comm::Fabric> not_owned(comm::Fabric& fabric) {
 /// Each rank has sent something else.
 shard::Resharding done(const comm::Fabric& fabric, const Degrees& from, const Degrees& to) {
   shard::Resharding change;
-  change.from = from;
-  change.to = to;
+  change.from.degrees = from;
+  change.to.degrees = to;
   change.seconds = 0.25;
   change.bytes = 3'000'000 * static_cast<uint64_t>(1 + fabric.rank());
   return change;
@@ -49,7 +49,7 @@ std::vector<std::vector<Change>> run(int ranks, int64_t steps, const DialOptions
     DialOptions own = options;
     own.facts = cost::facts_of(fabric);
     own.facts.parameters = options.facts.parameters;
-    Dial dial(not_owned(fabric), begin, own);
+    Dial dial(not_owned(fabric), {.degrees = begin}, own);
     for (int64_t step = first; step < first + steps; ++step) {
       if (fabric.rank() == 0 && at_step) at_step(step);
       const auto to = dial.at_step_edge(step, 0.1 + 0.01 * fabric.rank());
@@ -58,8 +58,8 @@ std::vector<std::vector<Change>> run(int ranks, int64_t steps, const DialOptions
       EXPECT_GT(dial.seen().place, 1e8);
       EXPECT_LT(dial.seen().free, dial.seen().place);
       if (!to) continue;
-      changes[static_cast<size_t>(fabric.rank())].emplace_back(step, *to);
-      dial.changed(done(fabric, dial.degrees(), *to));
+      changes[static_cast<size_t>(fabric.rank())].emplace_back(step, to->degrees);
+      dial.changed(done(fabric, dial.setting().degrees, to->degrees));
     }
   });
   for (const auto& of_rank : changes) EXPECT_EQ(of_rank, changes[0]) << "all ranks hear the same";
@@ -86,7 +86,7 @@ TEST(Dial, TellsOfChangesThatTheScriptMakes) {
     EXPECT_FALSE(dial.at_step_edge(1, 0.1));
     dial.changed(done(fabric, {1, 1, 1}, {2, 2, 2}));
     EXPECT_FALSE(dial.at_step_edge(2, 0.1));
-    EXPECT_EQ(dial.degrees(), (Degrees{2, 2, 2}));
+    EXPECT_EQ(dial.setting().degrees, (Degrees{2, 2, 2}));
     EXPECT_EQ(dial.figures().bytes, 9e6) << "of all ranks, on each";
   });
   EXPECT_THAT(said, ElementsAre("step 1: P=1 G=1 O=1 -> P=2 G=2 O=2 in 0.250 s, 9.0 MB moved (by the script)"));
@@ -176,30 +176,60 @@ TEST_F(DialRequests, ThatCanNotBeHadAreAnErrorOfWhoAskedAndTheRunGoesOn) {
   comm::run_local(2, [&](comm::Fabric& fabric) {
     DialOptions own = options_;
     own.facts = cost::facts_of(fabric);
-    Dial dial(not_owned(fabric), {1, 1, 1}, own);
+    Dial dial(not_owned(fabric), {.degrees = {1, 1, 1}}, own);
     std::vector<int64_t> asked_at;
     for (int64_t step = 1; step <= 8; ++step) {
       if (fabric.rank() == 0 && (step == 3 || step == 6)) ask({{"ask", "turn"}, {"degree", 2}});
       const auto to = dial.at_step_edge(step, 0.1);
       if (!to) continue;
       asked_at.push_back(step);
-      EXPECT_EQ(*to, (Degrees{2, 2, 2}));
+      EXPECT_EQ(to->degrees, (Degrees{2, 2, 2}));
       if (step == 3) {
         dial.refused("there is no memory");
-        EXPECT_EQ(dial.degrees(), (Degrees{1, 1, 1}));
+        EXPECT_EQ(dial.setting().degrees, (Degrees{1, 1, 1}));
         EXPECT_EQ(dial.figures().changes, 0);
       } else {
-        dial.changed(done(fabric, dial.degrees(), *to));
+        dial.changed(done(fabric, dial.setting().degrees, to->degrees));
       }
     }
     EXPECT_THAT(asked_at, ElementsAre(3, 6)) << "what was refused is not asked for again";
-    EXPECT_EQ(dial.degrees(), (Degrees{2, 2, 2}));
+    EXPECT_EQ(dial.setting().degrees, (Degrees{2, 2, 2}));
   });
   const Json error = event(*clients_[0]);
   EXPECT_EQ(error["event"], "error");
   EXPECT_THAT(error["message"].get<std::string>(),
               HasSubstr("step 3: P=1 G=1 O=1 stays, P=2 G=2 O=2 cannot be had: there is no memory"));
   EXPECT_EQ(event(*clients_[1])["event"], "changed");
+}
+
+TEST_F(DialRequests, ForTiersLeaveTheDegrees) {
+  using offload::Tier;
+  const offload::Tiers on_disk{.optimizer = Tier::disk};
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    DialOptions own = options_;
+    own.facts = cost::facts_of(fabric);
+    Dial dial(not_owned(fabric), {.degrees = {1, 1, 1}}, own);
+    for (int64_t step = 1; step <= 9; ++step) {
+      if (fabric.rank() == 0) {
+        if (step == 2) ask({{"ask", "turn"}, {"offload", {{"optimizer", "disk"}}}});
+        if (step == 4) ask({{"ask", "turn"}, {"degree", 2}});
+        if (step == 6) ask({{"ask", "auto"}});
+        if (step == 6) os::sleep_for(std::chrono::milliseconds(50));
+        if (step == 8) ask({{"ask", "turn"}, {"degree", 1}, {"offload", {{"optimizer", "device"}}}});
+      }
+      const auto to = dial.at_step_edge(step, 0.1);
+      EXPECT_EQ(to.has_value(), step == 2 || step == 4 || step == 8) << step;
+      if (!to) continue;
+      const Degrees degrees = step == 4 ? Degrees{2, 2, 2} : Degrees{1, 1, 1};
+      EXPECT_EQ(*to, (shard::Setting{degrees, step == 8 ? offload::Tiers() : on_disk}));
+      dial.changed({.from = dial.setting(), .to = *to, .seconds = 0.25, .bytes = 0});
+    }
+  });
+  const Json changed = event(*clients_[0]);
+  EXPECT_EQ(changed["to"], (Json{1, 1, 1}));
+  EXPECT_EQ(tiers_from(changed["offload_to"]), on_disk);
+  EXPECT_EQ(tiers_from(changed["offload_from"]), offload::Tiers());
+  EXPECT_THAT(event(*clients_[2])["message"].get<std::string>(), HasSubstr("bring the state back"));
 }
 
 TEST_F(DialRequests, TakeTheDialFromTheTunerAndGiveItBack) {

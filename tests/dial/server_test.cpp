@@ -95,6 +95,15 @@ TEST_F(DialServer, RefusesWhatIsNoRequest) {
   EXPECT_THAT(refusal_of("[[[[]]]]\n"), HasSubstr("a request is one line like"));
   EXPECT_THAT(refusal_of("{\"ask\": \"stop\"}\n"), HasSubstr("not 'stop'"));
   EXPECT_THAT(refusal_of("{\"ask\": \"turn\"}\n"), HasSubstr("either degree or degrees"));
+  EXPECT_THAT(refusal_of(R"({"ask": "turn", "offload": {"optimiser": "disk"}})"
+                         "\n"),
+              HasSubstr("parameters, gradients and optimizer, not 'optimiser'"));
+  EXPECT_THAT(refusal_of(R"({"ask": "turn", "offload": {"optimizer": "tape"}})"
+                         "\n"),
+              HasSubstr("device, host and disk"));
+  EXPECT_THAT(refusal_of(R"({"ask": "turn", "offload": "disk"})"
+                         "\n"),
+              HasSubstr("a state and its tier"));
   EXPECT_THAT(refusal_of("{\"ask\": \"turn\", \"degree\": \"4\"}\n"), HasSubstr("a positive number"));
   EXPECT_THAT(refusal_of("{\"ask\": \"turn\", \"degree\": 1e99}\n"), HasSubstr("a positive number"));
   EXPECT_THAT(refusal_of("{\"ask\": \"turn\", \"degrees\": [1, 2]}\n"), HasSubstr("three numbers"));

@@ -36,7 +36,8 @@ struct Case {
   bool elastic = false;
   int steps = 20;
   int64_t memory = 0;
-  mesh::Degrees turned_to = {};  ///< half-way, unless all are zero
+  std::optional<mesh::Degrees> turned_to = std::nullopt;  ///< half-way
+  std::optional<Tiers> tiers_to = std::nullopt;
 };
 
 struct Outcome {
@@ -55,9 +56,11 @@ Outcome train(comm::Fabric& fabric, const Case& what, const Tiers& tiers, const 
   options.cut_by = what.cut_by;
   options.elastic = what.elastic;
   options.tiers = tiers;
-  if (tiers.uses(Tier::disk)) {
-    options.disk = std::make_shared<offload::Disk>(offload::DiskOptions{folder, what.memory});
+  std::shared_ptr<offload::Disk> disk;
+  if (tiers.uses(Tier::disk) || what.tiers_to.value_or(Tiers()).uses(Tier::disk)) {
+    disk = std::make_shared<offload::Disk>(offload::DiskOptions{folder, what.memory});
   }
+  if (tiers.uses(Tier::disk)) options.disk = disk;
   shard::Sharded sharded = shard::shard_model(net, shard::testing::share(fabric), options);
   std::unique_ptr<optim::Optimizer> optimizer;
   if (what.momentum) {
@@ -67,7 +70,13 @@ Outcome train(comm::Fabric& fabric, const Case& what, const Tiers& tiers, const 
   }
   Outcome outcome;
   for (int step = 0; step < what.steps; ++step) {
-    if (what.turned_to.optimizer > 0 && step == what.steps / 2) sharded.reshard(what.turned_to);
+    if (step == what.steps / 2 && (what.turned_to || what.tiers_to)) {
+      const shard::Setting to{what.turned_to.value_or(what.degrees), what.tiers_to.value_or(tiers)};
+      const shard::Resharding turn = sharded.turn(to, disk);
+      EXPECT_EQ(turn.to, to);
+      EXPECT_EQ(sharded.setting(), to);
+      if (to.degrees == what.degrees) EXPECT_EQ(turn.bytes, 0) << "what stays with its owner does not travel";
+    }
     double total = 0;
     for (int part = 0; part < what.micro; ++part) {
       const auto batch = batch_of(what.net, step, part * fabric.size() + fabric.rank(), what.micro * fabric.size(), 16);
@@ -83,9 +92,9 @@ Outcome train(comm::Fabric& fabric, const Case& what, const Tiers& tiers, const 
   }
   sharded.visit_parameters(
       [&](const std::string& name, const at::Tensor& value) { outcome.parameters[name] = value.clone(); });
-  if (options.disk == nullptr) return outcome;
+  if (disk == nullptr) return outcome;
   do {  // what is on its way out gives its memory back when it is there
-    outcome.counters = options.disk->counters();
+    outcome.counters = disk->counters();
   } while (outcome.counters.writing > 0);
   return outcome;
 }
@@ -93,7 +102,9 @@ Outcome train(comm::Fabric& fabric, const Case& what, const Tiers& tiers, const 
 class OffloadParity : public os::Scratch {
  protected:
   void expect_same(const Case& what, const std::vector<Tiers>& all, int ranks = 4) {
-    const Outcome expected = run(what, {}, ranks);
+    Case in_memory = what;
+    in_memory.tiers_to.reset();
+    const Outcome expected = run(in_memory, {}, ranks);
     for (const Tiers& tiers : all) {
       const std::string name = cat(what.name, ", ", to_string(what.degrees), ", ", to_string(tiers));
       const Outcome actual = run(what, tiers, ranks);
@@ -177,6 +188,62 @@ TEST_F(OffloadParity, TheDialIsTurned) {
     expect_same({.name = "turned", .degrees = {1, 2, 4}, .steps = 8, .turned_to = to}, all_on_disk);
     expect_same({.name = "turned, bf16", .degrees = {4, 4, 4}, .bf16 = true, .steps = 8, .turned_to = to}, all_on_disk);
   }
+}
+
+TEST_F(OffloadParity, TiersAreTurned) {
+  const std::vector<Tiers> settings{
+      {}, {.parameters = Tier::disk}, {.gradients = Tier::disk}, {.optimizer = Tier::disk}, all_on_disk.front()};
+  const mesh::Degrees degrees[] = {{4, 4, 4}, {1, 1, 1}, {1, 2, 4}, {2, 2, 4}};
+  size_t next = 0;
+  for (const Tiers& from : settings) {
+    for (const Tiers& to : settings) {
+      if (from == to) continue;
+      // Masters of bf16 belong to the optimizer, so its parameters alone have nothing on a disk.
+      const bool bf16 = next % 3 == 2 && from != settings[1] && to != settings[1];
+      Case what{.name = cat("to ", to_string(to)), .degrees = degrees[next % 4], .bf16 = bf16, .steps = 4, .tiers_to = to};
+      if (next % 2 == 1) what.turned_to = degrees[(next + 2) % 4];  // both at once
+      expect_same(what, {from});
+      ++next;
+    }
+  }
+}
+
+TEST_F(OffloadParity, TiersAreTurnedInAnAccumulationAndBack) {
+  const NetOptions everything{.tied = true, .nested = true, .frozen_block = 1, .checkpoint = true};
+  for (const Tiers& from : {Tiers(), all_on_disk.front()}) {
+    const Tiers to = from == Tiers() ? all_on_disk.front() : Tiers();
+    expect_same({.name = "everything", .net = everything, .degrees = {2, 2, 4}, .steps = 6, .tiers_to = to}, {from});
+    expect_same({.name = "accumulating",
+                 .degrees = {1, 2, 4},
+                 .micro = 3,
+                 .accumulation = shard::Accumulation::two_hop,
+                 .steps = 6,
+                 .tiers_to = to},
+                {from});
+    expect_same({.name = "rows, kept", .degrees = {2, 2, 4}, .cut_by = shard::CutBy::rows, .keeps = true, .steps = 6,
+                 .tiers_to = to},
+                {from});
+  }
+}
+
+TEST_F(OffloadParity, ATurnThatCannotBeChangesNothing) {
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    Net net{NetOptions()};
+    shard::testing::fill_all(*net);
+    shard::Options options;
+    options.strategy = {{2, 2, 2}, true, true};
+    shard::Sharded sharded = shard::shard_model(net, shard::testing::share(fabric), options);
+    const shard::Setting before = sharded.setting();
+    EXPECT_THROW(sharded.turn({{2, 2, 2}, all_on_disk.front()}), InvalidArgument) << "there is no disk";
+    EXPECT_EQ(sharded.setting(), before);
+    // One rank asks for something else.
+    const Tiers other = fabric.rank() == 0 ? Tiers{.optimizer = Tier::disk} : Tiers();
+    const auto disk = std::make_shared<offload::Disk>(offload::DiskOptions{folder_, 0});
+    EXPECT_THROW(sharded.turn({{2, 2, 2}, other}, disk), comm::Mismatch);
+    EXPECT_EQ(sharded.setting(), before);
+    EXPECT_NO_THROW(sharded.turn({{1, 1, 1}, {.optimizer = Tier::disk}}, disk));
+    EXPECT_EQ(sharded.turn(sharded.setting()).seconds, 0) << "it is there already";
+  });
 }
 
 }  // namespace

@@ -181,7 +181,7 @@ void turn(const Kind& kind, Job& job, const Degrees& to, const std::string& wher
   const double lacking = job.lacking(to);
   const auto result = job.sharded().reshard(to);
   EXPECT_EQ(job.sharded().options().strategy.degrees, to) << where;
-  EXPECT_EQ(result.to, to);
+  EXPECT_EQ(result.to.degrees, to);
   const auto after = job.state();
   ASSERT_EQ(after.size(), before.size()) << where;
   for (size_t i = 0; i < before.size(); ++i) ASSERT_TRUE(at::equal(before[i], after[i])) << where << ", tensor " << i;

@@ -59,6 +59,45 @@ TEST_F(ActivationsJob, EverythingThatBlocksSave) {
   EXPECT_THAT(screen_, HasSubstr(") and back, 1 unit ahead"));
 }
 
+// What is said before the first step, against what a step moves once the order of units is known.
+TEST_F(ActivationsJob, TheForecastIsWithinThreePercent) {
+  const std::vector<std::vector<std::string>> cases = {
+      {"precision=fp32"},
+      {"precision=bf16", "activation_loading_horizon=1"},
+      {"precision=fp32", "model.tied=true", "activation_loading_horizon=3"},
+      {"precision=fp32", "model.dropout=0", "model.kv_heads=1"},
+      {"precision=bf16", "model.checkpoint_activations=true", "model.layers=5"},
+      {"precision=fp32", "tensor_parallel_degree=2"},
+      {"precision=fp32", "offload.activation_size=3MiB", R"(offload.activation_units=["blocks.0", "blocks.1*"])"},
+      {"precision=fp32", "context_parallel_degree=2", "model.dropout=0"}};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    std::vector<std::string> settings = cases[i];
+    settings.push_back("offload.activations=true");
+    const auto out = [&](int64_t steps) {
+      std::vector<std::string> all = settings;
+      all.push_back(cat("train.steps=", steps));
+      const std::string name = cat("forecast-", i, "-", steps);
+      screen_ = job_.run(name, arguments(all));
+      return job_.summary(name)["activations"]["out"].get<double>();
+    };
+    const double measured = out(3) - out(2);
+    const size_t begin = screen_.find("activations: ") + std::string("activations: ").size();
+    ASSERT_LT(screen_.find("activations: "), screen_.find("step 1/")) << "before the first step";
+    const double said = std::atof(screen_.c_str() + begin) * (1 << 20);
+    EXPECT_GT(measured, 0);
+    EXPECT_NEAR(said, measured, 0.03 * measured + (1 << 19)) << settings[0] << " " << i;  // and rounded to 1 MB
+    EXPECT_THAT(screen_, testing::Not(HasSubstr("as the first one shows")));
+  }
+}
+
+TEST_F(ActivationsJob, AFolderThatCannotBeUsedEndsTheRunBeforeItBegins) {
+  Program program = job_.start("nowhere", arguments({"offload.activations=true", "offload.folder=/proc/nowhere"}));
+  const auto exit = program.finish();
+  ASSERT_TRUE(exit && !exit->success());
+  EXPECT_THAT(program.errors, HasSubstr("/proc/nowhere"));
+  EXPECT_THAT(program.output, testing::Not(HasSubstr("step 1/")));
+}
+
 TEST_F(ActivationsJob, OfSplitLayersAndCutSequences) {
   expect_same_losses("split", {"tensor_parallel_degree=2", "precision=fp32", "model.checkpoint_activations=true"});
   expect_same_losses("cut", {"context_parallel_degree=2", "precision=fp32"});
@@ -66,7 +105,7 @@ TEST_F(ActivationsJob, OfSplitLayersAndCutSequences) {
 
 TEST_F(ActivationsJob, SaysWhereNothingLeaves) {
   const std::string screen = job_.run("small", {"--set", "offload.activations=true"});
-  EXPECT_THAT(screen, HasSubstr("offload.activations: no unit saves a tensor of 1 MB or more, so all of them stay"));
+  EXPECT_THAT(screen, HasSubstr("offload.activations: no unit saves a tensor of 1 MB or more beyond the horizon of 2, so all of them stay"));
 }
 
 }  // namespace

@@ -198,6 +198,47 @@ TEST_F(DialledJob, IsTurnedFromOutside) {
   EXPECT_THAT(dial("none", {"--show"}).second, HasSubstr("there is no run folder"));
 }
 
+TEST_F(DialledJob, StateGoesToADiskAndComesBack) {
+  os::files().make_directories(job_.path("scratch"));
+  Program job = start({"hybrid_shard_degree=1", "offload.folder=" + job_.path("scratch")});
+  const auto [turned, text] = dial("run", {"--offload", "optimizer=disk"});
+  EXPECT_EQ(turned, 0) << text;
+  EXPECT_THAT(text, AllOf(HasSubstr("P=1 G=1 O=1 -> P=1 G=1 O=1, optimizer on disk in "), HasSubstr(" 0.0 MB moved")));
+  EXPECT_TRUE(job.wait_for("optimizer on disk: ", seconds(20))) << job.output;
+  EXPECT_TRUE(job.wait_for("  disk ", seconds(20))) << "the live line says what travels: " << job.output;
+  EXPECT_THAT(dial("run", {"--offload", "all=disk"}).second,
+              HasSubstr("optimizer on disk -> P=1 G=1 O=1, parameters on disk, gradients on disk, optimizer on disk in "));
+  EXPECT_THAT(dial("run", {"--auto"}).second, HasSubstr("bring the state back into memory first"));
+  EXPECT_THAT(dial("run", {"--offload", "all=device"}).second, HasSubstr(" -> P=1 G=1 O=1 in "));
+  EXPECT_THAT(dial("run", {"--show"}).second, HasSubstr("P=1 G=1 O=1 on 2 ranks"));
+  EXPECT_EQ(dial("run", {"--offload", "optimiser=disk"}).first, 1);
+  EXPECT_EQ(dial("run", {"--offload", "optimizer"}).first, 2);
+  EXPECT_EQ(dial("run", {"--offload", "optimizer=disk", "--show"}).first, 2);
+  end(job);
+  const size_t steps = job_.metrics("run").size();
+  job_.run("alone", ranks(2, {"hybrid_shard_degree=1", "optimizer.schedule=constant", cat("train.steps=", steps)}));
+  job_.expect_same_history("run", "alone", steps);
+}
+
+TEST_F(DialledJob, ATierThatCannotBeHadIsRefusedAndTheRunGoesOn) {
+  Program job = start({"hybrid_shard_degree=1", "offload.folder=/proc/nowhere"});
+  const auto [refused, why] = dial("run", {"--offload", "optimizer=disk"});
+  EXPECT_EQ(refused, 1);
+  EXPECT_THAT(why, AllOf(HasSubstr("P=1 G=1 O=1, optimizer on disk cannot be had: "), HasSubstr("/proc/nowhere")));
+  EXPECT_THAT(dial("run", {"--degree", "2"}).second, HasSubstr("P=1 G=1 O=1 -> P=2 G=2 O=2 in "));
+  end(job);
+}
+
+TEST_F(DialledJob, DegreesAndTiersAreTurnedTogether) {
+  os::files().make_directories(job_.path("scratch"));
+  Program job = start({"hybrid_shard_degree=1", "offload.folder=" + job_.path("scratch")});
+  const auto [turned, text] = dial("run", {"--degree", "2", "--offload", "gradients=disk,optimizer=disk"});
+  EXPECT_EQ(turned, 0) << text;
+  EXPECT_THAT(text, HasSubstr("P=1 G=1 O=1 -> P=2 G=2 O=2, gradients on disk, optimizer on disk in "));
+  EXPECT_THAT(dial("run", {"--degree", "1"}).second, HasSubstr(" -> P=1 G=1 O=1, gradients on disk, optimizer on disk"));
+  end(job);
+}
+
 TEST_F(DialledJob, AKilledRunLeavesASocketThatTheNextOneReplaces) {
   {
     Program job = start({"checkpoint.every_steps=5"});

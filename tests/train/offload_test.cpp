@@ -99,6 +99,20 @@ TEST_F(Offload, TheDialIsTurnedByASchedule) {
   job_->expect_same_history("turned-on-disk", "turned", 24);
 }
 
+TEST_F(Offload, AutoTakesTheDiskWhereNoDegreeFitsInMemory) {
+  std::vector<std::string> settings = large(3);
+  settings.insert(settings.end(), {"memory_limit=300MiB", "offload.folder=" + job_->path("scratch")});
+  job_->run("by-hand", with(1, on_disk(settings)));
+  settings.push_back("hybrid_shard_degree=auto");
+  const std::string said = job_->run("auto", with(1, settings));
+  EXPECT_THAT(said, AllOf(HasSubstr("in memory even at the highest degree"), HasSubstr("optimizer on disk")));
+  job_->expect_same_history("auto", "by-hand", 3);
+  settings = large(3);
+  settings.push_back("hybrid_shard_degree=auto");
+  const std::string roomy = job_->run("roomy", with(1, settings));
+  EXPECT_THAT(roomy, testing::Not(HasSubstr("on disk")));
+}
+
 TEST_F(Offload, NothingIsLeftOfAJobThatIsKilled) {
   std::mt19937 random(5);
   for (int turn = 0; turn < 4; ++turn) {

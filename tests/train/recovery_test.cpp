@@ -162,6 +162,23 @@ TEST_F(Recovery, DegreesThatTheDialHasChanged) {
   expect_recoveries("turned", 2, "the ranks that are left");
 }
 
+TEST_F(Recovery, StateThatTheDialHasPutOnADisk) {
+  const std::vector<std::string> arguments = with({"hybrid_shard_degree=2"});
+  job_->run("disk-later-alone", arguments);
+  Program program = job_->start("disk-later", arguments);
+  ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
+  Program dial({TESSERAE_PROGRAM, "dial", job_->path("disk-later"), "--offload", "all=disk"});
+  const auto turned = dial.finish(std::chrono::seconds(60));
+  ASSERT_TRUE(turned && turned->success()) << dial.output << dial.errors;
+  ::kill(ranks_of(program).at(2), SIGKILL);
+  EXPECT_TRUE(program.wait_for("place of rank 2")) << program.output << program.errors;
+  const auto exit = program.finish(std::chrono::seconds(200));
+  EXPECT_TRUE(exit && exit->success()) << program.output << program.errors;
+  job_->expect_same_history("disk-later", "disk-later-alone", steps);
+  expect_recoveries("disk-later", 1, "the ranks that are left");
+  EXPECT_GT(job_->metrics("disk-later").back()["disk_read_bytes"], 0) << "it is still there";
+}
+
 TEST_F(Recovery, WithoutReplicasSnapshotsInMemory) {
   disturbed("memory", {"hybrid_shard_degree=4", "checkpoint.memory_every_steps=1"}, {0, 2});
   expect_recoveries("memory", 2, "memory of the hosts");

@@ -208,7 +208,7 @@ TEST_F(WatchServer, TurnsTheDialOnlyWhereItMay) {
   EXPECT_EQ(Json::parse(accepted.body)["event"], "accepted");
   const auto asked = dial.take();
   ASSERT_EQ(asked.size(), 1u);
-  EXPECT_EQ(asked[0].request.degrees.parameters, 2);
+  EXPECT_EQ(asked[0].request.degrees->parameters, 2);
   const Talk::Answer wrong = turn(R"({"degree": 3})");
   EXPECT_EQ(wrong.status, 409);
   EXPECT_THAT(wrong.body, HasSubstr("3"));

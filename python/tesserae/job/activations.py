@@ -27,7 +27,9 @@ def install(config: configuration.Config) -> None:
     global _store
     if config.sm_activation_offloading:
         folder = config.offload_folder or os.environ.get("TMPDIR") or "/var/tmp"
-        _store = _C.Activations(horizon=config.activation_loading_horizon, folder=folder)
+        _store = _C.Activations(
+            horizon=config.activation_loading_horizon, folder=folder, smallest=config.activation_size
+        )
         set_saving(_Saving)
 
 

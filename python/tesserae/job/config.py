@@ -70,6 +70,7 @@ class Config:
     preemption: Preemption
     monitor: Monitor
     offload_folder: str | None
+    activation_size: int  # bytes; smaller ones stay
     run_folder: str | None
     connect_deadline_seconds: float
     deadline_seconds: float
@@ -121,6 +122,7 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
         parameter_wire=resolved["wire"]["parameters"],
         gradient_wire=resolved["wire"]["gradients"],
         offload_folder=resolved["offload"]["folder"],
+        activation_size=resolved["offload"]["activation_size"],
         run_folder=run["folder"],
         connect_deadline_seconds=float(run["connect_deadline_seconds"]),
         deadline_seconds=float(run["deadline_seconds"]),
