@@ -16,8 +16,8 @@ using dial::Json;
 
 struct DialArguments {
   std::string folder;
-  int degree = 0;            // 0: not given
-  std::vector<int> degrees;  // empty: not given
+  int degree = 0;                    // 0: not given
+  std::vector<int> degrees;          // empty: not given
   std::vector<std::string> offload;  // STATE=TIER
   bool show = false, automatic = false;
   double wait_seconds = 300;
@@ -112,8 +112,9 @@ int run_dial(const DialArguments& arguments) {
   const int asked = (arguments.degree > 0) + !arguments.degrees.empty() + arguments.automatic + arguments.show;
   const bool only_shows = arguments.automatic || arguments.show;
   if (asked > 1 || (only_shows && !arguments.offload.empty())) {
-    throw config::ConfigError("", "tesserae dial takes one of --degree, --degrees, --auto and --show; --offload goes "
-                                  "alone or with one of the first two");
+    throw config::ConfigError("",
+                              "tesserae dial takes one of --degree, --degrees, --auto and --show; --offload goes "
+                              "alone or with one of the first two");
   }
   dial::Client client(arguments.folder, request_of(arguments));
   const os::Deadline deadline(std::chrono::nanoseconds(static_cast<int64_t>(arguments.wait_seconds * 1e9)));
@@ -137,7 +138,8 @@ int run_dial(const DialArguments& arguments) {
 
 void add_dial(CLI::App& program, int& status) {
   auto arguments = std::make_shared<DialArguments>();
-  CLI::App* verb = program.add_subcommand("dial", "Change the sharding degree of a run while it trains, or where its state lies, or show both");
+  CLI::App* verb = program.add_subcommand(
+      "dial", "Change the sharding degree of a run while it trains, or where its state lies, or show both");
   verb->add_option("RUN_DIR", arguments->folder, "The run folder")->required();
   verb->add_option("--degree", arguments->degree, "Shard all state over D ranks; 1 replicates it")
       ->check(CLI::Range(1, 1 << 20))

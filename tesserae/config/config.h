@@ -82,9 +82,9 @@ struct Config {
   /// Where the training state lies between its uses, and what all may have of a host's memory.
   struct Offload {
     offload::Tiers tiers;
-    bool activations = false;  ///< they leave between forward and backward
-    int horizon = 0;           ///< activation_loading_horizon
-    int64_t smallest = 0;      ///< bytes of an activation that leaves
+    bool activations = false;                       ///< they leave between forward and backward
+    int horizon = 0;                                ///< activation_loading_horizon
+    int64_t smallest = 0;                           ///< bytes of an activation that leaves
     std::optional<std::vector<std::string>> units;  ///< patterns of their names; unset: all
 
     /// Whether the activations of a unit of that name leave.

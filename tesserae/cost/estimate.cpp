@@ -37,9 +37,10 @@ FirstChoice on_disk(Facts facts, double room) {
     left = memory_of(facts, all);
     if (left <= room) break;
   }
-  return {all, facts.tiers, cat("needs ", in_words(in_memory), " in memory even at the highest degree, where ",
-                                in_words(std::max(room, 0.0)), " are left beside activations; ", to_string(facts.tiers),
-                                ": ", in_words(left))};
+  return {
+      all, facts.tiers,
+      cat("needs ", in_words(in_memory), " in memory even at the highest degree, where ", in_words(std::max(room, 0.0)),
+          " are left beside activations; ", to_string(facts.tiers), ": ", in_words(left))};
 }
 
 }  // namespace
@@ -79,11 +80,13 @@ FirstChoice first_choice(const Facts& facts, const Links& links, double place, d
     return on_disk(facts, rest);
   }
   if (fastest == nullptr) {
-    return {smallest->degrees, facts.tiers, cat("needs least: ", in_words(smallest->memory), " of ", in_words(room),
-                                   " that may be used before activations are known")};
+    return {smallest->degrees, facts.tiers,
+            cat("needs least: ", in_words(smallest->memory), " of ", in_words(room),
+                " that may be used before activations are known")};
   }
-  return {fastest->degrees, facts.tiers, cat("estimated to be fastest of what fits: ", in_words(fastest->memory), " of ",
-                                in_words(room), " that may be used before activations are known")};
+  return {fastest->degrees, facts.tiers,
+          cat("estimated to be fastest of what fits: ", in_words(fastest->memory), " of ", in_words(room),
+              " that may be used before activations are known")};
 }
 
 }  // namespace tesserae::cost

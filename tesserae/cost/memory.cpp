@@ -31,8 +31,9 @@ RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int 
   const auto root = static_cast<double>(facts.root_unit), largest = static_cast<double>(facts.largest_unit);
   const bool always_whole = P == 1 && (P != O || same_dtype) && in_memory(facts.tiers.parameters);
   if (!always_whole && !shared) {
-    const double in_flight =
-        facts.free_after_forward || !in_memory(facts.tiers.parameters) ? root + largest * std::min(facts.gathers_at_once, inner) : elements;
+    const double in_flight = facts.free_after_forward || !in_memory(facts.tiers.parameters)
+                                 ? root + largest * std::min(facts.gathers_at_once, inner)
+                                 : elements;
     memory.gathered = facts.compute_bytes * in_flight;
   }
   memory.reductions = facts.reduce_bytes * (root + largest * std::min(facts.reductions_at_once, inner));

@@ -53,6 +53,8 @@ Kept kept_by_block(const model::GptConfig& model, const Execution& run) {
   const double f = c * static_cast<double>(model.feed_forward) / T;
   // Query, key, value, attention's result and its log-sum-exp in fp32; gate, silu, up and product.
   Kept kept{d, kv, kv, d, 4 * static_cast<double>(model.heads) / T, f, f, f, f};
+  // Attention over context ranks gives its result in another order of dimensions than the layer after it reads.
+  if (run.context > 1) kept.insert(kept.end(), {d, d});
   for (int branch = 0; branch < 2; ++branch) {
     const Kept norm = kept_by_norm(model, run);
     kept.insert(kept.end(), norm.begin(), norm.end());
@@ -98,6 +100,20 @@ std::vector<KeptByUnit> kept_by_units(const model::GptConfig& model, const Execu
   }
   if (model.dropout > 0) units.push_back({"root", {input}});
   return units;
+}
+
+/// Bytes for each token of gradients at the fullest moment of a block's backward, beyond what is freed by then: those
+/// of the gate and of what it gates, and of the residual stream on its two ways.
+double gradient_bytes_of_token(const model::GptConfig& model, const Execution& run) {
+  const auto d = static_cast<double>(model.dimension), f = static_cast<double>(model.feed_forward);
+  return run.compute_bytes * (2 * f / run.tensor + 2 * d / stream_parts(run));
+}
+
+/// Bytes for each token of a rank that the attention of one layer takes while keys and values come and their gradients
+/// go, piece by piece: what is sent, what is worked on, what comes, and three of these in fp32.
+double exchange_bytes_of_token(const model::GptConfig& model, const Execution& run) {
+  const auto both = 2 * static_cast<double>(kv_dimension(model)) / run.tensor;
+  return run.context == 1 ? 0 : 3 * both * (run.compute_bytes + 4);
 }
 
 }  // namespace

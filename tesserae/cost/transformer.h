@@ -56,8 +56,8 @@ double kept_by_blocks(const model::GptConfig& model, const Execution& run);
 
 /// Which activations leave between forward and backward (offload::Activations).
 struct Leaving {
-  int horizon = 2;                                      ///< units; 0: also of a first forward, whose order nobody knows
-  double smallest = 1 << 20;                            ///< bytes of a tensor
+  int horizon = 2;            ///< units; 0: also of a first forward, whose order nobody knows
+  double smallest = 1 << 20;  ///< bytes of a tensor
   std::function<bool(const std::string& unit)> of = {};  ///< by name; unset: of all units
 };
 /// Bytes that leave in a forward and its backward, once the order of units is known. Dense models.

@@ -130,8 +130,9 @@ void Dial::take_requests() {
   for (const Server::Asked& asked : server_->take()) {
     if (asked.request.kind == Request::Kind::automatic) {
       if (setting_.tiers.uses(offload::Tier::disk)) {
-        tell(asked.client, error_event(cat(to_string(setting_.tiers), ": \"auto\" does not know what that costs; bring ",
-                                           "the state back into memory first")));
+        tell(asked.client,
+             error_event(cat(to_string(setting_.tiers), ": \"auto\" does not know what that costs; bring ",
+                             "the state back into memory first")));
         continue;
       }
       tuner_wanted_ = tuner_wanted_ || !automatic_;
@@ -247,8 +248,8 @@ void Dial::changed(const shard::Resharding& change) {
 void Dial::refused(const std::string& why) {
   if (!leads()) return;
   const Turn turn = std::exchange(deciding_, std::nullopt).value_or(Turn{.setting = setting_, .why = ""});
-  const std::string line = cat("step ", step_, ": ", to_string(setting_), " stays, ",
-                               to_string(turn.setting), " cannot be had: ", why);
+  const std::string line =
+      cat("step ", step_, ": ", to_string(setting_), " stays, ", to_string(turn.setting), " cannot be had: ", why);
   log(LogLevel::warning, line);
   tell(turn.client, error_event(line));
 }

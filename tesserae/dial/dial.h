@@ -38,8 +38,9 @@ struct DialOptions {
 };
 
 /// When a job changes its degrees, or where its state lies: by its schedule, by requests through dial.sock, or as the
-/// tuner finds; a request is stronger than the schedule, and alone knows of tiers. All ranks have one and ask it at each
-/// step edge; rank 0 decides, and all hear the same. A request takes the dial from the tuner until one gives it back.
+/// tuner finds; a request is stronger than the schedule, and alone knows of tiers. All ranks have one and ask it at
+/// each step edge; rank 0 decides, and all hear the same. A request takes the dial from the tuner until one gives it
+/// back.
 ///
 ///   optimizer.step();
 ///   if (auto to = dial.at_step_edge(step, seconds)) dial.changed(sharded.turn(*to));

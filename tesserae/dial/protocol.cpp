@@ -28,7 +28,8 @@ Request::Tiers requested_tiers(const Json& json) {
                         : state == "optimizer" ? &tiers.optimizer
                                                : nullptr;
     if (asked == nullptr) {
-      throw InvalidArgument(function, cat("there are the states parameters, gradients and optimizer, not '", state, "'"));
+      throw InvalidArgument(function,
+                            cat("there are the states parameters, gradients and optimizer, not '", state, "'"));
     }
     *asked = offload::tier_from_name(tier.get<std::string>());
   }

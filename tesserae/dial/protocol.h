@@ -16,14 +16,15 @@ using Json = nlohmann::ordered_json;
 //
 //  1. The client asks: {"ask": "show"}, {"ask": "auto"}, {"ask": "turn", "degree": 4},
 //     {"ask": "turn", "degrees": [1, 2, 4]} (parameters, gradients, optimizer) or
-//     {"ask": "turn", "offload": {"optimizer": "disk"}}: tiers (device, host, disk) of some of the three, beside degrees
-//     or alone. What is not named stays.
+//     {"ask": "turn", "offload": {"optimizer": "disk"}}: tiers (device, host, disk) of some of the three, beside
+//     degrees or alone. What is not named stays.
 //  2. The run answers with events; the last one of a request is marked (*):
 //       {"event": "error", "message": "..."} (*)         nothing was or will be done
 //       {"event": "status", ...} (*)                      of show: see Dial::status
 //       {"event": "automatic"} (*)                        of auto: the tuner has the dial
 //       {"event": "unchanged", "degrees": [..], "offload": {..}} (*)   of turn: they are in use already
-//       {"event": "accepted", "degrees": [..]}            of turn: will be done at the next step edge; degrees: if asked
+//       {"event": "accepted", "degrees": [..]}            of turn: will be done at the next step edge; degrees: if
+//       asked
 //       {"event": "changed", "step", "from", "to", "offload_from", "offload_to", "seconds", "bytes"}
 //       {"event": "timed", "step", "step_seconds", "step_seconds_before"} (*)   the second step with the new degrees
 //  3. The client closes the connection. One that does so earlier takes nothing back.
@@ -45,8 +46,8 @@ struct Request {
   shard::Setting from(const shard::Setting& now) const;
 };
 
-/// Throws InvalidArgument for what is no request, for degrees that do not fit `ranks`, naming the nearest, and for names
-/// of no state or no tier.
+/// Throws InvalidArgument for what is no request, for degrees that do not fit `ranks`, naming the nearest, and for
+/// names of no state or no tier.
 Request parse_request(std::string_view line, int ranks);
 
 Json to_json(const mesh::Degrees& degrees);

@@ -34,8 +34,8 @@ class ActivationOffload : public StepObserver {
 
 /// What the units of `engine` save for their backwards leaves after their forwards, through autograd/saving.h, and
 /// comes back ahead of them; activations.h has the rules. Between steps, once an engine. Values stay what they are, to
-/// the bit. With recomputation that is the inputs of units. `leaves`: as above. Throws InvalidArgument in a process with
-/// Python.
+/// the bit. With recomputation that is the inputs of units. `leaves`: as above. Throws InvalidArgument in a process
+/// with Python.
 void offload_activations(const Engine& engine, const std::shared_ptr<offload::Activations>& activations,
                          const std::function<bool(const std::string& unit)>& leaves = {});
 

@@ -35,8 +35,8 @@ at::Tensor new_local(const UnitContext& context, const Flat& flat, const at::Ten
 at::Tensor piece_for(const UnitContext& context, const Flat& flat, const at::Tensor& master);
 
 /// Fills `after` (what ranks hold under `to`) with the elements of `before` (under `from`): pairs of one dtype, the
-/// same number on all ranks, on whatever tiers. `from` and `to` differ in their layouts only. Each rank sends what others lack and the
-/// transfer plan says that they get from it; returns how many bytes. Collective over the job.
+/// same number on all ranks, on whatever tiers. `from` and `to` differ in their layouts only. Each rank sends what
+/// others lack and the transfer plan says that they get from it; returns how many bytes. Collective over the job.
 ///
 /// Ranks of a host exchange theirs in a group of their own, which may have memory where one that spans hosts has a
 /// wire.

@@ -164,7 +164,8 @@ uint64_t Reshard::recut(FlatBuffer& buffer, bool has_gradient) {
   if (has_gradient) state.grad = after[1];
   buffer.replace(std::move(state));
   if (prepared_ && setting_.tiers.gradients == offload::Tier::disk) {
-    require_all(failure_of([&] { buffer.take_room(); }), cat("room for gradients of unit \"", buffer.unit().name(), "\""));
+    require_all(failure_of([&] { buffer.take_room(); }),
+                cat("room for gradients of unit \"", buffer.unit().name(), "\""));
   }
   buffer.unit().tell([&](StepObserver& observer) { observer.after_recut(buffer); });
   for (size_t i = 0, begin = has_gradient ? 2 : 1; i < kept.size(); begin = kept[i++]) {

@@ -13,10 +13,10 @@ namespace tesserae::shard {
 class Engine;
 
 /// One turn of the dial: afterwards the training state of an engine is sharded by other degrees, in all units, and lies
-/// on other tiers. Values stay what they are, to the bit: masters, gradients, frozen parameters and what companions keep
-/// move to their new owners and tiers, straight from ranks that have them and no more than is lacking; gathered copies
-/// and the pool are made anew. Lifetimes stay; one that never freed because P was 1 frees after forward and after
-/// backward now, and so does every unit while its parameters are on a disk. reshard.cpp opens with the protocol.
+/// on other tiers. Values stay what they are, to the bit: masters, gradients, frozen parameters and what companions
+/// keep move to their new owners and tiers, straight from ranks that have them and no more than is lacking; gathered
+/// copies and the pool are made anew. Lifetimes stay; one that never freed because P was 1 frees after forward and
+/// after backward now, and so does every unit while its parameters are on a disk. reshard.cpp opens with the protocol.
 ///
 /// Between steps, also in the middle of an accumulation: what was accumulated inside no_sync is then brought to its
 /// owners first. Collective over the job.
@@ -27,10 +27,10 @@ class Reshard {
 
   /// Once. Throws, with degrees and values as they were (what was accumulated may be with its owners): InvalidArgument
   /// for impossible degrees or tiers, inside a backward, or with a hook in place of a reduction that cannot stand for
-  /// them; comm::Mismatch if ranks ask for different settings or hold different state; OutOfMemory on all ranks if one host,
-  /// device or disk cannot hold what it would get. What is thrown once state moves (a lost peer, or memory that could not be
-  /// allocated after all; steps 5 to 7 of reshard.cpp) leaves the model between two layouts: every later step throws,
-  /// and the job goes on from its last checkpoint.
+  /// them; comm::Mismatch if ranks ask for different settings or hold different state; OutOfMemory on all ranks if one
+  /// host, device or disk cannot hold what it would get. What is thrown once state moves (a lost peer, or memory that
+  /// could not be allocated after all; steps 5 to 7 of reshard.cpp) leaves the model between two layouts: every later
+  /// step throws, and the job goes on from its last checkpoint.
   Resharding run();
 
  private:

@@ -55,7 +55,8 @@ class Sharded {
   /// Turns the dial: cuts masters, gradients and what companions keep (Engine::add_companion) anew for other
   /// degrees, between two steps. Values stay what they are, to the bit. See reshard.h. Collective.
   Resharding reshard(const mesh::Degrees& degrees);
-  /// The same, and where the state lies is changed, too. `disk`: this rank's, if it comes to lie on one that it has not.
+  /// The same, and where the state lies is changed, too. `disk`: this rank's, if it comes to lie on one that it has
+  /// not.
   Resharding turn(const Setting& setting, std::shared_ptr<offload::Disk> disk = nullptr);
   Setting setting() const;
 

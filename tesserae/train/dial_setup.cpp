@@ -63,8 +63,8 @@ void choose_degrees(JobSetup& setup, const config::Config& config, const std::sh
   if (setup.device.is_cpu() && config.checkpoint.memory_every_steps == 0) {
     activations = fabric->world().host_ranks(fabric->rank()).size() * activations_of_rank(setup, config);
   }
-  const cost::FirstChoice choice = cost::first_choice(planned_facts(setup, config, mesh), links, total, free,
-                                                      config.dial_headroom, activations);
+  const cost::FirstChoice choice =
+      cost::first_choice(planned_facts(setup, config, mesh), links, total, free, config.dial_headroom, activations);
   setup.strategy.degrees = choice.degrees;
   setup.tiers = choice.tiers;
   setup.choice = choice.why;

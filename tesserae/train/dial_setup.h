@@ -11,8 +11,8 @@
 
 namespace tesserae::train {
 
-/// With hybrid_shard_degree "auto": the degrees to begin with, before there is a model to measure; on hosts whose memory
-/// no degree is enough for, also the tiers. Collective; the same on all ranks.
+/// With hybrid_shard_degree "auto": the degrees to begin with, before there is a model to measure; on hosts whose
+/// memory no degree is enough for, also the tiers. Collective; the same on all ranks.
 void choose_degrees(JobSetup& setup, const config::Config& config, const std::shared_ptr<comm::Fabric>& fabric,
                     const cost::Links& links);
 

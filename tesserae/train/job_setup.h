@@ -21,7 +21,7 @@ struct JobSetup {
   c10::Device device = c10::kCPU;  ///< of this rank
   mesh::Strategy strategy;
   offload::Tiers tiers;  ///< where the state lies at first
-  std::string choice;  ///< with hybrid_shard_degree "auto": why these degrees; empty while they are not chosen yet
+  std::string choice;    ///< with hybrid_shard_degree "auto": why these degrees; empty while they are not chosen yet
   shard::Precision precision;
   model::GptConfig model;  ///< with the vocabulary
   int64_t parameters = 0;

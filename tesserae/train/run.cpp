@@ -373,9 +373,9 @@ void Run::tell_of_activations() {
   const offload::ActivationOptions& options = activations.options();
   const double bytes = cost::leaving_bytes(setup_.model, execution_of(config_, setup_), leaving_of(config_));
   if (bytes == 0) {
-    log(LogLevel::warning, cat("offload.activations: no unit saves a tensor of ",
-                               short_bytes(static_cast<uint64_t>(options.smallest)), " or more beyond the horizon of ",
-                               options.horizon, ", so all of them stay"));
+    log(LogLevel::warning,
+        cat("offload.activations: no unit saves a tensor of ", short_bytes(static_cast<uint64_t>(options.smallest)),
+            " or more beyond the horizon of ", options.horizon, ", so all of them stay"));
     return;
   }
   forecast_ = bytes;

@@ -127,12 +127,12 @@ class Run {
   std::unique_ptr<watch::Server> page_;        // rank 0's; null: not wanted
   std::optional<cost::Links> links_;
   std::optional<shard::Setting> turn_to_;  // agreed on after the last step
-  int stopped_by_ = 0;                    // a signal, or what counts as one
+  int stopped_by_ = 0;                     // a signal, or what counts as one
   std::string stop_reason_;
   int64_t misses_seen_ = 0;
   std::optional<MemoryLimit> memory_limit_;  // where state lies on a disk
   offload::DiskCounters disk_before_;        // the step at hand
-  double forecast_ = 0;  // bytes of activations that leave in a micro-batch
+  double forecast_ = 0;                      // bytes of activations that leave in a micro-batch
   bool compared_ = false;
 
   // The step at hand, and what recovery needs to know of it.

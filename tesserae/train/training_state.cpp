@@ -58,8 +58,8 @@ std::shared_ptr<offload::Activations> offload_activations(const model::Gpt& mode
                                                           const config::Config& config, const JobSetup& setup) {
   const config::Config::Offload& offload = config.offload;
   if (!offload.activations) return nullptr;
-  auto activations = offload::Activations::make(
-      {.horizon = offload.horizon, .smallest = offload.smallest, .folder = offload.folder});
+  auto activations =
+      offload::Activations::make({.horizon = offload.horizon, .smallest = offload.smallest, .folder = offload.folder});
   // In the first forward, all that units save; that of experts is not known.
   cost::Leaving leaving = leaving_of(config);
   leaving.horizon = 0;
@@ -193,9 +193,9 @@ shard::Resharding TrainingState::turn(const shard::Setting& to) {
     failure = error.what();
   }
   if (const int failed = comm::lowest_rank_with(*fabric, !failure.empty()); failed >= 0) {
-    throw InvalidArgument("TrainingState::turn", failure.empty() ? cat("rank ", failed, " can make no scratch file in ",
-                                                                       config_.offload.folder)
-                                                                 : failure);
+    throw InvalidArgument(
+        "TrainingState::turn",
+        failure.empty() ? cat("rank ", failed, " can make no scratch file in ", config_.offload.folder) : failure);
   }
   sharded.zero_grad();  // gradients of a step that is over need not move
   const shard::Resharding change = sharded.turn(to, made);

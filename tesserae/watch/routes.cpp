@@ -34,10 +34,14 @@ uint64_t number(const HttpRequest& request, const char* name, uint64_t missing) 
 /// What the page asks the run for, in the dial's own words.
 Json turn_of(const std::string& body) {
   const Json asked = Json::parse(body, nullptr, false);
-  if (asked.is_object() && asked.contains("degree")) return {{"ask", "turn"}, {"degree", asked["degree"]}};
-  if (asked.is_object() && asked.contains("degrees")) return {{"ask", "turn"}, {"degrees", asked["degrees"]}};
   if (asked.is_object() && asked.value("auto", Json()) == true) return {{"ask", "auto"}};
-  throw BadRequest(400, "give {\"degree\": 4}, {\"degrees\": [1, 2, 4]} or {\"auto\": true}");
+  Json turn = {{"ask", "turn"}};
+  for (const char* what : {"degree", "degrees", "offload"}) {
+    if (asked.is_object() && asked.contains(what)) turn[what] = asked[what];
+  }
+  if (turn.size() > 1) return turn;
+  throw BadRequest(
+      400, R"(give {"degree": 4}, {"degrees": [1, 2, 4]}, {"offload": {"optimizer": "disk"}} or {"auto": true})");
 }
 
 }  // namespace

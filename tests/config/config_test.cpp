@@ -207,6 +207,14 @@ TEST(Config, ActivationsLeaveWhereThatIsAskedFor) {
   const Config asked = with(R"("activation_loading_horizon": 3, "offload": {"activations": true})");
   EXPECT_TRUE(asked.offload.activations);
   EXPECT_EQ(asked.offload.horizon, 3);
+  EXPECT_EQ(asked.offload.smallest, 1 << 20);
+  EXPECT_TRUE(asked.offload.leaves("root"));
+  const Config chosen = with(R"("offload": {"activation_size": "4MB", "activation_units": ["blocks.1*", "head"]})");
+  EXPECT_EQ(chosen.offload.smallest, 4'000'000);
+  EXPECT_TRUE(chosen.offload.leaves("blocks.12"));
+  EXPECT_FALSE(chosen.offload.leaves("blocks.2"));
+  EXPECT_EQ(with(R"("offload": {"activation_size": 65536})").offload.smallest, 65536);
+  EXPECT_THROW(with(R"("offload": {"activation_size": "much"})"), ConfigError);
   EXPECT_EQ(with(R"("offload": {"folder": "/scratch"})").offload.folder, "/scratch");
 }
 

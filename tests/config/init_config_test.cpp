@@ -18,7 +18,8 @@ TEST(InitConfig, IsFilledWithTheDefaultsOfSmp) {
     "context_parallel_degree": 1, "expert_parallel_degree": 1, "random_seed": 12345,
     "context_parallel_method": "auto", "degrees": null, "$comment": "",
     "run": {"folder": null, "connect_deadline_seconds": 60, "deadline_seconds": 300},
-    "wire": {"parameters": "exact", "gradients": "exact"}, "offload": {"folder": null}, "dial": {"headroom": 0.1, "planned_steps": 0, "schedule": []},
+    "wire": {"parameters": "exact", "gradients": "exact"}, "offload": {"folder": null, "activation_size": 1048576},
+    "dial": {"headroom": 0.1, "planned_steps": 0, "schedule": []},
     "preemption": {"file": null, "command": null, "every_seconds": 5, "exit_code": 0},
     "monitor": {"enabled": null, "every_seconds": 0.5, "port": null, "host": "127.0.0.1", "allow_control": false},
     "cpu_bf16_products": "torch"})"));

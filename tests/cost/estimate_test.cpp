@@ -216,7 +216,8 @@ TEST(Estimate, WhatLiesOnADiskTakesAWindowOfMemory) {
   EXPECT_DOUBLE_EQ(nothing.total(), window + 2 * 1'120'000) << "a unit is gathered into a buffer, whatever P";
   facts.tiers = {.optimizer = Tier::disk};
   facts.compute_bytes = 2;
-  EXPECT_DOUBLE_EQ(memory_of_rank(facts, {4, 4, 4}, 0).masters, 0) << "masters of another precision are the optimizer's";
+  EXPECT_DOUBLE_EQ(memory_of_rank(facts, {4, 4, 4}, 0).masters, 0)
+      << "masters of another precision are the optimizer's";
 }
 
 TEST(Estimate, FirstChoiceTakesADiskWhereNothingElseFits) {

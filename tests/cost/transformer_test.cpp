@@ -55,6 +55,32 @@ TEST(PlanModel, Activations) {
   EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (8 + 2) * 8 + 2 * 96 + 2 * 4)) << "norms keep fp32";
 }
 
+TEST(PlanModel, WhatLeavesOfEachUnit) {
+  const Execution run{.sequence = 3, .micro_batch = 2, .compute_bytes = 2, .composed_norms = true};
+  // Of a token: the loss 10 in fp32, the head 8, the last norm 2 x 8 in fp32, a block as above.
+  const double loss = 6 * 10 * 4, head = 6 * 8 * 2, norm = 6 * 2 * 8 * 4;
+  const double all = 6 * (2 * (8 + 2) * 8 + 2 * 96 + 2 * 4);
+  const auto leaving = [&](int horizon, double smallest = 1, const std::function<bool(const std::string&)>& of = {}) {
+    return leaving_bytes(tiny(), run, {.horizon = horizon, .smallest = smallest, .of = of});
+  };
+  EXPECT_EQ(leaving(0), loss + head + norm + 2 * all);
+  EXPECT_EQ(leaving(2), norm + 2 * all) << "the loss and the head are needed first";
+  EXPECT_EQ(leaving(4), all);
+  EXPECT_EQ(leaving(5), 0);
+  // Tensors of a norm in fp32, and of the feed-forward layer, are of 192 bytes and more; so is the loss.
+  EXPECT_EQ(leaving(0, 192), loss + norm + 2 * 6 * (4 * 8 * 4 + 4 * 16 * 2));
+  EXPECT_EQ(leaving(1, 192), norm + 2 * 6 * (4 * 8 * 4 + 4 * 16 * 2)) << "a head of which nothing leaves is no unit";
+  EXPECT_EQ(leaving(0, 1, [](const std::string& unit) { return unit == "blocks.1"; }), all);
+  Execution recomputed = run;
+  recomputed.recompute = true;
+  EXPECT_EQ(leaving_bytes(tiny(), recomputed, {.horizon = 3, .smallest = 1}), 2 * 6 * 8 * 2) << "inputs";
+  model::GptConfig tied = tiny();
+  tied.tied = true;
+  EXPECT_EQ(leaving_bytes(tied, run, {.horizon = 1, .smallest = 1}), 2 * all) << "all of the end is one unit";
+  tied.dropout = 0.1;
+  EXPECT_EQ(leaving_bytes(tied, run, {.horizon = 1, .smallest = 1}), 2 * (all + 2 * 6 * 8 * 2) + 6 * 8 * 2);
+}
+
 TEST(PlanModel, OperationsAndTraffic) {
   Execution run{.sequence = 6, .compute_bytes = 2};
   // Forward: 2 x 640 of matrices and 2 x 8 x 6 of attention a block; 160 of the head; backward twice that.
@@ -75,7 +101,8 @@ TEST(PlanModel, OperationsAndTraffic) {
 TEST(PlanModel, ContextRanksHaveTheirTokens) {
   Execution whole{.sequence = 8, .micro_batch = 2, .compute_bytes = 2}, cut = whole;
   cut.context = 4;
-  EXPECT_EQ(activations_of(tiny(), cut).blocks, activations_of(tiny(), whole).blocks / 4);
+  // Attention's result is kept in two orders of dimensions, which is 2 x 8 values more of 4 tokens and 2 layers.
+  EXPECT_EQ(activations_of(tiny(), cut).blocks, activations_of(tiny(), whole).blocks / 4 + 2 * 8 * 4 * 2 * 2);
   EXPECT_EQ(activations_of(tiny(), cut).head, activations_of(tiny(), whole).head / 4);
   // Keys and values of 8 features each, three times, and three times in fp32, of 4 tokens.
   EXPECT_EQ(activations_of(tiny(), cut).exchange, 4 * 3 * 16 * (2 + 4));

@@ -200,7 +200,8 @@ TEST_F(OffloadParity, TiersAreTurned) {
       if (from == to) continue;
       // Masters of bf16 belong to the optimizer, so its parameters alone have nothing on a disk.
       const bool bf16 = next % 3 == 2 && from != settings[1] && to != settings[1];
-      Case what{.name = cat("to ", to_string(to)), .degrees = degrees[next % 4], .bf16 = bf16, .steps = 4, .tiers_to = to};
+      Case what{
+          .name = cat("to ", to_string(to)), .degrees = degrees[next % 4], .bf16 = bf16, .steps = 4, .tiers_to = to};
       if (next % 2 == 1) what.turned_to = degrees[(next + 2) % 4];  // both at once
       expect_same(what, {from});
       ++next;
@@ -220,7 +221,11 @@ TEST_F(OffloadParity, TiersAreTurnedInAnAccumulationAndBack) {
                  .steps = 6,
                  .tiers_to = to},
                 {from});
-    expect_same({.name = "rows, kept", .degrees = {2, 2, 4}, .cut_by = shard::CutBy::rows, .keeps = true, .steps = 6,
+    expect_same({.name = "rows, kept",
+                 .degrees = {2, 2, 4},
+                 .cut_by = shard::CutBy::rows,
+                 .keeps = true,
+                 .steps = 6,
                  .tiers_to = to},
                 {from});
   }

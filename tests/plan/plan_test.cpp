@@ -125,7 +125,8 @@ TEST(Plan, ContextRanksShareOutTheBatchToo) {
   const Entry &whole = of(1, 1), &cut = of(1, 4);
   EXPECT_EQ(whole.micro_batches, 1);
   EXPECT_EQ(cut.micro_batches, 4) << "each of the four sequences is all ranks'";
-  EXPECT_EQ(cut.activations.blocks, whole.activations.blocks / 4);
+  EXPECT_GT(cut.activations.blocks, whole.activations.blocks / 4) << "attention keeps its result twice";
+  EXPECT_LT(cut.activations.blocks, whole.activations.blocks / 3);
   EXPECT_EQ(cut.state.total(), of(1, 2).state.total()) << "state does not depend on C, but on accumulation";
   EXPECT_EQ(cut.compute, whole.compute);
   EXPECT_FALSE(of(1, 2).context_hop.crosses);

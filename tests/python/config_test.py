@@ -40,6 +40,7 @@ DEFAULTS = config.Config(
     preemption=config.Preemption(file=None, command=None, every_seconds=5, exit_code=0),
     monitor=config.Monitor(enabled=None, every_seconds=0.5, port=None, host="127.0.0.1", allow_control=False),
     offload_folder=None,
+    activation_size=1 << 20,
     run_folder=None,
     connect_deadline_seconds=60.0,
     deadline_seconds=300.0,

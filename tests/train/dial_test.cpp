@@ -206,8 +206,9 @@ TEST_F(DialledJob, StateGoesToADiskAndComesBack) {
   EXPECT_THAT(text, AllOf(HasSubstr("P=1 G=1 O=1 -> P=1 G=1 O=1, optimizer on disk in "), HasSubstr(" 0.0 MB moved")));
   EXPECT_TRUE(job.wait_for("optimizer on disk: ", seconds(20))) << job.output;
   EXPECT_TRUE(job.wait_for("  disk ", seconds(20))) << "the live line says what travels: " << job.output;
-  EXPECT_THAT(dial("run", {"--offload", "all=disk"}).second,
-              HasSubstr("optimizer on disk -> P=1 G=1 O=1, parameters on disk, gradients on disk, optimizer on disk in "));
+  EXPECT_THAT(
+      dial("run", {"--offload", "all=disk"}).second,
+      HasSubstr("optimizer on disk -> P=1 G=1 O=1, parameters on disk, gradients on disk, optimizer on disk in "));
   EXPECT_THAT(dial("run", {"--auto"}).second, HasSubstr("bring the state back into memory first"));
   EXPECT_THAT(dial("run", {"--offload", "all=device"}).second, HasSubstr(" -> P=1 G=1 O=1 in "));
   EXPECT_THAT(dial("run", {"--show"}).second, HasSubstr("P=1 G=1 O=1 on 2 ranks"));
@@ -235,7 +236,8 @@ TEST_F(DialledJob, DegreesAndTiersAreTurnedTogether) {
   const auto [turned, text] = dial("run", {"--degree", "2", "--offload", "gradients=disk,optimizer=disk"});
   EXPECT_EQ(turned, 0) << text;
   EXPECT_THAT(text, HasSubstr("P=1 G=1 O=1 -> P=2 G=2 O=2, gradients on disk, optimizer on disk in "));
-  EXPECT_THAT(dial("run", {"--degree", "1"}).second, HasSubstr(" -> P=1 G=1 O=1, gradients on disk, optimizer on disk"));
+  EXPECT_THAT(dial("run", {"--degree", "1"}).second,
+              HasSubstr(" -> P=1 G=1 O=1, gradients on disk, optimizer on disk"));
   end(job);
 }
 

@@ -36,7 +36,9 @@
         onclick: () => turn({ degree }, `degree ${degree}`),
       }, String(degree))), el("button", { class: "btn", type: "button", disabled: !may, "aria-pressed": String(automatic), title: "The run measures and chooses by itself", onclick: () => turn({ auto: true }, "the automatic choice") }, "auto"));
     }
-    set(part.readout, degrees.length === 3 ? `P ${degrees[0]} · G ${degrees[1]} · O ${degrees[2]}` : "");
+    const tiers = (dial && dial.offload) || job.offload || {};
+    const away = Object.entries(tiers).filter(([, tier]) => tier !== "device");
+    set(part.readout, degrees.length === 3 ? `P ${degrees[0]} · G ${degrees[1]} · O ${degrees[2]}${away.map(([state, tier]) => ` · ${state} on ${tier}`).join("")}` : "");
     hint.innerHTML = !run.live && !dial ? "The job does not run: its dial cannot be turned." : !dial ? "No run listens at <code>dial.sock</code> from here: it trains on another host, or as another user." : !run.allow_control ? "Only shown: start <code>tesserae watch</code> with <code>--allow-control</code> to turn it here." : "The state of parameters, gradients and optimizer over so many ranks: more ranks, less memory, more traffic. It changes at the end of a step, and training goes on with the same numbers.";
     const facts = [];
     if (dial && isNumber(dial.step_seconds)) facts.push(["a step", seconds(dial.step_seconds)]);
