@@ -4,11 +4,19 @@ python bench/offload.py                       # all: bench/out/offload.json and 
 python bench/offload.py --only fits           # a third of the state: with offload it trains, without it is killed
 python bench/offload.py --only speed          # tokens/s and memory against the limit, beside a plain copy and a peer
 python bench/offload.py --rounds 3 --steps 8
+python bench/offload.py --deepspeed /tmp/ds/bin/python   # with DeepSpeed beside it (bench/offload_deepspeed.py)
+python bench/offload.py --only table          # what was measured last, as docs/offload.md has it
 
 A limit is a control group of its own (v1 or v2, whichever the host has; it needs the right to make one), in which the
 whole job runs. Measurements are interleaved: round after round all variants, each beside a plain O_DIRECT copy of as
 many bytes as a step of it moves. The peer is what one writes without a library: PyTorch with parameters, gradients and
 AdamW's state in files that are mapped into memory (torch.from_file), under the same limit.
+
+"Least" is what no implementation goes below that keeps the numbers. The norm of all gradients is known when the backward
+ends, and a unit's forward needs its update: so what updates read and write (28 of the 36 bytes that a parameter moves in
+fp32: values, gradient and two moments in, values and moments out) can hide behind the forward only, the rest (values in,
+gradient out) behind the backward. Least is the longer of the two in the forward plus the longer in the backward, with the
+computation's parts as the monitor measured them in memory and the disk's as the plain copy did.
 """
 
 from __future__ import annotations
@@ -88,6 +96,10 @@ class Run:
     output: str
     peak: int  # of the group
     metrics: list[dict] = field(default_factory=list)
+    stages: dict[str, float] = field(default_factory=dict)  # seconds of a step, by stage
+
+
+IN_FORWARD = 28 / 36  # of the bytes of a step
 
 
 def in_group(command: list[str], limit: int, folder: Path) -> Run:
@@ -126,6 +138,10 @@ def train(model: Model, steps: int, tokens: int, limit: int, settings: list[str]
     for setting in settings:
         command += ["--set", setting]
     run = in_group(command, limit, folder)
+    now = folder / "run/monitor/now.json"
+    if now.exists():
+        usual = json.loads(now.read_text())["usual"]
+        run.stages = {stage: seconds[0] for stage, seconds in usual.items()}
     metrics = folder / "run/metrics.jsonl"
     if metrics.exists():
         run.metrics = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -189,6 +205,12 @@ def fits(options: argparse.Namespace, scratch: Path) -> list[dict]:
                 flush=True,
             )
             rows.append(row)
+        if options.deepspeed:
+            row = deepspeed(options, model, 512, limit, scratch)
+            row |= {"model": model.name, "state": model.state, "limit": limit, "variant": "DeepSpeed"}
+            row["steps"] = len(row["seconds"])
+            print(f"{model.name}: DeepSpeed ended with {row['code']}, peak {row['peak'] / 2**20:.0f} MiB", flush=True)
+            rows.append(row)
     return rows
 
 
@@ -200,14 +222,17 @@ def speed(options: argparse.Namespace, scratch: Path) -> list[dict]:
         limit = int(model.state * share)
         variants.append((f"{share:.2f}", limit, [*ON_DISK, f"memory_limit={limit}"]))
     variants.append(("mapped files (peer)", model.state // 3, []))
+    if options.deepspeed:
+        variants.append(("DeepSpeed (peer)", int(model.state * 0.65), []))  # it does not run with less
     rows = []
     for tokens in options.tokens:
         for round_ in range(options.rounds):
             for name, limit, settings in variants:
-                if name.startswith("mapped"):
+                if name.endswith("(peer)"):
                     if round_ > 0 and not options.peer_in_every_round:
                         continue
-                    row = peer(model, tokens, limit, scratch)
+                    run_peer = mapped_files if name.startswith("mapped") else deepspeed
+                    row = run_peer(options, model, tokens, limit, scratch)
                 else:
                     group = max(limit, 1) if settings else whole * 2
                     run = train(
@@ -223,6 +248,7 @@ def speed(options: argparse.Namespace, scratch: Path) -> list[dict]:
                         "read": read,
                         "written": written,
                         "copy_seconds": plain_copy(scratch, int(read), int(written)) if read else 0.0,
+                        "stages": run.stages,
                         "peak": run.peak,
                         "code": run.code,
                         "last_loss": run.metrics[-1]["loss"] if run.metrics else None,
@@ -239,8 +265,16 @@ def speed(options: argparse.Namespace, scratch: Path) -> list[dict]:
     return rows
 
 
-def peer(model: Model, tokens: int, limit: int, scratch: Path) -> dict:
-    command = [sys.executable, str(ROOT / "bench/offload_peer.py"), str(scratch), "--dimension", str(model.dimension)]
+def mapped_files(options: argparse.Namespace, model: Model, tokens: int, limit: int, scratch: Path) -> dict:
+    return peer([sys.executable, "offload_peer.py"], model, tokens, limit, scratch)
+
+
+def deepspeed(options: argparse.Namespace, model: Model, tokens: int, limit: int, scratch: Path) -> dict:
+    return peer([str(options.deepspeed), "offload_deepspeed.py"], model, tokens, limit, scratch)
+
+
+def peer(program: list[str], model: Model, tokens: int, limit: int, scratch: Path) -> dict:
+    command = [program[0], str(ROOT / "bench" / program[1]), str(scratch), "--dimension", str(model.dimension)]
     command += ["--layers", str(model.layers), "--heads", str(model.heads), "--feed-forward", str(model.feed_forward)]
     command += ["--tokens", str(tokens), "--steps", "3"]
     run = in_group(command, limit, scratch)
@@ -248,6 +282,44 @@ def peer(model: Model, tokens: int, limit: int, scratch: Path) -> dict:
         print(run.output, file=sys.stderr)
     seconds = [float(line.split()[1]) for line in run.output.splitlines() if line.startswith("step ")]
     return {"seconds": seconds[1:], "read": 0, "written": 0, "copy_seconds": 0.0, "peak": run.peak, "code": run.code}
+
+
+def least(rows: list[dict], row: dict) -> float:
+    """Seconds below which a step of `row` cannot be; of the same run's steps in memory. See above."""
+    stages = [other["stages"] for other in rows if other["variant"] == "in memory" and other["tokens"] == row["tokens"]]
+    forward = median([stage["forward"] for stage in stages])
+    backward = median([stage["backward"] for stage in stages])
+    disk = row["copy_seconds"]
+    return max(forward, IN_FORWARD * disk) + max(backward, (1 - IN_FORWARD) * disk)
+
+
+def table(result: dict) -> str:
+    rows = [row for row in result["speed"]]
+    lines = [
+        "| tokens a step | limit, MiB | state in it | step, s (range) | disk in + out, MiB | plain copy, s | step / longer of "
+        "computation and copy | step / least | peak, MiB |",
+        "|--:|--:|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for tokens in sorted({row["tokens"] for row in rows}):
+        here = [row for row in rows if row["tokens"] == tokens]
+        computing = median([second for row in here if row["variant"] == "in memory" for second in row["seconds"]])
+        for name in dict.fromkeys(row["variant"] for row in here):
+            same = [row for row in here if row["variant"] == name]
+            seconds = [second for row in same for second in row["seconds"]]
+            if not seconds:
+                lines.append(f"| {tokens} | {same[0]['limit'] / 2**20:.0f} | {name} | killed | | | | | |")
+                continue
+            step = median(seconds)
+            ours = same[0]["read"] > 0
+            copy = median([row["copy_seconds"] for row in same])
+            ratio = f"{step / max(computing, copy):.2f}" if ours else ""
+            bound = f"{step / median([least(rows, row) for row in same]):.2f}" if ours else ""
+            moved = f"{same[0]['read'] / 2**20:.0f} + {same[0]['written'] / 2**20:.0f}" if ours else ""
+            lines.append(
+                f"| {tokens} | {same[0]['limit'] / 2**20:.0f} | {name} | {step:.2f} ({min(seconds):.2f} to {max(seconds):.2f}) | {moved} | "
+                f"{f'{copy:.2f}' if ours else ''} | {ratio} | {bound} | {max(row['peak'] for row in same) / 2**20:.0f} |"
+            )
+    return "\n".join(lines)
 
 
 def rates(rows: list[dict]) -> list[float]:
@@ -266,7 +338,7 @@ def draw(result: dict) -> None:
         figure, axes = pyplot.subplots(1, len(counts) + 1, figsize=(plot.WIDTH, 3.6), dpi=plot.DPI)
         for axis, tokens in zip(axes, counts, strict=False):
             here = [row for row in rows if row["tokens"] == tokens]
-            points = [row for row in here if row["variant"] not in ("in memory", "mapped files (peer)")]
+            points = [row for row in here if row["variant"] != "in memory" and not row["variant"].endswith("(peer)")]
             limits = sorted({row["limit"] for row in points})
             medians = [median(rates([row for row in points if row["limit"] == limit])) for limit in limits]
             axis.plot([limit / 2**20 for limit in limits], medians, color=plot.OURS, marker="o", label="state on disk")
@@ -290,7 +362,7 @@ def draw(result: dict) -> None:
             axis.set_ylim(bottom=0)
             axis.legend()
         axis = axes[-1]
-        points = [row for row in rows if row["variant"] not in ("in memory", "mapped files (peer)")]
+        points = [row for row in rows if row["variant"] != "in memory" and not row["variant"].endswith("(peer)")]
         axis.plot([0, 2200], [0, 2200], color=plot.FAINT)
         axis.scatter([row["limit"] / 2**20 for row in points], [row["peak"] / 2**20 for row in points], color=plot.OURS)
         axis.set_title("Memory")
@@ -303,12 +375,13 @@ def draw(result: dict) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["fits", "speed", "plot"])
+    parser.add_argument("--only", choices=["fits", "speed", "plot", "table"])
     parser.add_argument("--models", type=lambda text: [MODELS[name] for name in text.split(",")], default="114M,350M")
     parser.add_argument("--tokens", type=lambda text: [int(n) for n in text.split(",")], default="512,2048")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--peer-in-every-round", action="store_true")
+    parser.add_argument("--deepspeed", type=Path, help="a Python that has DeepSpeed: it is measured, too")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="of a local disk, for scratch files")
     options = parser.parse_args()
     result = json.loads(OUT.read_text()) if OUT.exists() else {}
@@ -321,6 +394,7 @@ def main() -> None:
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text(json.dumps(result, indent=1))
     if "speed" in result:
+        print(table(result))
         draw(result)
 
 

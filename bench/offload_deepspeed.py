@@ -12,11 +12,13 @@ Made for DeepSpeed 0.19.8 and torch 2.13. It has an environment of its own and t
         --feed-forward 2048 --tokens 256 --steps 1   # once, without a limit: it builds four extensions in minutes
 
 What it cannot put on the disk are gradients: stage 3 keeps all of them in one buffer in memory (and writes them to the
-disk, too). Two things that would be in the way are avoided:
+disk, too), so a third of the state is less than it can live in: 114M parameters need 0.9 GiB for 512 tokens. Two things
+that would be in the way are avoided:
 - Reading parameters ahead fails in the second step where blocks are recomputed ("param already assigned swap buffer
   id", DeepSpeed's issue 4072), so stage3_prefetch_bucket_size is 0.
 - checkpoint(use_reentrant=False) gives wrong gradients, silently: on the CPU and with one rank a gathered parameter is
-  a view of a swap buffer, which the next parameter gets while autograd's recomputed views are still to be used.
+  a view of a swap buffer, which the next parameter gets while autograd's recomputed views are still to be used. With a
+  copy there gradients are right.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if "MALLOC_ARENA_MAX" not in os.environ:  # glibc reads it as a process starts
+    if not os.environ.items() >= ENVIRONMENT.items():  # glibc reads its own as a process starts
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # ninja is there
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ENVIRONMENT, "PATH": path})
     main()

@@ -47,6 +47,10 @@ void bind_dial(py::module_& module) {
           [](Dial& self, int64_t step, double seconds) -> std::optional<Triple> {
             const auto to = self.at_step_edge(step, seconds);
             if (!to) return std::nullopt;
+            if (to->tiers != self.setting().tiers) {
+              self.refused("the state of a script's model does not change its tier; `tesserae train` moves its own");
+              return std::nullopt;
+            }
             return Triple{to->degrees.parameters, to->degrees.gradients, to->degrees.optimizer};
           },
           py::arg("step"), py::arg("seconds"), without_gil,

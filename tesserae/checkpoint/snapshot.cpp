@@ -73,7 +73,7 @@ void Snapshot::begin(std::vector<Piece> pieces) {
     if (disk == nullptr) disk = offload::disk_of(piece.data);
   }
   if (!buffer_.defined() || buffer_.numel() < total || (device_ && !buffer_.is_pinned()) ||
-      offload::is_paged(buffer_) != (disk != nullptr)) {
+      offload::disk_of(buffer_) != disk) {
     buffer_.reset();  // the old one is given back first
     buffer_ = disk != nullptr
                   ? offload::paged_tensor(disk, total, at::kByte)

@@ -59,7 +59,8 @@ double moving_seconds(const Facts& facts, const Links& links, const mesh::Degree
 
 FirstChoice first_choice(const Facts& facts, const Links& links, double place, double available, double headroom,
                          std::optional<double> activations) {
-  const double room = (available - headroom * place) * share_for_state;
+  const double rest = available - headroom * place - activations.value_or(0);
+  const double room = std::min(rest, (available - headroom * place) * share_for_state);
   struct Candidate {
     mesh::Degrees degrees;
     double memory, seconds;
@@ -75,10 +76,7 @@ FirstChoice first_choice(const Facts& facts, const Links& links, double place, d
     if (candidate.memory > room) continue;
     if (fastest == nullptr || candidate.seconds < fastest->seconds) fastest = &candidate;
   }
-  if (const double rest = available - headroom * place - activations.value_or(0);
-      activations && smallest->memory > rest) {
-    return on_disk(facts, rest);
-  }
+  if (activations && smallest->memory > rest) return on_disk(facts, rest);
   if (fastest == nullptr) {
     return {smallest->degrees, facts.tiers,
             cat("needs least: ", in_words(smallest->memory), " of ", in_words(room),

@@ -9,6 +9,7 @@ bool spans_hosts(const Facts& facts, int first, int last) {
 bool shares_gathered(const Facts& facts, const mesh::Degrees& degrees, int rank) {
   const int P = degrees.parameters;
   const int first = rank - rank % P;
+  if (facts.tiers.parameters == offload::Tier::disk) return false;  // a copy would keep all of them in memory
   return facts.shared_copy && P > 1 && !spans_hosts(facts, first, first + P - 1);
 }
 

@@ -2,13 +2,9 @@
 
 #include <algorithm>
 
+#include "tesserae/offload/disk.h"
+
 namespace tesserae::cost {
-namespace {
-
-constexpr double least_window = 48 << 20;  // train::MemoryLimit::at_first
-
-}  // namespace
-
 RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int rank) {
   const auto [P, G, O] = degrees;
   const auto elements = static_cast<double>(facts.parameters);
@@ -24,7 +20,7 @@ RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int 
   }
   if (in_memory(facts.tiers.optimizer)) memory.state = facts.state_bytes * elements / O;
   if (in_memory(facts.tiers.gradients)) memory.gradients = facts.master_bytes * elements / O;
-  if (facts.tiers.uses(offload::Tier::disk)) memory.window = least_window;
+  if (facts.tiers.uses(offload::Tier::disk)) memory.window = offload::Disk::least_memory;
   if (facts.micro_batches > 1) memory.gradients += facts.reduce_bytes * elements / (facts.two_hop ? G : 1);
 
   const int inner = facts.units - 1;

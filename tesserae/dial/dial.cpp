@@ -127,12 +127,14 @@ void Dial::follow_schedule(int64_t step) {
 
 void Dial::take_requests() {
   if (!server_) return;
+  // What a request does not name stays, or becomes what is scheduled for this edge.
+  const shard::Setting from = wanted_ ? wanted_->setting : setting_;
   for (const Server::Asked& asked : server_->take()) {
     if (asked.request.kind == Request::Kind::automatic) {
-      if (setting_.tiers.uses(offload::Tier::disk)) {
-        tell(asked.client,
-             error_event(cat(to_string(setting_.tiers), ": \"auto\" does not know what that costs; bring ",
-                             "the state back into memory first")));
+      const offload::Tiers& tiers = wanted_ ? wanted_->setting.tiers : setting_.tiers;
+      if (tiers.uses(offload::Tier::disk)) {
+        tell(asked.client, error_event(cat(to_string(tiers), ": \"auto\" does not know what that costs; bring ",
+                                           "the state back into memory first")));
         continue;
       }
       tuner_wanted_ = tuner_wanted_ || !automatic_;
@@ -144,7 +146,7 @@ void Dial::take_requests() {
     tuner_.reset();
     if (wanted_) tell(wanted_->client, error_event("another request came after this one"));
     wanted_.reset();
-    const shard::Setting to = asked.request.from(setting_);
+    const shard::Setting to = asked.request.from(from);
     if (to == setting_) {
       tell(asked.client, {{"event", "unchanged"}, {"degrees", to_json(to.degrees)}, {"offload", to_json(to.tiers)}});
     } else {

@@ -34,6 +34,7 @@ int64_t Disk::memory() const {
 
 void Disk::reserve(uint64_t bytes) {
   const std::scoped_lock lock(mutex_);
+  bytes = (bytes + os::ScratchFile::alignment - 1) / os::ScratchFile::alignment * os::ScratchFile::alignment;
   const auto is_enough = [bytes](const auto& hole) { return hole.second >= bytes; };
   if (bytes > 0 && std::ranges::none_of(free_, is_enough)) give_back(file_.reserve(bytes), bytes);
 }

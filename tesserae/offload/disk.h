@@ -38,6 +38,9 @@ struct DiskCounters {
 /// for what is on its way. So with memory for all of it nothing travels, and with memory for half of it half does.
 class Disk {
  public:
+  /// The least memory with which a step makes progress worth the name: for what comes and goes.
+  static constexpr int64_t least_memory = int64_t{48} << 20;
+
   /// Throws IoError.
   explicit Disk(const DiskOptions& options);
   Disk(const Disk&) = delete;

@@ -100,6 +100,7 @@ StepResult Optimizer::finish(double norm, const StepOptions& options, bool publi
 void Optimizer::update_shard(size_t index, std::optional<size_t> next, double lr, bool keep_gradients,
                              const std::optional<at::Tensor>& divisor) {
   const at::NoGradGuard no_grad;
+  const std::scoped_lock lock(updating_);
   const auto gradients = keep_gradients ? offload::Access::update : offload::Access::consume;
   State& state = states_[index];
   state.step.add_(1);
@@ -180,7 +181,10 @@ std::vector<at::Tensor> Optimizer::take(const shard::Shard& shard) {
 }
 
 void Optimizer::put(const shard::Shard& shard, std::vector<at::Tensor> tensors) {
-  states_[static_cast<size_t>(shard.index)].flat = std::move(tensors);
+  State& state = states_[static_cast<size_t>(shard.index)];
+  state.flat = std::move(tensors);
+  // Where the state has left the device, or come back.
+  if (state.step.defined()) state.step = state.step.to(shard.master.device());
 }
 
 void Optimizer::allocate_state() {

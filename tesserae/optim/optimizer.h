@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -128,6 +129,7 @@ class Optimizer : public shard::Companion {
   DecayPolicy decays_;
   std::vector<State> states_;
   int64_t steps_done_ = 0;
+  std::mutex updating_;    // updates run on the gather lane, and in complete_updates()
   bool deferred_ = false;  // an update was handed over since complete_updates()
   StepResult last_step_;
   std::shared_ptr<void> companion_;  // last: nobody calls a companion that is half gone

@@ -52,8 +52,8 @@ uint64_t ScratchFile::reserve(uint64_t bytes) {
   if (error == EOPNOTSUPP || error == EINVAL)
     error = ::ftruncate(file_.get(), static_cast<off_t>(begin + bytes)) != 0 ? errno : 0;
   if (error != 0) {
-    const uint64_t available = space_at(folder_).available;
     (void)!::ftruncate(file_.get(), static_cast<off_t>(begin));  // what was had of it goes back
+    const uint64_t available = space_at(folder_).available;
     throw failure(name, folder_.native(),
                   cat("no room for ", bytes, " bytes of scratch beside the ", begin, " that are taken, with ",
                       available, " free; free some, or name another folder"),

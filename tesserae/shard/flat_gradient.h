@@ -68,6 +68,7 @@ class FlatGradient {
 
   /// The memory of Shard::grad ([chunk], master dtype), made at its first use; undefined content.
   const at::Tensor& memory();
+  bool has_memory() const { return grad_.defined(); }
 
   int64_t buffer_bytes() const { return flat_.total() * static_cast<int64_t>(c10::elementSize(flat_.dtypes().reduce)); }
   int64_t state_bytes() const;

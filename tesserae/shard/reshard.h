@@ -44,7 +44,10 @@ class Reshard {
   void require_room(c10::Device place, double mine) const;
   void require_disk(double bytes) const;
   struct Bytes {
-    double memory = 0, disk = 0;
+    double memory = 0;  ///< where the state lies
+    double pieces = 0;  ///< on the accelerator, which gathers from there, though the state has left it
+    double disk = 0;
+    double largest_paged = 0;  ///< of one tensor
   };
   Bytes bytes_of(const FlatBuffer& buffer, const Flat& flat, const Sharding& sharding, bool has_gradient) const;
   uint64_t recut(FlatBuffer& buffer, bool has_gradient);

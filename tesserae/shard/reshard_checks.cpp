@@ -104,6 +104,7 @@ void Reshard::require_memory() const {
     void gets(double bytes) { peak = std::max(peak, used += bytes); }
     double most() const { return std::max(peak, used + gradients); }
   } host, device, disk;
+  double paged = 0;  // what lies on a disk is in memory while it moves, one tensor after the other
   for (size_t i = 0; i < engine_.buffers().size(); ++i) {
     const FlatBuffer& buffer = *engine_.buffers()[i];
     const Sharding &before = buffer.unit().sharding(), &after = *next_[static_cast<size_t>(buffer.unit().index())];
@@ -111,17 +112,21 @@ void Reshard::require_memory() const {
     const auto memory_of = [&](const Sharding& sharding) -> Place& {
       return sharding.state_device.is_cpu() ? host : device;
     };
+    const bool holds_gradient = buffer.gradient() != nullptr && buffer.gradient()->has_memory();
     const Bytes comes = bytes_of(buffer, next, after, has_gradient_[i]);
-    const Bytes goes = bytes_of(buffer, buffer.flat(), before, has_gradient_[i]);
+    const Bytes goes = bytes_of(buffer, buffer.flat(), before, has_gradient_[i] || holds_gradient);
     const Bytes later = bytes_of(buffer, next, after, /*has_gradient=*/true);
     memory_of(after).gets(comes.memory);
     memory_of(before).used -= goes.memory;
     memory_of(after).gradients += later.memory - comes.memory;
+    device.gets(comes.pieces);
+    device.used -= goes.pieces;
     disk.gets(later.disk);  // whose room is taken at once
     disk.used -= goes.disk;
+    paged = std::max(paged, comes.largest_paged + goes.largest_paged);
   }
   const c10::Device compute = engine_.root().sharding().device;
-  require_room(c10::kCPU, host.most());
+  require_room(c10::kCPU, host.most() + paged);
   if (!compute.is_cpu()) require_room(compute, device.most());
   if (setting_.tiers.uses(offload::Tier::disk)) require_disk(disk.most());
 }
@@ -159,14 +164,15 @@ void Reshard::require_disk(double bytes) const {
   const auto failed = comm::from_all_ranks(*root.fabric, failure.empty() ? 0 : 1);
   const auto first = std::ranges::max_element(failed);
   if (over_tensor_ranks(*root.mesh, *first, comm::Reduction::maximum) == 0) return;
-  const std::string where =
-      !failure.empty() ? failure
-      : *first > 0     ? cat("the disk of rank ", first - failed.begin(), " has no room; its error says how much")
-                       : "a disk of another tensor-parallel rank has no room";
+  std::string where = "a disk of another tensor-parallel rank has no room";
+  if (*first > 0) {
+    const auto rank = static_cast<int>(first - failed.begin());
+    where = cat("rank ", rank, ": ", comm::text_of(*root.fabric, failure, rank));
+  }
   throw OutOfMemory(name, cat("to go to ", to_string(setting_), ": ", where, ". Nothing was changed"));
 }
 
-// What lies on a disk takes no more memory than the disk is allowed.
+// Of a flat buffer, wherever it lies. What lies on a disk takes no more memory than the disk is allowed.
 Reshard::Bytes Reshard::bytes_of(const FlatBuffer& buffer, const Flat& flat, const Sharding& sharding,
                                  bool has_gradient) const {
   const auto& dtypes = flat.dtypes();
@@ -176,12 +182,15 @@ Reshard::Bytes Reshard::bytes_of(const FlatBuffer& buffer, const Flat& flat, con
     const size_t size = static_cast<size_t>(elements) * c10::elementSize(dtype);
     if (tier == offload::Tier::disk) {
       bytes.disk += static_cast<double>(offload::PagedMemory::on_disk(size));
+      bytes.largest_paged = std::max(bytes.largest_paged, static_cast<double>(size));
     } else {
       bytes.memory += static_cast<double>(size);
     }
   };
   const bool piece_is_master = flat.master_is_piece() && dtypes.master == dtypes.compute;
-  if (!piece_is_master && (!flat.master_is_piece() || tiers.parameters != offload::Tier::disk)) {
+  if (!flat.master_is_piece() && !sharding.device.is_cpu() && tiers.parameters != offload::Tier::device) {
+    bytes.pieces += static_cast<double>(flat.parameter_piece()) * static_cast<double>(c10::elementSize(dtypes.compute));
+  } else if (!piece_is_master && (!flat.master_is_piece() || tiers.parameters != offload::Tier::disk)) {
     add(flat.parameter_piece(), dtypes.compute, tiers.parameters);
   }
   add(flat.chunk(), dtypes.master, master_tier(tiers, flat));

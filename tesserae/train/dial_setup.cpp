@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tesserae/comm/agree.h"
 #include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/cost/estimate.h"
 #include "tesserae/cost/fabric_facts.h"
@@ -31,6 +32,7 @@ cost::Facts planned_facts(const JobSetup& setup, const config::Config& config, c
   facts.tensor = cost::tensor_ranks_of_host(mesh);
   cost::set_model(facts, setup.model, mesh.degree(mesh::axes::tensor));
   cost::set_options(facts, options_of(config, setup));
+  facts.tiers = setup.tiers;
   facts.compute_bytes = bytes(compute, compute);
   facts.reduce_bytes = bytes(setup.precision.reduce, compute);
   facts.master_bytes = bytes(setup.precision.masters, setup.model.dtype);
@@ -41,10 +43,13 @@ cost::Facts planned_facts(const JobSetup& setup, const config::Config& config, c
   return facts;
 }
 
-/// At a step's fullest moment; and the program itself, with what it loads.
+/// At a step's fullest moment, of what does not leave; and the program itself, with what it loads.
 double activations_of_rank(const JobSetup& setup, const config::Config& config) {
-  constexpr double program = 150e6;
-  return program + cost::activations_of(setup.model, execution_of(config, setup)).total();
+  constexpr double program = 150e6, on_the_way = 64 << 20;
+  const cost::Execution run = execution_of(config, setup);
+  const double all = cost::activations_of(setup.model, run).total();
+  const double leave = config.offload.activations ? cost::leaving_bytes(setup.model, run, leaving_of(config)) : 0;
+  return program + all - std::max(leave - on_the_way, 0.0);
 }
 
 }  // namespace
@@ -61,7 +66,8 @@ void choose_degrees(JobSetup& setup, const config::Config& config, const std::sh
   std::optional<double> activations;
   // Snapshots keep all of the state in memory.
   if (setup.device.is_cpu() && config.checkpoint.memory_every_steps == 0) {
-    activations = fabric->world().host_ranks(fabric->rank()).size() * activations_of_rank(setup, config);
+    const auto here = static_cast<double>(fabric->world().host_ranks(fabric->rank()).size());
+    activations = std::ranges::max(comm::from_all_ranks(*fabric, here * activations_of_rank(setup, config)));
   }
   const cost::FirstChoice choice =
       cost::first_choice(planned_facts(setup, config, mesh), links, total, free, config.dial_headroom, activations);

@@ -18,8 +18,8 @@ namespace tesserae::train {
 /// Used from the training thread.
 class MemoryLimit {
  public:
-  /// Bytes of such state in memory before a step was seen, and the least: a window for what comes and goes.
-  static constexpr int64_t at_first = int64_t{48} << 20;
+  /// Bytes of such state in memory before a step was seen.
+  static constexpr int64_t at_first = offload::Disk::least_memory;
   /// Where there is no limit.
   static constexpr int64_t without_limit = int64_t{256} << 20;
 

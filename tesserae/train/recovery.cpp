@@ -6,7 +6,7 @@
 //  3. All tell who has a whole state, and of which step. Some may be one step behind: those whom the norm has not
 //     reached. They have the gradients, since the norm needs everybody's.
 //  4. The lowest rank with the latest step tells what others lack: the norm and the sums of that step, its description,
-//     its degrees, where the run writes.
+//     its degrees and tiers, where the run writes.
 //  5. Those behind carry out the update, too. Now all that is left is of one step.
 //  6. Those that are left make their groups again, while new ones build their models; new ones get their part from a
 //     replica that has the same.
@@ -137,6 +137,7 @@ void Run::end_broken_step() {
   if (!whole_ || !state_->sharded.whole()) {
     whole_ = false;
     loads_.reset();
+    memory_limit_.reset();
     state_.reset();
   } else if (state_->optimizer->steps_done() != counted_) {
     count_step();

@@ -27,7 +27,7 @@
 //  3. one all-reduce in which the ranks agree on whether anyone was asked to stop, and on what is to be saved;
 //  4. at the steps that want it: evaluation;
 //  5. rank 0 writes the record;
-//  6. at the steps that want it: the degrees change (dial/dial.h; that was agreed on in 3);
+//  6. at the steps that want it: degrees and tiers change (dial/dial.h; that was agreed on in 3);
 //  7. at the steps that want it: a checkpoint.
 namespace tesserae::train {
 
@@ -65,6 +65,7 @@ void Run::start(const Resume& resume) {
 }
 
 void Run::make_state(TrainingState::Values values) {
+  memory_limit_.reset();  // it keeps the scratch file of the state before, whose room this one needs
   loads_.reset();
   state_.reset();
   state_ = std::make_unique<TrainingState>(config_, setup_, fabric_, values);
@@ -282,8 +283,10 @@ void Run::agree() {
     record_.disk = {
         .read = sums[3], .written = sums[4], .waited = state_->disk->counters().waited - disk_before_.waited};
   }
-  if (memory_limit_ && fabric_->device().is_cpu()) {
-    const auto told = memory_limit_->after_step(static_cast<int64_t>(dial_->here().used));
+  if (memory_limit_) {
+    const bool on_host = fabric_->device().is_cpu();
+    const double used = on_host ? dial_->here().used : static_cast<double>(os::recent_memory().peak);
+    const auto told = memory_limit_->after_step(static_cast<int64_t>(used));
     if (told && leads()) log(LogLevel::warning, *told);
   }
   const shard::Statistics after = state_->sharded.statistics();
@@ -318,7 +321,9 @@ void Run::turn_dial(const shard::Setting& to) {
   }
   checkpoints_->before_update();  // nobody copies what is about to move
   try {
-    dial_->changed(state_->turn(to));
+    const shard::Resharding change = state_->turn(to);
+    if (to.tiers != before) limit_memory();
+    dial_->changed(change);
   } catch (const OutOfMemory& error) {
     return dial_->refused(error.what());  // nothing has moved; if anything had, the next step would say so
   } catch (const InvalidArgument& error) {
@@ -327,10 +332,7 @@ void Run::turn_dial(const shard::Setting& to) {
   if (monitor_) monitor_->set_job("degrees", dial::to_json(to.degrees));
   if (monitor_) monitor_->set_job("offload", dial::to_json(to.tiers));
   tell("dial", cat("the dial is at ", to_string(to), " now"));
-  if (to.tiers != before) {
-    limit_memory();
-    if (output_ && state_->disk != nullptr) output_->say(describe_offload());
-  }
+  if (to.tiers != before && output_ && state_->disk != nullptr) output_->say(describe_offload());
   checkpoints_->layout_changed();
   misses_seen_ = state_->sharded.statistics().pool_misses;  // the pool is another one
 }
@@ -374,7 +376,8 @@ void Run::tell_of_activations() {
   const double bytes = cost::leaving_bytes(setup_.model, execution_of(config_, setup_), leaving_of(config_));
   if (bytes == 0) {
     log(LogLevel::warning,
-        cat("offload.activations: no unit saves a tensor of ", short_bytes(static_cast<uint64_t>(options.smallest)),
+        cat("offload.activations: no unit", config_.offload.units ? " that offload.activation_units names" : "",
+            " saves a tensor of ", short_bytes(static_cast<uint64_t>(options.smallest)),
             " or more beyond the horizon of ", options.horizon, ", so all of them stay"));
     return;
   }

@@ -193,10 +193,10 @@ shard::Resharding TrainingState::turn(const shard::Setting& to) {
     failure = error.what();
   }
   if (const int failed = comm::lowest_rank_with(*fabric, !failure.empty()); failed >= 0) {
-    throw InvalidArgument(
-        "TrainingState::turn",
-        failure.empty() ? cat("rank ", failed, " can make no scratch file in ", config_.offload.folder) : failure);
+    throw InvalidArgument("TrainingState::turn", cat("rank ", failed, ": ", comm::text_of(*fabric, failure, failed)));
   }
+  // What the first updates would make moves along: its room is taken with the rest.
+  if (to.tiers.optimizer == offload::Tier::disk) optimizer->allocate_state();
   sharded.zero_grad();  // gradients of a step that is over need not move
   const shard::Resharding change = sharded.turn(to, made);
   if (made != nullptr) disk = std::move(made);

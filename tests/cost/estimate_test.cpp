@@ -237,6 +237,14 @@ TEST(Estimate, FirstChoiceTakesADiskWhereNothingElseFits) {
   const offload::Tiers all{.parameters = Tier::disk, .gradients = Tier::disk, .optimizer = Tier::disk};
   EXPECT_EQ(choose(whole / 3).tiers, all);
   EXPECT_EQ(first_choice(facts, links, whole / 3, whole / 3, 0).tiers, offload::Tiers()) << "it may not";
+  // What activations leave counts for the degrees, too.
+  const double replicas = memory_of(facts, {1, 1, 1});
+  EXPECT_EQ(first_choice(facts, links, 4 * replicas, 4 * replicas, 0, 3.1 * replicas).degrees, (Degrees{4, 4, 4}));
+  facts.shared_copy = true;
+  facts.tiers = all;
+  EXPECT_DOUBLE_EQ(memory_of(facts, {4, 4, 4}), 4 * memory_of_rank(facts, {4, 4, 4}, 0).total())
+      << "what comes from a disk is no copy for all of a host";
+  EXPECT_GT(memory_of_rank(facts, {4, 4, 4}, 0).gathered, 0);
 }
 
 }  // namespace

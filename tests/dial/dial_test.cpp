@@ -164,6 +164,30 @@ TEST_F(DialRequests, TheLastOfTwoCountsAndItIsStrongerThanTheSchedule) {
   EXPECT_EQ(event(*clients_[1])["event"], "changed");
 }
 
+TEST_F(DialRequests, ForTiersDoNotUndoWhatIsScheduledForThatEdge) {
+  using offload::Tier;
+  options_.schedule = {{3, {2, 2, 2}}};
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    DialOptions own = options_;
+    own.facts = cost::facts_of(fabric);
+    Dial dial(not_owned(fabric), {.degrees = {1, 1, 1}}, own);
+    for (int64_t step = 1; step <= 4; ++step) {
+      if (fabric.rank() == 0 && step == 3) {
+        ask({{"ask", "turn"}, {"offload", {{"optimizer", "disk"}}}});
+        ask({{"ask", "auto"}});
+        os::sleep_for(std::chrono::milliseconds(50));
+      }
+      const auto to = dial.at_step_edge(step, 0.1);
+      EXPECT_EQ(to.has_value(), step == 3) << step;
+      if (!to) continue;
+      EXPECT_EQ(*to, (shard::Setting{{2, 2, 2}, {.optimizer = Tier::disk}}));
+      dial.changed({.from = dial.setting(), .to = *to, .seconds = 0.25, .bytes = 0});
+    }
+  });
+  EXPECT_THAT(event(*clients_[1])["message"].get<std::string>(), HasSubstr("bring the state back"))
+      << "it is on its way to the disk";
+}
+
 TEST_F(DialRequests, ForWhatIsThereAlreadyChangeNothing) {
   const auto changes = run(2, 3, options_, {2, 2, 2}, [&](int64_t step) {
     if (step == 2) ask({{"ask", "turn"}, {"degree", 2}});

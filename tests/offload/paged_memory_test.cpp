@@ -44,6 +44,27 @@ TEST_P(PagedMemoryTest, IsZeroAtFirstAndTakesNoMemory) {
   EXPECT_EQ(scratch->counters().written, 0U);
 }
 
+// Offsets in the scratch file stay what direct reads and writes take, whatever was asked for.
+TEST_P(PagedMemoryTest, RoomThatIsTakenBeforeIsUsed) {
+  const auto scratch = disk(0);
+  scratch->reserve(3 * block + 192);
+  const int64_t taken = scratch->counters().size;
+  EXPECT_EQ(taken % 4096, 0);
+  PagedMemory first(scratch, 3 * block + 100);
+  EXPECT_EQ(scratch->counters().size, taken);
+  scratch->reserve(4096);
+  PagedMemory second(scratch, block), third(scratch, 1000);
+  for (PagedMemory* memory : {&first, &second, &third}) {
+    memory->acquire(0, memory->bytes(), Access::fill);
+    std::ranges::fill(std::span(memory->data(), memory->bytes()), 'x');
+    memory->release(0, memory->bytes(), Access::fill);
+    memory->acquire(0, memory->bytes(), Access::read);
+    EXPECT_EQ(memory->data()[memory->bytes() - 1], 'x');
+    memory->release(0, memory->bytes(), Access::read);
+  }
+  EXPECT_THROW(scratch->reserve(uint64_t{1} << 60), IoError);
+}
+
 // Random uses of random ranges, of each kind, beside what is read ahead, against a copy that is always in memory.
 TEST_P(PagedMemoryTest, IsWhatOrdinaryMemoryIs) {
   constexpr size_t bytes = 20 * block + 777;

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "tesserae/offload/paged_tensor.h"
+
 namespace tesserae::shard::testing {
 namespace {
 
@@ -139,7 +141,10 @@ void sgd(Sharded& sharded, double lr) {
   const at::NoGradGuard no_grad;
   for (auto& shard : sharded.shards()) {
     if (!shard.grad.defined()) continue;
+    offload::Use use(shard.master, offload::Access::update);
+    use.add(shard.grad, offload::Access::read);
     shard.master.sub_(shard.grad, lr);
+    use.end();
     sharded.publish(shard.index);
   }
   sharded.zero_grad();

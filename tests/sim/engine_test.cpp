@@ -6,6 +6,7 @@
 
 #include <mutex>
 
+#include "tesserae/offload/disk.h"
 #include "tesserae/optim/adamw.h"
 #include "tests/shard/net.h"
 #include "tests/sim/fabric.h"
@@ -23,9 +24,16 @@ class SimEngine : public Sim {
   static std::vector<net::Reference> train(const net::Training& run) {
     std::vector<net::Reference> results(ranks);
     run_on_devices(ranks, [&](comm::Fabric& fabric) {
-      results[static_cast<size_t>(fabric.rank())] = net::train_sharded(fabric, run);
+      net::Training own = run;
+      if (own.options.tiers.uses(offload::Tier::disk)) own.options.disk = scratch();
+      results[static_cast<size_t>(fabric.rank())] = net::train_sharded(fabric, own);
     });
     return results;
+  }
+
+  /// Of one rank, that keeps nothing in memory.
+  static std::shared_ptr<offload::Disk> scratch() {
+    return std::make_shared<offload::Disk>(offload::DiskOptions{.folder = ::testing::TempDir(), .memory = 0});
   }
 
   static bool same(const net::Reference& a, const net::Reference& b) {
@@ -110,6 +118,62 @@ TEST_F(SimEngine, StateOnTheHost) {
   run.options.tiers = {offload::Tier::host, offload::Tier::host, offload::Tier::host};
   run.options.strategy = strategy(4, 4, 4, true, true);
   expect_parity(run, "offload", 8);
+}
+
+TEST_F(SimEngine, StateOnADisk) {
+  for (const bool elastic : {false, true}) {
+    net::Training run;
+    run.options.tiers = {offload::Tier::disk, offload::Tier::disk, offload::Tier::disk};
+    run.options.strategy = strategy(2, 2, 4, true, true);
+    run.options.elastic = elastic;
+    expect_parity(run, "disk", 4);
+  }
+}
+
+// From the device to memory of the host, to a disk, and back.
+TEST_F(SimEngine, TiersAreTurned) {
+  using offload::Tier;
+  const auto all = [](Tier tier) { return offload::Tiers{tier, tier, tier}; };
+  const std::vector<shard::Setting> stays(5, {{2, 2, 4}, {}});
+  const std::vector<shard::Setting> turns{{{2, 2, 4}, {}},
+                                          {{2, 2, 4}, all(Tier::host)},
+                                          {{4, 4, 4}, all(Tier::disk)},
+                                          {{1, 1, 4}, all(Tier::disk)},
+                                          {{2, 2, 4}, {}}};
+  const auto losses_of = [&](const std::vector<shard::Setting>& settings, uint64_t seed) {
+    restart({.seed = seed});
+    std::vector<double> losses;
+    run_on_devices(ranks, [&](comm::Fabric& fabric) {
+      net::NetOptions options;
+      net::Net model(options);
+      net::fill_all(*model);
+      shard::Options sharding;
+      sharding.strategy = strategy(2, 2, 4, true, true);
+      auto sharded = shard::shard_model(model, net::share(fabric), sharding);
+      optim::AdamW optimizer(sharded, optim::AdamWOptions{.lr = 1e-2});
+      const auto disk = scratch();
+      for (size_t step = 0; step < settings.size(); ++step) {
+        sharded.turn(settings[step], disk);
+        const auto batch = net::batch_of(options, static_cast<int64_t>(step), fabric.rank(), fabric.size());
+        const at::Tensor loss = model(batch.tokens.to(fabric.device()), batch.targets.to(fabric.device()));
+        loss.backward();
+        const double mean = sharded.sum_over_ranks(loss.item<double>()) / fabric.size();
+        optimizer.step({.clip_norm = 0.5});
+        optimizer.zero_grad();
+        if (fabric.rank() == 0) losses.push_back(mean);
+      }
+      EXPECT_THROW(sharded.turn({{2, 2, 4}, {.optimizer = Tier::host}}), InvalidArgument)
+          << "an optimizer step has all it works on in one place";
+    });
+    return losses;
+  };
+  const std::vector<double> expected = losses_of(stays, 0);
+  ASSERT_EQ(expected.size(), 5u);
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    const std::vector<double> losses = losses_of(turns, seed);
+    ASSERT_EQ(losses.size(), 5u);
+    for (size_t step = 0; step < 5; ++step) EXPECT_NEAR(losses[step], expected[step], 1e-6) << "seed " << seed;
+  }
 }
 
 TEST_F(SimEngine, TheDialIsTurned) {
