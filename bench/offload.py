@@ -12,11 +12,11 @@ whole job runs. Measurements are interleaved: round after round all variants, ea
 many bytes as a step of it moves. The peer is what one writes without a library: PyTorch with parameters, gradients and
 AdamW's state in files that are mapped into memory (torch.from_file), under the same limit.
 
-"Least" is what no implementation goes below that keeps the numbers. The norm of all gradients is known when the backward
-ends, and a unit's forward needs its update: so what updates read and write (28 of the 36 bytes that a parameter moves in
-fp32: values, gradient and two moments in, values and moments out) can hide behind the forward only, the rest (values in,
-gradient out) behind the backward. Least is the longer of the two in the forward plus the longer in the backward, with the
-computation's parts as the monitor measured them in memory and the disk's as the plain copy did.
+"Least" is what no implementation goes below that keeps the numbers. The norm of all gradients is known when the
+backward ends, and a unit's forward needs its update: so what updates read and write can hide behind the forward only (28
+of the 36 bytes that a parameter moves in fp32: values, gradient, two moments in; values, moments out), the rest (values
+in, gradient out) behind the backward. Least is the longer of the two in the forward plus the longer in the
+backward, with the computation's parts as the monitor measured them in memory and the disk's as the plain copy did.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def train(model: Model, steps: int, tokens: int, limit: int, settings: list[str]
     run = in_group(command, limit, folder)
     now = folder / "run/monitor/now.json"
     if now.exists():
-        usual = json.loads(now.read_text())["usual"]
-        run.stages = {stage: seconds[0] for stage, seconds in usual.items()}
+        board = json.loads(now.read_text())
+        run.stages = dict(zip(board["stages"], board["usual"][0], strict=True))
     metrics = folder / "run/metrics.jsonl"
     if metrics.exists():
         run.metrics = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -294,10 +294,10 @@ def least(rows: list[dict], row: dict) -> float:
 
 
 def table(result: dict) -> str:
-    rows = [row for row in result["speed"]]
+    rows = result["speed"]
     lines = [
-        "| tokens a step | limit, MiB | state in it | step, s (range) | disk in + out, MiB | plain copy, s | step / longer of "
-        "computation and copy | step / least | peak, MiB |",
+        "| tokens a step | limit, MiB | limit / state, or who | step, s (range) | disk in + out, MiB | plain copy, s "
+        "| step / longer of computation and copy | step / least | peak, MiB |",
         "|--:|--:|---|--:|--:|--:|--:|--:|--:|",
     ]
     for tokens in sorted({row["tokens"] for row in rows}):
@@ -306,8 +306,9 @@ def table(result: dict) -> str:
         for name in dict.fromkeys(row["variant"] for row in here):
             same = [row for row in here if row["variant"] == name]
             seconds = [second for row in same for second in row["seconds"]]
+            begin = f"| {tokens} | {same[0]['limit'] / 2**20:.0f} | {name}"
             if not seconds:
-                lines.append(f"| {tokens} | {same[0]['limit'] / 2**20:.0f} | {name} | killed | | | | | |")
+                lines.append(f"{begin} | killed | | | | | |")
                 continue
             step = median(seconds)
             ours = same[0]["read"] > 0
@@ -315,9 +316,11 @@ def table(result: dict) -> str:
             ratio = f"{step / max(computing, copy):.2f}" if ours else ""
             bound = f"{step / median([least(rows, row) for row in same]):.2f}" if ours else ""
             moved = f"{same[0]['read'] / 2**20:.0f} + {same[0]['written'] / 2**20:.0f}" if ours else ""
+            copied = f"{copy:.2f}" if ours else ""
+            peak = max(row["peak"] for row in same) / 2**20
             lines.append(
-                f"| {tokens} | {same[0]['limit'] / 2**20:.0f} | {name} | {step:.2f} ({min(seconds):.2f} to {max(seconds):.2f}) | {moved} | "
-                f"{f'{copy:.2f}' if ours else ''} | {ratio} | {bound} | {max(row['peak'] for row in same) / 2**20:.0f} |"
+                f"{begin} | {step:.2f} ({min(seconds):.2f} to {max(seconds):.2f}) | {moved} | {copied} | {ratio} "
+                f"| {bound} | {peak:.0f} |"
             )
     return "\n".join(lines)
 

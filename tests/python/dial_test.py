@@ -77,8 +77,9 @@ def takes_requests(rank: int, world_size: int, folder: str) -> None:
     answers: list[subprocess.CompletedProcess[str]] = []
 
     def ask() -> None:
-        command = [str(PROGRAM), "dial", folder, "--degree", "2", "--wait", "60"]
-        answers.append(subprocess.run(command, capture_output=True, text=True, check=False))
+        for asked in (["--degree", "2"], ["--offload", "optimizer=disk"]):
+            command = [str(PROGRAM), "dial", folder, *asked, "--wait", "60"]
+            answers.append(subprocess.run(command, capture_output=True, text=True, check=False))
 
     train(model, optimizer, range(2), rank)
     asking = threading.Thread(target=ask)
@@ -94,8 +95,9 @@ def takes_requests(rank: int, world_size: int, folder: str) -> None:
         assert step < 100_000
     assert degrees_of(model) == "P=2 G=2 O=2"
     if rank == 0:
-        (answer,) = answers
+        answer, refused = answers
         assert answer.returncode == 0, answer
+        assert refused.returncode == 1 and "does not change its tier" in refused.stderr, refused
         assert "P=2 G=2 O=2" in answer.stdout, answer
         assert (Path(folder) / "dial.sock").stat().st_mode & 0o777 == 0o600
 
