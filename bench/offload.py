@@ -13,9 +13,9 @@ many bytes as a step of it moves. The peer is what one writes without a library:
 AdamW's state in files that are mapped into memory (torch.from_file), under the same limit.
 
 "Least" is what no implementation goes below that keeps the numbers. The norm of all gradients is known when the
-backward ends, and a unit's forward needs its update: so what updates read and write can hide behind the forward only (28
-of the 36 bytes that a parameter moves in fp32: values, gradient, two moments in; values, moments out), the rest (values
-in, gradient out) behind the backward. Least is the longer of the two in the forward plus the longer in the
+backward ends, and a unit's forward needs its update: so what updates read and write can hide behind the forward only
+(28 of the 36 bytes that a parameter moves in fp32: values, gradient, two moments in; values, moments out), the rest
+(values in, gradient out) behind the backward. Least is the longer of the two in the forward plus the longer in the
 backward, with the computation's parts as the monitor measured them in memory and the disk's as the plain copy did.
 """
 
