@@ -141,7 +141,8 @@ def train(model: Model, steps: int, tokens: int, limit: int, settings: list[str]
     now = folder / "run/monitor/now.json"
     if now.exists():
         board = json.loads(now.read_text())
-        run.stages = dict(zip(board["stages"], board["usual"][0], strict=True))
+        if board["usual"]:  # a step was heard of before it was killed
+            run.stages = dict(zip(board["stages"], board["usual"][0], strict=True))
     metrics = folder / "run/metrics.jsonl"
     if metrics.exists():
         run.metrics = [json.loads(line) for line in metrics.read_text().splitlines()]

@@ -6,8 +6,10 @@
 
 #include "tesserae/base/log.h"
 #include "tesserae/comm/agree.h"
+#include "tesserae/cost/estimate.h"
 #include "tesserae/cost/fabric_facts.h"
 #include "tesserae/cost/measure_links.h"
+#include "tesserae/cost/memory.h"
 #include "tesserae/cost/place_memory.h"
 #include "tesserae/dial/facts.h"
 
@@ -44,7 +46,10 @@ std::string in_seconds(double value) {
 Dial::Dial(std::shared_ptr<comm::Fabric> fabric, const shard::Setting& now, DialOptions options)
     : fabric_(std::move(fabric)), setting_(now), options_(std::move(options)), automatic_(options_.automatic) {
   tuner_wanted_ = automatic_;
-  if (!options_.folder.empty()) open();
+  if (!options_.folder.empty()) {
+    open();
+    learn();
+  }
   cost::place_memory(fabric_->device());  // peaks count from here on
 }
 
@@ -156,10 +161,14 @@ void Dial::take_requests() {
 }
 
 /// All ranks: what needs all of them is found out together.
-void Dial::begin_tuning() {
+void Dial::learn() {
   if (!options_.links) options_.links = cost::measure_links(*fabric_);
   options_.facts.shared_copy = cost::ranks_can_share(*fabric_);
   options_.facts.two_levels = cost::goes_in_two_levels(options_.facts);
+}
+
+void Dial::begin_tuning() {
+  if (options_.folder.empty()) learn();
   if (!leads()) return;
   tuner_.emplace(options_.facts, *options_.links, options_.tuner);
   if (options_.folder.empty()) return;
@@ -285,8 +294,36 @@ Json Dial::status(int64_t step) const {
                  {"memory_bytes", seen_.memory},
                  {"place_bytes", seen_.place},
                  {"free_bytes", seen_.free},
-                 {"last_change", last_change_}};
+                 {"last_change", last_change_},
+                 {"layouts", layouts()}};
   return status;
+}
+
+/// What a step would take with other degrees: what it takes now, and by how much the formulas differ. Of the fullest
+/// rank, whose memory a shared copy is, too.
+Json Dial::layouts() const {
+  constexpr size_t most = 40;  // a line for each is what people still read
+  const cost::Facts& facts = options_.facts;
+  Json all = Json::array();
+  if (facts.parameters == 0 || seen_.seconds <= 0 || setting_.tiers.uses(offload::Tier::disk)) return all;
+  const auto memory = [&](const mesh::Degrees& degrees) {
+    const bool shares = cost::shares_gathered(facts, degrees, 0);
+    const double copy = shares ? static_cast<double>(facts.parameters) * facts.compute_bytes : 0;
+    return cost::memory_of_rank(facts, degrees, 0).total() + copy;
+  };
+  const auto seconds = [&](const mesh::Degrees& degrees) {
+    return cost::moving_seconds(facts, *options_.links, degrees);
+  };
+  const double memory_now = memory(setting_.degrees), seconds_now = seconds(setting_.degrees);
+  const std::vector<mesh::Degrees> choices = mesh::all_degrees(facts.ranks());
+  for (const mesh::Degrees& degrees : choices) {
+    const bool even = degrees.parameters == degrees.gradients && degrees.gradients == degrees.optimizer;
+    if (choices.size() > most && !even) continue;
+    all.push_back({{"degrees", to_json(degrees)},
+                   {"step_seconds", std::max(0.0, seen_.seconds + seconds(degrees) - seconds_now)},
+                   {"memory_bytes", std::max(0.0, seen_.memory + memory(degrees) - memory_now)}});
+  }
+  return all;
 }
 
 Dial::Figures Dial::figures() const {

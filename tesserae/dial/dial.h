@@ -32,7 +32,7 @@ struct DialOptions {
   bool automatic = false;           ///< the tuner chooses; not with a schedule
   TunerOptions tuner;
   cost::Facts facts;                 ///< of the job, for the tuner: facts_of()
-  std::optional<cost::Links> links;  ///< unset: measured when the tuner begins
+  std::optional<cost::Links> links;  ///< unset: measured where they are needed: with a folder, or a tuner
   os::Path folder;  ///< of the run, for dial.sock and dial.jsonl; empty: no requests from outside, no record
   std::function<void(const std::string&)> say;  ///< rank 0's, a line for people; unset: the log
 };
@@ -102,6 +102,7 @@ class Dial {
   void open();
   void take_requests();
   void follow_schedule(int64_t step);
+  void learn();
   void begin_tuning();
   void read_sums(std::span<const double> sums);
   void tune(int64_t step);
@@ -109,6 +110,7 @@ class Dial {
   void tell(int64_t client, const Json& event);
   void say(const std::string& line) const;
   Json status(int64_t step) const;
+  Json layouts() const;
 
   std::shared_ptr<comm::Fabric> fabric_;
   shard::Setting setting_;

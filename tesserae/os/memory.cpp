@@ -60,7 +60,8 @@ ProcessMemory process_memory(pid_t process) {
   const bool own = process == 0 || process == ::getpid();
   return {.resident = kilobytes(function, folder / "smaps_rollup", rollup, "Rss"),
           .proportional = kilobytes(function, folder / "smaps_rollup", rollup, "Pss"),
-          .peak_resident = own ? std::max(peak, forgotten_peak.load()) : peak};
+          .peak_resident = own ? std::max(peak, forgotten_peak.load()) : peak,
+          .of_files = kilobytes(function, folder / "smaps_rollup", rollup, "Pss_File")};
 }
 
 uint64_t peak_resident() {

@@ -12,6 +12,7 @@ struct ProcessMemory {
   uint64_t resident = 0;       ///< pages in memory, shared ones in full
   uint64_t proportional = 0;   ///< shared pages divided by the number of processes that share them: sums up over ranks
   uint64_t peak_resident = 0;  ///< the most that resident ever was
+  uint64_t of_files = 0;       ///< of proportional: libraries. Other processes that map them, or end, change it
 };
 
 /// Of `process`, by default this one. Throws IoError if there is no such process or it belongs to another user.

@@ -239,7 +239,8 @@ TEST(Estimate, FirstChoiceTakesADiskWhereNothingElseFits) {
   EXPECT_EQ(first_choice(facts, links, whole / 3, whole / 3, 0).tiers, offload::Tiers()) << "it may not";
   // What activations leave counts for the degrees, too.
   const double replicas = memory_of(facts, {1, 1, 1});
-  EXPECT_EQ(first_choice(facts, links, 4 * replicas, 4 * replicas, 0, 3.1 * replicas).degrees, (Degrees{4, 4, 4}));
+  const FirstChoice beside = first_choice(facts, links, 4 * replicas, 4 * replicas, 0, 3.1 * replicas);
+  EXPECT_LE(memory_of(facts, beside.degrees), 0.9 * replicas) << to_string(beside.degrees);
   facts.shared_copy = true;
   facts.tiers = all;
   EXPECT_DOUBLE_EQ(memory_of(facts, {4, 4, 4}), 4 * memory_of_rank(facts, {4, 4, 4}, 0).total())

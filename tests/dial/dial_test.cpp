@@ -226,6 +226,28 @@ TEST_F(DialRequests, ThatCanNotBeHadAreAnErrorOfWhoAskedAndTheRunGoesOn) {
   EXPECT_EQ(event(*clients_[1])["event"], "changed");
 }
 
+TEST_F(DialRequests, ForTheStatusSayWhatOtherLayoutsWouldTake) {
+  options_.facts.parameters = 1'000'000;
+  Json status;
+  run(4, 2, options_, {4, 4, 4}, [&](int64_t step) {
+    if (step != 2) return;
+    Client client(folder_, {{"ask", "show"}});
+    status = event(client);
+  });
+  ASSERT_EQ(status["layouts"].size(), mesh::all_degrees(4).size());
+  double replicas = 0, sharded = 0;
+  for (const Json& layout : status["layouts"]) {
+    if (layout["degrees"] == Json{4, 4, 4}) {
+      EXPECT_EQ(layout["step_seconds"], status["step_seconds"]) << "what is in use takes what it takes";
+      EXPECT_EQ(layout["memory_bytes"], status["memory_bytes"]);
+      sharded = layout["memory_bytes"];
+    }
+    if (layout["degrees"] == Json{1, 1, 1}) replicas = layout["memory_bytes"];
+    EXPECT_GE(layout["step_seconds"], 0.0);
+  }
+  EXPECT_GT(replicas, sharded + 4e6) << "the optimizer's state whole";
+}
+
 TEST_F(DialRequests, ForTiersLeaveTheDegrees) {
   using offload::Tier;
   const offload::Tiers on_disk{.optimizer = Tier::disk};

@@ -19,6 +19,8 @@ constexpr uint64_t MB = 1 << 20;
 
 TEST(Memory, SeesWhatThisProcessTouches) {
   const ProcessMemory before = process_memory();
+  EXPECT_GT(before.of_files, 0U);
+  EXPECT_LT(before.of_files, before.proportional);
   const size_t size = 64 * MB;
   void* block = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(block, MAP_FAILED);

@@ -293,10 +293,15 @@ def test_the_dial_turns_where_it_may(tmp_path: Path, browser: Browser) -> None:
                 asked = json.loads(connection.makefile().readline())
                 if asked["ask"] == "turn":
                     heard.append(asked)
-                    degrees[:] = [asked["degree"]] * 3
+                    degrees[:] = asked.get("degrees") or [asked["degree"]] * 3
                     said = {"event": "accepted", "degrees": degrees}
                 else:
                     said = {"event": "status", "step": 100, "ranks": 8, "degrees": degrees, "automatic": False}
+                    said["offload"] = {"parameters": "device", "gradients": "device", "optimizer": "disk"}
+                    said["layouts"] = [
+                        {"degrees": [1, 2, 4], "step_seconds": 0.5, "memory_bytes": 3e9},
+                        {"degrees": [8, 8, 8], "step_seconds": 1.0, "memory_bytes": 1e9},
+                    ]
                 connection.sendall((json.dumps(said) + "\n").encode())
 
     threading.Thread(target=answer, daemon=True).start()
@@ -322,6 +327,14 @@ def test_the_dial_turns_where_it_may(tmp_path: Path, browser: Browser) -> None:
                 says(browser, "The run changes to degree 4 at the end of this step.")
                 browser.wait_for(f"{button}.getAttribute('aria-pressed') === 'true'")
                 assert heard == [{"ask": "turn", "degree": 4}]
+                cells = "[...document.querySelectorAll('#dial tbody tr')].map((row) => row.innerText.split('\\t'))"
+                (first, second) = browser.run(cells)
+                assert [first[0], second[0]] == ["1 · 2 · 4", "8 · 8 · 8"]
+                assert "GB" in first[3] and first[3] != second[3], (first, second)
+                says(browser, "optimizer on disk")
+                browser.run("document.querySelector('#dial tbody .btn').click()")
+                says(browser, "The run changes to 1 · 2 · 4 at the end of this step.")
+                assert heard[1:] == [{"ask": "turn", "degrees": [1, 2, 4]}]
             finally:
                 stop.set()
                 alive.join()

@@ -3,7 +3,28 @@
   const part = section("dial", "The dial");
   const buttons = el("div", { class: "degrees", role: "group", "aria-label": "Over how many ranks the state is sharded" });
   const hint = el("p", { class: "hint" }), detail = el("dl"), answer = el("p", { class: "answer", role: "status" });
-  part.body.append(buttons, hint, detail, answer);
+  const tableBody = el("tbody"), layouts = el("div", { class: "scroll" }, el("table", { class: "layouts" },
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "P · G · O"), el("th", { scope: "col", class: "num" }, "tokens/s, estimated"), el("th", { scope: "col", class: "num" }, "measured"), el("th", { scope: "col", class: "num" }, "memory, estimated"), el("th", { scope: "col", class: "num" }, "measured"))), tableBody));
+  part.body.append(buttons, hint, layouts, detail, answer);
+  let listed = "";
+  // Every layout: what it would give by the run's own estimate, and what its steps gave so far.
+  const drawLayouts = (dial, now, may) => {
+    const all = list(dial && dial.layouts), { speed, seconds: took } = known.curve;
+    const tokens = median(speed.slice(-20)) * median(took.slice(-20));
+    const rows = (all.length ? all.map((each) => each.degrees.join(" · ")) : [...known.measured.keys()]).map((layout, i) => {
+      const steps = (known.measured.get(layout) || []).slice(3), measured = steps.length > 2;
+      const estimated = all[i];
+      return [layout, estimated ? count(tokens / estimated.step_seconds) : "–", measured ? count(median(steps.map((step) => step[0]))) : "–",
+        estimated ? bytes(estimated.memory_bytes) : "–", measured ? bytes(median(steps.map((step) => step[1]))) : "–"];
+    });
+    const mark = JSON.stringify([rows, now, may]);
+    if (mark === listed) return;
+    listed = mark;
+    layouts.hidden = !rows.length;
+    tableBody.replaceChildren(...rows.map((row) => el("tr", { class: row[0] === now ? "now" : null },
+      el("td", {}, may && row[0] !== now ? el("button", { class: "btn", type: "button", title: `Change to ${row[0]}`, onclick: () => turn({ degrees: row[0].split(" · ").map(Number) }, row[0]) }, row[0]) : row[0]),
+      row.slice(1).map((cell) => el("td", { class: "num" }, cell)))));
+  };
   let made = "";
   const turn = async (asked, words) => {
     set(answer, `Asking for ${words} …`);
@@ -36,6 +57,7 @@
         onclick: () => turn({ degree }, `degree ${degree}`),
       }, String(degree))), el("button", { class: "btn", type: "button", disabled: !may, "aria-pressed": String(automatic), title: "The run measures and chooses by itself", onclick: () => turn({ auto: true }, "the automatic choice") }, "auto"));
     }
+    drawLayouts(dial, degrees.join(" · "), may);
     const tiers = (dial && dial.offload) || job.offload || {};
     const away = Object.entries(tiers).filter(([, tier]) => tier !== "device");
     set(part.readout, degrees.length === 3 ? `P ${degrees[0]} · G ${degrees[1]} · O ${degrees[2]}${away.map(([state, tier]) => ` · ${state} on ${tier}`).join("")}` : "");

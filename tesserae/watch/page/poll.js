@@ -16,7 +16,7 @@ const readLines = async (path, key, begin, take) => {
   known.share = size ? next / size : 1;
   return moved && next < size;
 };
-const clearCurve = () => { for (const name of ["step", "loss", "speed", "seconds", "valStep", "val"]) known.curve[name].length = 0; };
+const clearCurve = () => { known.measured.clear(); for (const name of ["step", "loss", "speed", "seconds", "valStep", "val"]) known.curve[name].length = 0; };
 const takeMetrics = (line) => {
   const curve = known.curve;
   if (!isNumber(line.step)) return;
@@ -28,7 +28,13 @@ const takeMetrics = (line) => {
   curve.speed.push(isNumber(line.tokens_per_second) ? line.tokens_per_second : NaN);
   curve.seconds.push(isNumber(line.step_ms) ? line.step_ms / 1e3 : NaN);
   if (isNumber(line.val_loss)) { curve.valStep.push(line.step); curve.val.push(line.val_loss); }
-  if (list(line.degrees).length === 3) curve.degrees = line.degrees;
+  if (list(line.degrees).length !== 3) return;
+  const layout = line.degrees.join(" · ");
+  if (!known.measured.has(layout)) known.measured.set(layout, []);
+  const steps = known.measured.get(layout);
+  steps.push([line.tokens_per_second, line.memory_bytes]);
+  if (steps.length > 100) steps.shift();
+  curve.degrees = line.degrees;
 };
 const readNow = async () => {
   if (!known.run.has.now) { known.now = null; known.nowTag = ""; return; }
