@@ -8,7 +8,9 @@ folder=${NIGHTLY_FOLDER:-build/nightly} report=${NIGHTLY_FOLDER:-build/nightly}.
 
 fuzz='make build && cmake --build build/release --target fuzz_checkpoint && mkdir -p build/nightly/corpus &&
   build/release/tests/checkpoint/fuzz_checkpoint -max_total_time=1800 build/nightly/corpus tests/checkpoint/fuzz/corpus'
-PARTS=("parity=make parity" "long=make long" "asan=make test PRESET=asan" "tsan=make test PRESET=tsan"
+# What tests/launch starts jobs with: without it they are skipped, and say so.
+long='tools/slurm_test_cluster.sh install || true; make long'
+PARTS=("parity=make parity" "long=$long" "asan=make test PRESET=asan" "tsan=make test PRESET=tsan"
   "fuzz=$fuzz")
 
 if [ "${1:-}" = --list ]; then

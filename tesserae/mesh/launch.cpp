@@ -178,6 +178,13 @@ void read_slurm_rendezvous(const Variables& variables, Launch& launch) {
   }
 }
 
+/// The shells of a job script (no step) and of salloc (step 0xfffffffa) are told, too, that they are task 0 of all that
+/// srun would start. Users' steps count from 0, Slurm's own begin at 0xfffffff0.
+bool in_slurm_step(const Variables& variables) {
+  const std::string step = variables.has("SLURM_STEP_ID") ? variables.text("SLURM_STEP_ID") : variables.text("SLURM_STEPID");
+  return variables.has("SLURM_PROCID") && !step.empty() && step.size() < std::string_view("4294967280").size();
+}
+
 Launch read_slurm(const Variables& variables) {
   Launch launch;
   launch.launcher = "slurm";
@@ -203,10 +210,10 @@ Launch read_launch(const Lookup& lookup) {
   if (variables.has("RANK")) return read_torchrun(variables);
   if (variables.has("OMPI_COMM_WORLD_RANK") || variables.has("OMPI_COMM_WORLD_SIZE")) return read_openmpi(variables);
   // srun --mpi=pmi2 sets PMI_RANK as well, but says the local rank in its own variable only.
-  if (variables.has("MPI_LOCALRANKID") || (variables.has("PMI_RANK") && !variables.has("SLURM_PROCID"))) {
+  if (variables.has("MPI_LOCALRANKID") || (variables.has("PMI_RANK") && !in_slurm_step(variables))) {
     return read_mpich(variables);
   }
-  if (variables.has("SLURM_PROCID")) return read_slurm(variables);
+  if (in_slurm_step(variables)) return read_slurm(variables);
   for (const char* name : {"WORLD_SIZE", "LOCAL_RANK"}) {
     if (variables.has(name))
       fail(cat(name, "=", variables.text(name), " is set, but RANK is not: unset it or set both"));

@@ -127,7 +127,16 @@ TEST(Launch, SlurmTellsTheLocalSizeInThreeWays) {
   EXPECT_THAT(error_of(uneven), HasSubstr("SLURM_NTASKS_PER_NODE")) << "which of the two hosts this is, nothing says";
   EXPECT_THAT(error_of(with(uneven, {{"SLURM_NODEID", "2"}})), HasSubstr("SLURM_NODEID=2"));
   EXPECT_THAT(error_of(silent), HasSubstr("SLURM_STEP_TASKS_PER_NODE"));
-  EXPECT_EQ(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_LOCALID", "0"}}).local_size, 1);
+  EXPECT_EQ(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_LOCALID", "0"}, {"SLURM_STEPID", "0"}}).launcher,
+            "slurm");
+}
+
+// There Slurm says, too, that this is task 0 of 4, though nobody starts the others.
+TEST(Launch, TheShellsOfAJobScriptAndOfSallocAreNoRanks) {
+  for (const char* step : {"", "4294967290", "4294967291"}) {
+    const Environment shell = with(slurm, {{"SLURM_STEP_ID", step}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}});
+    EXPECT_EQ(read(shell).size, 1) << step;
+  }
 }
 
 TEST(Launch, SlurmRendezvousCanBeOverridden) {

@@ -321,7 +321,9 @@ def test_the_dial_turns_where_it_may(tmp_path: Path, browser: Browser) -> None:
             alive.start()
             try:
                 browser.wait_for(f"({button} || {{disabled: true}}).disabled === false")
-                texts = browser.run("[...document.querySelectorAll('#dial .btn')].map((node) => node.textContent)")
+                texts = browser.run(
+                    "[...document.querySelectorAll('#dial .degrees .btn')].map((node) => node.textContent)"
+                )
                 assert texts == ["1", "2", "4", "8", "auto"]
                 browser.run(f"{button}.click()")
                 says(browser, "The run changes to degree 4 at the end of this step.")
@@ -330,7 +332,7 @@ def test_the_dial_turns_where_it_may(tmp_path: Path, browser: Browser) -> None:
                 cells = "[...document.querySelectorAll('#dial tbody tr')].map((row) => row.innerText.split('\\t'))"
                 (first, second) = browser.run(cells)
                 assert [first[0], second[0]] == ["1 · 2 · 4", "8 · 8 · 8"]
-                assert "GB" in first[3] and first[3] != second[3], (first, second)
+                assert "GiB" in first[3] and first[3] != second[3], (first, second)
                 says(browser, "optimizer on disk")
                 browser.run("document.querySelector('#dial tbody .btn').click()")
                 says(browser, "The run changes to 1 · 2 · 4 at the end of this step.")
