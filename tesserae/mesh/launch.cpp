@@ -181,7 +181,8 @@ void read_slurm_rendezvous(const Variables& variables, Launch& launch) {
 /// The shells of a job script (no step) and of salloc (step 0xfffffffa) are told, too, that they are task 0 of all that
 /// srun would start. Users' steps count from 0, Slurm's own begin at 0xfffffff0.
 bool in_slurm_step(const Variables& variables) {
-  const std::string step = variables.has("SLURM_STEP_ID") ? variables.text("SLURM_STEP_ID") : variables.text("SLURM_STEPID");
+  const std::string step =
+      variables.has("SLURM_STEP_ID") ? variables.text("SLURM_STEP_ID") : variables.text("SLURM_STEPID");
   return variables.has("SLURM_PROCID") && !step.empty() && step.size() < std::string_view("4294967280").size();
 }
 

@@ -69,7 +69,7 @@ std::tuple<at::Tensor, at::Tensor> MoeBlockImpl::forward(const at::Tensor& x) {
 }
 
 MoeNetImpl::MoeNetImpl(const MoeNetOptions& net, const tensor::ParallelPtr& parallel)
-    : options(net), layer{parallel, net.sequence ? 1 : tensor::no_sequence, {}} {
+    : options(net), layer{parallel, net.sequence ? 1 : tensor::no_sequence, at::TensorOptions().dtype(net.dtype)} {
   embedding = register_module("embedding", tensor::VocabularyEmbedding(options.vocabulary, options.width, layer));
   const auto list = register_module("blocks", std::make_shared<torch::nn::Module>("Blocks"));
   for (int i = 0; i < options.blocks; ++i) {

@@ -35,6 +35,7 @@ struct MoeNetOptions {
   bool sequence = false;
   bool checkpoint = false;      ///< blocks recompute their activations
   bool frozen_experts = false;  ///< those of the first block
+  c10::ScalarType dtype = at::kFloat;
 };
 
 class MoeBlockImpl : public torch::nn::Module {

@@ -127,8 +127,9 @@ TEST(Launch, SlurmTellsTheLocalSizeInThreeWays) {
   EXPECT_THAT(error_of(uneven), HasSubstr("SLURM_NTASKS_PER_NODE")) << "which of the two hosts this is, nothing says";
   EXPECT_THAT(error_of(with(uneven, {{"SLURM_NODEID", "2"}})), HasSubstr("SLURM_NODEID=2"));
   EXPECT_THAT(error_of(silent), HasSubstr("SLURM_STEP_TASKS_PER_NODE"));
-  EXPECT_EQ(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_LOCALID", "0"}, {"SLURM_STEPID", "0"}}).launcher,
-            "slurm");
+  EXPECT_EQ(
+      read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_LOCALID", "0"}, {"SLURM_STEPID", "0"}}).launcher,
+      "slurm");
 }
 
 // There Slurm says, too, that this is task 0 of 4, though nobody starts the others.
