@@ -10,11 +10,13 @@
   // Every layout: what it would give by the run's own estimate, and what its steps gave so far.
   const drawLayouts = (dial, now, may) => {
     const all = list(dial && dial.layouts), { speed, seconds: took } = known.curve;
-    const tokens = median(speed.slice(-20)) * median(took.slice(-20));
+    const usual = median(took.slice(-20)), tokens = median(speed.slice(-20)) * usual;
+    // The run estimates from its last step, which may have been an unusual one.
+    const more = dial && isNumber(dial.step_seconds) ? usual - dial.step_seconds : 0;
     const rows = (all.length ? all.map((each) => each.degrees.join(" · ")) : [...known.measured.keys()]).map((layout, i) => {
       const steps = (known.measured.get(layout) || []).slice(3), measured = steps.length > 2;
       const estimated = all[i];
-      return [layout, estimated ? count(tokens / estimated.step_seconds) : "–", measured ? count(median(steps.map((step) => step[0]))) : "–",
+      return [layout, estimated ? count(tokens / Math.max(estimated.step_seconds + more, usual / 100)) : "–", measured ? count(median(steps.map((step) => step[0]))) : "–",
         estimated ? bytes(estimated.memory_bytes) : "–", measured ? bytes(median(steps.map((step) => step[1]))) : "–"];
     });
     const mark = JSON.stringify([rows, now, may]);
