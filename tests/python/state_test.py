@@ -90,6 +90,10 @@ def two_jobs(rank: int, world_size: int, meeting: str) -> None:
     state = initialised({"hybrid_shard_degree": 1})
     first = state.tp_process_group
     dist.destroy_process_group()
+    # Gloo's new connections were refused once while the other rank still closed its old ones.
+    over = dist.FileStore(f"{meeting}-over", world_size)
+    over.set(f"rank {rank}", "gone")
+    over.wait([f"rank {other}" for other in range(world_size)])
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
     assert state.tp_process_group is not first
     dist.barrier(group=state.tp_process_group)
