@@ -9,7 +9,7 @@ Of each job are compared: the time of a step (the median of those after the firs
 its processes had together (PSS). Every job runs once more under a limit of its memory (a control group), drawn at
 random around what was predicted: one that the plan says fits must not be killed.
 
-The machine is probed for each number of ranks and hosts, at the beginning and again after every --reprobe jobs: what is
+The machine is probed for each number of ranks and hosts, first and again after every --reprobe jobs: what is
 predicted is that minute's machine.
 
 Writes bench/out/predictions.json, which bench/plot.py draws (--only predictions).

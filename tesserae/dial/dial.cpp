@@ -165,6 +165,13 @@ void Dial::learn() {
   if (!options_.links) options_.links = cost::measure_links(*fabric_);
   options_.facts.shared_copy = cost::ranks_can_share(*fabric_);
   options_.facts.two_levels = cost::goes_in_two_levels(options_.facts);
+  if (!server_ || options_.facts.parameters == 0) return;
+  constexpr size_t most = 40;  // a line for each is what people still read
+  const std::vector<mesh::Degrees> choices = mesh::all_degrees(options_.facts.ranks());
+  for (const mesh::Degrees& degrees : choices) {
+    const bool even = degrees.parameters == degrees.gradients && degrees.gradients == degrees.optimizer;
+    if (choices.size() <= most || even) layouts_.push_back(layout_of(degrees));
+  }
 }
 
 void Dial::begin_tuning() {
@@ -299,29 +306,25 @@ Json Dial::status(int64_t step) const {
   return status;
 }
 
-/// What a step would take with other degrees: what it takes now, and by how much the formulas differ. Of the fullest
-/// rank, whose memory a shared copy is, too.
-Json Dial::layouts() const {
-  constexpr size_t most = 40;  // a line for each is what people still read
+/// Of the fullest rank, whose memory a shared copy is, too.
+Dial::Layout Dial::layout_of(const mesh::Degrees& degrees) const {
   const cost::Facts& facts = options_.facts;
+  const bool shares = cost::shares_gathered(facts, degrees, 0);
+  const double copy = shares ? static_cast<double>(facts.parameters) * facts.compute_bytes : 0;
+  return {.degrees = degrees,
+          .memory = cost::memory_of_rank(facts, degrees, 0).total() + copy,
+          .seconds = cost::moving_seconds(facts, *options_.links, degrees)};
+}
+
+/// What a step would take with other degrees: what it takes now, and by how much the formulas differ.
+Json Dial::layouts() const {
   Json all = Json::array();
-  if (facts.parameters == 0 || seen_.seconds <= 0 || setting_.tiers.uses(offload::Tier::disk)) return all;
-  const auto memory = [&](const mesh::Degrees& degrees) {
-    const bool shares = cost::shares_gathered(facts, degrees, 0);
-    const double copy = shares ? static_cast<double>(facts.parameters) * facts.compute_bytes : 0;
-    return cost::memory_of_rank(facts, degrees, 0).total() + copy;
-  };
-  const auto seconds = [&](const mesh::Degrees& degrees) {
-    return cost::moving_seconds(facts, *options_.links, degrees);
-  };
-  const double memory_now = memory(setting_.degrees), seconds_now = seconds(setting_.degrees);
-  const std::vector<mesh::Degrees> choices = mesh::all_degrees(facts.ranks());
-  for (const mesh::Degrees& degrees : choices) {
-    const bool even = degrees.parameters == degrees.gradients && degrees.gradients == degrees.optimizer;
-    if (choices.size() > most && !even) continue;
-    all.push_back({{"degrees", to_json(degrees)},
-                   {"step_seconds", std::max(0.0, seen_.seconds + seconds(degrees) - seconds_now)},
-                   {"memory_bytes", std::max(0.0, seen_.memory + memory(degrees) - memory_now)}});
+  if (layouts_.empty() || seen_.seconds <= 0 || setting_.tiers.uses(offload::Tier::disk)) return all;
+  const Layout now = layout_of(setting_.degrees);
+  for (const Layout& layout : layouts_) {
+    all.push_back({{"degrees", to_json(layout.degrees)},
+                   {"step_seconds", std::max(0.0, seen_.seconds + layout.seconds - now.seconds)},
+                   {"memory_bytes", std::max(0.0, seen_.memory + layout.memory - now.memory)}});
   }
   return all;
 }

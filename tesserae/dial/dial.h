@@ -110,6 +110,13 @@ class Dial {
   void tell(int64_t client, const Json& event);
   void say(const std::string& line) const;
   Json status(int64_t step) const;
+  /// What of a step depends on the degrees, by formula: what others would take is told by the difference.
+  struct Layout {
+    mesh::Degrees degrees;
+    double memory = 0;
+    double seconds = 0;
+  };
+  Layout layout_of(const mesh::Degrees& degrees) const;
   Json layouts() const;
 
   std::shared_ptr<comm::Fabric> fabric_;
@@ -126,6 +133,7 @@ class Dial {
   // Rank 0's.
   std::unique_ptr<Server> server_;
   std::unique_ptr<Record> record_;
+  std::vector<Layout> layouts_;  // that status tells of
   std::optional<Tuner> tuner_;
   bool tuner_wanted_ = false;              // it begins at the next edge, on all ranks together
   std::optional<Turn> wanted_, deciding_;  // what is to be done; what all ranks are being told

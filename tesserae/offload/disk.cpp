@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "tesserae/base/error.h"
+#include "tesserae/offload/paged_memory.h"
 
 namespace tesserae::offload {
 
@@ -33,10 +34,11 @@ int64_t Disk::memory() const {
 }
 
 void Disk::reserve(uint64_t bytes) {
+  if (bytes == 0) return;
   const std::scoped_lock lock(mutex_);
-  bytes = (bytes + os::ScratchFile::alignment - 1) / os::ScratchFile::alignment * os::ScratchFile::alignment;
-  const auto is_enough = [bytes](const auto& hole) { return hole.second >= bytes; };
-  if (bytes > 0 && std::ranges::none_of(free_, is_enough)) give_back(file_.reserve(bytes), bytes);
+  const uint64_t room = PagedMemory::on_disk(bytes);
+  const auto is_enough = [room](const auto& hole) { return hole.second >= room; };
+  if (std::ranges::none_of(free_, is_enough)) give_back(file_.reserve(room), room);
 }
 
 DiskCounters Disk::counters() const {

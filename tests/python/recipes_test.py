@@ -276,7 +276,7 @@ def test_only_gradients_of_tables_travel_within_a_host(page: Page) -> None:
         text = re.sub(r"\s+", " ", (ROOT / "docs" / "recipes" / "recommendation.md").read_text())
         said = re.search(r"sends ([\d,]+) bytes for reductions", text)
         assert said
-        # Of the steps between two reports of a rank, which may have seen the begin of one more.
+        # Over the steps between two reports of a rank; another step may have begun in between.
         assert statistics.median(reduced) == pytest.approx(int(said[1].replace(",", "")), rel=0.05)
 
 
