@@ -36,6 +36,35 @@ class SimEngine : public Sim {
     return std::make_shared<offload::Disk>(offload::DiskOptions{.folder = ::testing::TempDir(), .memory = 0});
   }
 
+  /// Of a step with each setting, which begins with the first one; `at_end`: with every rank's model.
+  static std::vector<double> losses_of(const std::vector<shard::Setting>& settings, uint64_t seed,
+                                       const std::function<void(shard::Sharded&)>& at_end = {}) {
+    restart({.seed = seed});
+    std::vector<double> losses;
+    run_on_devices(ranks, [&](comm::Fabric& fabric) {
+      net::NetOptions options;
+      net::Net model(options);
+      net::fill_all(*model);
+      shard::Options sharding;
+      sharding.strategy = {settings.front().degrees, true, true};
+      auto sharded = shard::shard_model(model, net::share(fabric), sharding);
+      optim::AdamW optimizer(sharded, optim::AdamWOptions{.lr = 1e-2});
+      const auto disk = scratch();
+      for (size_t step = 0; step < settings.size(); ++step) {
+        sharded.turn(settings[step], disk);
+        const auto batch = net::batch_of(options, static_cast<int64_t>(step), fabric.rank(), fabric.size());
+        const at::Tensor loss = model(batch.tokens.to(fabric.device()), batch.targets.to(fabric.device()));
+        loss.backward();
+        const double mean = sharded.sum_over_ranks(loss.item<double>()) / fabric.size();
+        optimizer.step({.clip_norm = 0.5});
+        optimizer.zero_grad();
+        if (fabric.rank() == 0) losses.push_back(mean);
+      }
+      if (at_end) at_end(sharded);
+    });
+    return losses;
+  }
+
   static bool same(const net::Reference& a, const net::Reference& b) {
     if (a.losses != b.losses || a.parameters.size() != b.parameters.size()) return false;
     for (const auto& [name, value] : a.parameters) {
@@ -140,67 +169,24 @@ TEST_F(SimEngine, TiersAreTurned) {
                                           {{4, 4, 4}, all(Tier::disk)},
                                           {{1, 1, 4}, all(Tier::disk)},
                                           {{2, 2, 4}, {}}};
-  const auto losses_of = [&](const std::vector<shard::Setting>& settings, uint64_t seed) {
-    restart({.seed = seed});
-    std::vector<double> losses;
-    run_on_devices(ranks, [&](comm::Fabric& fabric) {
-      net::NetOptions options;
-      net::Net model(options);
-      net::fill_all(*model);
-      shard::Options sharding;
-      sharding.strategy = strategy(2, 2, 4, true, true);
-      auto sharded = shard::shard_model(model, net::share(fabric), sharding);
-      optim::AdamW optimizer(sharded, optim::AdamWOptions{.lr = 1e-2});
-      const auto disk = scratch();
-      for (size_t step = 0; step < settings.size(); ++step) {
-        sharded.turn(settings[step], disk);
-        const auto batch = net::batch_of(options, static_cast<int64_t>(step), fabric.rank(), fabric.size());
-        const at::Tensor loss = model(batch.tokens.to(fabric.device()), batch.targets.to(fabric.device()));
-        loss.backward();
-        const double mean = sharded.sum_over_ranks(loss.item<double>()) / fabric.size();
-        optimizer.step({.clip_norm = 0.5});
-        optimizer.zero_grad();
-        if (fabric.rank() == 0) losses.push_back(mean);
-      }
-      EXPECT_THROW(sharded.turn({{2, 2, 4}, {.optimizer = Tier::host}}), InvalidArgument)
-          << "an optimizer step has all it works on in one place";
-    });
-    return losses;
+  const auto refuses = [](shard::Sharded& sharded) {
+    EXPECT_THROW(sharded.turn({{2, 2, 4}, {.optimizer = Tier::host}}), InvalidArgument)
+        << "an optimizer step has all it works on in one place";
   };
-  const std::vector<double> expected = losses_of(stays, 0);
+  const std::vector<double> expected = losses_of(stays, 0, refuses);
   ASSERT_EQ(expected.size(), 5u);
   for (uint64_t seed = 0; seed < 6; ++seed) {
-    const std::vector<double> losses = losses_of(turns, seed);
+    const std::vector<double> losses = losses_of(turns, seed, refuses);
     ASSERT_EQ(losses.size(), 5u);
     for (size_t step = 0; step < 5; ++step) EXPECT_NEAR(losses[step], expected[step], 1e-6) << "seed " << seed;
   }
 }
 
 TEST_F(SimEngine, TheDialIsTurned) {
+  const std::vector<shard::Setting> turns{{{4, 4, 4}, {}}, {{1, 1, 4}, {}}, {{2, 2, 2}, {}}, {{2, 4, 4}, {}}};
   std::vector<std::vector<double>> all;
   for (uint64_t seed = 0; seed < 8; ++seed) {
-    restart({.seed = seed});
-    std::vector<double> losses;
-    run_on_devices(ranks, [&](comm::Fabric& fabric) {
-      net::NetOptions options;
-      net::Net model(options);
-      net::fill_all(*model);
-      shard::Options sharding;
-      sharding.strategy = strategy(4, 4, 4, true, true);
-      auto sharded = shard::shard_model(model, net::share(fabric), sharding);
-      optim::AdamW optimizer(sharded, optim::AdamWOptions{.lr = 1e-2});
-      const std::vector<mesh::Degrees> turns{{4, 4, 4}, {1, 1, 4}, {2, 2, 2}, {2, 4, 4}};
-      for (int64_t step = 0; step < 4; ++step) {
-        sharded.reshard(turns[static_cast<size_t>(step)]);
-        const auto batch = net::batch_of(options, step, fabric.rank(), fabric.size());
-        const at::Tensor loss = model(batch.tokens.to(fabric.device()), batch.targets.to(fabric.device()));
-        loss.backward();
-        const double mean = sharded.sum_over_ranks(loss.item<double>()) / fabric.size();
-        optimizer.step({.clip_norm = 0.5});
-        optimizer.zero_grad();
-        if (fabric.rank() == 0) losses.push_back(mean);
-      }
-    });
+    const std::vector<double> losses = losses_of(turns, seed);
     ASSERT_EQ(losses.size(), 4u);
     EXPECT_LT(losses.back(), losses.front());
     all.push_back(losses);
