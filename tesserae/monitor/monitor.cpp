@@ -15,8 +15,6 @@
 namespace tesserae::monitor {
 namespace {
 
-constexpr std::chrono::milliseconds tick(50);  // step 3
-constexpr double noticed_stop = 0.2;           // a thread that is only late is no stopped process
 constexpr double memory_every = 2, cost_factor = 200;
 constexpr double longest_round = 2;  // who is not heard for 5 s is silent
 
@@ -42,12 +40,14 @@ Monitor::Monitor(std::shared_ptr<comm::Fabric> fabric, MonitorOptions options)
     log(LogLevel::warning, cat("the monitor of this rank cannot tell others of it: ", error.what()));
   }
   if (leads() && !options_.folder.empty()) open_folder();
+  pulse_ = std::make_unique<Pulse>([timer = timer_](double seconds) { timer->was_stopped(seconds); });
   thread_ = std::make_unique<std::jthread>([this](const std::stop_token& stop) { run(stop); });
 }
 
 Monitor::~Monitor() {
-  if (made_.in_child()) {  // the thread and the socket are the parent's
+  if (made_.in_child()) {  // the threads and the socket are the parent's
     static_cast<void>(thread_.release());
+    static_cast<void>(pulse_.release());
     static_cast<void>(requests_.release());
     return;
   }
@@ -124,12 +124,9 @@ void Monitor::run(const std::stop_token& stop) {
   c10::setThreadName("tsm-monitor");
   std::chrono::duration<double> wait = options_.every;
   for (bool last = false; !last;) {
-    const os::TimePoint begin = os::now();
-    for (os::TimePoint slept = begin; !stop.stop_requested() && os::now() - begin < wait; slept = os::now()) {
+    {
       std::unique_lock lock(wake_mutex_);
-      woken_.wait_for(lock, stop, tick, [] { return false; });
-      const double beyond = os::seconds_since(slept) - os::seconds_of(tick);
-      if (beyond > noticed_stop) timer_->was_stopped(beyond);
+      woken_.wait_for(lock, stop, wait, [] { return false; });
     }
     last = stop.stop_requested();
     const double before = processor_time();
@@ -176,6 +173,7 @@ void Monitor::round(bool last) {
 }
 
 Report Monitor::make_report() {
+  pulse_->beat();  // step 3
   Report report{.number = ++number_, .now = timer_->now(), .steps = timer_->steps(told_.front())};
   report.generation = wish_.generation;
   report.sent = timer_->sent();

@@ -15,6 +15,7 @@
 #include "tesserae/comm/fabric.h"
 #include "tesserae/monitor/board.h"
 #include "tesserae/monitor/exchange.h"
+#include "tesserae/monitor/pulse.h"
 #include "tesserae/monitor/requests.h"
 #include "tesserae/monitor/run_files.h"
 #include "tesserae/monitor/step_timer.h"
@@ -40,11 +41,11 @@ struct MonitorOptions {
 ///
 /// [Note: rounds] A thread in each process, which never touches what trains:
 ///  1. every so often (`every`, or 200 times as long as a round takes, at most 2 s) it asks the store what rank 0
-///  wants,
-///     and sets this rank's report;
+///     wants, and sets this rank's report;
 ///  2. rank 0's then reads the reports that there are, without waiting for any, judges the steps of which all have
 ///     told, and replaces the files;
-///  3. in between it looks at the clock: if it slept much too long, the process did not run.
+///  3. another thread notices when the process did not run (pulse.h), also in the middle of a round; no report is made
+///     before it has looked, since steps are judged by what is said of them first.
 /// Training does not notice what fails: a store (exchange.h), a folder that cannot be written.
 ///
 /// watch() and end() come from the thread that trains; the others from any.
@@ -119,6 +120,7 @@ class Monitor {
 
   std::condition_variable_any woken_;
   std::mutex wake_mutex_;
+  std::unique_ptr<Pulse> pulse_;
   std::unique_ptr<std::jthread> thread_;
 };
 
