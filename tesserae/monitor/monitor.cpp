@@ -174,12 +174,9 @@ void Monitor::round(bool last) {
 
 Report Monitor::make_report() {
   pulse_->beat();  // step 3
-  Report report{.number = ++number_, .now = timer_->now(), .steps = timer_->steps(told_.front())};
+  Report report{.number = ++number_, .now = timer_->now(), .steps = timer_->steps(wish_.known)};
   report.generation = wish_.generation;
   report.sent = timer_->sent();
-  // Rank 0 may miss a report, or some: each tells again what the last few did.
-  std::ranges::rotate(told_, told_.begin() + 1);
-  if (!report.steps.empty()) told_.back() = report.steps.back().step;
   report.timeline = timer_->timeline(wish_.timeline_every);
   const double before = processor_time();
   measure_memory();
@@ -230,6 +227,7 @@ void Monitor::lead(std::vector<Event>& events) {
   if (requests_ && std::ranges::find(events, "hang", &Event::kind) != events.end()) requests_->ask_for_stacks();
   Wish wish = wish_;
   wish.timeline_every = board_.timeline_every(os::seconds_of(options_.every));
+  wish.known = board_.step();
   if (requests_ && files_) {
     requests_->look(board_, wish, *files_, timer_->units(), os::seconds_of(options_.every));
   }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -41,7 +40,7 @@ struct MonitorOptions {
 ///
 /// [Note: rounds] A thread in each process, which never touches what trains:
 ///  1. every so often (`every`, or 200 times as long as a round takes, at most 2 s) it asks the store what rank 0
-///     wants, and sets this rank's report;
+///     wants, and sets this rank's report, of all steps that rank 0 does not know yet: it may miss reports;
 ///  2. rank 0's then reads the reports that there are, without waiting for any, judges the steps of which all have
 ///     told, and replaces the files;
 ///  3. another thread notices when the process did not run (pulse.h), also in the middle of a round; no report is made
@@ -102,7 +101,6 @@ class Monitor {
   std::optional<Exchange> exchange_;  // none: this rank is alone
   Wish wish_;
   int64_t number_ = 0;
-  std::array<int64_t, 8> told_{};  // the last step of the newest reports, the oldest first
   // What was asked for last, and of which wish it is.
   std::string stacks_;
   int64_t stacks_of_ = 0;

@@ -126,7 +126,8 @@ Report report_from(std::string_view bytes) {
 }
 
 std::string to_bytes(const Wish& wish) {
-  return cbor({wish.generation, wish.timeline_every, wish.keep_first, wish.keep_last, wish.stacks, wish.waits});
+  return cbor(
+      {wish.generation, wish.timeline_every, wish.keep_first, wish.keep_last, wish.stacks, wish.waits, wish.known});
 }
 
 Wish wish_from(std::string_view bytes) {
@@ -136,7 +137,8 @@ Wish wish_from(std::string_view bytes) {
                 .keep_first = all.at(2),
                 .keep_last = all.at(3),
                 .stacks = all.at(4),
-                .waits = all.at(5)};
+                .waits = all.at(5),
+                .known = all.at(6)};
   });
 }
 

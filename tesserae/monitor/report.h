@@ -15,7 +15,7 @@ namespace tesserae::monitor {
 struct Report {
   int64_t number = 0;  ///< counts its reports: one that does not grow is of a rank that is silent
   Now now = {};
-  std::vector<StepTimes> steps = {};  ///< the newest, oldest first
+  std::vector<StepTimes> steps = {};  ///< those after Wish::known, oldest first
   MemoryUse memory = {};
   PerVerb sent{};                         ///< StepTimer::sent
   int64_t generation = 0;                 ///< Wish::generation, as this rank knows it
@@ -38,6 +38,7 @@ struct Wish {
   int64_t keep_first = 0, keep_last = -1;  ///< timelines of these steps
   int64_t stacks = 0;                      ///< grows when the stacks of all threads are wanted
   bool waits = false;                      ///< for one of the two: reports hold them as long as it does
+  int64_t known = 0;                       ///< the last step of which all have told: reports begin after it
 };
 std::string to_bytes(const Wish& wish);
 Wish wish_from(std::string_view bytes);

@@ -130,6 +130,29 @@ TEST(Monitor, NamesTheRankThatIsSlowAndTheStage) {
   }
 }
 
+// args: folder. Rank 0 reads one report of many.
+RANK_MAIN(is_read_seldom) {
+  auto fabric = comm::Fabric::connect(mesh::World::from_environment());
+  Monitor monitor(fabric, {.folder = args[0], .every = milliseconds(fabric->rank() == 0 ? 2000 : 20)});
+  for (int64_t step = 1; step <= 250; ++step) {
+    monitor.timer().enter(Stage::data);
+    os::sleep_for(milliseconds(fabric->rank() == 1 && step == 60 ? 500 : 8));
+    monitor.timer().enter(Stage::forward);
+    fabric->everyone().barrier();
+    monitor.timer().end_step(step);
+  }
+  monitor.end("done");
+}
+
+TEST(Monitor, NoStepIsLostHoweverSeldomRankZeroReads) {
+  const Folder folder("seldom");
+  const auto results = run_ranks("is_read_seldom", 2, {folder.path().native()});
+  ASSERT_TRUE(results.all_succeeded()) << results.text();
+  std::string all;
+  for (const Json& event : events_of(folder.path())) all += event.dump() + "\n";
+  EXPECT_THAT(all, ::testing::ContainsRegex("rank 1 takes 0\\.[0-9]+ s longer than the others in data"));
+}
+
 // args: folder
 RANK_MAIN(is_lost_while_watched) {
   auto fabric = comm::Fabric::connect(mesh::World::from_environment(), [] {

@@ -56,14 +56,20 @@ TEST(Report, WhatIsNoneIsATypedError) {
 }
 
 TEST(Wish, ComesBackAsItWas) {
-  const Wish wish = wish_from(to_bytes(
-      Wish{.generation = 8, .timeline_every = 4, .keep_first = 10, .keep_last = 12, .stacks = 3, .waits = true}));
+  const Wish wish = wish_from(to_bytes(Wish{.generation = 8,
+                                            .timeline_every = 4,
+                                            .keep_first = 10,
+                                            .keep_last = 12,
+                                            .stacks = 3,
+                                            .waits = true,
+                                            .known = 9}));
   EXPECT_EQ(wish.generation, 8);
   EXPECT_EQ(wish.timeline_every, 4);
   EXPECT_EQ(wish.keep_first, 10);
   EXPECT_EQ(wish.keep_last, 12);
   EXPECT_EQ(wish.stacks, 3);
   EXPECT_TRUE(wish.waits);
+  EXPECT_EQ(wish.known, 9);
 }
 
 }  // namespace
