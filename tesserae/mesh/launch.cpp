@@ -1,46 +1,15 @@
 #include "tesserae/mesh/launch.h"
 
 #include <algorithm>
-#include <charconv>
 #include <string_view>
 #include <vector>
 
 #include "tesserae/base/error.h"
 #include "tesserae/mesh/host_list.h"
+#include "tesserae/mesh/variables.h"
 
 namespace tesserae::mesh {
 namespace {
-
-constexpr std::string_view function = "World::from_environment";
-
-[[noreturn]] void fail(const std::string& message) {
-  throw InvalidArgument(function, message);
-}
-
-/// The environment with typed reads. An empty variable counts as unset, as it does for every launcher.
-class Variables {
- public:
-  explicit Variables(const Lookup& lookup) : lookup_(lookup) {}
-
-  std::string text(const char* name) const {
-    const char* value = lookup_(name);
-    return value == nullptr ? std::string() : std::string(value);
-  }
-  bool has(const char* name) const { return !text(name).empty(); }
-
-  int number(const char* name, std::string_view launcher) const {
-    const std::string value = text(name);
-    if (value.empty()) fail(cat(launcher, " started this process, but ", name, " is not set"));
-    int parsed = 0;
-    const char* const end = value.data() + value.size();
-    const auto [stop, error] = std::from_chars(value.data(), end, parsed);
-    if (error != std::errc() || stop != end) fail(cat(name, "=", value, " is not a number that fits"));
-    return parsed;
-  }
-
- private:
-  const Lookup& lookup_;
-};
 
 /// The names under which a launcher publishes the four numbers.
 struct Names {
@@ -52,16 +21,16 @@ struct Names {
 };
 
 void check_within(const char* index, int i, const char* count, int n) {
-  if (n < 1) fail(cat(count, "=", n, " is not positive"));
-  if (i < 0 || i >= n) fail(cat(index, "=", i, " contradicts ", count, "=", n, ": it must be in [0, ", n, ")"));
+  if (n < 1) fail_launch(cat(count, "=", n, " is not positive"));
+  if (i < 0 || i >= n) fail_launch(cat(index, "=", i, " contradicts ", count, "=", n, ": it must be in [0, ", n, ")"));
 }
 
 void check(const Launch& launch, const Names& names) {
   check_within(names.rank, launch.rank, names.size, launch.size);
   check_within(names.local_rank, launch.local_rank, names.local_size, launch.local_size);
   if (launch.local_size > launch.size) {
-    fail(cat(names.local_size, "=", launch.local_size, " contradicts ", names.size, "=", launch.size,
-             ": a host cannot have more ranks than the job"));
+    fail_launch(cat(names.local_size, "=", launch.local_size, " contradicts ", names.size, "=", launch.size,
+                    ": a host cannot have more ranks than the job"));
   }
 }
 
@@ -76,12 +45,6 @@ Launch read_numbers(const Variables& variables, const Names& names) {
   return launch;
 }
 
-uint16_t read_port(const Variables& variables) {
-  const int port = variables.number("MASTER_PORT", "a launcher");
-  if (port < 1 || port > 65535) fail(cat("MASTER_PORT=", port, " is no port: it must be in [1, 65535]"));
-  return static_cast<uint16_t>(port);
-}
-
 /// A port below the range that Linux hands out by itself (32768 and up), the same on every rank of the job.
 uint16_t port_for(std::string_view job) {
   uint64_t hash = 14695981039346656037u;  // FNV-1a: std::hash may differ between builds, and ranks must agree
@@ -94,12 +57,12 @@ void read_mpi_rendezvous(const Variables& variables, Launch& launch, std::vector
   if (variables.has("MASTER_ADDR")) {
     launch.address = variables.text("MASTER_ADDR");
   } else if (launch.local_size < launch.size) {
-    fail(cat(launch.launcher, " runs ", launch.size,
-             " ranks on several hosts and says nothing of where they meet: set "
-             "MASTER_ADDR to the host of rank 0 (and MASTER_PORT to a free port there)"));
+    fail_launch(cat(launch.launcher, " runs ", launch.size,
+                    " ranks on several hosts and says nothing of where they meet: set "
+                    "MASTER_ADDR to the host of rank 0 (and MASTER_PORT to a free port there)"));
   }
   if (variables.has("MASTER_PORT")) {
-    launch.port = read_port(variables);
+    launch.port = variables.port("MASTER_PORT");
     return;
   }
   for (const char* name : job_names) {
@@ -107,18 +70,23 @@ void read_mpi_rendezvous(const Variables& variables, Launch& launch, std::vector
     launch.port = port_for(variables.text(name));
     return;
   }
-  if (launch.size > 1) fail(cat("no variable of ", launch.launcher, " names the job: set MASTER_PORT to a free port"));
+  if (launch.size > 1)
+    fail_launch(cat("no variable of ", launch.launcher, " names the job: set MASTER_PORT to a free port"));
 }
 
 Launch read_torchrun(const Variables& variables) {
+  if (!variables.has("LOCAL_RANK") && variables.has("PET_NNODES")) {
+    fail_launch(cat("RANK=", variables.text("RANK"), " counts pods here (PET_NNODES=", variables.text("PET_NNODES"),
+                    "), not ranks: start the ranks by torchrun, which reads PET_*, or by `tesserae train`"));
+  }
   Launch launch = read_numbers(variables, {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
   launch.store_is_served = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   if (variables.has("MASTER_ADDR")) launch.address = variables.text("MASTER_ADDR");
-  if (variables.has("MASTER_PORT")) launch.port = read_port(variables);
+  if (variables.has("MASTER_PORT")) launch.port = variables.port("MASTER_PORT");
   if (launch.size > 1 && !variables.has("MASTER_ADDR"))
-    fail("torchrun started this process, but MASTER_ADDR is not set");
+    fail_launch("torchrun started this process, but MASTER_ADDR is not set");
   if (launch.size > 1 && !variables.has("MASTER_PORT"))
-    fail("torchrun started this process, but MASTER_PORT is not set");
+    fail_launch("torchrun started this process, but MASTER_PORT is not set");
   return launch;
 }
 
@@ -152,7 +120,7 @@ int slurm_local_size(const Variables& variables, const Launch& launch, const cha
     return std::min(variables.number(name, "slurm"), launch.size);
   }
   if (launch.size == 1) return 1;
-  fail(
+  fail_launch(
       "slurm started this process, but neither SLURM_STEP_TASKS_PER_NODE nor SLURM_NTASKS_PER_NODE is set: start with "
       "srun --ntasks-per-node");
 }
@@ -166,15 +134,16 @@ void read_slurm_rendezvous(const Variables& variables, Launch& launch) {
       if (found == nullptr && variables.has(name)) found = name;
     }
     if (found == nullptr)
-      fail("slurm started this process on several hosts, but SLURM_STEP_NODELIST is not set; set it or MASTER_ADDR");
+      fail_launch(
+          "slurm started this process on several hosts, but SLURM_STEP_NODELIST is not set; set it or MASTER_ADDR");
     launch.address = expand_host_list(variables.text(found)).front();
   }
   if (variables.has("MASTER_PORT")) {
-    launch.port = read_port(variables);
+    launch.port = variables.port("MASTER_PORT");
   } else if (variables.has("SLURM_JOB_ID")) {
     launch.port = port_for(cat(variables.text("SLURM_JOB_ID"), ".", variables.text("SLURM_STEP_ID")));
   } else if (launch.size > 1) {
-    fail("slurm started this process, but SLURM_JOB_ID is not set; set it or MASTER_PORT");
+    fail_launch("slurm started this process, but SLURM_JOB_ID is not set; set it or MASTER_PORT");
   }
 }
 
@@ -194,8 +163,8 @@ Launch read_slurm(const Variables& variables) {
   launch.local_rank = variables.number("SLURM_LOCALID", "slurm");
   check_within("SLURM_PROCID", launch.rank, "SLURM_NTASKS", launch.size);
   if (variables.has("WORLD_SIZE") && variables.number("WORLD_SIZE", "slurm") != launch.size) {
-    fail(cat("WORLD_SIZE=", variables.text("WORLD_SIZE"), " contradicts SLURM_NTASKS=", launch.size,
-             ", and RANK, which would decide, is not set"));
+    fail_launch(cat("WORLD_SIZE=", variables.text("WORLD_SIZE"), " contradicts SLURM_NTASKS=", launch.size,
+                    ", and RANK, which would decide, is not set"));
   }
   const char* local_size = "the tasks per node";
   launch.local_size = slurm_local_size(variables, launch, local_size);
@@ -217,9 +186,9 @@ Launch read_launch(const Lookup& lookup) {
   if (in_slurm_step(variables)) return read_slurm(variables);
   for (const char* name : {"WORLD_SIZE", "LOCAL_RANK"}) {
     if (variables.has(name))
-      fail(cat(name, "=", variables.text(name), " is set, but RANK is not: unset it or set both"));
+      fail_launch(cat(name, "=", variables.text(name), " is set, but RANK is not: unset it or set both"));
   }
-  if (variables.has("PMI_SIZE")) fail("PMI_SIZE is set, but PMI_RANK is not: unset it or set both");
+  if (variables.has("PMI_SIZE")) fail_launch("PMI_SIZE is set, but PMI_RANK is not: unset it or set both");
   Launch alone;
   alone.launcher = "single";
   return alone;
