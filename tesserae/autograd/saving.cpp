@@ -39,6 +39,15 @@ class Hooks final : public SavedVariableHooks {
 using torch::autograd::Engine;
 using torch::autograd::variable_list;
 
+/// How torch's engine takes the node at which a graph task begins: up to 2.12 by a std::shared_ptr.
+template <typename Method>
+struct RootOf;
+template <typename Result, typename Task, typename Root, typename Input>
+struct RootOf<Result (Engine::*)(Task, Root, Input)> {
+  using type = Root;
+};
+using RootPointer = RootOf<decltype(&Engine::execute_with_graph_task)>::type;
+
 /// Answers what torch asks an engine when it saves a tensor. Backwards run on torch's engine, whose threads there are
 /// once a process.
 class SavingEngine final : public Engine {
@@ -51,7 +60,7 @@ class SavingEngine final : public Engine {
   }
 
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
-      const std::shared_ptr<torch::autograd::GraphTask>& task, c10::intrusive_ptr<torch::autograd::Node> root,
+      const std::shared_ptr<torch::autograd::GraphTask>& task, RootPointer root,
       torch::autograd::InputBuffer&& input) override {
     return get_base_engine().execute_with_graph_task(task, std::move(root), std::move(input));
   }
