@@ -14,7 +14,7 @@ namespace tesserae::comm {
 /// Who asks for an operation: names in errors and logs. Set by the engine; empty strings are left out of texts.
 struct Label {
   std::string_view unit;  ///< must outlive the operation
-  int64_t step = -1;
+  int64_t step = -1;      ///< the step of the job; -1: none has begun
 };
 
 /// A collective operation failed. The text names operation (with its sequence number), group, rank, unit and step.
@@ -30,7 +30,7 @@ class PeerLost : public CommError {
  public:
   PeerLost(std::string_view function, const std::string& message, std::vector<int> lost)
       : CommError(function, message), ranks(std::move(lost)) {}
-  std::vector<int> ranks;
+  std::vector<int> ranks;  ///< those that were lost, ascending
 };
 
 /// Of a group that is not made, because these of its members ended or left the job meanwhile.
@@ -42,7 +42,7 @@ class Timeout : public CommError {
  public:
   Timeout(std::string_view function, const std::string& message, std::vector<int> silent_ranks)
       : CommError(function, message), silent(std::move(silent_ranks)) {}
-  std::vector<int> silent;
+  std::vector<int> silent;  ///< those that gave no answer before the deadline, ascending
 };
 
 /// Thrown in a child that was forked from a rank: what `function` needs, threads and connections, are the parent's.

@@ -19,14 +19,15 @@ class Store;
 
 namespace tesserae::comm {
 
+/// How ranks meet, and what carries their bytes. Every rank gives the same, except `host`.
 struct FabricOptions {
   /// "gloo"; "shm": memory among ranks of a host, Gloo between hosts; "nccl"; "null"; "auto": nccl if the device is
   /// CUDA, else shm.
   std::string backend = "auto";
-  c10::Device device = c10::kCPU;
-  std::chrono::milliseconds connect_deadline{60'000};
-  std::chrono::milliseconds deadline{300'000};
-  bool names_process = true;  ///< lines of the log carry the rank in this fabric
+  c10::Device device = c10::kCPU;                      ///< where the tensors of this rank are that travel
+  std::chrono::milliseconds connect_deadline{60'000};  ///< how long ranks wait for each other to come
+  std::chrono::milliseconds deadline{300'000};         ///< of each verb of a group, unless the call gives one
+  bool names_process = true;                           ///< lines of the log carry the rank in this fabric
   std::string host;  ///< label of the machine of this rank; empty: its own identity (tests place ranks as they like)
   int epoch = 0;     ///< how often the job's ranks have met before (Fabric::reconnect): who is of another does not meet
   /// Asked while ranks meet, every so often. True: this meeting will not take place, and a CommError says so.
@@ -66,14 +67,15 @@ class Fabric {
   /// forget_broken(). From the training thread. Throws what connect() throws, CommError if ranks are not where they
   /// were, InvalidArgument where there is nobody to meet.
   virtual void reconnect(int epoch);
+  /// Lets go of the groups and lanes of before reconnect(): nobody may hold one any more.
   virtual void forget_broken() {}
   /// Of the connections that there are. Members of a group of another epoch are not to be asked anything.
   virtual int epoch() const { return 0; }
 
-  virtual const mesh::World& world() const = 0;
-  virtual c10::Device device() const = 0;
-  int rank() const { return world().rank(); }
-  int size() const { return world().size(); }
+  virtual const mesh::World& world() const = 0;  ///< the ranks, and the hosts that they are on
+  virtual c10::Device device() const = 0;        ///< where tensors that travel are
+  int rank() const { return world().rank(); }    ///< this process, in [0, size())
+  int size() const { return world().size(); }    ///< how many ranks the job has
 
   /// The group of these job ranks (in this order) on that lane; made at the first call, which all members make in the
   /// same order of groups, and kept. A group of one is always there and its verbs do nothing.
@@ -81,6 +83,7 @@ class Fabric {
   /// All ranks in order, on the control lane: barriers, agreement, scalars. Used from the training thread directly.
   Group& everyone();
 
+  /// The lane for that traffic; owned by the fabric, made at the first call. Tasks run in the order of submission.
   virtual Lane& lane(Traffic traffic) = 0;
 
   /// The store through which the ranks of the job met, by a connection of the caller's own, restricted to keys below

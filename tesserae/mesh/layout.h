@@ -39,9 +39,9 @@ class Layout {
   /// Throws InvalidArgument, naming the nearest valid triples, unless P | G | O | ranks and ranks > 0.
   Layout(int ranks, Degrees degrees);
 
-  int ranks() const { return ranks_; }
-  const Degrees& degrees() const { return degrees_; }
-  int replicas() const { return ranks_ / degrees_.optimizer; }
+  int ranks() const { return ranks_; }                          ///< N: how many ranks shard the state
+  const Degrees& degrees() const { return degrees_; }           ///< P, G and O
+  int replicas() const { return ranks_ / degrees_.optimizer; }  ///< N / O: how many ranks own the same chunk
 
   int parameter_piece(int rank) const;  ///< in [0, P)
   int gradient_piece(int rank) const;   ///< in [0, G)

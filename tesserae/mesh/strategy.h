@@ -11,7 +11,7 @@ namespace tesserae::mesh {
 
 /// A strategy is a value: three degrees and the lifetime of gathered parameters.
 struct Strategy {
-  Degrees degrees;
+  Degrees degrees;                  ///< over how many ranks parameters, gradients and optimizer state are sharded
   bool free_after_forward = true;   ///< parameters are gathered again for backward
   bool free_after_backward = true;  ///< false: kept until the optimizer step makes them stale
 

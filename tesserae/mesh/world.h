@@ -33,16 +33,17 @@ class World {
   /// Throws InvalidArgument unless there is one label for each rank.
   World with_hosts(const std::vector<std::string>& host_of) const;
 
-  int rank() const { return rank_; }
-  int size() const { return launch_.size; }
-  int hosts() const { return static_cast<int>(first_rank_.size()); }
-  int host(int rank) const;
+  int rank() const { return rank_; }                                  ///< this process, in [0, size())
+  int size() const { return launch_.size; }                           ///< how many ranks the job has
+  int hosts() const { return static_cast<int>(first_rank_.size()); }  ///< how many there are
+  int host(int rank) const;                                           ///< the host of `rank`, in [0, hosts())
+  /// What the launcher numbered `rank` as.
   int launcher_rank(int rank) const {
     return launcher_rank_.empty() ? rank : launcher_rank_[static_cast<size_t>(rank)];
   }
   /// The ranks on the host of `rank`, ascending (they are consecutive).
   std::vector<int> host_ranks(int rank) const;
-  const Launch& launch() const { return launch_; }
+  const Launch& launch() const { return launch_; }  ///< what the launcher said of this process
 
  private:
   World() = default;

@@ -8,13 +8,14 @@
 
 namespace tesserae::model {
 
+/// How tokens are drawn, and how many.
 struct GenerateOptions {
   int64_t tokens = 200;      ///< how many to generate
   double temperature = 0.8;  ///< 0: always the likeliest token
   int64_t top_k = 0;         ///< > 0: only the so many likeliest tokens are drawn from
   int64_t window = 1024;     ///< at most so many of the last tokens are given to the model (its max_sequence)
-  uint64_t seed = 0;
-  int64_t stop = -1;  ///< >= 0: generation ends after this token
+  uint64_t seed = 0;         ///< of the draws: the same on all ranks
+  int64_t stop = -1;         ///< >= 0: generation ends after this token
 };
 
 /// Continues `prompt` (not empty) and returns the new tokens. `logits` maps tokens [1, time] to [1, time, vocabulary];

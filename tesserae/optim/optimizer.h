@@ -18,6 +18,7 @@
 
 namespace tesserae::optim {
 
+/// What one step does beside the update. The same on all ranks.
 struct StepOptions {
   std::optional<double> lr = {};  ///< of this step only; unset: the optimizer's own
   double clip_norm = 0;           ///< > 0: gradients are scaled to this global norm at most
@@ -29,6 +30,7 @@ struct StepOptions {
   std::vector<double>* also_sum = nullptr;
 };
 
+/// What a step found, the same on all ranks.
 struct StepResult {
   double norm = 0;       ///< global gradient norm, unscaled and before clipping; 0 if not measured
   bool skipped = false;  ///< the norm was not finite: no parameter and no state was changed, on any rank
@@ -60,11 +62,13 @@ class Optimizer : public shard::Companion {
   /// it if this is one more; all of its shards are then updated.
   int64_t steps_done() const { return steps_done_; }
   const StepResult& last_step() const { return last_step_; }  ///< of these
+  /// Runs the updates that step() has put off, on the calling thread. Not collective.
   void complete_updates();
+  /// Forgets all gradients, as Sharded::zero_grad.
   void zero_grad() { target_->zero_grad(); }
 
-  double lr() const { return lr_; }
-  void set_lr(double lr) { lr_ = lr; }
+  double lr() const { return lr_; }     ///< of steps that are given none
+  void set_lr(double lr) { lr_ = lr; }  ///< from the next step on; the same on all ranks
 
   /// Calls visit for each tensor of state that exists: of the shape of the shard's master, or a scalar (named "step").
   /// `visit` may assign another tensor of that shape.
@@ -86,7 +90,7 @@ class Optimizer : public shard::Companion {
 
   /// Views of one shard's segments of one kind: the tensor lists that a fused kernel takes.
   struct Views {
-    std::vector<at::Tensor> master, grad;
+    std::vector<at::Tensor> master, grad;        ///< flat, of the same sizes: what is updated, and by what
     std::vector<std::vector<at::Tensor>> state;  ///< as in state_names()
     std::vector<at::Tensor> step;                ///< the shard's counter, once for each view
   };

@@ -4,12 +4,13 @@
 
 namespace tesserae::optim {
 
+/// The numbers of SGD; lr may change from step to step (StepOptions::lr).
 struct SgdOptions {
-  double lr = 0.1;
-  double momentum = 0;
-  bool nesterov = false;
-  double weight_decay = 0;  ///< added to the gradient, as torch.optim.SGD does
-  DecayPolicy decays = decays_if_matrix;
+  double lr = 0.1;                        ///< learning rate
+  double momentum = 0;                    ///< 0: none, and no state but the counter
+  bool nesterov = false;                  ///< with momentum only
+  double weight_decay = 0;                ///< added to the gradient, as torch.optim.SGD does
+  DecayPolicy decays = decays_if_matrix;  ///< which parameters decay; by default those of two dimensions or more
 };
 
 /// Stochastic gradient descent with momentum; the numbers of torch.optim.SGD without dampening, through torch's fused

@@ -35,6 +35,7 @@ struct Precision {
   std::optional<c10::ScalarType> masters;     ///< what the optimizer updates
   bool cast_inputs = true;                    ///< floating point inputs of each unit are cast to `parameters`
 
+  /// Leaves every dtype as the model has it, which is fp32 unless it was cast.
   static Precision fp32() { return {}; }
   /// Computes in bf16, sums gradients and keeps masters in fp32.
   static Precision bf16() { return {at::kBFloat16, at::kFloat, at::kFloat}; }
@@ -55,11 +56,12 @@ enum class CutBy {
              ///< torch.chunk cuts it: the last ranks have fewer rows, or none. What a DTensor with Shard(0) shows
 };
 
+/// How a model is sharded. The same on all ranks, except `disk`.
 struct Options {
   mesh::Strategy strategy;  ///< default: NO_SHARD. See mesh::preset and mesh::from_hybrid_shard_degree.
-  Precision precision;
-  Accumulation accumulation = Accumulation::local;
-  CutBy cut_by = CutBy::elements;
+  Precision precision;      ///< default: the dtypes of the model
+  Accumulation accumulation = Accumulation::local;  ///< inside no_sync()
+  CutBy cut_by = CutBy::elements;                   ///< where flat buffers are cut
 
   /// At most so many units are gathered or being gathered at once because of prefetching (>= 1; 1: no prefetch). Those
   /// that were read and stay gathered, because the strategy does not free them, do not count.
@@ -71,7 +73,7 @@ struct Options {
   /// are exact where ranks share memory. Masters, optimizer state and what is saved are never rounded. What travels
   /// packed takes memory of its own meanwhile: up to half of the unit's buffer (int8). Exact with a tensor axis.
   comm::Wire parameter_wire = comm::Wire::exact;
-  comm::Wire gradient_wire = comm::Wire::exact;
+  comm::Wire gradient_wire = comm::Wire::exact;  ///< of the hops of gradients
 
   /// Memory goes back to the allocator between its uses: buffers when the rest of the step needs no more, the memory of
   /// gradients that were zeroed or, where an optimizer does not keep it, set to none. A lower peak, at allocator calls

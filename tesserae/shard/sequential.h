@@ -31,6 +31,7 @@ WrapPolicy wrap_larger_than(int64_t parameters);
 class AnyUnitImpl : public torch::nn::Module {
  public:
   explicit AnyUnitImpl(torch::nn::AnyModule module);
+  /// The module's own.
   at::Tensor forward(const at::Tensor& input) { return module_.forward(input); }
   void train(bool on = true) override;
 
@@ -43,11 +44,13 @@ class AnyUnitImpl : public torch::nn::Module {
 class SequentialUnitsImpl : public torch::nn::Module {
  public:
   SequentialUnitsImpl(const torch::nn::Sequential& sequential, const WrapPolicy& policy);
+  /// All children in their order, each on what the one before returned.
   at::Tensor forward(const at::Tensor& input);
 
  private:
   std::vector<std::function<at::Tensor(const at::Tensor&)>> chain_;
 };
+/// The holder of it, which shard_model() takes.
 using SequentialUnits = Unit<SequentialUnitsImpl>;
 
 }  // namespace tesserae::shard

@@ -44,6 +44,7 @@ class Sharded {
   /// Forgets all gradients, also those accumulated inside no_sync.
   void zero_grad();
 
+  /// Backward passes while it lives are not the last of an accumulation.
   NoSync no_sync();
 
   /// Runs `visit` for each parameter of the model under each of its names, with the values that the optimizer updates
@@ -58,13 +59,18 @@ class Sharded {
   /// The same, and where the state lies is changed, too. `disk`: this rank's, if it comes to lie on one that it has
   /// not.
   Resharding turn(const Setting& setting, std::shared_ptr<offload::Disk> disk = nullptr);
+  /// The degrees and tiers of now.
   Setting setting() const;
 
   /// After Fabric::reconnect(), on a rank whose values are whole: makes the groups anew that a new rank makes in
   /// shard_model(). Then all ranks fill() the new ones. See rejoin.h. Throws comm::Mismatch where a new rank has
   /// another model. Collective.
   void rejoin();
+  /// Whether each rank that is not `whole` (by job rank, the same on all) shares every chunk with one that is.
+  /// Collective.
   bool can_fill(const std::vector<bool>& whole);
+  /// Gives new ranks their masters and optimizer state; only if can_fill(). Returns the bytes that this rank sent.
+  /// Collective.
   uint64_t fill(const std::vector<bool>& whole);
   /// False after a change of degrees that failed half-way: what this rank holds is no state of any step.
   bool whole() const;
@@ -72,12 +78,12 @@ class Sharded {
   /// Sum over all ranks of the fabric; a collective on the control lane.
   double sum_over_ranks(double value);
 
-  comm::Fabric& fabric();
-  const Options& options() const;
+  comm::Fabric& fabric();           ///< over which the state is sharded
+  const Options& options() const;   ///< those of shard_model()
   comm::MeshFabric& mesh();         ///< of the job
   int64_t parameter_count() const;  ///< of the whole model; tied parameters count once
-  Statistics statistics() const;
-  Engine& engine();
+  Statistics statistics() const;    ///< of this rank
+  Engine& engine();                 ///< lives as long as this does
 
  private:
   friend Sharded shard_model(std::shared_ptr<torch::nn::Module>, std::shared_ptr<comm::Fabric>, Options);

@@ -24,11 +24,11 @@ class UnitBase : public UnitHandle {
 
  protected:
   // The events of a unit, in the order of a step; see engine.cpp.
-  void before_forward();
-  void after_forward();
-  void cancel_forward();
-  at::Tensor on_input(const at::Tensor& input);  // casts, and watches for the end of the unit's backward
-  void on_output(const at::Tensor& output);      // watches for the beginning of the unit's backward
+  void before_forward();                         ///< the first: gathers parameters
+  void after_forward();                          ///< the last of a forward that has ended
+  void cancel_forward();                         ///< in its place after an exception
+  at::Tensor on_input(const at::Tensor& input);  ///< casts, and watches for the end of the unit's backward
+  void on_output(const at::Tensor& output);      ///< watches for the beginning of the unit's backward
 
   /// A forward of `unit` (null: nothing to tell), which is cancelled unless end() is called.
   class Forward {
@@ -41,6 +41,7 @@ class UnitBase : public UnitHandle {
     }
     Forward(const Forward&) = delete;
     Forward& operator=(const Forward&) = delete;
+    /// The forward has ended well: tells the unit, once.
     void end() {
       if (UnitBase* const unit = std::exchange(unit_, nullptr)) unit->after_forward();
     }
@@ -49,6 +50,7 @@ class UnitBase : public UnitHandle {
     UnitBase* unit_;
   };
 
+  /// Whether the model has been sharded: without that nothing is told.
   bool sharded() const { return unit_ != nullptr; }
   bool recompute_ = false;
 
@@ -65,6 +67,7 @@ class UnitImpl : public M, public UnitBase {
  public:
   using M::M;
 
+  /// M's forward, with parameters gathered before it and freed after it as the strategy says.
   template <class... Args>
   auto forward(Args&&... args) {
     auto compute = [this](auto&&... inputs) { return M::forward(std::forward<decltype(inputs)>(inputs)...); };
@@ -94,13 +97,15 @@ class UnitImpl : public M, public UnitBase {
   }
 };
 
+/// The module type of a module type or of its holder.
 template <class T, class = void>
 struct ModuleOf {
-  using type = T;
+  using type = T;  ///< T is a module
 };
+/// Of a holder: what it holds.
 template <class T>
 struct ModuleOf<T, std::void_t<typename T::ContainedType>> {
-  using type = typename T::ContainedType;
+  using type = typename T::ContainedType;  ///< T is a holder
 };
 
 /// A module whose parameters are gathered and freed together, as a libtorch module holder: Unit<BlockImpl> or
@@ -113,7 +118,7 @@ class Unit : public torch::nn::ModuleHolder<UnitImpl<typename ModuleOf<T>::type>
  public:
   using torch::nn::ModuleHolder<UnitImpl<typename ModuleOf<T>::type>>::ModuleHolder;
 
-  // The holder's own call operator does not see a forward that is a template.
+  /// Runs forward. (The holder's own call operator does not see a forward that is a template.)
   template <class... Args>
   auto operator()(Args&&... args) {
     return (*this)->forward(std::forward<Args>(args)...);
