@@ -31,22 +31,27 @@ class State:
 
     @property
     def tensor_parallel_degree(self) -> int:
+        """T: over how many ranks single layers are split."""
         return self._config().tensor_parallel_degree
 
     @property
     def context_parallel_degree(self) -> int:
+        """C: over how many ranks sequences are cut."""
         return self._config().context_parallel_degree
 
     @property
     def expert_parallel_degree(self) -> int:
+        """E: over how many ranks the experts of a layer are shared out."""
         return self._config().expert_parallel_degree
 
     @property
     def sm_activation_offloading(self) -> bool:
+        """Whether what torch's offload_wrapper saves in a sharded model goes to Tesserae's store."""
         return self._config().sm_activation_offloading
 
     @property
     def activation_loading_horizon(self) -> int:
+        """How many units ahead activations are brought back."""
         return self._config().activation_loading_horizon
 
     @property
@@ -59,6 +64,7 @@ class State:
 
     @property
     def random_seed(self) -> int:
+        """What dropout on split activations is seeded with; nothing else in a script is."""
         return self._config().random_seed
 
     # ---- the job ----
@@ -70,6 +76,7 @@ class State:
 
     @property
     def world_size(self) -> int:
+        """How many ranks the job has. Before init_process_group(): what the launcher says, 1 without one."""
         self._config()
         return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -90,10 +97,12 @@ class State:
     # ---- tensor parallelism: what the mesh of the job says (_C.Mesh), with the names of SMP v2 ----
     @property
     def tp_size(self) -> int:
+        """T: how many ranks split layers with this one, itself included."""
         return self.tensor_parallel_degree
 
     @property
     def tp_rank(self) -> int:
+        """This rank among them, in [0, tp_size)."""
         return self._mesh().index("tensor", self.rank)
 
     @property
@@ -105,10 +114,12 @@ class State:
     # ---- context parallelism ----
     @property
     def cp_size(self) -> int:
+        """C: how many ranks share out the positions of the same sequences, this one included."""
         return self.context_parallel_degree
 
     @property
     def cp_rank(self) -> int:
+        """This rank among them, in [0, cp_size)."""
         return self._mesh().index("context", self.rank)
 
     @property
@@ -120,10 +131,12 @@ class State:
     # ---- expert parallelism ----
     @property
     def ep_size(self) -> int:
+        """E: how many ranks share out the experts of a layer, this one included."""
         return self.expert_parallel_degree
 
     @property
     def ep_rank(self) -> int:
+        """This rank among them, in [0, ep_size)."""
         return self._mesh().index("expert", self.rank)
 
     @property
@@ -146,6 +159,7 @@ class State:
 
     @property
     def dp_rank(self) -> int:
+        """Which of a step's batches this rank reads, in [0, dp_size)."""
         return self._mesh().index("batch", self.rank)
 
     @property
@@ -159,6 +173,7 @@ class State:
         return self._mesh().members("tensor", self.rank)
 
     def dp_ranks(self) -> list[int]:
+        """Of the job: those of this tp_rank. Raises InvalidArgument as tp_ranks()."""
         return self._mesh().members("state", self.rank)
 
     # ----
