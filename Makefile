@@ -19,7 +19,7 @@ PYTEST_SECONDS ?= 3600
 parity: PYTEST_SECONDS = 14400
 CTEST = tools/ctest.sh $(BUILD)
 
-.PHONY: help setup build program demo test parity long nightly bench dial-bench check format stub clean
+.PHONY: help setup build program demo test parity long nightly bench dial-bench check docs format stub clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,11 +68,15 @@ dial-bench: build  ## changes of the sharding degree beside restarts, and "auto"
 	@$(PYTHON) bench/auto_sweep.py --update-docs
 	@$(PYTHON) bench/plot.py
 
-check:  ## what needs no build: the order of the layers, that figures have commands, the format
+check:  ## what needs no build: order of the layers, commands of figures, links, blocks of code, format
 	@tools/check_layers.py
 	@tools/check_figures.py
+	@tools/check_links.py
 	@tools/check_format.sh
 	@tools/check_python.sh
+
+docs: build  ## the site of docs/, with the references of Python and C++: build/docs/html (2 minutes)
+	@tools/docs.sh $(BUILD)
 
 format:  ## rewrite the C++ files as .clang-format says, the Python files as ruff does
 	@tools/check_format.sh --fix

@@ -4,8 +4,8 @@
 #   1. Tools and libraries: looks for the commands and CMake packages themselves, wherever they come from; what is
 #      missing is installed with apt-get where we may (root, or sudo without a password), else named in one line.
 #   2. Python: the active one if it has torch >= 2.11 (TESSERAE_PYTHON names another), else .venv with requirements.txt.
-#   3. With --dev: Chromium, Python's headers, and requirements-dev.txt. Nothing is installed into an environment that is
-#      not ours: where the active Python lacks something, .venv is laid over it and sees its packages.
+#   3. With --dev: Chromium, Doxygen, Python's headers, and requirements-dev.txt. Nothing is installed into an environment
+#      that is not ours: where the active Python lacks something, .venv is laid over it and sees its packages.
 # Leaves build/setup/python (the path of the Python to use) and build/setup/stamp (for what that was done).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -129,6 +129,7 @@ look() {  # sets python, use_venv, required, libraries (of those), useful
   command -v ccache >/dev/null || useful+=(ccache)
   has_format || useful+=(clang-format)
   if [ "$dev" = yes ] && ! has_browser; then useful+=(chromium); fi
+  if [ "$dev" = yes ] && ! command -v doxygen >/dev/null; then useful+=(doxygen); fi
 }
 
 # ---- 1. tools and libraries ----
