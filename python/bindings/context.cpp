@@ -47,7 +47,9 @@ void bind_context(py::module_& module) {
            py::arg("parallel"), py::arg("length"), py::kw_only(), py::arg("causal") = true, py::arg("window") = 0,
            py::arg("documents") = std::vector<int64_t>{},
            "documents: where packed documents begin, the first at 0. Raises InvalidArgument.")
-      .def_property_readonly("length", [](const Sequence& self) { return self.cut().pattern().length(); })
+      .def_property_readonly(
+          "length", [](const Sequence& self) { return self.cut().pattern().length(); },
+          "Positions of the whole sequences.")
       .def_property_readonly("tokens", &Sequence::tokens, "Of this rank.")
       .def_property_readonly(
           "pairs", [](const Sequence& self) { return self.cut().pairs(self.parallel().index()); },

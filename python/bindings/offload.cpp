@@ -13,13 +13,16 @@ void bind_offload(py::module_& module) {
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
 
   py::class_<ActivationCounters>(module, "ActivationCounters", "Bytes; see tesserae/offload/activations.h.")
-      .def_readonly("passes", &ActivationCounters::passes)
-      .def_readonly("bytes_out", &ActivationCounters::out)
-      .def_readonly("bytes_in", &ActivationCounters::in)
-      .def_readonly("bytes_stayed", &ActivationCounters::stayed)
-      .def_readonly("bytes_away", &ActivationCounters::away)
-      .def_readonly("most_bytes_away", &ActivationCounters::most_away)
-      .def_readonly("seconds_waited", &ActivationCounters::waited);
+      .def_readonly("passes", &ActivationCounters::passes,
+                    "Forwards whose backward has begun; several forwards before one backward are one pass.")
+      .def_readonly("bytes_out", &ActivationCounters::out, "Of storages that left.")
+      .def_readonly("bytes_in", &ActivationCounters::in, "Of storages that came back.")
+      .def_readonly("bytes_stayed", &ActivationCounters::stayed,
+                    "Of those that would have left, but are needed within the horizon of the end of the forward.")
+      .def_readonly("bytes_away", &ActivationCounters::away, "Of those that are away now.")
+      .def_readonly("most_bytes_away", &ActivationCounters::most_away, "The most that were away at a time.")
+      .def_readonly("seconds_waited", &ActivationCounters::waited,
+                    "In which the thread that computes copied, or waited for what it needs.");
 
   py::class_<Saved, std::shared_ptr<Saved>>(module, "Saved", "Stands for a tensor that was saved.")
       .def("take", &Saved::take, without_gil);

@@ -121,19 +121,40 @@ class ActivationCounters:
     Bytes; see tesserae/offload/activations.h.
     """
     @property
-    def bytes_away(self) -> int: ...
+    def bytes_away(self) -> int:
+        """
+        Of those that are away now.
+        """
     @property
-    def bytes_in(self) -> int: ...
+    def bytes_in(self) -> int:
+        """
+        Of storages that came back.
+        """
     @property
-    def bytes_out(self) -> int: ...
+    def bytes_out(self) -> int:
+        """
+        Of storages that left.
+        """
     @property
-    def bytes_stayed(self) -> int: ...
+    def bytes_stayed(self) -> int:
+        """
+        Of those that would have left, but are needed within the horizon of the end of the forward.
+        """
     @property
-    def most_bytes_away(self) -> int: ...
+    def most_bytes_away(self) -> int:
+        """
+        The most that were away at a time.
+        """
     @property
-    def passes(self) -> int: ...
+    def passes(self) -> int:
+        """
+        Forwards whose backward has begun; several forwards before one backward are one pass.
+        """
     @property
-    def seconds_waited(self) -> float: ...
+    def seconds_waited(self) -> float:
+        """
+        In which the thread that computes copied, or waited for what it needs.
+        """
 
 class Saved:
     """
@@ -760,7 +781,10 @@ class ContextSequence:
         Collective, differentiable: every position of what the ranks have. Gradients are as for what is averaged over the ranks.
         """
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """
+        Positions of the whole sequences.
+        """
     @property
     def pairs(self) -> int:
         """
