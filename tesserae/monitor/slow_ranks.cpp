@@ -14,6 +14,7 @@ constexpr size_t taught_by = 8, remembered = 32;
 constexpr double least_seconds = 0.01;  // a scheduler's tick is nobody's fault
 constexpr double least_share = 0.1, least_variations = 5;
 constexpr double share_at_once = 0.5, variations_at_once = 8;
+constexpr double worse = 4;
 constexpr int64_t steps_until_slow = 2, steps_until_over = 3;
 
 /// Of two the lower one: somebody is at it.
@@ -144,20 +145,23 @@ std::vector<SlowRanks::Change> SlowRanks::add(const std::vector<StepTimes>& rank
       if (known == states_.end()) continue;
       State& state = known->second;
       state.suspected = 0;
-      if (state.told && ++state.quiet < steps_until_over) continue;
-      if (state.told) changes.push_back({Change::Kind::over, ranks.front().step, state.is});
+      if (state.told > 0 && ++state.quiet < steps_until_over) continue;
+      if (state.told > 0) changes.push_back({Change::Kind::over, ranks.front().step, state.is});
       states_.erase(known);
       continue;
     }
     quiet = false;
     State& state = states_[static_cast<int>(rank)];
-    const int64_t since = state.suspected > 0 || state.told ? state.is.since : ranks.front().step;
+    const int64_t since = state.suspected > 0 || state.told > 0 ? state.is.since : ranks.front().step;
     state.is = judge(ranks, work, rank, beyond, step_seconds);
     state.is.since = since;
     state.quiet = 0;
     ++state.suspected;
-    if (state.told || (state.suspected < steps_until_slow && !exceeds(share_at_once, variations_at_once))) continue;
-    state.told = true;
+    const bool at_once = exceeds(share_at_once, variations_at_once);
+    if (state.told > 0 ? !at_once || beyond < worse * state.told : !at_once && state.suspected < steps_until_slow) {
+      continue;
+    }
+    state.told = beyond;
     changes.push_back({Change::Kind::slow, ranks.front().step, state.is});
   }
   if (!quiet) return changes;  // it would count as what is usual
@@ -169,7 +173,7 @@ std::vector<SlowRanks::Change> SlowRanks::add(const std::vector<StepTimes>& rank
 std::vector<SlowRank> SlowRanks::slow() const {
   std::vector<SlowRank> all;
   for (const auto& [rank, state] : states_) {
-    if (state.told) all.push_back(state.is);
+    if (state.told > 0) all.push_back(state.is);
   }
   std::ranges::sort(all, std::greater<>(), &SlowRank::seconds);
   return all;

@@ -29,7 +29,8 @@ struct SlowRank {
 ///
 /// A rank is slow if that is more than 10 ms, a tenth of a step and five times by what it varies from step to step (the
 /// median of all ranks' deviations): in two steps in a row, or in one by half a step and eight times that variation. It
-/// is no longer when it was not for three steps. The first steps of a job teach what varies, and name nobody.
+/// is no longer when it was not for three steps; meanwhile it is named again if it becomes four times as slow. The
+/// first steps of a job teach what varies, and name nobody.
 class SlowRanks {
  public:
   struct Change {
@@ -49,7 +50,7 @@ class SlowRanks {
   struct State {
     int64_t suspected = 0;  // steps in a row
     int64_t quiet = 0;      // steps in a row
-    bool told = false;
+    double told = 0;        // its seconds when it was named last; 0: not yet
     SlowRank is;
   };
   double variation() const;

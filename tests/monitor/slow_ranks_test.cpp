@@ -136,6 +136,26 @@ TEST(SlowRanks, ARankThatWasStoppedIsNamedAtOnceWithTheReason) {
   EXPECT_EQ(changes[1].kind, SlowRanks::Change::Kind::over);
 }
 
+// As on a busy machine, where small delays are named already.
+TEST(SlowRanks, ARankThatBecomesMuchSlowerIsNamedAgain) {
+  Job job(4, 0.03);
+  SlowRanks slow;
+  job.disturb = [](int64_t step, auto& all) {
+    if (step >= 20 && step < 30) Job::at(all[1], Stage::data) += step == 25 ? 2 : 0.2;
+  };
+  std::vector<SlowRanks::Change> changes;
+  for (int step = 1; step <= 40; ++step) {
+    for (const auto& change : slow.add(job.step())) changes.push_back(change);
+  }
+  ASSERT_THAT(changes, SizeIs(3));
+  EXPECT_EQ(changes[0].kind, SlowRanks::Change::Kind::slow);
+  EXPECT_EQ(changes[1].kind, SlowRanks::Change::Kind::slow);
+  EXPECT_EQ(changes[1].step, 25);
+  EXPECT_NEAR(changes[1].rank.seconds, 2, 0.1);
+  EXPECT_EQ(changes[1].rank.since, changes[0].rank.since);
+  EXPECT_EQ(changes[2].kind, SlowRanks::Change::Kind::over);
+}
+
 TEST(SlowRanks, ARankWithoutAProcessorIsToldApartFromOneThatComputesMore) {
   for (const bool off : {true, false}) {
     Job job(4, 0.03);
