@@ -1,13 +1,16 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cli/start.h"
 #include "cli/verbs.h"
 #include "cli/version.h"
 #include "tesserae/comm/agree.h"
 #include "tesserae/comm/fabric.h"
+#include "tesserae/config/sagemaker.h"
 #include "tesserae/doctor/host.h"
 #include "tesserae/doctor/links.h"
 #include "tesserae/doctor/report.h"
@@ -36,17 +39,26 @@ void append_findings(Findings& to, Findings more) {
   for (Finding& finding : more) to.push_back(std::move(finding));
 }
 
+mesh::Lookup environment_of_process() {
+  return config::sagemaker_environment([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+}
+
+std::string describe(const mesh::Launch& launch) {
+  if (launch.launcher == "single") return "none: one process";
+  return cat(launch.launcher, ": ", doctor::counted(launch.size, "rank"), ", ", launch.local_size,
+             " on this host, meeting at ", launch.address, ":", launch.port);
+}
+
 /// What the launcher says; a job of one process where it contradicts itself.
-mesh::World find_world(Findings& found) {
+mesh::World find_world(int nproc, Start& start, Findings& found) {
   try {
-    mesh::World world = mesh::World::from_environment();
-    const mesh::Launch& launch = world.launch();
-    found.push_back({"launcher", Verdict::good,
-                     launch.launcher == "single"
-                         ? "none: one process"
-                         : cat(launch.launcher, ": ", doctor::counted(launch.size, "rank"), ", ", launch.local_size,
-                               " on this host, meeting at ", launch.address, ":", launch.port),
-                     ""});
+    const mesh::Lookup environment = environment_of_process();
+    start = find_start(nproc, 1, environment);
+    if (!start.is_rank) return mesh::World::single_host(0, 1);
+    mesh::World world = start.by == "kubernetes" ? mesh::World::single_host(0, 1)  // whose RANK counts pods
+                                                 : mesh::World::from_environment(environment);
+    const bool alone = start.by == "kubernetes" || start.by == "sagemaker";
+    found.push_back({"launcher", Verdict::good, alone ? start.by + ": 1 rank" : describe(world.launch()), ""});
     return world;
   } catch (const InvalidArgument& error) {
     found.push_back({"launcher", Verdict::wrong, error.what(), "set these variables as one launcher would"});
@@ -90,13 +102,14 @@ void print_reports(const std::vector<doctor::RankReport>& reports, bool json, Ve
 
 int run_doctor(const DoctorArguments& arguments) {
   Findings found;
-  const mesh::World world = find_world(found);
+  Start start;
+  const mesh::World world = find_world(arguments.nproc, start, found);
   const mesh::Launch& launch = world.launch();
-  if (launch.launcher == "single" && arguments.nproc > 1) {
-    std::vector<std::string> command = {os::program_path(),       "doctor",     "--mib",
-                                        cat(arguments.mebibytes), "--deadline", cat(arguments.deadline)};
-    if (arguments.json) command.push_back("--json");
-    return train::run_local_job({.ranks = arguments.nproc, .command = command, .environment = {}});
+  if (!start.is_rank) {
+    start.job.command = {os::program_path(),       "doctor",     "--mib",
+                         cat(arguments.mebibytes), "--deadline", cat(arguments.deadline)};
+    if (arguments.json) start.job.command.push_back("--json");
+    return train::run_local_job(start.job);
   }
   append_findings(found, examine(doctor::HostFacts::look(launch.local_size)));
   append_findings(found, examine(doctor::TorchFacts::look(launch.local_size)));

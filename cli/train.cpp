@@ -2,11 +2,14 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cli/start.h"
 #include "cli/verbs.h"
+#include "tesserae/config/sagemaker.h"
 #include "tesserae/offload/host_blocks.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/os/program.h"
@@ -38,20 +41,12 @@ std::vector<std::string> rank_command(const TrainArguments& arguments) {
   return command;
 }
 
-int count_ranks(const TrainArguments& arguments, const config::Config& config, const mesh::World& world) {
-  const mesh::Launch& launch = world.launch();
-  if (launch.launcher == "single") return arguments.nproc > 0 ? arguments.nproc : config.run.nproc;
-  if (arguments.nproc > 0 && arguments.nproc != launch.local_size) {
-    throw config::ConfigError("", cat("--nproc ", arguments.nproc, " contradicts ", launch.launcher, ", which started ",
-                                      launch.local_size, " ranks on this host: leave it out"));
-  }
-  return world.size();
-}
-
 int run_train(TrainArguments& arguments) {
   arguments.assignments.insert(arguments.assignments.end(), arguments.more_assignments.begin(),
                                arguments.more_assignments.end());
-  const config::Config config = config::load_config(arguments.config, arguments.assignments);
+  const mesh::Lookup environment =
+      config::sagemaker_environment([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+  const config::Config config = config::load_train_config(arguments.config, arguments.assignments, environment);
   const train::Resume resume = train::Resume::from_text(arguments.resume);
   if (resume.mode == train::Resume::Mode::automatic && !config.checkpoint.enabled()) {
     throw config::ConfigError("checkpoint",
@@ -60,23 +55,24 @@ int run_train(TrainArguments& arguments) {
   }
   offload::use_reusable_host_blocks();
   if (!config.offload.memory_limit) os::keep_freed_memory();  // what one phase needed would stay in the next
-  const mesh::World world = mesh::World::from_environment();
-  const int ranks = count_ranks(arguments, config, world);
+  Start start = find_start(arguments.nproc, config.run.nproc, environment);
+  // The variables of a pod are no launcher's.
+  const mesh::World world = start.is_rank && start.by != "kubernetes" ? mesh::World::from_environment(environment)
+                                                                      : mesh::World::single_host(0, 1);
   // Everything that can be known to fail fails here, before any rank starts.
-  const bool launched = world.launch().launcher != "single";
-  const train::JobSetup setup = train::set_up_job(config, ranks, launched ? world.launch().local_size : ranks,
-                                                  launched ? world.launch().local_rank : 0);
+  const train::JobSetup setup =
+      train::set_up_job(config, start.ranks, start.is_rank ? world.launch().local_size : start.job.ranks,
+                        start.is_rank ? world.launch().local_rank : 0);
   if (arguments.dry_run) {
     std::printf("%s\n%s\n", config.resolved.dump(2).c_str(), train::describe(setup, config).c_str());
     return 0;
   }
-  if (!launched && ranks > 1) {
-    return train::run_local_job({.ranks = ranks,
-                                 .command = rank_command(arguments),
-                                 .environment = {},
-                                 .stop_grace = stop_grace(config),
-                                 .early_exit_code = config.preemption.exit_code,
-                                 .replacements = config.recovery.replacements});
+  if (!start.is_rank) {
+    start.job.command = rank_command(arguments);
+    start.job.stop_grace = stop_grace(config);
+    start.job.early_exit_code = config.preemption.exit_code;
+    start.job.replacements = config.recovery.replacements;
+    return train::run_local_job(start.job);
   }
   return train::train(config, setup, world, resume);
 }
@@ -101,7 +97,11 @@ void add_train(CLI::App& program, int& status) {
       ->capture_default_str();
   verb->add_flag("--dry-run", arguments->dry_run, "Check everything, print the resolved configuration and end");
   verb->footer(
-      "Under torchrun (--no-python), srun or mpirun it joins the job that they started.\n"
+      "Under torchrun (--no-python), srun or mpirun it joins the job that they started; where srun or mpirun started "
+      "one\n"
+      "process a host, --nproc starts so many ranks on each. In a job of SageMaker or a PyTorchJob of Kubernetes it "
+      "starts\n"
+      "the ranks of its host: --nproc, else what the job says, else one for each GPU.\n"
       "`tesserae config` explains the keys of a configuration.\n"
       "Ctrl-C, SIGTERM or SIGUSR1 ends a run after the current step, saves that step if the section `checkpoint` of "
       "the\n"

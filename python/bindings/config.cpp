@@ -1,8 +1,11 @@
 #include <pybind11/stl.h>
 
+#include <cstdlib>
+
 #include "python/bindings/bindings.h"
 #include "tesserae/config/config_file.h"
 #include "tesserae/config/init_config.h"
+#include "tesserae/config/sagemaker.h"
 #include "tesserae/config/state_ranks.h"
 
 namespace tesserae::bindings {
@@ -20,6 +23,16 @@ void bind_config(py::module_& module) {
       py::arg("document"),
       "A configuration of tsm.init, as JSON text, checked and with every default filled in. InvalidArgument names the "
       "key that cannot work.");
+  module.def(
+      "sagemaker_parameters",
+      []() -> std::optional<std::string> {
+        const auto environment =
+            sagemaker_environment([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+        const auto parameters = sagemaker_parameters(environment);
+        return parameters ? std::optional(parameters->dump()) : std::nullopt;
+      },
+      "The modelparallel parameters that the estimator of a training job of SageMaker gave, as JSON text; None where "
+      "there are none. InvalidArgument names what cannot work.");
   module.def(
       "check_degrees",
       [](int ranks, int tensor, int context, int expert, const std::vector<std::tuple<int, int, int>>& degrees) {

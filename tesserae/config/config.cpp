@@ -24,6 +24,7 @@ Config::Run read_run(Json& c, const std::string& name) {
   if (run["seed"].is_null()) run["seed"] = c["random_seed"];
   c["random_seed"] = run["seed"];
   return {.folder = run["folder"],
+          .weights_folder = optional_value<std::string>(run["weights_folder"]),
           .seed = run["seed"],
           .log_every = run["log_every"],
           .nproc = run["nproc"],

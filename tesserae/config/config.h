@@ -21,6 +21,7 @@ namespace tesserae::config {
 struct Config {
   struct Run {
     std::string folder;
+    std::optional<std::string> weights_folder;  ///< unset: weights are not written
     uint64_t seed = 0;
     int64_t log_every = 0;
     int nproc = 1;

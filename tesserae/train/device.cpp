@@ -33,6 +33,10 @@ c10::Device choose_device(const std::string& wanted, int local_rank) {
   return {*type, static_cast<c10::DeviceIndex>(index)};
 }
 
+int accelerators() {
+  return accelerator("auto") ? at::accelerator::deviceCount() : 0;
+}
+
 int device_index(int local_rank, int devices, bool chosen) {
   if (local_rank < devices) return local_rank;
   if (devices == 1 && chosen) return 0;

@@ -10,6 +10,9 @@ namespace tesserae::train {
 /// Throws config::ConfigError if there is no such device.
 c10::Device choose_device(const std::string& wanted, int local_rank);
 
+/// How many accelerators this process can use.
+int accelerators();
+
 /// Which of `devices` that a rank sees is its own. `chosen`: somebody has chosen what ranks see (CUDA_VISIBLE_DEVICES):
 /// if each is shown one (srun --gpus-per-task=1), that is it. Throws config::ConfigError where there is none left.
 int device_index(int local_rank, int devices, bool chosen);

@@ -51,12 +51,14 @@ struct Meeting {
 
 std::map<std::string, std::string> rank_environment(const LocalJob& job, int rank, const Meeting& meeting) {
   std::map<std::string, std::string> environment = job.environment;
-  environment["RANK"] = environment["LOCAL_RANK"] = std::to_string(rank);
-  environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = std::to_string(job.ranks);
-  environment["MASTER_ADDR"] = "127.0.0.1";
+  environment["RANK"] = std::to_string(job.host * job.ranks + rank);
+  environment["LOCAL_RANK"] = std::to_string(rank);
+  environment["WORLD_SIZE"] = std::to_string(job.hosts * job.ranks);
+  environment["LOCAL_WORLD_SIZE"] = std::to_string(job.ranks);
+  environment["MASTER_ADDR"] = job.hosts > 1 ? job.address : "127.0.0.1";
   environment["MASTER_PORT"] = std::to_string(meeting.port);
+  environment["TORCHELASTIC_USE_AGENT_STORE"] = meeting.epoch ? "True" : "False";
   if (meeting.epoch) {
-    environment["TORCHELASTIC_USE_AGENT_STORE"] = "True";
     environment[epoch_variable] = std::to_string(*meeting.epoch);
   }
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
@@ -79,8 +81,8 @@ Rank start(const LocalJob& job, int rank, const Meeting& meeting) {
 class Job {
  public:
   explicit Job(const LocalJob& job) : job_(job), live_screen_(os::is_terminal(os::Stream::output)) {
-    if (job.replacements > 0) membership_.emplace();
-    meeting_.port = membership_ ? membership_->port() : os::free_port();
+    if (job.replacements > 0 && job.hosts == 1) membership_.emplace();
+    meeting_.port = job.hosts > 1 ? job.port : membership_ ? membership_->port() : os::free_port();
     if (membership_) meeting_.epoch = 0;
     for (int rank = 0; rank < job.ranks; ++rank) ranks_.push_back(start(job, rank, meeting_));
   }
@@ -131,7 +133,7 @@ class Job {
       if (rank.last.size() > kept_lines) rank.last.pop_front();
       if (culprit_ || (suspect_ && number != *suspect_)) continue;
       // Our own lines say which rank they come from.
-      print(line.starts_with("tesserae: ") ? line : cat("rank ", number, ": ", line));
+      print(line.starts_with("tesserae: ") ? line : cat("rank ", rank_of_job(number), ": ", line));
       last_speaker_ = number;
     }
   }
@@ -203,8 +205,11 @@ class Job {
 
   std::string how_ended(int number) const {
     const os::Exit& exit = exit_of(number);
-    return cat("tesserae: rank ", number, " of ", job_.ranks, exit.signal != 0 ? " was " : " ", exit.text());
+    return cat("tesserae: rank ", rank_of_job(number), " of ", job_.hosts * job_.ranks,
+               exit.signal != 0 ? " was " : " ", exit.text());
   }
+
+  int rank_of_job(int number) const { return job_.host * job_.ranks + number; }
 
   const os::Exit& exit_of(int number) const { return *ranks_[static_cast<size_t>(number)].exit; }
 
@@ -301,6 +306,10 @@ class Job {
 int run_local_job(const LocalJob& job) {
   if (job.ranks < 1 || job.command.empty()) {
     throw InvalidArgument("run_local_job", cat("needs a command and at least one rank, got ", job.ranks, " ranks"));
+  }
+  if (job.host < 0 || job.host >= job.hosts || (job.hosts > 1 && job.port == 0)) {
+    throw InvalidArgument("run_local_job", cat("host ", job.host, " of ", job.hosts, " hosts, which meet at ",
+                                               job.address, ":", job.port, ": give its number and where they meet"));
   }
   return Job(job).run();
 }

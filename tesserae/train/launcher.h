@@ -7,10 +7,13 @@
 
 namespace tesserae::train {
 
-/// A job of ranks on this host, started without a launcher.
+/// A job's ranks on this host, started without a launcher. A job of several hosts has one of these on each.
 struct LocalJob {
   int ranks = 1;
-  std::vector<std::string> command;                ///< the program of every rank and its arguments
+  int hosts = 1, host = 0;            ///< each with so many ranks, and which of them this one is
+  std::string address = "127.0.0.1";  ///< of several hosts: where the first rank of the first one serves the store
+  uint16_t port = 0;                  ///< the same; with one host it is a free port
+  std::vector<std::string> command;   ///< the program of every rank and its arguments
   std::map<std::string, std::string> environment;  ///< for every rank, beside torchrun's variables
   /// Between a rank's failure and the end of the others: they are asked to end (SIGTERM) and then killed.
   std::chrono::milliseconds failure_grace{2000};
@@ -19,20 +22,23 @@ struct LocalJob {
   std::chrono::milliseconds stop_grace{20'000};
   int early_exit_code = 0;  ///< a rank that returns it ended well, before its work was done: so does the job then
   /// So many times the job goes on after ranks were lost (killed, or failed by themselves), with new processes in their
-  /// places: membership.h. Then, and where a rank says that its configuration cannot work, a loss ends the job.
+  /// places: membership.h. Then, and where a rank says that its configuration cannot work, a loss ends the job. With
+  /// several hosts each loss does.
   int replacements = 0;
 };
 
 /// Starts the ranks with the variables that torchrun sets, waits for their end and returns the job's exit status:
 ///  - 0 if every rank returned 0; early_exit_code if ranks returned that;
-///  - that of the rank that failed first and was not replaced, or 128 + the signal that killed it. The other ranks are
-///    ended, and the last lines on stderr name that rank and repeat what it wrote last;
+///  - that of the rank that failed first and was not replaced, or 128 + the signal that killed it. The other ranks of
+///    this host are ended (those of other hosts lose a peer, and end by that), and the last lines on stderr name that
+///    rank and repeat what it wrote last;
 ///  - 128 + signal if this process was asked to end (SIGINT, SIGTERM, SIGUSR1) and the ranks did not end well. They get
 ///    that signal; SIGTERM for SIGINT, which a terminal may have sent them itself.
 ///
-/// Rank 0 has this process's standard output; what the others write, and everything written to standard error, is
-/// passed on line by line to standard error. No rank outlives this process, not even if it is killed by SIGKILL.
-/// Throws IoError if a rank cannot be started (after ending those that were).
+/// The first rank here has this process's standard output; what the others write, and everything written to standard
+/// error, is passed on line by line to standard error. No rank outlives this process, not even if it is killed by
+/// SIGKILL. Throws IoError if a rank cannot be started (after ending those that were), InvalidArgument for several
+/// hosts without a port.
 int run_local_job(const LocalJob& job);
 
 /// The exit status of a rank that failed because another one was lost: never the first cause of a job's end.

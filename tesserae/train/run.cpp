@@ -8,6 +8,7 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
+#include "tesserae/checkpoint/weights.h"
 #include "tesserae/comm/agree.h"
 #include "tesserae/cost/transformer.h"
 #include "tesserae/model/generate.h"
@@ -170,6 +171,7 @@ int Run::train() {
     train_step();
   }
   finish(os::seconds_since(*began_));
+  if (config_.run.weights_folder && state_->step == config_.train.steps) write_weights(*config_.run.weights_folder);
   checkpoints_->finish();
   if (monitor_) monitor_->end(stopped_by_ == 0 ? "done" : cat("stopped, asked by ", stop_reason_));
   if (stopped_by_ == 0) return 0;
@@ -422,6 +424,11 @@ void Run::finish(double seconds) {
   if (state_->activations) facts.activations = state_->activations->counters();
   if (config_.checkpoint.enabled()) facts.checkpoints = checkpoints_->figures();
   output_->finish(facts, sample);
+}
+
+void Run::write_weights(const std::string& folder) {
+  checkpoint::export_weights(state_->sharded, folder);
+  if (output_) output_->say(cat("weights: in ", folder));
 }
 
 std::string Run::make_sample() {

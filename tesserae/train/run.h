@@ -91,6 +91,7 @@ class Run {
   void tell_of_activations();
   void compare_with_forecast();
   void finish(double seconds);
+  void write_weights(const std::string& folder);
   std::string make_sample();
   std::vector<uint64_t> from_all_ranks(uint64_t value);
   optim::StepOptions step_options();

@@ -71,6 +71,25 @@ TEST_F(Launcher, GivesEachRankTorchrunsVariables) {
   EXPECT_THAT(job.errors, HasSubstr("rank 2: 2/3 2/3 127.0.0.1 yes threads port\n"));
 }
 
+TEST_F(Launcher, OneOfSeveralHostsCountsItsRanksOn) {
+  Program job({LAUNCH_RANKS, "2", "sh", "-c",
+               "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT; "
+               "[ $RANK != 5 ] || exit 7; exec sleep 600"},
+              {{"HOSTS", "3"}, {"HOST", "2"}, {"PORT", "4711"}, {"REPLACEMENTS", "1"}});
+  EXPECT_EQ(job.finish()->code, 7) << "of several hosts none replaces ranks";
+  EXPECT_EQ(job.output, "4/6 0/2 first-host:4711\n");
+  EXPECT_THAT(job.errors, HasSubstr("rank 5: 5/6 1/2 first-host:4711\n"));
+  EXPECT_THAT(job.errors, HasSubstr("tesserae: rank 5 of 6 exited with code 7; the other ranks were ended"));
+}
+
+TEST_F(Launcher, AHostOfAJobOfSeveralMustKnowItsPlace) {
+  for (const auto& [hosts, host] : {std::pair("2", "2"), std::pair("2", "-1"), std::pair("0", "0")}) {
+    Program job({LAUNCH_RANKS, "1", "true"}, {{"HOSTS", hosts}, {"HOST", host}, {"PORT", "4711"}});
+    EXPECT_NE(job.finish()->signal, 0);
+    EXPECT_THAT(job.errors, HasSubstr("give its number and where they meet"));
+  }
+}
+
 TEST_F(Launcher, ARankThatFailsTakesTheJobDownWithItsErrorLast) {
   std::vector<double> took;
   for (int i = 0; i < repeats; ++i) {

@@ -100,7 +100,8 @@ def current() -> Config | None:
 
 
 def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Config:
-    """The checked configuration: a JSON file's, a dict's, or that of the file in $TESSERAE_CONFIG; else the defaults.
+    """The checked configuration: a JSON file's, a dict's, or that of the file in $TESSERAE_CONFIG; else what the
+    estimator of a training job of SageMaker gave as modelparallel parameters; else the defaults.
 
     Raises InvalidArgument (a ValueError) that names the key, and for an unknown one the nearest known key.
     """
@@ -144,7 +145,9 @@ def _scheduled(entry: dict[str, Any]) -> tuple[int, int, int]:
 
 def _as_json(config: str | os.PathLike[str] | dict[str, Any] | None) -> str:
     if config is None:
-        config = os.environ.get(CONFIG_VARIABLE) or {}
+        config = os.environ.get(CONFIG_VARIABLE)
+    if config is None or config == "":
+        return _C.sagemaker_parameters() or "{}"
     if isinstance(config, (str, os.PathLike)):
         return _C.read_config_file(os.fspath(config))
     if not isinstance(config, dict):

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tesserae/mesh/world.h"
+#include "tesserae/train/launcher.h"
+
+namespace tesserae::cli {
+
+/// What this process is to the job: one of its ranks, or what starts the ranks of this host.
+struct Start {
+  bool is_rank = true;  ///< this process is one: train
+  int ranks = 1;        ///< of the job
+  train::LocalJob job;  ///< if not: ranks and hosts of what it starts; the command is the caller's
+  std::string by;       ///< the launcher or platform that says so, as mesh/ names it; "single": none
+};
+
+/// A process that a launcher started is a rank, and so is a single one. Ranks are started by
+///  - a process that nobody started, with --nproc (`nproc`; 0: not given), else `otherwise` ranks;
+///  - that of a host in a job of SageMaker or Kubernetes (mesh/host_job.h): --nproc, else as many as the platform says,
+///    else one for each accelerator, else `otherwise`;
+///  - that of a host in Slurm or under mpirun, where it is the only one there, with --nproc.
+/// Throws config::ConfigError where --nproc contradicts the launcher, InvalidArgument for what variables contradict.
+Start find_start(int nproc, int otherwise, const mesh::Lookup& environment);
+
+}  // namespace tesserae::cli
