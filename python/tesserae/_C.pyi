@@ -1243,6 +1243,11 @@ def row_linear(
     y = x W^T + b for a weight cut by columns and x split along its last dimension; y is repeated or split along the sequence.
     """
 
+def sagemaker_parameters() -> str | None:
+    """
+    The modelparallel parameters that the estimator of a training job of SageMaker gave, as JSON text; None where there are none. InvalidArgument names what cannot work.
+    """
+
 def scatter_to(x: torch.Tensor, dim: typing.SupportsInt | typing.SupportsIndex, parallel: Parallel) -> torch.Tensor:
     """
     This rank's piece of a repeated tensor.

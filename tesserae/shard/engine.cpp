@@ -218,6 +218,11 @@ void Engine::after_input_gradient(ShardedUnit& unit) {
 // 4. Gradients.
 
 void Engine::on_gradient(FlatBuffer& buffer, int slot, const at::Tensor& gradient) {
+  if (gradient.layout() != at::kStrided) {
+    throw InvalidArgument("Engine", cat("the gradient of parameter ", buffer.flat().slots()[slot].names.front(),
+                                        " is sparse, and gradients are reduced whole: make the layer without "
+                                        "sparse=True"));
+  }
   open_backward();
   FlatGradient& gradients = *buffer.gradient();
   if (gradients.needs_buffer()) wait_for_reductions(root().sharding().options.limit_reductions - 1);

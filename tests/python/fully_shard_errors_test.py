@@ -96,6 +96,38 @@ def says_who_trains_what(rank: int, world_size: int) -> None:
         assert "nobody: each rank trains its own: 2 parameters (plain.weight, plain.bias)" in str(status)
 
 
+class LooksUp(nn.Module):
+    """Asks for a sparse gradient where no layer says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 2))
+
+    def forward(self, index: Tensor) -> Tensor:
+        return nn.functional.embedding(index, self.weight, sparse=True)
+
+
+def refuses_sparse_gradients(rank: int, world_size: int) -> None:
+    index = torch.tensor([1, 2])
+    device = torch.device("cpu")
+    with ours():
+        says = r"weight is the weight of an Embedding\(sparse=True\), and gradients are reduced whole"
+        with pytest.raises(tsm.InvalidArgument, match=rf"\[fully_shard\] {says}"):
+            fully_shard(nn.Embedding(4, 2, sparse=True))(index)
+        with pytest.raises(tsm.InvalidArgument, match=rf"\[FSDP\] 0.{says}"):
+            FullyShardedDataParallel(nn.Sequential(nn.Embedding(4, 2, sparse=True)), device_id=device)
+        with pytest.raises(tsm.InvalidArgument, match=r"EmbeddingBag\(sparse=True\)"):
+            fully_shard(nn.EmbeddingBag(4, 2, sparse=True, mode="sum"))(index[None])
+        frozen = nn.Embedding(4, 2, sparse=True).requires_grad_(False)
+        assert fully_shard(frozen)(index).shape == (2, 2)
+        with pytest.raises(RuntimeError, match=r"gradient of parameter weight is sparse.*without sparse=True"):
+            fully_shard(LooksUp())(index).sum().backward()
+
+
+def test_sparse_gradients_are_refused_with_their_reason() -> None:
+    run_ranks(refuses_sparse_gradients, 2)
+
+
 def test_status() -> None:
     run_ranks(says_who_trains_what, 2)
 

@@ -28,7 +28,7 @@ from tesserae.fsdp import parameters as faces
 from tesserae.fsdp.arguments import Arguments
 from tesserae.fsdp.groups import connect, groups_of, require_one_tensor_index, require_whole_job
 from tesserae.fsdp.instance import Instance, instances_below
-from tesserae.fsdp.layers import compute_gradients_in_place
+from tesserae.fsdp.layers import compute_gradients_in_place, require_dense_gradients
 from tesserae.fsdp.retired import retire
 from tesserae.job import activations, config
 from tesserae.job.state import state
@@ -195,6 +195,9 @@ def _sync_from_rank_zero(instance: Instance, module: nn.Module) -> None:
 
 def _shard(instance: Instance, module: nn.Module, fabric: _C.Fabric, options: _C.Options) -> None:
     managed = instance._managed
+    for m in managed:
+        if m.parameter.requires_grad:
+            require_dense_gradients("FSDP", m.names[0], m.entries)
     compute = [faces.make_compute(m, as_parameter=uses_orig_params(instance)) for m in managed]
     instance._unit = unit = _C.Unit(fabric, options, [m.names for m in managed], compute, _splits(instance))
     activations.attach(unit)

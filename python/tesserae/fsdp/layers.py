@@ -1,5 +1,5 @@
 """torch's Linear and Embedding in a sharded model: the gradient of their weight is computed where it will be reduced,
-which saves writing it elsewhere first and copying it there.
+which saves writing it elsewhere first and copying it there. A sparse one cannot be, nor be reduced.
 
 Only the instance's `forward` changes, and to a function of the same arguments and numbers (tesserae/tensor/unsplit.h):
 its class, parameters and hooks stay. A layer whose class or instance has a forward of its own is left as it is.
@@ -41,6 +41,19 @@ class _Embedding:
         if self.max_norm is not None or self.scale_grad_by_freq or self.sparse or torch.compiler.is_compiling():
             return nn.Embedding.forward(self, input)
         return _C.unsplit_embedding(input, self.weight, -1 if self.padding_idx is None else self.padding_idx)
+
+
+def require_dense_gradients(face: str, name: str, entries: Iterable[tuple[nn.Module, str]]) -> None:
+    """Raises InvalidArgument if the trainable parameter of that name, which stands in these modules, would get a sparse
+    gradient: said before training, not in the first backward."""
+    for module, attribute in entries:
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and attribute == "weight":
+            kind = "Embedding" if isinstance(module, nn.Embedding) else "EmbeddingBag"
+            raise _C.InvalidArgument(
+                f"[{face}] {name} is the weight of an {kind}(sparse=True), and gradients are reduced "
+                "whole: make it without sparse=True (Adagrad then leaves rows without a gradient as they are), or "
+                "leave it out (ignored_modules, ignored_params)"
+            )
 
 
 def compute_gradients_in_place(modules: Iterable[nn.Module]) -> None:

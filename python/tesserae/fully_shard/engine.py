@@ -16,7 +16,7 @@ import weakref
 import torch
 
 from tesserae import _C
-from tesserae.fsdp.layers import compute_gradients_in_place
+from tesserae.fsdp.layers import compute_gradients_in_place, require_dense_gradients
 from tesserae.fully_shard import parameters as faces
 from tesserae.fully_shard.places import Places
 from tesserae.fully_shard.state import State, states_below
@@ -83,6 +83,9 @@ def _make_unit(state: State) -> None:
     values = [faces.local_values(managed) for managed in state.parameters]
     compute = [faces.make_compute(managed) for managed in state.parameters]
     names = faces.names_in(state.modules[0], state.parameters)
+    for managed, (name, *_) in zip(state.parameters, names):
+        if managed.parameter.requires_grad:
+            require_dense_gradients("fully_shard", name, managed.entries)
     dims = [managed.placement.dim for managed in state.parameters]
     parts = [managed.part for managed in state.parameters if managed.part is not None]  # of all, or of none
     splits = [(part.split, list(part.whole)) for part in parts]
