@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -20,7 +21,9 @@ TINY = ROOT / "examples" / "tiny.json"
 DEADLINE = 600  # seconds; what has it takes less than 60
 ROUNDED = 1e-5  # of a loss: hosts reduce in another order than ranks of one host
 FAILED = ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
-LAUNCHERS = re.compile(r"SLURM_|SBATCH_|SRUN_|OMPI_|PMI|MPI_|MASTER_|LOCAL_|RANK$|WORLD_SIZE$|TORCHELASTIC_")
+LAUNCHERS = re.compile(
+    r"SLURM_|SBATCH_|SRUN_|OMPI_|PMI|MPI_|MASTER_|LOCAL_|RANK$|WORLD_SIZE$|TORCHELASTIC_|PET_|SM_|SAGEMAKER_"
+)
 
 Environment = dict[str, str]
 Step = tuple[int, float, float]  # number, loss, norm of the gradients
@@ -49,6 +52,32 @@ def run(*words: str | Path, environment: Environment, deadline: float = DEADLINE
     )
     assert done.returncode == 0, f"{words}: status {done.returncode}\n{done.stdout}"
     return done.stdout
+
+
+def run_together(processes: list[tuple[list[str], Environment]], folder: Path, deadline: float = DEADLINE) -> list[str]:
+    """What each of some commands wrote, which need one another: all end well and in time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    logs = [folder / f"host{number}.log" for number in range(len(processes))]
+    started: list[subprocess.Popen[bytes]] = []
+    end = time.monotonic() + deadline
+    try:
+        for log, (words, environment) in zip(logs, processes):
+            with log.open("wb") as file:
+                started.append(
+                    subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+                )
+        statuses = [process.wait(timeout=max(1, end - time.monotonic())) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    written = [log.read_text() for log in logs]
+    assert not any(statuses), f"status {statuses}\n" + "\n----\n".join(written)
+    return written
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
 
 
 def history(folder: Path) -> list[Step]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launched import ROOT, TINY, Cluster, Environment, expect_same_training, hosts, run, text
+from launched import ROOT, TINY, Cluster, Environment, expect_same_training, free_port, hosts, run, text
 
 PAGE = ROOT / "docs" / "slurm.md"
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)  # of a page
@@ -30,11 +29,6 @@ def mpirun(kind: str) -> tuple[str, ...]:
             # By its name: by a path, Open MPI puts its own folder first on the path of ranks, which may have a python3.
             return (name, *OPTIONS[kind])
     pytest.skip(f"missing: {PACKAGES[kind]} (Debian package)")
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
 
 
 @pytest.mark.long
