@@ -76,7 +76,13 @@ Config::Data read_data(Json& c) {
     if (d["format"] != "text") d["suffixes"] = {".bin"};
     if (d["format"] == "text" && paths == Json::array({"python:stdlib"})) d["suffixes"] = {".py"};
   }
+  const Json weights = d["weights"].is_null() ? Json::array() : d["weights"];
+  if (!d["weights"].is_null() && weights.size() != paths.size()) {
+    throw ConfigError("data.weights",
+                      cat("has ", weights.size(), " entries, but data.path has ", paths.size(), "; give one for each"));
+  }
   return {.path = paths.get<std::vector<std::string>>(),
+          .weights = weights.get<std::vector<double>>(),
           .format = d["format"],
           .suffixes = d["suffixes"].get<std::vector<std::string>>(),
           .sequence_length = d["sequence_length"],

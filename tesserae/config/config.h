@@ -35,6 +35,7 @@ struct Config {
 
   struct Data {
     std::vector<std::string> path;
+    std::vector<double> weights;  ///< of each path; empty: they are one stream
     std::string format;
     std::vector<std::string> suffixes;
     int64_t sequence_length = 0;

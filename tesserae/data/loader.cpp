@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "tesserae/base/error.h"
-#include "tesserae/data/permutation.h"
 
 namespace tesserae::data {
 
@@ -48,13 +47,50 @@ int64_t count_validation(int64_t samples, double fraction) {
   return std::clamp<int64_t>(static_cast<int64_t>(static_cast<double>(samples) * fraction), 1, samples - 1);
 }
 
+std::vector<Source> checked(std::vector<Source> sources) {
+  if (sources.empty()) throw InvalidArgument("Loader", "there is no source to read; give one");
+  const int64_t vocabulary = sources[0].stream->vocabulary();
+  for (const Source& source : sources) {
+    if (source.stream->vocabulary() == vocabulary) continue;
+    throw InvalidArgument("Loader", cat("sources of a mixture have vocabularies of ", vocabulary, " and ",
+                                        source.stream->vocabulary(), "; they must come from one tokenizer"));
+  }
+  return sources;
+}
+
+std::vector<int64_t> hold_out(const std::vector<Source>& sources, const LoaderOptions& options) {
+  std::vector<int64_t> held;
+  for (const Source& source : sources) {
+    held.push_back(count_validation(count_samples(*source.stream, options), options.validation_fraction));
+  }
+  return held;
+}
+
+Mixture mix(const std::vector<Source>& sources, const LoaderOptions& options,
+            const std::function<int64_t(size_t source)>& samples_of) {
+  std::vector<int64_t> samples;
+  std::vector<double> weights;
+  for (size_t source = 0; source < sources.size(); ++source) {
+    samples.push_back(samples_of(source));
+    weights.push_back(sources[source].weight);
+  }
+  return {samples, weights, options.seed};
+}
+
 }  // namespace
 
-Loader::Loader(std::shared_ptr<TokenStream> stream, const LoaderOptions& options)
-    : stream_(std::move(stream)),
+Loader::Loader(std::vector<Source> sources, const LoaderOptions& options)
+    : sources_(checked(std::move(sources))),
       options_(checked(options)),
-      validation_samples_(count_validation(count_samples(*stream_, options_), options_.validation_fraction)),
-      training_(count_samples(*stream_, options_) - validation_samples_, options_.seed) {}
+      held_out_(hold_out(sources_, options_)),
+      training_(mix(sources_, options_, [this](size_t source) { return first_held_out(source); })) {
+  if (options_.validation_fraction == 0) return;
+  validation_.emplace(mix(sources_, options_, [this](size_t source) { return held_out_[source]; }));
+}
+
+int64_t Loader::first_held_out(size_t source) const {
+  return count_samples(*sources_[source].stream, options_) - held_out_[source];
+}
 
 int64_t Loader::global_batch() const {
   return options_.batch_per_rank * options_.accumulate * options_.ranks;
@@ -71,19 +107,22 @@ Batch Loader::training_batch(const Position& step, int64_t micro) {
 
 Batch Loader::validation_batch(int64_t index) {
   // The same order every time, so that losses of different steps can be compared.
-  const Permutation order(validation_samples_, options_.seed);
   const int64_t before = (index * options_.ranks + options_.rank) * options_.batch_per_rank;
-  return read([&](int64_t i) { return training_.samples() + order((before + i) % validation_samples_); });
+  return read([&](int64_t i) {
+    const auto [source, sample] = validation_->at({0, (before + i) % validation_->samples()});
+    return Mixture::Sample{source, first_held_out(source) + sample};
+  });
 }
 
-Batch Loader::read(const std::function<int64_t(int64_t i)>& sample_of) {
+Batch Loader::read(const std::function<Mixture::Sample(int64_t i)>& sample_of) {
   const int64_t length = options_.sequence_length;
   Batch batch;
   batch.tokens = at::empty({options_.batch_per_rank, length}, at::kLong);
   batch.targets = at::empty({options_.batch_per_rank, length}, at::kLong);
   std::vector<int64_t> tokens(static_cast<size_t>(length) + 1);
   for (int64_t i = 0; i < options_.batch_per_rank; ++i) {
-    stream_->read(sample_of(i) * length, tokens);
+    const auto [source, sample] = sample_of(i);
+    sources_[source].stream->read(sample * length, tokens);
     std::copy_n(tokens.data(), length, batch.tokens.mutable_data_ptr<int64_t>() + i * length);
     std::copy_n(tokens.data() + 1, length, batch.targets.mutable_data_ptr<int64_t>() + i * length);
   }

@@ -11,11 +11,15 @@
 
 namespace tesserae::data {
 
-static_assert(std::endian::native == std::endian::little, "token files are read as they are");
+static_assert(std::endian::native == std::endian::little, "tokens are read as they are");
 
 namespace {
 
-int64_t bytes_of_token(Format format) {
+constexpr std::pair<std::string_view, Format> formats[] = {
+    {"text", Format::text}, {"uint16", Format::uint16}, {"uint32", Format::uint32}, {"tokens", Format::tokens}};
+
+/// Of formats whose files do not say it.
+int bytes_of_token(Format format) {
   return format == Format::text ? 1 : format == Format::uint16 ? 2 : 4;
 }
 
@@ -26,6 +30,8 @@ int64_t vocabulary_of(const StreamOptions& options) {
       return end_of_file_token + 1;
     case Format::uint16:
       return 1 << 16;
+    case Format::tokens:
+      return 0;
     case Format::uint32:
       break;
   }
@@ -58,11 +64,13 @@ bool is_text(const os::Path& path, uint64_t size) {
 }  // namespace
 
 Format format_from_name(std::string_view name) {
-  if (name == "text") return Format::text;
-  if (name == "uint16") return Format::uint16;
-  if (name == "uint32") return Format::uint32;
-  throw InvalidArgument("format_from_name", cat("unknown format \"", name, "\"; did you mean \"",
-                                                nearest(name, {"text", "uint16", "uint32"}), "\"?"));
+  std::vector<std::string> names;
+  for (const auto& [known, format] : formats) {
+    if (name == known) return format;
+    names.emplace_back(known);
+  }
+  throw InvalidArgument("format_from_name",
+                        cat("unknown format \"", name, "\"; did you mean \"", nearest(name, names), "\"?"));
 }
 
 TokenStream::TokenStream(const StreamOptions& options) : format_(options.format), vocabulary_(vocabulary_of(options)) {
@@ -70,6 +78,7 @@ TokenStream::TokenStream(const StreamOptions& options) : format_(options.format)
     throw InvalidArgument("TokenStream",
                           cat("vocabulary is ", vocabulary_, "; text as bytes needs ", end_of_file_token + 1));
   }
+  if (format_ == Format::text) document_end_ = end_of_file_token;
   int64_t unmatched = 0;
   for (const auto& path : options.paths) {
     const auto kind = os::files().status(path).kind;
@@ -101,6 +110,10 @@ void TokenStream::add(const std::filesystem::path& path) {
   if (status.kind != os::FileKind::file) return;  // a pipe, a socket, a dangling link
   const auto bytes = static_cast<int64_t>(status.size);
   if (bytes == 0) return;
+  if (format_ == Format::tokens) return add_token_file(path);
+  if (begins_as_token_file(path)) {
+    throw InvalidArgument("TokenStream", cat(path.string(), " is a token file with a header; give the format tokens"));
+  }
   if (bytes % bytes_of_token(format_) != 0) {
     throw InvalidArgument("TokenStream", cat(path.string(), " has ", bytes, " bytes, no multiple of ",
                                              bytes_of_token(format_), "; is it of another format?"));
@@ -109,8 +122,33 @@ void TokenStream::add(const std::filesystem::path& path) {
     ++skipped_;
     return;
   }
-  files_.push_back({path, size_});
+  files_.push_back({path, size_, bytes_of_token(format_)});
   size_ += bytes / bytes_of_token(format_) + (format_ == Format::text ? 1 : 0);
+}
+
+void TokenStream::add_token_file(const std::filesystem::path& path) {
+  auto file = std::make_unique<TokenFile>(path);
+  const TokenFileInfo& info = file->info();
+  if (vocabulary_ == 0) vocabulary_ = info.vocabulary;
+  if (info.vocabulary > vocabulary_) {
+    throw InvalidArgument("TokenStream",
+                          cat(path.string(), " has a vocabulary of ", info.vocabulary, ", more than the ", vocabulary_,
+                              files_.empty() ? " asked for" : " of the files before it",
+                              "; files of one data set come from one tokenizer"));
+  }
+  if (files_.empty()) document_end_ = info.document_end;
+  if (!files_.empty()) {
+    const TokenFileInfo& first = files_.front().token_file->info();
+    const auto text = [](std::optional<int64_t> end) { return end ? cat("token ", *end) : std::string("no token"); };
+    if (first.vocabulary != info.vocabulary || first.document_end != info.document_end) {
+      throw InvalidArgument(
+          "TokenStream", cat(path.string(), " has a vocabulary of ", info.vocabulary, " and ends documents with ",
+                             text(info.document_end), ", but ", files_.front().path.string(), " has ", first.vocabulary,
+                             " and ", text(first.document_end), "; files of one data set come from one tokenizer"));
+    }
+  }
+  files_.push_back({path, size_, info.bytes_per_token, std::move(file)});
+  size_ += files_.back().token_file->info().tokens;
 }
 
 void TokenStream::read(int64_t begin, std::span<int64_t> tokens) {
@@ -128,34 +166,41 @@ void TokenStream::read(int64_t begin, std::span<int64_t> tokens) {
   }
 }
 
+void TokenStream::check_size(const File& file, int64_t tokens, uint64_t found) const {
+  const auto expected = static_cast<uint64_t>(tokens * file.bytes_per_token);
+  if (found == expected) return;
+  throw Corruption("TokenStream::read", cat(file.path.string(), " had ", expected, " bytes and now has ", found,
+                                            "; data must not change while it is read"));
+}
+
 void TokenStream::read_file(size_t index, int64_t offset, std::span<int64_t> tokens) {
   const File& file = files_[index];
   const int64_t end_tokens = format_ == Format::text ? 1 : 0;
   const int64_t count = end_of(index) - file.begin - end_tokens;
-  const auto check = [&](uint64_t found) {
-    const auto expected = static_cast<uint64_t>(count * bytes_of_token(format_));
-    if (found == expected) return;
-    throw Corruption("TokenStream::read", cat(file.path.string(), " had ", expected, " bytes and now has ", found,
-                                              "; data must not change while it is read"));
-  };
-  if (!open_.has(index)) {
+  if (!file.token_file && !open_.has(index)) {
     const os::FileStatus status = os::files().status(file.path);
-    if (status.kind != os::FileKind::missing) check(status.size);  // of a missing one, opening it says so
+    // Of a missing one, opening it says so.
+    if (status.kind != os::FileKind::missing) check_size(file, count, status.size);
   }
   if (end_tokens > 0 && offset + static_cast<int64_t>(tokens.size()) > count) {
     tokens.back() = end_of_file_token;
     tokens = tokens.first(tokens.size() - 1);
   }
-  bytes_.resize(tokens.size() * static_cast<size_t>(bytes_of_token(format_)));
-  const auto begin = static_cast<uint64_t>(offset * bytes_of_token(format_));
-  const size_t found = open_.get(index, file.path).read_at(begin, bytes_);
-  if (found < bytes_.size()) check(begin + found);
-  switch (format_) {
-    case Format::text:
+  os::ReadableFile& open = open_.get(index, file.path);
+  if (file.token_file) {
+    file.token_file->read(open, offset, static_cast<int64_t>(tokens.size()), bytes_);
+  } else {
+    bytes_.resize(tokens.size() * static_cast<size_t>(file.bytes_per_token));
+    const auto begin = static_cast<uint64_t>(offset * file.bytes_per_token);
+    const size_t found = open.read_at(begin, bytes_);
+    if (found < bytes_.size()) check_size(file, count, begin + found);
+  }
+  switch (file.bytes_per_token) {
+    case 1:
       return decode<uint8_t>(file, offset, tokens);
-    case Format::uint16:
+    case 2:
       return decode<uint16_t>(file, offset, tokens);
-    case Format::uint32:
+    default:
       return decode<uint32_t>(file, offset, tokens);
   }
 }

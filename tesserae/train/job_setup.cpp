@@ -23,18 +23,40 @@ void check_vocabulary(const config::Config& config) {
   }
 }
 
-std::shared_ptr<data::TokenStream> open_stream(const config::Config& config) {
-  check_vocabulary(config);
+std::shared_ptr<data::TokenStream> open_stream(const config::Config& config, const std::string& key,
+                                               const std::vector<std::string>& paths) {
   data::StreamOptions options{.paths = {},
                               .format = data::format_from_name(config.data.format),
                               .suffixes = config.data.suffixes,
                               .vocabulary = config.vocabulary.value_or(0)};
-  for (const std::string& path : resolve_data_paths(config.data.path)) options.paths.emplace_back(path);
+  for (const std::string& path : resolve_data_paths(paths)) options.paths.emplace_back(path);
   try {
     return std::make_shared<data::TokenStream>(options);
   } catch (const Error& error) {
-    throw config::ConfigError("data.path", config::without_function(error));
+    throw config::ConfigError(key, config::without_function(error));
   }
+}
+
+std::vector<data::Source> open_sources(const config::Config& config) {
+  check_vocabulary(config);
+  const config::Config::Data& data = config.data;
+  if (data.weights.empty()) return {{open_stream(config, "data.path", data.path)}};
+  std::vector<data::Source> sources;
+  for (size_t i = 0; i < data.path.size(); ++i) {
+    sources.push_back({open_stream(config, cat("data.path[", i, "]"), {data.path[i]}), data.weights[i]});
+  }
+  return sources;
+}
+
+/// For people: what there is to read.
+std::string describe_data(const JobSetup& setup) {
+  int64_t tokens = 0, files = 0;
+  for (const data::Source& source : setup.sources) {
+    tokens += source.stream->size();
+    files += source.stream->files();
+  }
+  const std::string mixed = setup.sources.size() > 1 ? cat(", a mixture of ", setup.sources.size()) : "";
+  return cat(short_number(static_cast<double>(tokens)), " tokens in ", files, files == 1 ? " file" : " files", mixed);
 }
 
 data::LoaderOptions loader_options(const config::Config& config, const mesh::Mesh& mesh, int rank) {
@@ -118,9 +140,9 @@ JobSetup set_up_job(const config::Config& config, int ranks, int local_ranks, in
   setup.device = choose_device(config.run.device, local_rank);
   check_backend(config, setup.device);
   setup.precision = config::precision_of(config, has_bf16(setup.device));
-  setup.stream = open_stream(config);
+  setup.sources = open_sources(config);
   setup.model = config.model;
-  setup.model.vocabulary = setup.stream->vocabulary();
+  setup.model.vocabulary = setup.sources[0].stream->vocabulary();
   if (setup.model.document_end >= setup.model.vocabulary) {
     throw config::ConfigError(
         "model.document_end",
@@ -128,7 +150,7 @@ JobSetup set_up_job(const config::Config& config, int ranks, int local_ranks, in
   }
   setup.parameters = model::sizes(setup.model).total;
   try {
-    const data::Loader loader(setup.stream, loader_options(config, setup.mesh, 0));
+    const data::Loader loader(setup.sources, loader_options(config, setup.mesh, 0));
     setup.training_samples = loader.training_samples();
     setup.validation_samples = loader.validation_samples();
     setup.tokens_per_step = loader.global_batch() * config.data.sequence_length;
@@ -169,7 +191,7 @@ cost::Leaving leaving_of(const config::Config& config) {
 }
 
 data::Loader make_loader(const config::Config& config, const JobSetup& setup, int rank) {
-  return {setup.stream, loader_options(config, setup.mesh, rank)};
+  return {setup.sources, loader_options(config, setup.mesh, rank)};
 }
 
 std::string dtype_name(c10::ScalarType dtype) {
@@ -188,11 +210,10 @@ std::string describe(const JobSetup& setup, const config::Config& config) {
              ranks, ranks == 1 ? " rank" : " ranks", " (", c10::DeviceTypeName(setup.device.type(), true), "), ",
              tensor > 1 ? cat("layers split over ", tensor, ", ") : "",
              context > 1 ? cat("sequences cut over ", context, ", ") : "",
-             expert > 1 ? cat("experts shared out over ", expert, ", ") : "", degrees, "\n",
-             short_number(static_cast<double>(setup.stream->size())), " tokens in ", setup.stream->files(),
-             setup.stream->files() == 1 ? " file" : " files", ": ", setup.training_samples, " samples of ",
-             config.data.sequence_length, " to train on, ", setup.validation_samples, " held out; ",
-             short_number(static_cast<double>(setup.tokens_per_step)), " tokens a step");
+             expert > 1 ? cat("experts shared out over ", expert, ", ") : "", degrees, "\n", describe_data(setup), ": ",
+             setup.training_samples, " samples of ", config.data.sequence_length, " to train on, ",
+             setup.validation_samples, " held out; ", short_number(static_cast<double>(setup.tokens_per_step)),
+             " tokens a step");
 }
 
 }  // namespace tesserae::train

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tesserae/config/config.h"
 #include "tesserae/cost/transformer.h"
@@ -25,7 +26,7 @@ struct JobSetup {
   shard::Precision precision;
   model::GptConfig model;  ///< with the vocabulary
   int64_t parameters = 0;
-  std::shared_ptr<data::TokenStream> stream;
+  std::vector<data::Source> sources;  ///< one, unless they are mixed
   int64_t training_samples = 0;
   int64_t validation_samples = 0;  ///< held out
   int64_t tokens_per_step = 0;     ///< of all ranks

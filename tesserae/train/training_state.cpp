@@ -140,6 +140,7 @@ nlohmann::json TrainingState::description() const {
                              {"samples", loader.training_samples()},
                              {"sequence_length", config_.data.sequence_length},
                              {"seed", config_.run.seed}}}};
+  if (!config_.data.weights.empty()) result["data"]["weights"] = config_.data.weights;
   if (scaler) result["loss_scale"] = {{"scale", scaler->state().scale}, {"good_steps", scaler->state().good_steps}};
   return result;
 }
@@ -159,7 +160,8 @@ void TrainingState::take_over(const nlohmann::json& description, int64_t at_step
     if (const auto found = description.find("data"); found == description.end()) {
       position = loader.after(step);
     } else if (found->at("samples") == loader.training_samples() && found->at("seed") == config_.run.seed &&
-               found->at("sequence_length") == config_.data.sequence_length) {
+               found->at("sequence_length") == config_.data.sequence_length &&
+               found->value("weights", std::vector<double>()) == config_.data.weights) {
       const data::Position there{.epoch = found->at("epoch"), .offset = found->at("offset")};
       if (there.epoch < 0 || there.offset < 0 || there.offset >= loader.training_samples()) {
         throw InvalidArgument("TrainingState::take_over", cat("sample ", there.offset, " of epoch ", there.epoch,

@@ -138,6 +138,64 @@ TEST(Loader, ValidationIsSharedOutAndRepeats) {
   for (int64_t i = 0; i < 10; ++i) EXPECT_EQ(seen[static_cast<size_t>(i)], 2 * (90 + i));
 }
 
+TEST(Loader, AMixtureIsTheSameForEveryNumberOfRanks) {
+  const Folder folder;
+  const auto stream = [&](const std::string& name, uint32_t first, uint32_t samples) {
+    std::vector<uint32_t> numbers(samples * 4 + 1);
+    for (uint32_t i = 0; i < numbers.size(); ++i) numbers[i] = first + i;
+    const auto path = folder.write_tokens(name, numbers);
+    return std::make_shared<TokenStream>(
+        StreamOptions{.paths = {path}, .format = Format::uint32, .vocabulary = 10'000});
+  };
+  const std::vector<Source> sources = {{stream("a.bin", 0, 50), 3}, {stream("b.bin", 1'000, 20), 1}};
+  const LoaderOptions one{.sequence_length = 4, .batch_per_rank = 8, .seed = 9, .validation_fraction = 0.1};
+  const auto order = [&](int ranks, int64_t steps) {
+    std::vector<int64_t> seen;
+    std::vector<Loader> loaders;
+    for (int rank = 0; rank < ranks; ++rank) {
+      LoaderOptions options = one;
+      options.rank = rank;
+      options.ranks = ranks;
+      options.batch_per_rank = 8 / ranks;
+      loaders.emplace_back(sources, options);
+    }
+    for (int64_t step = 0; step < steps; ++step) {
+      for (Loader& loader : loaders) {
+        const auto part = firsts(loader.training_batch(loader.after(step)));
+        seen.insert(seen.end(), part.begin(), part.end());
+      }
+    }
+    return seen;
+  };
+  const auto expected = order(1, 20);
+  EXPECT_EQ(order(2, 20), expected);
+  EXPECT_EQ(order(4, 20), expected);
+  for (size_t i = 0; i < expected.size(); i += 4) {
+    const auto quarter = std::count_if(expected.begin() + static_cast<std::ptrdiff_t>(i),
+                                       expected.begin() + static_cast<std::ptrdiff_t>(i) + 4,
+                                       [](int64_t token) { return token >= 1'000; });
+    ASSERT_EQ(quarter, 1) << i;
+  }
+  Loader loader(sources, one);
+  EXPECT_EQ(loader.training_samples(), 45 + 18);
+  EXPECT_EQ(loader.validation_samples(), 5 + 2);
+  for (int64_t index = 0; index < 4; ++index) {
+    for (const int64_t token : firsts(loader.validation_batch(index))) {
+      EXPECT_TRUE((token >= 45 * 4 && token < 1'000) || token >= 1'000 + 18 * 4) << token << " was trained on";
+    }
+  }
+}
+
+TEST(Loader, SourcesThatCannotBeMixed) {
+  const Folder folder;
+  const auto few = counting_stream(folder, 10);
+  const auto more = counting_stream(folder, 20);
+  const LoaderOptions options{.sequence_length = 2, .validation_fraction = 0};
+  EXPECT_THROW(Loader({{few}, {more}}, options), InvalidArgument) << "of different vocabularies";
+  EXPECT_THROW(Loader({{few, 1}, {few, 0}}, options), InvalidArgument);
+  EXPECT_THROW(Loader(std::vector<Source>{}, options), InvalidArgument);
+}
+
 TEST(Loader, RealTextComesOutAsItIs) {
   const Folder folder;
   folder.write("poem.txt", "So much depends upon a red wheel barrow glazed with rain water");
