@@ -7,10 +7,12 @@
 #include <vector>
 
 #include "cli/checkpoints.h"
+#include "cli/token_files.h"
 #include "cli/verbs.h"
 #include "tesserae/base/error.h"
 #include "tesserae/checkpoint/reader.h"
 #include "tesserae/checkpoint/split_json.h"
+#include "tesserae/config/json.h"
 
 namespace tesserae::cli {
 namespace {
@@ -160,6 +162,11 @@ bool print_list(const std::vector<os::Path>& paths) {
 }
 
 int run_inspect(const InspectArguments& arguments) {
+  if (os::files().status(arguments.path).kind == os::FileKind::file) {
+    if (arguments.config)
+      throw config::ConfigError("--config", "is for checkpoints; a token file has no configuration");
+    return inspect_token_file(arguments.path, arguments.json);
+  }
   const std::vector<os::Path> paths = checkpoints_at(arguments.path);
   if (arguments.json) {
     Json all = Json::array();
@@ -181,10 +188,10 @@ int run_inspect(const InspectArguments& arguments) {
 
 void add_inspect(CLI::App& program, int& status) {
   auto arguments = std::make_shared<InspectArguments>();
-  CLI::App* verb = program.add_subcommand("inspect", "Show what is in a checkpoint");
-  verb->add_option("DIR", arguments->path, "A checkpoint, a folder of checkpoints or a run folder")
+  CLI::App* verb = program.add_subcommand("inspect", "Show what is in a checkpoint or a token file");
+  verb->add_option("PATH", arguments->path, "A checkpoint, a folder of checkpoints, a run folder or a token file")
       ->required()
-      ->check(CLI::ExistingDirectory);
+      ->check(CLI::ExistingPath);
   auto* json = verb->add_flag("--json", arguments->json, "Print JSON: an object, or a list for several checkpoints");
   auto* config = verb->add_flag("--config", arguments->config,
                                 "Print the configuration that the (newest) checkpoint was trained with");

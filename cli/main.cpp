@@ -41,6 +41,7 @@ int main(int argc, char** argv) {
   cli::add_plan(program, status);
   cli::add_probe(program, status);
   cli::add_convert(program, status);
+  cli::add_tokenize(program, status);
   cli::add_doctor(program, status);
   try {
     program.parse(argc, argv);

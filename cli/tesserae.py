@@ -29,6 +29,7 @@ def main() -> None:
     # torch may lie in another folder of packages than tesserae, where the program's own path to it leads nowhere.
     folders = [str(torch / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(folders)
+    os.environ.setdefault("TESSERAE_PYTHON", sys.executable)  # for verbs that are Python's
     program = ours / "bin" / "tesserae"
     os.execv(program, [str(program), *sys.argv[1:]])
 

@@ -21,6 +21,7 @@ void add_probe(CLI::App& program, int& status);
 void add_doctor(CLI::App& program, int& status);
 void add_convert(CLI::App& program, int& status);
 void add_stacks(CLI::App& program, int& status);
+void add_tokenize(CLI::App& program, int& status);
 void add_trace(CLI::App& program, int& status);
 
 }  // namespace tesserae::cli

@@ -7,10 +7,11 @@
 #include <vector>
 
 #include "cli/checkpoints.h"
+#include "cli/live_line.h"
+#include "cli/token_files.h"
 #include "cli/verbs.h"
 #include "tesserae/checkpoint/reader.h"
 #include "tesserae/os/clock.h"
-#include "tesserae/os/terminal.h"
 
 namespace tesserae::cli {
 namespace {
@@ -18,33 +19,6 @@ namespace {
 struct VerifyArguments {
   std::string path;
   bool quiet = false;
-};
-
-/// A line that is drawn anew, where a person looks.
-class LiveLine {
- public:
-  LiveLine(std::string what, uint64_t total) : what_(std::move(what)), total_(total) {}
-  ~LiveLine() {
-    if (drawn_) std::fprintf(stderr, "\r\033[K");
-  }
-  LiveLine(const LiveLine&) = delete;
-  LiveLine& operator=(const LiveLine&) = delete;
-
-  void update(uint64_t bytes) {
-    const os::TimePoint now = os::now();
-    if (!terminal_ || (drawn_ && now - last_ < std::chrono::milliseconds(100))) return;
-    std::fprintf(stderr, "\r\033[K%s: %s of %s", what_.c_str(), readable_bytes(bytes).c_str(),
-                 readable_bytes(total_).c_str());
-    drawn_ = true;
-    last_ = now;
-  }
-
- private:
-  std::string what_;
-  uint64_t total_;
-  const bool terminal_ = os::is_terminal(os::Stream::errors);
-  bool drawn_ = false;
-  os::TimePoint last_;
 };
 
 /// For the progress only: what is wrong is found by verify().
@@ -75,6 +49,9 @@ bool check(const os::Path& path, bool quiet) {
 }
 
 int run_verify(const VerifyArguments& arguments) {
+  if (os::files().status(arguments.path).kind == os::FileKind::file) {
+    return verify_token_file(arguments.path, arguments.quiet);
+  }
   bool good = true;
   for (const os::Path& path : checkpoints_at(arguments.path)) good = check(path, arguments.quiet) && good;
   return good ? 0 : exit_failure;
@@ -84,13 +61,15 @@ int run_verify(const VerifyArguments& arguments) {
 
 void add_verify(CLI::App& program, int& status) {
   auto arguments = std::make_shared<VerifyArguments>();
-  CLI::App* verb = program.add_subcommand("verify", "Check every byte of checkpoints against their checksums");
-  verb->add_option("DIR", arguments->path, "A checkpoint, a folder of checkpoints or a run folder")
+  CLI::App* verb =
+      program.add_subcommand("verify", "Check every byte of checkpoints or of a token file against their checksums");
+  verb->add_option("PATH", arguments->path, "A checkpoint, a folder of checkpoints, a run folder or a token file")
       ->required()
-      ->check(CLI::ExistingDirectory);
+      ->check(CLI::ExistingPath);
   verb->add_flag("-q,--quiet", arguments->quiet, "Print faults only");
   verb->footer(
-      "A line for each fault, with file, tensor and offset, then one for each checkpoint.\n"
+      "A line for each fault, with file, tensor and offset, then one for each checkpoint; of a token file its first "
+      "fault.\n"
       "Exit status: 0 all bytes are what was written; 1 some are not, or could not be read.");
   verb->callback([arguments, &status] { status = run_verify(*arguments); });
 }

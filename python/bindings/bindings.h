@@ -29,6 +29,7 @@ void bind_dial(py::module_& module);
 void bind_monitor(py::module_& module);
 void bind_checkpoint(py::module_& module);
 void bind_saver(py::module_& module);  // part of the layer checkpoint
+void bind_data(py::module_& module);
 void bind_config(py::module_& module);
 
 /// The axes that Python means by a name: of an axis, or of a set in mesh::axes. Throws InvalidArgument for another.

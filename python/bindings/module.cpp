@@ -23,5 +23,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_dial(module);
   bind_monitor(module);
   bind_checkpoint(module);
+  bind_data(module);
   bind_config(module);
 }

@@ -27,6 +27,7 @@ __all__: list[str] = [
     "FlatBuffer",
     "InvalidArgument",
     "IoError",
+    "Loader",
     "Mesh",
     "MeshFabric",
     "Mismatch",
@@ -46,11 +47,14 @@ __all__: list[str] = [
     "Statistics",
     "Strategy",
     "Timeout",
+    "TokenStream",
+    "TokenWriter",
     "Unit",
     "Watch",
     "WholeMatrices",
     "agree",
     "all_degrees",
+    "begins_as_token_file",
     "check_degrees",
     "chunk",
     "clip_gradients",
@@ -61,6 +65,7 @@ __all__: list[str] = [
     "copy_to_parallel",
     "dispatch",
     "experts_of_rank",
+    "find_documents",
     "flat_buffers",
     "flat_slices",
     "gather_from",
@@ -78,6 +83,7 @@ __all__: list[str] = [
     "replica_group",
     "reshard",
     "row_linear",
+    "sagemaker_parameters",
     "scatter_to",
     "shutdown_process_groups",
     "size_of_part",
@@ -1010,6 +1016,87 @@ class Saver:
         """
     def wait_copied(self) -> None: ...
 
+class TokenStream:
+    """
+    The tokens of files; see tesserae/data/token_stream.h.
+    """
+    def __init__(
+        self,
+        paths: collections.abc.Sequence[str],
+        *,
+        format: str,
+        suffixes: collections.abc.Sequence[str] = [],
+        vocabulary: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def document_end(self) -> int | None: ...
+    @property
+    def files(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+
+class Loader:
+    """
+    Batches of streams with weights; see tesserae/data/loader.h.
+    """
+    def __init__(
+        self,
+        sources: collections.abc.Sequence[tuple[TokenStream, typing.SupportsFloat | typing.SupportsIndex]],
+        *,
+        length: typing.SupportsInt | typing.SupportsIndex,
+        batch: typing.SupportsInt | typing.SupportsIndex,
+        rank: typing.SupportsInt | typing.SupportsIndex = 0,
+        ranks: typing.SupportsInt | typing.SupportsIndex = 1,
+        seed: typing.SupportsInt | typing.SupportsIndex = 0,
+        validation_fraction: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+    ) -> None: ...
+    def training_batch(self, sample: typing.SupportsInt | typing.SupportsIndex) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        This rank's tokens and targets of the batch of all ranks that begins at that sample, counted from the start.
+        """
+    def validation_batch(self, index: typing.SupportsInt | typing.SupportsIndex) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        The same at every call.
+        """
+    @property
+    def global_batch(self) -> int: ...
+    @property
+    def training_samples(self) -> int: ...
+    @property
+    def validation_samples(self) -> int: ...
+
+class TokenWriter:
+    """
+    Writes a token file; see tesserae/data/token_writer.h.
+    """
+    def __init__(
+        self,
+        path: str,
+        *,
+        vocabulary: typing.SupportsInt | typing.SupportsIndex,
+        document_end: typing.SupportsInt | typing.SupportsIndex | None = None,
+        bytes_per_token: typing.SupportsInt | typing.SupportsIndex = 0,
+        header: bool = True,
+        replace: bool = False,
+    ) -> None: ...
+    def add(self, tokens: bytes) -> None:
+        """
+        uint32 numbers of this machine, one after the other.
+        """
+    def discard(self) -> None:
+        """
+        Gives up what was not finished.
+        """
+    def finish(self) -> None:
+        """
+        The file has its name, and is on the disk, afterwards.
+        """
+    @property
+    def bytes_per_token(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+
 def agree(fabric: Fabric, failure: str) -> tuple[int, str] | None:
     """
     Collective: the lowest rank with a failure (a text that is not empty) and its text; None if there is none.
@@ -1018,6 +1105,11 @@ def agree(fabric: Fabric, failure: str) -> tuple[int, str] | None:
 def all_degrees(ranks: typing.SupportsInt | typing.SupportsIndex) -> list[tuple[int, int, int]]:
     """
     Every valid (parameters, gradients, optimizer) for so many ranks.
+    """
+
+def begins_as_token_file(path: str) -> bool:
+    """
+    Whether the file has the header of a token file.
     """
 
 def check_degrees(
@@ -1118,6 +1210,13 @@ def experts_of_rank(
 ) -> int:
     """
     experts / degree. Raises InvalidArgument, naming the degrees that would do.
+    """
+
+def find_documents(
+    tokens: torch.Tensor, document_end: typing.SupportsInt | typing.SupportsIndex
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Positions in their documents, and where documents begin in the batch as one row; see tesserae/data/documents.h.
     """
 
 def flat_buffers(unit: typing.Any) -> list[FlatBuffer]: ...

@@ -41,7 +41,7 @@ from tesserae.job.state import state
 from tesserae.smp.transformation import transform
 
 if TYPE_CHECKING:
-    from tesserae import checkpoint
+    from tesserae import checkpoint, data
     from tesserae.context.scope import context_parallel
     from tesserae.dial.turning import reshard
     from tesserae.fully_shard.whole_matrices import on_whole_matrices
@@ -63,6 +63,7 @@ __all__ = [
     "Timeout",
     "checkpoint",
     "context_parallel",
+    "data",
     "init",
     "is_initialized",
     "metrics",
@@ -80,10 +81,12 @@ _backend.register()
 
 
 def __getattr__(name: str) -> Any:
-    """tsm.checkpoint, tsm.context_parallel, tsm.metrics, tsm.on_whole_matrices, tsm.reshard and tsm.status need parts
-    of torch that take a second to import: at their first use. So does tsm.init."""
+    """tsm.checkpoint, tsm.context_parallel, tsm.data, tsm.metrics, tsm.on_whole_matrices, tsm.reshard and tsm.status
+    need parts of torch that take a second to import: at their first use. So does tsm.init."""
     if name == "checkpoint":
         return importlib.import_module("tesserae.checkpoint")
+    if name == "data":
+        return importlib.import_module("tesserae.data")
     if name == "status":
         return importlib.import_module("tesserae.smp.status").status
     if name == "reshard":

@@ -40,7 +40,8 @@ std::vector<std::string> entries(const std::string& text) {
 
 TEST(Surface, Program) {
   EXPECT_THAT(entries(help({})), ElementsAre("-h,--help", "--version", "train", "watch", "dial", "stacks", "trace",
-                                             "config", "inspect", "verify", "plan", "probe", "convert", "doctor"));
+                                             "config", "inspect", "verify", "plan", "probe", "convert",
+                                             "tokenize", "doctor"));
 }
 
 TEST(Surface, Train) {
@@ -77,8 +78,8 @@ TEST(Surface, Config) {
 }
 
 TEST(Surface, Checkpoints) {
-  EXPECT_THAT(entries(help({"inspect"})), ElementsAre("DIR", "-h,--help", "--json", "--config"));
-  EXPECT_THAT(entries(help({"verify"})), ElementsAre("DIR", "-h,--help", "-q,--quiet"));
+  EXPECT_THAT(entries(help({"inspect"})), ElementsAre("PATH", "-h,--help", "--json", "--config"));
+  EXPECT_THAT(entries(help({"verify"})), ElementsAre("PATH", "-h,--help", "-q,--quiet"));
   EXPECT_THAT(entries(help({"convert"})), ElementsAre("FROM", "TO", "-h,--help", "--dtype", "--names", "--file-size"));
 }
 
