@@ -72,6 +72,7 @@ check:  ## what needs no build: order of the layers, commands of figures, links,
 	@tools/check_layers.py
 	@tools/check_figures.py
 	@tools/check_links.py
+	@tools/check_examples.py
 	@tools/check_format.sh
 	@tools/check_python.sh
 
