@@ -51,7 +51,7 @@ long: build  ## the long forms of tests: 1,000 kills of a save, 100 of jobs on s
 	@$(PYTEST) -m long $(PYTEST_ARGS)
 	@$(CTEST) -C long -L long $(TEST_ARGS)
 
-nightly: build  ## parity in full, long, the sanitizers and the fuzzer, one after the other; build/nightly.md (hours)
+nightly: build  ## parity in full, long, sanitizers, the fuzzer, another torch, one after the other; build/nightly.md (hours)
 	@tools/nightly.sh
 
 bench: build  ## FSDP1, FSDP2, DDP and Tesserae, interleaved; tables and plots in docs/ (3 hours; BENCH=compare: a part)

@@ -11,7 +11,7 @@ fuzz='make build && cmake --build build/release --target fuzz_checkpoint && mkdi
 # What tests/launch starts jobs with: without it they are skipped, and say so.
 long='tools/slurm_test_cluster.sh install || true; make long'
 PARTS=("parity=make parity" "long=$long" "asan=make test PRESET=asan" "tsan=make test PRESET=tsan"
-  "fuzz=$fuzz" "docs=make docs")
+  "fuzz=$fuzz" "docs=make docs" "torch=tools/other_torch.sh")
 
 if [ "${1:-}" = --list ]; then
   printf '%s\n' "${PARTS[@]%%=*}"
