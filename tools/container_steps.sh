@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/container_steps.sh STEP: the steps of docker/Dockerfile, which does nothing that is not here, so that they run
+# tools/container_steps.sh STEP: the steps of Dockerfile, which does nothing that is not here, so that they run
 # without Docker, too (tests/tools/container_test.py). Variables say where and with what:
 #
 #   TESSERAE_PREFIX   the environment that is made (default /opt/tesserae)

@@ -1,4 +1,4 @@
-"""docker/Dockerfile: what Docker would refuse or build wrongly, without Docker; and its steps, without a container."""
+"""Dockerfile: what Docker would refuse or build wrongly, without Docker; and its steps, without a container."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ignored(path: str) -> bool:
     return left_out
 
 
-FILES = [ROOT / "docker" / "Dockerfile", ROOT / "examples" / "sagemaker" / "Dockerfile"]
+FILES = [ROOT / "Dockerfile", ROOT / "examples" / "sagemaker" / "Dockerfile"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)

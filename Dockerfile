@@ -1,6 +1,6 @@
 # Tesserae on torch, from this repository:
-#   docker build -f docker/Dockerfile -t tesserae .                                         # for the CPU
-#   docker build -f docker/Dockerfile -t tesserae --build-arg TORCH=2.13.0 --build-arg TORCH_INDEX= .   # with CUDA
+#   docker build -t tesserae .                                         # for the CPU
+#   docker build -t tesserae --build-arg TORCH=2.13.0 --build-arg TORCH_INDEX= .   # with CUDA
 #   docker run --rm --shm-size 8g tesserae tesserae doctor --nproc 2
 # PyPI's torch for Linux brings CUDA; the drivers come from the host (docker run --gpus all). Each RUN is a step of
 # tools/container_steps.sh, which says what they do.
