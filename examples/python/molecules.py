@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import random
 import re
-import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -25,10 +23,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-import tesserae as tsm  # line 1
-
-sys.path.insert(0, str(Path(__file__).parent))  # where recipe.py is, whoever runs this file
 import recipe
+import tesserae as tsm  # line 1
 
 HELD_OUT = 400  # molecules
 LENGTH = 100  # tokens of the longest molecule that the model reads

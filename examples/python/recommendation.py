@@ -13,8 +13,6 @@ same losses.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -22,10 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-import tesserae as tsm  # line 1
-
-sys.path.insert(0, str(Path(__file__).parent))  # where recipe.py is, whoever runs this file
 import recipe
+import tesserae as tsm  # line 1
 
 NUMBERS = 6  # dense features
 HELD_OUT = 4000  # lines

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-import tesserae as tsm  # line 1
-
-sys.path.insert(0, str(Path(__file__).parent))  # where recipe.py is, whoever runs this file
 import recipe
+import tesserae as tsm  # line 1
 
 try:
     from PIL import Image

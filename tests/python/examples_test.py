@@ -85,6 +85,7 @@ def as_main(rank: int, world_size: int, script: str, arguments: tuple[str, ...],
     need before: that takes most of the time under torchrun.)"""
     output = io.StringIO()
     sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).parent))  # as Python does; tests have their own in front
     with contextlib.redirect_stdout(output):
         try:
             if smp:
