@@ -10,7 +10,8 @@ variable, enumeration and alias of theirs has a comment, except what explains it
   - variables that are declared in one statement with one that is described, or that a class keeps `protected`;
   - what a container or an iterator needs to be one: CONTAINER, and the members of a class named Iterator.
 Python: public is `__all__` of MODULES, with the classes that docs/api/python.md lists; each of these and each public
-method and property that they define has a docstring of its own or of the class they inherit from.
+method and property that they define has a docstring of its own or of the class they inherit from, and that page shows
+each: by name, or with all of its module.
 
   check_docs.py --headers     the public headers, one a line
   check_docs.py --cpp XML     what Doxygen read in them
@@ -33,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODULES = (
     "tesserae",
     "tesserae.checkpoint",
+    "tesserae.data",
     "tesserae.fsdp",
     "tesserae.delayed_param",
     "tesserae.grad_norm",
@@ -154,6 +156,16 @@ def classes_of_page(page: str) -> list[str]:
     return re.findall(r"^\.\. autoclass:: (tesserae\.\S+)", page, re.MULTILINE)
 
 
+def is_shown(module: str, name: str, thing: Any, page: str) -> bool:
+    if inspect.ismodule(thing):
+        return f".. automodule:: {thing.__name__}\n" in page
+    if not inspect.isclass(thing) and not inspect.isroutine(thing):
+        kind = type(thing)
+        return f".. autoclass:: {kind.__module__}.{kind.__qualname__}\n" in page
+    by_name = re.search(rf"^\.\. auto\w+:: {re.escape(f'{module}.{name}')}$", page, re.MULTILINE)
+    return bool(by_name) or f".. automodule:: {module}\n   :members:" in page
+
+
 def undescribed_python(page: str, load: Callable[[str], Any] = importlib.import_module) -> list[str]:
     wrong = []
     for name in MODULES:
@@ -169,6 +181,8 @@ def undescribed_python(page: str, load: Callable[[str], Any] = importlib.import_
                 wrong.append(f"{name}.{public}: in __all__, and not there: {error}")
                 continue
             wrong += undescribed(f"{name}.{public}", thing)
+            if not is_shown(name, public, thing, page):
+                wrong.append(f"{name}.{public}: docs/api/python.md does not show it")
     for path in classes_of_page(page):
         module_name, _, name = path.rpartition(".")
         wrong += undescribed(path, getattr(load(module_name), name))

@@ -88,6 +88,19 @@ def put_links_right(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)", link, source[0])
 
 
+def put_docstring_right(app: Sphinx, kind: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Docstrings are plain text: `code` in backticks, examples indented, and no markup beside these."""
+    found = []
+    for part in re.split(r"^((?:    .*\n|\n(?=    ))+)", "\n".join(lines) + "\n", flags=re.MULTILINE):
+        if part.startswith("    ") or part.startswith("\n    "):
+            found.append(f"\n::\n\n{part}\n")
+        else:
+            spans = part.split("`")
+            spans[::2] = [re.sub(r"([*|_\\])", r"\\\1", span) for span in spans[::2]]
+            found.append("``".join(spans))
+    lines[:] = "".join(found).splitlines()
+
+
 def copy_images(app: Sphinx, error: Exception | None) -> None:
     """For those that a page names in HTML, which Sphinx does not read."""
     if error is None:
@@ -98,4 +111,5 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", put_links_right)
     app.connect("source-read", add_index)
     app.connect("source-read", add_cpp_reference)
+    app.connect("autodoc-process-docstring", put_docstring_right)
     app.connect("build-finished", copy_images)

@@ -100,6 +100,7 @@ class TokenDataset(IterableDataset):
     # ---- what there is ----
     @property
     def vocabulary(self) -> int:
+        """How many tokens the tokenizer knows, as the header says: ids are below it."""
         return self._sources[0][0].vocabulary
 
     @property
@@ -109,6 +110,7 @@ class TokenDataset(IterableDataset):
 
     @property
     def tokens(self) -> int:
+        """Of all paths together, whatever their weights."""
         return sum(len(stream) for stream, _ in self._sources)
 
     @property
@@ -150,6 +152,7 @@ class TokenDataset(IterableDataset):
 
     # ---- state ----
     def state_dict(self) -> dict[str, Any]:
+        """How many samples all ranks have read, and in which order: the same on every rank, whatever their number."""
         return {"samples": self._samples, "order": self._order()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -61,7 +61,11 @@ def test_a_name_without_a_docstring_is_found() -> None:
     def plain() -> None: ...
 
     module = SimpleNamespace(__doc__="A module.", __all__=["Public", "plain", "gone"], Public=Public, plain=plain)
-    wrong = check_docs.undescribed_python("", lambda name: module)
+    page = ".. autoclass:: tesserae.Public\n"
+    wrong = check_docs.undescribed_python(page.replace("tesserae.P", "x.P"), lambda name: module)
+    assert "tesserae.Public: docs/api/python.md does not show it" in wrong
+    wrong = check_docs.undescribed_python(page, lambda name: module)
+    assert "tesserae.Public: docs/api/python.md does not show it" not in wrong
     assert "tesserae.plain has no docstring" in wrong
     assert "tesserae.Public.method has no docstring" in wrong
     assert any(line.startswith("tesserae.gone: in __all__, and not there") for line in wrong)
