@@ -104,7 +104,9 @@ void bind_data(py::module_& module) {
       "Positions in their documents, and where documents begin in the batch as one row; see "
       "tesserae/data/documents.h.");
 
-  py::class_<TokenWriter>(module, "TokenWriter", "Writes a token file; see tesserae/data/token_writer.h.")
+  py::class_<TokenWriter>(module, "TokenWriter",
+                          "Writes a token file (docs/format.md) from its first token to its last, in little memory: "
+                          "there is no file of that name before finish().")
       .def(py::init([](const std::string& path, int64_t vocabulary, std::optional<int64_t> document_end,
                        int bytes_per_token, bool header, bool replace) {
              return std::make_unique<TokenWriter>(path, data::TokenWriterOptions{.vocabulary = vocabulary,
@@ -114,10 +116,16 @@ void bind_data(py::module_& module) {
                                                                                  .replace = replace});
            }),
            py::arg("path"), py::kw_only(), py::arg("vocabulary"), py::arg("document_end") = std::nullopt,
-           py::arg("bytes_per_token") = 0, py::arg("header") = true, py::arg("replace") = false, without_gil)
-      .def_property_readonly("tokens", &TokenWriter::tokens)
-      .def_property_readonly("bytes_per_token", &TokenWriter::bytes_per_token)
-      .def("add", &add, py::arg("tokens"), "uint32 numbers of this machine, one after the other.")
+           py::arg("bytes_per_token") = 0, py::arg("header") = true, py::arg("replace") = false, without_gil,
+           "document_end: the token after each document. bytes_per_token: 2 or 4; 0: the fewest that hold the "
+           "vocabulary. header=False: the tokens alone. Raises InvalidArgument, also for a file that is there unless "
+           "replace=True, and IoError.")
+      .def_property_readonly("tokens", &TokenWriter::tokens, "That were added.")
+      .def_property_readonly("bytes_per_token", &TokenWriter::bytes_per_token, "In the file: 2 or 4.")
+      .def("add", &add, py::arg("tokens"),
+           "The bytes of uint32 numbers of this machine: array.array('I', ids).tobytes(). Raises InvalidArgument for "
+           "one that "
+           "is not below the vocabulary.")
       .def("finish", &TokenWriter::finish, without_gil, "The file has its name, and is on the disk, afterwards.")
       .def("discard", &TokenWriter::discard, without_gil, "Gives up what was not finished.");
 }

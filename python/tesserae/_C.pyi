@@ -1068,7 +1068,7 @@ class Loader:
 
 class TokenWriter:
     """
-    Writes a token file; see tesserae/data/token_writer.h.
+    Writes a token file (docs/format.md) from its first token to its last, in little memory: there is no file of that name before finish().
     """
     def __init__(
         self,
@@ -1079,10 +1079,13 @@ class TokenWriter:
         bytes_per_token: typing.SupportsInt | typing.SupportsIndex = 0,
         header: bool = True,
         replace: bool = False,
-    ) -> None: ...
+    ) -> None:
+        """
+        document_end: the token after each document. bytes_per_token: 2 or 4; 0: the fewest that hold the vocabulary. header=False: the tokens alone. Raises InvalidArgument, also for a file that is there unless replace=True, and IoError.
+        """
     def add(self, tokens: bytes) -> None:
         """
-        uint32 numbers of this machine, one after the other.
+        The bytes of uint32 numbers of this machine: array.array('I', ids).tobytes(). Raises InvalidArgument for one that is not below the vocabulary.
         """
     def discard(self) -> None:
         """
@@ -1093,9 +1096,15 @@ class TokenWriter:
         The file has its name, and is on the disk, afterwards.
         """
     @property
-    def bytes_per_token(self) -> int: ...
+    def bytes_per_token(self) -> int:
+        """
+        In the file: 2 or 4.
+        """
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """
+        That were added.
+        """
 
 def agree(fabric: Fabric, failure: str) -> tuple[int, str] | None:
     """

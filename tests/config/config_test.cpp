@@ -38,6 +38,16 @@ TEST(Config, ChoosesSuffixesByTheData) {
   EXPECT_TRUE(config_of(R"({"data": {"path": "python:stdlib", "suffixes": []}})").data.suffixes.empty());
 }
 
+TEST(Config, AMixtureHasAWeightForEachPath) {
+  EXPECT_TRUE(config_of(R"({"data": {"path": ["a", "b"]}})").data.weights.empty());
+  EXPECT_EQ(config_of(R"({"data": {"path": ["a", "b"], "weights": [3, 0.5]}})").data.weights,
+            (std::vector<double>{3, 0.5}));
+  EXPECT_EQ(error_of([] { config_of(R"({"data": {"path": ["a", "b"], "weights": [1]}})"); }),
+            "[configuration] data.weights: has 1 entries, but data.path has 2; give one for each");
+  EXPECT_EQ(error_of([] { config_of(R"({"data": {"path": ["a", "b"], "weights": [1, 0]}})"); }),
+            "[configuration] data.weights[1]: must be more than 0, but is 0");
+}
+
 TEST(Config, StrategyComesFromDegreeNameOrDegrees) {
   using mesh::Degrees;
   EXPECT_EQ(strategy_of(plain(), 4).degrees, (Degrees{4, 4, 4}));

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <set>
 
 #include "tesserae/base/error.h"
+#include "tesserae/data/token_writer.h"
 #include "tests/data/folder.h"
 
 namespace tesserae::data {
@@ -184,6 +186,41 @@ TEST(Loader, AMixtureIsTheSameForEveryNumberOfRanks) {
       EXPECT_TRUE((token >= 45 * 4 && token < 1'000) || token >= 1'000 + 18 * 4) << token << " was trained on";
     }
   }
+}
+
+// docs/data.md has these lines, too.
+TEST(Loader, TheLoopOfThePage) {
+  const Folder folder;
+  for (const char* name : {"web.bin", "code.bin"}) {
+    TokenWriter writer(folder.path() / name, {.vocabulary = 300});
+    writer.add(std::vector<uint32_t>(1024 * 30, name[0] == 'w' ? 7 : 8));
+    writer.finish();
+  }
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  int64_t of_web = 0, seen = 0;
+  const auto train = [&](const at::Tensor& tokens, const at::Tensor& targets) {
+    EXPECT_TRUE(tokens.equal(targets));
+    of_web += tokens.select(1, 0).eq(7).sum().item<int64_t>();
+    seen += tokens.size(0);
+  };
+  const int rank = 0, ranks = 1;
+  const int64_t steps = 5;
+  // clang-format off
+const auto stream = [](const std::string& path) {
+  return std::make_shared<TokenStream>(StreamOptions{.paths = {path}, .format = Format::tokens});
+};
+Loader loader({{stream("web.bin"), 0.8}, {stream("code.bin"), 0.2}},
+              {.sequence_length = 1024, .batch_per_rank = 8, .rank = rank, .ranks = ranks, .seed = 1});
+Position position;  // all that a checkpoint needs to keep
+for (int64_t step = 0; step < steps; ++step, position = loader.after(1, position)) {
+  const Batch batch = loader.training_batch(position);
+  train(batch.tokens, batch.targets);
+}
+  // clang-format on
+  std::filesystem::current_path(before);
+  EXPECT_EQ(seen, 40);
+  EXPECT_EQ(of_web, 32);
 }
 
 TEST(Loader, SourcesThatCannotBeMixed) {

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from array import array
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pyarrow.parquet
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+import ranks
 import tesserae as tsm
 from tesserae import corpus, tokenize
 
@@ -25,6 +27,13 @@ PROGRAM = Path(tsm.__file__).absolute().parents[2] / "cli/tesserae"
 TEXTS = ["so much depends", "upon", "", "a red wheel barrow, naïve", "glazed with rain\nwater"]
 BYTES = {character: code for code, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 END = 300
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_server() -> None:
+    """Workers come from the server of ranks.py, with what that has imported: there is one in a process."""
+    ranks._start_server()
+    forkserver.ensure_running()
 
 
 @pytest.fixture
@@ -106,6 +115,23 @@ def test_the_number_of_workers_changes_nothing(
         assert run(*inputs, "--out", out, "--tokenizer", tokenizer, "--workers", workers) == 0
     assert (tmp_path / "1.bin").read_bytes() == (tmp_path / "3.bin").read_bytes()
     assert tokens_of(tmp_path / "1.bin") == expected(texts)
+
+
+def test_progress_adds_up_to_the_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "BATCH_BYTES", 2_000)
+    texts = [f"document {number} " * 9 for number in range(300)]
+    (tmp_path / "a.txt").write_text(texts[0])
+    paths = [
+        tmp_path / "a.txt",
+        write_jsonl(tmp_path / "a.jsonl", texts),
+        write_jsonl(tmp_path / "b.jsonl.gz", texts),
+        write_parquet(tmp_path / "c.parquet", texts),
+    ]
+    inputs = corpus.find_inputs([str(path) for path in paths], None, [])
+    assert [given.kind for given in inputs] == ["text", "jsonl", "jsonl", "parquet"]
+    batches = list(corpus.read_batches(inputs, "text"))
+    assert len(batches) > 30 and sum(len(batch.items) for batch in batches) == 901
+    assert sum(batch.read for batch in batches) == sum(path.stat().st_size for path in paths)
 
 
 def test_options(tmp_path: Path, tokenizer: Path) -> None:
