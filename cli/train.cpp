@@ -11,6 +11,7 @@
 #include "cli/verbs.h"
 #include "tesserae/config/sagemaker.h"
 #include "tesserae/offload/host_blocks.h"
+#include "tesserae/os/files.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/os/program.h"
 #include "tesserae/train/launcher.h"
@@ -41,6 +42,16 @@ std::vector<std::string> rank_command(const TrainArguments& arguments) {
   return command;
 }
 
+/// Nothing is overwritten, and who would learn that after the training has lost it.
+void require_room_for_weights(const config::Config& config) {
+  if (!config.run.weights_folder) return;
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
+    if (!os::files().exists(os::Path(*config.run.weights_folder) / name)) continue;
+    throw config::ConfigError("run.weights_folder", cat(*config.run.weights_folder, " has weights already (", name,
+                                                        "): name another folder, or move them away"));
+  }
+}
+
 int run_train(TrainArguments& arguments) {
   arguments.assignments.insert(arguments.assignments.end(), arguments.more_assignments.begin(),
                                arguments.more_assignments.end());
@@ -53,6 +64,7 @@ int run_train(TrainArguments& arguments) {
                               "--resume auto continues what this run has saved, but nothing says when to "
                               "save: give checkpoint.every_steps or another key of that section");
   }
+  require_room_for_weights(config);
   offload::use_reusable_host_blocks();
   if (!config.offload.memory_limit) os::keep_freed_memory();  // what one phase needed would stay in the next
   Start start = find_start(arguments.nproc, config.run.nproc, environment);

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tesserae/os/files.h"
@@ -82,6 +84,35 @@ TEST_F(Status, NprocMustAgreeWithTheLauncher) {
                                           {"MASTER_ADDR", "127.0.0.1"},
                                           {"MASTER_PORT", "29500"}}),
                  "--nproc 4 contradicts torchrun, which started 2 ranks on this host: leave it out");
+}
+
+TEST_F(Status, TheOnlyTaskOfANodeStartsItsRanks) {
+  const std::map<std::string, std::string> task{
+      {"SLURM_PROCID", "1"},          {"SLURM_NTASKS", "2"},  {"SLURM_LOCALID", "0"}, {"SLURM_NTASKS_PER_NODE", "1"},
+      {"SLURM_STEP_NODELIST", "a,b"}, {"SLURM_STEP_ID", "0"}, {"SLURM_JOB_ID", "7"}};
+  Program program = train({"--nproc", "3", "--dry-run"}, task);
+  EXPECT_TRUE(program.finish()->success()) << program.errors;
+  EXPECT_THAT(program.output, HasSubstr("on 6 ranks"));
+  expect_refused(
+      train({"--nproc", "4"}, {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}}),
+      "--nproc 4 contradicts torchrun, which started 1 rank on this host: leave it out");
+}
+
+TEST_F(Status, APodAndAHostOfSageMakerStartTheirRanks) {
+  const std::map<std::string, std::string> pod{
+      {"PET_NNODES", "3"}, {"PET_NODE_RANK", "1"},  {"PET_NPROC_PER_NODE", "2"}, {"RANK", "1"},
+      {"WORLD_SIZE", "6"}, {"MASTER_ADDR", "head"}, {"MASTER_PORT", "23456"}};
+  const std::map<std::string, std::string> host{
+      {"SM_HOSTS", R"(["algo-1","algo-2"])"}, {"SM_CURRENT_HOST", "algo-2"}, {"SM_NUM_GPUS", "4"}};
+  for (const auto& [environment, nproc, says] :
+       {std::tuple(pod, "0", "on 6 ranks"), std::tuple(pod, "5", "on 15 ranks"), std::tuple(host, "0", "on 8 ranks"),
+        std::tuple(host, "1", "on 2 ranks")}) {
+    std::vector<std::string> words = {"--dry-run"};
+    if (nproc != std::string("0")) words.insert(words.end(), {"--nproc", nproc});
+    Program program = train(words, environment);
+    EXPECT_TRUE(program.finish()->success()) << program.errors;
+    EXPECT_THAT(program.output, HasSubstr(says));
+  }
 }
 
 }  // namespace

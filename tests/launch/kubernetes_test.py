@@ -179,6 +179,7 @@ def test_pods_of_an_indexed_job(environment: Environment, local_run: Callable[[i
     expect_same_training(tmp_path / "runs" / "train", local_run(4), ranks=4)
 
 
+@pytest.mark.long
 def test_torchrun_in_a_pod_reads_the_same(environment: Environment, tmp_path: Path) -> None:
     """A Python script: PET_* are options of torchrun, whose ranks then have numbers of their own."""
     script = tmp_path / "script.py"

@@ -65,6 +65,20 @@ def test_ranks_of_one_node_without_srun(cluster: Cluster, local_run: Callable[[i
     expect_same_training(tmp_path / "run", local_run(2), ranks=2)
 
 
+ONE_TASK = {"one node": ("--nodes=1", "--ntasks=1"), "each of two nodes": ("--nodes=2", "--ntasks-per-node=1")}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", ONE_TASK.values(), ids=ONE_TASK)
+def test_one_task_a_node_starts_the_ranks_there(
+    cluster: Cluster, local_run: Callable[[int], Path], options: tuple[str, ...], tmp_path: Path
+) -> None:
+    out, ranks = tmp_path / "run", 2 if "--nodes=1" in options else 4
+    cluster.run("srun", *options, "tesserae", "train", TINY, "--nproc", "2", "--set", f"run.folder={out}")
+    expect_same_training(out, local_run(ranks), ranks)
+    assert hosts(out) == (cluster.hosts if ranks == 4 else 1)
+
+
 @pytest.mark.long
 def test_two_steps_of_a_job_at_a_time(cluster: Cluster, local_run: Callable[[int], Path], tmp_path: Path) -> None:
     """They share nodes and the job's number, and do not meet."""

@@ -133,3 +133,36 @@ def test_degrees_must_fit_the_world() -> None:
         config.check_world(config.read({"hybrid_shard_degree": 3}), 4)
     with pytest.raises(tsm.InvalidArgument, match="8"):
         config.check_world(config.read({"hybrid_shard_degree": 8}), 4)
+
+
+# What the estimator of a job of SageMaker gave: as the toolkit in its container says it, twice, and without one.
+FORMS = ("SM_HP_MP_PARAMETERS", "SM_HPS", "files")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_a_configuration_the_estimators_parameters_count(
+    form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parameters = {"hybrid_shard_degree": 4}
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
+    if form == "files":
+        folder = tmp_path / "input" / "config"
+        folder.mkdir(parents=True)
+        (folder / "resourceconfig.json").write_text('{"current_host": "algo-1", "hosts": ["algo-1"]}')
+        (folder / "hyperparameters.json").write_text(json.dumps({"mp_parameters": json.dumps(parameters)}))
+    else:
+        hyperparameters = parameters if form == FORMS[0] else {"epochs": 3, "mp_parameters": parameters}
+        monkeypatch.setenv("SM_HOSTS", '["algo-1"]')
+        monkeypatch.setenv(form, json.dumps(hyperparameters))
+    assert config.read() == dataclasses.replace(DEFAULTS, hybrid_shard_degree=4)
+    assert config.read({}) == DEFAULTS
+    named = tmp_path / "named.json"
+    named.write_text('{"hybrid_shard_degree": 2}')
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(named))
+    assert config.read().hybrid_shard_degree == 2
+
+
+def test_wrong_parameters_of_an_estimator_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SM_HP_MP_PARAMETERS", '{"microbatches": 4}')  # of version 1 of the library
+    with pytest.raises(tsm.InvalidArgument, match=r"microbatches: unknown key.*in SM_HP_MP_PARAMETERS"):
+        config.read()
