@@ -32,7 +32,7 @@ from check_links import pages
 
 ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(r"^([ >]*)(```+|~~~+)([^\n]*)\n(.*?)^\1\2[ \t]*$", re.MULTILINE | re.DOTALL)
-MARKER = re.compile(r"<!-- (runs|not run): *(.*?) *-->[ \t]*\n\s*\Z", re.DOTALL)
+MARKER = re.compile(r"<!-- (runs|not run): *((?:(?!-->).)*?) *-->[ \t]*\n\s*\Z", re.DOTALL)
 INDENTED = re.compile(r"(?:\A|\n[ \t]*\n|^#+ [^\n]*\n)((?:(?:    |\t)[^\n]*\n)+)", re.MULTILINE)
 # Programs of others that pages may call.
 FOREIGN = set(
