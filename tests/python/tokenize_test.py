@@ -246,15 +246,20 @@ def start(tmp_path: Path, tokenizer: Path, workers: int) -> subprocess.Popen:
     return job
 
 
-def processes_of(text: str) -> list[int]:
+def started_by(process: int) -> list[int]:
+    """With those that they started themselves: the reader, the server of its workers, and these."""
     found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and text in (entry / "cmdline").read_text():
-                found.append(int(entry.name))
-        except OSError:
-            pass
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        for child in map(int, (thread / "children").read_text().split()):
+            found += [child, *started_by(child)]
     return found
+
+
+def runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_interrupted_it_leaves_nothing(tmp_path: Path, tokenizer: Path) -> None:
@@ -268,11 +273,13 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path, tokenizer: Path) -> None:
 
 def test_killed_it_leaves_no_output_and_no_process(tmp_path: Path, tokenizer: Path) -> None:
     job = start(tmp_path, tokenizer, workers=2)
+    others = started_by(job.pid)
+    assert len(others) >= 4, "the reader, the server of its workers, and two of these"
     job.kill()
     job.communicate(timeout=120)
     deadline = time.monotonic() + 120
-    while processes_of(str(tmp_path)):
-        assert time.monotonic() < deadline, processes_of(str(tmp_path))
+    while any(map(runs, others)):
+        assert time.monotonic() < deadline, [process for process in others if runs(process)]
         time.sleep(0.05)
     assert not (tmp_path / "out.bin").exists()
     lines = write_jsonl(tmp_path / "a.jsonl", ["ab"])
