@@ -167,7 +167,7 @@ def encode_all(batches: Iterator[Batch], workers: int, arguments: tuple[Any, ...
         yield from map(Encoder(*arguments).encode, batches)
         return
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tesserae.tokenize", "tokenizers"])  # imported once, not by each worker
+    context.set_forkserver_preload(["tesserae.corpus", "tokenizers"])  # imported once, not by each worker
     pool = ProcessPoolExecutor(workers, context, start_worker, (arguments,))
     pending: deque[Future[Encoded]] = deque()
     try:

@@ -276,7 +276,8 @@ def test_killed_it_leaves_no_output_and_no_process(tmp_path: Path, tokenizer: Pa
     others = started_by(job.pid)
     assert len(others) >= 4, "the reader, the server of its workers, and two of these"
     job.kill()
-    job.communicate(timeout=120)
+    _, errors = job.communicate(timeout=120)
+    assert "RuntimeWarning" not in errors and "Traceback" not in errors, errors
     deadline = time.monotonic() + 120
     while any(map(runs, others)):
         assert time.monotonic() < deadline, [process for process in others if runs(process)]
