@@ -39,9 +39,9 @@ std::vector<std::string> entries(const std::string& text) {
 }
 
 TEST(Surface, Program) {
-  EXPECT_THAT(entries(help({})), ElementsAre("-h,--help", "--version", "train", "watch", "dial", "stacks", "trace",
-                                             "config", "inspect", "verify", "plan", "probe", "convert",
-                                             "tokenize", "doctor"));
+  EXPECT_THAT(entries(help({})),
+              ElementsAre("-h,--help", "--version", "train", "watch", "dial", "stacks", "trace", "config", "inspect",
+                          "verify", "plan", "probe", "convert", "tokenize", "doctor"));
 }
 
 TEST(Surface, Train) {
