@@ -41,7 +41,7 @@ class Drawing:
     def __init__(self, width: int, height: int, title: str) -> None:
         self.head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-            f' font-family="sans-serif" font-size="14">\n<title>{title}</title>\n'
+            f' font-family="sans-serif" font-size="15">\n<title>{title}</title>\n'
             f'<rect width="{width}" height="{height}" fill="#ffffff"/>\n'
         )
         self.shapes: list[str] = []
@@ -62,7 +62,7 @@ class Drawing:
 
     def named_box(self, x: float, y: float, width: float, height: float, fill: str, name: str, **more: str) -> None:
         self.box(x, y, width, height, fill, rx="3", **more)
-        self.text(x + width / 2, y + height / 2 + 5, name, "#ffffff", "middle", font_weight="bold", font_size="13")
+        self.text(x + width / 2, y + height / 2 + 5, name, "#ffffff", "middle", font_weight="bold", font_size="15")
 
     def svg(self) -> str:
         return self.head + "\n".join(self.shapes) + "\n</svg>\n"
@@ -73,8 +73,8 @@ def step_drawing() -> Drawing:
     """Three lanes of one rank: what is gathered ahead, what computes, what is reduced behind."""
     drawing = Drawing(960, 330, "One step of one rank: gathers run ahead of what computes, reductions behind it")
     units = ["1", "2", "3"]
-    forward, backward, gather, reduce, scale = 2.0, 4.0, 1.6, 2.2, 27.5
-    left, top, height, gap = 150, 62, 38, 56
+    forward, backward, gather, reduce, scale = 2.0, 4.0, 1.6, 2.2, 26.5
+    left, top, height, gap = 164, 62, 38, 56
     for row, (name, colour) in enumerate([("gather", GATHER), ("compute", COMPUTE), ("reduce", REDUCE)]):
         y = top + row * gap
         drawing.text(12, y + 17, name, colour, font_weight="bold", font_size="16")
@@ -103,9 +103,9 @@ def step_drawing() -> Drawing:
             behind = max(behind, compute)
             put(2, behind, reduce, REDUCE, unit)
             behind += reduce
-    put(1, behind, 2.2, UPDATE, "update")
-    put(0, behind + 2.2, 2.4, GATHER, "refresh")
-    end = left + (behind + 4.6) * scale
+    put(1, behind, 2.5, UPDATE, "update")
+    put(0, behind + 2.5, 2.6, GATHER, "refresh")
+    end = left + (behind + 5.1) * scale
     drawing.text(left, 30, "one step, three units, every unit freed after its forward and backward", font_size="16")
     drawing.line(left, 232, end, 232, stroke_width="1.5")
     drawing.text(end + 6, 237, "time", FAINT)
@@ -147,7 +147,7 @@ def turn_drawing() -> Drawing:
                     boxes.box(place + 2, y + 2, quarter - 4, height - 4, "#ffffff", stroke=COLOURS[piece],
                               stroke_width="3", rx="3")  # fmt: skip
                     sender = owner[piece]
-                    boxes.text(place + quarter / 2, y + 25, f"from {sender}", TEXT, "middle", font_size="13")
+                    boxes.text(place + quarter / 2, y + 25, f"from {sender}", TEXT, "middle", font_size="15")
                     arrows.line(left + width + 6, 48 + sender * 62 + height / 2, right - 8, y + height / 2,
                                 COLOURS[piece], stroke_width="2.5", stroke_opacity="0.8")  # fmt: skip
     drawing.shapes += arrows.shapes + boxes.shapes
@@ -164,22 +164,22 @@ def levels_drawing() -> Drawing:
     panels = [
         ("8 | 8 | 8", "FULL_SHARD", (8, 8, 8), "gathers and reductions cross the network", "least memory"),
         ("4 | 4 | 4", "HYBRID_SHARD, degree 4", (4, 4, 4), "one all-reduce of 1/4 of the gradients crosses it",
-         "two replicas: twice the state"),
+         "the state is there twice"),
         ("4 | 8 | 8", "ZERO_PP, degree 4", (4, 8, 8), "reductions and the refresh cross it, gathers do not",
-         "1/4 of the parameters more"),
+         "1/4 of parameters more"),
     ]  # fmt: skip
     for host in range(hosts):
         x = 236 + host * 362
         drawing.box(x - 10, 38, 352, 530, "none", stroke=LINE, rx="8", stroke_dasharray="6 4")
         drawing.text(x + 166, 26, f"host {host}: shared memory inside", TEXT, "middle", font_size="15")
         for local in range(each):
-            drawing.text(x + 82 + local * 68, 62, f"rank {host * each + local}", FAINT, "middle", font_size="13")
+            drawing.text(x + 82 + local * 68, 62, f"rank {host * each + local}", FAINT, "middle", font_size="15")
     for i, (degrees, name, (p, g, o), crosses, costs) in enumerate(panels):
         y = 72 + i * 168
         drawing.text(12, y + 22, degrees, font_size="18", font_weight="bold")
         drawing.text(12, y + 44, name)
-        for row, words in enumerate(_wrapped(crosses, 28) + [costs]):
-            drawing.text(12, y + 68 + 19 * row, words, FAINT, font_size="13")
+        for row, words in enumerate(_wrapped(crosses, 26) + [costs]):
+            drawing.text(12, y + 68 + 19 * row, words, FAINT, font_size="15")
         for row, (state, degree) in enumerate([("P", p), ("G", g), ("O", o)]):
             for rank in range(hosts * each):
                 host, local = divmod(rank, each)
