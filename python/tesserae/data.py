@@ -100,6 +100,7 @@ class TokenDataset(IterableDataset):
     # ---- what there is ----
     @property
     def vocabulary(self) -> int:
+        """Tokens are below it."""
         """How many tokens the tokenizer knows, as the header says: ids are below it."""
         return self._sources[0][0].vocabulary
 
@@ -110,6 +111,7 @@ class TokenDataset(IterableDataset):
 
     @property
     def tokens(self) -> int:
+        """Of all paths."""
         """Of all paths together, whatever their weights."""
         return sum(len(stream) for stream, _ in self._sources)
 
@@ -152,6 +154,7 @@ class TokenDataset(IterableDataset):
 
     # ---- state ----
     def state_dict(self) -> dict[str, Any]:
+        """Where the dataset is, the same on all ranks, with all that the order of its samples depends on."""
         """How many samples all ranks have read, and in which order: the same on every rank, whatever their number."""
         return {"samples": self._samples, "order": self._order()}
 
