@@ -70,5 +70,6 @@ files=("${files[@]/%/_test.py}")
 PATH=$PWD/$build/venv/bin:$PATH PYTHONPATH=$build/tree/python "$python" -m pytest -q -p no:cacheprovider \
   -m 'not parity_full and not long' "${files[@]:-tests/python}" >"$build/pytest.log" 2>&1 ||
   { status=1; tail -n 60 "$build/pytest.log" >&2; }
-say "Python tests" "$(grep -E '^[0-9].* in [0-9.]+s|^=.* in [0-9.]+s' "$build/pytest.log" | tail -n 1 | tr -d =)"
+summary=$(grep -E '^[0-9].* in [0-9.]+s|^=.* in [0-9.]+s' "$build/pytest.log" | tail -n 1 | tr -d =)
+say "Python tests" "${summary:-did not end, see $build/pytest.log}"
 exit $status

@@ -9,8 +9,9 @@ import torch
 
 from tesserae import _C
 
-# 2.13: the tests ran with it. 2.11: every name is there, and takes the same arguments.
-CHECKED = ("2.11", "2.13")
+# 2.13: all tests ran with it. 2.12: some of them (tools/other_torch.sh). 2.11: every name is there, and takes the same
+# arguments.
+CHECKED = ("2.11", "2.12", "2.13")
 
 
 class UnsupportedTorch(_C.Error, ImportError):
@@ -38,6 +39,6 @@ def _missing(what: str) -> UnsupportedTorch:
     newest = CHECKED[-1]
     return UnsupportedTorch(
         f"[import tesserae] torch {torch.__version__} lacks a private name that tesserae uses: {what}. It was checked "
-        f"with torch {' and '.join(CHECKED)}: install one of these (pip install 'torch=={newest}.*') and build "
+        f"with torch {', '.join(CHECKED)}: install one of these (pip install 'torch=={newest}.*') and build "
         "tesserae again"
     )
