@@ -3,9 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
-
-#include "tesserae/base/error.h"
+#include "tests/mesh/environment.h"
 
 // Variables as SageMaker's training toolkit and Kubeflow's training operator set them.
 
@@ -15,19 +13,10 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-using Environment = std::map<std::string, std::string>;
 using Reader = std::optional<HostJob> (*)(const Lookup&);
 
 std::optional<HostJob> read(Reader reader, const Environment& environment) {
-  return reader([&](const char* name) -> const char* {
-    const auto found = environment.find(name);
-    return found == environment.end() ? nullptr : found->second.c_str();
-  });
-}
-
-Environment with(Environment environment, const Environment& changes) {
-  for (const auto& [name, value] : changes) environment[name] = value;
-  return environment;
+  return reader(lookup_in(environment));
 }
 
 std::string error_of(Reader reader, const Environment& environment) {

@@ -3,9 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
-
-#include "tesserae/base/error.h"
+#include "tests/mesh/environment.h"
 
 namespace tesserae::mesh {
 namespace {
@@ -13,19 +11,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-using Environment = std::map<std::string, std::string>;
-
 Launch read(const Environment& environment) {
-  return read_launch([&](const char* name) -> const char* {
-    const auto found = environment.find(name);
-    return found == environment.end() ? nullptr : found->second.c_str();
-  });
-}
-
-/// `environment` with some variables replaced; an empty value counts as unset.
-Environment with(Environment environment, const Environment& changes) {
-  for (const auto& [name, value] : changes) environment[name] = value;
-  return environment;
+  return read_launch(lookup_in(environment));
 }
 
 std::string error_of(const Environment& environment) {

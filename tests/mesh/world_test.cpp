@@ -3,21 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
-
-#include "tesserae/base/error.h"
 #include "tesserae/mesh/mesh.h"
+#include "tests/mesh/environment.h"
 
 namespace tesserae::mesh {
 namespace {
 
 using ::testing::ElementsAre;
 
-World from(const std::map<std::string, std::string>& environment) {
-  return World::from_environment([&](const char* name) -> const char* {
-    const auto found = environment.find(name);
-    return found == environment.end() ? nullptr : found->second.c_str();
-  });
+World from(const Environment& environment) {
+  return World::from_environment(lookup_in(environment));
 }
 
 World launched_by_torchrun(int rank, int size, int local_size) {
