@@ -23,12 +23,17 @@ std::string below(int epoch) {
   return epoch == 0 ? "" : cat("epoch-", epoch, "/");
 }
 
+/// torchrun may start all ranks again on the store of those before: what they left there is not of these.
+std::string of_this_start() {
+  const char* restart = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  return cat(restart != nullptr ? restart : "0", "/");
+}
+
 }  // namespace
 
 Rendezvous::Rendezvous(const mesh::World& world, milliseconds deadline, int epoch)
     : world_(world), deadline_(deadline), start_(Clock::now()) {
-  const char* restart = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  job_ = cat("tesserae/", restart ? restart : "0", "/", below(epoch));
+  job_ = cat("tesserae/", of_this_start(), below(epoch));
   const auto& launch = world.launch();
   if (launch.port == 0) {
     throw InvalidArgument("Fabric::connect", cat(launch.size,
@@ -46,7 +51,7 @@ Rendezvous::Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store>
       start_(Clock::now()),
       serves_(world.launch().rank == 0 && !world.launch().store_is_served),
       joined_(true),
-      job_(below(epoch)),
+      job_(cat(of_this_start(), below(epoch))),
       store_(std::move(store)) {}
 
 c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve, milliseconds patience) const {

@@ -404,6 +404,8 @@ THEIRS = {  # messages of others: of the kernel, torch, NCCL and Gloo
     "No module named 'tesserae'",
     "address already in use",
     "connect ... 127.0.1.1",
+    "failed to connect",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
     "RendezvousConnectionError",
     "torch.distributed.elastic ... ChildFailedError",
     "exitcode: -9",
