@@ -31,7 +31,6 @@ def mpirun(kind: str) -> tuple[str, ...]:
     pytest.skip(f"missing: {PACKAGES[kind]} (Debian package)")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", PACKAGES)
 def test_on_one_host(kind: str, environment: Environment, local_run: Callable[[int], Path], tmp_path: Path) -> None:
     out = tmp_path / "run"

@@ -29,7 +29,6 @@ def losses_of(written: str) -> dict[int, float]:
 
 
 # ---- what is started ----
-@pytest.mark.long
 def test_train(cluster: Cluster, local_run: Callable[[int], Path], tmp_path: Path) -> None:
     log, out = tmp_path / "log", tmp_path / "run"
     job = cluster.submit(log, EXAMPLES / "train.sbatch", TINY, "--set", f"run.folder={out}")
@@ -131,8 +130,13 @@ ENDED_BY: dict[str, tuple[Callable[[str], Command], str]] = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("end", "asked_by"), ENDED_BY.values(), ids=ENDED_BY)
+@pytest.mark.parametrize(
+    ("end", "asked_by"),
+    [
+        pytest.param(*how, id=name, marks=() if name == "scontrol requeue" else pytest.mark.long)
+        for name, how in ENDED_BY.items()
+    ],
+)
 def test_a_requeued_job_ends_as_if_nobody_had_disturbed_it(
     cluster: Cluster, undisturbed: Path, end: Callable[[str], Command], asked_by: str, tmp_path: Path
 ) -> None:
