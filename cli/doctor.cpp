@@ -1,6 +1,5 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,30 +38,22 @@ void append_findings(Findings& to, Findings more) {
   for (Finding& finding : more) to.push_back(std::move(finding));
 }
 
-mesh::Lookup environment_of_process() {
-  return config::sagemaker_environment([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
-}
-
 std::string describe(const mesh::Launch& launch) {
   if (launch.launcher == "single") return "none: one process";
   return cat(launch.launcher, ": ", doctor::counted(launch.size, "rank"), ", ", launch.local_size,
              " on this host, meeting at ", launch.address, ":", launch.port);
 }
 
-/// What the launcher says; a job of one process where it contradicts itself.
-mesh::World find_world(int nproc, Start& start, Findings& found) {
+/// Who starts the ranks; a job of one process where the launcher contradicts itself.
+Start examine_start(int nproc, Findings& found) {
   try {
-    const mesh::Lookup environment = environment_of_process();
-    start = find_start(nproc, 1, environment);
-    if (!start.is_rank) return mesh::World::single_host(0, 1);
-    mesh::World world = start.by == "kubernetes" ? mesh::World::single_host(0, 1)  // whose RANK counts pods
-                                                 : mesh::World::from_environment(environment);
+    Start start = find_start(nproc, 1, config::sagemaker_environment());
     const bool alone = start.by == "kubernetes" || start.by == "sagemaker";
-    found.push_back({"launcher", Verdict::good, alone ? start.by + ": 1 rank" : describe(world.launch()), ""});
-    return world;
+    found.push_back({"launcher", Verdict::good, alone ? start.by + ": 1 rank" : describe(start.world.launch()), ""});
+    return start;
   } catch (const InvalidArgument& error) {
     found.push_back({"launcher", Verdict::wrong, error.what(), "set these variables as one launcher would"});
-    return mesh::World::single_host(0, 1);
+    return {};
   }
 }
 
@@ -102,9 +93,8 @@ void print_reports(const std::vector<doctor::RankReport>& reports, bool json, Ve
 
 int run_doctor(const DoctorArguments& arguments) {
   Findings found;
-  Start start;
-  const mesh::World world = find_world(arguments.nproc, start, found);
-  const mesh::Launch& launch = world.launch();
+  Start start = examine_start(arguments.nproc, found);
+  const mesh::Launch& launch = start.world.launch();
   if (!start.is_rank) {
     start.job.command = {os::program_path(),       "doctor",     "--mib",
                          cat(arguments.mebibytes), "--deadline", cat(arguments.deadline)};
@@ -116,7 +106,7 @@ int run_doctor(const DoctorArguments& arguments) {
   doctor::RankReport mine{.rank = launch.rank, .host = os::host_name(), .findings = std::move(found)};
   std::vector<doctor::RankReport> all;
   if (launch.size > 1) {
-    all = meet_ranks(arguments, world, std::move(mine));
+    all = meet_ranks(arguments, start.world, std::move(mine));
   } else {
     all.push_back(std::move(mine));
   }

@@ -44,7 +44,11 @@ Start find_start(int nproc, int otherwise, const mesh::Lookup& environment) {
     throw config::ConfigError("", cat("--nproc ", nproc, " contradicts ", launch.launcher, ", which started ", one,
                                       " on this host: leave it out"));
   }
-  return {.is_rank = true, .ranks = launch.size, .job = {}, .by = launch.launcher};
+  return {.is_rank = true,
+          .ranks = launch.size,
+          .job = {},
+          .by = launch.launcher,
+          .world = mesh::World::from_environment(environment)};
 }
 
 }  // namespace tesserae::cli

@@ -14,6 +14,7 @@ struct Start {
   int ranks = 1;        ///< of the job
   train::LocalJob job;  ///< if not: ranks and hosts of what it starts; the command is the caller's
   std::string by;       ///< the launcher or platform that says so, as mesh/ names it; "single": none
+  mesh::World world = mesh::World::single_host(0, 1);  ///< of a rank
 };
 
 /// A process that a launcher started is a rank, and so is a single one. Ranks are started by

@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -55,8 +54,7 @@ void require_room_for_weights(const config::Config& config) {
 int run_train(TrainArguments& arguments) {
   arguments.assignments.insert(arguments.assignments.end(), arguments.more_assignments.begin(),
                                arguments.more_assignments.end());
-  const mesh::Lookup environment =
-      config::sagemaker_environment([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+  const mesh::Lookup environment = config::sagemaker_environment();
   const config::Config config = config::load_train_config(arguments.config, arguments.assignments, environment);
   const train::Resume resume = train::Resume::from_text(arguments.resume);
   if (resume.mode == train::Resume::Mode::automatic && !config.checkpoint.enabled()) {
@@ -68,13 +66,10 @@ int run_train(TrainArguments& arguments) {
   offload::use_reusable_host_blocks();
   if (!config.offload.memory_limit) os::keep_freed_memory();  // what one phase needed would stay in the next
   Start start = find_start(arguments.nproc, config.run.nproc, environment);
-  // The variables of a pod are no launcher's.
-  const mesh::World world = start.is_rank && start.by != "kubernetes" ? mesh::World::from_environment(environment)
-                                                                      : mesh::World::single_host(0, 1);
   // Everything that can be known to fail fails here, before any rank starts.
   const train::JobSetup setup =
-      train::set_up_job(config, start.ranks, start.is_rank ? world.launch().local_size : start.job.ranks,
-                        start.is_rank ? world.launch().local_rank : 0);
+      train::set_up_job(config, start.ranks, start.is_rank ? start.world.launch().local_size : start.job.ranks,
+                        start.world.launch().local_rank);
   if (arguments.dry_run) {
     std::printf("%s\n%s\n", config.resolved.dump(2).c_str(), train::describe(setup, config).c_str());
     return 0;
@@ -86,7 +81,7 @@ int run_train(TrainArguments& arguments) {
     start.job.replacements = config.recovery.replacements;
     return train::run_local_job(start.job);
   }
-  return train::train(config, setup, world, resume);
+  return train::train(config, setup, start.world, resume);
 }
 
 }  // namespace

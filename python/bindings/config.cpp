@@ -1,7 +1,5 @@
 #include <pybind11/stl.h>
 
-#include <cstdlib>
-
 #include "python/bindings/bindings.h"
 #include "tesserae/config/config_file.h"
 #include "tesserae/config/init_config.h"
@@ -26,9 +24,7 @@ void bind_config(py::module_& module) {
   module.def(
       "sagemaker_parameters",
       []() -> std::optional<std::string> {
-        const auto environment =
-            sagemaker_environment([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
-        const auto parameters = sagemaker_parameters(environment);
+        const auto parameters = sagemaker_parameters(sagemaker_environment());
         return parameters ? std::optional(parameters->dump()) : std::nullopt;
       },
       "The modelparallel parameters that the estimator of a training job of SageMaker gave, as JSON text; None where "

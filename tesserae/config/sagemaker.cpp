@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -40,7 +41,7 @@ Json parse_object(const std::string& variable, const std::string& text) {
   Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   // What is encoded twice comes from an SDK that had encoded it already.
   if (value.is_string()) value = Json::parse(value.get<std::string>(), nullptr, /*allow_exceptions=*/false);
-  if (!value.is_object()) throw ConfigError("", cat(variable, " is no JSON object, but ", text.substr(0, 60)));
+  if (!value.is_object()) throw ConfigError("", cat(variable, " is not a JSON object but ", text.substr(0, 60)));
   return value;
 }
 
@@ -187,6 +188,10 @@ void resolve_channels(Json& document, const mesh::Lookup& environment) {
 }
 
 }  // namespace
+
+mesh::Lookup sagemaker_environment() {
+  return sagemaker_environment([](const char* name) -> const char* { return std::getenv(name); });
+}
 
 mesh::Lookup sagemaker_environment(const mesh::Lookup& environment) {
   const std::string base = base_folder(environment);

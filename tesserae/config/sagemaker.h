@@ -15,6 +15,8 @@ namespace tesserae::config {
 /// does for the toolkit): input/config/{resourceconfig,hyperparameters}.json, input/data, model, output/data. On other
 /// machines it is `environment` unchanged. Throws ConfigError for a file there that cannot be read.
 mesh::Lookup sagemaker_environment(const mesh::Lookup& environment);
+/// Of this process.
+mesh::Lookup sagemaker_environment();
 
 /// load_config for `tesserae train`, weakest first:
 ///  1. in a job of SageMaker: runs go to SM_OUTPUT_DATA_DIR, weights to SM_MODEL_DIR, checkpoints to

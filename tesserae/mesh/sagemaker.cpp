@@ -22,7 +22,8 @@ std::vector<std::string> names_from(const Json& json, const std::string& variabl
     }
     names.push_back(name);
   }
-  if (names.empty()) fail_launch(cat(variable, "=", text, R"( is no JSON list of names, such as ["algo-1","algo-2"])"));
+  if (names.empty())
+    fail_launch(cat(variable, "=", text, R"( is not a JSON list of names, such as ["algo-1","algo-2"])"));
   std::vector<std::string> sorted = names;
   std::ranges::sort(sorted);
   const auto twice = std::ranges::adjacent_find(sorted);
@@ -34,7 +35,7 @@ Json resource_config(const Variables& variables) {
   if (!variables.has("SM_RESOURCE_CONFIG")) return Json::object();
   const std::string text = variables.text("SM_RESOURCE_CONFIG");
   Json config = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!config.is_object()) fail_launch(cat("SM_RESOURCE_CONFIG=", text, " is no JSON object"));
+  if (!config.is_object()) fail_launch(cat("SM_RESOURCE_CONFIG=", text, " is not a JSON object"));
   return config;
 }
 

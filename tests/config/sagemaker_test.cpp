@@ -104,7 +104,7 @@ TEST_F(SageMakerJob, ChannelsAreFolders) {
 TEST_F(SageMakerJob, ErrorsSayWhatToChange) {
   EXPECT_THAT(error({{"SM_HPS", R"({"train.stpes": 7})"}}),
               AllOf(HasSubstr("train.stpes: is a hyperparameter"), HasSubstr("did you mean train.steps?")));
-  EXPECT_THAT(error({{"SM_HPS", "steps=7"}}), HasSubstr("SM_HPS is no JSON object, but steps=7"));
+  EXPECT_THAT(error({{"SM_HPS", "steps=7"}}), HasSubstr("SM_HPS is not a JSON object but steps=7"));
   EXPECT_THAT(error({{"SM_HP_MP_PARAMETERS", R"({"partitions": 2})"}}),
               AllOf(HasSubstr("partitions: unknown key"), HasSubstr("SM_HP_MP_PARAMETERS"), HasSubstr("SMP v2")));
   EXPECT_THAT(error({}, {"data.path=channel:test"}),

@@ -103,7 +103,7 @@ def test_one_host_goes_on_from_its_checkpoints(environment: Environment, base: P
 
 WRONG = {
     "host": ({"SM_CURRENT_HOST": "algo-9"}, (), "SM_CURRENT_HOST=algo-9 is none of the hosts"),
-    "hosts": ({"SM_HOSTS": "algo-1"}, (), "SM_HOSTS=algo-1 is no JSON list of names"),
+    "hosts": ({"SM_HOSTS": "algo-1"}, (), "SM_HOSTS=algo-1 is not a JSON list of names"),
     "GPUs": ({"SM_NUM_GPUS": "many"}, (), "SM_NUM_GPUS=many is not a number"),
     "hyperparameter": ({"SM_HPS": '{"epochs": 3}'}, (), "epochs: is a hyperparameter of this job"),
     "parameters": ({"SM_HP_MP_PARAMETERS": '{"partitions": 2}'}, (), "partitions: unknown key"),

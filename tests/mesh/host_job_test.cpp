@@ -67,7 +67,8 @@ TEST(SageMaker, WhereRanksMeetCanBeOverridden) {
 TEST(SageMaker, ErrorsNameTheVariable) {
   const auto error = [](const Environment& changes) { return error_of(read_sagemaker, with(sagemaker, changes)); };
   for (const char* wrong : {"algo-1,algo-2", "[]", "[1]", R"({"a": 1})", R"(["a", ""])"}) {
-    EXPECT_THAT(error({{"SM_HOSTS", wrong}}), AllOf(HasSubstr(wrong), HasSubstr("no JSON list of names"))) << wrong;
+    EXPECT_THAT(error({{"SM_HOSTS", wrong}}), AllOf(HasSubstr(wrong), HasSubstr("is not a JSON list of names")))
+        << wrong;
   }
   EXPECT_THAT(error({{"SM_HOSTS", R"(["a","b","a"])"}}), HasSubstr("names a twice"));
   EXPECT_THAT(error({{"SM_CURRENT_HOST", ""}}), HasSubstr("2 hosts, but SM_CURRENT_HOST is not set"));
@@ -76,7 +77,7 @@ TEST(SageMaker, ErrorsNameTheVariable) {
   EXPECT_THAT(error({{"SM_NUM_GPUS", "eight"}}), HasSubstr("SM_NUM_GPUS=eight is not a number"));
   EXPECT_THAT(error({{"SM_NUM_GPUS", "-1"}}), HasSubstr("SM_NUM_GPUS=-1 is negative"));
   EXPECT_THAT(error({{"MASTER_PORT", "70000"}}), HasSubstr("MASTER_PORT=70000 is no port"));
-  EXPECT_THAT(error({{"SM_RESOURCE_CONFIG", "hosts"}}), HasSubstr("SM_RESOURCE_CONFIG=hosts is no JSON object"));
+  EXPECT_THAT(error({{"SM_RESOURCE_CONFIG", "hosts"}}), HasSubstr("SM_RESOURCE_CONFIG=hosts is not a JSON object"));
   EXPECT_THAT(error({{"SM_RESOURCE_CONFIG", R"({"instance_groups": [{}, {}]})"}}),
               AllOf(HasSubstr("2 instance groups"), HasSubstr("torchrun")));
 }
