@@ -10,6 +10,10 @@ if(MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION 
   add_link_options(-fuse-ld=mold)
 endif()
 
+# __FILE__, of torch's headers too, names no folder of the machine that compiled: what ships is the same wherever it was
+# built, and the compiler's cache serves other clones.
+add_compile_options(-ffile-prefix-map=${PROJECT_SOURCE_DIR}=.)
+
 set(TESSERAE_WARNINGS -Wall -Wextra -Wno-unused-parameter -Werror=return-type)
 if(TESSERAE_SANITIZE)
   add_compile_options(-fsanitize=${TESSERAE_SANITIZE} -fno-omit-frame-pointer -g)

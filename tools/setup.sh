@@ -127,6 +127,7 @@ look() {  # sets python, use_venv, required, libraries (of those), useful
     required+=($libraries)
   fi
   command -v ccache >/dev/null || useful+=(ccache)
+  command -v mold >/dev/null || useful+=(mold)
   has_format || useful+=(clang-format)
   if [ "$dev" = yes ] && ! has_browser; then useful+=(chromium); fi
   if [ "$dev" = yes ] && ! command -v doxygen >/dev/null; then useful+=(doxygen); fi
