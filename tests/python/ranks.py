@@ -43,6 +43,16 @@ import torch
 import torch.distributed as dist
 
 GRACE = 3.0
+# Imported by every module of tests, or late by what nearly every test does: half a second to three of each rank.
+ALWAYS = (
+    "pytest",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "tesserae.smp.init",
+)
 PRELOADED = ("tesserae", "transformers", "accelerate", "lightning", "peft")
 PR_SET_PDEATHSIG = 1
 
@@ -119,7 +129,7 @@ def run_ranks(
 def _start_server() -> None:
     """What the test session has imported by now is what the server imports, and its ranks find there."""
     imported = [name for name in sys.modules if name.split(".")[0] in PRELOADED]
-    _context.set_forkserver_preload(["torch", "torch.distributed.fsdp", *imported])  # no effect once it runs
+    _context.set_forkserver_preload([*ALWAYS, *imported])  # no effect once it runs
 
 
 def _launch_variables(rank: int, world_size: int, port: int) -> dict[str, str]:

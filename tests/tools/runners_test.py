@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,6 +63,57 @@ def test_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.xfail\ndef test_it(): assert False\n")
     done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path, ci=True)
     assert done.returncode == 0, done.stdout
+
+
+def side_by_side(folder: Path, pytest_line: str, ctest_line: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"TEST_LOG": str(folder / "ctest.log")}
+    words = [ROOT / "tools/test.sh", pytest_line, ctest_line]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("lines", "failed"),
+    [
+        (("echo python", "echo program"), []),
+        (("echo python; exit 3", "echo program"), ["pytest, status 3"]),
+        (("echo python", "echo program; exit 8"), ["ctest, status 8"]),
+        (("echo python; false | cat", "echo program; false"), ["pytest, status 1", "ctest, status 1"]),
+    ],
+)
+def test_neither_half_of_the_tests_hides_a_failure(lines: tuple[str, str], failed: list[str], tmp_path: Path) -> None:
+    done = side_by_side(tmp_path, *lines)
+    assert done.returncode == bool(failed)
+    assert done.stderr.splitlines() == [f"test: failed: {which}" for which in failed]
+    written = [line for line in done.stdout.splitlines() if not line.startswith("==")]
+    assert written == ["python", "program"]
+
+
+def test_the_halves_of_the_tests_run_beside_each_other(tmp_path: Path) -> None:
+    both = "touch {mine}; until [ -e {other} ]; do sleep 0.05; done"
+    a, b = tmp_path / "a", tmp_path / "b"
+    done = side_by_side(tmp_path, both.format(mine=a, other=b), both.format(mine=b, other=a))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_tests_that_are_stopped_leave_no_half_behind(tmp_path: Path) -> None:
+    halves = [f"echo $$ >{tmp_path / 'pytest'}; exec sleep 300", f"sleep 300 & echo $! >{tmp_path / 'ctest'}; wait"]
+    environment = os.environ | {"TEST_LOG": str(tmp_path / "ctest.log")}
+    words = [ROOT / "tools/test.sh", *halves]
+    # Where this session itself was started in the background SIGINT is ignored, which bash could not change.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(words, env=environment, start_new_session=True, preexec_fn=heed) as running:
+        wait_until(lambda: all((tmp_path / half).exists() for half in ("pytest", "ctest")))
+        os.killpg(running.pid, signal.SIGINT)  # as Ctrl-C does
+        assert running.wait(timeout=60) == 130
+    ctest = int((tmp_path / "ctest").read_text())
+    wait_until(lambda: not Path(f"/proc/{ctest}").exists() or " Z " in Path(f"/proc/{ctest}/stat").read_text())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def nightly(folder: Path, *parts: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
