@@ -148,7 +148,6 @@ Activations activations_of(const model::GptConfig& given, const Execution& run) 
   const auto d = static_cast<double>(model.dimension);
   const double input = c * d / stream_parts(run);
   const double block = block_bytes_of_token(model, run);
-  // The loss is computed in fp32: logarithms of the softmax and their gradient, besides the logits of another dtype.
   const double head = norm_bytes_of_token(model, run) + rows_of(model, run) * logit_bytes(c);
   const double gradients = gradient_bytes_of_token(model, run);
   Activations result;
@@ -162,8 +161,9 @@ Activations activations_of(const model::GptConfig& given, const Execution& run) 
   return result;
 }
 
+// The loss is computed in fp32, but block by block: what is kept are the logits, until there is their gradient.
 double logit_bytes(double compute_bytes) {
-  return 8 + (compute_bytes < 4 ? compute_bytes : 0);
+  return 2 * compute_bytes;
 }
 
 double kept_by_blocks(const model::GptConfig& given, const Execution& run) {

@@ -47,8 +47,7 @@ struct Activations {
 };
 Activations activations_of(const model::GptConfig& model, const Execution& run);
 
-/// Bytes that a logit takes at the fullest moment, in the loss's backward: its share of the softmax and its gradient in
-/// fp32, and the gradient once more in another dtype.
+/// Bytes that a logit takes at the fullest moment, in the loss's backward: itself and its gradient.
 double logit_bytes(double compute_bytes);
 
 /// Bytes that all blocks would keep from forward to backward, if none were recomputed; no gradients among them.

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 
 #include <algorithm>
@@ -30,15 +31,44 @@ Targets targets_on(const at::Tensor& targets, int64_t begin, int64_t columns) {
   return {local.masked_fill(here.logical_not(), 0), here};
 }
 
-// Calls visit(first row, rows) for all rows of x: on the host, so many at a time that a block stays in the cache while
-// one function after the other goes over it.
-template <class Visit>
-void for_blocks_of_rows(const at::Tensor& x, const Visit& visit) {
-  constexpr int64_t block_bytes = 512 << 10;
-  const int64_t rows = x.size(0), row_bytes = std::max<int64_t>(1, x.size(1) * x.element_size());
-  const int64_t block = x.is_cpu() ? at::get_num_threads() * std::max<int64_t>(1, block_bytes / row_bytes) : rows;
-  for (int64_t first = 0; first < rows; first += block) visit(first, std::min(block, rows - first));
-}
+// Logits in fp32, so many rows at a time that they stay in the cache of the host while one function after the other
+// goes over them; on a device so many that their memory does not count beside that of the logits.
+class Blocks {
+ public:
+  // `place`: where the results go, which may be formed there.
+  Blocks(const at::Tensor& logits, int64_t valid, const at::Tensor& place = {}) : logits_(logits), valid_(valid) {
+    const int64_t bytes = logits.is_cpu() ? int64_t{256} << 10 : int64_t{64} << 20;
+    const int64_t row_bytes = std::max<int64_t>(1, logits.size(1) * static_cast<int64_t>(sizeof(float)));
+    const int64_t threads = logits.is_cpu() ? at::get_num_threads() : 1;
+    rows_ = std::min(logits.size(0), threads * std::max<int64_t>(1, bytes / row_bytes));
+    if (place.defined() && place.scalar_type() == at::kFloat) {
+      place_ = place;
+    } else {
+      memory_ = at::empty({rows_, logits.size(1)}, logits.options().dtype(at::kFloat));
+    }
+  }
+
+  // visit(block, rows): `block` is logits less the largest of each row, no number where there is padding; rows(x) are
+  // its rows of x.
+  template <class Visit>
+  void less(const at::Tensor& largest, const Visit& visit) const {
+    for (int64_t first = 0; first < logits_.size(0); first += rows_) {
+      const int64_t count = std::min(rows_, logits_.size(0) - first);
+      const auto rows = [&](const at::Tensor& x) { return x.narrow(0, first, count); };
+      const at::Tensor block = place_.defined() ? rows(place_) : memory_.narrow(0, 0, count);
+      block.copy_(rows(logits_));
+      block.narrow(1, valid_, block.size(1) - valid_).fill_(-std::numeric_limits<float>::infinity());
+      block.sub_(rows(largest).unsqueeze(1));
+      visit(block, rows);
+    }
+  }
+
+ private:
+  const at::Tensor& logits_;
+  int64_t valid_;  // columns that are no padding
+  int64_t rows_ = 0;
+  at::Tensor place_, memory_;  // one of them
+};
 
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, const at::Tensor& targets,
@@ -46,22 +76,16 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     keep(context, parallel);
     const int64_t width = logits.size(1), begin = parallel->index() * width;
     const int64_t valid = std::clamp<int64_t>(vocabulary - begin, 0, width);
-    const float lowest = -std::numeric_limits<float>::infinity();
+    const auto in_fp32 = logits.options().dtype(at::kFloat);
     comm::Group& group = parallel->group();
 
-    const at::Tensor shares = at::empty(logits.sizes(), logits.options().dtype(at::kFloat));
-    const at::Tensor largest = at::full({logits.size(0)}, lowest, shares.options());
+    const at::Tensor largest = at::full({logits.size(0)}, -std::numeric_limits<float>::infinity(), in_fp32);
     if (valid > 0) largest.copy_(logits.narrow(1, 0, valid).amax(1));
     group.all_reduce(largest, {}, comm::Reduction::maximum);
 
     const Targets target = targets_on(targets, begin, valid);
-    const at::Tensor sums = at::empty({2, logits.size(0)}, shares.options());
-    for_blocks_of_rows(shares, [&](int64_t first, int64_t count) {
-      const auto rows = [&](const at::Tensor& x) { return x.narrow(0, first, count); };
-      const at::Tensor block = rows(shares);
-      block.copy_(rows(logits));
-      block.narrow(1, valid, width - valid).fill_(lowest);
-      block.sub_(rows(largest).unsqueeze(1));
+    const at::Tensor sums = at::empty({2, logits.size(0)}, in_fp32);
+    Blocks(logits, valid).less(largest, [&](const at::Tensor& block, const auto& rows) {
       rows(sums[1]).copy_(
           block.gather(1, rows(target.column)).masked_fill_(rows(target.here).logical_not(), 0).squeeze(1));
       rows(sums[0]).copy_(block.exp_().sum(1));
@@ -69,21 +93,27 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     group.all_reduce(sums);
 
     const at::Tensor counted = targets.ne(ignored);
-    // Gradient of a logit: its share of the sum, less one for the target.
-    context->save_for_backward({shares, sums[0], target.column, target.here, counted});
-    context->saved_data["dtype"] = static_cast<int64_t>(logits.scalar_type());
+    // Not the exponentials, which are fp32 and as many as the logits: the backward forms them anew.
+    context->save_for_backward({logits, largest, sums[0], target.column, target.here, counted});
+    context->saved_data["valid"] = valid;
     return sums[0].log().sub_(sums[1]).masked_fill_(counted.logical_not(), 0);
   }
 
+  // Gradient of a logit: its share of the sum, less one for the target.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     kept(context);
     const variable_list saved = context->get_saved_variables();
-    const auto dtype = static_cast<c10::ScalarType>(context->saved_data["dtype"].toInt());
+    const at::Tensor &logits = saved[0], &largest = saved[1], &sum = saved[2], &column = saved[3], &here = saved[4];
     // Not a product: where nothing counts, the gradient of a mean is not finite.
-    const at::Tensor weight = gradients[0].masked_fill(saved[4].logical_not(), 0).unsqueeze(1);
-    at::Tensor gradient = saved[0].mul(weight.div(saved[1].unsqueeze(1)));
-    gradient.scatter_add_(1, saved[2], weight.mul(saved[3]).neg_());
-    return {gradient.to(dtype), {}, {}, {}, {}};
+    const at::Tensor weight = gradients[0].masked_fill(saved[5].logical_not(), 0).unsqueeze(1);
+    const at::Tensor of_share = weight.div(sum.unsqueeze(1)), of_target = weight.mul(here).neg_();
+    at::Tensor gradient = at::empty_like(logits);
+    const Blocks blocks(logits, context->saved_data["valid"].toInt(), gradient);
+    blocks.less(largest, [&](const at::Tensor& block, const auto& rows) {
+      block.exp_().mul_(rows(of_share)).scatter_add_(1, rows(column), rows(of_target));
+      if (!block.is_alias_of(gradient)) rows(gradient).copy_(block);
+    });
+    return {gradient, {}, {}, {}, {}};
   }
 };
 

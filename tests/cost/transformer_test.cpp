@@ -37,20 +37,21 @@ TEST(PlanModel, PartsOfTheParameters) {
 
 TEST(PlanModel, Activations) {
   // A token of a block: inputs and results of two norms of 8; query and result of 8, key and value of 8, 4 x 16; two
-  // bytes each. Two heads keep 4 bytes.
+  // bytes each. Two heads keep 4 bytes. Gradients in the last block: of its gate and of what that gates, beyond what
+  // the head had, which is gone by then: two norms' worth of 8, logits and their gradient.
   Execution run{.sequence = 3, .micro_batch = 2, .compute_bytes = 2};
-  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 16 + 96) + 2 * 4));
-  EXPECT_EQ(activations_of(tiny(), run).head, 6 * (2 * 8 + 2 * 8 + 10 * (8 + 2)));
+  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 16 + 96) + 2 * 4) + 6 * (2 * (2 * 16 + 2 * 8) - 72));
+  EXPECT_EQ(activations_of(tiny(), run).head, 6 * (2 * 8 + 2 * 8 + 10 * (2 + 2)));
   run.tensor = 2;
-  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 48) + 4));
-  EXPECT_EQ(activations_of(tiny(), run).head, 6 * (2 * 4 + 2 * 4 + 5 * (8 + 2)));
+  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 48) + 4) + 6 * (16 + 2 * 16 - 36));
+  EXPECT_EQ(activations_of(tiny(), run).head, 6 * (2 * 4 + 2 * 4 + 5 * (2 + 2)));
   run.sequence_parallel = false;
-  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 16 + 48) + 4));
+  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 16 + 48) + 4) + 6 * (16 + 2 * 16 - 36));
   run = {.sequence = 3, .micro_batch = 2, .compute_bytes = 2, .recompute = true};
-  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * (2 * 2 * 8 + (264 + 2 * (2 * 16 + 2 * 8) - 132)))
+  EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * (2 * 2 * 8 + (264 + 2 * (2 * 16 + 2 * 8) - 72)))
       << "a block with its gradients, beyond what the head had";
   run.compute_bytes = 4;
-  EXPECT_EQ(activations_of(tiny(), run).head, 6 * (4 * 8 + 4 * 8 + 10 * 8)) << "logits are fp32 already";
+  EXPECT_EQ(activations_of(tiny(), run).head, 6 * (4 * 8 + 4 * 8 + 10 * 8));
   run = {.sequence = 3, .micro_batch = 2, .compute_bytes = 2, .composed_norms = true};
   EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (8 + 2) * 8 + 2 * 96 + 2 * 4)) << "norms keep fp32";
 }
