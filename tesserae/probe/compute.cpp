@@ -1,4 +1,3 @@
-#include <ATen/ops/mm.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -13,6 +12,7 @@
 #include "tesserae/model/init.h"
 #include "tesserae/probe/measure.h"
 #include "tesserae/tensor/functions.h"
+#include "tesserae/tensor/product.h"
 #include "tesserae/tensor/split_parameters.h"
 
 // The pieces of a transformer, forward and backward, at growing sizes: linear layers and attention by themselves; then
@@ -62,9 +62,9 @@ struct Pieces {
     for (const int64_t side : sides) {
       const at::Tensor x = at::randn({side, side}, options), weight = at::randn({side, side}, options);
       const double seconds = timed([&] {
-        const at::Tensor y = x.mm(weight.t());
-        y.mm(weight);  // gradients of what came in, and of the weight
-        y.t().mm(x);
+        const at::Tensor y = tensor::product(x, weight.t());  // as a layer multiplies
+        tensor::product(y, weight);                           // gradients of what came in, and of the weight
+        tensor::product(y.t(), x);
       });
       const auto s = static_cast<double>(side);
       points.push_back({.size = s, .rate = 3 * 2 * s * s * s / seconds});

@@ -24,12 +24,14 @@ bool multiplies_by_scalars() {
 }
 
 bool widens(const at::Tensor& a, const at::Tensor& b) {
-  const auto dtype = a.scalar_type();
-  return a.is_cpu() && (dtype == at::kBFloat16 || dtype == at::kHalf) && b.scalar_type() == dtype &&
-         multiplies_by_scalars();
+  return a.is_cpu() && b.scalar_type() == a.scalar_type() && widens_products(a.scalar_type());
 }
 
 }  // namespace
+
+bool widens_products(at::ScalarType dtype) {
+  return (dtype == at::kBFloat16 || dtype == at::kHalf) && multiplies_by_scalars();
+}
 
 void widened_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool kept, int64_t block_bytes) {
   // out^T = b^T a^T: the blocks are rows of the larger operand.

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 namespace tesserae::tensor {
 
 /// a [m, k] times b [k, n], in the dtype of both. As torch does it, but for bf16 and fp16 on an x86 CPU without
@@ -15,6 +17,9 @@ void product_to(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b)
 /// The same, added to `out`. In fp32 copies, sum and product are rounded together, once.
 void add_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b);
 
+/// Whether these multiply operands of `dtype` on this CPU in fp32 copies.
+bool widens_products(at::ScalarType dtype);
+
 /// How a layer multiplies: as product() does, or as torch does.
 enum class Products { widened, as_torch };
 
@@ -24,7 +29,8 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy, const
 
 /// What these do on such CPUs: `out` = `kept` x `out` + a b by fp32 copies. The operand that is larger in its outer
 /// dimension is copied block by block, so the copies take no more than the smaller one and `block_bytes`.
+inline constexpr int64_t kProductBlockBytes = int64_t{4} << 20;
 void widened_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool kept,
-                     int64_t block_bytes = int64_t{4} << 20);
+                     int64_t block_bytes = kProductBlockBytes);
 
 }  // namespace tesserae::tensor

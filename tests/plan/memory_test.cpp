@@ -3,7 +3,9 @@
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "tesserae/comm/fabric.h"
 #include "tesserae/comm/mesh_fabric.h"
@@ -13,6 +15,7 @@
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
 #include "tesserae/tensor/parallel.h"
+#include "tesserae/tensor/product.h"
 #include "tests/support/counting_allocator.h"
 
 // What the plan computes against what this library really takes.
@@ -49,6 +52,21 @@ TEST(PlanMemory, ActivationsAreWhatForwardKeeps) {
   }
 }
 
+// The most bytes of fp32 copies that a widened product of a layer takes, for so many rows of tokens.
+double largest_copies(const model::GptConfig& given, int64_t rows) {
+  const model::GptConfig config = model::resolved(given);
+  const auto of_product = [](int64_t m, int64_t k, int64_t n) {  // [m, k] times [k, n]
+    if (m < n) std::swap(m, n);
+    return 4 * k * n + std::min(tensor::kProductBlockBytes, 4 * m * (k + n));
+  };
+  int64_t most = 0;
+  for (const int64_t out : {config.feed_forward, config.vocabulary}) {
+    const int64_t in = config.dimension;
+    most = std::max({most, of_product(rows, in, out), of_product(rows, out, in), of_product(out, rows, in)});
+  }
+  return static_cast<double>(most);
+}
+
 // Forward and backward together, with gradients that are there already: what a step takes beyond what it finds.
 TEST(PlanMemory, TheFullestMomentOfAStep) {
   const Counting counting;
@@ -79,7 +97,10 @@ TEST(PlanMemory, TheFullestMomentOfAStep) {
     model.forward(tokens, tokens).backward();
     const auto taken = static_cast<double>(CountingAllocator::peak - before);
     const double expected = cost::activations_of(config, run).total();
-    EXPECT_NEAR(taken, expected, 0.05 * expected) << vocabulary << " " << dtype << (recompute ? " recomputed" : "");
+    // Where torch has no kernel for such products they take copies, in a product of which the moment may lie.
+    const double copies = tensor::widens_products(dtype) ? largest_copies(config, 2 * 128) : 0;
+    EXPECT_GE(taken, 0.95 * expected) << vocabulary << " " << dtype << (recompute ? " recomputed" : "");
+    EXPECT_LE(taken, 1.05 * expected + copies) << vocabulary << " " << dtype << (recompute ? " recomputed" : "");
   }
 }
 

@@ -70,8 +70,8 @@ TEST(Plan, MemoryByHand) {
   EXPECT_EQ(entry.state.gradients, 4 * 1480 / 4);
   EXPECT_EQ(entry.state.gathered, 2 * (88 + 2 * 656));
   EXPECT_EQ(entry.state.reductions, 2 * (88 + 2 * 656));
-  EXPECT_EQ(entry.activations.total(), 6 * 2 * 264 + 6 * 132);
-  EXPECT_EQ(entry.memory(), 1480 + 1480 + 2960 + 1480 + 2800 + 2800 + 3960);
+  EXPECT_EQ(entry.activations.total(), 6 * 2 * 264 + 6 * 96);
+  EXPECT_EQ(entry.memory(), 1480 + 1480 + 2960 + 1480 + 2800 + 2800 + 3744);
   // T = 2 has 760 parameters a rank, and two micro-batches: gradients add up in pieces.
   const Entry& split = find(entries, 2, {2, 2, 2});
   EXPECT_EQ(split.micro_batches, 2);
