@@ -29,10 +29,10 @@ const std::vector<std::string>& AdamW::state_names() const {
   return names;
 }
 
-void AdamW::update(const Views& views, bool decay, double lr, const std::optional<at::Tensor>& divisor) {
+void AdamW::update(const Views& views, bool decay, double lr, const Scale& scale) {
   at::_fused_adamw_(views.master, views.grad, views.state[0], views.state[1], /*max_exp_avg_sqs=*/{}, views.step, lr,
                     options_.beta1, options_.beta2, decay ? options_.weight_decay : 0.0, options_.eps,
-                    /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/divisor);
+                    /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/scale.divisor, /*found_inf=*/scale.skip);
 }
 
 }  // namespace tesserae::optim

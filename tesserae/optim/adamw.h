@@ -24,7 +24,7 @@ class AdamW : public Optimizer {
 
  protected:
   const std::vector<std::string>& state_names() const override;
-  void update(const Views& views, bool decay, double lr, const std::optional<at::Tensor>& divisor) override;
+  void update(const Views& views, bool decay, double lr, const Scale& scale) override;
 
  private:
   AdamWOptions options_;

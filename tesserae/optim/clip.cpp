@@ -6,6 +6,7 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -75,11 +76,8 @@ std::vector<at::Tensor> counted(const shard::Shard& shard, const Target& target)
   return runs;
 }
 
-}  // namespace
-
-double global_norm(Target& target, double p, std::vector<double>* also) {
-  if (!(p > 0)) throw InvalidArgument("global_norm", cat("a norm of order ", p, ": it must be above 0"));
-  const at::NoGradGuard no_grad;
+// What each of this rank's chunks adds to the sum of |x|^p; for p = infinity, its largest magnitude.
+std::vector<at::Tensor> parts_of(const Target& target, double p) {
   std::vector<at::Tensor> parts;
   for (const auto& shard : target.shards()) {
     for (const auto& run : counted(shard, target)) {
@@ -87,9 +85,40 @@ double global_norm(Target& target, double p, std::vector<double>* also) {
       parts.push_back(std::isinf(p) ? part : part.mul_(1.0 / shard.replicas));
     }
   }
+  return parts;
+}
+
+// The sum of `parts` over all ranks, and those of `also`, in a row on the device: numbers of the host come there as
+// arguments of kernels.
+at::Tensor sums_on_device(Target& target, const std::vector<at::Tensor>& parts, const std::vector<double>& also) {
+  const auto count = static_cast<int64_t>(also.size()) + 1;
+  const at::Tensor row = at::zeros({count}, at::TensorOptions().dtype(at::kDouble).device(*target.device()));
+  if (!parts.empty()) row.select(0, 0).copy_(at::stack(parts).sum());
+  for (int64_t i = 1; i < count; ++i) row.select(0, i).fill_(also[static_cast<size_t>(i - 1)]);
+  target.sum_on_device(row);
+  return row;
+}
+
+}  // namespace
+
+double global_norm(Target& target, double p, std::vector<double>* also) {
+  if (!(p > 0)) throw InvalidArgument("global_norm", cat("a norm of order ", p, ": it must be above 0"));
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> parts = parts_of(target, p);
   if (std::isinf(p)) return target.max_over_chunks(parts.empty() ? 0.0 : at::stack(parts).max().item<double>());
+  if (target.device()) {
+    const at::Tensor sums = sums_on_device(target, parts, also != nullptr ? *also : std::vector<double>{}).cpu();
+    const double* const data = sums.const_data_ptr<double>();
+    if (also != nullptr) also->assign(data + 1, data + sums.numel());
+    return std::pow(data[0], 1 / p);
+  }
   const double mine = parts.empty() ? 0.0 : at::stack(parts).sum().item<double>();
   return std::pow(target.sum_over_chunks(mine, also), 1 / p);
+}
+
+at::Tensor norm_on_device(Target& target) {
+  const at::NoGradGuard no_grad;
+  return sums_on_device(target, parts_of(target, 2), {}).select(0, 0).sqrt();
 }
 
 double clip_coefficient(double norm, double max_norm) {

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
 #include "tesserae/optim/target.h"
 
 namespace tesserae::optim {
@@ -10,6 +14,10 @@ namespace tesserae::optim {
 /// a run of 4,096 elements has a norm above 1.8e19. Throws InvalidArgument unless p > 0. `also`, if given and p is
 /// finite: replaced by its sums over all ranks, in the same collective.
 double global_norm(Target& target, double p = 2, std::vector<double>* also = nullptr);
+
+/// Its 2-norm as a double scalar of the target's device, for which the host does not wait; for targets that have one
+/// (Target::device). One collective.
+at::Tensor norm_on_device(Target& target);
 
 /// How much gradients of that norm are scaled to have norm `max_norm` at most: 1 if the norm is not finite.
 double clip_coefficient(double norm, double max_norm);

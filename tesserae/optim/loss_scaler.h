@@ -38,6 +38,9 @@ class LossScaler {
   /// The scale of the next step.
   double scale() const { return state_.scale; }
 
+  /// Whether the scale cannot fall any further: if gradients are not finite now, the scale is not why.
+  bool at_minimum() const { return state_.scale <= options_.minimum; }
+
   /// Tells how the step's gradients were. Called by Optimizer::step.
   void update(bool finite);
 

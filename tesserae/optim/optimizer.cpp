@@ -2,6 +2,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -36,6 +38,12 @@ void Optimizer::complete_updates() {
 StepResult Optimizer::step(const StepOptions& options) {
   const at::NoGradGuard no_grad;
   complete_updates();
+  const bool host_decides =
+      options.measure_norm || options.scaler != nullptr || options.also_sum != nullptr || options.accept;
+  if (options.clip_norm > 0 && !host_decides && target_->device()) {
+    clip_on_device(options);
+    return last_step_;
+  }
   double norm = 0;
   if (options.measure_norm || options.clip_norm > 0 || options.scaler != nullptr) {
     norm = global_norm(*target_, 2, options.also_sum) / (options.scaler != nullptr ? options.scaler->scale() : 1.0);
@@ -55,18 +63,40 @@ StepResult Optimizer::finish(double norm, const StepOptions& options, bool publi
   double divisor = options.scaler != nullptr ? options.scaler->scale() : 1.0;
   if (options.scaler != nullptr) options.scaler->update(!result.skipped);
   if (result.skipped) return result;
+  if (options.accept && !options.accept(norm)) {
+    last_step_.skipped = true;
+    return last_step_;
+  }
   if (options.clip_norm > 0) divisor /= clip_coefficient(norm, options.clip_norm);
+  update_all(scale_by(divisor), options, publish);
+  return result;
+}
 
+// The same arithmetic as clip_coefficient(), by kernels.
+void Optimizer::clip_on_device(const StepOptions& options) {
+  ++steps_done_;
+  last_step_ = {};
+  const at::Tensor norm = norm_on_device(*target_), finite = norm.isfinite();
+  const at::Tensor divisor = norm.add(1e-6).div_(options.clip_norm).clamp_min_(1.0);
+  update_all({.divisor = at::where(finite, divisor, at::ones_like(divisor)).to(at::kFloat),
+              .skip = finite.logical_not().to(at::kFloat)},
+             options, /*publish=*/true);
+}
+
+Optimizer::Scale Optimizer::scale_by(double divisor) const {
+  const auto& shards = target_->shards();
+  const auto first = std::ranges::find_if(shards, [](const shard::Shard& shard) { return shard.grad.defined(); });
+  if (divisor == 1.0 || first == shards.end()) return {};
+  return {.divisor = at::full({}, divisor, first->master.options().dtype(at::kFloat))};
+}
+
+void Optimizer::update_all(const Scale& scale, const StepOptions& options, bool publish) {
   const auto& shards = target_->shards();
   states_.resize(shards.size());
-  std::optional<at::Tensor> divisor_tensor;
   std::vector<size_t> updated;
   for (size_t i = 0; i < shards.size(); ++i) {
     auto& shard = shards[i];
     if (!shard.grad.defined()) continue;
-    if (divisor != 1.0 && !divisor_tensor.has_value()) {
-      divisor_tensor = at::full({}, divisor, shard.master.options().dtype(at::kFloat));
-    }
     if (!states_[i].step.defined()) allocate(shard, states_[i]);
     refresh_views(shard, states_[i]);
     updated.push_back(i);
@@ -75,8 +105,9 @@ StepResult Optimizer::finish(double norm, const StepOptions& options, bool publi
   for (size_t k = 0; k < updated.size(); ++k) {
     const size_t i = updated[k];
     const auto next = k + 1 < updated.size() ? std::optional(updated[k + 1]) : std::nullopt;
-    const auto update_now = [this, i, next, lr = options.lr.value_or(lr_), keep = options.keep_gradients,
-                             divisor_tensor] { update_shard(i, next, lr, keep, divisor_tensor); };
+    const auto update_now = [this, i, next, lr = options.lr.value_or(lr_), keep = options.keep_gradients, scale] {
+      update_shard(i, next, lr, keep, scale);
+    };
     const bool later = publish && !lost && states_[i].paged;
     if (!later) update_now();
     if (!publish || lost) continue;
@@ -93,17 +124,17 @@ StepResult Optimizer::finish(double norm, const StepOptions& options, bool publi
     }
   }
   if (lost) std::rethrow_exception(lost);
-  return result;
 }
 
 // Run by run, the next one on its way: also that of shard `next`, which will follow.
 void Optimizer::update_shard(size_t index, std::optional<size_t> next, double lr, bool keep_gradients,
-                             const std::optional<at::Tensor>& divisor) {
+                             const Scale& scale) {
   const at::NoGradGuard no_grad;
   const std::scoped_lock lock(updating_);
   const auto gradients = keep_gradients ? offload::Access::update : offload::Access::consume;
   State& state = states_[index];
   state.step.add_(1);
+  if (scale.skip) state.step.sub_(*scale.skip);
   offload::Use use;
   for (size_t i = 0; i < state.runs.size(); ++i) {
     const Run& run = state.runs[i];
@@ -114,7 +145,7 @@ void Optimizer::update_shard(size_t index, std::optional<size_t> next, double lr
     } else if (next && !states_[*next].runs.empty()) {
       states_[*next].runs.front().prefetch();
     }
-    update(run.views, run.decay, lr, divisor);
+    update(run.views, run.decay, lr, scale);
   }
   if (keep_gradients) return;
   state.runs.clear();  // their views would keep the gradients' memory

@@ -24,16 +24,22 @@ struct StepOptions {
   double clip_norm = 0;           ///< > 0: gradients are scaled to this global norm at most
   LossScaler* scaler = nullptr;   ///< the loss was scaled by it
   bool keep_gradients = true;     ///< false: nobody reads them afterwards (those on a disk need not go back there)
-  bool measure_norm = true;       ///< false saves the all-reduce, unless clip_norm or scaler need it
+  /// false: nobody reads the norm. Saves the all-reduce, unless clip_norm or scaler need it. With clip_norm, and
+  /// neither scaler, also_sum nor accept, shards of a device are clipped there, and the host waits for nothing:
+  /// StepResult then tells neither the norm nor whether the device left the step out because it is not finite.
+  bool measure_norm = true;
   /// Replaced by their sums over all ranks, in the all-reduce of the norm: what a rank knows of a step once it may
   /// update. Left alone where the norm is not measured.
   std::vector<double>* also_sum = nullptr;
+  /// Asked once the norm is known, if it is finite: false leaves the step out, as a norm that is not finite does. Must
+  /// answer the same on all ranks. Called on the calling thread.
+  std::function<bool(double norm)> accept = {};
 };
 
 /// What a step found, the same on all ranks.
 struct StepResult {
-  double norm = 0;       ///< global gradient norm, unscaled and before clipping; 0 if not measured
-  bool skipped = false;  ///< the norm was not finite: no parameter and no state was changed, on any rank
+  double norm = 0;       ///< global gradient norm, unscaled and before clipping; 0 if not measured on the host
+  bool skipped = false;  ///< not finite, or not accepted: no parameter and no state was changed, on any rank
 };
 
 /// Updates this rank's shards. All ranks call step() together, from the training thread.
@@ -97,9 +103,15 @@ class Optimizer : public shard::Companion {
 
   /// Names of the flat tensors of state, each of the master's shape.
   virtual const std::vector<std::string>& state_names() const = 0;
-  /// Updates `views` with gradients divided by `divisor` (a float scalar on the device; unset: 1). `decay`: weight
-  /// decay applies. The counter has already been raised to this step's number.
-  virtual void update(const Views& views, bool decay, double lr, const std::optional<at::Tensor>& divisor) = 0;
+  /// What a fused kernel is told of its gradients by scalars on the device, floats.
+  struct Scale {
+    std::optional<at::Tensor> divisor = {};  ///< of gradients; unset: 1
+    std::optional<at::Tensor> skip = {};     ///< 1: nothing is updated; unset: 0
+  };
+
+  /// Updates `views` with gradients scaled by `scale`. `decay`: weight decay applies. The counter has already been
+  /// raised to this step's number.
+  virtual void update(const Views& views, bool decay, double lr, const Scale& scale) = 0;
 
  private:
   /// What one call of update() works on: all that decays of a shard, or all that does not; where parts of the state are
@@ -122,11 +134,13 @@ class Optimizer : public shard::Companion {
   };
 
   StepResult finish(double norm, const StepOptions& options, bool publish);
+  void clip_on_device(const StepOptions& options);
+  Scale scale_by(double divisor) const;
+  void update_all(const Scale& scale, const StepOptions& options, bool publish);
   void allocate(const shard::Shard& shard, State& state) const;
   void refresh_views(const shard::Shard& shard, State& state) const;
   void add_run(const shard::Shard& shard, const State& state, const Segment& segment, Run& run) const;
-  void update_shard(size_t index, std::optional<size_t> next, double lr, bool keep_gradients,
-                    const std::optional<at::Tensor>& divisor);
+  void update_shard(size_t index, std::optional<size_t> next, double lr, bool keep_gradients, const Scale& scale);
 
   std::shared_ptr<Target> target_;
   double lr_;

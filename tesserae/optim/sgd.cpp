@@ -29,12 +29,12 @@ const std::vector<std::string>& Sgd::state_names() const {
   return options_.momentum == 0 ? none : names;
 }
 
-void Sgd::update(const Views& views, bool decay, double lr, const std::optional<at::Tensor>& divisor) {
+void Sgd::update(const Views& views, bool decay, double lr, const Scale& scale) {
   // Without dampening, a buffer of zeros gives the first step's buffer (the gradient itself), so no step is special.
   const auto buffers = options_.momentum == 0 ? at::TensorList{} : at::TensorList(views.state[0]);
   at::_fused_sgd_(views.master, views.grad, buffers, decay ? options_.weight_decay : 0.0, options_.momentum, lr,
                   /*dampening=*/0.0, options_.nesterov, /*maximize=*/false, /*is_first_step=*/false,
-                  /*grad_scale=*/divisor);
+                  /*grad_scale=*/scale.divisor, /*found_inf=*/scale.skip);
 }
 
 }  // namespace tesserae::optim

@@ -33,6 +33,20 @@ class EngineTarget final : public Target {
     if (also != nullptr) also->assign(row.begin() + 1, row.end());
     return row.front();
   }
+  std::optional<c10::Device> device() const override {
+    const c10::Device device = engine_.root().sharding().state_device;
+    return device.is_cpu() ? std::nullopt : std::optional(device);
+  }
+  void sum_on_device(const at::Tensor& row) override {
+    const shard::UnitContext& context = engine_.root().context();
+    const comm::Label label{"", context.statistics().steps};
+    comm::Fabric& fabric = shard::state_ranks(engine_);
+    if (fabric.size() > 1) fabric.everyone().all_reduce(row, label);
+    comm::MeshFabric& mesh = *context.sharding->mesh;
+    if (mesh.degree(mesh::axes::tensor) > 1) {
+      mesh.group(mesh::axes::tensor, comm::Traffic::control).all_reduce(row, label);
+    }
+  }
   double max_over_chunks(double value) override {
     const shard::UnitContext& context = engine_.root().context();
     return shard::over_tensor_ranks(*context.sharding->mesh, shard::max_over_ranks(engine_, value),

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "tesserae/base/error.h"
+
 namespace tesserae::optim {
 namespace {
 
@@ -14,6 +16,10 @@ shard::ShardList list_of(std::vector<shard::Shard>& shards) {
 }
 
 }  // namespace
+
+void Target::sum_on_device(const at::Tensor& /*row*/) {
+  throw InvalidArgument("Target::sum_on_device", "this target has no device (Target::device); use sum_over_chunks()");
+}
 
 LocalTarget::LocalTarget(std::vector<shard::Shard>& shards, std::function<void(int)> publish)
     : shards_(list_of(shards)), publish_(std::move(publish)) {}

@@ -1,7 +1,11 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tesserae/shard/companion.h"
@@ -41,6 +45,12 @@ class Target {
   /// Shard::replicas (`also`, if given: replaced by its sums over ranks, on the way); and: the largest of them.
   virtual double sum_over_chunks(double value, std::vector<double>* also = nullptr) = 0;
   virtual double max_over_chunks(double value) = 0;
+
+  /// Where sums over ranks can be computed beside the host: the device of the shards. Unset: only by sum_over_chunks().
+  virtual std::optional<c10::Device> device() const { return {}; }
+  /// Collective, where there is such a device: `row` (doubles there) is replaced by its sums over ranks. The host waits
+  /// for nothing.
+  virtual void sum_on_device(const at::Tensor& row);
 };
 
 /// The target of a live model, which outlives it.

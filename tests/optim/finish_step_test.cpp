@@ -60,6 +60,22 @@ TEST(FinishStep, OfASkippedStepChangesNothing) {
   expect_equal(before, model);
 }
 
+TEST(Step, ThatIsNotAcceptedChangesNothing) {
+  CutModel model = model_with_gradients(), before = model_with_gradients();
+  AdamW optimizer(target_of(model.rank(0)), {.lr = 0.1});
+  std::vector<double> asked;
+  const StepResult refused = optimizer.step({.accept = [&asked](double norm) {
+    asked.push_back(norm);
+    return false;
+  }});
+  EXPECT_TRUE(refused.skipped);
+  EXPECT_EQ(asked, std::vector<double>{refused.norm});
+  EXPECT_TRUE(optimizer.last_step().skipped);
+  EXPECT_EQ(optimizer.steps_done(), 1);
+  expect_equal(before, model);
+  EXPECT_FALSE(optimizer.step({.accept = [](double) { return true; }}).skipped);
+}
+
 TEST(Step, ThatCannotTellOthersHasUpdatedEveryShard) {
   CutModel whole = model_with_gradients(), cut_off = model_with_gradients();
   AdamW(target_of(whole.rank(0)), {.lr = 0.1}).step();
