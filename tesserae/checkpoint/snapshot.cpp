@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -54,6 +55,21 @@ void read_from(Source& source, const at::Tensor& bytes) {
   };
 }
 
+// The same of pinned memory, at its address where it lies in one block.
+void read_from(Source& source, const offload::PinnedBlocks& blocks, int64_t offset) {
+  const auto bytes = static_cast<int64_t>(source.bytes());
+  blocks.visit(offset, bytes, [&](int64_t, const at::Tensor& run) {
+    if (run.numel() == bytes) source.data = static_cast<const char*>(run.const_data_ptr());
+  });
+  if (source.data != nullptr) return;
+  source.fill = [&blocks, offset](uint64_t from, std::span<char> target) {
+    blocks.visit(offset + static_cast<int64_t>(from), static_cast<int64_t>(target.size()),
+                 [&](int64_t begin, const at::Tensor& run) {
+                   std::memcpy(target.data() + begin, run.const_data_ptr(), static_cast<size_t>(run.numel()));
+                 });
+  };
+}
+
 }  // namespace
 
 void Snapshot::begin(std::vector<Piece> pieces) {
@@ -63,71 +79,97 @@ void Snapshot::begin(std::vector<Piece> pieces) {
   sources_.clear();
   offsets_.clear();
   device_.reset();
-  int64_t total = 0;
-  std::shared_ptr<offload::Disk> disk;  // where there is no memory for the pieces, there is none for their copies
-  for (const Piece& piece : pieces_) {
+  total_ = 0;
+  for (Piece& piece : pieces_) {
     sources_.push_back(describe(piece));
-    offsets_.push_back(total);
-    total = round_up(total + static_cast<int64_t>(sources_.back().bytes()), alignment);
+    offsets_.push_back(total_);
+    total_ = round_up(total_ + static_cast<int64_t>(sources_.back().bytes()), alignment);
     if (!piece.data.is_cpu()) device_ = piece.data.device();
-    if (disk == nullptr) disk = offload::disk_of(piece.data);
+    if (!piece.changes_in_forward) continue;
+    const at::Tensor now = at::empty_like(piece.data);
+    offload::copy(now.view({-1}), piece.data.view({-1}));
+    piece.data = now;
   }
-  if (!buffer_.defined() || buffer_.numel() < total || (device_ && !buffer_.is_pinned()) ||
-      offload::disk_of(buffer_) != disk) {
-    buffer_.reset();  // the old one is given back first
-    buffer_ = disk != nullptr
-                  ? offload::paged_tensor(disk, total, at::kByte)
-                  : at::empty({total}, at::TensorOptions().dtype(at::kByte).pinned_memory(device_.has_value()));
-  }
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    read_from(sources_[i], buffer_.narrow(0, offsets_[i], static_cast<int64_t>(sources_[i].bytes())));
-  }
-
   if (device_) {
     ready_.emplace(device_->type());
     ready_->record(c10::impl::VirtualGuardImpl(device_->type()).getStream(*device_));
-  }
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    if (pieces_[i].changes_in_forward) copy_piece(i, /*wait=*/true);
   }
 }
 
 void Snapshot::copy() {
   const at::NoGradGuard no_grad;
-  auto copy_all = [this] {
-    for (size_t i = 0; i < pieces_.size(); ++i) copy_piece(i, /*wait=*/false);
-  };
-  if (device_) {
+  if (!device_) {
+    take_memory();
+    for (size_t i = 0; i < pieces_.size(); ++i) copy_from_host(i);
+  } else {
     // A stream of its own, so that the copies run beside the computation that is queued meanwhile.
     const c10::impl::VirtualGuardImpl guard(device_->type());
     const c10::Stream stream = guard.getStreamFromGlobalPool(*device_, /*isHighPriority=*/false);
     const c10::StreamGuard on_stream(stream);
+    take_memory();
     ready_->block(stream);
-    copy_all();
+    for (size_t i = 0; i < pieces_.size(); ++i) pieces_[i].data.is_cpu() ? copy_from_host(i) : copy_from_device(i);
     guard.synchronizeStream(stream);
-  } else {
-    copy_all();
   }
   pieces_.clear();
 }
 
-void Snapshot::copy_piece(size_t index, bool wait) {
-  Piece& piece = pieces_[index];
-  if (!piece.data.defined() || piece.data.numel() == 0) return;
-  const auto count = static_cast<int64_t>(sources_[index].bytes());
-  const at::Tensor to = buffer_.narrow(0, offsets_[index], count);
-  const at::Tensor from = flat_bytes(piece.data).narrow(0, 0, count);
-  if (piece.data.is_cpu()) {
-    // Not copy_(): that would spread over threads which the forward needs.
-    offload::in_runs(
-        {{to, offload::Access::fill}, {from, offload::Access::read}}, count, [&](int64_t begin, int64_t end) {
-          std::memcpy(static_cast<char*>(to.mutable_data_ptr()) + begin,
-                      static_cast<const char*>(from.const_data_ptr()) + begin, static_cast<size_t>(end - begin));
-        });
-  } else {
-    at::Tensor(to).copy_(from, /*non_blocking=*/!wait);
+// Not in begin(): to pin memory takes about as long as to copy to it. What is there is kept, if it is enough.
+void Snapshot::take_memory() {
+  std::shared_ptr<offload::Disk> disk;  // where there is no memory for the pieces, there is none for their copies
+  for (const Piece& piece : pieces_) {
+    if (disk == nullptr) disk = offload::disk_of(piece.data);
   }
-  if (wait) piece.data.reset();
+  const bool pins = device_ && disk == nullptr;
+  if (pins ? pinned_.bytes() < total_
+           : !buffer_.defined() || buffer_.numel() < total_ || offload::disk_of(buffer_) != disk) {
+    buffer_.reset();  // the old one is given back first
+    pinned_ = {};
+    if (pins) {
+      pinned_ = offload::PinnedBlocks(total_);
+    } else {
+      buffer_ = disk != nullptr ? offload::paged_tensor(disk, total_, at::kByte)
+                                : at::empty({total_}, at::TensorOptions().dtype(at::kByte));
+    }
+  }
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const auto count = static_cast<int64_t>(sources_[i].bytes());
+    if (pins) {
+      read_from(sources_[i], pinned_, offsets_[i]);
+    } else {
+      read_from(sources_[i], buffer_.narrow(0, offsets_[i], count));
+    }
+  }
+}
+
+void Snapshot::copy_from_host(size_t index) {
+  const auto count = static_cast<int64_t>(sources_[index].bytes());
+  if (count == 0) return;
+  const at::Tensor from = flat_bytes(pieces_[index].data).narrow(0, 0, count);
+  // Not copy_(): that would spread over threads which the forward needs.
+  const auto copy_run = [&](const at::Tensor& to, int64_t offset) {
+    std::memcpy(to.mutable_data_ptr(), static_cast<const char*>(from.const_data_ptr()) + offset, to.nbytes());
+  };
+  if (!buffer_.defined()) {
+    pinned_.visit(offsets_[index], count, [&](int64_t offset, const at::Tensor& to) { copy_run(to, offset); });
+    return;
+  }
+  const at::Tensor to = buffer_.narrow(0, offsets_[index], count);
+  offload::in_runs({{to, offload::Access::fill}, {from, offload::Access::read}}, count,
+                   [&](int64_t begin, int64_t end) { copy_run(to.slice(0, begin, end), begin); });
+}
+
+void Snapshot::copy_from_device(size_t index) {
+  const auto count = static_cast<int64_t>(sources_[index].bytes());
+  if (count == 0) return;
+  const at::Tensor from = flat_bytes(pieces_[index].data).narrow(0, 0, count);
+  if (buffer_.defined()) {  // on a disk: what is not pinned is there when the call returns
+    offload::copy(buffer_.narrow(0, offsets_[index], count), from);
+    return;
+  }
+  pinned_.visit(offsets_[index], count, [&](int64_t offset, const at::Tensor& to) {
+    at::Tensor(to).copy_(from.narrow(0, offset, to.numel()), /*non_blocking=*/true);
+  });
 }
 
 std::vector<Source> live_sources(const std::vector<Piece>& pieces) {

@@ -309,6 +309,7 @@ TEST(Snapshot, ReusesItsMemory) {
   EXPECT_EQ(snapshot.sources()[0].data, memory);
   EXPECT_EQ(reinterpret_cast<const float*>(memory)[899], 2.0f);
   snapshot.begin(pieces(3, 2000));
+  snapshot.copy();
   EXPECT_GE(snapshot.bytes(), 8000);
   EXPECT_LE(snapshot.bytes(), 8200);
 }
