@@ -13,20 +13,33 @@ namespace tesserae::comm {
 
 namespace {
 
-std::string choose_backend(const FabricOptions& options) {
+const std::string kMadeBackend(Connections::made_backend);
+
+std::string choose_backend(const FabricOptions& options, int ranks) {
   const std::string_view of_device = device_transport(options.device.type());
-  if (options.backend == "auto") return of_device.empty() ? "shm" : std::string(of_device);
+  if (options.backend == "auto") {
+    if (!of_device.empty()) return std::string(of_device);
+    if (options.device.is_cpu()) return "shm";
+    if (options.make_backend) return kMadeBackend;
+    if (ranks == 1) return "null";
+    throw InvalidArgument("Fabric::connect",
+                          cat("nothing moves tensors between ranks on ", options.device, ": of devices other than the ",
+                              "CPU and CUDA, Python alone knows the backends (torch.distributed's registry)"));
+  }
   if ((options.backend == "gloo" || options.backend == "shm") && !options.device.is_cpu()) {
     throw InvalidArgument("Fabric::connect",
                           cat("backend ", options.backend, " moves CPU tensors, the device is ", options.device));
   }
+  if (options.backend == "staged" && options.device.is_cpu()) {
+    throw InvalidArgument("Fabric::connect", "backend staged moves tensors of an accelerator, the device is cpu");
+  }
   if (options.backend == "nccl" && of_device != "nccl") {
     throw InvalidArgument("Fabric::connect", cat("backend nccl moves CUDA tensors, the device is ", options.device));
   }
-  const auto known = {"gloo", "shm", "nccl", "null"};
+  const auto known = {"gloo", "shm", "nccl", "staged", "null"};
   if (std::find(known.begin(), known.end(), options.backend) != known.end()) return options.backend;
   throw InvalidArgument("Fabric::connect",
-                        cat("backend \"", options.backend, "\": known are auto, gloo, shm, nccl and null"));
+                        cat("backend \"", options.backend, "\": known are auto, gloo, shm, nccl, staged and null"));
 }
 
 /// Whether two meetings gave every rank the same number and the same host.
@@ -114,7 +127,7 @@ class ConnectedFabric final : public Fabric {
 }  // namespace
 
 std::shared_ptr<Fabric> Fabric::connect(const mesh::World& world, const FabricOptions& options) {
-  const std::string backend = choose_backend(options);
+  const std::string backend = choose_backend(options, world.size());
   // A job of one process has nobody to meet, nobody to lose and nothing to move.
   if (backend == "null" || world.size() == 1) return null(world, options.device);
   const auto rendezvous = [world, deadline = options.connect_deadline](int epoch) {
@@ -126,7 +139,7 @@ std::shared_ptr<Fabric> Fabric::connect(const mesh::World& world, const FabricOp
 std::shared_ptr<Fabric> Fabric::join(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool served,
                                      const FabricOptions& options) {
   const mesh::World world = mesh::World::joined(rank, size, served);
-  const std::string backend = choose_backend(options);
+  const std::string backend = choose_backend(options, size);
   if (backend == "null" || size == 1) return null(world, options.device);
   const auto rendezvous = [world, store = std::move(store), deadline = options.connect_deadline](int epoch) {
     return Rendezvous(world, store, deadline, epoch);

@@ -1,6 +1,7 @@
 #include "tesserae/comm/connections.h"
 
 #include <ATen/ops/full.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "tesserae/comm/liveness/watched_store.h"
 #include "tesserae/comm/transports/c10d_group.h"
 #include "tesserae/comm/transports/nccl.h"
+#include "tesserae/comm/transports/staged_group.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/os/host.h"
 
@@ -34,8 +36,10 @@ bool all_hosts_alike(const mesh::World& world) {
 Connections::Connections(Rendezvous rendezvous, const FabricOptions& options, const std::string& backend,
                          bool may_share)
     : options_(options),
-      nccl_(backend == "nccl"),
-      wants_shm_(backend == "shm"),
+      made_(backend == made_backend),
+      on_streams_(made_ || backend == "nccl"),
+      staged_(backend == "staged"),
+      wants_shm_(backend == "shm" || staged_),
       shm_(wants_shm_ && may_share),
       rendezvous_(std::move(rendezvous)),
       signs_of_life_(rendezvous_.own_connection("liveness")),
@@ -43,7 +47,8 @@ Connections::Connections(Rendezvous rendezvous, const FabricOptions& options, co
       even_hosts_(all_hosts_alike(world_)),
       serves_(rendezvous_.world().launch().rank == 0 && !rendezvous_.world().launch().store_is_served),
       liveness_(std::make_shared<Liveness>(world_, signs_of_life_, server())),
-      table_(world_.rank(), world_.size(), nccl_ ? Lane::Kind::stream : Lane::Kind::threaded, options.device) {
+      table_(world_.rank(), world_.size(), on_streams_ || staged_ ? Lane::Kind::stream : Lane::Kind::threaded,
+             options.device) {
   if (options.names_process) set_log_rank(world_.rank());
 }
 
@@ -106,8 +111,14 @@ Connections::StorePtr Connections::store_of(const std::string& name, const std::
 
 std::unique_ptr<Group> Connections::make_group(const std::string& name, const std::vector<int>& members, int rank,
                                                Traffic traffic) {
+  if (on_streams_) return make_device_group(name, members, rank, store_of(name, members, "group/"));
+  auto group = make_host_group(name, members, rank, traffic);
+  return staged_ ? std::make_unique<StagedGroup>(std::move(group), options_.device) : std::move(group);
+}
+
+std::unique_ptr<Group> Connections::make_host_group(const std::string& name, const std::vector<int>& members, int rank,
+                                                    Traffic traffic) {
   const auto store = store_of(name, members, "group/");
-  if (nccl_) return make_nccl_group(name, members, rank, store);
   if (auto group = make_shm_group(name, members, rank, options_.deadline)) return group;
   const auto hosts = hosts_of(members);
   if (!wants_shm_ || !even_hosts_ || !has_two_levels(hosts)) {
@@ -171,10 +182,18 @@ std::unique_ptr<Group> Connections::with_two_levels(std::string name, std::uniqu
                                          options_.deadline, *liveness_);
 }
 
-std::unique_ptr<Group> Connections::make_nccl_group(std::string name, const std::vector<int>& members, int rank,
-                                                    const StorePtr& store) {
-  const int size = static_cast<int>(members.size());
-  auto backend = make_nccl(store, rank, size, {name, members, options_.deadline, options_.device});
+std::unique_ptr<Group> Connections::make_device_group(std::string name, const std::vector<int>& members, int rank,
+                                                      const StorePtr& store) {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  if (made_) {
+    DeviceGroup group{{}, rank, options_.device, options_.deadline};
+    for (const int member : members) group.members.push_back(world_.launcher_rank(member));
+    backend = options_.make_backend(group);
+    backend->setBoundDeviceId(options_.device);
+  } else {
+    const int size = static_cast<int>(members.size());
+    backend = make_nccl(store, rank, size, {name, members, options_.deadline, options_.device});
+  }
   C10dGroup::Options options{options_.deadline, /*blocks_host=*/false, liveness_.get(), /*connects=*/true};
   return std::make_unique<C10dGroup>(std::move(name), members, std::move(backend), options);
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tesserae/comm/fabric.h"
@@ -24,8 +25,11 @@ class Connections {
  public:
   using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-  /// Meets the others. `backend`: gloo, shm or nccl; `may_share`: false once memory could not be shared. Throws what
-  /// Fabric::connect does.
+  /// The backend that is FabricOptions::make_backend.
+  static constexpr std::string_view made_backend = "made";
+
+  /// Meets the others. `backend`: gloo, shm, nccl, staged or made; `may_share`: false once memory could not be shared.
+  /// Throws what Fabric::connect does.
   Connections(Rendezvous rendezvous, const FabricOptions& options, const std::string& backend, bool may_share);
   ~Connections();
   Connections(const Connections&) = delete;
@@ -52,6 +56,9 @@ class Connections {
   StorePtr store_of(const std::string& name, const std::vector<int>& members, const std::string& prefix);
   std::unique_ptr<Group> make_group(const std::string& name, const std::vector<int>& members, int rank,
                                     Traffic traffic);
+  // Of tensors on the CPU.
+  std::unique_ptr<Group> make_host_group(const std::string& name, const std::vector<int>& members, int rank,
+                                         Traffic traffic);
   [[noreturn]] void rethrow_not_made(const std::string& name, const std::vector<int>& members,
                                      const std::exception& failure) const;
   // Null if the members do not share a host, or cannot share memory.
@@ -61,11 +68,14 @@ class Connections {
                                              const StorePtr& store, Traffic traffic);
   // Puts a near group beside the flat one, where that saves bytes between hosts and each host has memory to share.
   std::unique_ptr<Group> with_two_levels(std::string name, std::unique_ptr<GlooGroup> flat, MembersByHost hosts);
-  std::unique_ptr<Group> make_nccl_group(std::string name, const std::vector<int>& members, int rank,
-                                         const StorePtr& store);
+  // NCCL's, or what make_backend makes.
+  std::unique_ptr<Group> make_device_group(std::string name, const std::vector<int>& members, int rank,
+                                           const StorePtr& store);
 
   FabricOptions options_;
-  bool nccl_;
+  const bool made_;
+  const bool on_streams_;  // groups are those of a device, which order their work by its streams
+  const bool staged_;
   const bool wants_shm_;
   bool shm_;  // as long as sharing memory works
   Rendezvous rendezvous_;

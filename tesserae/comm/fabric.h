@@ -14,15 +14,24 @@
 #include "tesserae/mesh/world.h"
 
 namespace c10d {
+class Backend;
 class Store;
-}
+}  // namespace c10d
 
 namespace tesserae::comm {
 
+/// What the backend of a device's group is made of.
+struct DeviceGroup {
+  std::vector<int> members;               ///< as the ranks joined (mesh::World::launcher_rank)
+  int rank = 0;                           ///< index of this process in `members`
+  c10::Device device = c10::kCPU;         ///< where this process's tensors are
+  std::chrono::milliseconds deadline{0};  ///< of each operation
+};
+
 /// How ranks meet, and what carries their bytes. Every rank gives the same, except `host`.
 struct FabricOptions {
-  /// "gloo"; "shm": memory among ranks of a host, Gloo between hosts; "nccl"; "null"; "auto": nccl if the device is
-  /// CUDA, else shm.
+  /// "gloo"; "shm": memory among ranks of a host, Gloo between hosts; "nccl"; "staged": shm through the host, for any
+  /// device (ranks may share one); "null"; "auto": nccl for CUDA, for other devices what make_backend makes, else shm.
   std::string backend = "auto";
   c10::Device device = c10::kCPU;                      ///< where the tensors of this rank are that travel
   std::chrono::milliseconds connect_deadline{60'000};  ///< how long ranks wait for each other to come
@@ -32,6 +41,9 @@ struct FabricOptions {
   int epoch = 0;     ///< how often the job's ranks have met before (Fabric::reconnect): who is of another does not meet
   /// Asked while ranks meet, every so often. True: this meeting will not take place, and a CommError says so.
   std::function<bool()> cancelled = {};
+  /// Collective over its members: a backend whose work is ordered by the current stream of the device, as NCCL's is.
+  /// For devices that device_transport() does not know: torch's registry has theirs (Python).
+  std::function<c10::intrusive_ptr<c10d::Backend>(const DeviceGroup& group)> make_backend = {};
 };
 
 /// What a lane carries. Groups are made for one lane, so that lanes never wait for each other.

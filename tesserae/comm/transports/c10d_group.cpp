@@ -35,7 +35,7 @@ void C10dGroup::run(const Start& start) {
     if (verdict_) throw std::runtime_error("aborted");
   }
   const c10::intrusive_ptr<c10d::Work> work = start();
-  // On a device this orders the current stream after the work; on the CPU it blocks.
+  // On the CPU this blocks. On a device it orders the current stream after messages; collectives run on that stream.
   if (work) work->wait();
 }
 
@@ -43,6 +43,7 @@ void C10dGroup::do_all_gather(const at::Tensor& buffer) {
   auto flat = buffer.view(-1);
   auto piece = nth_piece(flat, rank(), size());
   c10d::AllgatherOptions how;
+  how.asyncOp = has_own_streams();
   how.timeout = options_.deadline;
   run([&] { return backend_->_allgather_base(flat, piece, how); });
 }
@@ -51,6 +52,7 @@ void C10dGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how_reduce
   auto flat = buffer.view(-1);
   auto piece = nth_piece(flat, rank(), size());
   c10d::ReduceScatterOptions how;
+  how.asyncOp = has_own_streams();
   how.reduceOp = op_of(how_reduced);
   how.timeout = options_.deadline;
   run([&] { return backend_->_reduce_scatter_base(piece, flat, how); });
@@ -59,6 +61,7 @@ void C10dGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how_reduce
 void C10dGroup::do_all_reduce(const at::Tensor& buffer, Reduction how_reduced) {
   std::vector<at::Tensor> one{buffer};
   c10d::AllreduceOptions how;
+  how.asyncOp = has_own_streams();
   how.reduceOp = op_of(how_reduced);
   how.timeout = options_.deadline;
   run([&] { return backend_->allreduce(one, how); });
@@ -67,6 +70,7 @@ void C10dGroup::do_all_reduce(const at::Tensor& buffer, Reduction how_reduced) {
 void C10dGroup::do_broadcast(const at::Tensor& buffer, int root) {
   std::vector<at::Tensor> one{buffer};
   c10d::BroadcastOptions how;
+  how.asyncOp = has_own_streams();
   how.rootRank = root;
   how.timeout = options_.deadline;
   run([&] { return backend_->broadcast(one, how); });

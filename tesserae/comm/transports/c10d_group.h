@@ -14,9 +14,11 @@ namespace tesserae::comm {
 /// A group over any c10d backend that has in-place all-gather and reduce-scatter on one buffer: NCCL, MPI, and groups
 /// that were made in Python.
 ///
-/// A backend for CUDA orders its work on the current stream and never blocks the host. Its deadline is then the
-/// backend's own (NCCL's watchdog, set to ours by make_nccl); the liveness channel aborts it when a member is lost, and
-/// every verb after that throws PeerLost.
+/// A backend for CUDA runs its collectives on the current stream and never blocks the host: lanes are streams already,
+/// and torch has 32 more for all of its groups, so that the 33rd would be in line behind the first. Messages have no
+/// such way: they run on one of those, and what comes next on the current stream waits for them. A deadline on a device
+/// is the backend's own (NCCL's watchdog, set to ours by make_nccl); the liveness channel aborts it when a member is
+/// lost, and every verb after that throws PeerLost.
 class C10dGroup final : public Group, private Watched {
  public:
   struct Options {
@@ -46,6 +48,8 @@ class C10dGroup final : public Group, private Watched {
  private:
   template <class Start>
   void run(const Start& start);
+  /// Whether the backend may use streams of its own. One on the CPU is not asked: what it does is async to its wait().
+  bool has_own_streams() const { return options_.blocks_host; }
 
   const std::string& watched_name() const override { return name(); }
   const std::vector<int>& watched_members() const override { return members(); }
