@@ -18,6 +18,11 @@ function(tesserae_unity target)
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 endfunction()
 
+# Layers that queue work on devices, and the lines of their instructions, by which tests/sim/waits.h names what waits. Off,
+# since the wheel would then be compiled anew instead of coming from the compiler's cache.
+option(TESSERAE_WAIT_LINES "test_sim_engine --without-waits can name the lines that wait" OFF)
+set(TESSERAE_LAYERS_WITH_LINES offload comm tensor context shard optim checkpoint)
+
 # tesserae_layer(NAME SOURCES a.cpp ... LINK target ...): one folder of tesserae/ as the static library tesserae::NAME.
 function(tesserae_layer name)
   cmake_parse_arguments(LAYER "" "" "SOURCES;LINK" ${ARGN})
@@ -26,6 +31,9 @@ function(tesserae_layer name)
   target_include_directories(tesserae_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}> $<INSTALL_INTERFACE:${TESSERAE_PREFIX}include>)
   target_compile_options(tesserae_${name} PRIVATE ${TESSERAE_WARNINGS})
+  if(TESSERAE_WAIT_LINES AND name IN_LIST TESSERAE_LAYERS_WITH_LINES)
+    target_compile_options(tesserae_${name} PRIVATE -g1)
+  endif()
   target_link_libraries(tesserae_${name} PUBLIC ${LAYER_LINK})
   tesserae_unity(tesserae_${name})
   set_target_properties(tesserae_${name} PROPERTIES EXPORT_NAME ${name})

@@ -5,6 +5,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -83,7 +84,7 @@ class PinnedMemory final : public at::HostAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::kCPU};
     constexpr size_t page = 4096;
-    const size_t size = (bytes + page - 1) / page * page;
+    const size_t size = std::max(page, std::bit_ceil(bytes));
     void* const address = std::aligned_alloc(page, size);
     TORCH_CHECK_WITH(OutOfMemoryError, address, "[sim] there are no ", size, " bytes of host memory to pin");
     std::memset(address, 0xff, size);
@@ -100,6 +101,12 @@ class PinnedMemory final : public at::HostAllocator {
   void reset_accumulated_stats() override {}
   void reset_peak_stats() override {}
 
+  size_t taken() const {
+    const std::lock_guard lock(mutex_);
+    size_t sum = 0;
+    for (const auto& [address, size] : blocks_) sum += size;
+    return sum;
+  }
   bool holds(const void* address) const {
     const char* const byte = static_cast<const char*>(address);
     const std::lock_guard lock(mutex_);
@@ -128,6 +135,10 @@ void install_allocators() {
 
 bool is_pinned(const void* address) {
   return PinnedMemory::get().holds(address);
+}
+
+size_t pinned_bytes() {
+  return PinnedMemory::get().taken();
 }
 
 void resize_storage(c10::StorageImpl& storage, size_t bytes) {

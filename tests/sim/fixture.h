@@ -46,6 +46,12 @@ inline Counters spent_by_third(c10::DeviceIndex index, const std::function<void(
   return counters(index) - before;
 }
 
+/// How many seeds tests try, if not as many as they are used to (without_waits.cpp). 0: these.
+inline int asked_seeds = 0;
+inline uint64_t seeds_of(int usual) {
+  return static_cast<uint64_t>(asked_seeds > 0 ? asked_seeds : usual);
+}
+
 /// Tests of the simulator: each begins with devices that are idle and well.
 class Sim : public ::testing::Test {
  protected:

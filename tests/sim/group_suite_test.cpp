@@ -20,7 +20,7 @@ class SimGroupSuite : public Sim, public ::testing::WithParamInterface<comm::Gro
 }  // namespace
 
 TEST_P(SimGroupSuite, Behaves) {
-  for (uint64_t seed = 0; seed < 3 && !HasFailure(); ++seed) {
+  for (uint64_t seed = 0; seed < seeds_of(3) && !HasFailure(); ++seed) {
     restart({.seed = seed});
     run_on_devices(3, GetParam().run);
   }

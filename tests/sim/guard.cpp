@@ -4,6 +4,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "tests/sim/device.h"
+#include "tests/sim/waits.h"
 
 namespace tesserae::sim {
 namespace {
@@ -48,7 +49,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void* getStreamNativeHandle(const c10::Stream stream) const override { return &queue_of(stream); }
   bool queryStream(const c10::Stream& stream) const override { return queue_of(stream).idle(); }
-  void synchronizeStream(const c10::Stream& stream) const override { device_of(stream).synchronize(queue_of(stream)); }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    if (!left_out(Wait::synchronize)) device_of(stream).synchronize(queue_of(stream));
+  }
   void synchronizeDevice(const c10::DeviceIndex device) const override { Device::at(device).synchronize(); }
   void recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream& stream) const override {
     c10::getDeviceAllocator(c10::kPrivateUse1)->recordStream(pointer, stream);
@@ -59,17 +62,17 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     TORCH_CHECK(device == -1 || device == stream.device_index(), "[sim] an event of device ", device,
                 " is recorded on a stream of device ", stream.device_index(), "; events stay with their device");
     if (!*event) *event = new DeviceEvent{{}, stream.device_index()};
-    as_event(*event).event.record(queue_of(stream).record());
+    if (!left_out(Wait::record)) as_event(*event).event.record(queue_of(stream).record());
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (event) queue_of(stream).wait_for(as_event(event).event.last());
+    if (event && !left_out(Wait::block)) queue_of(stream).wait_for(as_event(event).event.last());
   }
   bool queryEvent(void* event) const override {
     const MomentPtr moment = event ? as_event(event).event.last() : nullptr;
-    return !moment || moment->reached();
+    return !moment || left_out(Wait::query) || moment->reached();
   }
   void synchronizeEvent(void* event) const override {
-    if (!event) return;
+    if (!event || left_out(Wait::synchronize)) return;
     if (const MomentPtr moment = as_event(event).event.last()) Device::at(as_event(event).device).synchronize(*moment);
   }
   double elapsedTime(void* from, void* to, const c10::DeviceIndex /*device*/) const override {

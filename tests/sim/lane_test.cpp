@@ -2,6 +2,7 @@
 
 #include "tesserae/comm/lane.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -76,6 +77,20 @@ TEST_F(SimLane, WhatATaskCapturedLivesUntilItHasRun) {
               }
               last.wait();
               return at::equal(sum.cpu(), fives());
+            }),
+            seeds);
+}
+
+// The host waits for the device, so what only the tasks held may be given to others, and memory of the host be read.
+TEST_F(SimLane, DrainingWaitsForTheDevice) {
+  EXPECT_EQ(right([] {
+              comm::Lane lane("test", comm::Lane::Kind::stream, device(0));
+              const auto pinned = at::TensorOptions().dtype(at::kFloat).pinned_memory(true);
+              const at::Tensor data = at::zeros({1000}, on_device()), host = at::empty({1000}, pinned);
+              for (int i = 0; i < 5; ++i) lane.submit([data] { data.add_(1); });
+              lane.submit([data, host] { host.copy_(data, /*non_blocking=*/true); });
+              lane.drain();
+              return at::equal(host, fives());
             }),
             seeds);
 }

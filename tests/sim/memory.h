@@ -105,6 +105,8 @@ void install_allocators();
 
 /// Whether `address` lies in pinned host memory.
 bool is_pinned(const void* address);
+/// What pinned host memory takes: as torch's allocators do, this one rounds every request up to a power of two.
+size_t pinned_bytes();
 
 /// Makes room for `bytes` in the storage of device tensors; what it held stays.
 void resize_storage(c10::StorageImpl& storage, size_t bytes);

@@ -94,7 +94,7 @@ class SimModel : public Sim {
   static void expect_parity(const ModelCase& how) {
     const auto expected = losses_of(comm::Fabric::null(mesh::World::single_host(0, 1)), how, {1, 1, 1});
     std::vector<double> first;
-    for (uint64_t seed = 0; seed < 6; ++seed) {
+    for (uint64_t seed = 0; seed < seeds_of(6); ++seed) {
       restart({.seed = seed});
       std::vector<double> losses;
       run_on_devices(4, [&](comm::Fabric& fabric) {

@@ -16,6 +16,7 @@
 #include "tests/sim/device.h"
 #include "tests/sim/operation.h"
 #include "tests/sim/operators.h"
+#include "tests/sim/waits.h"
 
 namespace tesserae::sim {
 namespace {
@@ -106,7 +107,8 @@ at::Tensor sim_copy_from(const at::Tensor& self, const at::Tensor& dst, bool non
     stream.enqueue("aten::copy_ from the host",
                    [from = pinned ? self.detach() : self.detach().clone(), to = for_tasks(dst)] { to.copy_(from); });
   }
-  if (!non_blocking || (to_host && !pinned)) device.synchronize(stream);
+  const bool waits = !non_blocking || (to_host && !pinned);
+  if (waits && !(to_host && left_out(Wait::copy))) device.synchronize(stream);
   return dst;
 }
 

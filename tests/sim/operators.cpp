@@ -42,6 +42,8 @@ at::Tensor keep_wrapped(at::Tensor twin, const at::Tensor& original) {
 }
 
 at::Tensor on_meta(const at::Tensor& original) {
+  // A number stays one of the host: some meta kernels are Python's, which are given it as such.
+  if (original.is_cpu() && original.unsafeGetTensorImpl()->is_wrapped_number()) return original;
   const auto options = at::TensorOptions().dtype(original.scalar_type()).device(c10::kMeta);
   return keep_wrapped(at::empty_strided(original.sizes(), original.strides(), options), original);
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tests/sim/waits.h"
+
 namespace tesserae::sim {
 namespace {
 
@@ -46,7 +48,7 @@ class ProcessGroup::Work final : public c10d::Work {
   bool wait(std::chrono::milliseconds /*timeout*/) override {
     communicator_->check(member_);
     auto& device = Device::at(device_);
-    device.current_stream().wait_for(end_);
+    if (!left_out(Wait::work)) device.current_stream().wait_for(end_);
     kept_->drop();
     if (blocks_host_) device.synchronize(*end_);
     return true;
@@ -113,26 +115,31 @@ void ProcessGroup::check_device(const Tensors& tensors) const {
 }
 
 ProcessGroup::WorkPtr ProcessGroup::enqueue(Channel& channel, c10d::OpType type, const char* name, Tensors tensors,
-                                            std::function<void()> task, bool blocks_host) {
+                                            std::function<void()> task, Place place, bool blocks_host) {
   auto& device = Device::at(device_);
   ++device.tally().launches;
   ++device.tally().collectives;
   auto kept = std::make_shared<Kept>();
-  kept->tensors = std::move(tensors);
-  channel.stream.wait_for(device.current_stream().record());
-  channel.stream.enqueue(name, [task = std::move(task), kept] {
+  auto run = [task = std::move(task), kept] {
     try {
       task();
     } catch (const Aborted&) {  // the kernel ends, the device is well: Work::wait() tells
     }
-  });
+  };
+  if (place == Place::current_stream) {  // which orders the use of the tensors' memory, too: nothing keeps it
+    device.current_stream().enqueue(name, std::move(run));
+    return nullptr;
+  }
+  kept->tensors = std::move(tensors);
+  channel.stream.wait_for(device.current_stream().record());
+  channel.stream.enqueue(name, std::move(run));
   return c10::make_intrusive<Work>(getRank(), type, device_, channel.communicator, channel.member,
                                    channel.stream.record(), std::move(kept), blocks_host);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::collective(c10d::OpType type, const char* name, const std::string& what,
                                                Tensors inputs, Tensors outputs, std::chrono::milliseconds timeout,
-                                               Move move, bool blocks_host) {
+                                               bool async, Move move, bool blocks_host) {
   check_device(inputs);
   check_device(outputs);
   Channel& channel = all();
@@ -145,7 +152,8 @@ ProcessGroup::WorkPtr ProcessGroup::collective(c10d::OpType type, const char* na
                move = std::move(move), deadline] { communicator->meet(number, member, offer, move, deadline); };
   Tensors tensors = std::move(inputs);
   tensors.insert(tensors.end(), outputs.begin(), outputs.end());
-  return enqueue(channel, type, name, std::move(tensors), std::move(task), blocks_host);
+  return enqueue(channel, type, name, std::move(tensors), std::move(task),
+                 async ? Place::own_stream : Place::current_stream, blocks_host);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::messages(Channel& channel, int member, std::vector<Communicator::Message> sends,
@@ -163,7 +171,7 @@ ProcessGroup::WorkPtr ProcessGroup::messages(Channel& channel, int member, std::
       channel, c10d::OpType::COALESCED, "messages", std::move(tensors),
       [communicator = channel.communicator, member, sends = std::move(sends), receives = std::move(receives),
        deadline = options_.deadline] { communicator->exchange(member, sends, receives, deadline); },
-      /*blocks_host=*/false);
+      Place::own_stream, /*blocks_host=*/false);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::message(bool sends, Tensors& tensors, int peer) {

@@ -18,6 +18,7 @@ namespace tesserae::sim {
 ///
 ///  - A collective is enqueued on a stream of the group's own, after what is on the current stream, and returns. Only
 ///    what comes after Work::wait() on the then current stream comes after it; the host waits for nothing but barrier.
+///    If it is not to be asynchronous (asyncOp), it is enqueued on the current stream itself, and there is no Work.
 ///  - All members call the same collectives in one order: others are OrderMismatch, at the call that differs and at
 ///    whatever waits for the other members' devices.
 ///  - Communicators are made by their first use, which blocks the host until all members have come (NotEntered says
@@ -51,6 +52,14 @@ class ProcessGroup final : public c10d::Backend {
                          const c10d::ReduceScatterOptions& options) override;
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
+  // One after the other; the work is the last one's, which ends after the others.
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
   WorkPtr send(Tensors& tensors, int to, int tag) override;
@@ -71,17 +80,18 @@ class ProcessGroup final : public c10d::Backend {
   struct Channel;  // a communicator and the stream of its work
   class Work;
   using Move = std::function<void(Communicator::Offers&)>;
+  enum class Place { own_stream, current_stream };
 
   Channel& all();
   Channel& pair(int peer);
   Channel& enter(std::shared_ptr<Communicator> communicator, int member);
   WorkPtr collective(c10d::OpType type, const char* name, const std::string& what, Tensors inputs, Tensors outputs,
-                     std::chrono::milliseconds timeout, Move move, bool blocks_host = false);
+                     std::chrono::milliseconds timeout, bool async, Move move, bool blocks_host = false);
   WorkPtr messages(Channel& channel, int member, std::vector<Communicator::Message> sends,
                    std::vector<Communicator::Message> receives);
   WorkPtr message(bool sends, Tensors& tensors, int peer);
   WorkPtr enqueue(Channel& channel, c10d::OpType type, const char* name, Tensors tensors, std::function<void()> task,
-                  bool blocks_host);
+                  Place place, bool blocks_host);
   void check_device(const Tensors& tensors) const;
   static const at::Tensor& only_one(const char* verb, const Tensors& tensors);
 

@@ -110,7 +110,7 @@ ProcessGroup::WorkPtr ProcessGroup::broadcast(Tensors& tensors, const c10d::Broa
   const at::Tensor& tensor = only_one("broadcast", tensors);
   const auto root = static_cast<size_t>(options.rootRank);
   return collective(c10d::OpType::BROADCAST, "broadcast", cat(" of ", elements(tensor), " from member ", root),
-                    {tensor}, {tensor}, options.timeout, [root](Offers& offers) {
+                    {tensor}, {tensor}, options.timeout, options.asyncOp, [root](Offers& offers) {
                       for (auto& to : offers) to.outputs[0].copy_(offers[root].inputs[0]);
                     });
 }
@@ -119,7 +119,7 @@ ProcessGroup::WorkPtr ProcessGroup::allreduce(Tensors& tensors, const c10d::Allr
   const at::Tensor& tensor = only_one("all_reduce", tensors);
   const RedOp how = options.reduceOp;
   return collective(c10d::OpType::ALLREDUCE, "all_reduce", cat(" of ", elements(tensor), ", op ", int{how}), {tensor},
-                    {tensor}, options.timeout, [how](Offers& offers) {
+                    {tensor}, options.timeout, options.asyncOp, [how](Offers& offers) {
                       const at::Tensor sum = reduced(offers, 0, how);
                       for (auto& to : offers) to.outputs[0].copy_(sum);
                     });
@@ -129,13 +129,14 @@ ProcessGroup::WorkPtr ProcessGroup::allgather(std::vector<Tensors>& outputs, Ten
                                               const c10d::AllgatherOptions& options) {
   const at::Tensor& input = only_one("all_gather", inputs);
   return collective(c10d::OpType::ALLGATHER, "all_gather", cat(" of ", elements(input)), {input}, outputs.at(0),
-                    options.timeout, &gather_pieces);
+                    options.timeout, options.asyncOp, &gather_pieces);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                     const c10d::AllgatherOptions& options) {
   return collective(c10d::OpType::_ALLGATHER_BASE, "all_gather", cat(" of ", elements(input)), {input},
-                    equal_pieces("all_gather", output, input, getSize()), options.timeout, &gather_pieces);
+                    equal_pieces("all_gather", output, input, getSize()), options.timeout, options.asyncOp,
+                    &gather_pieces);
 }
 
 namespace {
@@ -153,15 +154,64 @@ ProcessGroup::WorkPtr ProcessGroup::reduce_scatter(Tensors& outputs, std::vector
   const at::Tensor& output = only_one("reduce_scatter", outputs);
   const RedOp how = options.reduceOp;
   return collective(c10d::OpType::REDUCE_SCATTER, "reduce_scatter", cat(" of ", elements(output), ", op ", int{how}),
-                    inputs.at(0), {output}, options.timeout, scatter_sums(how));
+                    inputs.at(0), {output}, options.timeout, options.asyncOp, scatter_sums(how));
 }
 
 ProcessGroup::WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                          const c10d::ReduceScatterOptions& options) {
   const RedOp how = options.reduceOp;
-  return collective(
-      c10d::OpType::_REDUCE_SCATTER_BASE, "reduce_scatter", cat(" of ", elements(output), ", op ", int{how}),
-      equal_pieces("reduce_scatter", input, output, getSize()), {output}, options.timeout, scatter_sums(how));
+  return collective(c10d::OpType::_REDUCE_SCATTER_BASE, "reduce_scatter",
+                    cat(" of ", elements(output), ", op ", int{how}),
+                    equal_pieces("reduce_scatter", input, output, getSize()), {output}, options.timeout,
+                    options.asyncOp, scatter_sums(how));
+}
+
+ProcessGroup::WorkPtr ProcessGroup::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                           const c10d::GatherOptions& options) {
+  const at::Tensor& input = only_one("gather", inputs);
+  const auto root = static_cast<size_t>(options.rootRank);
+  return collective(c10d::OpType::GATHER, "gather", cat(" of ", elements(input), " to member ", root), {input},
+                    outputs.empty() ? Tensors() : outputs.front(), options.timeout, options.asyncOp,
+                    [root](Offers& offers) {
+                      for (size_t from = 0; from < offers.size(); ++from)
+                        offers[root].outputs[from].copy_(offers[from].inputs[0]);
+                    });
+}
+
+ProcessGroup::WorkPtr ProcessGroup::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                            const c10d::ScatterOptions& options) {
+  const at::Tensor& output = only_one("scatter", outputs);
+  const auto root = static_cast<size_t>(options.rootRank);
+  return collective(c10d::OpType::SCATTER, "scatter", cat(" of ", elements(output), " from member ", root),
+                    inputs.empty() ? Tensors() : inputs.front(), {output}, options.timeout, options.asyncOp,
+                    [root](Offers& offers) {
+                      for (size_t to = 0; to < offers.size(); ++to)
+                        offers[to].outputs[0].copy_(offers[root].inputs[to]);
+                    });
+}
+
+ProcessGroup::WorkPtr ProcessGroup::allreduce_coalesced(Tensors& tensors,
+                                                        const c10d::AllreduceCoalescedOptions& options) {
+  WorkPtr last;
+  for (const at::Tensor& tensor : tensors) {
+    Tensors one{tensor};
+    last = allreduce(one, options);
+  }
+  return last;
+}
+
+ProcessGroup::WorkPtr ProcessGroup::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                    const c10d::AllgatherOptions& options) {
+  WorkPtr last;
+  for (size_t i = 0; i < outputs.size(); ++i) last = _allgather_base(outputs[i], inputs[i], options);
+  return last;
+}
+
+ProcessGroup::WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                    const c10d::ReduceScatterOptions& options) {
+  WorkPtr last;
+  for (size_t i = 0; i < outputs.size(); ++i) last = _reduce_scatter_base(outputs[i], inputs[i], options);
+  return last;
 }
 
 ProcessGroup::WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -170,12 +220,12 @@ ProcessGroup::WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor
                                                   const c10d::AllToAllOptions& options) {
   return collective(c10d::OpType::ALLTOALL_BASE, "all_to_all", cat(" of ", input.scalar_type()),
                     split_rows(input, input_splits, getSize()), split_rows(output, output_splits, getSize()),
-                    options.timeout, &exchange_all);
+                    options.timeout, options.asyncOp, &exchange_all);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::barrier(const c10d::BarrierOptions& options) {
   return collective(
-      c10d::OpType::BARRIER, "barrier", "", {}, {}, options.timeout, [](Offers& /*offers*/) {},
+      c10d::OpType::BARRIER, "barrier", "", {}, {}, options.timeout, /*async=*/true, [](Offers& /*offers*/) {},
       /*blocks_host=*/true);
 }
 

@@ -1,6 +1,7 @@
 #include "tests/sim/room.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace tesserae::sim {
 
@@ -166,17 +167,22 @@ void Communicator::abort(int member) {
 }
 
 std::shared_ptr<Communicator> Room::all() {
-  return find("", size_);
+  std::vector<int> members(static_cast<size_t>(size_));
+  std::iota(members.begin(), members.end(), 0);
+  return find("", members);
 }
 
 std::shared_ptr<Communicator> Room::pair(int low, int high) {
-  return find(cat(":", low, "-", high), 2);
+  return find(cat(":", low, "-", high), {low, high});
 }
 
-std::shared_ptr<Communicator> Room::find(const std::string& suffix, int size) {
+std::shared_ptr<Communicator> Room::find(const std::string& suffix, const std::vector<int>& members) {
   const std::lock_guard lock(mutex_);
   auto& communicator = communicators_[suffix];
-  if (!communicator) communicator = std::make_shared<Communicator>(name_ + suffix, size);
+  if (!communicator) {
+    communicator = make_ ? make_(name_ + suffix, members)
+                         : std::make_shared<Communicator>(name_ + suffix, static_cast<int>(members.size()));
+  }
   return communicator;
 }
 

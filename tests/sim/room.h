@@ -49,14 +49,17 @@ class Aborted : public Error {
 class Communicator {
  public:
   Communicator(std::string name, int size);
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  virtual ~Communicator() = default;
 
   /// Blocks the host until all members are here, as the making of an NCCL communicator does. Throws NotEntered naming
   /// who is missing after `deadline`; Aborted.
-  void enter(int member, std::chrono::milliseconds deadline);
+  virtual void enter(int member, std::chrono::milliseconds deadline);
 
   /// On the host, in the order of the program: the number of the member's next collective. `what` says all that must be
   /// the same. Throws OrderMismatch, as every later call of any member does; Aborted.
-  uint64_t announce(int member, const std::string& what);
+  virtual uint64_t announce(int member, const std::string& what);
 
   /// What a member brings to a collective: tensors for tasks.
   struct Offer {
@@ -67,8 +70,8 @@ class Communicator {
 
   /// On the member's stream. The last one to come runs `move` for all. Throws CollectiveTimeout, OrderMismatch,
   /// Aborted.
-  void meet(uint64_t number, int member, Offer offer, const std::function<void(Offers&)>& move,
-            std::chrono::milliseconds deadline);
+  virtual void meet(uint64_t number, int member, Offer offer, const std::function<void(Offers&)>& move,
+                    std::chrono::milliseconds deadline);
 
   /// One side of a message.
   struct Message {
@@ -77,14 +80,14 @@ class Communicator {
   };
   /// On the member's stream: all of these messages together. Those between two members match in their order. Throws as
   /// meet() does, OrderMismatch for a message of another size or dtype.
-  void exchange(int member, const std::vector<Message>& sends, const std::vector<Message>& receives,
-                std::chrono::milliseconds deadline);
+  virtual void exchange(int member, const std::vector<Message>& sends, const std::vector<Message>& receives,
+                        std::chrono::milliseconds deadline);
 
   /// Ends what this member waits for, and refuses what it does later. The others wait for their own end.
-  void abort(int member);
+  virtual void abort(int member);
 
   /// Throws what this member must know: OrderMismatch, Aborted.
-  void check(int member);
+  virtual void check(int member);
 
   const std::string& name() const { return name_; }
   int size() const { return size_; }
@@ -126,7 +129,11 @@ class Communicator {
 /// Where the ranks of a group find its communicators: one object for all of them.
 class Room {
  public:
-  explicit Room(std::string name, int size) : name_(std::move(name)), size_(size) {}
+  /// `members`: of the communicator, by their numbers in the group.
+  using Make = std::function<std::shared_ptr<Communicator>(std::string name, const std::vector<int>& members)>;
+
+  /// `make`: for members that are processes (processes.h). Without it they are threads of this one.
+  Room(std::string name, int size, Make make = {}) : name_(std::move(name)), size_(size), make_(std::move(make)) {}
   /// That of all members, or of two of them.
   std::shared_ptr<Communicator> all();
   std::shared_ptr<Communicator> pair(int low, int high);
@@ -135,10 +142,11 @@ class Room {
   int size() const { return size_; }
 
  private:
-  std::shared_ptr<Communicator> find(const std::string& suffix, int size);
+  std::shared_ptr<Communicator> find(const std::string& suffix, const std::vector<int>& members);
 
   const std::string name_;
   const int size_;
+  const Make make_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Communicator>> communicators_;
 };
