@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import time
 from collections import defaultdict
@@ -38,6 +39,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True, help="where checkpoints go")
     parser.add_argument("--saves", type=int, default=3, help="of each kind")
     parser.add_argument("--steps", type=int, default=3, help="after each asynchronous save")
+    parser.add_argument("--device", choices=("cpu", "cuda", "sim"), default="cpu", help="sim: tests/sim/python")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.degree, options.loads = 0, False
@@ -51,7 +53,8 @@ class Bench:
     def __init__(self, options: argparse.Namespace):
         self.options = options
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.device = torch.device("cpu")
+        index = None if options.device == "cpu" else torch.accelerator.current_device_index()
+        self.device = torch.device(options.device, index)
         self.shape = Shape(
             dimension=options.dimension,
             layers=options.layers,
@@ -135,7 +138,12 @@ class Bench:
 def main() -> None:
     options = parse()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if options.device == "sim":
+        import tesserae_sim  # noqa: F401  # makes the device known
+    if options.device != "cpu":
+        torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
+    backends = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "sim": "cpu:gloo,sim:sim"}
+    dist.init_process_group(backends[options.device])
     report = Bench(options).run()
     if dist.get_rank() == 0:
         text = json.dumps(report, indent=1)

@@ -188,7 +188,7 @@ class Bench {
   // How fast the ranks move bytes between each other: received by all of them in an all-gather, a second.
   double measure_transport() {
     constexpr int64_t bytes = 64 << 20;
-    const at::Tensor buffer = at::zeros({bytes / ranks_ * ranks_}, at::kByte);
+    const at::Tensor buffer = at::zeros({bytes / ranks_ * ranks_}, at::kByte).to(training_.fabric().device());
     std::vector<double> seconds;
     for (int repeat = 0; repeat < 4; ++repeat) {
       training_.fabric().everyone().barrier();
@@ -218,7 +218,7 @@ int main(int argc, char** argv) {
   app.add_option("--degrees", options.degrees, "the first one, and those that it is turned to")->delimiter(',');
   app.add_option("--steps", options.steps, "timed steps before and after each change")->check(CLI::PositiveNumber);
   app.add_option("--warmup", options.warmup, "steps before those")->check(CLI::NonNegativeNumber);
-  app.add_option("--backend", options.backend)->check(CLI::IsMember({"auto", "gloo", "shm"}));
+  app.add_option("--backend", options.backend)->check(CLI::IsMember({"auto", "gloo", "shm", "staged"}));
   app.add_flag("--touch", options.touch,
                "before each change, take and give back as much memory as it is going to take");
   app.add_flag("--memory", options.memory, "sample memory during each change");

@@ -43,7 +43,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.loads = options.load is not None
-    options.strategy, options.prefetch, options.head_unit = "FULL_SHARD", 0, False
+    options.strategy, options.prefetch, options.head_unit, options.device = "FULL_SHARD", 0, False, "cpu"
     return options
 
 

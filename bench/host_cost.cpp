@@ -31,6 +31,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "bench/device.h"
 #include "bench/measure.h"
 #include "bench/plain_adamw.h"
 #include "tesserae/comm/fabric.h"
@@ -185,7 +186,7 @@ nlohmann::json report(const Options& options, const std::vector<std::unique_ptr<
 
 void run(const Options& options) {
   at::set_num_threads(1);
-  const c10::Device device = options.device == "cuda" ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
+  const c10::Device device = device_of(options.device, 0);
   std::vector<std::unique_ptr<Subject>> subjects;
   for (const char* name : {"plain", "sharded", "watched"}) {
     if (options.only.empty() || options.only == name) subjects.push_back(make_subject(name, options, device));
@@ -217,7 +218,9 @@ int main(int argc, char** argv) {
   app.add_option("--repeats", options.repeats)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--steps", options.steps, "a repeat")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--strategy", options.strategy)->capture_default_str();
-  app.add_option("--device", options.device)->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  app.add_option("--device", options.device)
+      ->check(CLI::IsMember(tesserae::bench::device_names))
+      ->capture_default_str();
   app.add_option("--only", options.only, "measure this kind alone")->check(CLI::IsMember({"plain", "sharded"}));
   app.add_option("--json", options.json, "also write the figures to this file");
   CLI11_PARSE(app, argc, argv);

@@ -69,7 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--data-ranks", type=int, default=0, help="train in one process on the batches of so many ranks"
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda", "sim"), default="cpu", help="sim: tests/sim/python")
     parser.add_argument(
         "--backend",
         choices=("default", "tesserae"),
@@ -84,7 +84,7 @@ def parse() -> argparse.Namespace:
 
 def backend_of(options: argparse.Namespace) -> str:
     if options.backend == "default":
-        return "nccl" if options.device == "cuda" else "gloo"
+        return {"cuda": "nccl", "sim": "cpu:gloo,sim:sim"}.get(options.device, "gloo")
     if not find_tesserae():
         unavailable("tesserae is neither installed nor built below build/")
     import tesserae  # noqa: F401  # registers it
@@ -126,7 +126,7 @@ def wrap_ddp(model: OnMeta, options: argparse.Namespace, device: torch.device) -
     from torch.nn.parallel import DistributedDataParallel
 
     model.fill(device)
-    ids = [device.index] if device.type == "cuda" else None
+    ids = None if device.type == "cpu" else [device.index]
     return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, static_graph=True)
 
 
@@ -268,9 +268,12 @@ def main() -> None:
     options = parse()
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(1)
-    device = torch.device(options.device, int(os.environ.get("LOCAL_RANK", "0")) if options.device == "cuda" else None)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    on_accelerator = options.device != "cpu"
+    if options.device == "sim":
+        import tesserae_sim  # noqa: F401  # makes the device known
+    device = torch.device(options.device, int(os.environ.get("LOCAL_RANK", "0")) if on_accelerator else None)
+    if on_accelerator:
+        torch.accelerator.set_device_index(device.index)
     communicates = options.mode != "plain"
     if communicates or ranks > 1:  # without communication too: only so do all ranks' timed steps begin together
         dist.init_process_group(backend_of(options))
@@ -300,13 +303,13 @@ def main() -> None:
             loss = model(tokens, targets)
         forward_ms.append((time.perf_counter() - start) * 1e3)  # on a device: until it is queued
         loss.backward()
-        if device.type == "cuda" and not communicates:  # only the ceiling is computed from the two parts
-            torch.cuda.synchronize()
+        if on_accelerator and not communicates:  # only the ceiling is computed from the two parts
+            torch.accelerator.synchronize()
         computed = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        if on_accelerator:
+            torch.accelerator.synchronize()
         end = time.perf_counter()
         step_ms.append((end - start) * 1e3)
         optimizer_ms.append((end - computed) * 1e3)

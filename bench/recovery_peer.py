@@ -30,7 +30,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--until", type=float, required=True, help="the machine's clock at which it ends")
     options = parser.parse_args()
     options.loads = False
-    options.strategy, options.prefetch, options.head_unit = "FULL_SHARD", 0, False
+    options.strategy, options.prefetch, options.head_unit, options.device = "FULL_SHARD", 0, False, "cpu"
     return options
 
 

@@ -10,6 +10,7 @@
 // the buffer pool. A step is forward, backward, optimizer step and zero_grad; making the batch is outside the clock.
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/randint.h>
@@ -20,6 +21,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "bench/device.h"
 #include "bench/measure.h"
 #include "bench/plain_adamw.h"
 #include "bench/start_ranks.h"
@@ -49,7 +51,7 @@ struct Batch {
 };
 
 c10::Device device_of(const StepOptions& options, int local_rank) {
-  return options.device == "cuda" ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank)) : c10::kCPU;
+  return bench::device_of(options.device, local_rank, options.backend);
 }
 
 // The same numbers as batch_of in bench/transformer.py.
@@ -99,6 +101,10 @@ json report_of(const StepOptions& options, const Timing& timing, int ranks, int6
                  {"losses", timing.losses},
                  {"base_rss_bytes", base_rss},
                  {"peak_rss_bytes", os::peak_resident()}};
+  if (options.device != "cpu") {
+    const auto stats = at::accelerator::getDeviceStats(at::accelerator::getDeviceIndex());
+    report["peak_device_bytes"] = stats.allocated_bytes[0].peak;  // of all pools
+  }
   if (!timing.optimizer_ms.empty()) report["optimizer_ms"] = timing.optimizer_ms;
   return report;
 }

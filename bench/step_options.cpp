@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "bench/device.h"
+
 namespace tesserae::bench {
 
 mesh::Strategy StepOptions::strategy_of(int job_ranks) const {
@@ -54,9 +56,10 @@ int parse(int argc, char** argv, StepOptions& o) {
   app.add_option("--gradient-wire", o.gradient_wire, "how gradients do")
       ->check(CLI::IsMember({"exact", "int8", "int4"}));
 
-  app.add_option("--backend", o.backend)->check(CLI::IsMember({"auto", "gloo", "shm", "nccl", "null", "local"}));
+  app.add_option("--backend", o.backend)
+      ->check(CLI::IsMember({"auto", "gloo", "shm", "nccl", "staged", "null", "local"}));
   app.add_option("--ranks", o.ranks, "of the backends null and local")->check(CLI::PositiveNumber);
-  app.add_option("--device", o.device)->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--device", o.device)->check(CLI::IsMember(device_names));
   app.add_option("--steps", o.steps, "timed steps")->check(CLI::PositiveNumber);
   app.add_option("--warmup", o.warmup, "steps before those")->check(CLI::NonNegativeNumber);
   app.add_option("--json", o.json, "where rank 0 writes its report; default: standard output");

@@ -29,7 +29,7 @@ struct StepOptions {
   int limit_all_gathers = 2, limit_reductions = 2;
   std::string parameter_wire = "exact", gradient_wire = "exact";  ///< between hosts, see comm/wire.h
 
-  std::string backend = "auto";  ///< or "gloo", "nccl", "null" (moves nothing), "local" (ranks are threads)
+  std::string backend = "auto";  ///< or "gloo", "nccl", "staged", "null" (moves nothing), "local" (ranks are threads)
   int ranks = 1;                 ///< of null and local
   std::string device = "cpu";
   int steps = 5, warmup = 2;

@@ -1,7 +1,7 @@
 #include "bench/training.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
 
 #include <CLI/CLI.hpp>
@@ -57,7 +57,8 @@ at::Tensor Training::forward() {
       1000 + static_cast<uint64_t>(steps_++ * fabric_->size() + fabric_->rank()));
   const auto tokens =
       at::randint(options_.model.vocabulary, {options_.batch, options_.sequence + 1}, generator, at::kLong);
-  return model_->forward(tokens.slice(1, 0, -1).contiguous(), tokens.slice(1, 1).contiguous());
+  const c10::Device device = fabric_->device();
+  return model_->forward(tokens.slice(1, 0, -1).contiguous().to(device), tokens.slice(1, 1).contiguous().to(device));
 }
 
 at::Tensor Training::backward() {
@@ -78,10 +79,10 @@ at::Tensor Training::step() {
 }
 
 std::vector<double> Training::of_all_ranks(double value) {
-  const at::Tensor all = at::empty({fabric_->size()}, at::kDouble);
-  auto* const values = all.mutable_data_ptr<double>();
-  values[fabric_->rank()] = value;
-  fabric_->everyone().all_gather(all);
+  const at::Tensor own = at::full({fabric_->size()}, value, at::kDouble).to(fabric_->device());
+  fabric_->everyone().all_gather(own);
+  const at::Tensor all = own.cpu();
+  const auto* const values = all.const_data_ptr<double>();
   return {values, values + fabric_->size()};
 }
 
