@@ -2,10 +2,12 @@
 
 A file of python/tesserae imports from its own room and from rooms above it in ROOMS; what lies in the package itself
 (what scripts import) stands below all of them. No file imports itself through others: imports inside functions and
-for type checkers count. Only torch_compat/ uses names that are private to torch. check_layers.py calls check().
+for type checkers count. Only torch_compat/ uses names that are private to torch. Code names no kind of accelerator: it
+asks torch (torch.accelerator, torch.get_device_module, the backend of a device). check_layers.py calls check().
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 
@@ -40,6 +42,9 @@ OTHERS = {
 # What nn.Module keeps for itself; attributes of ours may have the same names.
 OF_MODULES = {"_parameters", "_buffers", "_modules"}
 
+# Kinds of devices: what works with one of them by its name does not with the others.
+ACCELERATORS = {"cuda", "hpu", "mps", "npu", "xpu"}
+
 Files = dict[str, ast.Module]
 
 
@@ -54,6 +59,7 @@ def check(texts: dict[str, str]) -> list[str]:
     for path, tree in files.items():
         if room_of(path) != "torch_compat":
             found += [f"{path}:{line}: {wrong}" for line, wrong in sorted(set(private_names(tree, ours)))]
+        found += [f"{path}:{line}: {wrong}" for line, wrong in sorted(set(accelerators(tree)))]
     return found
 
 
@@ -191,6 +197,23 @@ def private_names(tree: ast.Module, ours: set[str]) -> Iterator[tuple[int, str]]
                 yield node.lineno, f"{ast.unparse(node)}: {name} is private to torch: only torch_compat/ uses it"
 
 
+def accelerators(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, what) for every kind of accelerator that code names; docstrings may give examples."""
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ACCELERATORS:
+            name = ast.unparse(node)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            name = node.value if ACCELERATORS & set(re.findall("[a-z]+", node.value)) else ""
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            name = next((name for name in names if ACCELERATORS & set(name.split("."))), "")
+        else:
+            continue
+        if name:
+            yield node.lineno, f"{name!r} names a kind of accelerator: ask torch.accelerator (job/device.py)"
+
+
 def _root(node: ast.expr) -> str | None:
     while isinstance(node, ast.Attribute):
         node = node.value
@@ -261,6 +284,11 @@ def self_test() -> list[tuple[str, list[str], str | None]]:
         ({"fsdp/a.py": "class A:\n    def f(self):\n        self._all = 1\n        return self._all\n"}, None),
         ({"fsdp/a.py": "class A:\n    def f(self):\n        self._parameters = {}\n"}, None),
         ({"fsdp/a.py": 'getattr(x, "_all", None)\n'}, "_all is private to torch"),
+        # Kinds of accelerators.
+        ({"fsdp/a.py": "import torch\nn = torch.cuda.device_count()\n"}, "'torch.cuda' names a kind of accelerator"),
+        ({"fsdp/a.py": "from torch.cuda import device_count\n"}, "'torch.cuda' names a kind of accelerator"),
+        ({"fsdp/a.py": 'def f(kind="xpu"):\n    pass\n'}, "a.py:1: 'xpu' names a kind of accelerator"),
+        ({"fsdp/a.py": 'def f():\n    """As torch.cuda."""\n    return "barracuda"\n'}, None),
         ({"fsdp/a.py": "import os\nos._exit(1)\nx._mine()\nx.__dict__\nx._tesserae_mark = 1\n"}, None),
     ]
     results = []

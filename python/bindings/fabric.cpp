@@ -1,11 +1,33 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <memory>
+#include <optional>
 
 #include "python/bindings/bindings.h"
 #include "tesserae/comm/mesh_fabric.h"
 
 namespace tesserae::bindings {
+namespace {
+
+// A process group of torch's, of which the engine uses the backend of its device. Python makes it, on the thread that
+// asks for a group. What holds the function may end on a thread without the GIL.
+auto backends_of(py::function make_group) {
+  const auto held = std::shared_ptr<py::function>(new py::function(std::move(make_group)), [](py::function* function) {
+    if (Py_IsInitialized() == 0) return;  // the interpreter has taken it along
+    const py::gil_scoped_acquire gil;
+    delete function;
+  });
+  return [held](const comm::DeviceGroup& group) {
+    const py::gil_scoped_acquire gil;
+    const py::object made = (*held)(group.members, static_cast<double>(group.deadline.count()) / 1e3);
+    return made.cast<c10::intrusive_ptr<c10d::ProcessGroup>>()->getBackend(group.device.type());
+  };
+}
+
+}  // namespace
 
 void bind_fabric(py::module_& module) {
   using comm::Fabric;
@@ -21,18 +43,21 @@ void bind_fabric(py::module_& module) {
       .def_static(
           "join",
           [milliseconds](c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool served,
-                         const std::string& backend, const at::Device& device, double connect_deadline,
-                         double deadline) {
+                         const std::string& backend, const at::Device& device, double connect_deadline, double deadline,
+                         std::optional<py::function> make_group) {
             comm::FabricOptions options;
+            if (make_group) options.make_backend = backends_of(*std::move(make_group));
             options.backend = backend;
             options.device = device;
             options.connect_deadline = milliseconds(connect_deadline);
             options.deadline = milliseconds(deadline);
+            const py::gil_scoped_release without_gil;
             return Fabric::join(std::move(store), rank, size, served, options);
           },
           py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("served"), py::arg("backend"),
-          py::arg("device"), py::arg("connect_deadline"), py::arg("deadline"), without_gil,
-          "Collective: the ranks that share `store` meet. Deadlines in seconds.")
+          py::arg("device"), py::arg("connect_deadline"), py::arg("deadline"), py::arg("make_group") = py::none(),
+          "Collective: the ranks that share `store` meet. Deadlines in seconds. `make_group` makes a process group of "
+          "torch's of these ranks in this order, with this deadline: for devices other than the CPU and CUDA.")
       .def_static(
           "null",
           [](int rank, int size, const at::Device& device) {

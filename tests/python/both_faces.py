@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
 
@@ -10,12 +12,12 @@ from parity_test import distance
 TOLERANCE = 1e-5  # relative, in fp32
 
 
-def sharded(unit: type[nn.Module], model: nn.Module) -> nn.Module:
+def sharded(unit: type[nn.Module], model: nn.Module, **arguments: Any) -> nn.Module:
     """By fully_shard; the modules of class `unit` are units, as those of FSDP's ModuleWrapPolicy are."""
     for module in model.modules():
         if isinstance(module, unit):
-            fully_shard(module)
-    return fully_shard(model)
+            fully_shard(module, **arguments)
+    return fully_shard(model, **arguments)
 
 
 def clipped_norm(model: nn.Module, most: float) -> float:

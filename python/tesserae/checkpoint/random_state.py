@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from tesserae.job.device import default_device
+
 
 def random_state() -> dict[str, Any]:
     """The states of the global generators: Python's, torch's on the host and on the current accelerator if it is in
@@ -17,8 +19,9 @@ def random_state() -> dict[str, Any]:
         "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
         "host": torch.get_rng_state(),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state()
+    device = default_device()
+    if device.type != "cpu" and torch.get_device_module(device).is_initialized():
+        state[device.type] = torch.get_device_module(device).get_rng_state()
     if (numpy := sys.modules.get("numpy")) is not None:
         kind, words, position, has_gauss, gauss = numpy.random.get_state()
         words = torch.tensor(words.tolist())
@@ -31,8 +34,9 @@ def set_random_state(state: dict[str, Any]) -> None:
     python = state["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     torch.set_rng_state(state["host"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    device = default_device()
+    if device.type != "cpu" and device.type in state:
+        torch.get_device_module(device).set_rng_state(state[device.type])
     if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
         saved = state["numpy"]
         words = numpy.array(saved["words"].tolist(), dtype=numpy.uint32)

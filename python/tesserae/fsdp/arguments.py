@@ -12,7 +12,7 @@ from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision,
 
 from tesserae import _C
 from tesserae.job import config
-from tesserae.job.device import default_device, with_index
+from tesserae.job.device import default_device, indexed, with_index
 from tesserae.job.fabrics import has_parts, parallel_of
 
 
@@ -38,7 +38,7 @@ class Arguments:
         """Where the ranks compute: what device_id says, else where the parameters are, else the current accelerator."""
         if self.device_id is not None:
             is_index = isinstance(self.device_id, int)
-            return with_index(torch.device("cuda", self.device_id) if is_index else torch.device(self.device_id))
+            return indexed(self.device_id) if is_index else with_index(torch.device(self.device_id))
         places = {p.device for p in module.parameters() if p.device.type not in ("cpu", "meta")}
         if len(places) > 1:
             raise _C.InvalidArgument(

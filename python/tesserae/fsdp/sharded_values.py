@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tesserae import _C
 from tesserae.fsdp.instance import Instance
+from tesserae.job.device import count
 from tesserae.torch_compat import sharded_tensors
 from tesserae.torch_compat.instance import device_mesh
 from tesserae.torch_compat.sharded_tensors import ShardedTensor, is_sharded
@@ -23,8 +24,7 @@ def chunk(instance: Instance, tensor: Tensor) -> Tensor:
     mesh, group = device_mesh(instance), instance.process_group or dist.group.WORLD
     if mesh is not None:
         return sharded_tensors.chunk_on_mesh(tensor, dist.get_rank(group), mesh)
-    devices = torch.cuda.device_count() if instance.compute_device.type == "cuda" else 1
-    return sharded_tensors.chunk_in_group(tensor, group, devices)
+    return sharded_tensors.chunk_in_group(tensor, group, count(instance.compute_device))
 
 
 def whole_of(instance: Instance, value: Any) -> Any:

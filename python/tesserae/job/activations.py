@@ -17,6 +17,7 @@ import torch
 
 from tesserae import _C
 from tesserae.job import config as configuration
+from tesserae.job.device import default_device
 from tesserae.torch_compat.offload import halves_of, save_on_cpu, saved_tensors_hooks, set_saving
 
 _store: _C.Activations | None = None
@@ -52,8 +53,11 @@ def attach(unit: _C.Unit) -> None:
 class _Saving(saved_tensors_hooks):
     """In place of torch's save_on_cpu."""
 
-    def __init__(self, pin_memory: bool = False, device_type: str = "cuda") -> None:
+    def __init__(self, pin_memory: bool = False, device_type: str | None = None) -> None:
         store = _store
+        if device_type is None:
+            device_type = default_device().type
+            pin_memory = pin_memory and device_type != "cpu"  # nothing would copy from there
         pack_on_cpu, unpack_from_cpu = halves_of(save_on_cpu(pin_memory, device_type))
 
         def pack(tensor: torch.Tensor) -> Any:

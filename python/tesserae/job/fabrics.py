@@ -11,8 +11,11 @@ of their sequences, and those of an expert group that of the tokens that they se
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import weakref
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -184,11 +187,38 @@ def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...], device: torch.dev
         me,
         len(ranks),
         served=outlives_rank_zero(store) or ranks[0] != 0,
-        backend="nccl" if device.type == "cuda" else HOST_BACKEND,
         device=device,
+        **_transport(ranks, device),
         connect_deadline=settings.connect_deadline_seconds if settings else 60.0,
         deadline=settings.deadline_seconds if settings else 300.0,
     )
+
+
+def _transport(ranks: tuple[int, ...], device: torch.device) -> dict[str, Any]:
+    if device.type == "cpu":
+        return {"backend": HOST_BACKEND}
+    return {"backend": "auto", "make_group": functools.partial(_make_group, ranks, device)}
+
+
+def _make_group(ranks: tuple[int, ...], device: torch.device, members: list[int], deadline: float) -> dist.ProcessGroup:
+    """A group of torch's for the engine, of these of `ranks`, on whichever backend torch's registry has for the device:
+    where C++ does not know it (comm/device_transport.h)."""
+    try:
+        backend = dist.get_default_backend_for_device(device)
+    except ValueError as error:
+        raise _C.InvalidArgument(
+            f"[FSDP] torch.distributed has no backend for {device.type}; the package that makes it a device of torch "
+            "registers one (torch.distributed.Backend.register_backend)"
+        ) from error
+    # Backends take the current device for theirs.
+    with torch.accelerator.device_index(device.index):
+        return dist.new_group(
+            [ranks[member] for member in members],
+            timeout=timedelta(seconds=deadline),
+            backend=backend,
+            use_local_synchronization=True,
+            sort_ranks=False,
+        )
 
 
 def outlives_rank_zero(store: dist.Store) -> bool:

@@ -10,6 +10,7 @@ from torch import nn
 
 from tesserae.torch_compat.checked import checked
 from tesserae.torch_compat.instance import TorchInstance, ignored_modules, ignored_parameters
+from tesserae.torch_compat.moving import can_move_in_place, replace_tensors
 
 with checked():
     from torch.distributed.fsdp._init_utils import (
@@ -39,7 +40,19 @@ def materialize(
         _materialize_meta_module(module, device, ignored, None)
     if device.type != "cpu":
         buffers = {buffer for part in ignored for buffer in part.buffers()}
-        _move_module_to_device(module, parameters, buffers, device)
+        if can_move_in_place(device):
+            _move_module_to_device(module, parameters, buffers, device)
+        else:
+            stays = parameters | buffers
+            replace_tensors(_parts(module), device, lambda tensor: tensor.is_cpu and tensor not in stays)
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """It and those below, but for instances further in and what is below them."""
+    yield module
+    for child in module.children():
+        if not isinstance(child, TorchInstance):
+            yield from _parts(child)
 
 
 def buffers_to_synchronise(module: nn.Module) -> Iterator[torch.Tensor]:
