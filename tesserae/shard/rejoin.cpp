@@ -18,7 +18,6 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <utility>
 
@@ -27,6 +26,7 @@
 #include "tesserae/os/memory.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/local_state.h"
+#include "tesserae/shard/replicas.h"
 
 namespace tesserae::shard {
 namespace {
@@ -100,17 +100,6 @@ bool Rejoin::can_fill(const std::vector<bool>& whole) {
   return comm::lowest_rank_with(*engine_.root().sharding().mesh->job(), lacks) < 0;
 }
 
-std::vector<at::Tensor> Rejoin::values_of(FlatBuffer& buffer) {
-  std::vector<at::Tensor> values{buffer.parameter().local()};
-  if (buffer.shard() == nullptr) return values;
-  for (Companion* companion : engine_.companions_) {
-    std::vector<at::Tensor> kept = companion->take(*buffer.shard());
-    std::ranges::copy(kept, std::back_inserter(values));
-    companion->put(*buffer.shard(), std::move(kept));
-  }
-  return values;
-}
-
 uint64_t Rejoin::fill(const std::vector<bool>& whole) {
   const at::NoGradGuard no_grad;
   uint64_t bytes = 0;
@@ -121,7 +110,7 @@ uint64_t Rejoin::fill(const std::vector<bool>& whole) {
     const auto is_new = [&](int member) {
       return !whole[static_cast<size_t>(replicas.members()[static_cast<size_t>(member)])];
     };
-    const std::vector<at::Tensor> values = values_of(*buffer);
+    const std::vector<at::Tensor> values = replicated_values(*buffer, engine_.companions());
     const bool gets = is_new(replicas.rank());
     const offload::Use use(values, gets ? offload::Access::fill : offload::Access::read);
     std::vector<comm::Message> sends, receives;

@@ -31,7 +31,6 @@ class Rejoin {
  private:
   void forget_step();
   void reconnect(FlatBuffer& buffer);
-  std::vector<at::Tensor> values_of(FlatBuffer& buffer);
 
   Engine& engine_;
 };
