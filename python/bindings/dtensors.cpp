@@ -15,6 +15,13 @@ const at::Tensor& unpacked(const py::handle& tensor) {
   return THPVariable_Unpack(tensor.ptr());
 }
 
+// Where a tensor of a class of its own (__torch_dispatch__) keeps its values; others are dense themselves.
+py::object dense_of(const py::object& tensor) {
+  constexpr const char* flatten = "__tensor_flatten__";
+  if (THPVariable_CheckExact(tensor.ptr()) || !py::hasattr(tensor, flatten)) return tensor;
+  return tensor.attr(py::object(py::object(tensor.attr(flatten)())[py::int_(0)])[py::int_(0)]);
+}
+
 class UserDTensor final : public shard::UserTensor {
  public:
   UserDTensor(const py::object& parameter, const py::object& make_gradient)
@@ -26,12 +33,21 @@ class UserDTensor final : public shard::UserTensor {
 
   at::Tensor values() const override {
     const py::gil_scoped_acquire acquire;
-    return unpacked(local_of(python_->parameter));
+    return unpacked(dense_of(local_of(python_->parameter)));
   }
 
   void show(const at::Tensor& values) override {
-    const at::Tensor local = this->values();
-    if (!local.is_meta()) local.set_data(values);
+    const py::gil_scoped_acquire acquire;
+    const py::object local = local_of(python_->parameter), dense = dense_of(local);
+    if (unpacked(dense).is_meta()) return;
+    if (dense.is(local) || unpacked(dense).sizes() == values.sizes()) {
+      unpacked(dense).set_data(values);
+      return;
+    }
+    // A tensor of a class of its own cannot change its size: another one takes its place.
+    const py::object other = local.attr("new_zeros")(values.sizes());
+    unpacked(dense_of(other)).set_data(values);
+    py::setattr(python_->parameter, local_name, other);
   }
 
   bool requires_grad() const override { return parameter().requires_grad(); }

@@ -23,6 +23,7 @@ void bind_shard(py::module_& module) {
       .def_readonly("state_bytes", &Statistics::state_bytes);
   module.def("in_backward", &autograd::in_backward, "Whether this thread runs a backward.");
   bind_unit(module);
+  bind_unit_gathers(module);
   bind_flat(module);
   bind_reshard(module);
 }

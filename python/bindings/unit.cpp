@@ -384,6 +384,10 @@ void bind_unit(py::module_& module) {
           },
           py::kw_only(), py::arg("free_after_forward"), py::arg("free_after_backward"))
       .def(
+          "set_rest_ranks", [](Unit& unit, int ranks) { unit.sharded().set_rest_ranks(ranks); }, without_gil,
+          py::arg("ranks"),
+          "Parameters rest over so many ranks between forward and backward; 0: over all that shard them.")
+      .def(
           "set_reduces_gradients", [](Unit& unit, bool reduces) { unit.sharded().set_reduces_gradients(reduces); },
           py::arg("reduces"), "False: gradients stay on the rank, whole.")
       .def(

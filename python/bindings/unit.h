@@ -120,6 +120,7 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
 };
 
 void bind_unit(py::module_& module);
+void bind_unit_gathers(py::module_& module);
 void bind_flat(py::module_& module);
 void bind_reshard(py::module_& module);
 

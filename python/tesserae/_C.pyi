@@ -65,6 +65,7 @@ __all__: list[str] = [
     "copy_to_parallel",
     "dispatch",
     "experts_of_rank",
+    "extend_gather",
     "find_documents",
     "flat_buffers",
     "flat_slices",
@@ -85,6 +86,8 @@ __all__: list[str] = [
     "row_linear",
     "sagemaker_parameters",
     "scatter_to",
+    "set_gatherer",
+    "set_scatterer",
     "shutdown_process_groups",
     "size_of_part",
     "unit_degrees",
@@ -349,9 +352,10 @@ class Fabric:
         device: torch.device,
         connect_deadline: typing.SupportsFloat | typing.SupportsIndex,
         deadline: typing.SupportsFloat | typing.SupportsIndex,
+        make_group: collections.abc.Callable | None = None,
     ) -> Fabric:
         """
-        Collective: the ranks that share `store` meet. Deadlines in seconds.
+        Collective: the ranks that share `store` meet. Deadlines in seconds. `make_group` makes a process group of torch's of these ranks in this order, with this deadline: for devices other than the CPU and CUDA.
         """
     @staticmethod
     def null(
@@ -591,6 +595,10 @@ class Unit:
     def set_reduces_unused(self, reduces: bool) -> None:
         """
         True: parameters without a gradient on this rank count as zeros.
+        """
+    def set_rest_ranks(self, ranks: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Parameters rest over so many ranks between forward and backward; 0: over all that shard them.
         """
     def show_dtensors(
         self, parameters: collections.abc.Sequence[collections.abc.Sequence[typing.Any]], make_gradient: typing.Any
@@ -1221,6 +1229,11 @@ def experts_of_rank(
     experts / degree. Raises InvalidArgument, naming the degrees that would do.
     """
 
+def extend_gather(unit: Unit, number: typing.SupportsInt | typing.SupportsIndex, extension: typing.Any) -> None:
+    """
+    `extension.inputs()` and `.make(outputs, first)` in place of the gather of the constructor's parameter of that number; see tesserae/shard/gather_extension.h. Of units that are cut by rows, before the first step.
+    """
+
 def find_documents(
     tokens: torch.Tensor, document_end: typing.SupportsInt | typing.SupportsIndex
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -1359,6 +1372,16 @@ def sagemaker_parameters() -> str | None:
 def scatter_to(x: torch.Tensor, dim: typing.SupportsInt | typing.SupportsIndex, parallel: Parallel) -> torch.Tensor:
     """
     This rank's piece of a repeated tensor.
+    """
+
+def set_gatherer(unit: Unit, comm: typing.Any, group: typing.Any) -> None:
+    """
+    `comm`, an AllGather of torch's FSDP2, gathers the unit's parameters; None: the engine. `group`: what it is called with.
+    """
+
+def set_scatterer(unit: Unit, comm: typing.Any, group: typing.Any) -> None:
+    """
+    The same of a ReduceScatter, for the sum of gradients over the ranks that shard them.
     """
 
 def shutdown_process_groups() -> None:

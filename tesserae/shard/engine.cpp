@@ -145,7 +145,10 @@ void Engine::after_forward(ShardedUnit& unit) {
     // The last unit of a forward is the first of the backward: freeing it would only mean gathering it again.
     const bool needed = training && schedule_.needs_soon(unit.index(), root().sharding().options.limit_all_gathers);
     const bool computes = unit.phase() == ShardedUnit::Phase::forward;  // a call around this one
-    if (unit.frees_after_forward() && !needed && !computes) free(unit);
+    if (unit.frees_after_forward() && !needed && !computes) {
+      if (training) unit.rest();
+      free(unit);
+    }
     if (!training && phase_ != Phase::forward) finish_reading();  // called by itself, not by the root
   }
   unit.tell([&](StepObserver& observer) { observer.after_forward(unit); });

@@ -93,6 +93,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// `companion` moves along with the shards until the handle that is returned is dropped, which may be after the
   /// engine's end. An engine that adopts another does not take over its companions.
   std::shared_ptr<void> add_companion(Companion& companion);
+  const std::vector<Companion*>& companions() const { return companions_; }
   void require_not_torn() const;  ///< throws comm::CommError after a change of degrees that failed half-way
 
  private:

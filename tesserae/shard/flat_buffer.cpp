@@ -100,11 +100,17 @@ void FlatBuffer::replace(State state) {
   shard_ = trainable ? shard_of(state.master) : Shard();
   parameter_ = std::make_unique<FlatParameter>(unit_.context(), *flat_, std::move(storage), std::move(state.master),
                                                std::move(state.piece));
+  if (extension_ != nullptr) parameter_->extend(extension_);
   parameter_->share(std::move(state.shared));
   if (!trainable) return;
   shard_.grad = state.grad;
   gradient_ = std::make_unique<FlatGradient>(unit_.context(), *flat_, shard_);
   gradient_->set_memory(std::move(state.grad));
+}
+
+void FlatBuffer::extend(std::shared_ptr<GatherExtension> extension) {
+  parameter_->extend(extension);
+  extension_ = std::move(extension);
 }
 
 void FlatBuffer::take_room() {

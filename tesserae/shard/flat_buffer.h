@@ -43,6 +43,9 @@ class FlatBuffer {
   /// Throws InvalidArgument naming a parameter that was frozen at set-up and has requires_grad now.
   void require_still_frozen() const;
 
+  /// See FlatParameter::extend; it stays in changes of degrees.
+  void extend(std::shared_ptr<GatherExtension> extension);
+
   /// What this rank holds of a buffer between steps; what a change of degrees makes anew.
   struct State {
     std::unique_ptr<Flat> flat;
@@ -64,6 +67,7 @@ class FlatBuffer {
   std::vector<at::Tensor> tensors_;
   Shard shard_;
   std::unique_ptr<FlatParameter> parameter_;
+  std::shared_ptr<GatherExtension> extension_;
   std::unique_ptr<FlatGradient> gradient_;
   std::unique_ptr<autograd::GradientHooks> hooks_;
 };

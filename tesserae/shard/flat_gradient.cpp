@@ -12,6 +12,7 @@
 #include "tesserae/offload/paged_tensor.h"
 #include "tesserae/shard/memory.h"
 #include "tesserae/shard/step_observer.h"
+#include "tesserae/shard/user_collectives.h"
 
 namespace tesserae::shard {
 namespace {
@@ -114,11 +115,11 @@ void FlatGradient::reduce(const std::vector<FlatGradient*>& all, bool boundary, 
   std::vector<Job> jobs;
   for (FlatGradient* gradient : all) jobs.push_back(gradient->begin_reduction(boundary));
   if (jobs.empty()) return;
-  const auto ticket =
-      context.sharding->reduce_lane.submit([jobs = std::move(jobs), boundary, label, sharding = context.sharding,
-                                            reducer = context.reducer, adjuster = context.adjuster] {
+  const auto ticket = context.sharding->reduce_lane.submit(
+      [jobs = std::move(jobs), boundary, label, sharding = context.sharding, reducer = context.reducer,
+       adjuster = context.adjuster, scatterer = context.scatterer] {
         if (reducer == nullptr) {
-          carry(jobs, boundary, *sharding, label, adjuster.get());
+          carry(jobs, boundary, *sharding, label, adjuster.get(), scatterer.get());
         } else {
           for (const Job& job : jobs) job.of->carry_elsewhere(job, *reducer);
         }
@@ -151,7 +152,7 @@ FlatGradient::Job FlatGradient::begin_reduction(bool boundary) {
 }
 
 void FlatGradient::carry(const std::vector<Job>& jobs, bool boundary, const Sharding& sharding,
-                         const comm::Label& label, StepObserver* adjuster) {
+                         const comm::Label& label, StepObserver* adjuster, UserCollective* scatterer) {
   const comm::Wire wire = sharding.options.gradient_wire;
   std::vector<comm::ReduceScatter> first, second;
   std::vector<at::Tensor> third;
@@ -160,7 +161,16 @@ void FlatGradient::carry(const std::vector<Job>& jobs, bool boundary, const Shar
     first.push_back({job.views->whole});
     if (job.straight) first.back() = {job.views->whole, job.of->grad_, job.of->average_factor_.item<double>()};
   }
-  comm::reduce_scatter(sharding.gradient_group, first, label, wire);
+  const auto reduce_scatter = [&](comm::Group& group, const std::vector<comm::ReduceScatter>& all) {
+    if (scatterer == nullptr || group.size() == 1 || all.empty()) {
+      comm::reduce_scatter(group, all, label, wire);
+      return true;
+    }
+    std::vector<at::Tensor> buffers;
+    for (const auto& each : all) buffers.push_back(each.buffer);
+    return run_users(*scatterer, buffers, group, jobs);
+  };
+  if (!reduce_scatter(sharding.gradient_group, first)) return;
   for (const Job& job : jobs) {
     const at::Tensor &piece = job.views->piece, &kept = job.of->piece_;
     if (!boundary) {
@@ -173,7 +183,9 @@ void FlatGradient::carry(const std::vector<Job>& jobs, bool boundary, const Shar
     second.push_back({piece});
     third.push_back(job.views->chunk);
   }
-  comm::reduce_scatter(sharding.optimizer_group, second, label, wire);
+  // The user's own is for one hop: the first that leaves this rank.
+  if (sharding.gradient_group.size() > 1) scatterer = nullptr;
+  if (!reduce_scatter(sharding.optimizer_group, second)) return;
   comm::all_reduce(sharding.replica_group, third, label, wire);
   for (const Job& job : jobs) {
     if (!boundary || job.straight) continue;
@@ -199,6 +211,15 @@ bool FlatGradient::keep_failure(const Body& body) {
   }
 }
 
+// False: it threw, and nothing of `jobs` was delivered.
+bool FlatGradient::run_users(UserCollective& scatterer, const std::vector<at::Tensor>& buffers,
+                             const comm::Group& group, const std::vector<Job>& jobs) {
+  FlatGradient& first = *jobs.front().of;
+  if (first.keep_failure([&] { scatterer.run(buffers, group.rank(), group.size()); })) return true;
+  for (const Job& job : jobs) job.of->failure_ = first.failure_;
+  return false;
+}
+
 void FlatGradient::carry_elsewhere(const Job& job, StepObserver& reducer) {
   at::Tensor chunk;
   if (keep_failure([&] { chunk = reduce_elsewhere(*job.views, reducer); })) {
@@ -212,9 +233,10 @@ void FlatGradient::deliver_adjusted(const at::Tensor& sum, bool add, StepObserve
 }
 
 bool FlatGradient::first_hop_delivers() const {
-  return context_.reducer == nullptr && context_.adjuster == nullptr && sharding_->optimizer_group.size() == 1 &&
-         sharding_->replica_group.size() == 1 && grad_.scalar_type() == flat_.dtypes().reduce &&
-         grad_.device() == sharding_->device && !offload::is_paged(grad_);
+  return context_.reducer == nullptr && context_.adjuster == nullptr && context_.scatterer == nullptr &&
+         sharding_->optimizer_group.size() == 1 && sharding_->replica_group.size() == 1 &&
+         grad_.scalar_type() == flat_.dtypes().reduce && grad_.device() == sharding_->device &&
+         !offload::is_paged(grad_);
 }
 
 const at::Tensor& FlatGradient::memory() {

@@ -96,7 +96,9 @@ class FlatGradient {
   };
   Job begin_reduction(bool boundary);
   static void carry(const std::vector<Job>& jobs, bool boundary, const Sharding& sharding, const comm::Label& label,
-                    StepObserver* adjuster);
+                    StepObserver* adjuster, UserCollective* scatterer);
+  static bool run_users(UserCollective& scatterer, const std::vector<at::Tensor>& buffers, const comm::Group& group,
+                        const std::vector<Job>& jobs);
   void carry_elsewhere(const Job& job, StepObserver& reducer);
   void deliver_adjusted(const at::Tensor& sum, bool add, StepObserver& adjuster);
   template <class Body>

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "tesserae/base/error.h"
 #include "tesserae/offload/paged_tensor.h"
 
 namespace tesserae::shard {
@@ -46,7 +47,7 @@ at::Tensor FlatParameter::shared_memory(const UnitContext& context, const Flat& 
 }
 
 void FlatParameter::share(at::Tensor whole) {
-  if (!whole.defined()) return;
+  if (!whole.defined() || extended()) return;
   shared_ = true;
   show(std::move(whole));
   if (!piece_.defined() || same_memory(piece_, own_)) return;
@@ -55,6 +56,29 @@ void FlatParameter::share(at::Tensor whole) {
   const auto drop = [](void* tensor) { delete static_cast<at::Tensor*>(tensor); };
   piece_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
       c10::DataPtr(own_.data_ptr(), new at::Tensor(own_), drop, sharding_->device));
+}
+
+void FlatParameter::extend(std::shared_ptr<GatherExtension> extension) {
+  const auto& degrees = flat_.layout().degrees();
+  if (degrees.parameters != 1 && degrees.parameters != degrees.optimizer) {
+    throw InvalidArgument("fully_shard",
+                          cat("parameter ", flat_.slots().front().names.front(),
+                              " extends its all-gather, which needs rows in the order of ranks: use ",
+                              "degrees that are 1 or ", degrees.optimizer, ", not ", to_string(degrees)));
+  }
+  storage_.hide();
+  resident_ = false;
+  comm::Group& group = flat_.master_is_piece() ? sharding_->parameter_group : sharding_->refresh_group;
+  extended_ = std::make_unique<ExtendedGather>(std::move(extension), group, flat_.slots().front().names.front());
+}
+
+void FlatParameter::rest(comm::Group& group) {
+  if (!held_ || !arrived_ || shared_ || extended()) return;
+  const at::Tensor part =
+      whole_.narrow(0, group.rank() * (whole_.numel() / group.size()), whole_.numel() / group.size());
+  rest_ = part.clone();
+  rest_version_ = shown_version_;
+  rest_group_ = &group;
 }
 
 void FlatParameter::show(at::Tensor whole) {
@@ -67,7 +91,9 @@ FlatParameter::~FlatParameter() {
 }
 
 int64_t FlatParameter::buffer_bytes() const {
-  return resident_ || shared_ ? 0 : flat_.total() * static_cast<int64_t>(c10::elementSize(flat_.dtypes().compute));
+  return resident_ || shared_ || extended()
+             ? 0
+             : flat_.total() * static_cast<int64_t>(c10::elementSize(flat_.dtypes().compute));
 }
 
 int64_t FlatParameter::state_bytes() const {
@@ -87,11 +113,15 @@ void FlatParameter::cast_master() {
 
 bool FlatParameter::begin_gather() {
   if (resident_ || (held_ && shown_version_ == version_)) return false;
+  if (extended()) extended_->begin();
   held_ = true;
   arrived_ = false;
   shown_version_ = version_;
   ++context_.statistics().gathers;
+  if (extended()) return true;
   if (shared_) return std::exchange(met_version_, version_) != version_;  // else the ranks have come to it already
+  from_rest_ = rest_.defined() && rest_version_ == version_;
+  if (!from_rest_) rest_ = at::Tensor();
   if (buffer_ < 0) {
     buffer_ = context_.pool().acquire(buffer_bytes(), this);
     if (buffer_ != viewed_) {
@@ -104,7 +134,9 @@ bool FlatParameter::begin_gather() {
 
 // The own piece in its place; that also casts it when the master takes the piece's place.
 void FlatParameter::write_piece() {
-  if (!piece_.defined()) {
+  if (from_rest_) {
+    whole_.narrow(0, rest_group_->rank() * rest_.numel(), rest_.numel()).copy_(rest_);
+  } else if (!piece_.defined()) {
     offload::copy(own_, master_);
   } else if (!shared_) {
     offload::copy(own_, piece_);
@@ -119,7 +151,14 @@ void FlatParameter::finish_gather() {
   }
   if (!held_) return;  // freed since
   wait_and_count(gather_, context_.statistics().exposed_gather);
-  if (!storage_.shows()) storage_.show(whole_);
+  if (failure_ != nullptr && *failure_ != nullptr) std::rethrow_exception(*failure_);
+  if (from_rest_) rest_ = at::Tensor();
+  from_rest_ = false;
+  if (extended()) {
+    if (!arrived_) extended_->finish();
+  } else if (!storage_.shows()) {
+    storage_.show(whole_);
+  }
   arrived_ = true;
 }
 
@@ -127,7 +166,9 @@ void FlatParameter::free(bool keep) {
   if (!held_) return;
   gather_.wait();
   gather_ = {};
+  failure_ = nullptr;
   storage_.hide();
+  if (extended()) extended_->free();
   if (buffer_ >= 0) context_.pool().release(buffer_, keep);
   buffer_ = -1;
   held_ = false;
@@ -135,7 +176,7 @@ void FlatParameter::free(bool keep) {
 
 bool FlatParameter::begin_publish() {
   ++version_;
-  return piece_.defined() && !same_memory(piece_, master_);
+  return piece_.defined() && !same_memory(piece_, master_) && !extended();
 }
 
 const at::Tensor& FlatParameter::write_chunk() {

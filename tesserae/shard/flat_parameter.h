@@ -3,11 +3,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <vector>
 
 #include "tesserae/comm/lane.h"
 #include "tesserae/shard/compute_storage.h"
+#include "tesserae/shard/extended_gather.h"
 #include "tesserae/shard/flat.h"
 #include "tesserae/shard/sharding.h"
 
@@ -25,6 +27,10 @@ namespace tesserae::shard {
 ///  2. finish_gather() returns when all ranks have come to that version: then everybody reads;
 ///  3. Engine::finish_reading(), after a backward at a boundary or an evaluation, returns when all ranks have read:
 ///  back to 1.
+///
+/// [Note: rest] Between its forward and its backward a unit may rest sharded over fewer ranks than P: each keeps one
+/// k-th of what was gathered, k neighbours of the group together all of it, and the next gather of that version is
+/// among those alone. (ZeRO++ keeps such a copy for good; here rows stay in the order of ranks.)
 class FlatParameter {
  public:
   /// `master`: this rank's chunk in the master dtype. `piece`: this rank's parameter piece in the compute dtype;
@@ -45,6 +51,11 @@ class FlatParameter {
   /// there; tensors that show it keep doing so. Before the first gather; does nothing if `whole` is undefined.
   void share(at::Tensor whole);
 
+  /// The parameter decides itself what travels, and what is computed with; before the first gather. Of row-cut buffers
+  /// only. Throws InvalidArgument unless P is O or 1.
+  void extend(std::shared_ptr<GatherExtension> extension);
+  bool extended() const { return extended_ != nullptr; }
+
   /// A gather of the newest version over P begins, unless it is gathered or on its way: true if something has to
   /// travel, in a task for the gather lane whose ticket travels_with() gets. Never waits.
   bool begin_gather();
@@ -53,6 +64,8 @@ class FlatParameter {
   /// Gives the gathered copy up. Does nothing for parameters that are always whole (P = 1, and no
   /// cast). `keep`: Pool::release().
   void free(bool keep = true);
+  /// Before that: keeps this rank's part of what `group` will gather again, if nothing is published until then.
+  void rest(comm::Group& group);
   /// True from begin_gather() to free(): the copy takes a buffer of the pool, or stands for one.
   bool holds_buffer() const { return held_; }
   bool shared() const { return shared_; }
@@ -67,12 +80,19 @@ class FlatParameter {
   /// P), in a task for the gather lane whose ticket refreshes_with() gets.
   bool begin_publish();
   void refreshes_with(const comm::Ticket& ticket) { refresh_ = ticket; }
-  void travels_with(const comm::Ticket& ticket) { gather_ = ticket; }
+  /// `failure`: what the user's code has thrown in that task.
+  void travels_with(const comm::Ticket& ticket, std::shared_ptr<std::exception_ptr> failure) {
+    gather_ = ticket;
+    failure_ = std::move(failure);
+  }
 
   // On the gather lane: what this rank has is written where collectives take it from.
-  void write_piece();                                 ///< before a gather: into whole()
-  const at::Tensor& whole() const { return whole_; }  ///< of parameter_group's gather, unless shared()
-  const at::Tensor& write_chunk();                    ///< before a refresh: into the piece, which refresh_group gathers
+  void write_piece();                                            ///< before a gather: into whole()
+  const at::Tensor& whole() const { return whole_; }             ///< of parameter_group's gather, unless shared()
+  ExtendedGather* extension() const { return extended_.get(); }  ///< travels instead; null: there is none
+  /// The group that whole() is gathered in, its piece being written; null: parameter_group.
+  comm::Group* resting_group() const { return from_rest_ ? rest_group_ : nullptr; }
+  const at::Tensor& write_chunk();  ///< before a refresh: into the piece, which refresh_group gathers
 
   /// What this rank holds of the values that count between steps, its chunk of the master, and where that lies in the
   /// flat buffer.
@@ -99,6 +119,7 @@ class FlatParameter {
   bool resident_;        // the piece is the whole buffer, in memory for good: nothing to gather
   bool shared_ = false;  // whole_ is the copy for all ranks
   ComputeStorage storage_;
+  std::unique_ptr<ExtendedGather> extended_;
   bool held_ = false;
   bool arrived_ = false;  // finish_gather() has been called for what is held
   Pool::Buffer buffer_ = -1;
@@ -108,6 +129,11 @@ class FlatParameter {
   int64_t version_ = 0;
   int64_t shown_version_ = -1;
   int64_t met_version_ = -1;  // shared: the last one that the ranks have come to together
+  at::Tensor rest_;           // this rank's part of whole_, of rest_version_
+  int64_t rest_version_ = -1;
+  comm::Group* rest_group_ = nullptr;
+  bool from_rest_ = false;  // the gather that is on its way begins there
+  std::shared_ptr<std::exception_ptr> failure_;
   comm::Ticket gather_;
   comm::Ticket refresh_;
 };

@@ -135,7 +135,8 @@ uint64_t Reshard::recut(FlatBuffer& buffer, bool has_gradient) {
   Shard* const shard = buffer.shard();
   FlatBuffer::State state;
   state.flat = std::make_unique<Flat>(from.with(context.sharding->layout));
-  if (prepared_) state.shared = FlatParameter::shared_memory(context, *state.flat);
+  if (prepared_ && !buffer.parameter().extended() && context.gatherer == nullptr)
+    state.shared = FlatParameter::shared_memory(context, *state.flat);
   std::vector<at::Tensor> before, after;
   std::vector<size_t> kept;  // by companion: one past its last tensor in `before`
   const auto prepare = [&] {

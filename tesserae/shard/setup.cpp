@@ -126,6 +126,7 @@ void Engine::prepare() {
   const at::NoGradGuard no_grad;
   enter(Phase::idle);
   for (FlatBuffer* buffer : buffers_) {
+    if (buffer->parameter().extended() || buffer->unit().context().gatherer != nullptr) continue;
     buffer->parameter().share(FlatParameter::shared_memory(buffer->unit().context(), buffer->flat()));
     buffer->take_room();
   }

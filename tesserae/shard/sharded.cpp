@@ -70,6 +70,10 @@ uint64_t Sharded::fill(const std::vector<bool>& whole) {
   return Rejoin(*engine_).fill(whole);
 }
 
+ReplicaReport Sharded::compare_replicas() {
+  return shard::compare_replicas(*engine_);
+}
+
 bool Sharded::whole() const {
   return engine_->phase() != Engine::Phase::torn;
 }

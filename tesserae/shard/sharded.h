@@ -9,6 +9,7 @@
 
 #include "tesserae/comm/fabric.h"
 #include "tesserae/shard/options.h"
+#include "tesserae/shard/replica_check.h"
 #include "tesserae/shard/resharding.h"
 #include "tesserae/shard/shard.h"
 #include "tesserae/shard/statistics.h"
@@ -72,6 +73,8 @@ class Sharded {
   /// Gives new ranks their masters and optimizer state; only if can_fill(). Returns the bytes that this rank sent.
   /// Collective.
   uint64_t fill(const std::vector<bool>& whole);
+  /// Whether ranks that hold the same chunk still have the same bytes. See replica_check.h. Collective.
+  ReplicaReport compare_replicas();
   /// False after a change of degrees that failed half-way: what this rank holds is no state of any step.
   bool whole() const;
 

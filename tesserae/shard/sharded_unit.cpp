@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <exception>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -10,6 +12,7 @@
 #include "tesserae/comm/several.h"
 #include "tesserae/offload/paged_tensor.h"
 #include "tesserae/shard/engine.h"
+#include "tesserae/shard/user_collectives.h"
 
 namespace tesserae::shard {
 
@@ -18,6 +21,18 @@ namespace {
 // What was offloaded so that it need not be in memory is freed, whatever the strategy keeps.
 bool comes_from_disk(const Options& options) {
   return options.tiers.parameters == offload::Tier::disk;
+}
+
+// What the user's code throws is this step's error, not the lane's.
+void run_users(UserCollective& collective, const std::vector<at::Tensor>& buffers, const comm::Group& group,
+               std::exception_ptr& failure) {
+  try {
+    collective.run(buffers, group.rank(), group.size());
+  } catch (const comm::CommError&) {
+    throw;
+  } catch (...) {
+    failure = std::current_exception();
+  }
 }
 
 }  // namespace
@@ -127,16 +142,35 @@ void ShardedUnit::start_gather() {
     if (!parameter.readable() && parameter.begin_gather()) all.push_back(&parameter);
   }
   if (all.empty()) return;
-  const auto ticket = sharding().gather_lane.submit([all, sharding = context_.sharding, label = label()] {
-    std::vector<at::Tensor> travelling;
-    for (FlatParameter* parameter : all) {
-      parameter->write_piece();
-      if (!parameter->shared()) travelling.push_back(parameter->whole());
-    }
-    if (travelling.size() < all.size()) sharding->parameter_group.barrier(label);
-    comm::all_gather(sharding->parameter_group, travelling, label, sharding->options.parameter_wire);
-  });
-  for (FlatParameter* parameter : all) parameter->travels_with(ticket);
+  const auto failure = std::make_shared<std::exception_ptr>();
+  const auto ticket = sharding().gather_lane.submit(
+      [all, failure, sharding = context_.sharding, gatherer = context_.gatherer, label = label()] {
+        std::vector<at::Tensor> travelling, resting;
+        comm::Group* rest_group = nullptr;
+        bool shared = false;
+        for (FlatParameter* parameter : all) {
+          if (ExtendedGather* extension = parameter->extension()) {
+            extension->travel(label);
+            continue;
+          }
+          parameter->write_piece();
+          shared = shared || parameter->shared();
+          if (parameter->shared()) continue;
+          comm::Group* const group = parameter->resting_group();
+          (group != nullptr ? resting : travelling).push_back(parameter->whole());
+          if (group != nullptr) rest_group = group;
+        }
+        comm::Group& group = sharding->parameter_group;
+        if (shared) group.barrier(label);
+        if (rest_group != nullptr)
+          comm::all_gather(*rest_group, resting, label);  // was rounded when it first travelled
+        if (gatherer != nullptr && group.size() > 1 && !travelling.empty()) {
+          run_users(*gatherer, travelling, group, *failure);
+        } else {
+          comm::all_gather(group, travelling, label, sharding->options.parameter_wire);
+        }
+      });
+  for (FlatParameter* parameter : all) parameter->travels_with(ticket, failure);
 }
 
 void ShardedUnit::finish_gather() {
@@ -161,6 +195,11 @@ bool ShardedUnit::lacks_buffers() const {
   return std::ranges::any_of(buffers_, [](const auto& buffer) {
     return buffer->parameter().buffer_bytes() > 0 && !buffer->parameter().holds_buffer();
   });
+}
+
+void ShardedUnit::rest() {
+  if (rest_group_ == nullptr) return;
+  for (const auto& buffer : buffers_) buffer->parameter().rest(*rest_group_);
 }
 
 void ShardedUnit::free(bool keep) {
@@ -298,6 +337,28 @@ void ShardedUnit::set_sharding(std::shared_ptr<const Sharding> sharding) {
   follow(frees_after_forward_, before.free_after_forward, now.free_after_forward);
   follow(frees_after_backward_, before.free_after_backward, now.free_after_backward);
   context_.sharding = std::move(sharding);
+  set_rest_ranks(rest_ranks_);
+}
+
+void ShardedUnit::set_rest_ranks(int ranks) {
+  rest_ranks_ = ranks;
+  rest_group_ = nullptr;
+  const comm::Group& all = sharding().parameter_group;
+  const int some = std::gcd(ranks, all.size());
+  if (ranks == 0 || some == 1 || some == all.size()) return;
+  const auto begin = all.members().begin() + all.rank() / some * some;
+  rest_group_ = &sharding().fabric->group({begin, begin + some}, comm::Traffic::gather);
+}
+
+void ShardedUnit::set_gatherer(std::shared_ptr<UserCollective> gatherer) {
+  const auto shared = [](const auto& buffer) { return buffer->parameter().shared(); };
+  if (gatherer != nullptr && std::ranges::any_of(buffers_, shared)) {
+    throw InvalidArgument("set_custom_all_gather",
+                          cat("unit \"", name_,
+                              "\" has run a step already, and its ranks share the gathered "
+                              "parameters in memory: nothing travels. Call it before the first forward"));
+  }
+  context_.gatherer = std::move(gatherer);
 }
 
 void ShardedUnit::set_lifetimes(bool free_after_forward, bool free_after_backward) {

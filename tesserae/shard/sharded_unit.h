@@ -59,6 +59,8 @@ class ShardedUnit {
   bool holds_buffers() const;  ///< true from start_gather() to free(), unless its parameters are always whole
   bool holds_newest() const;   ///< the same, and masters have not changed since
   bool arriving() const;       ///< true from start_gather() to finish_gather()
+  /// Before free(), at the end of a forward: see set_rest_ranks().
+  void rest();
   bool lacks_buffers() const;  ///< true if a gather would take a buffer of the pool
   /// Gives gathered parameters up: all, those of frozen buffers, or those of one buffer. `keep`: Pool::release().
   /// Throws std::logic_error inside the unit's forward.
@@ -111,6 +113,10 @@ class ShardedUnit {
   bool frees_after_forward() const { return frees_after_forward_; }
   bool frees_after_backward() const { return frees_after_backward_; }
   void set_lifetimes(bool free_after_forward, bool free_after_backward);
+  /// Parameters that are freed after the forward rest sharded over so many neighbours of the ranks of P until the
+  /// backward gathers them from these (FlatParameter, [Note: rest]); 0: over all of P, as masters are. What P comes to
+  /// share with that number counts. Between steps, and the same on all ranks. Collective.
+  void set_rest_ranks(int ranks);
   /// False: the unit's gradients stay on the rank whatever the engine says of the boundary. Between steps, and the same
   /// on all ranks.
   bool reduces_gradients() const { return reduces_gradients_; }
@@ -129,6 +135,11 @@ class ShardedUnit {
   /// do not allow one that reduces.
   void attach(std::shared_ptr<StepObserver> observer);
   void detach(const StepObserver& observer);
+  /// The user's collectives in place of the unit's gathers over P, and of the hop of gradients over G or, where G is 1,
+  /// O; null: the engine's own. Between steps, and the same on all ranks. Throws InvalidArgument for a gather where the
+  /// ranks share the gathered copy already: before the first step.
+  void set_gatherer(std::shared_ptr<UserCollective> gatherer);
+  void set_scatterer(std::shared_ptr<UserCollective> scatterer) { context_.scatterer = std::move(scatterer); }
   /// Calls `event(observer)` for each; the event neither attaches nor detaches.
   template <class Event>
   void tell(const Event& event) {
@@ -163,6 +174,8 @@ class ShardedUnit {
   int depth_ = 0;  // of the forward within itself
   int forwards_ = 0;
   bool has_frozen_ = false;
+  int rest_ranks_ = 0;
+  comm::Group* rest_group_ = nullptr;  // of that many, or of what they come to; null: parameters rest as masters do
   bool frees_after_forward_;
   bool frees_after_backward_;
   bool reduces_gradients_ = true;

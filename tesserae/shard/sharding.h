@@ -12,6 +12,7 @@
 namespace tesserae::shard {
 
 class StepObserver;
+class UserCollective;
 
 /// How units are sharded and over which ranks: one for all units that were sharded together over the same ranks.
 /// Immutable; a turn of the dial makes another.
@@ -79,7 +80,10 @@ struct UnitContext {
   std::shared_ptr<StepObserver> reducer =
       nullptr;  ///< reduces gradients in place of the three hops; attached to the unit
   std::shared_ptr<StepObserver> adjuster = nullptr;  ///< sees averages before they are delivered; attached to the unit
-  double gradient_divisor = 0;                       ///< what sums of gradients are divided by; 0: Sharding::ranks
+  std::shared_ptr<UserCollective> gatherer = nullptr;  ///< in place of the gather over P
+  std::shared_ptr<UserCollective> scatterer =
+      nullptr;                  ///< in place of the hop of gradients over G or, where that is 1, O
+  double gradient_divisor = 0;  ///< what sums of gradients are divided by; 0: Sharding::ranks
 
   Statistics& statistics() const { return workspace->statistics; }
   Pool& pool() const { return workspace->pool; }

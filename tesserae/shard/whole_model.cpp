@@ -55,15 +55,10 @@ std::string describe(const Engine& engine) {
   return text + describe(specs);
 }
 
-namespace {
-
-/// Of all that is asked of the model, also where its root is on fewer (experts by themselves).
 comm::Fabric& state_ranks(const Engine& engine) {
   const Sharding& sharding = *engine.root().context().sharding;
   return sharding.axes == mesh::axes::state ? *sharding.fabric : *sharding.mesh->over(mesh::axes::state);
 }
-
-}  // namespace
 
 double sum_over_ranks(const Engine& engine, double value) {
   return sums_over_ranks(engine, {value}).front();

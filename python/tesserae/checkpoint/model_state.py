@@ -20,9 +20,11 @@ from tesserae import _C
 from tesserae.checkpoint.pieces import Cut, Pieces, cuts_of_dtensor, whole
 from tesserae.fsdp.instance import Instance, require_root
 from tesserae.fsdp.parameters import find_parameters
+from tesserae.fully_shard.parameters import inner_tensors
 from tesserae.job.fabrics import around_experts, writes_unsplit
 from tesserae.tensor_parallel.parts import split_of
 from tesserae.torch_compat.compiled import uncompiled
+from tesserae.torch_compat.fsdp2 import local_of
 from tesserae.torch_compat.instance import uses_orig_params
 from tesserae.torch_compat.modules import is_persistent, own_buffers, own_modules, step_name
 
@@ -128,6 +130,7 @@ class ModelState:
 
     def add_to(self, pieces: Pieces, rank: int, strict: bool = True) -> None:
         for held in self.held:
+            _require_one_tensor(held)
             for slot in held.slots:
                 pieces.add(
                     [f"model/{name}" for name in slot.names],
@@ -178,6 +181,17 @@ class ModelState:
                 f"[checkpoint.load] the checkpoint has {len(unknown)} tensors that the model does not have: "
                 f"{', '.join(unknown[:5])}{', ...' if len(unknown) > 5 else ''}; pass strict=False to leave them"
             )
+
+
+def _require_one_tensor(held: Held) -> None:
+    """A checkpoint keeps one tensor of values under a name."""
+    parameter = held.parameter
+    inner = inner_tensors(local_of(parameter) if isinstance(parameter, DTensor) else parameter)
+    if len(inner) > 1:
+        raise _C.InvalidArgument(
+            f"[checkpoint] parameter {held.slots[0].names[0]} holds {len(inner)} tensors ({', '.join(inner)}), of "
+            "which a checkpoint would keep the first: save its state_dict() by torch.distributed.checkpoint"
+        )
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -22,6 +22,7 @@ from tesserae.dial.moving_dtensors import MovingDTensors
 from tesserae.dial.roots import Root, roots_of, unit_of
 from tesserae.fsdp.instance import Instance, instances_of
 from tesserae.fully_shard.engine import go_to
+from tesserae.fully_shard.extensions import require_recut
 from tesserae.fully_shard.state import State
 from tesserae.job import config
 from tesserae.job.state import state
@@ -89,6 +90,8 @@ def _turn_instance(root: Instance, optimizers: list[Optimizer], wanted: Degrees)
 
 def _turn_state(root: State, optimizers: list[Optimizer], wanted: Degrees) -> Turn:
     ranks = root.places.fabric.size
+    for each in root.below:
+        require_recut(each)
     places = {each: each.places.under(_C.Strategy("FULL_SHARD", ranks, degrees=wanted)) for each in root.below}
     moving = MovingDTensors(root, optimizers, places)
 

@@ -17,6 +17,7 @@ import torch
 
 from tesserae import _C
 from tesserae.fsdp.layers import compute_gradients_in_place, require_dense_gradients
+from tesserae.fully_shard import extensions
 from tesserae.fully_shard import parameters as faces
 from tesserae.fully_shard.places import Places
 from tesserae.fully_shard.state import State, states_below
@@ -68,7 +69,7 @@ def _build(root: State) -> None:
     root.below = list(paths)
     for state in paths:
         state.apply_settings()
-        state.apply_average_hook()
+        state.apply_hooks()
     root.unit.require_agreement()
     if root.places.fabric.rank == 0:
         p, g, o = root.places.strategy.degrees
@@ -93,7 +94,9 @@ def _make_unit(state: State) -> None:
     activations.attach(state.unit)
     for number, managed in enumerate(state.parameters):
         faces.show_split(managed, state.unit, number)
-    compute_gradients_in_place(module for managed in state.parameters for module, _ in managed.entries)
+    others = {module for managed in extensions.attach(state) for module, _ in managed.entries}
+    modules = {module: None for managed in state.parameters for module, _ in managed.entries if module not in others}
+    compute_gradients_in_place(modules)
     _show(state)
 
 
@@ -103,6 +106,7 @@ def go_to(state: State, places: Places) -> None:
     for managed in state.parameters:
         faces.go_to(managed, places)
     state.apply_settings()
+    state.apply_collectives()
 
 
 def _show(state: State) -> None:

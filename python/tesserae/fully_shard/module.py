@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import UnshardHandle
@@ -75,6 +75,7 @@ class FSDPModule(TorchFSDPModule):
         for state in _states(self, recurse):
             state.keeps_as_root = False
             state.frees_after_forward = reshard_after_forward
+            state.rest_ranks = 0
             state.apply_settings()
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
@@ -138,13 +139,22 @@ class FSDPModule(TorchFSDPModule):
         if hook is not None and stream is not None:
             hook = functools.partial(_run_on, torch.get_device_module(state.places.device), stream, hook)
         state.average_hook = hook
-        state.apply_average_hook()
+        state.apply_hooks()
 
     def set_custom_all_gather(self, comm: Any) -> None:
-        _refuse("set_custom_all_gather", "leave it out")
+        """comm(output_tensor, input_tensor, group) gathers this module's parameters in place of the engine, in memory
+        of comm.allocate(), in a thread of the engine; `group`: one of its own, of the ranks that shard them. Before the
+        first forward. None: the engine again."""
+        state = _state(self)
+        state.gatherer = _checked("set_custom_all_gather", comm)
+        state.apply_collectives()
 
     def set_custom_reduce_scatter(self, comm: Any) -> None:
-        _refuse("set_custom_reduce_scatter", "leave it out")
+        """The same for the sum of this module's gradients over the ranks that shard them: comm(output_tensor,
+        input_tensor, group, op), with op SUM, which the engine divides."""
+        state = _state(self)
+        state.scatterer = _checked("set_custom_reduce_scatter", comm)
+        state.apply_collectives()
 
 
 class _Handle(UnshardHandle):
@@ -186,5 +196,10 @@ def _require_sharded(modules: list[Any]) -> None:
             raise ValueError(f"Expects FSDPModule but got {type(module)}: {module}")
 
 
-def _refuse(method: str, advice: str) -> NoReturn:
-    raise _C.InvalidArgument(f"[FSDPModule.{method}] is not supported on the engine of tesserae; {advice}")
+def _checked(method: str, comm: Any) -> Any:
+    if comm is None or (callable(comm) and callable(getattr(comm, "allocate", None))):
+        return comm
+    raise _C.InvalidArgument(
+        f"[FSDPModule.{method}] comm is a {type(comm).__name__}; pass an object that can be called and has allocate(), "
+        "as those of torch.distributed.fsdp._fully_shard._fsdp_api, or None"
+    )

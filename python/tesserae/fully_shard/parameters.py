@@ -81,12 +81,6 @@ def _shard(
         raise NotImplementedError(
             f"FSDP does not support non-contiguous parameters yet: {parameter.shape=} {parameter.stride()=}"
         )
-    if hasattr(parameter, "fsdp_pre_all_gather"):
-        raise _C.InvalidArgument(
-            f"[fully_shard] parameter {name} is a {type(parameter).__name__}, which extends the all-gather "
-            "(fsdp_pre_all_gather): not supported; shard plain parameters, or call tsm.uninstall() and leave the model "
-            "to torch"
-        )
     part = split_of(entries) if places.of_experts else None
     split = Split.of(name, parameter, places)
     whole = local_of(parameter) if split is not None else parameter.detach()
@@ -159,6 +153,17 @@ def show_split(managed: Managed, unit: _C.Unit, number: int) -> None:
         managed.shown = managed.split.make(managed.compute, managed.parameter, unit, number)
 
 
+def inner_tensors(tensor: torch.Tensor) -> list[str]:
+    """Of what attributes a tensor of a class of its own (__torch_dispatch__) is made; [] for one that is dense."""
+    return list(tensor.__tensor_flatten__()[0]) if hasattr(tensor, "__tensor_flatten__") else []
+
+
+def dense_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Where a tensor has its values: those of a class of its own are in its first inner tensor."""
+    inner = inner_tensors(tensor)
+    return getattr(tensor, inner[0]) if inner else tensor
+
+
 def is_empty(parameter: torch.Tensor) -> bool:
     """A sharded parameter on the meta device: it has no values yet."""
     return isinstance(parameter, DTensor) and local_of(parameter).is_meta
@@ -166,7 +171,7 @@ def is_empty(parameter: torch.Tensor) -> bool:
 
 def local_values(managed: Managed) -> torch.Tensor:
     """This rank's rows."""
-    return local_of(managed.parameter).detach()
+    return dense_of(local_of(managed.parameter).detach())
 
 
 def entries_of(parameters: list[Managed]) -> list[Entry]:

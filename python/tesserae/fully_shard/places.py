@@ -78,6 +78,15 @@ class Places:
         """Over how many ranks rows are shared out."""
         return math.gcd(self.strategy.degrees[2], self.fabric.size)
 
+    @property
+    def shard_mesh(self) -> DeviceMesh:
+        """One dimension: the ranks that share rows out with this one."""
+        if self.mesh.ndim == 1 and self.degree > 1:
+            return self.mesh
+        mesh = self.mesh if self.mesh.ndim > 1 else _mesh_of_degree(self.given, 1)
+        assert mesh.mesh_dim_names is not None
+        return mesh["shard" if "shard" in mesh.mesh_dim_names else mesh.mesh_dim_names[-1]]
+
     def placements(self, placement: Shard) -> tuple[Placement, ...]:
         if self.of_experts:
             experts = (Replicate(), Replicate(), Shard(0))
@@ -117,6 +126,17 @@ class Sharing:
     fabric: _C.Fabric
     degree: int
 
+
+def shard_group(mesh: DeviceMesh, use: str) -> dist.ProcessGroup:
+    """A group of its own, for that use, of the ranks of a mesh of one dimension. Collective at the first call."""
+    ranks = tuple(mesh.mesh.tolist())
+    key = (dist.group.WORLD, ranks, mesh.device_type, use)
+    if key not in _shard_groups:
+        _shard_groups[key] = dist.new_group(list(ranks), use_local_synchronization=True)
+    return _shard_groups[key]
+
+
+_shard_groups: dict[Any, dist.ProcessGroup] = {}
 
 # By the default group, for a script may end its job and start another; then by the mesh of DTensors.
 _fabrics: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[DeviceMesh, _C.Fabric]] = weakref.WeakKeyDictionary()

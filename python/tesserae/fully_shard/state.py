@@ -20,7 +20,7 @@ from tesserae import _C
 from tesserae.fsdp.arguments import engine_options
 from tesserae.fsdp.forward import before_training_forward
 from tesserae.fully_shard.parameters import Managed
-from tesserae.fully_shard.places import Places
+from tesserae.fully_shard.places import Places, shard_group
 from tesserae.torch_compat.distributed import move_inputs
 from tesserae.torch_compat.fsdp2 import FSDPState, cast_tensors, state_of
 
@@ -34,6 +34,7 @@ class State(FSDPState):
     policy: MixedPrecisionPolicy
     keeps_as_root: bool  # reshard_after_forward was left open: the outermost state keeps its parameters
     frees_after_forward: bool
+    rest_ranks: int  # over how many ranks parameters rest until the backward; 0: all that shard them
     frees_after_backward: bool
     hooked: bool
     syncs: bool  # what the script says of the next backwards
@@ -41,6 +42,8 @@ class State(FSDPState):
     reduces_unused: bool
     divisor: float | None
     average_hook: Callable[[torch.Tensor], None] | None  # of set_all_reduce_hook
+    gatherer: Any  # of set_custom_all_gather and set_custom_reduce_scatter
+    scatterer: Any
     options: _C.Options
     unit: _C.Unit | None
     outermost: State  # the last call around this one so far
@@ -60,6 +63,8 @@ class State(FSDPState):
         self.modules, self.places, self.parameters, self.policy = modules, places, parameters, policy
         self.keeps_as_root = reshard_after_forward is None
         self.frees_after_forward = frees_after_forward(reshard_after_forward)
+        self.rest_ranks = rest_ranks(reshard_after_forward)
+        self.gatherer = self.scatterer = None
         self.frees_after_backward = True
         self.syncs = self.all_reduces = True
         self.reduces_unused = False
@@ -87,6 +92,7 @@ class State(FSDPState):
         self.unit.set_lifetimes(
             free_after_forward=self.frees_after_forward, free_after_backward=self.frees_after_backward
         )
+        self.unit.set_rest_ranks(self.rest_ranks if self.frees_after_forward else 0)
         # Without replicas there is no all-reduce to leave out.
         replicas = self.places.fabric.size > self.places.degree
         self.unit.set_reduces_gradients(self.syncs and (self.all_reduces or not replicas))
@@ -94,10 +100,21 @@ class State(FSDPState):
         if self.divisor is not None:
             self.unit.set_gradient_divisor(self.divisor)
 
-    def apply_average_hook(self) -> None:
-        """The same for the hook, which stays with the unit whatever else is set."""
+    def apply_hooks(self) -> None:
+        """The same for the user's code, which stays with the unit whatever else is set."""
         if self.unit is not None:
             self.unit.set_average_hook(self.average_hook)
+        self.apply_collectives()
+
+    def apply_collectives(self) -> None:
+        """The user's, with groups of their own: gathers and reductions run beside each other."""
+        if self.unit is None:
+            return
+        for comm, setter, use in (
+            (self.gatherer, _C.set_gatherer, "gather"),
+            (self.scatterer, _C.set_scatterer, "reduce"),
+        ):
+            setter(self.unit, comm, shard_group(self.places.shard_mesh, use) if comm is not None else None)
 
     def prepared(self) -> _C.Unit:
         """The unit; where there is none yet, the model below this state gets its engine."""
@@ -203,8 +220,13 @@ class State(FSDPState):
 
 
 def frees_after_forward(reshard_after_forward: bool | int | None) -> bool:
-    """An integer asks for a smaller group to gather from in the backward; here the whole group is asked."""
+    """Also where an integer asks for a smaller group to rest on (rest_ranks)."""
     return reshard_after_forward is True or reshard_after_forward not in (False, 1)
+
+
+def rest_ranks(reshard_after_forward: bool | int | None) -> int:
+    """Over how many ranks parameters rest after the forward; 0: as before it."""
+    return 0 if reshard_after_forward is None or isinstance(reshard_after_forward, bool) else reshard_after_forward
 
 
 def ours(module: nn.Module) -> State | None:

@@ -15,8 +15,10 @@ from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.tensor import DTensor, Placement, Shard
 
 from tesserae.torch_compat.checked import checked, require
+from tesserae.torch_compat.moving import can_move_in_place, replace_tensors
 
 with checked():
+    from torch.autograd.grad_mode import _unsafe_preserve_version_counter
     from torch.distributed._composable_state import _insert_module_state
     from torch.distributed.fsdp._fully_shard._fsdp_common import _cast_fp_tensor
     from torch.distributed.fsdp._fully_shard._fsdp_init import (
@@ -68,6 +70,10 @@ def managed_modules(modules: tuple[nn.Module, ...], ignored: set[nn.Parameter] |
 def move_states(modules: list[nn.Module], ignored: set[nn.Parameter] | None, device: torch.device) -> None:
     """Moves parameters and buffers to where ranks compute; refuses parameters without dimensions."""
     parameters, buffers = _get_managed_states(modules, ignored)
+    if not can_move_in_place(device):
+        elsewhere = {tensor for tensor in (*parameters, *buffers) if tensor.device.type not in (device.type, "meta")}
+        replace_tensors(modules, device, elsewhere.__contains__)
+        parameters, buffers = _get_managed_states(modules, ignored)
     _move_states_to_device(parameters, buffers, device)
 
 
@@ -167,6 +173,11 @@ def flattened(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
 
 def concatenated(*meshes: DeviceMesh) -> DeviceMesh:
     return DeviceMesh._concatenate(list(meshes))
+
+
+def keep_version(tensor: torch.Tensor) -> Any:
+    """Inside, what is written to the tensor is no change to autograd: it gets the values that it had."""
+    return _unsafe_preserve_version_counter(tensor)
 
 
 def local_of(parameter: torch.Tensor) -> torch.Tensor:
