@@ -170,8 +170,22 @@ Config::Offload read_offload(const Json& c) {
   return result;
 }
 
+Config::BadSteps read_bad_steps(const Json& c, const Config::Checkpoint& checkpoint) {
+  const Json& b = c["bad_steps"];
+  using Policy = Config::BadSteps::Policy;
+  const std::string name = b["policy"];
+  const Policy policy = name == "stop" ? Policy::stop : name == "rollback" ? Policy::rollback : Policy::skip;
+  if (policy == Policy::rollback && !checkpoint.enabled()) {
+    throw ConfigError("bad_steps.policy",
+                      "is \"rollback\", but nothing says when to keep a state to go back to: give "
+                      "checkpoint.memory_every_steps or another key of that section");
+  }
+  return {.policy = policy, .limit = b["limit"], .loss_spike = optional_value<double>(b["loss_spike"])};
+}
+
 Config::Recovery read_recovery(const Json& c) {
-  return {.replacements = c["recovery"]["replacements"]};
+  return {.replacements = c["recovery"]["replacements"],
+          .check_replicas_every_steps = c["recovery"]["check_replicas_every_steps"]};
 }
 
 Config::Optimizer read_optimizer(const Json& c) {
@@ -329,6 +343,7 @@ Config make_config(const Json& resolved, const std::string& name) {
   config.data = read_data(c);
   config.train = read_train(c);
   config.checkpoint = read_checkpoint(c);
+  config.bad_steps = read_bad_steps(c, config.checkpoint);
   config.recovery = read_recovery(c);
   config.preemption = read_preemption(c);
   config.monitor = {.enabled = optional_value<bool>(c["monitor"]["enabled"]),

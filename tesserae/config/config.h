@@ -62,8 +62,17 @@ struct Config {
     bool enabled() const { return folder || every_steps > 0 || every_minutes > 0 || memory_every_steps > 0; }
   } checkpoint;
 
+  /// What becomes of steps whose numbers are bad.
+  struct BadSteps {
+    enum class Policy { skip, rollback, stop };
+    Policy policy = Policy::skip;
+    int64_t limit = 0;
+    std::optional<double> loss_spike;  ///< unset: a loss may jump as it likes
+  } bad_steps;
+
   struct Recovery {
     int replacements = 0;
+    int64_t check_replicas_every_steps = 0;
   } recovery;
 
   /// How a run hears that it is to end early, beside signals, and how it ends then.

@@ -41,6 +41,13 @@ void Checkpointing::layout_changed() {
   if (memory_) memory_->layout_changed(state_.layout());
 }
 
+void Checkpointing::settle() {
+  before_update();
+  if (!saver_) return;
+  settle(/*ending=*/false);
+  announce();
+}
+
 Checkpointing::Wishes Checkpointing::wishes() const {
   if (!saver_) return {};
   const std::chrono::duration<double, std::ratio<60>> passed = os::now() - last_save_;

@@ -56,6 +56,9 @@ class Checkpointing {
   void before_update();
   /// The state has another layout now: what is kept from here on is of that. before_update() came before.
   void layout_changed();
+  /// Collective. Waits until the save at hand is over, for good or not: the state becomes an earlier one. Throws as
+  /// after_step() does.
+  void settle();
   Wishes wishes() const;
   /// Saves what is due; `ending`: this was the last step of this process, which is always saved, and waited for.
   /// Throws SaveFailed on all ranks if the configuration says that a failure stops the run; a failure at the end is

@@ -72,7 +72,8 @@ data::LoaderOptions loader_options(const config::Config& config, const mesh::Mes
 void check_backend(const config::Config& config, c10::Device device) {
   const std::string& backend = config.run.backend;
   const bool for_host = backend == "gloo" || backend == "shm";
-  if ((for_host && !device.is_cpu()) || (backend == "nccl" && comm::device_transport(device.type()) != backend)) {
+  if ((for_host && !device.is_cpu()) || (backend == "staged" && device.is_cpu()) ||
+      (backend == "nccl" && comm::device_transport(device.type()) != backend)) {
     throw config::ConfigError("run.backend",
                               cat(backend, " cannot carry what lies on ", c10::DeviceTypeName(device.type(), true)));
   }

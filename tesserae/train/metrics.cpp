@@ -4,19 +4,13 @@
 #include <cmath>
 #include <numeric>
 
+#include "tesserae/base/median.h"
+
 namespace tesserae::train {
 namespace {
 
 constexpr size_t warm_up_steps = 3;
 constexpr size_t averaged_losses = 10;
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
 
 }  // namespace
 
@@ -46,7 +40,10 @@ std::string to_line(const StepRecord& record) {
                        {"memory_bytes", static_cast<int64_t>(record.memory_bytes)},
                        {"state_bytes", static_cast<int64_t>(record.state_bytes)}};
   if (record.skipped) line["skipped"] = true;
+  if (!record.bad.empty()) line["bad"] = record.bad;
+  if (record.rolled_back_from > 0) line["rolled_back_from"] = record.rolled_back_from;
   if (record.val_loss) line["val_loss"] = *record.val_loss;
+  if (record.replica_check_ms > 0) line["replica_check_ms"] = record.replica_check_ms;
   if (record.experts) {
     line["expert_imbalance"] = record.experts->imbalance;
     line["expert_dropped"] = record.experts->dropped;
@@ -76,6 +73,8 @@ std::optional<StepRecord> from_line(const std::string& line) {
   record.step_ms = number("step_ms");
   record.comm_ms = number("comm_ms");
   record.skipped = json.value("skipped", false);
+  record.bad = json.value("bad", "");
+  record.rolled_back_from = json.value("rolled_back_from", int64_t{0});
   if (json.contains("val_loss")) record.val_loss = number("val_loss");
   return record;
 }

@@ -190,6 +190,8 @@ Run::Standing Run::agree_on_standing() {
   }
   const int asked = comm::lowest_rank_with(*fabric_, !stop_reason_.empty());
   if (asked >= 0) stop_reason_ = comm::text_of(*fabric_, stop_reason_, asked);
+  const int broken = comm::lowest_rank_with(*fabric_, !broken_off_.empty());
+  if (broken >= 0) broken_off_ = comm::text_of(*fabric_, broken_off_, broken);
   all.pending = all.pending || all.save_broken || stopped_by_ != 0 || all.step == config_.train.steps;
   all.run = remembered("run");
   return all;
@@ -198,7 +200,7 @@ Run::Standing Run::agree_on_standing() {
 // 4.
 
 nlohmann::json Run::tell() const {
-  nlohmann::json told = {{"recoveries", recoveries_}};
+  nlohmann::json told = {{"recoveries", recoveries_}, {"bad_steps", bad_steps_}};
   told["strategy"] = strategy_json(state_->sharded.options().strategy, state_->setting().tiers, setup_.choice);
   told["norm"] = bits_of(std::span(&state_->optimizer->last_step().norm, 1));
   told["sums"] = bits_of(sums_);
@@ -225,6 +227,7 @@ std::string Run::go_on(const Standing& all) {
   const std::string text = fabric_->rank() == all.reference ? tell().dump() : "";
   const nlohmann::json told = nlohmann::json::parse(comm::text_of(*fabric_, text, all.reference));
   recoveries_ = told.at("recoveries");
+  bad_steps_ = told.at("bad_steps");
   if (!take_over(all, told)) return go_back(all);
   make_services();
   if (checkpoints_->memory() != nullptr) checkpoints_->memory()->keep_newest();
@@ -289,10 +292,22 @@ std::string Run::go_back(const Standing& all) {
   checkpoints_->begin(last_save_);
   whole_ = true;
   pending_ = false;
+  // The bad step that ended the run is undone, if its own end is not what was saved.
+  if (!origin_ || origin_->step < all.step) broken_off_.clear();
   scheduled_until_ = -1;
   output_.reset();
   if (leads()) output_.emplace(config_, setup_, *folders_, origin_);
   return origin_ ? origin_->from : "the beginning";
+}
+
+/// The step of this run's last checkpoint, on all ranks; 0: it has none.
+int64_t Run::newest_saved() {
+  int64_t saved = 0;
+  if (leads()) {
+    const std::string text = membership_.remembered("saved");
+    saved = std::max<int64_t>(saved_, text.empty() ? 0 : std::stoll(text));
+  }
+  return comm::counts_over_ranks(*fabric_, {saved})[0];
 }
 
 /// A folder of checkpoints may hold those of other runs, which count only for one that was to continue them. This one
@@ -301,8 +316,7 @@ std::optional<Origin> Run::newest_of_this_run(int64_t reached) {
   if (resume_.mode == Resume::Mode::automatic) {
     return restore(*state_, resume_, *folders_, checkpoints_->memory());
   }
-  const std::string text = remembered("saved");
-  const int64_t saved = text.empty() ? 0 : std::stoll(text);
+  const int64_t saved = newest_saved();
   if (checkpoints_->memory() != nullptr) {
     if (const auto found = checkpoints_->memory()->restore(saved)) {
       state_->take_over(found->description, found->step);

@@ -26,10 +26,11 @@
 //     moment when the norm is known the step counts, whatever happens to other ranks (recovery.cpp): what is said of it
 //     (the loss, the loads of experts) is summed with the norm;
 //  3. one all-reduce in which the ranks agree on whether anyone was asked to stop, and on what is to be saved;
-//  4. at the steps that want it: evaluation;
-//  5. rank 0 writes the record;
-//  6. at the steps that want it: degrees and tiers change (dial/dial.h; that was agreed on in 3);
-//  7. at the steps that want it: a checkpoint.
+//  4. a step whose numbers are bad was not updated with: it is left out, or the run goes back, or ends (bad_steps.cpp);
+//  5. at the steps that want it: replicas are compared; evaluation;
+//  6. rank 0 writes the record;
+//  7. at the steps that want it: degrees and tiers change (dial/dial.h; that was agreed on in 3);
+//  8. at the steps that want it: a checkpoint.
 namespace tesserae::train {
 
 Run::Run(const config::Config& config, JobSetup setup, Resume resume, const mesh::World& world, Membership& membership)
@@ -62,6 +63,7 @@ void Run::start(const Resume& resume) {
   if (leads() && config_.monitor.port) serve_page();
   if (leads() && state_->disk != nullptr) output_->say(describe_offload());
   tell_of_activations();
+  warn_if_nothing_is_compared();
   whole_ = true;
 }
 
@@ -105,6 +107,7 @@ void Run::make_services() {
                                                     [this](int64_t step) {
                                                       if (!leads()) return;
                                                       membership_.remember("saved", cat(step));
+                                                      saved_ = step;
                                                       tell("checkpoint", cat("step ", step, " is saved"));
                                                     }});
   watch();
@@ -167,11 +170,15 @@ int Run::train() {
   dial_ = std::make_unique<dial::Dial>(fabric_, state_->setting(), std::move(options));
   for (;;) {
     if (pending_) finish_step();
-    if (state_->step >= config_.train.steps || stopped_by_ != 0) break;
+    if (state_->step >= config_.train.steps || stopped_by_ != 0 || !broken_off_.empty()) break;
     train_step();
   }
   finish(os::seconds_since(*began_));
   if (config_.run.weights_folder && state_->step == config_.train.steps) write_weights(*config_.run.weights_folder);
+  if (!broken_off_.empty()) {
+    if (monitor_) monitor_->end("stopped for its bad numbers");
+    throw BadNumbers("train", cat(broken_off_, "; ", end_of_bad_run()));
+  }
   checkpoints_->finish();
   if (monitor_) monitor_->end(stopped_by_ == 0 ? "done" : cat("stopped, asked by ", stop_reason_));
   if (stopped_by_ == 0) return 0;
@@ -193,11 +200,18 @@ void Run::listen() {
 }
 
 optim::StepOptions Run::step_options() {
+  overflow_expected_ = state_->scaler && !state_->scaler->at_minimum();  // before the step lowers the scale
   return {.lr = schedule_.at(state_->step),
           .clip_norm = config_.train.clip_norm,
           .scaler = state_->scaler ? &*state_->scaler : nullptr,
           .keep_gradients = false,
-          .also_sum = &sums_};
+          .also_sum = &sums_,
+          .accept = [this](double norm) { return verdict(norm).empty(); }};
+}
+
+/// Once `sums_` are those of all ranks.
+std::string Run::verdict(double norm) const {
+  return state_->bad_steps.verdict(sums_[0] / fabric_->size(), norm, overflow_expected_);
 }
 
 /// Steps 1 to 3.
@@ -226,7 +240,8 @@ void Run::train_step() {
     (scaler != nullptr ? scaler->scale(loss) : loss).backward();
   }
   sums_ = loads_->to_sum();
-  sums_.insert(sums_.begin(), loss_sum.item<double>() / static_cast<double>(micro_batches));
+  own_loss_ = loss_sum.item<double>() / static_cast<double>(micro_batches);
+  sums_.insert(sums_.begin(), own_loss_);
   checkpoints_->before_update();
   if (monitor_) monitor_->timer().enter(monitor::Stage::optimizer);
   state_->optimizer->step(step_options());
@@ -244,6 +259,9 @@ void Run::count_step() {
   record_.skipped = state_->optimizer->last_step().skipped;
   record_.degrees = state_->layout().degrees();
   record_.loss = sums_[0] / fabric_->size();
+  record_.bad = verdict(record_.grad_norm);
+  record_.rolled_back_from = std::exchange(rolled_back_from_, 0);
+  state_->bad_steps.add(record_.loss, !record_.bad.empty());
   record_.experts = figures_of(loads_->from_sums(std::span(sums_).subspan(1)));
   state_->position = state_->loader.after(1, state_->position);
   record_.step = ++state_->step;
@@ -299,13 +317,15 @@ void Run::agree() {
                            after.exposed_reduce - before_.exposed_reduce);
 }
 
-/// Steps 4 to 7; also of a step that others had finished when a rank was lost: what is written already is not written
+/// Steps 4 to 8; also of a step that others had finished when a rank was lost: what is written already is not written
 /// again.
 void Run::finish_step() {
-  const bool last = state_->step == config_.train.steps || stopped_by_ != 0;
+  if (!record_.bad.empty() && !leaves_out_bad_step()) return;
+  const bool last = state_->step == config_.train.steps || stopped_by_ != 0 || !broken_off_.empty();
   const bool due = config_.train.eval_every > 0 && state_->step % config_.train.eval_every == 0;
+  check_replicas();
   // A run that was asked to stop does not start something long.
-  if ((last || due) && stopped_by_ == 0) record_.val_loss = evaluate();
+  if ((last || due) && stopped_by_ == 0 && broken_off_.empty()) record_.val_loss = evaluate();
   if (output_ && record_.step > output_->last_step()) output_->add(record_);
   warn_of(record_);
   compare_with_forecast();
@@ -315,7 +335,7 @@ void Run::finish_step() {
   pending_ = false;
 }
 
-/// Step 6.
+/// Step 7.
 void Run::turn_dial(const shard::Setting& to) {
   const offload::Tiers before = state_->setting().tiers;
   if (to.tiers.uses(offload::Tier::disk) && config_.checkpoint.memory_every_steps > 0) {
@@ -358,10 +378,6 @@ std::optional<double> Run::evaluate() {
 }
 
 void Run::warn_of(const StepRecord& record) {
-  // A loss scaler looks for the highest scale that does not overflow: with one, such steps are part of the setup.
-  if (output_ && record.skipped && !state_->scaler) {
-    log(LogLevel::warning, cat("step ", record.step, ": the gradients were not finite, nothing was updated"));
-  }
   const int64_t misses = state_->sharded.statistics().pool_misses;
   if (config_.sharding.warn_of_pool_misses && misses > misses_seen_) {
     log(LogLevel::warning, cat("step ", record.step, ": the pool had no buffer for ", misses - misses_seen_,
@@ -404,7 +420,7 @@ void Run::finish(double seconds) {
   facts.peak_memory = from_all_ranks(os::peak_resident());
   for (const uint64_t bytes : from_all_ranks(os::process_memory().proportional)) facts.memory_sum += bytes;
   std::string sample;
-  if (config_.train.sample_tokens > 0 && stopped_by_ == 0) sample = make_sample();
+  if (config_.train.sample_tokens > 0 && stopped_by_ == 0 && broken_off_.empty()) sample = make_sample();
   if (!output_) return;
   facts.layout = state_->layout();
   facts.mesh = state_->mesh->mesh();
@@ -419,7 +435,10 @@ void Run::finish(double seconds) {
   facts.stopped_by = stopped_by_;
   facts.stop_reason = stop_reason_;
   facts.origin = origin_;
+  facts.broken_off = broken_off_;
   facts.recoveries = recoveries_;
+  facts.bad_steps = bad_steps_;
+  facts.differing_replicas = differing_;
   facts.dial = dial_->figures();
   if (state_->activations) facts.activations = state_->activations->counters();
   if (config_.checkpoint.enabled()) facts.checkpoints = checkpoints_->figures();

@@ -38,7 +38,14 @@ class StateLost : public comm::CommError {
   using CommError::CommError;
 };
 
-/// One rank of a training run: run.cpp has its steps, recovery.cpp what it does after another rank was lost.
+/// Replicas of the state differ, and nothing says which are right: the run has ended.
+class ReplicasDiffer : public Error {
+ public:
+  using Error::Error;
+};
+
+/// One rank of a training run: run.cpp has its steps, rollback.cpp what becomes of bad ones,
+/// verification.cpp whether replicas agree, recovery.cpp what it does after another rank was lost.
 ///
 ///   Run run(config, setup, resume, world, membership);
 ///   for (;;) {
@@ -95,7 +102,17 @@ class Run {
   std::string make_sample();
   std::vector<uint64_t> from_all_ranks(uint64_t value);
   optim::StepOptions step_options();
+  std::string verdict(double norm) const;
   bool leads() const { return fabric_->rank() == 0; }
+
+  // rollback.cpp
+  bool leaves_out_bad_step();
+  bool roll_back(const std::string& what, nlohmann::json& entry);
+  std::string end_of_bad_run();
+
+  // verification.cpp
+  void warn_if_nothing_is_compared();
+  void check_replicas();
 
   // recovery.cpp
   Standing agree_on_standing();
@@ -107,6 +124,7 @@ class Run {
   nlohmann::json tell() const;
   void take_strategy(const nlohmann::json& told);
   std::string remembered(const char* what);
+  int64_t newest_saved();
 
   const config::Config& config_;
   JobSetup setup_;
@@ -130,6 +148,7 @@ class Run {
   std::optional<shard::Setting> turn_to_;  // agreed on after the last step
   int stopped_by_ = 0;                     // a signal, or what counts as one
   std::string stop_reason_;
+  std::string broken_off_;  // why a bad step ends the run; empty: none does
   int64_t misses_seen_ = 0;
   std::optional<MemoryLimit> memory_limit_;  // where state lies on a disk
   offload::DiskCounters disk_before_;        // the step at hand
@@ -139,7 +158,9 @@ class Run {
   // The step at hand, and what recovery needs to know of it.
   bool whole_ = false;                      // state_ is that of step state_->step
   int64_t counted_ = 0;                     // of optimizer->steps_done()
+  double own_loss_ = 0;                     // of this rank's data
   std::vector<double> sums_;                // loss and loads: this rank's, and once the norm is known of all ranks
+  bool overflow_expected_ = false;          // in the step at hand: the loss scale can still be lowered
   StepRecord record_;                       // of the last step that counted
   bool pending_ = false;                    // it is not evaluated, written and saved yet
   bool save_broken_ = false;                // the save at hand when a rank was lost
@@ -149,6 +170,11 @@ class Run {
   std::optional<os::TimePoint> began_;  // the first step of this process
   shard::Statistics before_;
   nlohmann::json recoveries_ = nlohmann::json::array();
+  nlohmann::json bad_steps_ = nlohmann::json::array();  // what became of each
+  nlohmann::json differing_ = nlohmann::json::array();  // replicas that were
+  int64_t agreed_ = 0;                                  // the last step after which replicas agreed
+  int64_t rolled_back_from_ = 0;                        // before the next step
+  int64_t saved_ = 0;                                   // of checkpoints of this process; rank 0's
 };
 
 }  // namespace tesserae::train

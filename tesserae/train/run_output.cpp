@@ -63,6 +63,15 @@ void RunOutput::add(const StepRecord& record) {
   progress_.step(record, os::peak_resident());
 }
 
+void RunOutput::go_back(int64_t step) {
+  const os::Path file = folder_ / metrics_name;
+  try {
+    metrics_ = Metrics(file, lines_until(file, step));
+  } catch (const IoError& error) {
+    log(LogLevel::error, cat(error.what(), "; the metrics keep steps that were undone"));
+  }
+}
+
 void RunOutput::sync() {
   try {
     metrics_.sync();
@@ -80,9 +89,10 @@ void RunOutput::finish(const RunFacts& facts, const std::string& sample) {
 }
 
 std::string RunOutput::final_line(const RunFigures& figures, const RunFacts& facts) const {
-  std::string line = cat(facts.stopped_by == 0 ? "done: " : "stopped: ", figures.steps, " steps in ",
-                         short_time(facts.seconds), ", loss ", figures.final_loss);
+  std::string line = cat(facts.stopped_by == 0 && facts.broken_off.empty() ? "done: " : "stopped: ", figures.steps,
+                         " steps in ", short_time(facts.seconds), ", loss ", figures.final_loss);
   if (facts.stopped_by != 0) line += cat(", asked by ", facts.stop_reason);
+  if (!facts.broken_off.empty()) line += ", for its bad numbers";
   if (figures.val_loss) line += cat(", validation loss ", *figures.val_loss);
   line += cat(", ", short_number(figures.tokens_per_second), " tokens/s; see ", (folder_ / summary_name).native());
   return line;

@@ -26,6 +26,8 @@ class RunOutput {
   void add(const StepRecord& record);
   void say(const std::string& line) { progress_.say(line); }
   int64_t last_step() const { return metrics_.last_step(); }  ///< whose line is written
+  /// The run has gone back to `step`: lines of later steps are taken away.
+  void go_back(int64_t step);
   /// Before something that takes a while and is no step.
   void clear_line() { progress_.clear(); }
   /// Metrics that were written are on the medium, if that is possible.

@@ -31,11 +31,14 @@ struct RunFacts {
   shard::Statistics engine;           ///< of rank 0
   int stopped_by = 0;                 ///< the signal that ended the run early, or 0; SIGTERM for a file or a command
   std::string stop_reason;            ///< who asked, as people read it
+  std::string broken_off;             ///< why the run ended early by itself; empty: it did not
   std::optional<Origin> origin;       ///< what this process continued
   config::Json recoveries = config::Json::array();  ///< each: epoch, ranks that were lost, step, from what, seconds
-  dial::Dial::Figures dial;                         ///< changes of degrees
-  std::optional<offload::ActivationCounters> activations;  ///< of rank 0; unset: they stay where they are
-  std::optional<Checkpointing::Figures> checkpoints;       ///< of this process; unset: none were asked for
+  config::Json bad_steps = config::Json::array();   ///< each: step, why, policy, and to which step it went back, if so
+  config::Json differing_replicas = config::Json::array();  ///< each: step, and what differed on which ranks
+  dial::Dial::Figures dial;                                 ///< changes of degrees
+  std::optional<offload::ActivationCounters> activations;   ///< of rank 0; unset: they stay where they are
+  std::optional<Checkpointing::Figures> checkpoints;        ///< of this process; unset: none were asked for
 };
 
 /// summary.json. "peak_memory_bytes" is that of the rank that used most.

@@ -106,6 +106,7 @@ TrainingState::TrainingState(const config::Config& config, const JobSetup& setup
       sharded(shard(model, mesh, disk, config, setup, values)),
       activations(offload_activations(model, sharded, config, setup)),
       optimizer(make_optimizer(sharded, config.optimizer)),
+      bad_steps(config.bad_steps),
       config_(config),
       setup_(setup),
       setting_{setup.strategy.degrees, setup.tiers} {
@@ -141,6 +142,7 @@ nlohmann::json TrainingState::description() const {
                              {"sequence_length", config_.data.sequence_length},
                              {"seed", config_.run.seed}}}};
   if (!config_.data.weights.empty()) result["data"]["weights"] = config_.data.weights;
+  result["bad_steps"] = bad_steps.description();
   if (scaler) result["loss_scale"] = {{"scale", scaler->state().scale}, {"good_steps", scaler->state().good_steps}};
   return result;
 }
@@ -176,6 +178,7 @@ void TrainingState::take_over(const nlohmann::json& description, int64_t at_step
                 found->at("sequence_length"), ", seed ", found->at("seed"), "): the data start from the beginning"));
       }
     }
+    if (const auto found = description.find("bad_steps"); found != description.end()) bad_steps.take_over(*found);
     if (const auto found = description.find("loss_scale"); found != description.end() && scaler) {
       scaler->load_state({.scale = found->at("scale"), .good_steps = found->at("good_steps")});
     }

@@ -20,6 +20,7 @@
 #include "tesserae/shard/resharding.h"
 #include "tesserae/shard/sharded.h"
 #include "tesserae/tensor/functions.h"
+#include "tesserae/train/bad_steps.h"
 #include "tesserae/train/job_setup.h"
 
 namespace tesserae::train {
@@ -51,6 +52,7 @@ class TrainingState {
   const std::shared_ptr<offload::Activations> activations;  ///< null: they stay where they are
   std::unique_ptr<optim::Optimizer> optimizer;
   std::optional<optim::LossScaler> scaler;  ///< with fp16
+  BadSteps bad_steps;                       ///< and what is a bad one
   int64_t step = 0;                         ///< how many are done
   data::Position position;                  ///< where the next one begins
 

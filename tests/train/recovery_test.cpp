@@ -41,22 +41,6 @@ class Recovery : public testing::Test {
     return arguments;
   }
 
-  /// The processes of a job by rank.
-  static std::map<int, pid_t> ranks_of(Program& program) {
-    std::map<int, pid_t> ranks;
-    for (const pid_t process : children_of(program.process().id())) {
-      std::string variables;
-      try {
-        variables = os::files().read(cat("/proc/", process, "/environ"));
-      } catch (const IoError&) {
-        continue;  // it has ended meanwhile
-      }
-      const size_t at = variables.find(std::string("\0RANK=", 6));
-      if (at != std::string::npos) ranks[std::atoi(variables.c_str() + at + 6)] = process;
-    }
-    return ranks;
-  }
-
   /// Trains with `settings`, undisturbed and then with `victims` killed one after the other, each after some steps
   /// more; expects the same history.
   static std::string disturbed(const std::string& name, const std::vector<std::string>& settings,
@@ -184,8 +168,18 @@ TEST_F(Recovery, WithoutReplicasSnapshotsInMemory) {
   expect_recoveries("memory", 2, "memory of the hosts");
 }
 
+TEST_F(Recovery, AJobThatRollsBackItself) {
+  // A loss that hardly falls, so that noise makes spikes.
+  disturbed("rolls-back",
+            {"hybrid_shard_degree=2", "bad_steps.policy=rollback", "bad_steps.loss_spike=1.0008",
+             "bad_steps.limit=1000", "checkpoint.memory_every_steps=4", "optimizer.lr=1e-6"},
+            {1, 2});
+  EXPECT_GT(job_->summary("rolls-back")["bad_steps"].size(), 1);
+}
+
 TEST_F(Recovery, WithoutSnapshotsTheNewestCheckpoint) {
-  const std::string said = disturbed("stored", {"hybrid_shard_degree=4", "checkpoint.every_steps=5"}, {3, 0});
+  const std::string said =
+      disturbed("stored", {"hybrid_shard_degree=4", "checkpoint.every_steps=5", "checkpoint.async=false"}, {3, 0});
   expect_recoveries("stored", 2, "checkpoints/step-");
   EXPECT_THAT(said, HasSubstr("steps back"));
 }
