@@ -252,12 +252,16 @@ void MemoryTier::take_over(const MemorySnapshot& snapshot) {
   const at::NoGradGuard no_grad;
   const auto fill = [&snapshot](const checkpoint::Piece& piece) {
     const std::string_view bytes = snapshot.find(piece);
-    if (bytes.empty()) return;
+    if (bytes.empty()) return false;
     const at::Tensor values = at::from_blob(const_cast<char*>(bytes.data()), {piece.data.numel()},
                                             at::TensorOptions().dtype(piece.data.scalar_type()));
     piece.data.view({-1}).copy_(values);
+    return true;
   };
-  for (const checkpoint::Piece& piece : own_pieces()) fill(piece);
+  for (const checkpoint::Piece& piece : own_pieces()) {
+    if (fill(piece)) continue;
+    at::Tensor(piece.data).zero_();  // state of the optimizer that began after the snapshot
+  }
   std::vector<c10::Device> devices{c10::kCPU, subject_.job()->device()};
   std::vector<checkpoint::Piece> random = checkpoint::random_pieces(subject_.job()->rank(), devices[1]);
   for (size_t i = 0; i < random.size(); ++i) {
