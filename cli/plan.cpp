@@ -2,75 +2,22 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
+#include "cli/plan_inputs.h"
 #include "cli/verbs.h"
 #include "tesserae/base/error.h"
-#include "tesserae/config/config.h"
-#include "tesserae/config/config_file.h"
 #include "tesserae/config/json.h"
 #include "tesserae/plan/table.h"
 
 namespace tesserae::cli {
 namespace {
 
-struct PlanArguments {
-  std::string model_file, dtype = "bf16", reduce, optimizer = "adamw", accumulation = "two_hop";
-  double parameters = 0;
-  model::GptConfig shape{.vocabulary = 128000, .dimension = 0, .layers = 0, .heads = 0, .tied = false};
-  plan::Training training{.run = {.micro_batch = 0, .context = 0}};
-  plan::Cluster cluster{.devices = 0, .per_host = 0};
-  std::string machine = "h100";
-  double memory = 0, inside_gbps = 0, between_gbps = 0, tflops = 0;  // above 0: instead of the machine's
-  bool keep_activations = false, keep_gathered = false, tied = false, no_sequence_parallel = false;
-  bool json = false, all = false;
-  size_t top = 20;
-};
-
 int bytes_of(const std::string& dtype) {
   return dtype == "fp32" ? 4 : 2;
-}
-
-/// A data sheet, or a file that `tesserae probe` wrote.
-cost::Machine read_machine(const std::string& name) {
-  std::error_code failed;
-  if (!std::filesystem::is_regular_file(name, failed)) {
-    try {
-      return cost::data_sheet(name);
-    } catch (const InvalidArgument& error) {
-      throw config::ConfigError("", cat("--machine: ", config::without_function(error), ", and no such file"));
-    }
-  }
-  const nlohmann::json document = nlohmann::json::parse(config::read_config_file(name).dump());
-  try {
-    return cost::machine_from(document);
-  } catch (const InvalidArgument& error) {
-    throw config::ConfigError("", cat(name, ": ", config::without_function(error)));
-  }
-}
-
-cost::Machine machine_of(const PlanArguments& arguments) {
-  cost::Machine machine = read_machine(arguments.machine);
-  if (arguments.memory > 0) machine.memory = arguments.memory;
-  if (arguments.inside_gbps > 0) {
-    machine.links.inside = arguments.inside_gbps * 1e9 / 8;
-    machine.gather = machine.reduce = machine.all_reduce = {};
-  }
-  if (arguments.between_gbps > 0) {
-    machine.links.between = arguments.between_gbps * 1e9 / 8;
-    machine.knows_network = true;
-  }
-  if (arguments.tflops > 0) {
-    cost::Machine::Compute compute = machine.of(arguments.dtype);
-    compute.products = compute.attention = cost::Curve(arguments.tflops * 1e12);
-    machine.compute[arguments.dtype] = compute;
-  }
-  if (arguments.inside_gbps > 0 || arguments.between_gbps > 0 || arguments.tflops > 0)
-    machine.name += " as changed here";
-  return machine;
 }
 
 /// 80e9 as 80000000000, which is what CLI11 takes as a size; anything else stays.
@@ -83,72 +30,9 @@ std::string written_out(std::string& text) {
   return {};
 }
 
-bool is_hugging_face(const nlohmann::json& document) {
-  return document.contains("model_type") || document.contains("hidden_size");
-}
-
-/// Throws ConfigError for a config.json of Hugging Face's whose model has another shape than ours.
-void check_shape(const std::string& path, const nlohmann::json& document) {
-  const auto refuse = [&](const auto&... what) { throw config::ConfigError("", cat(path, ": ", what...)); };
-  for (const char* experts : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}) {
-    const nlohmann::json count = document.value(experts, nlohmann::json());
-    if (count.is_null() || count == 0 || count == 1) continue;
-    refuse(experts, " = ", count.dump(),
-           ": mixtures of experts have other formulas than the dense models of this plan");
-  }
-  const nlohmann::json type = document.value("model_type", nlohmann::json());
-  if (type != "llama" && type != "mistral") {
-    refuse("model_type", type.is_null() ? " is missing" : cat(" = ", type.dump()),
-           "; the formulas are those of llama and mistral (SwiGLU, no biases). For a model of about that size give "
-           "--parameters, --layers and --dimension");
-  }
-  const int64_t dimension = document.at("hidden_size"), heads = document.at("num_attention_heads");
-  const nlohmann::json head = document.value("head_dim", nlohmann::json());
-  if (!head.is_null() && head.get<int64_t>() * heads != dimension) {
-    refuse("head_dim = ", head.dump(), " is not hidden_size / num_attention_heads = ", dimension, " / ", heads,
-           "; the formulas have no other size of a head");
-  }
-}
-
-model::GptConfig read_hugging_face(const std::string& path, const nlohmann::json& document) {
-  try {
-    check_shape(path, document);
-    const int64_t heads = document.at("num_attention_heads");
-    const nlohmann::json kv_heads = document.value("num_key_value_heads", nlohmann::json());
-    return {.vocabulary = document.at("vocab_size"),
-            .dimension = document.at("hidden_size"),
-            .layers = document.at("num_hidden_layers"),
-            .heads = heads,
-            .kv_heads = kv_heads.is_null() ? heads : kv_heads.get<int64_t>(),
-            .feed_forward = document.at("intermediate_size"),
-            .tied = document.value("tie_word_embeddings", false)};
-  } catch (const nlohmann::json::exception& error) {
-    throw config::ConfigError("", cat(path, ": ", error.what()));
-  }
-}
-
-/// A configuration of ours, or the config.json that Hugging Face keeps beside weights.
-model::GptConfig read_model(const std::string& path) {
-  const nlohmann::json document = nlohmann::json::parse(config::read_config_file(path).dump());
-  if (is_hugging_face(document)) return read_hugging_face(path, document);
-  const config::Config config = config::load_config(path);
-  if (!config.vocabulary) {
-    throw config::ConfigError("model.vocabulary", "is that of the data, which are not looked at here; give a number");
-  }
-  model::GptConfig shape = config.model;
-  shape.vocabulary = *config.vocabulary;
-  return shape;
-}
-
-model::GptConfig model_of(const PlanArguments& arguments) {
-  if (!arguments.model_file.empty()) return read_model(arguments.model_file);
-  if (arguments.parameters == 0 || arguments.shape.layers == 0 || arguments.shape.dimension == 0) {
-    throw config::ConfigError("", "give --model FILE, or --parameters with --layers and --dimension");
-  }
-  return plan::model_of(arguments.parameters, arguments.shape);
-}
-
-int run_plan(PlanArguments& arguments) {
+int plan_of(PlanArguments& arguments) {
+  arguments.shape.tied = arguments.tied;
+  const std::unique_ptr<cost::Workload> workload = workload_of(arguments);
   plan::Training& training = arguments.training;
   training.dtype = arguments.dtype;
   training.run.compute_bytes = bytes_of(arguments.dtype);
@@ -161,20 +45,24 @@ int run_plan(PlanArguments& arguments) {
   training.two_hop = arguments.accumulation == "two_hop";
   training.free_after_forward = !arguments.keep_gathered;
   plan::Cluster& cluster = arguments.cluster;
-  arguments.shape.tied = arguments.tied;
+  cluster.machine = machine_of(arguments);
+  if (cluster.per_host == 0) cluster.per_host = cluster.machine.per_host;
+  if (cluster.devices == 0) cluster.devices = cluster.per_host;
+  const std::vector<plan::Entry> entries = plan::make_plan(*workload, training, cluster);
+  const size_t count = arguments.all ? entries.size() : arguments.top;
+  if (arguments.json) {
+    std::printf("%s\n", plan::as_json(*workload, training, cluster, entries, count).dump(2).c_str());
+  } else {
+    std::printf("%s", plan::as_text(*workload, training, cluster, entries, count).c_str());
+  }
+  return entries.front().fits ? 0 : exit_failure;
+}
+
+int run_plan(PlanArguments& arguments) {
   try {
-    cluster.machine = machine_of(arguments);
-    if (cluster.per_host == 0) cluster.per_host = cluster.machine.per_host;
-    if (cluster.devices == 0) cluster.devices = cluster.per_host;
-    const model::GptConfig shape = model_of(arguments);
-    const std::vector<plan::Entry> entries = plan::make_plan(shape, training, cluster);
-    const size_t count = arguments.all ? entries.size() : arguments.top;
-    if (arguments.json) {
-      std::printf("%s\n", plan::as_json(shape, training, cluster, entries, count).dump(2).c_str());
-    } else {
-      std::printf("%s", plan::as_text(shape, training, cluster, entries, count).c_str());
-    }
-    return entries.front().fits ? 0 : exit_failure;
+    return plan_of(arguments);
+  } catch (const Refused&) {
+    return exit_configuration;
   } catch (const config::ConfigError&) {
     throw;
   } catch (const InvalidArgument& error) {
@@ -186,6 +74,20 @@ void add_model_options(CLI::App& verb, PlanArguments& arguments) {
   verb.add_option("--model", arguments.model_file,
                   "A configuration of ours, or a config.json of Hugging Face's (llama, mistral)")
       ->check(CLI::ExistingFile)
+      ->group("Model");
+  CLI::Option* script =
+      verb.add_option("--script", arguments.script,
+                      "A Python file with model_fn() and batch (and loss(output)), which is traced; rows of that batch "
+                      "are then what --batch and --micro-batch count")
+          ->check(CLI::ExistingFile)
+          ->group("Model");
+  verb.add_option("--units", arguments.units,
+                  "Of the script's model: classes of modules that are sharded as units; by default what lies in "
+                  "ModuleLists")
+      ->needs(script)
+      ->group("Model");
+  verb.add_option("--traced", arguments.traced, "What was traced before (tsm.plan(...).facts), a file or -")
+      ->excludes(script)
       ->group("Model");
   verb.add_option("--parameters", arguments.parameters,
                   "About so many parameters (500e9): the feed-forward layer fills up")
@@ -204,7 +106,7 @@ void add_model_options(CLI::App& verb, PlanArguments& arguments) {
 
 void add_step_options(CLI::App& verb, PlanArguments& arguments) {
   plan::Training& training = arguments.training;
-  verb.add_option("--batch", training.batch, "Sequences of a step, over all devices")
+  verb.add_option("--batch", training.batch, "Sequences of a step (rows, of a script), over all devices")
       ->capture_default_str()
       ->group("Step");
   verb.add_option("--sequence", training.run.sequence, "Tokens of a sequence")->capture_default_str()->group("Step");
@@ -215,9 +117,8 @@ void add_step_options(CLI::App& verb, PlanArguments& arguments) {
                   "Sequences that a rank computes at once; by default what is fastest and fits, of each layout")
       ->group("Step");
   const auto dtypes = CLI::IsMember({"fp32", "bf16", "fp16"});
-  verb.add_option("--dtype", arguments.dtype, "Of parameters and activations; masters are fp32")
+  verb.add_option("--dtype", arguments.dtype, "Of parameters and activations, by default bf16; masters are fp32")
       ->check(dtypes)
-      ->capture_default_str()
       ->group("Step");
   verb.add_option("--reduce", arguments.reduce, "Of gradients that are summed; by default that of parameters")
       ->check(dtypes)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tesserae.dial.turning import reshard
     from tesserae.fully_shard.whole_matrices import on_whole_matrices
     from tesserae.monitor.watching import metrics
+    from tesserae.planning.planned import plan
     from tesserae.smp.status import status
 
 __version__ = VERSION
@@ -68,6 +69,7 @@ __all__ = [
     "is_initialized",
     "metrics",
     "on_whole_matrices",
+    "plan",
     "preemption",
     "reshard",
     "state",
@@ -80,23 +82,22 @@ __all__ = [
 _backend.register()
 
 
+# Names that need parts of torch which take a second to import: at their first use. So does tsm.init.
+_LATER = {
+    "context_parallel": "tesserae.context.scope",
+    "metrics": "tesserae.monitor.watching",
+    "on_whole_matrices": "tesserae.fully_shard.whole_matrices",
+    "plan": "tesserae.planning.planned",
+    "reshard": "tesserae.dial.turning",
+    "status": "tesserae.smp.status",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """tsm.checkpoint, tsm.context_parallel, tsm.data, tsm.metrics, tsm.on_whole_matrices, tsm.reshard and tsm.status
-    need parts of torch that take a second to import: at their first use. So does tsm.init."""
-    if name == "checkpoint":
-        return importlib.import_module("tesserae.checkpoint")
-    if name == "data":
-        return importlib.import_module("tesserae.data")
-    if name == "status":
-        return importlib.import_module("tesserae.smp.status").status
-    if name == "reshard":
-        return importlib.import_module("tesserae.dial.turning").reshard
-    if name == "metrics":
-        return importlib.import_module("tesserae.monitor.watching").metrics
-    if name == "context_parallel":
-        return importlib.import_module("tesserae.context.scope").context_parallel
-    if name == "on_whole_matrices":
-        return importlib.import_module("tesserae.fully_shard.whole_matrices").on_whole_matrices
+    if name in ("checkpoint", "data"):
+        return importlib.import_module(f"tesserae.{name}")
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'tesserae' has no attribute {name!r}")
 
 

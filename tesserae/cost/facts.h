@@ -14,6 +14,7 @@ struct Facts {
   std::vector<int> host_of;  ///< of each data-parallel rank, ranks of a host one after the other
   int tensor = 1;            ///< tensor-parallel ranks for each of them: as many times a rank's memory is in its place
   int64_t parameters = 0;    ///< Psi: elements of the model; with tensor-parallel ranks, of the parts of one of them
+  double trained = 1;        ///< share of them that has gradients and optimizer state
   int64_t root_unit = 0;     ///< elements of the root, which is gathered and reduced beside the others
   int64_t largest_unit = 0;  ///< elements of the largest inner unit
   int units = 1;             ///< with the root

@@ -8,6 +8,7 @@ namespace tesserae::cost {
 RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int rank) {
   const auto [P, G, O] = degrees;
   const auto elements = static_cast<double>(facts.parameters);
+  const double trained = elements * facts.trained;
   const bool shared = shares_gathered(facts, degrees, rank);
   const bool same_dtype = facts.compute_bytes == facts.master_bytes;
   RankMemory memory;
@@ -18,10 +19,10 @@ RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int 
   if (!(shared && master_is_piece) && in_memory(master_is_piece ? facts.tiers.parameters : facts.tiers.optimizer)) {
     memory.masters = facts.master_bytes * elements / O;
   }
-  if (in_memory(facts.tiers.optimizer)) memory.state = facts.state_bytes * elements / O;
-  if (in_memory(facts.tiers.gradients)) memory.gradients = facts.master_bytes * elements / O;
+  if (in_memory(facts.tiers.optimizer)) memory.state = facts.state_bytes * trained / O;
+  if (in_memory(facts.tiers.gradients)) memory.gradients = facts.master_bytes * trained / O;
   if (facts.tiers.uses(offload::Tier::disk)) memory.window = offload::Disk::least_memory;
-  if (facts.micro_batches > 1) memory.gradients += facts.reduce_bytes * elements / (facts.two_hop ? G : 1);
+  if (facts.micro_batches > 1) memory.gradients += facts.reduce_bytes * trained / (facts.two_hop ? G : 1);
 
   const int inner = facts.units - 1;
   const auto root = static_cast<double>(facts.root_unit), largest = static_cast<double>(facts.largest_unit);

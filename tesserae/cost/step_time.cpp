@@ -68,8 +68,8 @@ MovingTime moving_time(const Facts& facts, const Machine& machine, const mesh::D
                 hop_seconds(traffic.third_hop, links, machine.all_reduce);
   time.refresh = hop_seconds(traffic.refresh, links, machine.gather);
   // Master and state are read and written, the gradient is read, for the norm as well.
-  const double touched =
-      (4.0 * facts.master_bytes + 2 * facts.state_bytes) * static_cast<double>(facts.parameters) / degrees.optimizer;
+  const double touched = (4.0 * facts.master_bytes + 2 * facts.state_bytes) * facts.trained *
+                         static_cast<double>(facts.parameters) / degrees.optimizer;
   time.optimizer = touched / (machine.optimizer.known() ? machine.optimizer.at(touched) : links.memory);
   if (facts.ranks() > 1) time.meetings = machine.meeting * (shares ? 4 : 2);
   return time;

@@ -27,6 +27,7 @@ Traffic traffic_of(const Facts& facts, const mesh::Degrees& degrees) {
   const auto [P, G, O] = degrees;
   const int N = facts.ranks();
   const auto elements = static_cast<double>(facts.parameters);
+  const double trained = elements * facts.trained;
   const double c = facts.compute_bytes, g = facts.reduce_bytes;
   const double reductions = facts.two_hop ? facts.micro_batches : 1;
   double gathers = facts.micro_batches * (facts.free_after_forward ? 2.0 : 1.0);
@@ -39,9 +40,9 @@ Traffic traffic_of(const Facts& facts, const mesh::Degrees& degrees) {
     hop.calls = facts.units * times;
   };
   count(traffic.gather, P, c * elements, gathers);
-  count(traffic.first_hop, G, g * elements, reductions);
-  count(traffic.second_hop, O / G, g * elements / G, 1);
-  count(traffic.third_hop, N / O, 2 * g * elements / O, 1);
+  count(traffic.first_hop, G, g * trained, reductions);
+  count(traffic.second_hop, O / G, g * trained / G, 1);
+  count(traffic.third_hop, N / O, 2 * g * trained / O, 1);
   count(traffic.refresh, O / P, c * elements / P, 1);
 
   // Ranks of a host are consecutive and each group is a run or a stride of ranks: its ends tell whether it spans hosts.

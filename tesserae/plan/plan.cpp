@@ -7,9 +7,7 @@
 #include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
 #include "tesserae/cost/fabric_facts.h"
-#include "tesserae/cost/job_facts.h"
 #include "tesserae/cost/step_time.h"
-#include "tesserae/cost/transformer.h"
 
 namespace tesserae::plan {
 namespace {
@@ -41,16 +39,12 @@ void check(const Training& training, const Cluster& cluster) {
   }
 }
 
-bool can_split(const model::GptConfig& model, int tensor) {
-  return model.heads % tensor == 0 && model.kv_heads % tensor == 0 && model.feed_forward % tensor == 0;
-}
-
 /// Tensor-parallel ranks are neighbours: the data-parallel rank r of each tensor index is on the host of rank r T.
-cost::Facts facts_of(const model::GptConfig& model, const Training& training, const Cluster& cluster, int tensor,
+cost::Facts facts_of(const cost::Workload& workload, const Training& training, const Cluster& cluster, int tensor,
                      int ranks) {
   cost::Facts facts;
   for (int rank = 0; rank < ranks; ++rank) facts.host_of.push_back(rank * tensor / cluster.per_host);
-  cost::set_model(facts, model, tensor);
+  workload.set_sizes(facts, tensor);
   facts.compute_bytes = training.run.compute_bytes;
   facts.reduce_bytes = training.reduce_bytes;
   facts.master_bytes = training.master_bytes;
@@ -77,8 +71,8 @@ cost::Traffic::Hop hop_of(const cost::AxisTraffic& traffic, const Cluster& clust
 }
 
 /// What does not depend on the degrees: tensor and context parallelism, activations, computing.
-Entry entry_of(const model::GptConfig& model, const Training& training, const Cluster& cluster, int tensor, int context,
-               int64_t micro_batch) {
+Entry entry_of(const cost::Workload& workload, const Training& training, const Cluster& cluster, int tensor,
+               int context, int64_t micro_batch) {
   cost::Execution run = training.run;
   run.tensor = tensor;
   run.context = context;
@@ -90,16 +84,17 @@ Entry entry_of(const model::GptConfig& model, const Training& training, const Cl
   entry.ranks = cluster.devices / tensor;
   entry.micro_batch = micro_batch;
   entry.micro_batches = training.batch / (entry.ranks / context) / micro_batch;
-  entry.activations = cost::activations_of(model, run);
+  entry.activations = workload.activations(run);
   const auto times = static_cast<double>(entry.micro_batches);
-  entry.tensor_hop = hop_of(cost::tensor_traffic_of(model, run), cluster, times, tensor);
-  entry.context_hop = hop_of(cost::context_traffic_of(model, run), cluster, times, tensor * context);
+  entry.tensor_hop = hop_of(workload.tensor_traffic(run), cluster, times, tensor);
+  entry.context_hop = hop_of(workload.context_traffic(run), cluster, times, tensor * context);
   entry.tensor_seconds = cost::hop_seconds(entry.tensor_hop, cluster.machine.links);
   entry.context_seconds = cost::hop_seconds(entry.context_hop, cluster.machine.links);
-  entry.compute = times * cost::compute_time(model, run, cluster.machine, training.dtype).total();
+  entry.compute = times * workload.compute_time(run, cluster.machine, training.dtype).total();
+  const double process = cluster.machine.shares_place ? workload.process() : 0;
   const int in_place = cluster.machine.shares_place ? std::min(cluster.devices, cluster.per_host) : 1;
   entry.place_activations = in_place * entry.activations.total();
-  entry.process = in_place * cluster.machine.of(training.dtype).process;
+  entry.process = in_place * std::max(cluster.machine.of(training.dtype).process, process);
   return entry;
 }
 
@@ -121,15 +116,15 @@ std::vector<int64_t> micro_batches_for(const Training& training, int ranks) {
 }
 
 /// All (P, G, O) for one tensor-parallel and one context-parallel degree.
-void add_entries(const model::GptConfig& model, const Training& training, const Cluster& cluster, int tensor,
+void add_entries(const cost::Workload& workload, const Training& training, const Cluster& cluster, int tensor,
                  int context, std::vector<Entry>& entries) {
   const int ranks = cluster.devices / tensor;
   std::vector<Entry> candidates;
   for (const int64_t size : micro_batches_for(training, ranks / context)) {
-    candidates.push_back(entry_of(model, training, cluster, tensor, context, size));
+    candidates.push_back(entry_of(workload, training, cluster, tensor, context, size));
   }
   if (candidates.empty()) return;
-  cost::Facts facts = facts_of(model, training, cluster, tensor, ranks);
+  cost::Facts facts = facts_of(workload, training, cluster, tensor, ranks);
   for (const mesh::Degrees& degrees : mesh::all_degrees(ranks)) {
     for (Entry& entry : candidates) {
       facts.micro_batches = static_cast<int>(entry.micro_batches);
@@ -169,20 +164,24 @@ double Entry::between() const {
   return bytes_over(*this, true);
 }
 
-std::vector<Entry> make_plan(const model::GptConfig& given, const Training& training, const Cluster& cluster) {
-  const model::GptConfig model = resolved(given);
+std::vector<Entry> make_plan(const cost::Workload& workload, const Training& training, const Cluster& cluster) {
   check(training, cluster);
   std::vector<Entry> entries;
   for (int tensor = 1; tensor <= cluster.devices; ++tensor) {
-    if (cluster.devices % tensor != 0 || !can_split(model, tensor)) continue;
+    if (cluster.devices % tensor != 0 || !workload.can_split(tensor)) continue;
     const int ranks = cluster.devices / tensor;
     for (int context = 1; context <= ranks; ++context) {
       const bool asked = training.run.context == 0 || training.run.context == context;
-      if (asked && ranks % context == 0) add_entries(model, training, cluster, tensor, context, entries);
+      if (asked && ranks % context == 0 && workload.can_cut(context))
+        add_entries(workload, training, cluster, tensor, context, entries);
     }
   }
   if (entries.empty()) {
     const int context = std::max(1, training.run.context);
+    if (!workload.can_cut(context)) {
+      throw InvalidArgument("make_plan", cat("a context-parallel degree of ", context, ": sequences of this model ",
+                                             "cannot be cut by the plan"));
+    }
     if (cluster.devices % context != 0) {
       throw InvalidArgument(
           "make_plan", cat("a context-parallel degree of ", context, " does not divide ", cluster.devices, " devices"));

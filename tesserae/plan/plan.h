@@ -7,7 +7,7 @@
 #include "tesserae/cost/machine.h"
 #include "tesserae/cost/memory.h"
 #include "tesserae/cost/traffic.h"
-#include "tesserae/cost/transformer.h"
+#include "tesserae/cost/workload.h"
 #include "tesserae/mesh/layout.h"
 
 // What a model would need on a cluster, for every way to lay it out, before there is either: formulas, fed with what
@@ -23,7 +23,7 @@ struct Cluster {
 };
 
 struct Training {
-  int64_t batch = 1024;  ///< sequences of one step, over all ranks
+  int64_t batch = 1024;  ///< sequences (of what is traced, rows) of one step, over all ranks
   cost::Execution
       run;  ///< without `tensor`; micro_batch 0: of each layout what fits and is fastest; context 0: every C
   std::string dtype = "bf16";  ///< that is computed in, of run.compute_bytes
@@ -72,7 +72,7 @@ struct Entry {
 
 /// All layouts, those that fit first, then by time; where time is equal, less that moves first, then less memory.
 /// Throws InvalidArgument for a cluster, model or batch of which there is no layout, naming the nearest batch.
-std::vector<Entry> make_plan(const model::GptConfig& model, const Training& training, const Cluster& cluster);
+std::vector<Entry> make_plan(const cost::Workload& workload, const Training& training, const Cluster& cluster);
 
 /// The configuration with `layers`, `dimension` and `vocabulary` that has about `parameters` parameters: heads of 128
 /// features unless there are some, and as wide a feed-forward layer as is left. Throws InvalidArgument.

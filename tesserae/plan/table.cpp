@@ -67,16 +67,9 @@ std::string line_of(const Entry& entry) {
 
 }  // namespace
 
-std::string as_text(const model::GptConfig& given, const Training& training, const Cluster& cluster,
+std::string as_text(const cost::Workload& workload, const Training& training, const Cluster& cluster,
                     const std::vector<Entry>& entries, size_t count) {
-  const model::GptConfig model = resolved(given);
-  std::string text = format(
-      "model     %.4g B parameters: %lld layers of dimension %lld, %lld heads (%lld of keys and values), feed-forward "
-      "%lld, vocabulary %lld%s\n",
-      static_cast<double>(model::sizes(model).total) / 1e9, static_cast<long long>(model.layers),
-      static_cast<long long>(model.dimension), static_cast<long long>(model.heads),
-      static_cast<long long>(model.kv_heads), static_cast<long long>(model.feed_forward),
-      static_cast<long long>(model.vocabulary), model.tied ? ", head tied" : "");
+  std::string text = cat("model     ", workload.text(), "\n");
   const cost::Machine& machine = cluster.machine;
   const auto& products = machine.of(training.dtype).products.points();
   text += format("cluster   %d %s, %d a host, each %s with %.4g GB; %.4g GB/s inside a host, %.4g GB/s between hosts, ",
@@ -87,9 +80,9 @@ std::string as_text(const model::GptConfig& given, const Training& training, con
   text += cat(machine.name, machine.measured ? " (measured)\n" : " (data sheet)\n");
   const int64_t size = training.run.micro_batch;
   text += format(
-      "step      %lld sequences of %lld tokens in micro-batches %s; %d bytes a parameter, %d a gradient, %d a "
+      "step      %lld %s in micro-batches %s; %d bytes a parameter, %d a gradient, %d a "
       "master, %.4g of optimizer state; blocks %s\n",
-      static_cast<long long>(training.batch), static_cast<long long>(training.run.sequence),
+      static_cast<long long>(training.batch), workload.unit_of_batch(training.run).c_str(),
       size > 0 ? cat("of ", size).c_str() : "as each layout has them", training.run.compute_bytes,
       training.reduce_bytes, training.master_bytes, training.state_bytes,
       training.run.recompute ? "are recomputed" : "keep their activations");
@@ -104,19 +97,10 @@ std::string as_text(const model::GptConfig& given, const Training& training, con
   return text;
 }
 
-Json as_json(const model::GptConfig& given, const Training& training, const Cluster& cluster,
+Json as_json(const cost::Workload& workload, const Training& training, const Cluster& cluster,
              const std::vector<Entry>& entries, size_t count) {
-  const model::GptConfig model = resolved(given);
   const int64_t size = training.run.micro_batch;
-  Json result = {{"model",
-                  {{"parameters", model::sizes(model).total},
-                   {"layers", model.layers},
-                   {"dimension", model.dimension},
-                   {"heads", model.heads},
-                   {"kv_heads", model.kv_heads},
-                   {"feed_forward", model.feed_forward},
-                   {"vocabulary", model.vocabulary},
-                   {"tied", model.tied}}},
+  Json result = {{"model", workload.json()},
                  {"cluster",
                   {{"devices", cluster.devices},
                    {"per_host", cluster.per_host},

@@ -135,7 +135,7 @@ Measured measure(comm::Fabric& fabric, const mesh::Degrees& degrees) {
 TEST(PlanMemory, StateIsWhatTheEngineHolds) {
   const Training training{.batch = 4, .run = {.sequence = 16, .compute_bytes = 4}, .reduce_bytes = 4};
   for (const int ranks : {1, 4}) {
-    const auto entries = make_plan(small_model(), training, {.devices = ranks, .per_host = ranks});
+    const auto entries = make_plan(cost::Transformer(small_model()), training, {.devices = ranks, .per_host = ranks});
     for (const Entry& entry : entries) {
       if (entry.tensor > 1) continue;
       Measured measured;
@@ -230,7 +230,8 @@ TEST(PlanMemory, TensorParallelRanksHoldWhatTheFormulaSays) {
     for (int tensor = 1; tensor <= ranks; tensor *= 2) {
       Training step = training;
       step.batch = size.batch * ranks / tensor;  // one micro-batch
-      for (const Entry& entry : make_plan(size.config, step, {.devices = ranks, .per_host = ranks})) {
+      for (const Entry& entry :
+           make_plan(cost::Transformer(size.config), step, {.devices = ranks, .per_host = ranks})) {
         const bool whole = entry.degrees.parameters == entry.ranks;  // gathered buffers of all units are in use
         if (entry.tensor != tensor || !whole) continue;
         Held held;

@@ -14,8 +14,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-model::GptConfig tiny_model() {  // 1,480 parameters: model_test.cpp
-  return {.vocabulary = 10, .dimension = 8, .layers = 2, .heads = 2, .feed_forward = 16, .tied = false};
+cost::Transformer tiny_model() {  // 1,480 parameters: model_test.cpp
+  return cost::Transformer(
+      {.vocabulary = 10, .dimension = 8, .layers = 2, .heads = 2, .feed_forward = 16, .tied = false});
 }
 
 Training step_of(int64_t batch) {

@@ -54,8 +54,9 @@ TEST(Probe, MeasuresWhatAPlanNeeds) {
     // A plan can be made from them.
     EXPECT_EQ(cost::machine_from(cost::to_json(machine)), machine);
     const plan::Training training{.batch = 4, .run = {.sequence = 64, .compute_bytes = 4}, .dtype = "fp32"};
-    const auto entries = plan::make_plan({.vocabulary = 64, .dimension = 64, .layers = 2, .heads = 2}, training,
-                                         {.devices = 2, .per_host = 2, .machine = machine});
+    const auto entries =
+        plan::make_plan(cost::Transformer({.vocabulary = 64, .dimension = 64, .layers = 2, .heads = 2}), training,
+                        {.devices = 2, .per_host = 2, .machine = machine});
     EXPECT_GT(entries.front().seconds(), 0);
     EXPECT_GT(entries.front().memory(), 2 * machine.of("fp32").process);
   });

@@ -1,0 +1,62 @@
+#include "tesserae/cost/workload.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "tesserae/base/error.h"
+#include "tesserae/cost/job_facts.h"
+
+namespace tesserae::cost {
+
+Transformer::Transformer(const model::GptConfig& model) : model_(resolved(model)) {
+  part_sizes(model_, 1);  // throws for what it has no formulas for
+}
+
+std::string Transformer::text() const {
+  char parameters[32];
+  std::snprintf(parameters, sizeof parameters, "%.4g", static_cast<double>(model::sizes(model_).total) / 1e9);
+  return cat(parameters, " B parameters: ", model_.layers, " layers of dimension ", model_.dimension, ", ",
+             model_.heads, " heads (", model_.kv_heads, " of keys and values), feed-forward ", model_.feed_forward,
+             ", vocabulary ", model_.vocabulary, model_.tied ? ", head tied" : "");
+}
+
+nlohmann::ordered_json Transformer::json() const {
+  return {{"parameters", model::sizes(model_).total},
+          {"layers", model_.layers},
+          {"dimension", model_.dimension},
+          {"heads", model_.heads},
+          {"kv_heads", model_.kv_heads},
+          {"feed_forward", model_.feed_forward},
+          {"vocabulary", model_.vocabulary},
+          {"tied", model_.tied}};
+}
+
+std::string Transformer::unit_of_batch(const Execution& run) const {
+  return cat("sequences of ", run.sequence, " tokens");
+}
+
+bool Transformer::can_split(int tensor) const {
+  return model_.heads % tensor == 0 && model_.kv_heads % tensor == 0 && model_.feed_forward % tensor == 0;
+}
+
+void Transformer::set_sizes(Facts& facts, int tensor) const {
+  set_model(facts, model_, tensor);
+}
+
+Activations Transformer::activations(const Execution& run) const {
+  return activations_of(model_, run);
+}
+
+ComputeTime Transformer::compute_time(const Execution& run, const Machine& machine, const std::string& dtype) const {
+  return cost::compute_time(model_, run, machine, dtype);
+}
+
+AxisTraffic Transformer::tensor_traffic(const Execution& run) const {
+  return tensor_traffic_of(model_, run);
+}
+
+AxisTraffic Transformer::context_traffic(const Execution& run) const {
+  return context_traffic_of(model_, run);
+}
+
+}  // namespace tesserae::cost
