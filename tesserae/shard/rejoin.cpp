@@ -84,7 +84,8 @@ void Rejoin::reconnect(FlatBuffer& buffer) {
   const UnitContext& context = buffer.unit().context();
   FlatBuffer::State state;
   state.flat = std::make_unique<Flat>(buffer.flat().with(context.sharding->layout));
-  state.shared = FlatParameter::shared_memory(context, *state.flat);
+  if (!buffer.parameter().extended() && context.gatherer == nullptr)
+    state.shared = FlatParameter::shared_memory(context, *state.flat);
   state.master = buffer.parameter().local();
   state.piece = piece_for(context, *state.flat, state.master);
   buffer.unit().tell([&](StepObserver& observer) { observer.before_recut(buffer); });
@@ -94,9 +95,11 @@ void Rejoin::reconnect(FlatBuffer& buffer) {
 
 // 5.
 
-bool Rejoin::can_fill(const std::vector<bool>& whole) {
-  const bool lacks = std::ranges::any_of(
-      engine_.units(), [&](const auto& unit) { return giver_of(unit->sharding().replica_group, whole) < 0; });
+bool Rejoin::can_fill(const std::vector<bool>& whole, bool keeps_own) {
+  const bool lacks = std::ranges::any_of(engine_.units(), [&](const auto& unit) {
+    const comm::Group& replicas = unit->sharding().replica_group;
+    return giver_of(replicas, whole) < 0 && !(keeps_own && replicas.size() == 1);
+  });
   return comm::lowest_rank_with(*engine_.root().sharding().mesh->job(), lacks) < 0;
 }
 
@@ -107,6 +110,7 @@ uint64_t Rejoin::fill(const std::vector<bool>& whole) {
     const Sharding& sharding = buffer->unit().sharding();
     comm::Group& replicas = sharding.replica_group;
     const int giver = giver_of(replicas, whole);
+    if (giver < 0) continue;  // keeps_own
     const auto is_new = [&](int member) {
       return !whole[static_cast<size_t>(replicas.members()[static_cast<size_t>(member)])];
     };

@@ -22,8 +22,9 @@ class Rejoin {
   void connect();
 
   /// `whole`, by job rank and the same on all: who has its values, and who is new. True if each new rank shares every
-  /// chunk of its own with a rank that has it. Collective.
-  bool can_fill(const std::vector<bool>& whole);
+  /// chunk of its own with a rank that has it. With `keeps_own` chunks that nobody shares do not count: those who are
+  /// not whole have their own of these. Collective.
+  bool can_fill(const std::vector<bool>& whole, bool keeps_own = false);
   /// Fills masters, and what companions keep, of new ranks; the next forward sees them. Companions keep the same kinds
   /// of state on all ranks. Collective; only if can_fill(). Returns the bytes that this rank sent.
   uint64_t fill(const std::vector<bool>& whole);

@@ -62,8 +62,8 @@ void Sharded::rejoin() {
   Rejoin(*engine_).connect();
 }
 
-bool Sharded::can_fill(const std::vector<bool>& whole) {
-  return Rejoin(*engine_).can_fill(whole);
+bool Sharded::can_fill(const std::vector<bool>& whole, bool keeps_own) {
+  return Rejoin(*engine_).can_fill(whole, keeps_own);
 }
 
 uint64_t Sharded::fill(const std::vector<bool>& whole) {

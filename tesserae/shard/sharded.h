@@ -68,8 +68,8 @@ class Sharded {
   /// another model. Collective.
   void rejoin();
   /// Whether each rank that is not `whole` (by job rank, the same on all) shares every chunk with one that is.
-  /// Collective.
-  bool can_fill(const std::vector<bool>& whole);
+  /// `keeps_own`: see rejoin.h. Collective.
+  bool can_fill(const std::vector<bool>& whole, bool keeps_own = false);
   /// Gives new ranks their masters and optimizer state; only if can_fill(). Returns the bytes that this rank sent.
   /// Collective.
   uint64_t fill(const std::vector<bool>& whole);

@@ -200,7 +200,8 @@ Run::Standing Run::agree_on_standing() {
 // 4.
 
 nlohmann::json Run::tell() const {
-  nlohmann::json told = {{"recoveries", recoveries_}, {"bad_steps", bad_steps_}};
+  nlohmann::json told = {
+      {"recoveries", recoveries_}, {"bad_steps", bad_steps_}, {"differing", differing_}, {"agreed", agreed_}};
   told["strategy"] = strategy_json(state_->sharded.options().strategy, state_->setting().tiers, setup_.choice);
   told["norm"] = bits_of(std::span(&state_->optimizer->last_step().norm, 1));
   told["sums"] = bits_of(sums_);
@@ -228,6 +229,8 @@ std::string Run::go_on(const Standing& all) {
   const nlohmann::json told = nlohmann::json::parse(comm::text_of(*fabric_, text, all.reference));
   recoveries_ = told.at("recoveries");
   bad_steps_ = told.at("bad_steps");
+  differing_ = told.at("differing");
+  agreed_ = told.at("agreed");
   if (!take_over(all, told)) return go_back(all);
   make_services();
   if (checkpoints_->memory() != nullptr) checkpoints_->memory()->keep_newest();
@@ -292,6 +295,7 @@ std::string Run::go_back(const Standing& all) {
   checkpoints_->begin(last_save_);
   whole_ = true;
   pending_ = false;
+  agreed_ = std::min(agreed_, origin_ ? origin_->step : 0);
   // The bad step that ended the run is undone, if its own end is not what was saved.
   if (!origin_ || origin_->step < all.step) broken_off_.clear();
   scheduled_until_ = -1;

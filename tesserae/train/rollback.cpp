@@ -11,6 +11,8 @@
 
 #include <utility>
 
+#include <algorithm>
+
 #include "tesserae/base/log.h"
 #include "tesserae/comm/agree.h"
 #include "tesserae/train/run.h"
@@ -63,6 +65,7 @@ bool Run::roll_back(const std::string& what, nlohmann::json& entry) {
   entry["to"] = to->step;
   bad_steps_.push_back(entry);
   rolled_back_from_ = from;
+  agreed_ = std::min(agreed_, to->step);
   scheduled_until_ = -1;
   record_ = {};  // of a step that is undone
   pending_ = false;

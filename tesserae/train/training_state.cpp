@@ -223,8 +223,8 @@ void TrainingState::rejoin() {
   sharded.rejoin();
 }
 
-bool TrainingState::fill(const std::vector<bool>& whole, int reference) {
-  if (!sharded.can_fill(whole)) return false;
+bool TrainingState::fill(const std::vector<bool>& whole, int reference, bool keeps_own) {
+  if (!sharded.can_fill(whole, keeps_own)) return false;
   const at::NoGradGuard no_grad;
   if (step > 0) optimizer->allocate_state();
   sharded.fill(whole);

@@ -79,8 +79,9 @@ class TrainingState {
   /// Collective: new ranks construct theirs meanwhile, with Values::zeros.
   void rejoin();
   /// What new ranks lack comes from replicas that have it; what all ranks hold alike from rank `reference`. `whole`: by
-  /// rank, who has it. False, and nothing has moved: some part has no replica left. Collective.
-  bool fill(const std::vector<bool>& whole, int reference);
+  /// rank, who has it. False, and nothing has moved: some part has no replica left; with `keeps_own` (rejoin.h) parts
+  /// that never had one do not count. Collective.
+  bool fill(const std::vector<bool>& whole, int reference, bool keeps_own = false);
   /// All ranks, after all have loaded.
   void publish();
 

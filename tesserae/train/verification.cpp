@@ -33,13 +33,14 @@ void Run::check_replicas() {
   const auto reference = std::ranges::find(whole, true);
   const bool filled = found.decided && reference != whole.end() && [&] {
     checkpoints_->before_update();  // nobody copies what is written
-    return state_->fill(whole, static_cast<int>(reference - whole.begin()));
+    return state_->fill(whole, static_cast<int>(reference - whole.begin()), /*keeps_own=*/true);
   }();
   tell("corruption", what);
   if (!filled) {
-    throw ReplicasDiffer("train", cat(what, ". Nothing says which are right, and nothing was saved since. They agreed ",
-                                      agreed_ > 0 ? cat("after step ", agreed_) : "at the beginning",
-                                      ": go on from a checkpoint of then, without the hosts of these ranks"));
+    throw ReplicasDiffer(
+        "train", cat(what, found.decided ? ". No rank has all that these lack" : ". Nothing says which are right",
+                     ". They agreed ", agreed_ > 0 ? cat("after step ", agreed_) : "at the beginning",
+                     ": go on from a checkpoint of then or from before, without the hosts of these ranks"));
   }
   if (leads()) {
     log(LogLevel::error,

@@ -93,6 +93,24 @@ TEST_F(Verification, OfThreeReplicasTheOddOneIsNamedAndMended) {
             job_->open("alone", 1).read("model/embedding.weight"));
 }
 
+// Each expert is on one rank: nothing can be compared with it, and nothing has to be.
+TEST_F(Verification, WhatHasAReplicaIsMendedBesideExpertsThatHaveNone) {
+  job_->run("experts-alone",
+            with({"train.steps=1", "checkpoint.every_steps=1", "model.experts=4", "expert_parallel_degree=4"}, 4));
+  const std::string embedding = job_->open("experts-alone", 1).read("model/embedding.weight");
+  Program program = job_->start(
+      "experts",
+      with({"train.steps=200", "checkpoint.every_steps=1000", "model.experts=4", "expert_parallel_degree=4"}, 4));
+  ASSERT_TRUE(program.wait_for("step 7/")) << program.output << program.errors;
+  EXPECT_GT(flip(ranks_of(program).at(2), embedding.substr(embedding.size() / 8 * 4, 64)), 0);
+  const auto exit = program.finish(seconds(200));
+  EXPECT_TRUE(exit && exit->success()) << program.output << program.errors;
+  const config::Json found = job_->summary("experts")["differing_replicas"];
+  ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0]["ranks"], std::vector<int>{2});
+  EXPECT_EQ(job_->open("experts", 200).read("model/embedding.weight"), embedding);
+}
+
 TEST_F(Verification, OfTwoNothingIsSavedAndTheRunEnds) {
   Program program = job_->start("two", with({"train.steps=4000", "checkpoint.every_steps=5"}, 2));
   ASSERT_TRUE(program.wait_for("saved step 5")) << program.output << program.errors;
