@@ -74,9 +74,9 @@ StepResult Optimizer::finish(double norm, const StepOptions& options, bool publi
 
 // The same arithmetic as clip_coefficient(), by kernels.
 void Optimizer::clip_on_device(const StepOptions& options) {
+  const at::Tensor norm = norm_on_device(*target_), finite = norm.isfinite();
   ++steps_done_;
   last_step_ = {};
-  const at::Tensor norm = norm_on_device(*target_), finite = norm.isfinite();
   const at::Tensor divisor = norm.add(1e-6).div_(options.clip_norm).clamp_min_(1.0);
   update_all({.divisor = at::where(finite, divisor, at::ones_like(divisor)).to(at::kFloat),
               .skip = finite.logical_not().to(at::kFloat)},

@@ -2,6 +2,7 @@
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -16,6 +17,17 @@ namespace {
 
 using testing::CutModel;
 using testing::JoinedTarget;
+
+/// Shards whose sums over ranks are not computed by the host, and which a rank that is lost takes part in.
+class LosingTarget final : public LocalTarget {
+ public:
+  using LocalTarget::LocalTarget;
+  std::optional<c10::Device> device() const override { return c10::kCPU; }
+  void sum_on_device(const at::Tensor& /*row*/) override {
+    if (loses) throw std::runtime_error("a rank is lost");
+  }
+  bool loses = false;
+};
 
 CutModel model_with_gradients() {
   at::manual_seed(3);
@@ -48,6 +60,21 @@ TEST(FinishStep, OfANormThatOthersHaveIsTheStepToTheBit) {
   EXPECT_EQ(optimizer.last_step().norm, result.norm);
   EXPECT_EQ(other.state().good_steps, scaler.state().good_steps);
   expect_equal(whole, late);
+}
+
+TEST(Step, WhoseNormCannotBeSummedOnTheDeviceIsNoStep) {
+  CutModel model = model_with_gradients(), before = model_with_gradients();
+  const auto target = std::make_shared<LosingTarget>(model.rank(0));
+  AdamW optimizer(target, {.lr = 0.1});
+  target->loses = true;
+  for (const bool measures : {false, true}) {
+    EXPECT_THROW(optimizer.step({.clip_norm = 0.5, .measure_norm = measures}), std::runtime_error);
+    EXPECT_EQ(optimizer.steps_done(), 0) << "nothing has happened";
+    expect_equal(before, model);
+  }
+  target->loses = false;
+  optimizer.step({.clip_norm = 0.5, .measure_norm = false});
+  EXPECT_EQ(optimizer.steps_done(), 1);
 }
 
 TEST(FinishStep, OfASkippedStepChangesNothing) {
