@@ -7,6 +7,7 @@
 #include "tesserae/comm/device_transport.h"
 #include "tesserae/comm/fabric.h"
 #include "tesserae/comm/rendezvous.h"
+#include "tesserae/comm/transports/nccl.h"
 #include "tesserae/os/fork.h"
 
 namespace tesserae::comm {
@@ -18,8 +19,9 @@ const std::string kMadeBackend(Connections::made_backend);
 std::string choose_backend(const FabricOptions& options, int ranks) {
   const std::string_view of_device = device_transport(options.device.type());
   if (options.backend == "auto") {
-    if (!of_device.empty()) return std::string(of_device);
     if (options.device.is_cpu()) return "shm";
+    const bool built = of_device != "nccl" || has_nccl();
+    if (!of_device.empty() && (built || !options.make_backend)) return std::string(of_device);
     if (options.make_backend) return kMadeBackend;
     if (ranks == 1) return "null";
     throw InvalidArgument("Fabric::connect",

@@ -31,6 +31,21 @@ bool all_hosts_alike(const mesh::World& world) {
   return std::all_of(ranks.begin(), ranks.end(), [&](int count) { return count == ranks.front(); });
 }
 
+// What make_backend threw: the caller's own, who knows its type.
+struct UsersFailure {
+  std::exception_ptr thrown;
+};
+
+c10::intrusive_ptr<c10d::Backend> users_backend(const FabricOptions& options, const DeviceGroup& group) {
+  try {
+    return options.make_backend(group);
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    throw UsersFailure{std::current_exception()};
+  }
+}
+
 }  // namespace
 
 Connections::Connections(Rendezvous rendezvous, const FabricOptions& options, const std::string& backend,
@@ -77,8 +92,12 @@ Group& Connections::group(const std::vector<int>& members, Traffic traffic) {
       return make_group(name, members, rank, traffic);
     } catch (const Error&) {
       throw;
+    } catch (const UsersFailure& users) {
+      require_members(name, members);
+      std::rethrow_exception(users.thrown);
     } catch (const std::exception& failure) {
-      rethrow_not_made(name, members, failure);
+      require_members(name, members);
+      throw CommError("Fabric::group", cat(name, " is not made: ", reason_of(failure)));
     }
   });
 }
@@ -129,12 +148,10 @@ std::unique_ptr<Group> Connections::make_host_group(const std::string& name, con
   return with_two_levels(name, std::move(flat), hosts);
 }
 
-void Connections::rethrow_not_made(const std::string& name, const std::vector<int>& members,
-                                   const std::exception& failure) const {
+void Connections::require_members(const std::string& name, const std::vector<int>& members) const {
   for (const os::Deadline news(kNewsOfALoss); !news.passed(); os::sleep_for(std::chrono::milliseconds(20))) {
     if (auto gone = liveness_->gone_among(members); !gone.empty()) throw lost_while_made(name, std::move(gone));
   }
-  throw CommError("Fabric::group", cat(name, " is not made: ", reason_of(failure)));
 }
 
 // Null if the members do not share a host, or cannot share memory.
@@ -188,7 +205,7 @@ std::unique_ptr<Group> Connections::make_device_group(std::string name, const st
   if (made_) {
     DeviceGroup group{{}, rank, options_.device, options_.deadline};
     for (const int member : members) group.members.push_back(world_.launcher_rank(member));
-    backend = options_.make_backend(group);
+    backend = users_backend(options_, group);
     backend->setBoundDeviceId(options_.device);
   } else {
     const int size = static_cast<int>(members.size());

@@ -59,8 +59,8 @@ class Connections {
   // Of tensors on the CPU.
   std::unique_ptr<Group> make_host_group(const std::string& name, const std::vector<int>& members, int rank,
                                          Traffic traffic);
-  [[noreturn]] void rethrow_not_made(const std::string& name, const std::vector<int>& members,
-                                     const std::exception& failure) const;
+  // Of a group that could not be made: throws PeerLost if a member is gone, whose news may take a moment.
+  void require_members(const std::string& name, const std::vector<int>& members) const;
   // Null if the members do not share a host, or cannot share memory.
   std::unique_ptr<ShmGroup> make_shm_group(const std::string& name, const std::vector<int>& members, int rank,
                                            std::chrono::milliseconds deadline);

@@ -31,7 +31,8 @@ struct DeviceGroup {
 /// How ranks meet, and what carries their bytes. Every rank gives the same, except `host`.
 struct FabricOptions {
   /// "gloo"; "shm": memory among ranks of a host, Gloo between hosts; "nccl"; "staged": shm through the host, for any
-  /// device (ranks may share one); "null"; "auto": nccl for CUDA, for other devices what make_backend makes, else shm.
+  /// device (ranks may share one); "null"; "auto": nccl for CUDA where this build has it, for other devices, and there,
+  /// what make_backend makes, else shm.
   std::string backend = "auto";
   c10::Device device = c10::kCPU;                      ///< where the tensors of this rank are that travel
   std::chrono::milliseconds connect_deadline{60'000};  ///< how long ranks wait for each other to come
@@ -42,7 +43,8 @@ struct FabricOptions {
   /// Asked while ranks meet, every so often. True: this meeting will not take place, and a CommError says so.
   std::function<bool()> cancelled = {};
   /// Collective over its members: a backend whose work is ordered by the current stream of the device, as NCCL's is.
-  /// For devices that device_transport() does not know: torch's registry has theirs (Python).
+  /// For devices that device_transport() does not know, or this build has no transport for: torch's registry has theirs
+  /// (Python). What it throws is what Fabric::group throws, unless a member was lost meanwhile.
   std::function<c10::intrusive_ptr<c10d::Backend>(const DeviceGroup& group)> make_backend = {};
 };
 

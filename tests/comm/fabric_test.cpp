@@ -4,10 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <csignal>
+#include <exception>
+#include <functional>
+#include <utility>
 
 #include "tesserae/comm/error.h"
+#include "tesserae/comm/transports/nccl.h"
 #include "tests/support/ranks.h"
 
 namespace tesserae::comm {
@@ -18,6 +23,18 @@ using tesserae::testing::RankJob;
 using tesserae::testing::report;
 using tesserae::testing::run_ranks;
 using ::testing::ElementsAre;
+
+// What a user's function throws: his own type, which nothing here knows.
+struct NoSuchBackend : std::exception {
+  const char* what() const noexcept override { return "nobody registered one"; }
+};
+
+FabricOptions cuda_by(std::function<c10::intrusive_ptr<c10d::Backend>(const DeviceGroup&)> make) {
+  FabricOptions options;
+  options.device = c10::Device(c10::kCUDA, 0);
+  options.make_backend = std::move(make);
+  return options;
+}
 
 }  // namespace
 
@@ -109,6 +126,26 @@ TEST(Fabric, RefusesABackendThatDoesNotFit) {
   EXPECT_THROW(Fabric::connect(mesh::World::single_host(0, 1), options), InvalidArgument);
   options.backend = "nccl";
   EXPECT_THROW(Fabric::connect(mesh::World::single_host(0, 1), options), InvalidArgument);
+}
+
+RANK_MAIN(is_given_a_maker_of_groups) {
+  const auto world = mesh::World::from_environment();
+  int asked = 0;
+  const auto fabric =
+      Fabric::connect(world, cuda_by([&](const DeviceGroup& group) -> c10::intrusive_ptr<c10d::Backend> {
+                        EXPECT_EQ(group.members, (std::vector<int>{0, 1}));
+                        if (++asked > 1) throw NoSuchBackend();
+                        throw InvalidArgument("make_group", "there is no such backend");
+                      }));
+  EXPECT_THROW(fabric->everyone(), InvalidArgument);
+  EXPECT_THROW(fabric->everyone(), NoSuchBackend);
+  EXPECT_EQ(asked, 2);
+}
+
+TEST(Fabric, MakesGroupsOfCudaAsItIsToldWhereTheBuildHasNone) {
+  if (has_nccl()) return;  // which carries them: tests/device/nccl_test.cpp
+  const auto results = run_ranks("is_given_a_maker_of_groups", 2);
+  EXPECT_TRUE(results.all_succeeded()) << results.text();
 }
 
 TEST(NullFabric, CountsWhatAThousandRanksWouldSend) {

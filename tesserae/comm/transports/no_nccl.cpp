@@ -10,7 +10,7 @@ bool has_nccl() {
 c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>&, int, int, const NcclOptions&) {
   throw InvalidArgument("Fabric::connect",
                         "this build has no NCCL: it needs a torch with CUDA, and NCCL's and CUDA's headers, when CMake "
-                        "configures; choose backend \"gloo\"");
+                        "configures; choose backend \"staged\", which carries a device's tensors through the host");
 }
 
 }  // namespace tesserae::comm
