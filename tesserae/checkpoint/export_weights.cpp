@@ -152,6 +152,7 @@ void export_weights(shard::Sharded& sharded, const os::Path& folder, const Expor
       on_rank_0([&] { write_values(*files, values, exported(whole.scalar_type(), options)); });
     }
   }
+  fabric.everyone().require_intact();  // before what was gathered from a lost rank gets its name
   on_rank_0([&] { files->finish(); });
   failure = comm::text_of(fabric, failure, 0);
   const bool failed = shard::on_any_tensor_rank(mesh, !failure.empty());

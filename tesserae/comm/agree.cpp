@@ -20,7 +20,7 @@ std::vector<T> summed(Fabric& fabric, const std::vector<T>& values, const Label&
   std::ranges::copy(values, tensor.mutable_data_ptr<T>());
   const at::Tensor moved = tensor.to(fabric.device());
   fabric.everyone().all_reduce(moved, label);
-  tensor = moved.cpu();
+  tensor = fabric.everyone().to_host(moved);
   const T* sums = tensor.const_data_ptr<T>();
   return {sums, sums + values.size()};
 }
@@ -32,7 +32,7 @@ std::vector<double> from_all_ranks(Fabric& fabric, double value, const Label& la
   values.mutable_data_ptr<double>()[fabric.rank()] = value;
   const at::Tensor moved = values.to(fabric.device());
   if (fabric.size() > 1) fabric.everyone().all_gather(moved, label);
-  values = moved.cpu();
+  values = fabric.size() > 1 ? fabric.everyone().to_host(moved) : moved.cpu();
   const double* data = values.const_data_ptr<double>();
   return {data, data + values.numel()};
 }
@@ -72,11 +72,11 @@ std::string text_of(Fabric& fabric, const std::string& text, int root) {
   const at::Tensor size =
       at::full({1}, static_cast<int64_t>(text.size()), at::TensorOptions().dtype(at::kLong).device(fabric.device()));
   fabric.everyone().broadcast(size, root);
-  at::Tensor bytes = at::zeros({size.item<int64_t>()}, at::kByte);
+  at::Tensor bytes = at::zeros({fabric.everyone().to_host(size).item<int64_t>()}, at::kByte);
   if (fabric.rank() == root && !text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
   const at::Tensor moved = bytes.to(fabric.device());
   if (bytes.numel() > 0) fabric.everyone().broadcast(moved, root);
-  bytes = moved.cpu();
+  bytes = fabric.everyone().to_host(moved);
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
 }
 

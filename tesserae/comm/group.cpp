@@ -91,6 +91,12 @@ at::Tensor Group::share(int64_t /*bytes*/) {
   return {};
 }
 
+at::Tensor Group::to_host(const at::Tensor& result) {
+  at::Tensor host = result.cpu();
+  require_intact();
+  return host;
+}
+
 // Below that many bytes a message costs its latency: there is nothing to gain.
 constexpr size_t kPackedBytes = 4096;
 

@@ -92,6 +92,13 @@ class Group {
   /// transport has no such memory, or there is none left.
   virtual at::Tensor share(int64_t bytes);
 
+  /// `result`, what a verb has left, for the host to read: waits for it, then require_intact().
+  at::Tensor to_host(const at::Tensor& result);
+  /// Where blocks_host() is false, a verb that waits for a member which is lost just ends, on the device, and leaves
+  /// what is no result: whoever let the host read one calls this before it acts on that. Throws PeerLost, Timeout or
+  /// Mismatch if such a verb may have been among those before. Never waits.
+  virtual void require_intact() {}
+
   /// Calls and bytes that left this rank through this group.
   const Counters& counters() const { return counters_; }
 

@@ -81,7 +81,7 @@ void Parallel::require_same(const at::Tensor& tokens) const {
   all[index()][1] = flat.mul(at::arange(1, flat.numel() + 1, flat.options())).sum();
   const at::Tensor there = all.to(mesh_->job()->device());
   group_->all_gather(there);
-  const at::Tensor known = there.cpu();
+  const at::Tensor known = group_->to_host(there);
   for (int rank = 1; rank < size(); ++rank) {
     if (known[rank].equal(known[0])) continue;
     throw InvalidArgument(

@@ -58,6 +58,7 @@ std::vector<int64_t> taken(const at::Tensor& chosen, std::vector<int64_t> counts
   const auto total = static_cast<double>(all.sum().item<int64_t>());
   const auto capacity = static_cast<int64_t>(std::ceil(capacity_factor * total / static_cast<double>(counts.size())));
   const std::vector<int64_t> before = on_host(all.narrow(0, 0, group.rank()).sum(0));
+  group.require_intact();
   for (size_t i = 0; i < counts.size(); ++i) {
     counts[i] = std::clamp<int64_t>(capacity - before[i], 0, counts[i]);
   }
@@ -232,6 +233,7 @@ std::shared_ptr<const Dispatch> plan_dispatch(const at::Tensor& choice, const at
     plan->group->all_to_all(here, there, each, each, label);
   }
   const std::vector<int64_t> from = on_host(here);
+  plan->group->require_intact();
   plan->counts = at::zeros({own}, at::kLong);
   auto* const counts = plan->counts.mutable_data_ptr<int64_t>();
   plan->sent.assign(ranks, 0);

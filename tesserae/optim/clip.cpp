@@ -88,14 +88,12 @@ std::vector<at::Tensor> parts_of(const Target& target, double p) {
   return parts;
 }
 
-// The sum of `parts` over all ranks, and those of `also`, in a row on the device: numbers of the host come there as
-// arguments of kernels.
-at::Tensor sums_on_device(Target& target, const std::vector<at::Tensor>& parts, const std::vector<double>& also) {
+// The sum of `parts`, and `also`, in a row on the device: numbers of the host come there as arguments of kernels.
+at::Tensor row_on_device(const Target& target, const std::vector<at::Tensor>& parts, const std::vector<double>& also) {
   const auto count = static_cast<int64_t>(also.size()) + 1;
   const at::Tensor row = at::zeros({count}, at::TensorOptions().dtype(at::kDouble).device(*target.device()));
   if (!parts.empty()) row.select(0, 0).copy_(at::stack(parts).sum());
   for (int64_t i = 1; i < count; ++i) row.select(0, i).fill_(also[static_cast<size_t>(i - 1)]);
-  target.sum_on_device(row);
   return row;
 }
 
@@ -107,7 +105,8 @@ double global_norm(Target& target, double p, std::vector<double>* also) {
   const std::vector<at::Tensor> parts = parts_of(target, p);
   if (std::isinf(p)) return target.max_over_chunks(parts.empty() ? 0.0 : at::stack(parts).max().item<double>());
   if (target.device()) {
-    const at::Tensor sums = sums_on_device(target, parts, also != nullptr ? *also : std::vector<double>{}).cpu();
+    const at::Tensor sums =
+        target.sum_on_host(row_on_device(target, parts, also != nullptr ? *also : std::vector<double>{}));
     const double* const data = sums.const_data_ptr<double>();
     if (also != nullptr) also->assign(data + 1, data + sums.numel());
     return std::pow(data[0], 1 / p);
@@ -118,7 +117,9 @@ double global_norm(Target& target, double p, std::vector<double>* also) {
 
 at::Tensor norm_on_device(Target& target) {
   const at::NoGradGuard no_grad;
-  return sums_on_device(target, parts_of(target, 2), {}).select(0, 0).sqrt();
+  const at::Tensor row = row_on_device(target, parts_of(target, 2), {});
+  target.sum_on_device(row);
+  return row.select(0, 0).sqrt();
 }
 
 double clip_coefficient(double norm, double max_norm) {

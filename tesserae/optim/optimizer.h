@@ -65,7 +65,8 @@ class Optimizer : public shard::Companion {
   /// measured a norm that others have got. Publishes nothing.
   StepResult finish_step(double norm, const StepOptions& options);
   /// How many steps have passed the norm on this rank, by either: updated, or skipped. A step() that throws has passed
-  /// it if this is one more; all of its shards are then updated.
+  /// it if this is one more; all of its shards are then updated. Without a norm that the host has read
+  /// (StepOptions::measure_norm), what counted on a device may have been computed without a rank that was lost.
   int64_t steps_done() const { return steps_done_; }
   const StepResult& last_step() const { return last_step_; }  ///< of these
   /// Runs the updates that step() has put off, on the calling thread. Not collective.

@@ -38,14 +38,19 @@ class EngineTarget final : public Target {
     return device.is_cpu() ? std::nullopt : std::optional(device);
   }
   void sum_on_device(const at::Tensor& row) override {
-    const shard::UnitContext& context = engine_.root().context();
-    const comm::Label label{"", context.statistics().steps};
-    comm::Fabric& fabric = shard::state_ranks(engine_);
-    if (fabric.size() > 1) fabric.everyone().all_reduce(row, label);
-    comm::MeshFabric& mesh = *context.sharding->mesh;
-    if (mesh.degree(mesh::axes::tensor) > 1) {
-      mesh.group(mesh::axes::tensor, comm::Traffic::control).all_reduce(row, label);
-    }
+    comm::Group& group = shard::state_ranks(engine_).everyone();
+    group.all_reduce(row, label());
+    if (comm::Group* const tensor = tensor_group()) tensor->all_reduce(row, label());
+  }
+  // Other tensor ranks may have no group with a rank that is lost: they are told nothing that this one has not checked.
+  at::Tensor sum_on_host(const at::Tensor& row) override {
+    comm::Group& group = shard::state_ranks(engine_).everyone();
+    group.all_reduce(row, label());
+    const at::Tensor sums = group.to_host(row);
+    comm::Group* const tensor = tensor_group();
+    if (tensor == nullptr) return sums;
+    tensor->all_reduce(row, label());
+    return tensor->to_host(row);
   }
   double max_over_chunks(double value) override {
     const shard::UnitContext& context = engine_.root().context();
@@ -54,6 +59,14 @@ class EngineTarget final : public Target {
   }
 
  private:
+  comm::Label label() const { return {"", engine_.root().context().statistics().steps}; }
+  // Null where it is this rank alone.
+  comm::Group* tensor_group() const {
+    comm::MeshFabric& mesh = *engine_.root().context().sharding->mesh;
+    if (mesh.degree(mesh::axes::tensor) == 1) return nullptr;
+    return &mesh.group(mesh::axes::tensor, comm::Traffic::control);
+  }
+
   shard::Engine& engine_;
 };
 

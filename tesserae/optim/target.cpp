@@ -21,6 +21,11 @@ void Target::sum_on_device(const at::Tensor& /*row*/) {
   throw InvalidArgument("Target::sum_on_device", "this target has no device (Target::device); use sum_over_chunks()");
 }
 
+at::Tensor Target::sum_on_host(const at::Tensor& row) {
+  sum_on_device(row);
+  return row.cpu();
+}
+
 LocalTarget::LocalTarget(std::vector<shard::Shard>& shards, std::function<void(int)> publish)
     : shards_(list_of(shards)), publish_(std::move(publish)) {}
 

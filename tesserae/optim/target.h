@@ -51,6 +51,8 @@ class Target {
   /// Collective, where there is such a device: `row` (doubles there) is replaced by its sums over ranks. The host waits
   /// for nothing.
   virtual void sum_on_device(const at::Tensor& row);
+  /// The same, for the host to read, which waits. What a lost rank left behind is no sum: throws as Group::to_host.
+  virtual at::Tensor sum_on_host(const at::Tensor& row);
 };
 
 /// The target of a live model, which outlives it.

@@ -61,8 +61,9 @@ double over_tensor_ranks(comm::MeshFabric& mesh, double value, comm::Reduction h
 void over_tensor_ranks(comm::MeshFabric& mesh, std::vector<double>& values, comm::Reduction how, comm::Label label) {
   if (mesh.degree(mesh::axes::tensor) == 1) return;
   const at::Tensor shared = at::tensor(values, at::kDouble).to(mesh.job()->device());
-  mesh.group(mesh::axes::tensor, comm::Traffic::control).all_reduce(shared, label, how);
-  const at::Tensor sums = shared.cpu();
+  comm::Group& group = mesh.group(mesh::axes::tensor, comm::Traffic::control);
+  group.all_reduce(shared, label, how);
+  const at::Tensor sums = group.to_host(shared);
   std::copy_n(sums.const_data_ptr<double>(), values.size(), values.begin());
 }
 

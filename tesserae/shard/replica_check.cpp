@@ -69,7 +69,7 @@ std::vector<std::vector<uint64_t>> from_replicas(const Sharding& sharding, const
   for (int64_t i = 0; i < columns; ++i) table[group.rank()][i] = static_cast<int64_t>(own[static_cast<size_t>(i)]);
   table = table.to(sharding.device);
   sharding.reduce_lane.submit([&] { group.all_gather(table.view(-1), {"replicas"}); }).wait();
-  table = table.cpu();
+  table = group.to_host(table);
   std::vector<std::vector<uint64_t>> rows;
   for (int member = 0; member < group.size(); ++member) {
     const int64_t* const row = table.const_data_ptr<int64_t>() + member * columns;

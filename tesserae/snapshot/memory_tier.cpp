@@ -141,7 +141,7 @@ std::vector<checkpoint::Piece> MemoryTier::exchange_random() {
   fabric.everyone().exchange(sends, receives);
   for (size_t i = 0; i < pieces.size(); ++i) {
     pieces[i].name = named[i].name;
-    pieces[i].data = receives[i].data.cpu();
+    pieces[i].data = fabric.everyone().to_host(receives[i].data);
   }
   return pieces;
 }
@@ -210,11 +210,11 @@ std::optional<std::string> MemoryTier::fetch(const SnapshotSet& set, std::string
   const auto on_device = [&fabric](const at::Tensor& tensor) { return tensor.to(fabric.device()); };
   const at::Tensor size = on_device(at::zeros({1}, at::kLong));
   exchange(on_device(at::zeros({1}, at::kLong).fill_(static_cast<int64_t>(own.size()))), size);
-  const at::Tensor bytes =
-      at::empty({size.item<int64_t>()}, at::TensorOptions().dtype(at::kByte).device(fabric.device()));
+  const at::Tensor bytes = at::empty({fabric.everyone().to_host(size).item<int64_t>()},
+                                     at::TensorOptions().dtype(at::kByte).device(fabric.device()));
   exchange(lacks(asking) ? on_device(bytes_tensor(own)) : at::Tensor(), bytes);
   if (!lacks(fabric.rank())) return std::nullopt;
-  const at::Tensor received = bytes.cpu();
+  const at::Tensor received = fabric.everyone().to_host(bytes);
   return std::string(static_cast<const char*>(received.const_data_ptr()), static_cast<size_t>(received.numel()));
 }
 

@@ -321,7 +321,7 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
   {
     std::lock_guard lock(mutex_);
     if (given_up_) given_up_for = lost_.empty() ? left_ : lost_;
-    if (leaving_ && pending && (giving_up_ || now - leaving_since_ >= kFarewell)) {
+    if (leaving_ && pending && (giving_up_ || now - std::max(leaving_since_, pending->since) >= kFarewell)) {
       return Verdict{Verdict::Kind::timeout, {}, "this rank left the job while it waited"};
     }
     lost = others_among(members, lost_);

@@ -102,13 +102,29 @@ void C10dGroup::do_barrier(std::string_view /*what*/) {
   c10d::BarrierOptions how;
   how.timeout = options_.deadline;
   run([&] { return backend_->barrier(how); });
+  require_intact();  // the host has waited, for whatever ended it
+}
+
+// What an aborted verb leaves is read later than the verdict was set; and no group of the job is aborted before its
+// channel knows who is lost.
+void C10dGroup::require_intact() {
+  if (size() == 1) return;
+  const std::string what = cat("group ", name(), " on rank ", members()[static_cast<size_t>(rank())]);
+  {
+    std::lock_guard lock(mutex_);
+    if (verdict_) verdict_->raise(what);
+  }
+  if (options_.liveness == nullptr) return;
+  if (const auto lost = options_.liveness->lost(); !lost.empty()) {
+    Verdict{Verdict::Kind::lost, lost, "its process or its host is gone"}.raise(what);
+  }
 }
 
 void C10dGroup::abort(const Verdict& verdict) {
   {
     std::lock_guard lock(mutex_);
     if (verdict_) return;
-    verdict_ = verdict;
+    verdict_ = verdict;  // before any verb ends for it: see require_intact()
   }
   backend_->abort();
 }

@@ -18,7 +18,8 @@ namespace tesserae::comm {
 /// and torch has 32 more for all of its groups, so that the 33rd would be in line behind the first. Messages have no
 /// such way: they run on one of those, and what comes next on the current stream waits for them. A deadline on a device
 /// is the backend's own (NCCL's watchdog, set to ours by make_nccl); the liveness channel aborts it when a member is
-/// lost, and every verb after that throws PeerLost.
+/// lost, and every verb after that throws PeerLost. One that ran ends there without a result: there is no Work to tell,
+/// so require_intact() does.
 class C10dGroup final : public Group, private Watched {
  public:
   struct Options {
@@ -35,6 +36,8 @@ class C10dGroup final : public Group, private Watched {
   ~C10dGroup() override;
 
   bool blocks_host() const override { return options_.blocks_host; }
+  /// Of any rank of the job that is lost: what came from a member may have come from that one.
+  void require_intact() override;
 
  protected:
   void do_all_gather(const at::Tensor& buffer) override;
@@ -54,7 +57,12 @@ class C10dGroup final : public Group, private Watched {
   const std::string& watched_name() const override { return name(); }
   const std::vector<int>& watched_members() const override { return members(); }
   std::chrono::milliseconds watched_deadline() const override { return options_.deadline; }
-  std::optional<Pending> pending() const override { return std::nullopt; }
+  /// Whether a verb still runs on the device is not known: one that has just begun, so that it ends where ranks give
+  /// up.
+  std::optional<Pending> pending() const override {
+    if (options_.blocks_host) return std::nullopt;
+    return Pending{.sequence = 0, .text = {}, .since = std::chrono::steady_clock::now()};
+  }
   void abort(const Verdict& verdict) override;
 
   c10::intrusive_ptr<c10d::Backend> backend_;
