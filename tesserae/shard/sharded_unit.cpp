@@ -346,8 +346,11 @@ void ShardedUnit::set_rest_ranks(int ranks) {
   const comm::Group& all = sharding().parameter_group;
   const int some = std::gcd(ranks, all.size());
   if (ranks == 0 || some == 1 || some == all.size()) return;
-  const auto begin = all.members().begin() + all.rank() / some * some;
-  rest_group_ = &sharding().fabric->group({begin, begin + some}, comm::Traffic::gather);
+  // By rank in the fabric: the group's members are ranks of the job.
+  comm::Fabric& fabric = *sharding().fabric;
+  const std::vector<int> members = sharding().layout.parameter_group(fabric.rank());
+  const auto begin = members.begin() + all.rank() / some * some;
+  rest_group_ = &fabric.group({begin, begin + some}, comm::Traffic::gather);
 }
 
 void ShardedUnit::set_gatherer(std::shared_ptr<UserCollective> gatherer) {
