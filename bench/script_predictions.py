@@ -107,7 +107,6 @@ def plan(job: Job, machine: Path) -> dict:
         micro_batch=job.batch,
         keep_activations=True,
         keep_gathered=STRATEGIES[job.strategy],
-        all=True,
     )
     wanted = (job.degree,) * 3
     return next(

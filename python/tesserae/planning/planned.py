@@ -20,13 +20,13 @@ class Plan:
     def __init__(self, facts: dict[str, Any], options: list[str]) -> None:
         self.facts = facts  #: what was traced: json.dump() it for `tesserae plan --traced FILE`
         self._options = options
-        status, output = run_plan(facts, ["--json", *options])
+        status, output = run_plan(facts, ["--json", "--all", *options])
         self._document = json.loads(output)
         self.fits = status == 0  #: whether some layout does
 
     @property
     def layouts(self) -> list[dict[str, Any]]:
-        """The best first, in bytes and seconds, as `tesserae plan --json` has them."""
+        """All of them, the best first, in bytes and seconds, as `tesserae plan --json` has them."""
         return self._document["layouts"]
 
     @cached_property
