@@ -1,5 +1,6 @@
 #include "python/bindings/unit.h"
 
+#include <ATen/core/grad_mode.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -97,9 +98,15 @@ Unit::Unit(std::shared_ptr<comm::Fabric> fabric, shard::Options options, const s
 }
 
 Unit::~Unit() {
-  if (unit_ == nullptr) return;
-  unit_->detach(*this);
-  unit_->forget();
+  if (unit_ != nullptr) {
+    unit_->detach(*this);
+    unit_->forget();
+  }
+  if (Py_IsInitialized() == 0) return;
+  // The last unit ends the engine, which waits for its lanes, where the user's Python may be waiting for the GIL.
+  const py::gil_scoped_release release;
+  user_parameters_ = nullptr;
+  engine_ = nullptr;
 }
 
 void Unit::set_unit(shard::ShardedUnit* unit) {
@@ -269,6 +276,7 @@ void Unit::watch_outputs(const py::handle& output) {
 }
 
 void Unit::add_gradient(int number, const at::Tensor& gradient) {
+  const at::NoGradGuard no_grad;  // the gradient may have a graph of its own
   for (size_t i = 0; i < flats_.size(); ++i) {
     const auto found = std::ranges::find(flats_[i], number);
     if (found == flats_[i].end()) continue;
