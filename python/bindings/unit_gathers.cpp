@@ -60,7 +60,10 @@ class PythonCollective : public shard::UserCollective {
 
   void run(const Buffers& buffers, int index, int pieces) override {
     std::map<at::ScalarType, Buffers> by_dtype;  // in an order that is the same on all ranks
-    for (const at::Tensor& buffer : buffers) by_dtype[buffer.scalar_type()].push_back(buffer.view({pieces, -1}));
+    for (const at::Tensor& buffer : buffers) {
+      if (buffer.numel() == 0) continue;  // on all ranks
+      by_dtype[buffer.scalar_type()].push_back(buffer.view({pieces, -1}));
+    }
     for (const auto& [dtype, rows] : by_dtype) {
       int64_t piece = 0;
       for (const at::Tensor& row : rows) piece += row.size(1);

@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/StorageImpl.h>
 
+#include <utility>
+
 #include "tesserae/base/error.h"
 
 namespace tesserae::shard {
@@ -32,6 +34,18 @@ int64_t bytes_of(const Flat& flat) {
 }
 
 }  // namespace
+
+void open_storage(c10::StorageImpl& storage, c10::DataPtr memory, size_t bytes) {
+  allow_access(storage);
+  storage.set_data_ptr_noswap(std::move(memory));
+  storage.set_nbytes(bytes);
+}
+
+void close_storage(c10::StorageImpl& storage, const std::string& message) {
+  storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
+  storage.set_nbytes(size_t{0});
+  if constexpr (opens_again<c10::StorageImpl>) forbid_access(storage, message);
+}
 
 void accept_data_of(const at::Tensor& parameter, c10::Device device) {
   if (parameter.device().type() == device.type()) return;
@@ -72,24 +86,15 @@ ComputeStorage::ComputeStorage(ComputeStorage&& other, const Flat& flat) : Compu
 }
 
 void ComputeStorage::show(const at::Tensor& memory) {
-  auto* storage = storage_.unsafeGetStorageImpl();
-  allow_access(*storage);
-  storage->set_data_ptr_noswap(c10::DataPtr(memory.data_ptr(), device_));
-  storage->set_nbytes(static_cast<size_t>(bytes_));
+  open_storage(*storage_.unsafeGetStorageImpl(), c10::DataPtr(memory.data_ptr(), device_), static_cast<size_t>(bytes_));
   view_storage(parameters_, storage_);
   shows_ = true;
 }
 
 void ComputeStorage::hide() {
   if (!storage_) return;  // moved from
-  auto* storage = storage_.unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, device_));
-  storage->set_nbytes(size_t{0});
-  if (closed_) {
-    view_storage(parameters_, closed_);
-  } else {
-    forbid_access(*storage, sharded_message_);
-  }
+  close_storage(*storage_.unsafeGetStorageImpl(), sharded_message_);
+  if (closed_) view_storage(parameters_, closed_);
   shows_ = false;
 }
 

@@ -45,6 +45,11 @@ class ComputeStorage {
   std::vector<at::Tensor> parameters_;
 };
 
+/// The storage holds `memory` of that size from now on.
+void open_storage(c10::StorageImpl& storage, c10::DataPtr memory, size_t bytes);
+/// It holds none: what reads it gets an error of that text, if this torch can open such a storage again (from 2.13 on).
+void close_storage(c10::StorageImpl& storage, const std::string& message);
+
 /// Lets a tensor that lies elsewhere, or nowhere (meta), take data on `device` by set_data: it then claims to live
 /// there. torch lets tensors of the CPU take those of CUDA by itself, but of no other pair of backends.
 void accept_data_of(const at::Tensor& parameter, c10::Device device);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/shard/compute_storage.h"
 
 namespace tesserae::shard {
 namespace {
@@ -19,20 +20,13 @@ void open(const c10::Storage& storage, size_t bytes) {
   const auto options = at::TensorOptions().dtype(at::kByte).device(impl->device());
   auto* memory = new at::Tensor(at::empty({static_cast<int64_t>(bytes)}, options));
   const auto drop = [](void* tensor) { delete static_cast<at::Tensor*>(tensor); };
-  impl->set_data_ptr_noswap(c10::DataPtr(memory->data_ptr(), memory, drop, impl->device()));
-  impl->set_nbytes(bytes);
-}
-
-void close(const c10::Storage& storage) {
-  auto* impl = storage.unsafeGetStorageImpl();
-  impl->set_data_ptr_noswap(c10::DataPtr(nullptr, impl->device()));
-  impl->set_nbytes(size_t{0});
+  open_storage(*impl, c10::DataPtr(memory->data_ptr(), memory, drop, impl->device()), bytes);
 }
 
 }  // namespace
 
-ExtendedGather::ExtendedGather(std::shared_ptr<GatherExtension> extension, comm::Group& group, std::string name)
-    : extension_(std::move(extension)), group_(group), name_(std::move(name)) {}
+ExtendedGather::ExtendedGather(std::shared_ptr<GatherExtension> extension, comm::Group& group, const Flat& flat)
+    : extension_(std::move(extension)), group_(group), flat_(flat) {}
 
 ExtendedGather::~ExtendedGather() {
   free();
@@ -47,29 +41,33 @@ void ExtendedGather::begin() {
   for (const Room& room : rooms_) open(room.storage, room.bytes);
 }
 
+// All or none: memory may not be there for the last of them.
 void ExtendedGather::make_outputs() {
+  std::vector<at::Tensor> buffers, outputs;
   for (const at::Tensor& input : inputs_) {
     auto shape = input.sizes().vec();
     if (shape.empty()) shape = {1};
     shape.front() *= group_.size();
-    flat_.push_back(at::empty({group_.size() * input.numel()}, input.options()));
+    buffers.push_back(at::empty({group_.size() * input.numel()}, input.options()));
     // No view of the other: autograd would take each gather for a change of what it has saved.
-    outputs_.push_back(at::empty({0}, input.options()));
-    outputs_.back().set_(flat_.back().storage(), 0, shape, c10::contiguous_strides(shape));
-    add_room(flat_.back());
+    outputs.push_back(at::empty({0}, input.options()));
+    outputs.back().set_(buffers.back().storage(), 0, shape, c10::contiguous_strides(shape));
   }
+  buffers_ = std::move(buffers);
+  outputs_ = std::move(outputs);
+  for (const at::Tensor& buffer : buffers_) add_room(buffer);
 }
 
 void ExtendedGather::require_same() const {
   const auto differs = [](const at::Tensor& input, const at::Tensor& output, int64_t members) {
     return input.numel() * members != output.numel() || input.scalar_type() != output.scalar_type();
   };
-  bool same = inputs_.size() == flat_.size();
-  for (size_t i = 0; same && i < flat_.size(); ++i) same = !differs(inputs_[i], flat_[i], group_.size());
+  bool same = inputs_.size() == buffers_.size();
+  for (size_t i = 0; same && i < buffers_.size(); ++i) same = !differs(inputs_[i], buffers_[i], group_.size());
   if (same) return;
-  throw InvalidArgument("fully_shard", cat("fsdp_pre_all_gather of parameter ", name_, " returned ", inputs_.size(),
+  throw InvalidArgument("fully_shard", cat("fsdp_pre_all_gather of parameter ", name(), " returned ", inputs_.size(),
                                            " tensors for the all-gather, of other sizes or dtypes than the ",
-                                           flat_.size(), " of its first call: return the same each time"));
+                                           buffers_.size(), " of its first call: return the same each time"));
 }
 
 void ExtendedGather::add_room(const at::Tensor& tensor) {
@@ -80,12 +78,12 @@ void ExtendedGather::add_room(const at::Tensor& tensor) {
   if (storage.nbytes() > 0 && std::ranges::none_of(rooms_, known)) rooms_.push_back({storage, storage.nbytes()});
 }
 
-void ExtendedGather::travel(const comm::Label& label) {
+const std::vector<at::Tensor>& ExtendedGather::write_inputs() {
   const at::NoGradGuard no_grad;
-  for (size_t i = 0; i < flat_.size(); ++i) {
-    flat_[i].narrow(0, group_.rank() * inputs_[i].numel(), inputs_[i].numel()).copy_(inputs_[i].view(-1));
-    group_.all_gather(flat_[i], label);
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    buffers_[i].narrow(0, group_.rank() * inputs_[i].numel(), inputs_[i].numel()).copy_(inputs_[i].view(-1));
   }
+  return buffers_;
 }
 
 void ExtendedGather::finish() {
@@ -98,7 +96,12 @@ void ExtendedGather::finish() {
 
 void ExtendedGather::free() {
   inputs_.clear();
-  for (const Room& room : rooms_) close(room.storage);
+  if (rooms_.empty()) return;
+  const std::string message =
+      cat("[ExtendedGather] parameter ", name(), " of unit \"", flat_.unit(),
+          "\" was read while it is sharded: it holds memory only during the unit's forward and backward, and what a "
+          "forward saved ends with the unit and at a change of degrees");
+  for (const Room& room : rooms_) close_storage(*room.storage.unsafeGetStorageImpl(), message);
 }
 
 }  // namespace tesserae::shard

@@ -69,7 +69,7 @@ void FlatParameter::extend(std::shared_ptr<GatherExtension> extension) {
   storage_.hide();
   resident_ = false;
   comm::Group& group = flat_.master_is_piece() ? sharding_->parameter_group : sharding_->refresh_group;
-  extended_ = std::make_unique<ExtendedGather>(std::move(extension), group, flat_.slots().front().names.front());
+  extended_ = std::make_unique<ExtendedGather>(std::move(extension), group, flat_);
 }
 
 void FlatParameter::rest(comm::Group& group) {
@@ -119,7 +119,7 @@ bool FlatParameter::begin_gather() {
   shown_version_ = version_;
   ++context_.statistics().gathers;
   if (extended()) return true;
-  if (shared_) return std::exchange(met_version_, version_) != version_;  // else the ranks have come to it already
+  if (shared_) return met_version_ != version_;  // else the ranks have come to it already
   from_rest_ = rest_.defined() && rest_version_ == version_;
   if (!from_rest_) rest_ = at::Tensor();
   if (buffer_ < 0) {

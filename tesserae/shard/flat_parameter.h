@@ -84,6 +84,7 @@ class FlatParameter {
   void travels_with(const comm::Ticket& ticket, std::shared_ptr<std::exception_ptr> failure) {
     gather_ = ticket;
     failure_ = std::move(failure);
+    met_version_ = version_;
   }
 
   // On the gather lane: what this rank has is written where collectives take it from.

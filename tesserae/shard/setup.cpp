@@ -126,8 +126,10 @@ void Engine::prepare() {
   const at::NoGradGuard no_grad;
   enter(Phase::idle);
   for (FlatBuffer* buffer : buffers_) {
-    if (buffer->parameter().extended() || buffer->unit().context().gatherer != nullptr) continue;
-    buffer->parameter().share(FlatParameter::shared_memory(buffer->unit().context(), buffer->flat()));
+    const UnitContext& context = buffer->unit().context();
+    if (!buffer->parameter().extended() && context.gatherer == nullptr) {
+      buffer->parameter().share(FlatParameter::shared_memory(context, buffer->flat()));
+    }
     buffer->take_room();
   }
   reserve_pool();

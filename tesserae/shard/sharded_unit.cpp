@@ -137,20 +137,32 @@ void ShardedUnit::begin_updates() {
 void ShardedUnit::start_gather() {
   begin_updates();
   std::vector<FlatParameter*> all;
-  for (const auto& buffer : buffers_) {
-    FlatParameter& parameter = buffer->parameter();
-    if (!parameter.readable() && parameter.begin_gather()) all.push_back(&parameter);
+  try {
+    for (const auto& buffer : buffers_) {
+      FlatParameter& parameter = buffer->parameter();
+      if (!parameter.readable() && parameter.begin_gather()) all.push_back(&parameter);
+    }
+  } catch (...) {
+    forget_gather();
+    throw;
   }
   if (all.empty()) return;
   const auto failure = std::make_shared<std::exception_ptr>();
   const auto ticket = sharding().gather_lane.submit(
       [all, failure, sharding = context_.sharding, gatherer = context_.gatherer, label = label()] {
         std::vector<at::Tensor> travelling, resting;
+        comm::Group& group = sharding->parameter_group;
         comm::Group* rest_group = nullptr;
         bool shared = false;
+        const bool users = gatherer != nullptr && group.size() > 1;
         for (FlatParameter* parameter : all) {
           if (ExtendedGather* extension = parameter->extension()) {
-            extension->travel(label);
+            const std::vector<at::Tensor>& buffers = extension->write_inputs();
+            if (users) {
+              travelling.insert(travelling.end(), buffers.begin(), buffers.end());
+            } else {
+              comm::all_gather(extension->group(), buffers, label);  // whatever the wire: they chose what travels
+            }
             continue;
           }
           parameter->write_piece();
@@ -160,11 +172,10 @@ void ShardedUnit::start_gather() {
           (group != nullptr ? resting : travelling).push_back(parameter->whole());
           if (group != nullptr) rest_group = group;
         }
-        comm::Group& group = sharding->parameter_group;
         if (shared) group.barrier(label);
         if (rest_group != nullptr)
           comm::all_gather(*rest_group, resting, label);  // was rounded when it first travelled
-        if (gatherer != nullptr && group.size() > 1 && !travelling.empty()) {
+        if (users && !travelling.empty()) {
           run_users(*gatherer, travelling, group, *failure);
         } else {
           comm::all_gather(group, travelling, label, sharding->options.parameter_wire);
@@ -174,7 +185,19 @@ void ShardedUnit::start_gather() {
 }
 
 void ShardedUnit::finish_gather() {
-  for (const auto& buffer : buffers_) buffer->parameter().finish_gather();
+  try {
+    for (const auto& buffer : buffers_) buffer->parameter().finish_gather();
+  } catch (...) {
+    forget_gather();
+    throw;
+  }
+}
+
+// Also inside the unit's forward, which will not come to its end.
+void ShardedUnit::forget_gather() {
+  for (const auto& buffer : buffers_) buffer->parameter().free();
+  gathered_early_ = false;
+  tell([this](StepObserver& observer) { observer.after_free(*this); });
 }
 
 bool ShardedUnit::holds_buffers() const {

@@ -53,7 +53,8 @@ class ShardedUnit {
   at::Tensor on_input(const at::Tensor& input);  ///< casts, and watches for the end of the unit's backward
   void on_output(const at::Tensor& output);      ///< watches for the beginning of the unit's backward
 
-  // Parameters. start_gather() never waits; finish_gather() returns when they can be read.
+  // Parameters. start_gather() never waits; finish_gather() returns when they can be read. After what the user's code
+  // throws in either, nothing is gathered, and the next gather begins anew.
   void start_gather();
   void finish_gather();
   bool holds_buffers() const;  ///< true from start_gather() to free(), unless its parameters are always whole
@@ -154,6 +155,7 @@ class ShardedUnit {
 
  private:
   void begin_updates();
+  void forget_gather();
   comm::Label label() const;
   bool travels(const FlatBuffer& buffer, bool boundary) const;
 
