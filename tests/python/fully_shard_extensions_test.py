@@ -4,7 +4,10 @@ collectives, and fewer ranks to rest on between forward and backward. Against to
 
 from __future__ import annotations
 
+import gc
 import math
+import time
+import weakref
 from typing import Any
 
 import pytest
@@ -19,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import tesserae as tsm
-from fully_shard_runs import WIDTH, Block, Seen, batch, both, make_model, ours, shard_all, train
+from fully_shard_runs import WIDTH, Block, Seen, assert_same, batch, both, make_model, ours, shard_all, train
 from ranks import RankFailed, run_ranks
 from tesserae.job import fabrics
 
@@ -211,11 +214,28 @@ class Lone(Rounded):
     fsdp_post_all_gather = property()  # type: ignore[assignment]  # hasattr says no
 
 
+class Packed(Rounded):
+    """Has its values in a tensor that does not look like it."""
+
+    @property
+    def packed(self) -> Tensor:
+        return self.data_.to(torch.uint8)[..., ::2]
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["packed", "data_"], None
+
+
+class PackedAlone(Packed):
+    fsdp_pre_all_gather = fsdp_post_all_gather = property()  # type: ignore[assignment]
+
+
 def refuses(rank: int, world_size: int) -> None:
     with ours():
         for make, where, match in (
             (Lone, {}, "has fsdp_pre_all_gather and no fsdp_post_all_gather"),
             (Rounded, {"shard_placement_fn": lambda parameter: Shard(1)}, "sharded by dimension 1"),
+            (Packed, {}, r"weight, a Packed of shape .* torch.float32, keeps .* torch.uint8 .*\(packed\)"),
+            (PackedAlone, {}, "weight, a PackedAlone of shape"),
         ):
             layer = nn.Linear(2, 3, bias=False)
             layer.weight = nn.Parameter(make(layer.weight.detach()))
@@ -237,9 +257,11 @@ class Copying:
     def __init__(self) -> None:
         self.calls = 0
         self.allocated = 0
+        self.dtypes: set[torch.dtype] = set()
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         self.allocated += 1
+        self.dtypes.add(dtype)
         return torch.empty(size, dtype=dtype, device=device)
 
 
@@ -254,6 +276,23 @@ class Sum(Copying):
         self.calls += 1
         dist.all_reduce(input_tensor, group=group, op=op)
         output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
+
+
+class Slow(Gather):
+    seconds = 0.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        work = super().__call__(*args, **kwargs)
+        time.sleep(self.seconds)
+        return work
+
+
+class FailsOnce(Gather):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        if self.calls == 1:
+            raise KeyError("of the script's")
+        return super().__call__(*args, **kwargs)
 
 
 class Fails(Gather):
@@ -295,6 +334,242 @@ def custom(rank: int, world_size: int, hybrid: bool) -> None:
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_collectives_of_the_script(hybrid: bool) -> None:
     run_ranks(custom, 4 if hybrid else 2, hybrid)
+
+
+def gathers_extended(rank: int, world_size: int) -> None:
+    """What extensions bring travels by the script's collective, too."""
+    gather = Gather()
+
+    def make(with_comm: bool) -> nn.Module:
+        model = shard_all(rounded(make_model()))
+        if with_comm:
+            model[1].set_custom_all_gather(gather)
+        return model
+
+    theirs = as_dense(train(lambda: make(with_comm=False)))
+    with ours():
+        mine = as_dense(train(lambda: make(with_comm=True)))
+    assert_same(mine, theirs)
+    assert gather.dtypes == {torch.bfloat16, torch.float32}
+
+
+def test_collectives_of_the_script_for_extensions() -> None:
+    run_ranks(gathers_extended, 2)
+
+
+def ends_while_gathering(rank: int, world_size: int) -> None:
+    def fails(module: nn.Module, args: Any) -> None:
+        raise ZeroDivisionError
+
+    with ours():
+        gather = Slow()
+        model = shard_all(make_model())
+        for i in range(3):
+            model[i].set_custom_all_gather(gather)
+        model(batch(0)).sum().backward()
+        model[0].norm.register_forward_pre_hook(fails)
+        gather.seconds = 1
+        with pytest.raises(ZeroDivisionError):
+            model(batch(1))  # the gather of the next block has begun
+        alive = weakref.ref(model)
+        del model
+        gc.collect()
+        assert alive() is None
+
+
+def test_a_model_ends_while_it_gathers() -> None:
+    run_ranks(ends_while_gathering, 2, deadline=60)
+
+
+def keeps_what_it_had(rank: int, world_size: int) -> None:
+    with ours():
+        model = shard_all(make_model())
+        model(batch(0)).sum().backward()
+        with pytest.raises(tsm.InvalidArgument, match="before the first forward"):
+            model[1].set_custom_all_gather(Gather())
+        total = Sum()
+        model[1].set_custom_reduce_scatter(total)
+        model(batch(1)).sum().backward()
+        assert total.calls > 0
+        assert tsm.reshard(model, None, degrees=(1, 1, 1)).after == (1, 1, 1)
+        model(batch(2)).sum().backward()
+
+
+def test_a_refused_collective_is_not_kept() -> None:
+    run_ranks(keeps_what_it_had, 2)
+
+
+def tries_again(rank: int, world_size: int) -> None:
+    with ours():
+        model = shard_all(make_model())
+        model[1].set_custom_all_gather(FailsOnce())
+        with pytest.raises(KeyError, match="of the script's"):
+            model[1].unshard()
+        model[1].unshard()
+        whole = model[1].wide.weight.detach().clone()
+        model[1].reshard()
+        torch.testing.assert_close(whole, model[1].wide.weight.full_tensor())
+        model(batch(0)).sum().backward()
+
+
+class Flaky(Rounded):
+    """Fails once, when a unit's gather has begun with another one."""
+
+    calls = 0
+
+    def fsdp_pre_all_gather(self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, policy: Any) -> Any:
+        Flaky.calls += 1
+        if Flaky.calls == 2:
+            raise KeyError("of the script's")
+        return super().fsdp_pre_all_gather(mesh, outer_size, outer_stride, module, policy)
+
+
+def tries_extensions_again(rank: int, world_size: int) -> None:
+    with ours():
+        model = make_model()
+        for layer in (model[1].wide, model[1].narrow):
+            layer.weight = nn.Parameter(Flaky(layer.weight.detach()))
+        shard_all(model)
+        with pytest.raises(KeyError, match="of the script's"):
+            model[1].unshard()
+        model[1].unshard()
+        wholes = [layer.weight.detach().clone() for layer in (model[1].wide, model[1].narrow)]
+        model[1].reshard()
+        for whole, layer in zip(wholes, (model[1].wide, model[1].narrow)):
+            torch.testing.assert_close(whole, layer.weight.full_tensor().data_.bfloat16().float())
+        model(batch(0)).sum().backward()
+
+
+@pytest.mark.parametrize("run", [tries_again, tries_extensions_again])
+def test_a_gather_begins_anew_after_a_failure(run: Any) -> None:
+    run_ranks(run, 2)
+
+
+CLOSED = "was read while it is sharded|out of bounds for storage of size 0"  # torch looks at sizes first
+
+
+def ends_graphs(rank: int, world_size: int) -> None:
+    with ours():
+        model = shard_all(rounded(make_model()))
+        seen: list[Tensor] = []
+        model[0].wide.register_forward_pre_hook(lambda module, args: seen.append(module.weight))
+        model(batch(0)).sum().backward()
+        with pytest.raises(RuntimeError, match=r"wide\.weight of unit .*0.* was read while it is sharded"):
+            seen[0].sum()
+        loss = model(batch(1)).sum()
+        tsm.reshard(model, None, degrees=(1, 1, 1))
+        with pytest.raises(RuntimeError, match=CLOSED):
+            loss.backward()
+        loss = model(batch(2)).sum()
+        loss.backward()
+        assert model[0].wide.weight.grad is not None
+        loss = model(batch(3)).sum()
+        alive = weakref.ref(model)
+        del model
+        gc.collect()
+        assert alive() is None
+        with pytest.raises(RuntimeError, match=CLOSED):
+            loss.backward()
+
+
+def ends_graphs_that_read_nothing(rank: int, world_size: int) -> None:
+    """The gradient of a first layer needs no parameter."""
+    with ours():
+        layer = nn.Linear(2, 4, bias=False)
+        layer.weight = nn.Parameter(Rounded(layer.weight.detach()))
+        fully_shard(layer)
+        loss = layer(torch.ones(1, 2)).sum()
+        tsm.reshard(layer, None, degrees=(1, 1, 1))
+        with pytest.raises(tsm.InvalidArgument, match="from before a change of degrees"):
+            loss.backward()
+        loss = layer(torch.ones(1, 2)).sum()
+        del layer
+        gc.collect()
+        with pytest.raises(tsm.InvalidArgument, match="whose model is gone"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("run", [ends_graphs, ends_graphs_that_read_nothing])
+def test_graphs_of_extensions_end(run: Any) -> None:
+    run_ranks(run, 2)
+
+
+def makes_graphs(rank: int, world_size: int) -> None:
+    def gradients(create_graph: bool) -> list[Tensor]:
+        model = shard_all(rounded(make_model()))
+        for step in range(2):
+            model(batch(step)).square().mean().backward(create_graph=create_graph)
+        assert not any(p.grad.requires_grad for p in model.parameters())
+        return [p.grad.to_local().clone() for p in model.parameters()]
+
+    with ours():
+        for with_graph, without in zip(gradients(True), gradients(False), strict=True):
+            torch.testing.assert_close(with_graph, without)
+
+
+def test_backwards_of_extensions_create_graphs() -> None:
+    run_ranks(makes_graphs, 2)
+
+
+def freezes(rank: int, world_size: int) -> None:
+    def gradients(wanted: list[bool], degrees: dict[int, tuple[int, int, int]]) -> list[Tensor | None]:
+        model = shard_all(rounded(make_model()))
+        parameter = model[0].wide.weight
+        found: list[Tensor | None] = []
+        for step, trains in enumerate(wanted):
+            parameter.requires_grad_(trains)
+            if step in degrees:
+                tsm.reshard(model, None, degrees=degrees[step])
+            model(batch(step)).square().mean().backward()
+            found.append(None if parameter.grad is None else parameter.grad.full_tensor())
+            for each in model.parameters():
+                each.grad = None
+        return found
+
+    with ours():
+        reference = gradients([True] * 5, {})
+        for degrees in ({}, {1: (1, 1, 1), 3: (2, 2, 2)}):
+            wanted = [True, False, True, False, True]
+            for trains, gradient, expected in zip(wanted, gradients(wanted, degrees), reference, strict=True):
+                assert (gradient is not None) == trains
+                if trains:
+                    torch.testing.assert_close(gradient, expected)
+
+
+def test_extensions_freeze_and_unfreeze() -> None:
+    run_ranks(freezes, 2)
+
+
+class WithNothing(Rounded):
+    """Brings a tensor without elements, too."""
+
+    def fsdp_pre_all_gather(self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, policy: Any) -> Any:
+        (padded,), metadata = super().fsdp_pre_all_gather(mesh, outer_size, outer_stride, module, policy)
+        return (padded, torch.empty(0, dtype=torch.float64)), metadata
+
+    def fsdp_post_all_gather(self, outputs: Any, metadata: Any, dtype: torch.dtype, *, out: Any = None) -> Any:
+        padded, nothing = outputs
+        assert nothing.numel() == 0 and nothing.dtype is torch.float64
+        return super().fsdp_post_all_gather((padded,), metadata, dtype, out=out)
+
+
+def gathers_nothing(rank: int, world_size: int) -> None:
+    with ours():
+        model = make_model()
+        model[1].wide.weight = nn.Parameter(WithNothing(model[1].wide.weight.detach()))
+        model[1].nothing = nn.Parameter(torch.empty(0, 3))
+        shard_all(model)
+        gather, total = Gather(), Sum()
+        model[1].set_custom_all_gather(gather)
+        model[1].set_custom_reduce_scatter(total)
+        model[1].set_reduce_scatter_unused_params(True)
+        for step in range(2):
+            model(batch(step)).sum().backward()
+        assert gather.calls == 8 and total.calls == 2  # the former for two dtypes
+
+
+def test_collectives_of_buffers_without_elements() -> None:
+    run_ranks(gathers_nothing, 2)
 
 
 def test_what_cannot_be_extended() -> None:

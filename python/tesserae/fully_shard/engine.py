@@ -81,6 +81,8 @@ def _build(root: State) -> None:
 
 
 def _make_unit(state: State) -> None:
+    for managed in state.parameters:
+        faces.require_rows(managed)
     values = [faces.local_values(managed) for managed in state.parameters]
     compute = [faces.make_compute(managed) for managed in state.parameters]
     names = faces.names_in(state.modules[0], state.parameters)
@@ -128,6 +130,7 @@ def _take_over(state: State) -> None:
                     f"[fully_shard] parameter {managed.name} of {before.dtype} was replaced by one of "
                     f"{managed.parameter.dtype} after the first step; convert the model before it"
                 )
+            faces.require_rows(managed)
             faces.copy_values(managed.parameter, before)
             replaced = True
     if replaced:

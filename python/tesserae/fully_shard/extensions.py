@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,6 +64,7 @@ class _Extension:
         self._number = number
         self._metadata: Any = None
         self._mesh: tuple[Places, DeviceMesh] | None = None
+        self._hooked = False  # what is shown gives its gradient away
 
     @torch.no_grad()
     def inputs(self) -> list[Tensor]:
@@ -88,6 +90,7 @@ class _Extension:
         dtype = state.policy.param_dtype or managed.parameter.dtype
         if not first:
             assert managed.shown is not None
+            self._follow(managed, managed.shown)
             with keep_version(managed.shown):
                 call(tuple(outputs), metadata, dtype, out=managed.shown)
             return []
@@ -107,17 +110,18 @@ class _Extension:
         assert unit is not None
         whole = torch.as_strided(whole, parameter.shape, parameter.stride(), 0)
         managed.shown = nn.Parameter(whole, requires_grad=parameter.requires_grad)
-        to, number = weakref.ref(unit), self._number
-
-        def give_gradient(shown: Tensor) -> None:
-            gradient, shown.grad = shown.grad, None
-            owner = to()
-            assert owner is not None and gradient is not None
-            owner.add_gradient(number, _as_dense(gradient))
-
-        if parameter.requires_grad:
-            managed.shown.register_post_accumulate_grad_hook(give_gradient)
+        self._hooked = False
+        self._follow(managed, managed.shown)
         unit.set_entries(faces.entries_of(state.parameters), while_gathered=True)
+
+    def _follow(self, managed: faces.Managed, shown: nn.Parameter) -> None:
+        """The script may freeze the parameter, and unfreeze it."""
+        wanted = managed.parameter.requires_grad
+        if shown.requires_grad != wanted and not _C.in_backward():
+            shown.requires_grad_(wanted)
+        if shown.requires_grad and not self._hooked:
+            shown.register_post_accumulate_grad_hook(_giver(self._state, self._number))
+            self._hooked = True
 
     def _shard_mesh(self, state: State) -> DeviceMesh:
         if self._mesh is None or self._mesh[0] is not state.places:
@@ -128,6 +132,24 @@ class _Extension:
         state = self._state()
         assert state is not None
         return state, state.parameters[self._number]
+
+
+def _giver(of: weakref.ref[State], number: int) -> Callable[[Tensor], None]:
+    """3. Autograd's graph keeps it, and may outlive the model."""
+
+    @torch.no_grad()
+    def give_gradient(shown: Tensor) -> None:
+        gradient, shown.grad = shown.grad, None
+        state = of()
+        if state is None or state.unit is None or state.parameters[number].shown is not shown:
+            raise _C.InvalidArgument(
+                "[fully_shard] the backward of a forward whose model is gone, or from before a change of degrees, has "
+                "reached a parameter that extends its all-gather: such a graph ends there. Call backward() before"
+            )
+        assert gradient is not None
+        state.unit.add_gradient(number, _as_dense(gradient))
+
+    return give_gradient
 
 
 def _extends(managed: faces.Managed) -> bool:

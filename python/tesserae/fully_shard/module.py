@@ -143,18 +143,14 @@ class FSDPModule(TorchFSDPModule):
 
     def set_custom_all_gather(self, comm: Any) -> None:
         """comm(output_tensor, input_tensor, group) gathers this module's parameters in place of the engine, in memory
-        of comm.allocate(), in a thread of the engine; `group`: one of its own, of the ranks that shard them. Before the
-        first forward. None: the engine again."""
-        state = _state(self)
-        state.gatherer = _checked("set_custom_all_gather", comm)
-        state.apply_collectives()
+        of comm.allocate(), in a thread of the engine; `group`: one of its own, of the ranks that shard them. Also what
+        extensions of the all-gather bring; a call for each dtype. Before the first forward. None: the engine again."""
+        _set_collective(_state(self), "gatherer", _checked("set_custom_all_gather", comm))
 
     def set_custom_reduce_scatter(self, comm: Any) -> None:
         """The same for the sum of this module's gradients over the ranks that shard them: comm(output_tensor,
         input_tensor, group, op), with op SUM, which the engine divides."""
-        state = _state(self)
-        state.scatterer = _checked("set_custom_reduce_scatter", comm)
-        state.apply_collectives()
+        _set_collective(_state(self), "scatterer", _checked("set_custom_reduce_scatter", comm))
 
 
 class _Handle(UnshardHandle):
@@ -194,6 +190,16 @@ def _require_sharded(modules: list[Any]) -> None:
     for module in modules:
         if not isinstance(module, TorchFSDPModule):
             raise ValueError(f"Expects FSDPModule but got {type(module)}: {module}")
+
+
+def _set_collective(state: State, kind: str, comm: Any) -> None:
+    before = getattr(state, kind)
+    setattr(state, kind, comm)
+    try:
+        state.apply_collectives()
+    except Exception:
+        setattr(state, kind, before)  # what is applied again at each change of degrees
+        raise
 
 
 def _checked(method: str, comm: Any) -> Any:

@@ -164,6 +164,21 @@ def dense_of(tensor: torch.Tensor) -> torch.Tensor:
     return getattr(tensor, inner[0]) if inner else tensor
 
 
+def require_rows(managed: Managed) -> None:
+    """The engine keeps, updates and moves a parameter's values where dense_of() finds them."""
+    local = local_of(managed.parameter)
+    values = dense_of(local)
+    same = values.shape == local.shape and values.dtype == local.dtype and not inner_tensors(values)
+    if not same:
+        raise _C.InvalidArgument(
+            f"[fully_shard] parameter {managed.name}, a {type(local).__name__} of shape {list(local.shape)} and "
+            f"{local.dtype}, keeps a {type(values).__name__} of shape {list(values.shape)} and {values.dtype} as its "
+            f"first inner tensor ({inner_tensors(local)[0]}); tesserae trains what is there: let __tensor_flatten__ "
+            "name a plain tensor with the parameter's own values first, of its shape and dtype, or pass the parameter "
+            "in ignored_params"
+        )
+
+
 def is_empty(parameter: torch.Tensor) -> bool:
     """A sharded parameter on the meta device: it has no values yet."""
     return isinstance(parameter, DTensor) and local_of(parameter).is_meta
