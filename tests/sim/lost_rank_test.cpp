@@ -17,6 +17,7 @@
 #include "tesserae/comm/group_table.h"
 #include "tesserae/comm/liveness/liveness.h"
 #include "tesserae/comm/liveness/liveness_store.h"
+#include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/comm/transports/c10d_group.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/os/clock.h"
@@ -31,17 +32,17 @@ namespace net = shard::testing;
 
 /// What ranks that are threads share: where they meet, and where they hear of each other.
 struct Place {
-  static constexpr int ranks = 3;
-  static constexpr int lost = 2;
   static constexpr std::chrono::seconds deadline{60};
 
+  const int ranks;
+  const int lost = ranks - 1;
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<Room>> rooms;
   std::atomic<int> waiting = 0;  ///< of those that are left: who is about to wait for the one that is lost
   std::atomic<int> done = 0;     ///< who needs it no more
 
-  Place() {
+  explicit Place(int count) : ranks(count) {
     for (int rank = 0; rank < ranks; ++rank) comm::Liveness::introduce(rank, store);
   }
   std::shared_ptr<Room> room(const std::string& name, size_t size) {
@@ -50,7 +51,14 @@ struct Place {
     if (!room) room = std::make_shared<Room>(name, static_cast<int>(size));
     return room;
   }
+  std::vector<std::string> hosts() const {
+    std::vector<std::string> names;
+    for (int rank = 0; rank < ranks; ++rank) names.push_back(cat("host", rank));
+    return names;
+  }
   void report_lost() const { comm::LivenessStore(store).report_lost(lost); }
+  /// As Fabric::reconnect() does first, on a rank that heard of it.
+  void give_up(int rank) const { comm::LivenessStore(store).report_left(rank, /*gives_up=*/true); }
   /// Of the rank that is lost, which takes part in nothing any more.
   void lose() {
     while (waiting + done < ranks - 1) os::sleep_for(std::chrono::milliseconds(1));
@@ -67,10 +75,10 @@ class WatchedFabric final : public comm::Fabric {
  public:
   WatchedFabric(Place& place, int rank)
       : place_(place),
-        world_(mesh::World::joined(rank, Place::ranks, /*served=*/true).with_hosts({"a", "b", "c"})),
+        world_(mesh::World::joined(rank, place.ranks, /*served=*/true).with_hosts(place.hosts())),
         device_(sim::device(static_cast<c10::DeviceIndex>(rank))),
         liveness_(world_, place.store, /*server=*/-1),
-        table_(rank, Place::ranks, comm::Lane::Kind::stream, device_) {}
+        table_(rank, place.ranks, comm::Lane::Kind::stream, device_) {}
   ~WatchedFabric() override { table_.clear(); }
 
   const mesh::World& world() const override { return world_; }
@@ -97,14 +105,14 @@ class WatchedFabric final : public comm::Fabric {
 
 class SimLostRank : public Sim {
  protected:
-  static constexpr int ranks = Place::ranks;
-  static constexpr int lost = Place::lost;
+  static constexpr int ranks = 3;
+  static constexpr int lost = ranks - 1;
 
-  /// `body` as ranks that are threads.
-  static void run(const std::function<void(comm::Fabric& fabric, Place& place)>& body) {
-    Place place;
+  /// `body` as ranks that are threads; the last of them is the one that is lost.
+  static void run(const std::function<void(comm::Fabric& fabric, Place& place)>& body, int count = ranks) {
+    Place place(count);
     std::vector<std::thread> threads;
-    for (int rank = 0; rank < ranks; ++rank) {
+    for (int rank = 0; rank < count; ++rank) {
       threads.emplace_back([&, rank] {
         const auto index = static_cast<c10::DeviceIndex>(rank);
         const c10::DeviceGuard here(device(index));
@@ -115,10 +123,46 @@ class SimLostRank : public Sim {
         } catch (const std::exception& error) {
           ADD_FAILURE() << "rank " << rank << ": " << error.what();
         }
-        if (rank != lost) ++place.done;
+        if (rank != place.lost) ++place.done;
       });
     }
     for (auto& thread : threads) thread.join();
+  }
+
+  /// A step of all ranks, then one in which the others wait for the norm when the last is lost.
+  static void lose_one_in_a_step(comm::Fabric& fabric, Place& place, int tensor) {
+    net::NetOptions options;
+    net::Net model(options);
+    net::fill_all(*model);
+    shard::Options sharding;
+    sharding.mesh =
+        std::make_shared<comm::MeshFabric>(net::share(fabric), mesh::Mesh(fabric.size(), {.tensor = tensor}));
+    const std::shared_ptr<comm::Fabric> state = sharding.mesh->over(mesh::axes::state);
+    sharding.strategy = mesh::preset("FULL_SHARD", state->size());
+    auto sharded = shard::shard_model(model, state, sharding);
+    optim::AdamW optimizer(sharded, optim::AdamWOptions{.lr = 1e-2});
+    const auto batch = net::batch_of(options, 0, state->rank(), state->size(), 2 * state->size());
+    const auto backward = [&] {
+      model(batch.tokens.to(fabric.device()), batch.targets.to(fabric.device())).backward();
+    };
+    backward();
+    const double norm = optimizer.step().norm;
+    EXPECT_GT(norm, 0);
+    EXPECT_EQ(comm::max_over_ranks(fabric, norm), norm);
+    optimizer.zero_grad();
+    backward();
+    if (fabric.rank() == place.lost) return place.lose();
+    std::vector<at::Tensor> before;
+    for (const auto& shard : sharded.shards()) before.push_back(shard.master.clone());
+    std::vector<double> sums{1};
+    ++place.waiting;
+    EXPECT_EQ(lost_according_to([&] { optimizer.step({.clip_norm = 0.5, .also_sum = &sums}); }),
+              std::vector<int>{place.lost});
+    place.give_up(fabric.rank());
+    EXPECT_EQ(optimizer.steps_done(), 1) << "only the one before";
+    EXPECT_EQ(sums, std::vector<double>{1}) << "no sum";
+    size_t i = 0;
+    for (const auto& shard : sharded.shards()) EXPECT_TRUE(at::equal(shard.master, before[i++])) << "shard " << i;
   }
 
   template <class Call>
@@ -136,34 +180,13 @@ class SimLostRank : public Sim {
 
 // With the norm a step has counted, and recovery keeps it.
 TEST_F(SimLostRank, WhoWaitsForTheNormHasMadeNoStep) {
-  run([](comm::Fabric& fabric, Place& place) {
-    net::NetOptions options;
-    net::Net model(options);
-    net::fill_all(*model);
-    shard::Options sharding;
-    sharding.strategy = {{ranks, ranks, ranks}, true, true};
-    auto sharded = shard::shard_model(model, net::share(fabric), sharding);
-    optim::AdamW optimizer(sharded, optim::AdamWOptions{.lr = 1e-2});
-    const auto batch = net::batch_of(options, 0, fabric.rank(), fabric.size(), 6);
-    const auto backward = [&] {
-      model(batch.tokens.to(fabric.device()), batch.targets.to(fabric.device())).backward();
-    };
-    backward();
-    EXPECT_GT(optimizer.step().norm, 0);
-    optimizer.zero_grad();
-    backward();
-    if (fabric.rank() == lost) return place.lose();
-    std::vector<at::Tensor> before;
-    for (const auto& shard : sharded.shards()) before.push_back(shard.master.clone());
-    std::vector<double> sums{1};
-    ++place.waiting;
-    EXPECT_EQ(lost_according_to([&] { optimizer.step({.clip_norm = 0.5, .also_sum = &sums}); }),
-              std::vector<int>{lost});
-    EXPECT_EQ(optimizer.steps_done(), 1) << "only the one before";
-    EXPECT_EQ(sums, std::vector<double>{1}) << "no sum";
-    size_t i = 0;
-    for (const auto& shard : sharded.shards()) EXPECT_TRUE(at::equal(shard.master, before[i++])) << "shard " << i;
-  });
+  run([](comm::Fabric& fabric, Place& place) { lose_one_in_a_step(fabric, place, /*tensor=*/1); });
+}
+
+// Rank 0 has no group with rank 3: it would hear of the norm from rank 1, which has.
+TEST_F(SimLostRank, WhoHearsOfTheNormFromThemHasMadeNoStep) {
+  constexpr int count = 4;
+  run([](comm::Fabric& fabric, Place& place) { lose_one_in_a_step(fabric, place, /*tensor=*/2); }, count);
 }
 
 TEST_F(SimLostRank, WhatRanksTellEachOtherIsNotTheirOwnPartOfIt) {
@@ -194,9 +217,8 @@ TEST_F(SimLostRank, AGroupThatHasNotLostAMemberEndsWhenOthersGiveUp) {
     fabric.everyone().barrier();
     if (fabric.rank() == lost) return place.stay();
     if (fabric.rank() == 1) {
-      comm::LivenessStore told(place.store);
-      told.report_lost(lost);
-      return told.report_left(1, /*gives_up=*/true);
+      place.report_lost();
+      return place.give_up(1);
     }
     const at::Tensor sum = at::ones({1}, at::TensorOptions().device(fabric.device()));
     EXPECT_EQ(lost_according_to([&] {
