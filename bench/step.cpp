@@ -5,6 +5,7 @@
 //   bench_step --mode plain --nproc 2 ...                           no communication; the ceiling comes from it
 //   bench_step --mode plain --data-ranks 2 ...                      one process on the same global batch
 //   bench_step --backend null --ranks 512 ...                       one rank of 512 whose bytes go nowhere
+//   bench_step --offload-activations --offload-state ...            what leaves the device, and comes back for its turn
 //
 // The report is JSON with the fields of bench/peers.py and what only we can tell: exposed communication, bytes sent,
 // the buffer pool. A step is forward, backward, optimizer step and zero_grad; making the batch is outside the clock.
@@ -29,8 +30,10 @@
 #include "tesserae/comm/fabric.h"
 #include "tesserae/model/gpt.h"
 #include "tesserae/model/init.h"
+#include "tesserae/offload/activations.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/os/memory.h"
+#include "tesserae/shard/activation_offload.h"
 #include "tesserae/shard/sharded.h"
 #include "tesserae/train/launcher.h"
 
@@ -165,6 +168,15 @@ void run_plain(const StepOptions& options) {
   }
 }
 
+json offload_report(const offload::Activations& activations, const offload::ActivationCounters& before, int steps) {
+  const offload::ActivationCounters now = activations.counters();
+  return {{"to", activations.shelf()},
+          {"out_bytes_per_step", (now.out - before.out) / steps},
+          {"in_bytes_per_step", (now.in - before.in) / steps},
+          {"most_away_bytes", now.most_away},
+          {"waited_ms", (now.waited - before.waited) * 1e3 / steps}};
+}
+
 json engine_report(const shard::Statistics& before, const shard::Statistics& after, uint64_t bytes, int steps) {
   const auto per_step_ms = [&](double shard::Statistics::*field) {
     return (after.*field - before.*field) * 1e3 / steps;
@@ -183,7 +195,7 @@ json engine_report(const shard::Statistics& before, const shard::Statistics& aft
 }
 
 void run_sharded(const StepOptions& options, const std::shared_ptr<comm::Fabric>& fabric) {
-  at::set_num_threads(1);
+  at::set_num_threads(options.threads);
   const uint64_t base_rss = os::peak_resident();
   model::GptConfig config = options.model;
   config.device = options.whole_model ? fabric->device() : c10::Device(c10::kMeta);
@@ -197,14 +209,22 @@ void run_sharded(const StepOptions& options, const std::shared_ptr<comm::Fabric>
   how.parameter_wire = comm::wire_of(options.parameter_wire);
   how.gradient_wire = comm::wire_of(options.gradient_wire);
   how.initialize = model::initialize(options.model);
+  if (options.offload_state) how.tiers = {offload::Tier::host, offload::Tier::host, offload::Tier::host};
   auto sharded = shard::shard_model(model, fabric, how);
   optim::AdamW optimizer(sharded);
+  std::shared_ptr<offload::Activations> activations;
+  if (options.offload_activations) {
+    activations = offload::Activations::make({.smallest = options.activation_size, .folder = options.scratch});
+    shard::offload_activations(sharded.engine(), activations);
+  }
 
   shard::Statistics before;
+  offload::ActivationCounters left_before;
   uint64_t bytes_before = 0;
   const auto before_timing = [&] {
     fabric->everyone().barrier();
     before = sharded.statistics();
+    if (activations) left_before = activations->counters();
     bytes_before = fabric->counters().bytes();
   };
   const auto batch = [&](int step) {
@@ -228,6 +248,8 @@ void run_sharded(const StepOptions& options, const std::shared_ptr<comm::Fabric>
   report["layout"] = mesh::to_string(how.strategy.degrees);
   report["peak_rss_bytes_of_all"] = sharded.sum_over_ranks(static_cast<double>(os::peak_resident()));
   report["engine"] = engine_report(before, after, bytes, options.steps);
+  report["state_on_host"] = options.offload_state;
+  if (activations) report["activations"] = offload_report(*activations, left_before, options.steps);
   if (fabric->rank() == 0) write(options, report);
 }
 

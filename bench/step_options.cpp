@@ -42,6 +42,13 @@ int parse(int argc, char** argv, StepOptions& o) {
   app.add_option("--batch", o.batch, "sequences a rank and step")->check(CLI::PositiveNumber);
   app.add_flag("--checkpoint-activations", o.checkpoint_activations, "recompute each block in backward");
   app.add_flag("--whole-model", o.whole_model, "build the whole model in memory before it is sharded");
+  app.add_flag("--offload-activations", o.offload_activations,
+               "activations leave after forward: to pinned memory, or from the host to a disk");
+  app.add_option("--activation-size", o.activation_size, "bytes of the smallest that leaves")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--offload-state", o.offload_state, "training state in memory of the host");
+  app.add_option("--threads", o.threads, "of a rank, on the host")->check(CLI::PositiveNumber);
+  app.add_option("--scratch", o.scratch, "folder for activations of the host");
 
   auto* strategy = app.add_option("--strategy", o.strategy)->check(CLI::IsMember(mesh::preset_names()));
   app.add_option("--degree", o.degree, "of HYBRID_SHARD, HYBRID_SHARD_ZERO2 and ZERO_PP");

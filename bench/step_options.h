@@ -19,7 +19,12 @@ struct StepOptions {
   model::GptConfig model;
   int64_t sequence = 0, batch = 1;
   bool checkpoint_activations = false;
-  bool whole_model = false;  ///< build the model in memory before it is sharded, not on the meta device
+  bool whole_model = false;           ///< build the model in memory before it is sharded, not on the meta device
+  bool offload_activations = false;   ///< out of the device between forward and backward
+  int64_t activation_size = 1 << 20;  ///< bytes; what is smaller stays
+  bool offload_state = false;         ///< parameters, gradients and optimizer state in memory of the host
+  int threads = 1;                    ///< of a rank, on the host: an optimizer whose state is there uses them
+  std::string scratch = ".";          ///< where activations of the host go
 
   std::string strategy = "FULL_SHARD";
   int degree = 0;

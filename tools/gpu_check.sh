@@ -5,7 +5,8 @@
 #   1  correctness: lanes that are streams, NCCL with one rank, groups and training of four processes that share the GPU
 #      (backend "staged"), `tesserae train` on that
 #   2  speed at 1 B parameters in bf16: host cost; a step of ours, plain torch, FSDP1 and FSDP2: tokens/s, MFU, peak memory
-#   3  pauses: an asynchronous save beside DCP's; turns of the dial with four ranks on the GPU
+#   3  pauses: an asynchronous save beside DCP's; turns of the dial with four ranks on the GPU; the model of part 2 with
+#      activations, then all training state in memory of the host, beside none: time of a step, peak memory of the device
 #   4  a profile of a step: trace.json.gz, and what took most of the device's time
 #
 # Each part takes less than nine minutes on 16 cores and writes part<N>.json to $OUT (if not set: bench/gpu/), logs beside
@@ -122,11 +123,13 @@ if [ "$device" = cuda ]; then
   shape=(--dimension 2048 --layers 18 --heads 16 --vocabulary 32000 --sequence 2048 --batch 4 --precision bf16)
   small=(--dimension 1024 --layers 8 --heads 16 --vocabulary 8192 --sequence 256 --precision bf16)
   counts=(--steps 10 --warmup 3)
+  offload_counts=(--steps 5 --warmup 2)
   host_cost=(--units 48 --repeats 9 --steps 20)
 else
   shape=(--dimension 32 --layers 2 --heads 2 --vocabulary 64 --sequence 16)
   small=("${shape[@]}")
   counts=(--steps 2 --warmup 1)
+  offload_counts=("${counts[@]}" --activation-size 1)
 fi
 
 part_1() {
@@ -165,7 +168,7 @@ part_2() {
 }
 
 part_3() {
-  make_targets bench_checkpoint bench_dial
+  make_targets bench_checkpoint bench_dial bench_step
   local folder
   folder=$(mktemp -d)
   # One rank: `async_call` is the pause.
@@ -176,6 +179,16 @@ part_3() {
   rm -rf "$folder"
   check dial 150 "${four[@]}" "$build/bench/bench_dial" --nproc 4 --backend staged --device $device --degrees 4,2,1,4 \
     "${small[@]}" --steps 2 --warmup 1 --json "$logs/dial.json"
+  # Whatever leaves, it is the same model, batch and number of steps.
+  local leaves
+  for leaves in none activations state; do
+    local flags=()
+    [ $leaves = none ] || flags=("--offload-$leaves")
+    # The optimizer goes over state of the host with the processor.
+    [ $leaves != state ] || flags+=(--threads "$(nproc)")
+    check "offload_$leaves" 90 "$build/bench/bench_step" --device $device --backend staged "${shape[@]}" \
+      "${offload_counts[@]}" "${flags[@]}" --json "$logs/offload_$leaves.json"
+  done
   not_here dial_restart "FSDP2 has no backend for four ranks on one GPU; bench/dial.py restarts it on CPUs"
 }
 

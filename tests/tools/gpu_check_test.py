@@ -19,7 +19,8 @@ CHECKS = {
     1: {"lanes", "parity", "groups", "nccl", "train"},
     2: {"host_cost", "step_plain", "step_sharded", "python_plain", "python_fsdp1", "python_fsdp2", "python_tesserae",
         "python_tesserae2"},
-    3: {"checkpoint", "checkpoint_dcp", "dial", "dial_restart"},
+    3: {"checkpoint", "checkpoint_dcp", "dial", "dial_restart", "offload_none", "offload_activations",
+        "offload_state"},
     4: {"profile_fsdp2", "profile_tesserae2"},
 }  # fmt: skip
 NOT_HERE = {1: {"nccl", "train"}, 2: {"host_cost"}, 3: {"dial_restart"}}
@@ -52,6 +53,15 @@ def test_a_part_runs_on_the_simulated_device(part: int, tmp_path: Path) -> None:
         }
         # Not looked at: torch's own FSDP2, whose losses become NaN for some delays there; why is not known.
         assert len({tuple(values) for values in losses.values()}) == 1, losses  # all train the same model
+    if part == 3:
+        none, activations, state = (report["measured"][f"offload_{what}"] for what in ("none", "activations", "state"))
+        for run in (activations, state):
+            assert [round(loss, 4) for loss in run["losses"]] == [round(loss, 4) for loss in none["losses"]]
+            assert len(run["step_ms"]) == len(none["step_ms"])
+        assert activations["activations"]["in_bytes_per_step"] > 0
+        # Not looked at: the peak beside activations that leave, which two layers do not have.
+        assert state["peak_device_bytes"] < 0.6 * none["peak_device_bytes"]
+        assert [run["state_on_host"] for run in (none, activations, state)] == [False, False, True]
     if part == 4:
         assert {path.name for path in tmp_path.glob("trace_*")} == {
             f"trace_{m}.json.gz" for m in ("fsdp2", "tesserae2")
