@@ -114,6 +114,7 @@ void FlatParameter::cast_master() {
 bool FlatParameter::begin_gather() {
   if (resident_ || (held_ && shown_version_ == version_)) return false;
   if (extended()) extended_->begin();
+  if (from_rest_) gather_.wait();  // nobody has waited for it, and its task reads what changes now
   held_ = true;
   arrived_ = false;
   shown_version_ = version_;

@@ -238,6 +238,8 @@ bool TrainingState::fill(const std::vector<bool>& whole, int reference, bool kee
     fabric->everyone().broadcast(there, reference);
     if (!there.is_same(tensor)) at::Tensor(tensor).copy_(there);
   }
+  // On a device all of that may be queued still: who hears from all ranks knows that it was done.
+  comm::lowest_rank_with(*fabric, false);
   return true;
 }
 
