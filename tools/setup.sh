@@ -180,6 +180,9 @@ if [ "$use_venv" = yes ]; then
   fi
   # Most of torch's 2,000 modules are never imported: compiling them all would take half a minute.
   tools/phase.sh python build/setup/pip.log .venv/bin/python -m pip install --no-compile -r requirements.txt
+  # g++ takes headers of equal content and time for one, and torch has many that are empty: with times as they were
+  # installed, what it makes of torch's headers differs from clone to clone, and the compiler's cache finds nothing.
+  find .venv/lib/python*/site-packages/torch/include -type f -exec touch -d 2000-01-01 {} +
   python=.venv/bin/python
 fi
 if [ "$dev" = yes ] && ! has_requirements "$python" requirements-dev.txt; then
