@@ -18,7 +18,7 @@ BENCH_ARGS ?=
 BUILD := build/$(PRESET)
 PYTHON = "$$(cat build/setup/python)"
 PYTEST = tools/pytest.sh $(BUILD) $(PYTEST_SECONDS)
-PYTEST_SECONDS ?= 4200
+PYTEST_SECONDS ?= 4800
 parity: PYTEST_SECONDS = 14400
 CTEST = tools/ctest.sh $(BUILD)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tesserae as tsm
+from tesserae.planning.__main__ import trace_script
 from tesserae.planning.planned import Plan
 from tesserae.planning.tracing import trace
 
@@ -259,12 +260,18 @@ def test_the_program_traces_a_script(tmp_path: Path) -> None:
     [
         ("x = 1\n", "defines no model_fn and no batch"),
         ("def model_fn():\n    return 5\nbatch = 1\n", "has no tensor whose first dimension"),
-        ("def model_fn(:\n", "could not be traced"),
     ],
 )
-def test_a_script_that_cannot_be_traced_is_an_error_of_the_command_line(text: str, what: str, tmp_path: Path) -> None:
+def test_what_a_script_must_define(text: str, what: str, tmp_path: Path) -> None:
     script = tmp_path / "net.py"
     script.write_text(text)
+    with pytest.raises(tsm.InvalidArgument, match=what):
+        trace_script(script, "fp32", None)
+
+
+def test_a_script_that_cannot_be_traced_is_an_error_of_the_command_line(tmp_path: Path) -> None:
+    script = tmp_path / "net.py"
+    script.write_text("def model_fn(:\n")
     done = run_plan("--script", str(script))
     assert (done.returncode, done.stdout) == (2, "")
-    assert what in done.stderr
+    assert "SyntaxError" in done.stderr and "could not be traced" in done.stderr

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)
         try:
-            facts = _trace(options.script, options.dtype, options.units or None)
+            facts = trace_script(options.script, options.dtype, options.units or None)
         except (_C.InvalidArgument, OSError) as error:
             print(f"tesserae: {error}", file=sys.stderr)
             return 2
@@ -32,7 +32,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _trace(script: Path, dtype: str, units: list[str] | None) -> dict[str, Any]:
+def trace_script(script: Path, dtype: str, units: list[str] | None) -> dict[str, Any]:
+    """The facts of what the file defines."""
     names = runpy.run_path(str(script), run_name="tesserae_plan")
     missing = [name for name in ("model_fn", "batch") if name not in names]
     if missing:
