@@ -84,12 +84,13 @@ TEST(Surface, Checkpoints) {
 }
 
 TEST(Surface, Plan) {
-  EXPECT_THAT(entries(help({"plan"})),
-              ElementsAre("-h,--help", "--top", "--all", "--json", "--model", "--parameters", "--layers", "--dimension",
-                          "--heads", "--kv-heads", "--vocabulary", "--tied", "--batch", "--sequence", "--context",
-                          "--micro-batch", "--dtype", "--reduce", "--optimizer", "--accumulation", "--keep-activations",
-                          "--keep-gathered", "--no-sequence-parallel", "--machine", "--devices", "--per-host",
-                          "--memory", "--headroom", "--inside-gbps", "--between-gbps", "--tflops"));
+  EXPECT_THAT(
+      entries(help({"plan"})),
+      ElementsAre("-h,--help", "--top", "--all", "--json", "--model", "--script", "--units", "--traced", "--parameters",
+                  "--layers", "--dimension", "--heads", "--kv-heads", "--vocabulary", "--tied", "--batch", "--sequence",
+                  "--context", "--micro-batch", "--dtype", "--reduce", "--optimizer", "--accumulation",
+                  "--keep-activations", "--keep-gathered", "--no-sequence-parallel", "--machine", "--devices",
+                  "--per-host", "--memory", "--headroom", "--inside-gbps", "--between-gbps", "--tflops"));
 }
 
 TEST(Surface, PlanComputes) {
