@@ -118,11 +118,7 @@ def plan(job: Job, machine: Path) -> dict:
 
 def run(job: Job, deadline: float) -> dict:
     done = launch([sys.executable, str(ROOT / "bench/peers.py"), *job.words()], job.ranks, deadline)
-    return {
-        "step": statistics.median(done.report["step_ms"]) / 1e3,
-        "memory": done.peak_pss,
-        "base": done.report["base_rss_bytes"],
-    }
+    return {"step": statistics.median(done.report["step_ms"]) / 1e3, "memory": done.peak_pss}
 
 
 def idle_memory(ranks: int, deadline: float) -> int:
