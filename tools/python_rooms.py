@@ -15,6 +15,7 @@ PACKAGE = "python/tesserae/"
 ROOMS = [
     "torch_compat",
     "job",
+    "offload",
     "planning",
     "context",
     "tensor_parallel",

@@ -21,6 +21,8 @@ __all__: list[str] = [
     "Counters",
     "Damaged",
     "Dial",
+    "Disk",
+    "DiskCounters",
     "Dispatch",
     "Error",
     "Fabric",
@@ -50,9 +52,11 @@ __all__: list[str] = [
     "TokenStream",
     "TokenWriter",
     "Unit",
+    "Use",
     "Watch",
     "WholeMatrices",
     "agree",
+    "alias_of",
     "all_degrees",
     "begins_as_token_file",
     "check_degrees",
@@ -62,6 +66,7 @@ __all__: list[str] = [
     "combine",
     "connect_process_group",
     "context_attention",
+    "copy_paged",
     "copy_to_parallel",
     "dispatch",
     "experts_of_rank",
@@ -74,11 +79,13 @@ __all__: list[str] = [
     "grouped_linear",
     "heads_of_rank",
     "in_backward",
+    "is_paged",
     "list_checkpoints",
     "load_checkpoint",
     "parameter_group",
     "part_of",
     "plan_dispatch",
+    "prefetch",
     "publish_unit",
     "read_config_file",
     "replica_group",
@@ -124,6 +131,81 @@ class OutOfMemory(Error):
     """
     There is not enough memory for what was asked. Nothing was changed.
     """
+
+class DiskCounters:
+    """
+    Bytes; see tesserae/offload/disk.h.
+    """
+    @property
+    def bytes_in_memory(self) -> int:
+        """
+        Of that, now.
+        """
+    @property
+    def bytes_on_disk(self) -> int:
+        """
+        Taken on the disk.
+        """
+    @property
+    def bytes_read(self) -> int:
+        """
+        From the disk.
+        """
+    @property
+    def bytes_written(self) -> int:
+        """
+        To it.
+        """
+    @property
+    def most_bytes_in_memory(self) -> int:
+        """
+        At any time.
+        """
+    @property
+    def seconds_waited(self) -> float:
+        """
+        In which somebody needed what was not there yet, or room.
+        """
+
+class Disk:
+    """
+    The scratch file of this rank, and how much of it may be in memory.
+    """
+    def __init__(
+        self,
+        *,
+        folder: str,
+        limit: typing.SupportsInt | typing.SupportsIndex | None,
+        ranks: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        `limit`: bytes of this host, of which `ranks` have equal parts; None: three quarters of what the control group allows, if it has a limit. IoError.
+        """
+    def __str__(self) -> str: ...
+    def after_step(self) -> bool:
+        """
+        True once, the first time that this process needed more than its part in a step.
+        """
+    def tensor(self, elements: typing.SupportsInt | typing.SupportsIndex, dtype: torch.dtype) -> torch.Tensor:
+        """
+        [elements], zeros. IoError where there is no room.
+        """
+    @property
+    def counters(self) -> DiskCounters: ...
+    @property
+    def limit(self) -> int | None:
+        """
+        Bytes of this rank.
+        """
+
+class Use:
+    """
+    While it lives, tensors that lie on a disk are in memory.
+    """
+    def __enter__(self) -> typing.Any: ...
+    def __exit__(self, *args) -> None: ...
+    def __init__(self, tensors: collections.abc.Sequence[torch.Tensor], *, changes: bool) -> None: ...
+    def end(self) -> None: ...
 
 class ActivationCounters:
     """
@@ -1119,6 +1201,11 @@ def agree(fabric: Fabric, failure: str) -> tuple[int, str] | None:
     Collective: the lowest rank with a failure (a text that is not empty) and its text; None if there is none.
     """
 
+def alias_of(tensor: torch.Tensor) -> torch.Tensor:
+    """
+    The same memory as a plain tensor, whatever class it has.
+    """
+
 def all_degrees(ranks: typing.SupportsInt | typing.SupportsIndex) -> list[tuple[int, int, int]]:
     """
     Every valid (parameters, gradients, optimizer) for so many ranks.
@@ -1212,6 +1299,11 @@ def context_attention(
     Attention of this rank's queries [batch, heads, tokens, width] to the keys and values of all ranks; see tesserae/context/attention.h. causal, window: where they differ from what the sequence was cut for.
     """
 
+def copy_paged(to: torch.Tensor, source: torch.Tensor) -> None:
+    """
+    Block by block; `to` is contiguous, and so is what of `source` lies on a disk.
+    """
+
 def copy_to_parallel(x: torch.Tensor, parallel: Parallel) -> torch.Tensor:
     """
     The same tensor, whose gradients, which are partial, are summed.
@@ -1280,6 +1372,11 @@ def in_backward() -> bool:
     Whether this thread runs a backward.
     """
 
+def is_paged(tensor: torch.Tensor) -> bool:
+    """
+    Whether it, or what it is a view of, lies on a disk.
+    """
+
 def list_checkpoints(folder: str) -> list[str]:
     """
     The committed checkpoints of a folder, oldest step first.
@@ -1315,6 +1412,11 @@ def plan_dispatch(
 ) -> Dispatch:
     """
     choice [tokens, k] int64: the experts of each token, of `experts` in all; nothing is dropped. Collective over the expert axis, as the two functions below are, forward and backward. Raises InvalidArgument.
+    """
+
+def prefetch(tensors: collections.abc.Sequence[torch.Tensor]) -> None:
+    """
+    Starts to read what lies on a disk, as far as there is room.
     """
 
 def publish_unit(unit: Unit) -> None:

@@ -58,15 +58,24 @@ void check_experts(const Json& c) {
 
 const Json& init_config_schema() {
   static const Json schema = [] {
-    Json part = part_of(config_schema(),
-                        {"hybrid_shard_degree", "sm_activation_offloading", "activation_loading_horizon",
-                         "fsdp_cache_flush_warnings", "allow_empty_shards", "tensor_parallel_degree",
-                         "context_parallel_degree", "expert_parallel_degree", "random_seed", "context_parallel_method",
-                         "degrees", "$comment", "run", "wire", "offload", "dial", "preemption", "monitor"});
+    Json part =
+        part_of(config_schema(),
+                {"hybrid_shard_degree", "sm_activation_offloading", "activation_loading_horizon",
+                 "fsdp_cache_flush_warnings", "allow_empty_shards", "tensor_parallel_degree", "context_parallel_degree",
+                 "expert_parallel_degree", "random_seed", "context_parallel_method", "degrees", "$comment", "run",
+                 "wire", "offload", "memory_limit", "dial", "preemption", "monitor"});
     part["title"] = "Configuration of tsm.init";
     part["properties"]["run"] =
         part_of(config_schema()["properties"]["run"], {"folder", "connect_deadline_seconds", "deadline_seconds"});
-    part["properties"]["offload"] = part_of(config_schema()["properties"]["offload"], {"folder", "activation_size"});
+    part["properties"]["offload"] =
+        part_of(config_schema()["properties"]["offload"], {"optimizer", "folder", "activation_size"});
+    // Where the rest lies a script says by itself, with FSDP's own arguments.
+    part["properties"]["offload"]["properties"]["optimizer"] = {
+        {"description",
+         "State of torch's optimizers whose parameters are on the host: where those are, or on a disk while no step "
+         "works on it (docs/offload.md)."},
+        {"enum", {"device", "disk"}},
+        {"default", "device"}};
     // Of a script's own layers; those of `tesserae train` always multiply so.
     part["properties"]["cpu_bf16_products"] = {
         {"description",
@@ -87,6 +96,8 @@ Json validate_init_config(const Json& document) {
   read_preemption(resolved);
   Json& size = resolved["offload"]["activation_size"];
   size = read_size("offload.activation_size", size);
+  Json& limit = resolved["memory_limit"];
+  if (!limit.is_null()) limit = read_size("memory_limit", limit);
   return resolved;
 }
 

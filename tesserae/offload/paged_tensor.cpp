@@ -1,5 +1,6 @@
 #include "tesserae/offload/paged_tensor.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/StorageImpl.h>
 
@@ -21,7 +22,7 @@ PagedMemory* memory_of(const at::Tensor& tensor) {
 
 std::pair<size_t, size_t> bytes_of(const at::Tensor& tensor) {
   const size_t begin = static_cast<size_t>(tensor.storage_offset()) * tensor.element_size();
-  return {begin, begin + tensor.nbytes()};
+  return {begin, begin + at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size())};
 }
 
 }  // namespace

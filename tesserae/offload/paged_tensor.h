@@ -25,7 +25,7 @@ std::shared_ptr<Disk> disk_of(const at::Tensor& tensor);
 /// Whether it, or what it is a view of, is paged.
 bool is_paged(const at::Tensor& tensor);
 
-/// While it lives, the tensors (contiguous, of any kind; undefined ones are skipped) are in memory. Waits for that.
+/// While it lives, the tensors (of any kind; undefined ones are skipped) are in memory. Waits for that.
 /// Throws what the disk failed with. Movable; made and dropped on any thread.
 class Use {
  public:

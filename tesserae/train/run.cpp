@@ -82,7 +82,7 @@ void Run::limit_memory() {
   memory_limit_.reset();
   if (state_->disk == nullptr && !config_.offload.memory_limit) return;
   const auto here = static_cast<int>(fabric_->world().host_ranks(fabric_->rank()).size());
-  memory_limit_.emplace(state_->disk, memory_of_rank(config_.offload.memory_limit, here));
+  memory_limit_.emplace(state_->disk, offload::memory_of_rank(config_.offload.memory_limit, here));
 }
 
 /// "parameters on disk, optimizer on disk: io_uring past the page cache in /var/tmp; 315 MB of memory a rank".
@@ -90,6 +90,14 @@ std::string Run::describe_offload() const {
   const auto limit = memory_limit_->bytes();
   return cat(to_string(state_->setting().tiers), ": ", state_->disk->describe(), "; ",
              limit ? cat(short_bytes(static_cast<uint64_t>(*limit)), " of memory a rank") : "no memory limit");
+}
+
+void Run::warn_of_memory(double used) const {
+  log(LogLevel::warning,
+      cat("the memory limit cannot be held: a rank has ", short_bytes(static_cast<uint64_t>(*memory_limit_->bytes())),
+          " and needed ", short_bytes(static_cast<uint64_t>(used)),
+          " for gathered parameters, activations, the program itself and a window for what lies on the disk",
+          "; lower train.batch_per_rank, recompute activations, or start fewer ranks on a host"));
 }
 
 /// What saves the state. The dial comes later: it wants to know the step.
@@ -306,8 +314,7 @@ void Run::agree() {
   if (memory_limit_) {
     const bool on_host = fabric_->device().is_cpu();
     const double used = on_host ? dial_->here().used : static_cast<double>(os::recent_memory().peak);
-    const auto told = memory_limit_->after_step(static_cast<int64_t>(used));
-    if (told && leads()) log(LogLevel::warning, *told);
+    if (memory_limit_->after_step(static_cast<int64_t>(used)) && leads()) warn_of_memory(used);
   }
   const shard::Statistics after = state_->sharded.statistics();
   if (monitor_) monitor_->timer().end_step(state_->step);

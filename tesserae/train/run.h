@@ -16,13 +16,13 @@
 #include "tesserae/experts/step_loads.h"
 #include "tesserae/mesh/world.h"
 #include "tesserae/monitor/monitor.h"
+#include "tesserae/offload/memory_limit.h"
 #include "tesserae/optim/schedule.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/preemption/watch.h"
 #include "tesserae/train/checkpointing.h"
 #include "tesserae/train/job_setup.h"
 #include "tesserae/train/membership.h"
-#include "tesserae/train/memory_limit.h"
 #include "tesserae/train/metrics.h"
 #include "tesserae/train/restore.h"
 #include "tesserae/train/resume.h"
@@ -81,6 +81,7 @@ class Run {
   void make_state(TrainingState::Values values);
   void make_services();
   std::string describe_offload() const;
+  void warn_of_memory(double used) const;
   void listen();
   void watch();
   void serve_page();
@@ -150,9 +151,9 @@ class Run {
   std::string stop_reason_;
   std::string broken_off_;  // why a bad step ends the run; empty: none does
   int64_t misses_seen_ = 0;
-  std::optional<MemoryLimit> memory_limit_;  // where state lies on a disk
-  offload::DiskCounters disk_before_;        // the step at hand
-  double forecast_ = 0;                      // bytes of activations that leave in a micro-batch
+  std::optional<offload::MemoryLimit> memory_limit_;  // where state lies on a disk
+  offload::DiskCounters disk_before_;                 // the step at hand
+  double forecast_ = 0;                               // bytes of activations that leave in a micro-batch
   bool compared_ = false;
 
   // The step at hand, and what recovery needs to know of it.

@@ -14,10 +14,10 @@
 #include "tesserae/comm/agree.h"
 #include "tesserae/cost/transformer.h"
 #include "tesserae/model/init.h"
+#include "tesserae/offload/memory_limit.h"
 #include "tesserae/optim/adamw.h"
 #include "tesserae/optim/sgd.h"
 #include "tesserae/shard/activation_offload.h"
-#include "tesserae/train/memory_limit.h"
 
 namespace tesserae::train {
 namespace {
@@ -47,11 +47,12 @@ shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::MeshFa
   return shard::shard_model(model, mesh->over(mesh::axes::state), std::move(options));
 }
 
-/// Null where nothing lies on a disk. What may be in memory of it is for MemoryLimit to say, once a step was seen.
+/// Null where nothing lies on a disk. What may be in memory of it is for offload::MemoryLimit to say, once a step was
+/// seen.
 std::shared_ptr<offload::Disk> make_disk(const config::Config& config, const offload::Tiers& tiers) {
   if (!tiers.uses(offload::Tier::disk)) return {};
   return std::make_shared<offload::Disk>(
-      offload::DiskOptions{.folder = config.offload.folder, .memory = MemoryLimit::at_first});
+      offload::DiskOptions{.folder = config.offload.folder, .memory = offload::MemoryLimit::at_first});
 }
 
 std::shared_ptr<offload::Activations> offload_activations(const model::Gpt& model, shard::Sharded& sharded,

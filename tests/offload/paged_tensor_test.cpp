@@ -34,6 +34,15 @@ TEST_F(PagedTensorTest, IsATensorWhileItIsUsed) {
   EXPECT_GT(disk_->counters().written, 0U);
 }
 
+TEST_F(PagedTensorTest, ViewsMayHaveStrides) {
+  const at::Tensor tensor = paged_tensor(disk_, 4'000'000, at::kFloat), values = at::arange(4'000'000, at::kFloat);
+  copy(tensor, values);
+  const auto column = [](const at::Tensor& of) { return of.view({2000, 2000}).select(1, 1999); };
+  const at::Tensor view = column(tensor);
+  const Use use(view, Access::read);
+  EXPECT_TRUE(at::equal(view, column(values)));
+}
+
 TEST_F(PagedTensorTest, OutlivesWhoMadeIt) {
   at::Tensor view;
   {

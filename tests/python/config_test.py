@@ -14,6 +14,7 @@ from tesserae.job import config
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv(config.CONFIG_VARIABLE, raising=False)
+    monkeypatch.delenv("TMPDIR", raising=False)
     yield
     tsm.uninstall()
 
@@ -39,7 +40,9 @@ DEFAULTS = config.Config(
     cpu_bf16_products="torch",
     preemption=config.Preemption(file=None, command=None, every_seconds=5, exit_code=0),
     monitor=config.Monitor(enabled=None, every_seconds=0.5, port=None, host="127.0.0.1", allow_control=False),
-    offload_folder=None,
+    optimizer_on_disk=False,
+    memory_limit=None,
+    scratch_folder="/var/tmp",
     activation_size=1 << 20,
     run_folder=None,
     connect_deadline_seconds=60.0,

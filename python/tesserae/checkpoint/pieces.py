@@ -62,6 +62,8 @@ class Pieces:
         flat = local.contiguous().view(-1)
         if self.stored is not None and not local.is_contiguous():
             self._when_filled.append(lambda: _copy(local, flat))
+        if _C.is_paged(flat):  # C++ copies block by block
+            flat = _C.alias_of(flat)
         for begin, end, start in cuts:
             self.pieces.append(
                 _C.Piece(

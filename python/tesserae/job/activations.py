@@ -10,7 +10,6 @@ Scripts that use torch.autograd.graph.save_on_cpu themselves, or their own hooks
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -27,9 +26,8 @@ def install(config: configuration.Config) -> None:
     """offload_wrapper means ours from now on, unless sm_activation_offloading is false."""
     global _store
     if config.sm_activation_offloading:
-        folder = config.offload_folder or os.environ.get("TMPDIR") or "/var/tmp"
         _store = _C.Activations(
-            horizon=config.activation_loading_horizon, folder=folder, smallest=config.activation_size
+            horizon=config.activation_loading_horizon, folder=config.scratch_folder, smallest=config.activation_size
         )
         set_saving(_Saving)
 

@@ -69,7 +69,9 @@ class Config:
     cpu_bf16_products: str
     preemption: Preemption
     monitor: Monitor
-    offload_folder: str | None
+    optimizer_on_disk: bool
+    memory_limit: int | None  # bytes of a host
+    scratch_folder: str
     activation_size: int  # bytes; smaller ones stay
     run_folder: str | None
     connect_deadline_seconds: float
@@ -122,7 +124,8 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
         planned_steps=resolved["dial"]["planned_steps"],
         parameter_wire=resolved["wire"]["parameters"],
         gradient_wire=resolved["wire"]["gradients"],
-        offload_folder=resolved["offload"]["folder"],
+        optimizer_on_disk=resolved["offload"]["optimizer"] == "disk",
+        scratch_folder=resolved["offload"]["folder"] or os.environ.get("TMPDIR") or "/var/tmp",
         activation_size=resolved["offload"]["activation_size"],
         run_folder=run["folder"],
         connect_deadline_seconds=float(run["connect_deadline_seconds"]),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from tesserae import _C
-from tesserae.job import activations
+from tesserae.job import activations, disk
 from tesserae.job import config as configuration
 from tesserae.job.device import default_device
 from tesserae.job.fabrics import state_fabric
@@ -61,6 +61,14 @@ class State:
         self._config()
         store = activations.current()
         return store.counters if store is not None else None
+
+    @property
+    def disk(self) -> _C.DiskCounters | None:
+        """What the state of optimizers on a disk has cost this rank so far; None where none lies there
+        (offload.optimizer is "device", or no optimizer was made yet)."""
+        self._config()
+        opened = disk.current()
+        return opened.counters if opened is not None else None
 
     @property
     def random_seed(self) -> int:

@@ -14,10 +14,11 @@ from tesserae.fsdp.install import install
 from tesserae.fsdp.install import uninstall as uninstall_class
 from tesserae.fully_shard import clipping, muon
 from tesserae.fully_shard import install as function
-from tesserae.job import activations
+from tesserae.job import activations, disk
 from tesserae.job import config as configuration
 from tesserae.job.state import state
 from tesserae.monitor import watching
+from tesserae.offload import optimizers
 
 
 def init(config: str | os.PathLike[str] | dict[str, Any] | None) -> None:
@@ -36,6 +37,7 @@ def init(config: str | os.PathLike[str] | dict[str, Any] | None) -> None:
     muon.install()
     clipping.install()
     activations.install(wanted)
+    optimizers.install(wanted)
     automatic.watch(wanted)
     watching.watch(wanted)
     configuration.set_current(wanted)
@@ -47,6 +49,8 @@ def uninstall() -> None:
     muon.uninstall()
     clipping.uninstall()
     activations.uninstall()
+    optimizers.uninstall()
+    disk.forget()
     configuration.set_current(None)
     automatic.forget()
     watching.forget()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from tesserae import _C
 from tesserae.torch_compat.checked import checked
 
 with checked():
@@ -26,13 +27,13 @@ OptimInput = list[dict[str, Any]] | Iterable[nn.Parameter] | None
 
 
 def state_bytes(optimizer: Optimizer) -> int:
-    """What this rank holds of its state."""
+    """What this rank holds of its state, but for what lies on a disk."""
     total = 0
     for state in optimizer.state.values():
         for value in state.values() if isinstance(state, dict) else ():
             if isinstance(value, DTensor):
                 value = value.to_local()
-            total += value.nbytes if isinstance(value, Tensor) else 0
+            total += value.nbytes if isinstance(value, Tensor) and not _C.is_paged(value) else 0
     return total
 
 

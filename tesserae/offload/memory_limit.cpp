@@ -1,29 +1,22 @@
-#include "tesserae/train/memory_limit.h"
+#include "tesserae/offload/memory_limit.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "tesserae/base/error.h"
 #include "tesserae/os/memory.h"
-#include "tesserae/train/progress.h"
 
-namespace tesserae::train {
+namespace tesserae::offload {
 
-MemoryLimit::MemoryLimit(std::shared_ptr<offload::Disk> disk, std::optional<int64_t> bytes)
+MemoryLimit::MemoryLimit(std::shared_ptr<Disk> disk, std::optional<int64_t> bytes)
     : disk_(std::move(disk)), bytes_(bytes) {
   if (!bytes_ && disk_ != nullptr) disk_->set_memory(without_limit);
 }
 
-std::optional<std::string> MemoryLimit::after_step(int64_t peak) {
-  if (!bytes_) return std::nullopt;
+bool MemoryLimit::after_step(int64_t peak) {
+  if (!bytes_) return false;
   const int64_t margin = *bytes_ / 32;  // page tables, and what a step has by chance
-  const int64_t unused = *bytes_ - margin - peak;
-  if (disk_ != nullptr) give_out(unused);
-  if (peak <= *bytes_ || std::exchange(told_, true)) return std::nullopt;
-  return cat("the memory limit cannot be held: a rank has ", short_bytes(static_cast<uint64_t>(*bytes_)),
-             " and needed ", short_bytes(static_cast<uint64_t>(peak)),
-             " for gathered parameters, activations, the program itself and a window for what lies on the disk",
-             "; lower train.batch_per_rank, recompute activations, or start fewer ranks on a host");
+  if (disk_ != nullptr) give_out(*bytes_ - margin - peak);
+  return peak > *bytes_ && !std::exchange(told_, true);
 }
 
 void MemoryLimit::give_out(int64_t unused) {
@@ -43,4 +36,4 @@ std::optional<int64_t> memory_of_rank(std::optional<int64_t> configured, int ran
   return group ? std::optional(*group / 4 * 3 / ranks_here) : std::nullopt;
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::offload

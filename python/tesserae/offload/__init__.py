@@ -1,0 +1,1 @@
+"""The state of torch's optimizers on a disk."""
