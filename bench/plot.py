@@ -249,13 +249,18 @@ def recovery(out: Path) -> Figure | None:
         return None
     run = json.loads(file.read_text())
     figure, axes = pyplot.subplots(figsize=(WIDTH, 3.4))
-    names = {"tesserae": ("Tesserae: lost ranks are replaced", OURS), "torchrun": ("FSDP2, torchrun and DCP", PEER)}
-    for side, (name, paint) in names.items():
+    names = {
+        "tesserae": ("Tesserae: lost ranks are replaced", OURS, "-"),
+        "script": ("Tesserae in Python: all ranks begin again", OURS, "--"),
+        "torchrun": ("FSDP2, torchrun and DCP", PEER, "-"),
+    }
+    for side, (name, paint, line) in names.items():
         found = run["sides"].get(side)
         if found is None:
             continue
         trained = [index * found["step_seconds"] for index in range(len(found["times"]))]
-        axes.plot(found["times"], trained, color=paint, linewidth=1.6, label=f"{name} ({found['effective']:.2f})")
+        label = f"{name} ({found['effective']:.2f})"
+        axes.plot(found["times"], trained, color=paint, linestyle=line, linewidth=1.6, label=label)
         for kill in found["kills"]:
             axes.axvline(kill, color=INK, linewidth=0.5, linestyle=(0, (4, 3)))
     axes.plot([0, run["seconds"]], [0, run["seconds"]], color=INK, linewidth=0.7, label="undisturbed")

@@ -20,18 +20,18 @@ from checkpoint_peer import Bench
 from peers import leave
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """Of this script's and recovery_script.py's command line."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("dimension", "layers", "heads", "vocabulary", "sequence", "degree", "every"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--folder", type=Path, required=True, help="of checkpoints and of steps.jsonl")
     parser.add_argument("--until", type=float, required=True, help="the machine's clock at which it ends")
-    options = parser.parse_args()
-    options.loads = False
-    options.strategy, options.prefetch, options.head_unit, options.device = "FULL_SHARD", 0, False, "cpu"
-    return options
+    # What Bench wants to know beside.
+    parser.set_defaults(loads=False, strategy="FULL_SHARD", prefetch=0, head_unit=False, device="cpu")
+    return parser
 
 
 def newest(folder: Path) -> Path | None:
@@ -41,7 +41,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def main() -> None:
-    options = parse()
+    options = parser_of(__doc__).parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     bench = Bench(options)

@@ -1,11 +1,12 @@
-"""How much of its time a job trains whose ranks die: Tesserae, which replaces them, beside FSDP2 under torchrun, which
-restarts all of them from a checkpoint of torch.distributed.checkpoint.
+"""How much of its time a job trains whose ranks die: Tesserae's trainer, which replaces them; a Python script under
+tsm.with_recovery, whose ranks begin again from memory of the host; and FSDP2 under torchrun, which restarts all of them
+from a checkpoint of torch.distributed.checkpoint.
 
     python bench/recovery_time.py --seconds 150 --every 30 --json bench/out/recovery.json
 
-Both train a model of the same size on 4 ranks with two replicas (degree 2). The same ranks are killed at the same
-seconds; each side is measured against its own steps before the first kill. The restarted job saves beside training
-every --save-every steps.
+All train a model of the same size on 4 ranks with two replicas (degree 2). The same ranks are killed at the same
+seconds; each side is measured against its own steps before the first kill. Both scripts save beside training every
+--save-every steps.
 """
 
 from __future__ import annotations
@@ -44,12 +45,18 @@ def ours(folder: Path, ranks: int) -> list[str]:
     return [str(HERE.parent / "build/release/cli/tesserae"), "train", str(folder / "job.json")]
 
 
-def theirs(folder: Path, ranks: int, save_every: int, until: float) -> list[str]:
+def script(name: str, folder: Path, ranks: int, save_every: int, until: float, *more: str) -> list[str]:
+    folder.mkdir()
     arguments = [word for key, value in SHAPE.items() for word in (f"--{key}", str(value))]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--max-restarts", "1000"]
-    torchrun += ["--standalone"]
-    peer = [str(HERE / "recovery_peer.py"), *arguments, "--degree", str(ranks // 2), "--every", str(save_every)]
-    return [*torchrun, *peer, "--folder", str(folder), "--until", str(until)]
+    arguments += ["--degree", str(ranks // 2), "--every", str(save_every), "--folder", str(folder)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*torchrun, "--max-restarts", "1000", str(HERE / name), *arguments, "--until", str(until), *more]
+
+
+def rank_of(process: int) -> int:
+    """What trains: the process itself, or the child that it watches."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return int(children[0]) if children else process
 
 
 def watch(command: list[str], steps: Path, seconds: float, every: float, seed: int, log: Path) -> dict:
@@ -73,7 +80,7 @@ def watch(command: list[str], steps: Path, seconds: float, every: float, seed: i
             if begin is not None and now >= begin + every * (len(kills) + 1) and now < begin + seconds - every / 2:
                 rank = dice.randrange(4)
                 if rank in (found := processes(job.pid)):
-                    os.kill(found[rank], signal.SIGKILL)
+                    os.kill(rank_of(found[rank]), signal.SIGKILL)
                     kills.append(now - begin)
             time.sleep(0.02)
         job.send_signal(signal.SIGTERM)
@@ -102,17 +109,24 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=150.0, help="of each side, from its first step on")
     parser.add_argument("--every", type=float, default=30.0, help="seconds between kills")
     parser.add_argument("--save-every", type=int, default=10, help="steps between checkpoints of the restarted job")
-    parser.add_argument("--only", choices=("tesserae", "torchrun"))
+    parser.add_argument("--only", choices=("tesserae", "script", "torchrun"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     report = {"seconds": options.seconds, "every": options.every, "save_every": options.save_every, "sides": {}}
-    with tempfile.TemporaryDirectory(prefix="tesserae-recovery-") as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="tesserae-recovery-") as name,
+        tempfile.TemporaryDirectory(prefix="tesserae-recovery-", dir="/dev/shm") as memory,
+    ):
         folder = Path(name)
-        until = time.time() + options.seconds + 600
+        scripts = (4, options.save_every, time.time() + 3 * (options.seconds + 300))
         sides = {
             "tesserae": (lambda: ours(folder, 4), folder / "run"),
-            "torchrun": (lambda: theirs(folder, 4, options.save_every, until), folder),
+            "script": (
+                lambda: script("recovery_script.py", folder / "script", *scripts, "--memory", memory),
+                folder / "script",
+            ),
+            "torchrun": (lambda: script("recovery_peer.py", folder / "peer", *scripts), folder / "peer"),
         }
         for side, (command, where) in sides.items():
             if options.only not in (None, side):

@@ -15,6 +15,7 @@ PACKAGE = "python/tesserae/"
 ROOMS = [
     "torch_compat",
     "job",
+    "recovery",
     "offload",
     "planning",
     "context",

@@ -10,6 +10,7 @@
 #include "tesserae/mesh/mesh.h"
 #include "tesserae/mesh/split.h"
 #include "tesserae/mesh/strategy.h"
+#include "tesserae/mesh/world.h"
 
 namespace tesserae::bindings {
 namespace {
@@ -37,6 +38,15 @@ mesh::AxisSet axes_named(const std::string& name) {
 }
 
 void bind_mesh(py::module_& module) {
+  py::class_<mesh::Launch>(module, "Launch", "What the launcher told this process; see tesserae/mesh/launch.h.")
+      .def(py::init([] { return mesh::World::from_environment().launch(); }))
+      .def_readonly("rank", &mesh::Launch::rank)
+      .def_readonly("size", &mesh::Launch::size)
+      .def_readonly("local_rank", &mesh::Launch::local_rank)
+      .def_readonly("local_size", &mesh::Launch::local_size)
+      .def_readonly("address", &mesh::Launch::address)
+      .def_readonly("port", &mesh::Launch::port)
+      .def_readonly("served", &mesh::Launch::store_is_served, "By the launcher.");
   module.def(
       "all_degrees",
       [](int ranks) {

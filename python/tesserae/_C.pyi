@@ -29,6 +29,7 @@ __all__: list[str] = [
     "FlatBuffer",
     "InvalidArgument",
     "IoError",
+    "Launch",
     "Loader",
     "Mesh",
     "MeshFabric",
@@ -285,6 +286,29 @@ class Activations:
         """
         Where they go; empty before anything went.
         """
+
+class Launch:
+    """
+    What the launcher told this process; see tesserae/mesh/launch.h.
+    """
+    def __init__(self) -> None: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def local_size(self) -> int: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def served(self) -> bool:
+        """
+        By the launcher.
+        """
+    @property
+    def size(self) -> int: ...
 
 class Strategy:
     """

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tesserae.fully_shard.whole_matrices import on_whole_matrices
     from tesserae.monitor.watching import metrics
     from tesserae.planning.planned import plan
+    from tesserae.recovery.watcher import RecoveryFailed, with_recovery
     from tesserae.smp.status import status
 
 __version__ = VERSION
@@ -61,6 +62,7 @@ __all__ = [
     "Mismatch",
     "OutOfMemory",
     "PeerLost",
+    "RecoveryFailed",
     "Timeout",
     "checkpoint",
     "context_parallel",
@@ -76,6 +78,7 @@ __all__ = [
     "status",
     "transform",
     "uninstall",
+    "with_recovery",
 ]
 
 
@@ -84,12 +87,14 @@ _backend.register()
 
 # Names that need parts of torch which take a second to import: at their first use. So does tsm.init.
 _LATER = {
+    "RecoveryFailed": "tesserae.recovery.watcher",
     "context_parallel": "tesserae.context.scope",
     "metrics": "tesserae.monitor.watching",
     "on_whole_matrices": "tesserae.fully_shard.whole_matrices",
     "plan": "tesserae.planning.planned",
     "reshard": "tesserae.dial.turning",
     "status": "tesserae.smp.status",
+    "with_recovery": "tesserae.recovery.watcher",
 }
 
 

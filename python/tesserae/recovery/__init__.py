@@ -1,0 +1,1 @@
+"""A script goes on when a rank is lost."""
