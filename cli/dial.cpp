@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/ask.h"
 #include "cli/verbs.h"
 #include "tesserae/base/error.h"
 #include "tesserae/config/json.h"
@@ -80,13 +81,6 @@ void print_status(const Json& event) {
               change.at("step").get<long long>(), setting_text(change, "from", "offload_from").c_str(),
               setting_text(change, "to", "offload_to").c_str(), change.at("seconds").get<double>(),
               change.at("bytes").get<double>() / 1e6, change.at("why").get<std::string>().c_str());
-}
-
-/// A text of the run without the name of the function that it came from.
-std::string message_of(const Json& event) {
-  const std::string text = event.value("message", "the run refused without a reason");
-  const size_t end = text.find("] ");
-  return text.front() == '[' && end != std::string::npos ? text.substr(end + 2) : text;
 }
 
 void print_event(const Json& event) {

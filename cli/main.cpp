@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   cli::add_train(program, status);
   cli::add_watch(program, status);
   cli::add_dial(program, status);
+  cli::add_scale(program, status);
   cli::add_stacks(program, status);
   cli::add_trace(program, status);
   cli::add_config(program, status);

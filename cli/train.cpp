@@ -13,6 +13,7 @@
 #include "tesserae/os/files.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/os/program.h"
+#include "tesserae/train/job_size.h"
 #include "tesserae/train/launcher.h"
 
 namespace tesserae::cli {
@@ -67,9 +68,9 @@ int run_train(TrainArguments& arguments) {
   if (!config.offload.memory_limit) os::keep_freed_memory();  // what one phase needed would stay in the next
   Start start = find_start(arguments.nproc, config.run.nproc, environment);
   // Everything that can be known to fail fails here, before any rank starts.
-  const train::JobSetup setup =
-      train::set_up_job(config, start.ranks, start.is_rank ? start.world.launch().local_size : start.job.ranks,
-                        start.world.launch().local_rank);
+  const train::JobSetup setup = train::set_up_job(
+      train::for_ranks(config, train::configured_ranks(start.ranks), start.ranks), start.ranks,
+      start.is_rank ? start.world.launch().local_size : start.job.ranks, start.world.launch().local_rank);
   if (arguments.dry_run) {
     std::printf("%s\n%s\n", config.resolved.dump(2).c_str(), train::describe(setup, config).c_str());
     return 0;

@@ -13,6 +13,7 @@ inline constexpr int exit_configuration = 2;  ///< the command line or the confi
 void add_train(CLI::App& program, int& status);
 void add_watch(CLI::App& program, int& status);
 void add_dial(CLI::App& program, int& status);
+void add_scale(CLI::App& program, int& status);
 void add_config(CLI::App& program, int& status);
 void add_inspect(CLI::App& program, int& status);
 void add_verify(CLI::App& program, int& status);

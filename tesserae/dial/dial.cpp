@@ -24,7 +24,7 @@
 namespace tesserae::dial {
 namespace {
 
-enum Head : size_t { parameters, gradients, optimizer, begin_tuner, tiers, head_words = tiers + 3 };
+enum Head : size_t { parameters, gradients, optimizer, begin_tuner, scale, tiers, head_words = tiers + 3 };
 enum Word : size_t { seconds, used, transient, free_now, total, rank_words };
 
 constexpr int64_t timed_after = 2;  // steps after a change
@@ -61,7 +61,9 @@ void Dial::open() {
   if (leads()) {
     const int ranks = options_.facts.ranks() > 0 ? options_.facts.ranks() : fabric_->size();
     try {
-      server_ = std::make_unique<Server>(options_.folder, ranks);
+      server_ = std::move(options_.server);
+      if (!server_) server_ = std::make_shared<Server>(options_.folder, ranks);
+      server_->set_ranks(ranks);
       server_->set_status(status(0));
     } catch (const os::AddressInUse& error) {
       taken = error.what();
@@ -92,6 +94,7 @@ std::vector<double> Dial::to_sum(int64_t step, double step_seconds) {
       deciding_ = std::exchange(wanted_, std::nullopt);
     }
     row[begin_tuner] = std::exchange(tuner_wanted_, false) ? 1 : 0;
+    if (scaling_wanted_) row[scale] = scaling_wanted_->ranks;
   }
   const cost::PlaceMemory memory = here_ = cost::place_memory(fabric_->device());
   double* const own = row.data() + head_words + rank_words * static_cast<size_t>(fabric_->rank());
@@ -106,6 +109,11 @@ std::vector<double> Dial::to_sum(int64_t step, double step_seconds) {
 std::optional<shard::Setting> Dial::from_sums(int64_t step, std::span<const double> sums) {
   step_ = step;
   read_sums(sums);  // 3
+  scaling_.reset();
+  if (sums[scale] > 0) {
+    scaling_ = {.ranks = static_cast<int>(sums[scale])};
+    if (leads()) scaling_ = std::exchange(scaling_wanted_, std::nullopt);
+  }
   if (sums[begin_tuner] > 0) begin_tuning();
   if (leads()) {
     tune(step);
@@ -147,6 +155,10 @@ void Dial::take_requests() {
       tell(asked.client, {{"event", "automatic"}});
       continue;
     }
+    if (asked.request.kind == Request::Kind::scale) {
+      want_ranks({.ranks = asked.request.ranks, .client = asked.client});
+      continue;
+    }
     automatic_ = tuner_wanted_ = false;
     tuner_.reset();
     if (wanted_) tell(wanted_->client, error_event("another request came after this one"));
@@ -158,6 +170,30 @@ void Dial::take_requests() {
       wanted_ = {.setting = to, .why = "as requested", .client = asked.client};
     }
   }
+}
+
+void Dial::want_ranks(const Scaling& asked) {
+  const int now = fabric_->size();
+  if (asked.ranks == now) {
+    return tell(asked.client, {{"event", "scaled"},
+                               {"step", step_},
+                               {"from", now},
+                               {"to", now},
+                               {"degrees", to_json(setting_.degrees)},
+                               {"seconds", 0}});
+  }
+  const std::string why =
+      options_.cannot_scale ? options_.cannot_scale(asked.ranks) : "this job cannot change the number of its ranks";
+  if (!why.empty()) return refuse(asked, why);
+  if (scaling_wanted_) refuse(*scaling_wanted_, "another request came after this one");
+  scaling_wanted_ = asked;
+}
+
+void Dial::refuse(const Scaling& scaling, const std::string& why) {
+  if (!leads()) return;
+  const std::string line = cat("the job keeps its ", fabric_->size(), " ranks, not ", scaling.ranks, ": ", why);
+  log(LogLevel::warning, line);
+  tell(scaling.client, error_event(line));
 }
 
 /// All ranks: what needs all of them is found out together.

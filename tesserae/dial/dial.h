@@ -35,6 +35,9 @@ struct DialOptions {
   std::optional<cost::Links> links;  ///< unset: measured where they are needed: with a folder, or a tuner
   os::Path folder;  ///< of the run, for dial.sock and dial.jsonl; empty: no requests from outside, no record
   std::function<void(const std::string&)> say;  ///< rank 0's, a line for people; unset: the log
+  /// Rank 0's: why the job cannot have so many ranks (empty: it can); unset: it cannot change their number.
+  std::function<std::string(int ranks)> cannot_scale = {};
+  std::shared_ptr<Server> server = {};  ///< that a dial of other ranks handed over; null: made where there is a folder
 };
 
 /// When a job changes its degrees, or where its state lies: by its schedule, by requests through dial.sock, or as the
@@ -61,6 +64,18 @@ class Dial {
   /// same count on all), and what came of it.
   std::vector<double> to_sum(int64_t step, double seconds);
   std::optional<shard::Setting> from_sums(int64_t step, std::span<const double> sums);
+
+  /// Another number of ranks that was asked for.
+  struct Scaling {
+    int ranks = 0;
+    int64_t client = 0;  ///< rank 0's
+  };
+  /// What the last sums said of it: the same on all ranks. For the caller to do once, with hand_over() or refuse().
+  const std::optional<Scaling>& scaling() const { return scaling_; }
+  /// It is not done, and why.
+  void refuse(const Scaling& scaling, const std::string& why);
+  /// Rank 0's: who waits for answers is served by another dial from now on, or by the caller. Elsewhere null.
+  std::shared_ptr<Server> hand_over() { return std::move(server_); }
 
   /// The change is done, whoever asked for it. Collective: adds up what all ranks sent.
   void changed(const shard::Resharding& change);
@@ -101,6 +116,7 @@ class Dial {
   bool leads() const { return fabric_->rank() == 0; }
   void open();
   void take_requests();
+  void want_ranks(const Scaling& asked);
   void follow_schedule(int64_t step);
   void learn();
   void begin_tuning();
@@ -128,14 +144,16 @@ class Dial {
   cost::PlaceMemory here_;
   Figures figures_;
   double change_seconds_ = 0;  // of a change since the last step
+  std::optional<Scaling> scaling_;
   int64_t step_ = 0;
 
   // Rank 0's.
-  std::unique_ptr<Server> server_;
+  std::shared_ptr<Server> server_;
   std::unique_ptr<Record> record_;
   std::vector<Layout> layouts_;  // that status tells of
   std::optional<Tuner> tuner_;
-  bool tuner_wanted_ = false;              // it begins at the next edge, on all ranks together
+  bool tuner_wanted_ = false;  // it begins at the next edge, on all ranks together
+  std::optional<Scaling> scaling_wanted_;
   std::optional<Turn> wanted_, deciding_;  // what is to be done; what all ranks are being told
   struct Timing {
     int64_t client = 0;

@@ -8,10 +8,10 @@ namespace {
 
 constexpr std::string_view function = "dial";
 
-int small_number(const Json& json) {
+int small_number(const Json& json, std::string_view what = "a degree") {
   if (!json.is_number_integer() || json < 1 || json > 1 << 20) {
     throw InvalidArgument(
-        function, cat("a degree is a positive number, not ", json.dump(-1, ' ', true, Json::error_handler_t::replace)));
+        function, cat(what, " is a positive number, not ", json.dump(-1, ' ', true, Json::error_handler_t::replace)));
   }
   return json.get<int>();
 }
@@ -53,7 +53,12 @@ Request parse_request(std::string_view line, int ranks) {
   const auto& ask = json["ask"].get_ref<const std::string&>();
   if (ask == "show") return {.kind = Request::Kind::show};
   if (ask == "auto") return {.kind = Request::Kind::automatic};
-  if (ask != "turn") throw InvalidArgument(function, cat("it can be asked to show, turn or auto, not '", ask, "'"));
+  if (ask == "scale") {
+    return {.kind = Request::Kind::scale, .ranks = small_number(json.value("ranks", Json()), "ranks of a job: it")};
+  }
+  if (ask != "turn") {
+    throw InvalidArgument(function, cat("it can be asked to show, turn, auto or scale, not '", ask, "'"));
+  }
   Request request{.kind = Request::Kind::turn};
   const bool one = json.contains("degree"), three = json.contains("degrees"), tiers = json.contains("offload");
   if ((one && three) || (!one && !three && !tiers)) {

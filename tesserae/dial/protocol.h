@@ -17,23 +17,25 @@ using Json = nlohmann::ordered_json;
 //  1. The client asks: {"ask": "show"}, {"ask": "auto"}, {"ask": "turn", "degree": 4},
 //     {"ask": "turn", "degrees": [1, 2, 4]} (parameters, gradients, optimizer) or
 //     {"ask": "turn", "offload": {"optimizer": "disk"}}: tiers (device, host, disk) of some of the three, beside
-//     degrees or alone. What is not named stays.
+//     degrees or alone. What is not named stays. {"ask": "scale", "ranks": 2}: another number of ranks.
 //  2. The run answers with events; the last one of a request is marked (*):
 //       {"event": "error", "message": "..."} (*)         nothing was or will be done
 //       {"event": "status", ...} (*)                      of show: see Dial::status
 //       {"event": "automatic"} (*)                        of auto: the tuner has the dial
 //       {"event": "unchanged", "degrees": [..], "offload": {..}} (*)   of turn: they are in use already
 //       {"event": "accepted", "degrees": [..]}            of turn: will be done at the next step edge; degrees: if
-//       asked
+//       asked. Of scale: "ranks" instead; the run may still refuse
 //       {"event": "changed", "step", "from", "to", "offload_from", "offload_to", "seconds", "bytes"}
 //       {"event": "timed", "step", "step_seconds", "step_seconds_before"} (*)   the second step with the new degrees
+//       {"event": "scaled", "step", "from", "to", "degrees": [..], "seconds"} (*)   of scale: on so many ranks the run
+//       goes on, or (from = to) it had them already
 //  3. The client closes the connection. One that does so earlier takes nothing back.
 
 inline constexpr const char* socket_name = "dial.sock";
 inline constexpr size_t longest_line = 4096;
 
 struct Request {
-  enum class Kind { show, automatic, turn };
+  enum class Kind { show, automatic, turn, scale };
   /// Of turn; unset: as it is.
   struct Tiers {
     std::optional<offload::Tier> parameters = {}, gradients = {}, optimizer = {};
@@ -41,6 +43,7 @@ struct Request {
   Kind kind = Kind::show;
   std::optional<mesh::Degrees> degrees = {};
   Tiers tiers = {};
+  int ranks = 0;  ///< of scale
 
   /// What a turn of the dial from `now` comes to.
   shard::Setting from(const shard::Setting& now) const;

@@ -21,12 +21,13 @@ Server::Server(const os::Path& folder, int ranks)
               .longest_request = longest_line}) {}
 
 os::LineServer::Answer Server::answer(int64_t client, const std::string& line) {
-  const Request request = parse_request(line, ranks_);
   const std::scoped_lock lock(mutex_);
+  const Request request = parse_request(line, ranks_);
   if (request.kind == Request::Kind::show) return {.lines = {line_of(status_)}, .last = true};
   asked_.push_back({.client = client, .request = request});
-  if (request.kind != Request::Kind::turn) return {.lines = {}, .last = false};
+  if (request.kind == Request::Kind::automatic) return {.lines = {}, .last = false};
   Json accepted = {{"event", "accepted"}};
+  if (request.kind == Request::Kind::scale) accepted["ranks"] = request.ranks;
   if (request.degrees) accepted["degrees"] = to_json(*request.degrees);
   return {.lines = {line_of(accepted)}, .last = false};
 }
@@ -38,6 +39,11 @@ std::vector<Server::Asked> Server::take() {
 
 void Server::tell(int64_t client, const Json& event) {
   lines_.tell(client, line_of(event), is_last(event));
+}
+
+void Server::set_ranks(int ranks) {
+  const std::scoped_lock lock(mutex_);
+  ranks_ = ranks;
 }
 
 void Server::set_status(const Json& status) {

@@ -26,14 +26,16 @@ class Server {
   std::vector<Asked> take();
   /// An event for a client; if it is the last one of its request, the client is done. One that is gone is no error.
   void tell(int64_t client, const Json& event);
+  /// The job has another number of ranks, which requests must fit.
+  void set_ranks(int ranks);
   /// What `show` answers from now on.
   void set_status(const Json& status);
 
  private:
   os::LineServer::Answer answer(int64_t client, const std::string& line);
 
+  std::mutex mutex_;  // of the three below
   int ranks_;
-  std::mutex mutex_;  // of the two below
   std::vector<Asked> asked_;
   Json status_ = {{"event", "status"}, {"step", nullptr}};
   os::LineServer lines_;

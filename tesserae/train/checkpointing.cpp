@@ -16,14 +16,18 @@ Checkpointing::Checkpointing(const config::Config& config, TrainingState& state,
                              Callbacks callbacks)
     : options_(config.checkpoint), state_(state), folder_(folders.checkpoints), callbacks_(std::move(callbacks)) {
   if (!options_.enabled()) return;
-  saver_ = std::make_unique<checkpoint::Saver>(
-      state.fabric,
-      checkpoint::SaverOptions{.folder = folder_, .keep = options_.keep, .asynchronous = options_.asynchronous});
+  saver_ = make_saver();
   if (const auto owner = folders.checkpoints_owner) saver_->set_fence([owner] { owner->require(); });
   if (options_.memory_every_steps > 0) {
     memory_.emplace(snapshot::Subject{state.mesh, state.sharded, *state.optimizer}, state.layout(), folder_,
                     folders.identity);
   }
+}
+
+std::unique_ptr<checkpoint::Saver> Checkpointing::make_saver() const {
+  return std::make_unique<checkpoint::Saver>(
+      state_.fabric,
+      checkpoint::SaverOptions{.folder = folder_, .keep = options_.keep, .asynchronous = options_.asynchronous});
 }
 
 void Checkpointing::begin(std::optional<os::TimePoint> last_save) {
@@ -105,9 +109,19 @@ void Checkpointing::fail(const checkpoint::SaveFailed& failure, bool ending) {
   if (state_.fabric->rank() == 0) log(LogLevel::error, cat(failure.what(), "; training goes on"));
 }
 
+void Checkpointing::keep() {
+  if (callbacks_.before_save) callbacks_.before_save();
+  const std::unique_ptr<checkpoint::Saver> own = saver_ ? nullptr : make_saver();
+  (saver_ ? saver_ : own)->save(state_.to_save(), /*asynchronous=*/false);
+  last_save_ = os::now();
+  begun_ = state_.step;
+  announce();
+  if (memory_) memory_->remove();
+}
+
 /// Rank 0 is done with a save when it is committed.
 void Checkpointing::announce() {
-  if (begun_ == announced_ || saver_->busy() || saver_->failed()) return;
+  if (begun_ == announced_ || (saver_ && (saver_->busy() || saver_->failed()))) return;
   announced_ = begun_;
   if (callbacks_.committed) callbacks_.committed(*begun_);
   if (callbacks_.say) callbacks_.say(cat("saved step ", *begun_, " in ", folder_.native()));

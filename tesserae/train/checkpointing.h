@@ -65,6 +65,11 @@ class Checkpointing {
   /// kept for finish().
   void after_step(const Wishes& all, bool ending);
 
+  /// Saves the last step and waits until that is committed, also where checkpoints are switched off; takes away what is
+  /// in memory. For ranks that are about to give up their state; settle() came before. Collective. Throws SaveFailed on
+  /// all ranks, and then the run can go on.
+  void keep();
+
   /// True if the last step is in a checkpoint that is committed.
   bool saved() const { return saver_ && saver_->saved_step() == state_.step; }
   /// The end, after everything else: gives back what is in memory, throws SaveFailed if the last step was not saved.
@@ -79,6 +84,7 @@ class Checkpointing {
   Figures figures() const;
 
  private:
+  std::unique_ptr<checkpoint::Saver> make_saver() const;
   bool due(const Wishes& all) const;
   void save(bool ending);
   void settle(bool ending);

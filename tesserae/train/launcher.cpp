@@ -11,11 +11,11 @@
 #include "tesserae/os/clock.h"
 #include "tesserae/os/descriptor.h"
 #include "tesserae/os/host.h"
-#include "tesserae/os/port.h"
 #include "tesserae/os/process.h"
 #include "tesserae/os/signal_numbers.h"
 #include "tesserae/os/signals.h"
 #include "tesserae/os/terminal.h"
+#include "tesserae/train/job_size.h"
 #include "tesserae/train/line_reader.h"
 #include "tesserae/train/membership.h"
 
@@ -43,24 +43,27 @@ struct Rank {
   std::optional<os::Exit> exit;
 };
 
-/// Where ranks meet, and when.
+/// Where ranks meet, when, and how many of this host.
 struct Meeting {
   uint16_t port = 0;
-  std::optional<int> epoch;  ///< unset: a loss ends the job, and rank 0 serves the store
+  std::optional<int> epoch;  ///< unset: there is one meeting, and rank 0 serves the store
+  int ranks = 0;
 };
 
 std::map<std::string, std::string> rank_environment(const LocalJob& job, int rank, const Meeting& meeting) {
   std::map<std::string, std::string> environment = job.environment;
   environment["RANK"] = std::to_string(job.host * job.ranks + rank);
   environment["LOCAL_RANK"] = std::to_string(rank);
-  environment["WORLD_SIZE"] = std::to_string(job.hosts * job.ranks);
-  environment["LOCAL_WORLD_SIZE"] = std::to_string(job.ranks);
+  environment["WORLD_SIZE"] = std::to_string(job.hosts * meeting.ranks);
+  environment["LOCAL_WORLD_SIZE"] = std::to_string(meeting.ranks);
   environment["MASTER_ADDR"] = job.hosts > 1 ? job.address : "127.0.0.1";
   environment["MASTER_PORT"] = std::to_string(meeting.port);
   environment["TORCHELASTIC_USE_AGENT_STORE"] = meeting.epoch ? "True" : "False";
   if (meeting.epoch) {
     environment[epoch_variable] = std::to_string(*meeting.epoch);
+    environment[configured_ranks_variable] = std::to_string(job.ranks);
   }
+  // The same for ranks that come later: who computes the same as others must do it with as many threads.
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
     environment["OMP_NUM_THREADS"] = std::to_string(std::max(1, os::processors() / job.ranks));
   }
@@ -81,8 +84,8 @@ Rank start(const LocalJob& job, int rank, const Meeting& meeting) {
 class Job {
  public:
   explicit Job(const LocalJob& job) : job_(job), live_screen_(os::is_terminal(os::Stream::output)) {
-    if (job.replacements > 0 && job.hosts == 1) membership_.emplace();
-    meeting_.port = job.hosts > 1 ? job.port : membership_ ? membership_->port() : os::free_port();
+    if (job.hosts == 1) membership_.emplace();
+    meeting_ = {.port = membership_ ? membership_->port() : job.port, .epoch = std::nullopt, .ranks = job.ranks};
     if (membership_) meeting_.epoch = 0;
     for (int rank = 0; rank < job.ranks; ++rank) ranks_.push_back(start(job, rank, meeting_));
   }
@@ -92,7 +95,8 @@ class Job {
       wait_for_news();
       for (size_t rank = 0; rank < ranks_.size(); ++rank) look_at(static_cast<int>(rank));
       look_at_signals();
-      replace_lost();
+      begin_next_epoch();
+      see_off();
       blame_after_window();
       if (kill_at_ && kill_at_->passed()) {
         for (Rank& rank : ranks_) rank.process.signal_group(os::signal_kill);
@@ -170,43 +174,71 @@ class Job {
   /// One that only lost a peer has found nothing to go on from. After a signal, one that was killed: others may still
   /// be able to save.
   bool may_replace(const Rank& rank) const {
-    if (!membership_ || culprit_ || seen_signals_ > 1) return false;
+    if (job_.replacements == 0 || !membership_ || culprit_ || seen_signals_ > 1) return false;
     if (seen_signals_ > 0) return rank.exit->signal != 0;
     return rank.exit->signal != 0 || (rank.exit->code != exit_peer_lost && rank.exit->code != exit_unusable);
   }
 
-  /// Once all ranks have been looked at.
-  void replace_lost() {
+  /// If ranks are lost, or another number of them is wanted. Once all ranks have been looked at.
+  void begin_next_epoch() {
     if (!membership_ || culprit_) return;
     for (const int silent : membership_->silent()) {
-      if (silent >= 0 && silent < job_.ranks) ranks_[static_cast<size_t>(silent)].process.signal_group(os::signal_kill);
+      if (silent >= 0 && silent < size()) ranks_[static_cast<size_t>(silent)].process.signal_group(os::signal_kill);
     }
-    const bool all_failed = running() > 0 && membership_->failed() >= running();
-    if (lost_.empty() && !all_failed) return;
+    const int ranks = membership_->asked_ranks().value_or(size());
+    const bool scales = ranks != size();
+    std::erase_if(lost_, [ranks](int number) { return number >= ranks; });
+    const bool all_failed = !scales && running() > 0 && membership_->failed() >= running();
+    const bool loss = all_failed || !lost_.empty();
+    if (!loss && !scales) return;
     const auto failed = std::ranges::count_if(lost_, [this](int number) { return exit_of(number).signal == 0; });
     if (failed > 0 && !failures_settled_) failures_settled_.emplace(blame_window);
     // What several ranks fail of at a time, new ones would fail of, too.
-    if (any_ended_well() || failed > 1 || replaced_ >= job_.replacements) {
+    if (any_ended_well() || failed > 1 || (loss && replaced_ >= job_.replacements)) {
       membership_->end();
       return lost_.empty() ? void() : blame(lost_.front());
     }
     if (failures_settled_ && !failures_settled_->passed()) return;
     failures_settled_.reset();
-    ++replaced_;
+    if (loss) ++replaced_;
     meeting_.epoch = membership_->epoch() + 1;
+    resize(ranks);
     for (const int number : std::exchange(lost_, {})) {
       Rank& rank = ranks_[static_cast<size_t>(number)];
       print(cat(how_ended(number), "; a new process takes its place (", replaced_, " of ", job_.replacements, ")"));
       rank.process.signal_group(os::signal_kill);  // what it had started itself
       rank = start(job_, number, meeting_);
     }
-    membership_->begin_epoch();
+    membership_->begin_epoch(size());
   }
+
+  /// From the next epoch on. Where new ranks cannot be started the job keeps the number that it has: they all have
+  /// saved their state.
+  void resize(int ranks) {
+    const int before = size();
+    for (; size() > ranks; ranks_.pop_back()) leaving_.push_back(std::move(ranks_.back()));
+    leave_by_.emplace(job_.stop_grace);
+    meeting_.ranks = ranks;
+    try {
+      while (size() < ranks) ranks_.push_back(start(job_, size(), meeting_));
+    } catch (const IoError& error) {
+      print(cat("tesserae: the job keeps its ", before, " ranks, a new one cannot be started: ", error.what()));
+      meeting_.ranks = before;
+      while (size() > before) ranks_.pop_back();
+    }
+  }
+
+  /// Those that have no place any more: nothing depends on how they end.
+  void see_off() {
+    std::erase_if(leaving_, [this](Rank& rank) { return rank.process.poll() || leave_by_->passed(); });
+  }
+
+  int size() const { return static_cast<int>(ranks_.size()); }
 
   std::string how_ended(int number) const {
     const os::Exit& exit = exit_of(number);
-    return cat("tesserae: rank ", rank_of_job(number), " of ", job_.hosts * job_.ranks,
-               exit.signal != 0 ? " was " : " ", exit.text());
+    return cat("tesserae: rank ", rank_of_job(number), " of ", job_.hosts * size(), exit.signal != 0 ? " was " : " ",
+               exit.text());
   }
 
   int rank_of_job(int number) const { return job_.host * job_.ranks + number; }
@@ -272,7 +304,7 @@ class Job {
       return std::ranges::max_element(ranks_, {}, [](const Rank& rank) { return rank.exit->code; })->exit->code;
     }
     const Rank& rank = ranks_[*culprit_];
-    const std::string others = job_.ranks > 1 ? cat("; the other ranks were ended") : "";
+    const std::string others = size() > 1 ? cat("; the other ranks were ended") : "";
     print(cat(how_ended(*culprit_), others));
     if (!rank.last.empty() && last_speaker_ != *culprit_) {
       print("the last that it wrote:");
@@ -292,6 +324,8 @@ class Job {
   std::optional<MembershipServer> membership_;
   Meeting meeting_;
   std::vector<Rank> ranks_;
+  std::vector<Rank> leaving_;                     // they have no place since the job became smaller
+  std::optional<os::Deadline> leave_by_;          // what is left of them is killed then
   std::vector<int> lost_;                         // and not replaced yet
   std::vector<int> late_;                         // met nobody, since others were done
   std::optional<os::Deadline> failures_settled_;  // until then others may fail of the same

@@ -27,7 +27,9 @@ struct LocalJob {
   int replacements = 0;
 };
 
-/// Starts the ranks with the variables that torchrun sets, waits for their end and returns the job's exit status:
+/// Starts the ranks with the variables that torchrun sets, waits for their end and returns the job's exit status. On
+/// one host the ranks may ask for another number of them (Membership::ask_for_ranks): those that are missing are
+/// started, those that are too many are given `stop_grace` to end, in whatever way, and count no more.
 ///  - 0 if every rank returned 0; early_exit_code if ranks returned that;
 ///  - that of the rank that failed first and was not replaced, or 128 + the signal that killed it. The other ranks of
 ///    this host are ended (those of other hosts lose a peer, and end by that), and the last lines on stderr name that

@@ -1,4 +1,4 @@
-// How a job goes on with a new process in place of one that was lost:
+// How a job goes on with a new process in place of one that was lost, or with another number of ranks:
 //
 //  1. The launcher serves the job's store, so that no rank's end takes it along, and counts epochs; ranks first meet in
 //     epoch 0.
@@ -10,6 +10,8 @@
 //  4. The ranks that are left have waited for that, and meet the new ones (Fabric::reconnect). Keys of the store carry
 //     the epoch: what is left of an earlier one meets nobody.
 //  5. If all ranks say that they failed and none has ended, the launcher begins an epoch without replacing any.
+//  6. Rank 0 may ask for another number of ranks. The launcher starts those that are missing, tells all with the next
+//     epoch how many it has, and expects those that have no place in it to end. A loss at the same time is 3.
 
 #include "tesserae/train/membership.h"
 
@@ -28,7 +30,7 @@ namespace tesserae::train {
 namespace {
 
 constexpr const char* prefix = "membership";
-constexpr const char *go = "go", *ends = "end";
+constexpr const char* ends = "end";
 
 std::string of_epoch(const char* what, int epoch) {
   return cat(what, "/", epoch);
@@ -69,12 +71,18 @@ int MembershipServer::failed() {
   return static_cast<int>(store_->add(of_epoch("failed", epoch_), 0));
 }
 
+std::optional<int> MembershipServer::asked_ranks() {
+  const std::string key = of_epoch("ranks", epoch_);
+  if (!store_->check({key})) return std::nullopt;
+  return std::atoi(store_->get_to_str(key).c_str());
+}
+
 void MembershipServer::announce(const std::string& what) {
   store_->set(of_epoch("epoch", epoch_ + 1), what);
 }
 
-void MembershipServer::begin_epoch() {
-  announce(go);
+void MembershipServer::begin_epoch(int ranks) {
+  announce(cat(ranks));
   ++epoch_;
 }
 
@@ -82,9 +90,9 @@ void MembershipServer::end() {
   announce(ends);
 }
 
-Membership::Membership(const mesh::Launch& launch) {
+Membership::Membership(const mesh::Launch& launch, bool replaces) : replaces_(replaces), ranks_(launch.size) {
   const char* const epoch = std::getenv(epoch_variable);
-  if (epoch == nullptr || launch.size == 1) return;
+  if (epoch == nullptr) return;
   epoch_ = std::atoi(epoch);
   c10d::TCPStoreOptions options;
   options.port = launch.port;
@@ -100,22 +108,38 @@ Membership::Membership(const mesh::Launch& launch) {
 }
 
 bool Membership::next_epoch(const std::vector<int>& silent, std::chrono::milliseconds deadline) {
-  if (store_ == nullptr) return false;
-  const os::Deadline patience(deadline);
+  if (!recovers()) return false;
   try {
     if (!silent.empty()) store_->set(of_epoch("silent", epoch_), list(silent));
     store_->add(of_epoch("failed", epoch_), 1);
+  } catch (const std::exception& failure) {
+    log(LogLevel::warning, cat("the launcher hears of no loss: ", comm::reason_of(failure)));
+    return false;
+  }
+  return wait_for_epoch(deadline);
+}
+
+bool Membership::wait_for_epoch(std::chrono::milliseconds deadline) {
+  const os::Deadline patience(deadline);
+  std::string ranks;
+  try {
     while (!is_over()) {
       if (patience.passed()) return false;
       os::sleep_for(std::chrono::milliseconds(5));
     }
-    if (store_->get_to_str(of_epoch("epoch", epoch_ + 1)) != go) return false;
+    ranks = store_->get_to_str(of_epoch("epoch", epoch_ + 1));
   } catch (const std::exception& failure) {
     log(LogLevel::warning, cat("the launcher begins no epoch ", epoch_ + 1, ": ", comm::reason_of(failure)));
     return false;
   }
+  if (ranks == ends) return false;
+  ranks_ = std::atoi(ranks.c_str());
   ++epoch_;
   return true;
+}
+
+void Membership::ask_for_ranks(int ranks) {
+  store_->set(of_epoch("ranks", epoch_), cat(ranks));
 }
 
 void Membership::remember(const std::string& key, const std::string& value) {

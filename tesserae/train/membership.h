@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,8 @@
 
 namespace tesserae::train {
 
-/// What a launcher that replaces lost ranks tells those that are left, and they tell it. membership.cpp opens with the
-/// protocol. Ranks are the launcher's.
+/// What our launcher tells the ranks that it started, and they tell it: which of them are lost, how many there are to
+/// be, and when they meet again. membership.cpp opens with the protocol. Ranks are the launcher's.
 class MembershipServer {
  public:
   /// Serves the job's store at a free port. Throws IoError.
@@ -24,8 +25,10 @@ class MembershipServer {
   std::vector<int> silent();
   /// How many ranks have said that their operations failed, in this epoch.
   int failed();
-  /// The next epoch begins: lost ranks have been replaced.
-  void begin_epoch();
+  /// How many ranks the next epoch is to have, if anybody asked for another number.
+  std::optional<int> asked_ranks();
+  /// The next epoch begins, with so many ranks: each has a process.
+  void begin_epoch(int ranks);
   /// There will be none: the job ends.
   void end();
 
@@ -40,16 +43,23 @@ class MembershipServer {
 /// The side of a rank. Used from the training thread.
 class Membership {
  public:
-  /// Throws IoError if the launcher cannot be reached.
-  explicit Membership(const mesh::Launch& launch);
+  /// `replaces`: whether the launcher was told to replace lost ranks. Throws IoError if it cannot be reached.
+  Membership(const mesh::Launch& launch, bool replaces);
 
-  /// Whether the launcher replaces lost ranks.
-  bool recovers() const { return store_ != nullptr; }
-  /// In which the ranks meet next.
+  /// Whether the launcher is ours, and so can begin another epoch.
+  bool served() const { return store_ != nullptr; }
+  /// Whether it replaces lost ranks.
+  bool recovers() const { return served() && replaces_; }
+  /// In which the ranks meet next, and how many they are there: those of higher numbers have no place in it.
   int epoch() const { return epoch_; }
+  int ranks() const { return ranks_; }
   /// An operation failed because of a lost rank, and nothing was heard of `silent`. Waits for the launcher to begin the
   /// next epoch. False: there will be none, now or within the deadline, or the launcher does not replace ranks.
   bool next_epoch(const std::vector<int>& silent, std::chrono::milliseconds deadline);
+  /// The same where nothing was lost: after ask_for_ranks().
+  bool wait_for_epoch(std::chrono::milliseconds deadline);
+  /// The next epoch is to have so many ranks, and to begin at once. Rank 0 asks; all of them leave this one.
+  void ask_for_ranks(int ranks);
   /// Whether the launcher has begun a later epoch than epoch(), or ends the job: nobody meets in this one any more.
   bool is_over();
 
@@ -58,11 +68,13 @@ class Membership {
   std::string remembered(const std::string& key);  ///< empty: nothing was
 
  private:
-  c10::intrusive_ptr<c10d::Store> store_;  // null: a loss ends the job
+  c10::intrusive_ptr<c10d::Store> store_;  // null: the launcher is none of ours
+  bool replaces_;
+  int ranks_;
   int epoch_ = 0;
 };
 
-/// In the environment of a rank whose launcher replaces lost ranks: the epoch in which it begins.
+/// In the environment of a rank whose launcher has a MembershipServer: the epoch in which it begins.
 inline constexpr const char* epoch_variable = "TESSERAE_EPOCH";
 
 }  // namespace tesserae::train

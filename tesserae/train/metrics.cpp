@@ -36,6 +36,7 @@ std::string to_line(const StepRecord& record) {
                        {"tokens_per_second", record.tokens_per_second},
                        {"step_ms", record.step_ms},
                        {"comm_ms", record.comm_ms},
+                       {"ranks", record.ranks},
                        {"degrees", {record.degrees.parameters, record.degrees.gradients, record.degrees.optimizer}},
                        {"memory_bytes", static_cast<int64_t>(record.memory_bytes)},
                        {"state_bytes", static_cast<int64_t>(record.state_bytes)}};

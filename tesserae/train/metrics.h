@@ -37,6 +37,7 @@ struct StepRecord {
   double tokens_per_second = 0;    ///< of all ranks together
   double step_ms = 0;              ///< wall clock, without evaluation
   double comm_ms = 0;              ///< of it, the time that the training thread waited for other ranks
+  int ranks = 0;                   ///< of the job
   mesh::Degrees degrees;           ///< with which it ran
   double memory_bytes = 0;         ///< the most that any rank held during it
   double state_bytes = 0;          ///< parameters, masters and gradients that rank 0 holds between steps

@@ -79,6 +79,7 @@ struct Run::Standing {
 void Run::meet() {
   const os::TimePoint begin = os::now();
   const int epoch = membership_.epoch();
+  if (membership_.ranks() != world_.size()) change_size();
   // 1.
   if (fabric_ == nullptr) {
     comm::FabricOptions options;
@@ -87,7 +88,7 @@ void Run::meet() {
     options.connect_deadline = os::milliseconds(config_.run.connect_deadline_seconds);
     options.deadline = os::milliseconds(config_.run.deadline_seconds);
     options.epoch = epoch;
-    if (membership_.recovers()) options.cancelled = [this] { return membership_.is_over(); };
+    if (membership_.served()) options.cancelled = [this] { return membership_.is_over(); };
     fabric_ = comm::Fabric::connect(world_, options);
   } else {
     fabric_->reconnect(epoch);
@@ -100,6 +101,13 @@ void Run::meet() {
     start(resume_);
     return fabric_->forget_broken();
   }
+  folders_ = join_folders(*fabric_, config_, all.run, folders_);
+  if (config_.sharding.automatic) links_ = cost::measure_links(*fabric_);
+  if (const nlohmann::json told = scaling_at_hand(); !told.is_null()) {
+    take_up(told, begin);
+    return fabric_->forget_broken();
+  }
+  forget_scaling();
   const std::string from = go_on(all);
   fabric_->forget_broken();
   const double seconds = os::seconds_since(begin);
@@ -124,24 +132,32 @@ std::vector<int> Run::silent(const comm::CommError& failure) const {
 
 // 2.
 
-void Run::end_broken_step() {
-  // These have threads that read the state.
+/// These have threads that read the state.
+void Run::end_services(const std::string& why) {
   dial_.reset();
-  if (monitor_) monitor_->end("a rank was lost");
+  if (monitor_) monitor_->end(why);
   save_broken_ = checkpoints_ && checkpoints_->busy();
   if (checkpoints_) last_save_ = checkpoints_->last_save();
   checkpoints_.reset();
   wishes_ = {};
   turn_to_.reset();
+}
+
+void Run::end_broken_step() {
+  end_services("a rank was lost");
   if (!state_) return;
   if (!whole_ || !state_->sharded.whole()) {
-    whole_ = false;
-    loads_.reset();
-    memory_limit_.reset();
-    state_.reset();
+    give_up_state();
   } else if (state_->optimizer->steps_done() != counted_) {
     count_step();
   }
+}
+
+void Run::give_up_state() {
+  whole_ = false;
+  loads_.reset();
+  memory_limit_.reset();
+  state_.reset();
 }
 
 // 3.
@@ -200,14 +216,26 @@ Run::Standing Run::agree_on_standing() {
 // 4.
 
 nlohmann::json Run::tell() const {
-  nlohmann::json told = {
-      {"recoveries", recoveries_}, {"bad_steps", bad_steps_}, {"differing", differing_}, {"agreed", agreed_}};
+  nlohmann::json told = {{"recoveries", recoveries_},
+                         {"scalings", scalings_},
+                         {"bad_steps", bad_steps_},
+                         {"differing", differing_},
+                         {"agreed", agreed_}};
   told["strategy"] = strategy_json(state_->sharded.options().strategy, state_->setting().tiers, setup_.choice);
   told["norm"] = bits_of(std::span(&state_->optimizer->last_step().norm, 1));
   told["sums"] = bits_of(sums_);
   told["record"] = to_line(record_);
   told["description"] = state_->description();
   return told;
+}
+
+/// What the one who told knew of the run's past.
+void Run::hear(const nlohmann::json& told) {
+  recoveries_ = told.at("recoveries");
+  scalings_ = told.at("scalings");
+  bad_steps_ = told.at("bad_steps");
+  differing_ = told.at("differing");
+  agreed_ = told.at("agreed");
 }
 
 std::string Run::remembered(const char* what) {
@@ -222,15 +250,10 @@ void Run::take_strategy(const nlohmann::json& told) {
 
 /// Returns from what.
 std::string Run::go_on(const Standing& all) {
-  folders_ = join_folders(*fabric_, config_, all.run, folders_);
-  if (config_.sharding.automatic) links_ = cost::measure_links(*fabric_);
   if (all.reference < 0) return go_back(all);
   const std::string text = fabric_->rank() == all.reference ? tell().dump() : "";
   const nlohmann::json told = nlohmann::json::parse(comm::text_of(*fabric_, text, all.reference));
-  recoveries_ = told.at("recoveries");
-  bad_steps_ = told.at("bad_steps");
-  differing_ = told.at("differing");
-  agreed_ = told.at("agreed");
+  hear(told);
   if (!take_over(all, told)) return go_back(all);
   make_services();
   if (checkpoints_->memory() != nullptr) checkpoints_->memory()->keep_newest();
@@ -271,7 +294,7 @@ bool Run::take_over(const Standing& all, const nlohmann::json& told) {
 // 7.
 
 std::string Run::go_back(const Standing& all) {
-  if (!config_.checkpoint.enabled()) {
+  if (!config_.checkpoint.enabled() && newest_saved() == 0) {
     throw StateLost("train",
                     cat("of what ", comm::rank_list(all.new_ones), " held, no other rank has a copy, and nothing was ",
                         "saved: lower hybrid_shard_degree so that there are replicas, or set ",

@@ -16,6 +16,7 @@
 #include "tesserae/os/seconds.h"
 #include "tesserae/preemption/agree.h"
 #include "tesserae/train/dial_setup.h"
+#include "tesserae/train/job_size.h"
 #include "tesserae/train/progress.h"
 #include "tesserae/train/recovery.h"
 #include "tesserae/train/sample.h"
@@ -30,11 +31,13 @@
 //  5. at the steps that want it: replicas are compared; evaluation;
 //  6. rank 0 writes the record;
 //  7. at the steps that want it: degrees and tiers change (dial/dial.h; that was agreed on in 3);
-//  8. at the steps that want it: a checkpoint.
+//  8. at the steps that want it: a checkpoint; or the state is kept for another number of ranks (scaling.cpp).
 namespace tesserae::train {
 
 Run::Run(const config::Config& config, JobSetup setup, Resume resume, const mesh::World& world, Membership& membership)
-    : config_(config),
+    : written_(config),
+      written_for_(configured_ranks(world.size())),
+      config_(for_ranks(config, written_for_, world.size())),
       setup_(std::move(setup)),
       world_(world),
       resume_(std::move(resume)),
@@ -170,14 +173,17 @@ void Run::tell(const std::string& kind, const std::string& text) {
   if (monitor_) monitor_->tell({.step = state_->step, .kind = kind, .rank = -1, .text = text});
 }
 
-int Run::train() {
+std::optional<int> Run::train() {
   if (!began_) began_ = os::now();
   dial::DialOptions options =
       dial_options(config_, *state_, folders_->run, links_, [this](const std::string& line) { output_->say(line); });
   std::erase_if(options.schedule, [this](const auto& entry) { return entry.step <= scheduled_until_; });
+  options.cannot_scale = [this](int ranks) { return cannot_scale(ranks); };
+  options.server = std::move(dial_server_);
   dial_ = std::make_unique<dial::Dial>(fabric_, state_->setting(), std::move(options));
   for (;;) {
     if (pending_) finish_step();
+    if (!state_) return std::nullopt;
     if (state_->step >= config_.train.steps || stopped_by_ != 0 || !broken_off_.empty()) break;
     train_step();
   }
@@ -266,6 +272,7 @@ void Run::count_step() {
   record_.grad_norm = state_->optimizer->last_step().norm;
   record_.skipped = state_->optimizer->last_step().skipped;
   record_.degrees = state_->layout().degrees();
+  record_.ranks = fabric_->size();
   record_.loss = sums_[0] / fabric_->size();
   record_.bad = verdict(record_.grad_norm);
   record_.rolled_back_from = std::exchange(rolled_back_from_, 0);
@@ -306,6 +313,7 @@ void Run::agree() {
   }
   wishes_ = {.save = sums[1], .failed = sums[2]};
   turn_to_ = dial_->from_sums(state_->step, std::span(sums).subspan(words));
+  if (dial_->scaling()) scaling_ = dial_->scaling();
   record_.memory_bytes = dial_->seen().memory;
   if (state_->disk != nullptr) {
     record_.disk = {
@@ -338,6 +346,7 @@ void Run::finish_step() {
   compare_with_forecast();
   if (turn_to_ && !last) turn_dial(*turn_to_);
   turn_to_.reset();
+  if (scaling_ && !last && leave_for_scaling()) return;
   checkpoints_->after_step(wishes_, last);
   pending_ = false;
 }
@@ -444,6 +453,7 @@ void Run::finish(double seconds) {
   facts.origin = origin_;
   facts.broken_off = broken_off_;
   facts.recoveries = recoveries_;
+  facts.scalings = scalings_;
   facts.bad_steps = bad_steps_;
   facts.differing_replicas = differing_;
   facts.dial = dial_->figures();

@@ -45,30 +45,34 @@ class ReplicasDiffer : public Error {
 };
 
 /// One rank of a training run: run.cpp has its steps, rollback.cpp what becomes of bad ones,
-/// verification.cpp whether replicas agree, recovery.cpp what it does after another rank was lost.
+/// verification.cpp whether replicas agree, recovery.cpp what it does after another rank was lost, scaling.cpp how it
+/// gets another number of ranks.
 ///
 ///   Run run(config, setup, resume, world, membership);
 ///   for (;;) {
 ///     try {
 ///       run.meet();
-///       return run.train();
+///       if (auto status = run.train()) return *status;
+///       // there are to be more or fewer ranks: wait for the next epoch; done if this one has no place in it
 ///     } catch (const comm::CommError&) {
 ///       // another rank is lost: wait until somebody has its place, in the next epoch
 ///     }
 ///   }
 ///
-/// `config` and `membership` outlive it. Used from one thread.
+/// `config`, as it was written for the ranks with which the job began, and `membership` outlive it. Used from one
+/// thread.
 class Run {
  public:
   Run(const config::Config& config, JobSetup setup, Resume resume, const mesh::World& world, Membership& membership);
 
   /// Meets the ranks of the job in the epoch of `membership`; the same call for one that is left after a loss and for a
-  /// new process. Afterwards all have the state of the same step: that of the last one that any rank had finished,
-  /// where the lost rank's part is held by a replica; else that of the newest snapshot or checkpoint. Throws a
-  /// CommError, also when another rank is lost meanwhile; StateLost.
+  /// new process, and where the number of ranks has changed. Afterwards all have the state of the same step: that of
+  /// the last one that any rank had finished, where the lost rank's part is held by a replica; else that of the newest
+  /// snapshot or checkpoint. Throws a CommError, also when another rank is lost meanwhile; StateLost.
   void meet();
-  /// To the end; returns the exit status. Throws what train() (trainer.h) throws.
-  int train();
+  /// To the end; returns the exit status. Nothing: the state is saved and given up, and the job is to go on in an epoch
+  /// with another number of ranks. Throws what train() (trainer.h) throws.
+  std::optional<int> train();
 
   /// The launcher's ranks of whom a failed operation has heard nothing.
   std::vector<int> silent(const comm::CommError& failure) const;
@@ -115,21 +119,36 @@ class Run {
   void warn_if_nothing_is_compared();
   void check_replicas();
 
+  // scaling.cpp
+  std::string cannot_scale(int ranks) const;
+  bool leave_for_scaling();
+  nlohmann::json scaling_to_tell() const;
+  void leave(const std::string& why);
+  void change_size();
+  nlohmann::json scaling_at_hand();
+  void take_up(const nlohmann::json& told, os::TimePoint begin);
+  void forget_scaling();
+
   // recovery.cpp
   Standing agree_on_standing();
+  void end_services(const std::string& why);
   void end_broken_step();
   std::string go_on(const Standing& all);
   bool take_over(const Standing& all, const nlohmann::json& told);
   std::string go_back(const Standing& all);
   std::optional<Origin> newest_of_this_run(int64_t reached);
   nlohmann::json tell() const;
+  void hear(const nlohmann::json& told);
+  void give_up_state();
   void take_strategy(const nlohmann::json& told);
   std::string remembered(const char* what);
   int64_t newest_saved();
 
-  const config::Config& config_;
+  const config::Config& written_;
+  const int written_for_;  // ranks
+  config::Config config_;  // for those that there are
   JobSetup setup_;
-  const mesh::World world_;
+  mesh::World world_;
   const Resume resume_;
   Membership& membership_;
   std::optional<preemption::Watch> stop_;
@@ -146,8 +165,11 @@ class Run {
   std::unique_ptr<monitor::Monitor> monitor_;  // null: not wanted
   std::unique_ptr<watch::Server> page_;        // rank 0's; null: not wanted
   std::optional<cost::Links> links_;
-  std::optional<shard::Setting> turn_to_;  // agreed on after the last step
-  int stopped_by_ = 0;                     // a signal, or what counts as one
+  std::optional<shard::Setting> turn_to_;       // agreed on after the last step
+  std::optional<dial::Dial::Scaling> scaling_;  // agreed on, and not done yet
+  std::optional<os::TimePoint> scaling_began_;
+  std::shared_ptr<dial::Server> dial_server_;  // rank 0's, while the dial's ranks change
+  int stopped_by_ = 0;                         // a signal, or what counts as one
   std::string stop_reason_;
   std::string broken_off_;  // why a bad step ends the run; empty: none does
   int64_t misses_seen_ = 0;
@@ -171,6 +193,7 @@ class Run {
   std::optional<os::TimePoint> began_;  // the first step of this process
   shard::Statistics before_;
   nlohmann::json recoveries_ = nlohmann::json::array();
+  nlohmann::json scalings_ = nlohmann::json::array();
   nlohmann::json bad_steps_ = nlohmann::json::array();  // what became of each
   nlohmann::json differing_ = nlohmann::json::array();  // replicas that were
   int64_t agreed_ = 0;                                  // the last step after which replicas agreed

@@ -9,14 +9,16 @@
 namespace tesserae::train {
 
 int train(const config::Config& config, const JobSetup& setup, const mesh::World& world, const Resume& resume) {
-  Membership membership(world.launch());
+  Membership membership(world.launch(), config.recovery.replacements > 0);
   // Ranks give up on a silent one one after the other, each at its own deadline.
   const auto deadline = os::milliseconds(config.run.deadline_seconds + config.run.connect_deadline_seconds);
   Run run(config, setup, resume, world, membership);
   for (;;) {
+    bool scales = false;
     try {
       run.meet();
-      return run.train();
+      if (const std::optional<int> status = run.train()) return *status;
+      scales = true;
     } catch (const StateLost&) {
       throw;
     } catch (const comm::Mismatch&) {
@@ -25,6 +27,10 @@ int train(const config::Config& config, const JobSetup& setup, const mesh::World
       log(LogLevel::info, failure.what());
       if (!membership.next_epoch(run.silent(failure), deadline)) throw;
     }
+    if (scales && !membership.wait_for_epoch(deadline)) {
+      throw comm::CommError("train", "the job has ended while the number of its ranks was to change");
+    }
+    if (world.launch().rank >= membership.ranks()) return 0;  // the others go on without this one
   }
 }
 

@@ -40,8 +40,8 @@ std::vector<std::string> entries(const std::string& text) {
 
 TEST(Surface, Program) {
   EXPECT_THAT(entries(help({})),
-              ElementsAre("-h,--help", "--version", "train", "watch", "dial", "stacks", "trace", "config", "inspect",
-                          "verify", "plan", "probe", "convert", "tokenize", "doctor"));
+              ElementsAre("-h,--help", "--version", "train", "watch", "dial", "scale", "stacks", "trace", "config",
+                          "inspect", "verify", "plan", "probe", "convert", "tokenize", "doctor"));
 }
 
 TEST(Surface, Train) {
@@ -66,6 +66,10 @@ TEST(Surface, Watch) {
 TEST(Surface, Dial) {
   EXPECT_THAT(entries(help({"dial"})),
               ElementsAre("RUN_DIR", "-h,--help", "--degree", "--degrees", "--offload", "--auto", "--show", "--wait"));
+}
+
+TEST(Surface, Scale) {
+  EXPECT_THAT(entries(help({"scale"})), ElementsAre("RUN_DIR", "-h,--help", "--ranks", "--wait"));
 }
 
 TEST(Surface, AskingARun) {

@@ -27,7 +27,7 @@ class MembershipTest : public testing::Test {
 };
 
 TEST_F(MembershipTest, ARankWaitsForTheNextEpochAndTellsWhoIsSilent) {
-  Membership rank(launch());
+  Membership rank(launch(), /*replaces=*/true);
   EXPECT_TRUE(rank.recovers());
   EXPECT_EQ(rank.epoch(), 0);
   EXPECT_FALSE(rank.is_over());
@@ -36,7 +36,7 @@ TEST_F(MembershipTest, ARankWaitsForTheNextEpochAndTellsWhoIsSilent) {
   while (server_.failed() == 0) {
   }
   EXPECT_EQ(server_.silent(), std::vector<int>{1});
-  server_.begin_epoch();
+  server_.begin_epoch(2);
   EXPECT_TRUE(next.get());
   EXPECT_EQ(rank.epoch(), 1);
   EXPECT_FALSE(rank.is_over());
@@ -45,10 +45,10 @@ TEST_F(MembershipTest, ARankWaitsForTheNextEpochAndTellsWhoIsSilent) {
 }
 
 TEST_F(MembershipTest, AnEpochIsOverOnceTheNextHasBegun) {
-  Membership rank(launch());
-  server_.begin_epoch();
+  Membership rank(launch(), /*replaces=*/true);
+  server_.begin_epoch(2);
   EXPECT_TRUE(rank.is_over());
-  server_.begin_epoch();
+  server_.begin_epoch(2);
   EXPECT_TRUE(rank.next_epoch({}, seconds(60)));
   EXPECT_TRUE(rank.is_over()) << "the launcher is at 2";
   EXPECT_TRUE(rank.next_epoch({}, seconds(60)));
@@ -56,18 +56,18 @@ TEST_F(MembershipTest, AnEpochIsOverOnceTheNextHasBegun) {
 }
 
 TEST_F(MembershipTest, ARankHearsThatTheJobEnds) {
-  Membership rank(launch());
+  Membership rank(launch(), /*replaces=*/true);
   server_.end();
   EXPECT_FALSE(rank.next_epoch({}, seconds(60)));
 }
 
 TEST_F(MembershipTest, ARankDoesNotWaitForEver) {
-  Membership rank(launch());
+  Membership rank(launch(), /*replaces=*/true);
   EXPECT_FALSE(rank.next_epoch({}, milliseconds(50)));
 }
 
 TEST_F(MembershipTest, WhatIsRememberedOutlivesThoseWhoKnew) {
-  Membership first(launch()), second(launch());
+  Membership first(launch(), true), second(launch(), /*replaces=*/true);
   EXPECT_EQ(second.remembered("run"), "");
   first.remember("run", "runs/7");
   EXPECT_EQ(first.remembered("run"), "runs/7");  // the store has it now
@@ -75,9 +75,23 @@ TEST_F(MembershipTest, WhatIsRememberedOutlivesThoseWhoKnew) {
   EXPECT_EQ(second.remembered("saved"), "");
 }
 
+TEST_F(MembershipTest, RankZeroAsksForAnotherNumberOfRanks) {
+  Membership rank(launch(), /*replaces=*/false);
+  EXPECT_TRUE(rank.served());
+  EXPECT_FALSE(rank.next_epoch({}, seconds(60))) << "a loss ends the job";
+  EXPECT_FALSE(server_.asked_ranks());
+  rank.ask_for_ranks(4);
+  EXPECT_EQ(server_.asked_ranks(), 4);
+  server_.begin_epoch(4);
+  EXPECT_FALSE(server_.asked_ranks()) << "in the new epoch";
+  EXPECT_TRUE(rank.wait_for_epoch(seconds(60)));
+  EXPECT_EQ(rank.ranks(), 4);
+  EXPECT_EQ(rank.epoch(), 1);
+}
+
 TEST_F(MembershipTest, AnotherLauncherReplacesNobody) {
   ::unsetenv(epoch_variable);
-  Membership rank(launch());
+  Membership rank(launch(), /*replaces=*/true);
   EXPECT_FALSE(rank.recovers());
   EXPECT_FALSE(rank.next_epoch({}, seconds(60)));
   EXPECT_EQ(rank.remembered("run"), "");

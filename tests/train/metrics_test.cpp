@@ -29,6 +29,7 @@ StepRecord record(int64_t step, double loss, double step_ms) {
   result.tokens_per_second = 1000;
   result.step_ms = step_ms;
   result.comm_ms = step_ms / 4;
+  result.ranks = 4;
   result.degrees = {1, 2, 4};
   result.memory_bytes = 7e6;
   result.state_bytes = 3e6;
@@ -40,7 +41,7 @@ TEST_F(RunFolder, MetricsAreOneJsonLineAStepAndThereAtOnce) {
   metrics.add(record(1, 5.5, 100));
   EXPECT_EQ(
       os::files().read(folder_ + "/metrics.jsonl"),
-      R"({"step":1,"loss":5.5,"lr":0.001,"grad_norm":0.5,"tokens_per_second":1000.0,"step_ms":100.0,"comm_ms":25.0,"degrees":[1,2,4],"memory_bytes":7000000,"state_bytes":3000000})"
+      R"({"step":1,"loss":5.5,"lr":0.001,"grad_norm":0.5,"tokens_per_second":1000.0,"step_ms":100.0,"comm_ms":25.0,"ranks":4,"degrees":[1,2,4],"memory_bytes":7000000,"state_bytes":3000000})"
       "\n");
   StepRecord second = record(2, 5.0, 100);
   second.val_loss = 5.25;

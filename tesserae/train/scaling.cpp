@@ -1,0 +1,171 @@
+// How a run gets another number of ranks while it trains (`tesserae scale`). Those that stay keep their processes:
+//
+//  1. Rank 0's dial is asked, and refuses a number that cannot be. All ranks hear of another one in the sums of a step.
+//  2. That step is finished, and saved as a checkpoint. Where that fails, the run goes on as it was.
+//  3. Rank 0 leaves in the launcher's store what those need to know who come, and then asks for their number. All agree
+//     that it has.
+//  4. Every rank gives up its state and its connections, and waits for the next epoch. The launcher starts the ranks
+//  that
+//     are missing and begins it; ranks that have no place in it hear so, and end.
+//  5. The others meet the new ones, and are as new themselves: the configuration is made for their number (job_size.h),
+//     the state comes from the checkpoint.
+//  6. All have it: rank 0 takes back what it left in 3. The run goes on.
+//
+// A rank that is lost before 3 is a loss as any other, and nobody scales. From then on the next epoch has the new
+// number: where lost ranks are replaced, that begins 5 again; else the job ends.
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "tesserae/base/error.h"
+#include "tesserae/base/log.h"
+#include "tesserae/checkpoint/folder.h"
+#include "tesserae/comm/agree.h"
+#include "tesserae/dial/protocol.h"
+#include "tesserae/os/seconds.h"
+#include "tesserae/train/job_size.h"
+#include "tesserae/train/recovery.h"
+#include "tesserae/train/run.h"
+
+namespace tesserae::train {
+namespace {
+
+/// This process in a job of so many ranks on its host: all that our launcher would say otherwise.
+mesh::World world_of_size(int ranks) {
+  return mesh::World::from_environment([size = std::to_string(ranks)](const char* name) -> const char* {
+    const std::string_view asked = name;
+    return asked == "WORLD_SIZE" || asked == "LOCAL_WORLD_SIZE" ? size.c_str() : std::getenv(name);
+  });
+}
+
+}  // namespace
+
+// 1. Rank 0's.
+
+std::string Run::cannot_scale(int ranks) const {
+  if (!membership_.served()) {
+    return "`tesserae train --nproc` changes the number of those ranks only that it has started, two or more on one "
+           "host; end the job and go on with --resume auto and more or fewer ranks";
+  }
+  return why_not(written_, written_for_, ranks);
+}
+
+// 2, 3, 4.
+
+/// At the end of a step. False: that cannot be, and the run goes on as it was.
+bool Run::leave_for_scaling() {
+  scaling_began_ = os::now();
+  checkpoints_->settle();
+  try {
+    checkpoints_->keep();
+  } catch (const checkpoint::SaveFailed& failure) {
+    dial_->refuse(*std::exchange(scaling_, std::nullopt), failure.what());
+    return false;
+  }
+  if (leads()) {
+    membership_.remember("scaling", scaling_to_tell().dump());
+    membership_.ask_for_ranks(scaling_->ranks);
+    output_->clear_line();
+  }
+  comm::lowest_rank_with(*fabric_, false);
+  dial_server_ = dial_->hand_over();
+  leave("the number of ranks changes");
+  return true;
+}
+
+void Run::leave(const std::string& why) {
+  end_services(why);
+  give_up_state();
+  pending_ = false;
+  monitor_.reset();
+  fabric_.reset();
+}
+
+/// What a new rank 0 needs, too.
+nlohmann::json Run::scaling_to_tell() const {
+  const int ranks = scaling_->ranks;
+  const auto state_ranks = [](const mesh::Mesh& mesh, int of) {
+    return mesh::Mesh(of, mesh.degrees()).degree(mesh::axes::state);
+  };
+  const shard::Setting& now = state_->setting();
+  const auto as_configured = [&](const config::Config& config, int of) {
+    return config::strategy_of(config, state_ranks(setup_.mesh, of));
+  };
+  mesh::Strategy strategy = as_configured(for_ranks(written_, written_for_, ranks), ranks);
+  // What the dial was turned to stays, as nearly as can be.
+  if (now.degrees != as_configured(config_, fabric_->size()).degrees) {
+    strategy = mesh::with_degrees(state_->sharded.options().strategy,
+                                  nearest_degrees(now.degrees, state_ranks(setup_.mesh, ranks)));
+  }
+  nlohmann::json told = tell();
+  told["strategy"] = strategy_json(strategy, now.tiers, setup_.choice);
+  told["scaling"] = {{"step", state_->step}, {"from", fabric_->size()}, {"to", ranks}};
+  told["checkpoint"] = checkpoint::list_checkpoints(folders_->checkpoints).back().path.native();
+  return told;
+}
+
+// 5.
+
+/// The launcher has begun an epoch with another number of ranks.
+void Run::change_size() {
+  const int ranks = membership_.ranks();
+  if (fabric_ != nullptr) leave("a rank was lost");  // between 3 and 4
+  config_ = for_ranks(written_, written_for_, ranks);
+  setup_ = set_up_job(config_, ranks, ranks, world_.launch().local_rank);
+  world_ = world_of_size(ranks);
+}
+
+/// What rank 0 left in 3 for as many ranks as have met now; null: nothing. Collective.
+nlohmann::json Run::scaling_at_hand() {
+  const std::string text = remembered("scaling");
+  nlohmann::json told = text.empty() ? nullptr : nlohmann::json::parse(text);
+  if (told.is_null() || told.at("scaling").at("to") == fabric_->size()) return told;
+  if (leads()) membership_.remember("scaling", "");
+  return nullptr;
+}
+
+/// Ranks have met in a number that is not what was asked for: one was lost before 3, or the launcher can start no more.
+void Run::forget_scaling() {
+  const auto asked = std::exchange(scaling_, std::nullopt);
+  if (!asked || !dial_server_) return;
+  dial_server_->tell(asked->client,
+                     dial::error_event(cat("the job keeps its ", fabric_->size(), " ranks: the launcher ",
+                                           "could not start others, its log says why")));
+}
+
+// 5, 6.
+
+void Run::take_up(const nlohmann::json& told, os::TimePoint begin) {
+  hear(told);
+  whole_ = false;
+  take_strategy(told.at("strategy"));
+  make_state(TrainingState::Values::zeros);
+  make_services();
+  const Resume kept{.mode = Resume::Mode::path, .path = told.at("checkpoint").get<std::string>()};
+  const std::optional<Origin> origin = restore(*state_, kept, *folders_, checkpoints_->memory());
+  checkpoints_->begin(last_save_);
+  whole_ = true;
+  pending_ = save_broken_ = false;
+  record_ = {};
+  scheduled_until_ = state_->step;
+  nlohmann::json scaling = told.at("scaling");
+  const double seconds = os::seconds_since(scaling_began_.value_or(begin));
+  scaling["seconds"] = seconds;
+  scalings_.push_back(scaling);
+  const auto asked = std::exchange(scaling_, std::nullopt);
+  if (!leads()) return;
+  membership_.remember("strategy", told.at("strategy").dump());
+  membership_.remember("scaling", "");
+  output_.emplace(config_, setup_, *folders_, origin);
+  const std::string from_to = cat(scaling.at("from").get<int>(), " -> ", scaling.at("to").get<int>(), " ranks");
+  output_->say(cat("step ", state_->step, ": ", from_to, " in ", seconds, " s"));
+  tell("scale", cat("the job has ", from_to, " now"));
+  if (!dial_server_ || !asked) return;
+  dial::Json event = {{"event", "scaled"}, {"degrees", dial::to_json(setup_.strategy.degrees)}};
+  event.update(dial::Json::parse(scaling.dump()));
+  dial_server_->tell(asked->client, event);
+}
+
+}  // namespace tesserae::train
