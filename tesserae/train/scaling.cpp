@@ -5,8 +5,7 @@
 //  3. Rank 0 leaves in the launcher's store what those need to know who come, and then asks for their number. All agree
 //     that it has.
 //  4. Every rank gives up its state and its connections, and waits for the next epoch. The launcher starts the ranks
-//  that
-//     are missing and begins it; ranks that have no place in it hear so, and end.
+//     that are missing and begins it; ranks that have no place in it hear so, and end.
 //  5. The others meet the new ones, and are as new themselves: the configuration is made for their number (job_size.h),
 //     the state comes from the checkpoint.
 //  6. All have it: rank 0 takes back what it left in 3. The run goes on.
