@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+import tesserae as tsm
+from ranks import run_ranks
 
 SCRIPT = textwrap.dedent("""\
     import os, sys, time
@@ -62,17 +66,32 @@ SCRIPT = textwrap.dedent("""\
 """)
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+# A launcher that serves no store, and knows of no restart.
+BY_HAND = ["bash", "-c", """
+    for rank in 0 1; do
+        RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "$@" & ranks+=($!)
+    done
+    for rank in "${ranks[@]}"; do wait "$rank" || exit; done""", "by hand", sys.executable]  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class Job:
-    def __init__(self, folder: Path, kind: str, steps: int, ranks: int = 2) -> None:
+    def __init__(self, folder: Path, kind: str, steps: int, launcher: list[str] = TORCHRUN) -> None:
         folder.mkdir()
         script = folder / "script.py"
         script.write_text(SCRIPT)
         self.output = folder / "output"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
-                [*command, str(script), str(folder / "checkpoints"), str(steps), kind],
-                stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                [*launcher, str(script), str(folder / "checkpoints"), str(steps), kind],
+                stdout=output, stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())},
             )  # fmt: skip
 
     def text(self) -> str:
@@ -136,6 +155,33 @@ def test_ranks_that_are_killed_cost_no_number(undisturbed: dict[int, str], tmp_p
     for process in job.ranks():
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+def test_the_first_watcher_serves_the_store_if_nobody_else_does(undisturbed: dict[int, str], tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", "killed", 40, BY_HAND)
+    job.wait_for_steps(3)
+    os.kill(job.ranks()[0], signal.SIGKILL)
+    assert job.status() == 0, job.text()
+    assert job.losses() == undisturbed
+    assert len(job.begun()) == 4
+
+
+def test_a_job_of_one_rank(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", "killed", 40, [sys.executable])
+    job.wait_for_steps(3)
+    os.kill(job.ranks()[0], signal.SIGKILL)
+    assert job.status() == 0, job.text()
+    assert len(job.losses()) == 40
+    assert len(job.begun()) == 2
+
+
+def test_a_process_that_has_begun_is_refused() -> None:
+    run_ranks(has_begun, 1)
+
+
+def has_begun(rank: int, world_size: int) -> None:
+    with pytest.raises(tsm.InvalidArgument, match=r"init_process_group\(\) inside of train"):
+        tsm.with_recovery(lambda: None)
 
 
 def test_a_rank_that_is_stopped_counts_as_lost(undisturbed: dict[int, str], tmp_path: Path) -> None:

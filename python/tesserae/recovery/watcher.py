@@ -194,9 +194,12 @@ def _say(text: str) -> None:
 
 def _require_fresh() -> None:
     begun = None
+    # Whether there is one must not be asked here: CUDA's answer alone spoils a child that is forked.
+    accelerator = torch.accelerator.current_accelerator()
+    module = torch.get_device_module(accelerator) if accelerator is not None else None
     if dist.is_available() and dist.is_initialized():
         begun = "torch.distributed is set up already: call init_process_group() inside of train()"
-    elif torch.accelerator.is_available() and torch.get_device_module().is_initialized():
+    elif getattr(module, "is_initialized", bool)():
         begun = "this process has talked to an accelerator, which a forked child cannot: do that inside of train()"
     if begun is not None:
         raise _C.InvalidArgument(f"[with_recovery] {begun}")
