@@ -5,8 +5,8 @@ from a checkpoint of torch.distributed.checkpoint.
     python bench/recovery_time.py --seconds 150 --every 30 --json bench/out/recovery.json
 
 All train a model of the same size on 4 ranks with two replicas (degree 2). The same ranks are killed at the same
-seconds; each side is measured against its own steps before the first kill. Both scripts save beside training every
---save-every steps.
+seconds; each side is measured against its own steps before the first kill. Both scripts save beside training: into
+memory after every step, and to storage every --save-every steps.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=150.0, help="of each side, from its first step on")
     parser.add_argument("--every", type=float, default=30.0, help="seconds between kills")
-    parser.add_argument("--save-every", type=int, default=10, help="steps between checkpoints of the restarted job")
+    parser.add_argument(
+        "--save-every", type=int, default=10, help="steps between checkpoints of the job that torchrun restarts"
+    )
     parser.add_argument("--only", choices=("tesserae", "script", "torchrun"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
@@ -119,14 +121,17 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="tesserae-recovery-", dir="/dev/shm") as memory,
     ):
         folder = Path(name)
-        scripts = (4, options.save_every, time.time() + 3 * (options.seconds + 300))
+        until = time.time() + 3 * (options.seconds + 300)
         sides = {
             "tesserae": (lambda: ours(folder, 4), folder / "run"),
             "script": (
-                lambda: script("recovery_script.py", folder / "script", *scripts, "--memory", memory),
+                lambda: script("recovery_script.py", folder / "script", 4, 1, until, "--memory", memory),
                 folder / "script",
             ),
-            "torchrun": (lambda: script("recovery_peer.py", folder / "peer", *scripts), folder / "peer"),
+            "torchrun": (
+                lambda: script("recovery_peer.py", folder / "peer", 4, options.save_every, until),
+                folder / "peer",
+            ),
         }
         for side, (command, where) in sides.items():
             if options.only not in (None, side):
