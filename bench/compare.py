@@ -29,6 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import report
+import warm
 from cases import (
     BEST,
     CASES,
@@ -70,6 +71,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--deadline", type=float, default=900, help="seconds a run")
     parser.add_argument("--step-program", type=Path, help="default: the newest bench_step below build/")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out")
+    parser.add_argument("--warm", action="store_true", help="tests: imports are done once, and no figure is one")
     parser.add_argument("--update-docs", action="store_true")
     parser.add_argument("--report-only", action="store_true", help="measure nothing; for --update-docs")
     options = parser.parse_args()
@@ -77,6 +79,8 @@ def parse() -> argparse.Namespace:
         options.rounds, options.steps, options.warmup = 1, 2, 1
     if not options.report_only and options.warmup + options.steps < LEAST_STEPS:
         parser.error(f"--warmup and --steps: {LEAST_STEPS} steps together, or losses show nothing of the optimizer")
+    if options.warm and options.update_docs:
+        parser.error("--warm is for tests: what it measures is not for documents")
     options.cases = options.cases.split(",")
     separator = None if " " in options.candidates.strip() else ","
     options.candidates = options.candidates.split(separator) if options.candidates else []
@@ -230,6 +234,8 @@ def main() -> int:
         if asked.update_docs:
             update_documents(cases, asked.out)
         return 0
+    if asked.warm:
+        warm.prepare()
     statuses = set()
     measured = set[str]()
     for name in asked.cases:

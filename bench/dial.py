@@ -38,6 +38,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import report
+import warm
 from cases import CASES, FIRST_MODEL, HERE, ROOT, Case, newest_program
 from launch import Run, Unavailable, launch
 from train_run import TrainRun, name_of, newest_tesserae, schedule_of, train
@@ -62,8 +63,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--program", type=Path, help="default: the newest bench_dial below build/")
     parser.add_argument("--tesserae", type=Path, help="default: the newest cli/tesserae below build/")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out")
+    parser.add_argument("--warm", action="store_true", help="tests: imports are done once, and no figure is one")
     parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
+    if options.warm and options.update_docs:
+        parser.error("--warm is for tests: what it measures is not for documents")
     if options.quick:
         options.rounds, options.steps = 1, 2
     options.case = replace(CASES[options.case], ranks=options.ranks, hosts=1, rate="")
@@ -374,6 +378,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     about = report.about() | {"rounds": options.rounds}
     report.warn_if_busy("dial", about)
+    if options.warm:
+        warm.prepare()
     if options.timeline:
         timelines = measure_timelines(options)
         (options.out / "dial_timeline.json").write_text(json.dumps(timelines, indent=1) + "\n")

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import warm
 from memory import Memory
 
 UNAVAILABLE = 77  # how a program ends that cannot run here
@@ -70,8 +71,10 @@ class Ranks:
     def __init__(self, commands: list[list[str]], environments: list[dict[str, str]], log: Path):
         self.usage: list[resource.struct_rusage] = []
         with log.open("wb") as sink:
-            self.processes = [
-                subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
+            self.processes: list[subprocess.Popen | warm.Copy] = [
+                warm.start(command, environment, sink)
+                if warm.takes(command, environment)
+                else subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
                 for command, environment in zip(commands, environments, strict=True)
             ]
 
@@ -84,7 +87,7 @@ class Ranks:
         while self.alive():
             self.reap(block=True)
 
-    def alive(self) -> list[subprocess.Popen]:
+    def alive(self) -> list[subprocess.Popen | warm.Copy]:
         return [process for process in self.processes if process.returncode is None]
 
     def failures(self) -> list[int]:

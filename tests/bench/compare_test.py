@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import tempfile
 import time
 import unittest
 from argparse import Namespace
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,6 +28,7 @@ import compare  # noqa: E402
 import launch  # noqa: E402
 import memory  # noqa: E402
 import report  # noqa: E402
+import warm  # noqa: E402
 
 
 def run(tokens_per_second: float, **changes: object) -> launch.Run:
@@ -37,6 +41,12 @@ def run(tokens_per_second: float, **changes: object) -> launch.Run:
         "losses": [6.2, 6.2, 6.3],
     } | changes
     return launch.Run(report=figures, peak_pss=int(tokens_per_second), peak_rss=1, cpu_seconds=1.0, seconds=1.0)
+
+
+@functools.cache
+def beside() -> ProcessPoolExecutor:
+    """A process with one thread, of which ranks can be copies: that of the tests has more. It ends with this one."""
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=warm.prepare)
 
 
 class Summary(unittest.TestCase):
@@ -163,7 +173,7 @@ class Controls(unittest.TestCase):
     def train(self, case: cases.Case, mode: str = "ddp", fault: str = "pass") -> launch.Run:
         program = self.PROGRAM.format(folder=str(ROOT / "bench"), fault=fault)
         words = [sys.executable, "-c", program, "--mode", mode, *case.arguments(), "--steps", "3", "--warmup", "1"]
-        return launch.launch(words, case.ranks, deadline=300)
+        return beside().submit(launch.launch, words, case.ranks, deadline=300).result()
 
     def refuses(self, case: cases.Case) -> None:
         with mock.patch.dict(cases.CASES, {"control": case}):
@@ -194,6 +204,7 @@ class Missing(unittest.TestCase):
         with (
             tempfile.TemporaryDirectory() as folder,
             mock.patch.object(compare, "run", run_of),
+            mock.patch.object(compare, "imports_bytes", return_value=2**20),
             mock.patch.object(sys, "argv", f"compare.py --cases tiny --candidates ddp,fsdp2 --out {folder}".split()),
             redirect_stdout(io.StringIO()),
             redirect_stderr(io.StringIO()),
@@ -214,6 +225,41 @@ class Missing(unittest.TestCase):
     def test_a_whole_case(self) -> None:
         with mock.patch.object(compare, "compare", side_effect=launch.Unavailable("no root")):
             self.assertEqual(self.status({}), launch.UNAVAILABLE)
+
+
+class Warm(unittest.TestCase):
+    """Ranks that are copies of a process which has imported torch end as others do, and none is used for figures."""
+
+    def run_of(self, program: str, *words: str) -> launch.Run:
+        command = [sys.executable, "-c", program, *words]
+        return beside().submit(launch.launch, command, 2, deadline=60).result()
+
+    def test_a_copy_has_its_own_words_and_variables(self) -> None:
+        told = self.run_of(
+            "import json, os, sys; was = 'torch' in sys.modules; name, where = sys.argv[1], sys.argv[-1]\n"
+            "seen = {'rank': os.environ['RANK'], 'torch': was, 'word': name, 'name': __name__}\n"
+            "os.environ['RANK'] == '0' and open(where, 'w').write(json.dumps(seen))",
+            "a b",
+        )
+        self.assertEqual(told.report, {"rank": "0", "torch": True, "word": "a b", "name": "__main__"})
+        self.assertGreater(told.cpu_seconds, 0)
+
+    def test_its_end_is_that_of_a_program(self) -> None:
+        with self.assertRaisesRegex(RuntimeError, "(?s)ended with 1.*ZeroDivisionError"):
+            self.run_of("1 / 0")
+        with self.assertRaisesRegex(RuntimeError, "(?s)ended with 1.*enough of it"):
+            self.run_of("import sys; sys.exit('enough of it')")
+        with self.assertRaisesRegex(RuntimeError, "ended with -9"):
+            self.run_of("import os; os.kill(os.getpid(), 9)")
+        unavailable = "import sys; print('no such device'); sys.exit(77)"
+        with self.assertRaisesRegex(launch.Unavailable, "no such device"):
+            self.run_of(unavailable)
+
+    def test_what_it_measures_is_not_for_documents(self) -> None:
+        argv = "compare.py --cases tiny --warm --update-docs".split()
+        with mock.patch.object(sys, "argv", argv), redirect_stderr(io.StringIO()) as said:
+            self.assertRaises(SystemExit, compare.parse)
+        self.assertIn("not for documents", said.getvalue())
 
 
 class Candidates(unittest.TestCase):
