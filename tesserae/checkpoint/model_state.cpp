@@ -44,15 +44,15 @@ void add_slices(const std::string& prefix, const std::vector<shard::Slice>& slic
 }
 
 /// Among the ranks that shard the buffer's state, which may be fewer than those that shard the model's.
-bool written_here(const shard::Flat& flat, int as_rank) {
-  return writes_part(flat, as_rank < 0 ? flat.rank() : as_rank);
+bool written_here(const shard::Flat& flat, bool as_first_replica) {
+  return as_first_replica || writes_part(flat, flat.rank());
 }
 
-void add_parameters(shard::Sharded& sharded, int as_rank, std::vector<Piece>& pieces) {
+void add_parameters(shard::Sharded& sharded, bool as_first_replica, std::vector<Piece>& pieces) {
   const bool first = sharded.mesh().writes_unsplit();
   for (const shard::FlatBuffer* buffer : sharded.engine().buffers()) {
     const shard::FlatParameter& parameter = buffer->parameter();
-    const bool written = written_here(buffer->flat(), as_rank);
+    const bool written = written_here(buffer->flat(), as_first_replica);
     add_slices("model/", buffer->flat().slices(parameter.local_range()), parameter.local(), written, written && first,
                pieces);
   }
@@ -149,15 +149,15 @@ bool writes_part(const shard::Flat& flat, int rank) {
   return flat.layout().replica(rank) == 0;
 }
 
-std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optimizer, int as_rank) {
+std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optimizer, bool as_first_replica) {
   std::vector<Piece> pieces;
   sharded.engine().complete_updates();
-  add_parameters(sharded, as_rank, pieces);
+  add_parameters(sharded, as_first_replica, pieces);
   if (optimizer == nullptr) return pieces;
   const auto flats = flats_by_shard(sharded.engine());
   const bool first = sharded.mesh().writes_unsplit();
   optimizer->visit_state([&](const shard::Shard& shard, std::string_view state, at::Tensor& tensor) {
-    const bool written = written_here(*flats[static_cast<size_t>(shard.index)], as_rank);
+    const bool written = written_here(*flats[static_cast<size_t>(shard.index)], as_first_replica);
     if (tensor.dim() == 0) {
       add_counter(shard, state, tensor, written && first, pieces);
     } else {
@@ -171,7 +171,7 @@ void load_model(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Op
   std::vector<Piece> pieces;
   std::vector<Counter> counters;
   sharded.engine().complete_updates();
-  add_parameters(sharded, -1, pieces);
+  add_parameters(sharded, false, pieces);
   if (optimizer != nullptr) counters = add_state(checkpoint, sharded, *optimizer, pieces);
   load(checkpoint, pieces);  // all at once: each block of each file is read once
   for (const Counter& counter : counters) counter.set();

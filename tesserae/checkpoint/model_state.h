@@ -22,9 +22,9 @@ bool writes_part(const shard::Flat& flat, int rank);
 /// This rank's pieces of a sharded model: masters ("model/NAME") and, with an optimizer, its state as far as
 /// it exists ("optimizer/exp_avg/NAME"; counters as "optimizer/step/NAME", one for each parameter). Of a parameter that
 /// is split among tensor-parallel ranks each has its part, with the whole tensor's shape. The first replica writes;
-/// what is not split, of the first tensor-parallel rank. Valid until the shards are cut anew. No collective. `as_rank`:
-/// what is written is said as if this were that data-parallel rank, which holds the same; -1: as this one.
-std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optimizer, int as_rank = -1);
+/// what is not split, of the first tensor-parallel rank. Valid until the shards are cut anew. No collective.
+/// `as_first_replica`: what is written is said as if this one were of the first replica.
+std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optimizer, bool as_first_replica = false);
 
 /// Fills the model and, if there is one, the optimizer from a checkpoint of any layout, tensor-parallel degree and
 /// world size, in this rank's part only. State that the checkpoint does not have of a parameter starts at zero, as it

@@ -266,12 +266,6 @@ void check_experts(const Config& config) {
   if (experts > 0 && config.model.bias_rate > 0 && config.checkpoint.memory_every_steps > 0) {
     throw ConfigError("checkpoint.memory_every_steps", "snapshots in memory do not keep what model.bias_rate moves");
   }
-  if (degree > 1 && config.checkpoint.memory_every_steps > 0) {
-    throw ConfigError("checkpoint.memory_every_steps",
-                      cat("snapshots in memory do not know experts that ranks share out: take 0, or "
-                          "expert_parallel_degree 1 instead of ",
-                          degree));
-  }
 }
 
 c10::ScalarType dtype(const Json& name) {

@@ -220,8 +220,8 @@ std::optional<std::string> MemoryTier::fetch(const SnapshotSet& set, std::string
 
 /// All of this rank, and what of it the first replica writes into a checkpoint, wherever this one is.
 std::vector<checkpoint::Piece> MemoryTier::own_pieces() {
-  const int first = layout_.owner(layout_.chunk(subject_.mesh->index(mesh::axes::state)), 0);
-  std::vector<checkpoint::Piece> pieces = checkpoint::model_pieces(subject_.sharded, &subject_.optimizer, first);
+  std::vector<checkpoint::Piece> pieces =
+      checkpoint::model_pieces(subject_.sharded, &subject_.optimizer, /*as_first_replica=*/true);
   subject_.optimizer.visit_state([&pieces](const shard::Shard& shard, std::string_view name, at::Tensor& tensor) {
     if (tensor.dim() > 0) return;
     pieces.push_back({.name = cat(counter_prefix, shard.index, "/", name),

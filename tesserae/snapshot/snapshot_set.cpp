@@ -1,5 +1,7 @@
 #include "tesserae/snapshot/snapshot_set.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace tesserae::snapshot {
@@ -28,16 +30,26 @@ std::optional<SnapshotSet> collect(const mesh::Mesh& mesh, const mesh::Layout& l
 
 }  // namespace
 
-int holder(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, int replica) {
-  const int chunk = layout.chunk(mesh.index(mesh::axes::state, rank));
-  return mesh.members(mesh::axes::state, rank)[static_cast<size_t>(layout.owner(chunk, replica))];
+std::vector<int> holders(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, bool experts) {
+  const mesh::AxisSet axes = experts ? mesh::axes::expert_state : mesh::axes::state;
+  const int ranks = mesh.degree(axes);
+  const mesh::Layout sharded(ranks, mesh::limited(layout.degrees(), ranks));
+  const std::vector<int> members = mesh.members(axes, rank);
+  const int chunk = sharded.chunk(mesh.index(axes, rank));
+  std::vector<int> found;
+  for (int replica = 0; replica < sharded.replicas(); ++replica) {
+    found.push_back(members[static_cast<size_t>(sharded.owner(chunk, replica))]);
+  }
+  return found;
 }
 
 int neighbour(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, int direction) {
-  const int replicas = layout.replicas();
-  if (replicas == 1) return -1;
-  const int own = layout.replica(mesh.index(mesh::axes::state, rank));
-  return holder(mesh, layout, rank, (own + direction + replicas) % replicas);
+  const std::vector<int> all = holders(mesh, layout, rank, false), experts = holders(mesh, layout, rank, true);
+  std::vector<int> both;
+  std::ranges::set_intersection(all, experts, std::back_inserter(both));
+  if (both.size() == 1) return -1;
+  const auto own = std::ranges::find(both, rank) - both.begin(), size = std::ssize(both);
+  return both[static_cast<size_t>((own + direction + size) % size)];
 }
 
 std::optional<SnapshotSet> newest_complete_set(const mesh::Mesh& mesh, const mesh::Layout& layout,

@@ -27,11 +27,11 @@ struct SnapshotSet {
   std::vector<int> buffer;  ///< of each rank; -1: it has none, and asks its neighbour
 };
 
-/// The job rank that holds in `replica` what `rank` holds: the same chunk of the same parts. `layout`: of the ranks
-/// that shard state.
-int holder(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, int replica);
+/// The job ranks that hold what `rank` does of what all ranks share out, or with `experts`, of what those of an expert
+/// index do: the same chunk of the same parts. By replica, ascending. `layout`: of the ranks that shard state.
+std::vector<int> holders(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, bool experts);
 
-/// The holder in the next replica (with direction -1, the previous); -1: there is one replica.
+/// The next rank that holds all that `rank` does (with direction -1, the previous); -1: there is no other.
 int neighbour(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, int direction = 1);
 
 /// The latest set of step `at_least` or later that is complete: each rank holds its part, or its neighbour does. The

@@ -141,27 +141,36 @@ std::optional<SnapshotSet> complete_set(comm::Fabric& fabric, const std::vector<
   return newest_complete_set(past.mesh(), past.layout, held, after + 1);
 }
 
-/// Whether this one of the set writes the chunk that it shares with ranks of other replicas.
-bool writes_chunk(const Past& past, const SnapshotSet& set, int rank) {
-  const mesh::Mesh mesh = past.mesh();
-  for (int replica = 0; replica < past.layout.replicas(); ++replica) {
-    const int other = holder(mesh, past.layout, rank, replica);
-    if (set.buffer[static_cast<size_t>(other)] >= 0) return other == rank;
-  }
-  return false;
+/// Whether this one of the set writes the chunk that it shares with ranks of other replicas; `experts`: of experts.
+bool writes_chunk(const Past& past, const SnapshotSet& set, int rank, bool experts) {
+  const std::vector<int> all = holders(past.mesh(), past.layout, rank, experts);
+  const auto first = std::ranges::find_if(all, [&](int other) { return set.buffer[static_cast<size_t>(other)] >= 0; });
+  return first != all.end() && *first == rank;
+}
+
+/// How the parameter is split that a piece is of; its state, too, and its counter, which has no parts.
+mesh::Splits split_of(const nlohmann::json& notes, std::string_view name) {
+  constexpr std::string_view optimizer = "optimizer/";
+  std::string parameter(name);
+  if (name.starts_with(optimizer)) parameter = cat("model/", name.substr(name.find('/', optimizer.size()) + 1));
+  const auto note = notes.find(parameter);
+  if (note == notes.end() || !note->contains("split")) return {};
+  return checkpoint::splits_from(note->at("split"));
 }
 
 /// Step 4: of one snapshot. `same_groups`: random numbers are of use to the new job.
 void add_pieces(const Survivor& survivor, const Past& past, const SnapshotSet& set, bool same_groups,
                 std::vector<checkpoint::Piece>& pieces) {
   const checkpoint::Manifest& manifest = survivor.snapshot.manifest;
-  const bool chunk = writes_chunk(past, set, survivor.rank);
+  const bool chunk = writes_chunk(past, set, survivor.rank, false);
+  const bool experts = writes_chunk(past, set, survivor.rank, true);
   const nlohmann::json notes = manifest.training.value(memory_key, nlohmann::json::object());
   for (const checkpoint::StoredTensor& tensor : manifest.tensors) {
     const bool random = tensor.name.starts_with("random/");
     const auto note = notes.find(tensor.name);
-    bool written =
-        chunk && !tensor.name.starts_with(counter_prefix) && (note == notes.end() || note->at("written").get<bool>());
+    const bool of_experts = !split_of(notes, tensor.name).along(mesh::Axis::expert).whole();
+    bool written = (of_experts ? experts : chunk) && !tensor.name.starts_with(counter_prefix) &&
+                   (note == notes.end() || note->at("written").get<bool>());
     if (random) {
       // That of the rank before it is there, too, in case that one is gone.
       int of = -1;

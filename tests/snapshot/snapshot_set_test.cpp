@@ -51,6 +51,22 @@ TEST(SnapshotSet, NeighboursHaveTheSamePartsOfSplitTensors) {
   }
 }
 
+// Eight ranks, two of whom share out experts: rank s has expert index s mod 2 and is number s / 2 of its four.
+TEST(SnapshotSet, NeighboursHaveTheSameExperts) {
+  const auto next = [](const mesh::Degrees& degrees, int expert, int rank) {
+    return neighbour(mesh::Mesh(8, {.expert = expert}), mesh::Layout(8, degrees), rank);
+  };
+  EXPECT_EQ(next({1, 1, 1}, 2, 0), 2) << "the next with this index";
+  EXPECT_EQ(next({1, 1, 1}, 2, 7), 1);
+  EXPECT_EQ(next({1, 1, 1}, 8, 3), -1) << "each expert is on one rank";
+  EXPECT_EQ(next({2, 2, 2}, 2, 1), 5) << "rank 3 has the same chunk of the rest, and another of its experts";
+  EXPECT_EQ(next({4, 4, 4}, 2, 1), -1) << "rank 5 has the other half of the experts";
+  EXPECT_EQ(next({4, 4, 4}, 1, 1), 5);
+  const mesh::Mesh mesh(8, {.expert = 2});
+  EXPECT_THAT(holders(mesh, mesh::Layout(8, {2, 2, 2}), 1, false), ElementsAre(1, 3, 5, 7));
+  EXPECT_THAT(holders(mesh, mesh::Layout(8, {2, 2, 2}), 1, true), ElementsAre(1, 5));
+}
+
 TEST(SnapshotSet, IsTheLatestThatAllRanksHold) {
   const mesh::Layout layout(2, {2, 2, 2});
   // Rank 1 was killed while it wrote step 12.

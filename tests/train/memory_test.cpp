@@ -226,6 +226,42 @@ TEST_F(Memory, AJobOfAnotherTensorDegreeGoesOnFromWhatIsLeft) {
   goes_on_elsewhere(arguments(2, 1, {"model.heads=4"}), 4, 2, {"tensor_parallel_degree=2", "model.heads=4"});
 }
 
+class MemoryOfExperts : public Memory {
+ protected:
+  static std::vector<std::string> experts(int degree, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> all = {cat("expert_parallel_degree=", degree), "model.experts=4",
+                                    "model.experts_per_token=2", "model.feed_forward=32"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+};
+
+TEST_F(MemoryOfExperts, AKilledJobGoesOnFromItsLastSnapshotBitwise) {
+  run_and_kill(4, 4, experts(2));
+  const std::string said = job_.run("run", arguments(4, 4, experts(2)));
+  EXPECT_GE(resumed_at(said), 8) << said;
+  expect_like_undisturbed(4, 4, experts(2));
+}
+
+// Rank 2 has the experts of rank 0, rank 3 those of rank 1, and all have the rest.
+TEST_F(MemoryOfExperts, AReplicaHasWhatAHostHasLost) {
+  run_and_kill(4, 1, experts(2));
+  for (const int rank : {0, 3}) {
+    for (const int number : {0, 1}) os::files().remove(slot(rank, number));
+  }
+  const std::string said = job_.run("run", arguments(4, 1, experts(2)));
+  EXPECT_GE(resumed_at(said), 8) << said;
+  expect_like_undisturbed(4, 1, experts(2));
+}
+
+TEST_F(MemoryOfExperts, AJobThatSharesThemOutOtherwiseGoesOnFromWhatIsLeft) {
+  run_and_kill(4, 1, experts(2));
+  for (const int rank : {0, 3}) {  // who would write what all hold is gone, and half of the experts is on rank 2 alone
+    for (const int number : {0, 1}) os::files().remove(slot(rank, number));
+  }
+  goes_on_elsewhere(arguments(4, 2, experts(4)), 4, 1, experts(2));
+}
+
 TEST_F(Memory, AnotherModelOfAnotherSizeIsNotFilledFromMemory) {
   run_and_kill(2, 2);
   const std::string said = job_.run("run", arguments(1, 1, {"model.dimension=16", "train.steps=3"}));
