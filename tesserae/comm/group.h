@@ -91,6 +91,8 @@ class Group {
   /// may write when is for the callers to agree on, by barriers. Collective. Undefined, for all members, where the
   /// transport has no such memory, or there is none left.
   virtual at::Tensor share(int64_t bytes);
+  /// Whether share() is of use: where it is true and the memory is there, it gives some.
+  virtual bool can_share() const { return false; }
 
   /// `result`, what a verb has left, for the host to read: waits for it, then require_intact().
   at::Tensor to_host(const at::Tensor& result);

@@ -8,6 +8,7 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/offload/paged_tensor.h"
+#include "tesserae/shard/local_state.h"
 
 namespace tesserae::shard {
 namespace {
@@ -34,9 +35,37 @@ FlatParameter::FlatParameter(const UnitContext& context, const Flat& flat, Compu
   if (resident_) storage_.show(piece_);
 }
 
+namespace {
+
+bool may_share(const Sharding& sharding, const Flat& flat) {
+  return flat.layout().degrees().parameters > 1 && sharding.device.is_cpu() &&
+         sharding.options.tiers.parameters != offload::Tier::disk;  // it would keep all in memory
+}
+
+// As piece_for() makes it: the whole buffer, in memory for good.
+bool would_be_resident(const Sharding& sharding, const Flat& flat) {
+  if (flat.layout().degrees().parameters > 1) return false;
+  const bool host = sharding.device.is_cpu();
+  if (!flat.master_is_piece()) return !(host && sharding.options.tiers.parameters == offload::Tier::disk);
+  const offload::Tier tier = master_tier(sharding.options.tiers, flat);
+  const bool in_place = tier == offload::Tier::device || (tier == offload::Tier::host && host);
+  return in_place && flat.dtypes().master == flat.dtypes().compute;
+}
+
+}  // namespace
+
+bool FlatParameter::would_share(const UnitContext& context, const Flat& flat) {
+  return context.gatherer == nullptr && may_share(*context.sharding, flat) &&
+         context.sharding->parameter_group.can_share();
+}
+
+int64_t FlatParameter::planned_bytes(const UnitContext& context, const Flat& flat, bool extended) {
+  if (extended || would_share(context, flat) || would_be_resident(*context.sharding, flat)) return 0;
+  return flat.total() * static_cast<int64_t>(c10::elementSize(flat.dtypes().compute));
+}
+
 at::Tensor FlatParameter::shared_memory(const UnitContext& context, const Flat& flat) {
-  if (flat.layout().degrees().parameters == 1 || !context.sharding->device.is_cpu()) return {};
-  if (context.sharding->options.tiers.parameters == offload::Tier::disk) return {};  // it would keep all in memory
+  if (!may_share(*context.sharding, flat)) return {};
   const auto dtype = flat.dtypes().compute;
   at::Tensor memory;
   const auto task = [&] {

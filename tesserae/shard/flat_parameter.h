@@ -47,6 +47,10 @@ class FlatParameter {
   /// Memory for a copy that all ranks of P share: [flat.total()], compute dtype, zeros. Undefined if P is 1 or there is
   /// no such memory. Collective.
   static at::Tensor shared_memory(const UnitContext& context, const Flat& flat);
+  /// Whether there would be such memory, unless there is none left. No collective.
+  static bool would_share(const UnitContext& context, const Flat& flat);
+  /// What begin_gather() of such a buffer would ask of the pool: buffer_bytes() before it is made.
+  static int64_t planned_bytes(const UnitContext& context, const Flat& flat, bool extended);
   /// What is gathered lies in `whole`, which is such memory, from now on. A piece that does not lie there yet moves
   /// there; tensors that show it keep doing so. Before the first gather; does nothing if `whole` is undefined.
   void share(at::Tensor whole);

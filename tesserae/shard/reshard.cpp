@@ -3,7 +3,7 @@
 //  1. All ranks ask for the same setting, hold the same kinds of state, and the setting is possible.
 //  2. Nothing is in flight: a step that was cut short is forgotten, accumulated gradients go to their owners.
 //  3. The groups of the new degrees are made, or found: the fabric keeps them.
-//  4. Each host, device and disk has room for the largest moment of step 6; that on a disk is taken.
+//  4. Each host, device and disk has room for the largest moment of steps 6 and 7; that on a disk is taken.
 //  5. The old pool goes; what still shows a buffer of it does with its flat buffer in step 6.
 //  6. Flat buffer by flat buffer: new local values are filled from the old ones, which are then freed; parameters,
 //     gradients, the user's tensors and companions take the new ones.

@@ -12,12 +12,23 @@
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/local_state.h"
+#include "tesserae/shard/pool_plan.h"
 #include "tesserae/shard/reshard.h"
 
 namespace tesserae::shard {
 namespace {
 
-// Bytes that could be allocated; on a device, `wanted` or nothing: it is asked for that much.
+// What ranks tell each other in the course of a turn lies on the device, too.
+constexpr double words_of_a_turn = 64 << 10;
+
+// Allocators of devices give multiples of so many.
+double rounded(int64_t bytes) {
+  constexpr int64_t grain = 512;
+  return static_cast<double>((bytes + grain - 1) / grain * grain);
+}
+
+// Bytes that could be allocated; on a device, `wanted` or nothing: it is asked for that much. Its allocator knows what
+// it keeps for the next who ask, and what others have left of the device.
 double available(c10::Device device, double wanted) {
   if (device.is_cpu()) return static_cast<double>(os::host_memory().available);
   const c10::DeviceGuard guard(device);
@@ -95,15 +106,19 @@ void Reshard::require_possible() const {
 
 // 4.
 
-// The most of two moments: while the last flat buffer of a place moves, and in the next backward, when there are
-// gradients.
+// The most of the moments that follow each other: while a flat buffer moves, when the pool is there again, and in the
+// next backward, when there are gradients.
 void Reshard::require_memory() const {
   struct Place {
     double used = 0, peak = 0, gradients = 0;
 
     void gets(double bytes) { peak = std::max(peak, used += bytes); }
+    void for_a_moment(double bytes) { peak = std::max(peak, used + bytes); }
     double most() const { return std::max(peak, used + gradients); }
   } host, device, disk;
+  const c10::Device compute = engine_.root().sharding().device;
+  Place& of_pool = compute.is_cpu() ? host : device;
+  of_pool.used -= static_cast<double>(engine_.workspace_->pool.held_bytes());
   double paged = 0;  // what lies on a disk is in memory while it moves, one tensor after the other
   for (size_t i = 0; i < engine_.buffers().size(); ++i) {
     const FlatBuffer& buffer = *engine_.buffers()[i];
@@ -116,19 +131,50 @@ void Reshard::require_memory() const {
     const Bytes comes = bytes_of(buffer, next, after, has_gradient_[i]);
     const Bytes goes = bytes_of(buffer, buffer.flat(), before, has_gradient_[i] || holds_gradient);
     const Bytes later = bytes_of(buffer, next, after, /*has_gradient=*/true);
+    if (!holds_gradient) {  // another rank may have one: this one brings zeros
+      memory_of(before).gets(goes.memory - bytes_of(buffer, buffer.flat(), before, false).memory);
+    }
     memory_of(after).gets(comes.memory);
+    device.gets(comes.pieces);
+    if (!compute.is_cpu() && (before.state_device.is_cpu() || after.state_device.is_cpu())) {
+      const auto element = static_cast<int64_t>(c10::elementSize(next.dtypes().master));
+      device.for_a_moment(rounded(buffer.flat().chunk() * element) + rounded(next.chunk() * element));
+    }
     memory_of(before).used -= goes.memory;
     memory_of(after).gradients += later.memory - comes.memory;
-    device.gets(comes.pieces);
     device.used -= goes.pieces;
     disk.gets(later.disk);  // whose room is taken at once
     disk.used -= goes.disk;
     paged = std::max(paged, comes.largest_paged + goes.largest_paged);
   }
-  const c10::Device compute = engine_.root().sharding().device;
+  of_pool.gets(pool_bytes());
   require_room(c10::kCPU, host.most() + paged);
-  if (!compute.is_cpu()) require_room(compute, device.most());
+  if (!compute.is_cpu()) require_room(compute, device.most() + words_of_a_turn);
   if (setting_.tiers.uses(offload::Tier::disk)) require_disk(disk.most());
+}
+
+// Of the pool that step 7 reserves; an elastic one takes as much in the next step.
+double Reshard::pool_bytes() const {
+  std::vector<UnitNeeds> needs;
+  for (size_t i = 0; i < next_.size(); ++i) {
+    const ShardedUnit& unit = *engine_.units()[i];
+    UnitContext context = unit.context();
+    context.sharding = next_[i];
+    auto& of_unit = needs.emplace_back(UnitNeeds{unit.name(), !unit.would_free_after_forward(*next_[i]), {}});
+    for (const auto& buffer : unit.buffers()) {
+      const Flat flat = buffer->flat().with(next_[i]->layout);
+      const auto element = static_cast<int64_t>(c10::elementSize(flat.dtypes().reduce));
+      of_unit.buffers.push_back(
+          {.gathered = FlatParameter::planned_bytes(context, flat, buffer->parameter().extended()),
+           .reduced = buffer->gradient() == nullptr ? 0 : flat.total() * element});
+    }
+  }
+  const Options& options = next_.front()->options;
+  double bytes = 0;
+  for (const PoolPart& part : plan_pool(needs, options.limit_all_gathers, options.limit_reductions)) {
+    bytes += rounded(part.bytes) * part.count;
+  }
+  return bytes;
 }
 
 void Reshard::require_room(c10::Device place, double mine) const {
@@ -184,13 +230,20 @@ Reshard::Bytes Reshard::bytes_of(const FlatBuffer& buffer, const Flat& flat, con
       bytes.disk += static_cast<double>(offload::PagedMemory::on_disk(size));
       bytes.largest_paged = std::max(bytes.largest_paged, static_cast<double>(size));
     } else {
-      bytes.memory += static_cast<double>(size);
+      bytes.memory += rounded(static_cast<int64_t>(size));
     }
   };
-  const bool piece_is_master = flat.master_is_piece() && dtypes.master == dtypes.compute;
+  // Where ranks share the gathered copy, each counts the piece that it fills.
+  const bool is_now = &sharding == &buffer.unit().sharding();
+  const auto shares = [&] {
+    UnitContext context = buffer.unit().context();
+    context.sharding = next_[static_cast<size_t>(buffer.unit().index())];
+    return is_now ? buffer.parameter().shared()
+                  : !buffer.parameter().extended() && FlatParameter::would_share(context, flat);
+  };
   if (!flat.master_is_piece() && !sharding.device.is_cpu() && tiers.parameters != offload::Tier::device) {
-    bytes.pieces += static_cast<double>(flat.parameter_piece()) * static_cast<double>(c10::elementSize(dtypes.compute));
-  } else if (!piece_is_master && (!flat.master_is_piece() || tiers.parameters != offload::Tier::disk)) {
+    bytes.pieces += rounded(flat.parameter_piece() * static_cast<int64_t>(c10::elementSize(dtypes.compute)));
+  } else if (!flat.master_is_piece() || (dtypes.master != dtypes.compute && shares())) {
     add(flat.parameter_piece(), dtypes.compute, tiers.parameters);
   }
   add(flat.chunk(), dtypes.master, master_tier(tiers, flat));

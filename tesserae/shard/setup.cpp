@@ -8,12 +8,12 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
 #include <map>
 #include <utility>
 
 #include "tesserae/base/error.h"
 #include "tesserae/shard/engine.h"
+#include "tesserae/shard/pool_plan.h"
 
 namespace tesserae::shard {
 namespace {
@@ -46,21 +46,6 @@ std::shared_ptr<comm::Fabric> ranks_of(mesh::AxisSet axes, const std::shared_ptr
   if (options.mesh != nullptr) return options.mesh->over(axes);
   throw InvalidArgument("shard_model", cat("the model has parameters whose state is sharded over ", to_string(axes),
                                            "; pass Options::mesh that it was built with"));
-}
-
-// How many units with parameters lie one inside the other at most, the root apart: a step works with so many at once.
-int nesting(const std::vector<std::unique_ptr<ShardedUnit>>& units) {
-  std::vector<int> depths;
-  int most = 1;
-  for (size_t i = 1; i < units.size(); ++i) {
-    int depth = 0;
-    for (size_t k = 1; k < i; ++k) {  // parents come first
-      if (units[i]->name().starts_with(units[k]->name() + ".")) depth = std::max(depth, depths[k - 1]);
-    }
-    depths.push_back(depth + (units[i]->buffers().empty() ? 0 : 1));
-    most = std::max(most, depths.back());
-  }
-  return most;
 }
 
 }  // namespace
@@ -135,42 +120,22 @@ void Engine::prepare() {
   reserve_pool();
 }
 
-// Units that are gathered one after the other share buffers; the root, and every unit if forward does not free, has its
-// own. Buffers are counted per position within the unit (most units have one flat buffer), with the size of the
-// largest. Where units lie inside others, the outer ones hold theirs meanwhile.
 void Engine::reserve_pool() {
-  const auto& options = root().sharding().options;
-  Pool& pool = workspace_->pool;
-  std::vector<int64_t> gather_bytes, reduce_bytes;
-  const auto raise = [](std::vector<int64_t>& largest, size_t position, int64_t bytes) {
-    if (largest.size() <= position) largest.resize(position + 1, 0);
-    largest[position] = std::max(largest[position], bytes);
-  };
-  const int inner_units = static_cast<int>(units_.size()) - 1;
+  std::vector<UnitNeeds> needs;
   for (const auto& unit : units_) {
-    const bool is_root = unit.get() == &root();
-    for (size_t position = 0; position < unit->buffers().size(); ++position) {
-      const FlatBuffer& buffer = *unit->buffers()[position];
-      const int64_t gathered = buffer.parameter().buffer_bytes();
-      if (gathered > 0) {
-        if (is_root || !unit->frees_after_forward()) {
-          pool.reserve(gathered, 1, &buffer.parameter());
-        } else {
-          raise(gather_bytes, position, gathered);
-        }
-      }
-      if (buffer.gradient() == nullptr) continue;
-      if (is_root) {
-        pool.reserve(buffer.gradient()->buffer_bytes(), 1, buffer.gradient());
-      } else {
-        raise(reduce_bytes, position, buffer.gradient()->buffer_bytes());
-      }
+    auto& of_unit = needs.emplace_back(UnitNeeds{unit->name(), !unit->frees_after_forward(), {}});
+    for (const auto& buffer : unit->buffers()) {
+      const FlatGradient* const gradient = buffer->gradient();
+      of_unit.buffers.push_back({.gathered = buffer->parameter().buffer_bytes(),
+                                 .reduced = gradient == nullptr ? 0 : gradient->buffer_bytes(),
+                                 .gatherer = &buffer->parameter(),
+                                 .reducer = gradient});
     }
   }
-  const int nested = nesting(units_);
-  const int gathers = std::max(options.limit_all_gathers, nested), reductions = options.limit_reductions + nested - 1;
-  for (const int64_t bytes : gather_bytes) pool.reserve(bytes, std::min(gathers, inner_units));
-  for (const int64_t bytes : reduce_bytes) pool.reserve(bytes, std::min(reductions, inner_units));
+  const auto& options = root().sharding().options;
+  for (const PoolPart& part : plan_pool(needs, options.limit_all_gathers, options.limit_reductions)) {
+    workspace_->pool.reserve(part.bytes, part.count, part.owner);
+  }
 }
 
 }  // namespace tesserae::shard

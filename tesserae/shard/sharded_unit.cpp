@@ -351,14 +351,25 @@ void ShardedUnit::cut_short() {
 
 // Options that change.
 
+namespace {
+
+// What a lifetime becomes: that of the strategy where that changes, else what the script has made of it.
+bool lifetime_after(bool frees, const Options& before, const Options& now, bool mesh::Strategy::*lifetime) {
+  const bool always = comes_from_disk(now);
+  if (always == comes_from_disk(before) && before.strategy.*lifetime == now.strategy.*lifetime) return frees;
+  return always || now.strategy.*lifetime;
+}
+
+}  // namespace
+
+bool ShardedUnit::would_free_after_forward(const Sharding& next) const {
+  return lifetime_after(frees_after_forward_, sharding().options, next.options, &mesh::Strategy::free_after_forward);
+}
+
 void ShardedUnit::set_sharding(std::shared_ptr<const Sharding> sharding) {
-  const mesh::Strategy &before = this->sharding().options.strategy, &now = sharding->options.strategy;
-  const bool always = comes_from_disk(sharding->options), other = always != comes_from_disk(this->sharding().options);
-  const auto follow = [&](bool& frees, bool was, bool is) {
-    if (other || was != is) frees = always || is;
-  };
-  follow(frees_after_forward_, before.free_after_forward, now.free_after_forward);
-  follow(frees_after_backward_, before.free_after_backward, now.free_after_backward);
+  const Options &before = this->sharding().options, &now = sharding->options;
+  frees_after_forward_ = would_free_after_forward(*sharding);
+  frees_after_backward_ = lifetime_after(frees_after_backward_, before, now, &mesh::Strategy::free_after_backward);
   context_.sharding = std::move(sharding);
   set_rest_ranks(rest_ranks_);
 }

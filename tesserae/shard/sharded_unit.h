@@ -150,6 +150,8 @@ class ShardedUnit {
   // For engines, and for what changes their degrees.
   void join(Engine& engine, int index, const std::string& prefix, std::shared_ptr<Workspace> workspace);
   void set_sharding(std::shared_ptr<const Sharding> sharding);
+  /// frees_after_forward() after that.
+  bool would_free_after_forward(const Sharding& next) const;
   /// The handle is about to go.
   void forget() { handle_ = nullptr; }
 

@@ -55,6 +55,19 @@ at::Tensor PairImpl::forward(const at::Tensor& x) {
   return right(left(x));
 }
 
+UnevenImpl::UnevenImpl(int64_t dimension, int64_t large, int small) {
+  for (int i = 0; i <= small; ++i) {
+    const NetOptions of_block{.dimension = dimension, .hidden = i == 0 ? large : 8};
+    blocks.push_back(register_module("block" + std::to_string(i), Unit<BlockImpl>(of_block)));
+  }
+}
+
+at::Tensor UnevenImpl::forward(const at::Tensor& x) {
+  at::Tensor y = x;
+  for (auto& block : blocks) y = block(y);
+  return y;
+}
+
 NetImpl::NetImpl(const NetOptions& net) : options(net) {
   embedding = register_parameter("embedding", make(options, {options.vocabulary, options.dimension}));
   for (int i = 0; i < options.blocks; ++i) {

@@ -62,6 +62,15 @@ class NetImpl : public torch::nn::Module {
 };
 using Net = Unit<NetImpl>;
 
+/// A large block and small ones after it: buffers that all units share have the size of the large one.
+class UnevenImpl : public torch::nn::Module {
+ public:
+  explicit UnevenImpl(int64_t dimension = 64, int64_t large = 1024, int small = 4);
+  at::Tensor forward(const at::Tensor& x);
+  std::vector<Unit<BlockImpl>> blocks;
+};
+using Uneven = Unit<UnevenImpl>;
+
 /// Fills a parameter from its name alone.
 void fill(const std::string& name, at::Tensor& parameter);
 /// fill() for all parameters that are in memory.

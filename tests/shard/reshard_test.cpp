@@ -81,6 +81,34 @@ TEST(Reshard, MemoryThatIsNotThereIsAnErrorOfAllRanksBeforeAnythingMoves) {
   });
 }
 
+// Of what is gathered, too: four buffers of the size of the large unit, where its parameters lay before.
+TEST(Reshard, RoomForTheBuffersOfGathersIsAskedFor) {
+  comm::run_local(2, [](comm::Fabric& fabric) {
+    Uneven model;
+    fill_all(*model);
+    Options options;
+    options.strategy = {{1, 1, 2}, false, false};
+    options.limit_all_gathers = 4;
+    auto sharded = shard_model(model, share(fabric), options);
+    model(at::ones({2, 64})).sum().backward();
+    sharded.zero_grad();
+    const int64_t large = 4 * 2 * 64 * 1024;  // bytes of its matrices
+    const auto has = [&](int64_t kilobytes) {
+      return os::MemoryOfHost(os::files(), cat("MemTotal: 99999999 kB\nMemAvailable: ", kilobytes, " kB\n"));
+    };
+    static os::MemoryOfHost small = has(2 * 2 * large / 1024), enough = has(2 * 5 * large / 1024);
+    for (const bool fits : {false, true}) {
+      fabric.everyone().barrier();
+      std::optional<os::ScopedFiles> scope;
+      if (fabric.rank() == 0) scope.emplace(fits ? enough : small);
+      fabric.everyone().barrier();
+      std::string text = error_of<OutOfMemory>([&] { sharded.reshard({2, 2, 2}); });
+      EXPECT_EQ(text == "no error", fits) << text;
+      fabric.everyone().barrier();
+    }
+  });
+}
+
 // What was accumulated is brought to its owners before memory is looked at: the user must see it, or his next backward
 // would take it for dropped.
 TEST(Reshard, ARefusalInTheMiddleOfAnAccumulationLosesNothing) {

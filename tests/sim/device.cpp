@@ -178,6 +178,7 @@ void Device::restart_streams(const Options& options) {
   const std::lock_guard lock(mutex_);
   options_ = options;
   failure_ = nullptr;
+  memory_.set_limit(Memory::capacity);
   for (auto& stream : streams_) {
     if (stream) stream->set_delays(options.seed, options.longest_delay);
   }

@@ -46,10 +46,15 @@ void* Memory::allocate(size_t bytes, c10::StreamId stream) {
   const size_t size = rounded(bytes);
   const std::lock_guard lock(mutex_);
   release_what_is_done();
+  if (asked_ + size > limit_) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "[sim] device ", static_cast<int>(device_), " is limited to ", limit_,
+                     " bytes, of which ", asked_, " are used: there are no ", size);
+  }
   Block* block = take(size, stream);
   if (!block) block = &carve(size, stream);
   block->taken = true;
   block->asked = bytes;
+  asked_ += size;
   block->made_by = Operation::current();
   used_ += block->size;
   peak_ = std::max(peak_, used_);
@@ -93,6 +98,7 @@ void Memory::free(void* address) noexcept {
   block.taken = false;
   block.freed_by = Operation::current();
   used_ -= block.size;
+  asked_ -= rounded(block.asked);
   for (const c10::StreamId stream : block.also_on) {
     block.until.push_back(Device::at(device_).stream(stream).record());
   }
@@ -147,6 +153,16 @@ Memory::Block& Memory::block_of(const void* address) {
   const auto after = blocks_.upper_bound(static_cast<const char*>(address));
   TORCH_INTERNAL_ASSERT(after != blocks_.begin(), "an address that the allocator did not give");
   return std::prev(after)->second;
+}
+
+void Memory::set_limit(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  limit_ = bytes;
+}
+
+size_t Memory::asked_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return asked_;
 }
 
 size_t Memory::used_bytes() const {

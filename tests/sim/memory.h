@@ -52,6 +52,11 @@ class Memory {
     return tasks_ + (static_cast<const char*>(address) - tensors_);
   }
 
+  /// Requests beyond that many bytes in all, each rounded up to 512, throw. restart() lifts it.
+  void set_limit(size_t bytes);
+  /// What requests that were not freed have asked for, rounded so.
+  size_t asked_bytes() const;
+
   size_t used_bytes() const;
   size_t peak_bytes() const;
   void reset_peak();
@@ -86,6 +91,8 @@ class Memory {
   char* tasks_ = nullptr;
   mutable std::mutex mutex_;
   size_t carved_ = 0;
+  size_t limit_ = capacity;
+  size_t asked_ = 0;
   size_t used_ = 0;
   size_t peak_ = 0;
   std::map<const char*, Block> blocks_;                                   // by address

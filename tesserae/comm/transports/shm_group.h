@@ -37,6 +37,7 @@ class ShmGroup final : public Group, private Watched {
 
   bool blocks_host() const override { return true; }
   at::Tensor share(int64_t bytes) override;
+  bool can_share() const override { return true; }
 
  protected:
   void do_all_gather(const at::Tensor& buffer) override;

@@ -1,0 +1,85 @@
+// What a turn of the dial takes of a device: room for what comes.
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "tesserae/shard/engine.h"
+#include "tests/shard/net.h"
+#include "tests/sim/fabric.h"
+#include "tests/sim/fixture.h"
+
+namespace tesserae::sim {
+namespace {
+
+namespace net = shard::testing;
+
+class SimTurn : public Sim {
+ protected:
+  static constexpr int ranks = 4;
+
+  struct Outcome {
+    std::vector<bool> refused = std::vector<bool>(ranks, false);
+    std::vector<double> losses;
+  };
+
+  /// A step at 1 | 1 | 4, a turn to 4 | 4 | 4 for which the device of rank 1 has `room` more than is used, and a step.
+  static Outcome turned(size_t room, bool elastic) {
+    Outcome outcome;
+    std::vector<char> refused(ranks, 0);
+    run_on_devices(ranks, [&](comm::Fabric& fabric) {
+      net::Uneven model;
+      net::fill_all(*model);
+      shard::Options options;
+      options.strategy = {{1, 1, 4}, false, false};
+      options.limit_all_gathers = 4;
+      options.elastic = elastic;
+      auto sharded = shard::shard_model(model, net::share(fabric), options);
+      const auto step = [&] {
+        const at::Tensor x = at::full({2, 64}, 0.1 * (fabric.rank() + 1)).to(fabric.device());
+        const at::Tensor loss = model(x).pow(2).mean();
+        loss.backward();
+        const double mean = sharded.sum_over_ranks(loss.item<double>()) / ranks;
+        net::sgd(sharded, 0.01);
+        if (fabric.rank() == 0) outcome.losses.push_back(mean);
+      };
+      step();
+      Memory& memory = Device::at(fabric.device().index()).memory();
+      if (fabric.rank() == 1) memory.set_limit(memory.asked_bytes() + room);
+      try {
+        sharded.reshard({4, 4, 4});
+      } catch (const OutOfMemory&) {
+        refused[static_cast<size_t>(fabric.rank())] = 1;
+        EXPECT_EQ(sharded.options().strategy.degrees, (mesh::Degrees{1, 1, 4}));
+      }
+      memory.set_limit(Memory::capacity);
+      step();
+    });
+    outcome.refused.assign(refused.begin(), refused.end());
+    return outcome;
+  }
+};
+
+}  // namespace
+
+// Four buffers of the size of the largest unit are gathered into, where its parameters lay once before.
+TEST_F(SimTurn, WhatDoesNotFitIsRefusedByAllAndWhatIsBegunDoesNotFail) {
+  constexpr size_t step = size_t{256} << 10;
+  for (const bool elastic : {false, true}) {
+    const Outcome with_room = turned(Memory::capacity / 2, elastic);
+    ASSERT_EQ(with_room.losses.size(), 2u);
+    int refused = 0, done = 0;
+    for (size_t room = step; room <= 20 * step; room += step) {
+      const Outcome outcome = turned(room, elastic);
+      const auto count = std::ranges::count(outcome.refused, true);
+      EXPECT_TRUE(count == 0 || count == ranks) << count << " ranks with room for " << room;
+      ASSERT_EQ(outcome.losses.size(), 2u);
+      EXPECT_NEAR(outcome.losses[1], with_room.losses[1], 1e-5 * with_room.losses[1]) << "room for " << room;
+      count > 0 ? ++refused : ++done;
+    }
+    EXPECT_GE(refused, 4);
+    EXPECT_GE(done, 4);
+  }
+}
+
+}  // namespace tesserae::sim
