@@ -108,6 +108,9 @@ class ConnectedFabric final : public Fabric {
   }
   Counters counters() const override { return now_ ? now_->counters() : Counters(); }
 
+ protected:
+  GroupTable* table() const override { return now_ ? &now_->table() : nullptr; }
+
  private:
   Connections& now() const {
     if (now_) return *now_;

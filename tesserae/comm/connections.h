@@ -46,6 +46,7 @@ class Connections {
   Group& group(const std::vector<int>& members, Traffic traffic);
   Lane& lane(Traffic traffic) { return table_.lane(traffic); }
   Counters counters() const { return table_.counters(); }
+  GroupTable& table() { return table_; }
 
  private:
   mesh::World meet();

@@ -20,6 +20,8 @@ class Store;
 
 namespace tesserae::comm {
 
+class GroupTable;
+
 /// What the backend of a device's group is made of.
 struct DeviceGroup {
   std::vector<int> members;               ///< as the ranks joined (mesh::World::launcher_rank)
@@ -94,6 +96,15 @@ class Fabric {
   /// The group of these job ranks (in this order) on that lane; made at the first call, which all members make in the
   /// same order of groups, and kept. A group of one is always there and its verbs do nothing.
   virtual Group& group(const std::vector<int>& members, Traffic traffic) = 0;
+  /// The same for who lets go of it some day: it is there while somebody holds what is returned, and then until
+  /// release_unused(). What group() was ever asked for stays.
+  std::shared_ptr<Group> borrow(const std::vector<int>& members, Traffic traffic);
+  /// Ends the borrowed groups of these ranks that none of their members holds any more, on all members in the same
+  /// order; borrow() makes them anew. Returns how many ended here. Collective, from the training thread; nothing may be
+  /// in flight on such a group (Lane::drain).
+  int release_unused();
+  /// How many groups this process has now; those of one rank count.
+  int group_count() const;
   /// All ranks in order, on the control lane: barriers, agreement, scalars. Used from the training thread directly.
   Group& everyone();
 
@@ -107,6 +118,11 @@ class Fabric {
 
   /// Sum over all groups.
   virtual Counters counters() const = 0;
+
+ protected:
+  /// Where the groups of this process are; null: borrow() is group().
+  virtual GroupTable* table() const { return nullptr; }
+  static GroupTable* table_of(const Fabric& other) { return other.table(); }
 
  private:
   Group* everyone_ = nullptr;

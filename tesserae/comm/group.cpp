@@ -114,7 +114,7 @@ void Group::all_gather(const at::Tensor& buffer, Label label, Wire asked) {
   check_buffer("all_gather", buffer, size());
   const Wire wire = wire_for(asked, buffer);
   const int64_t bytes = piece_bytes(buffer, wire) * (size() - 1);
-  run("all_gather", counters_.all_gather, bytes, label,
+  run("all_gather", counters_->all_gather, bytes, label,
       [&] { wire == Wire::exact ? do_all_gather(buffer) : do_packed_all_gather(buffer, wire); });
 }
 
@@ -126,7 +126,7 @@ void Group::all_gather_to(const at::Tensor& output, const at::Tensor& input, Lab
     return;
   }
   const int64_t bytes = static_cast<int64_t>(input.nbytes()) * (size() - 1);
-  run("all_gather", counters_.all_gather, bytes, label, [&] { do_all_gather_to(output, input); });
+  run("all_gather", counters_->all_gather, bytes, label, [&] { do_all_gather_to(output, input); });
 }
 
 void Group::do_all_gather_to(const at::Tensor& output, const at::Tensor& input) {
@@ -140,7 +140,7 @@ void Group::reduce_scatter(const at::Tensor& buffer, Label label, Reduction how,
   check_reduction("reduce_scatter", buffer, how);
   const Wire wire = wire_for(asked, buffer);
   const int64_t bytes = piece_bytes(buffer, wire) * (size() - 1);
-  run("reduce_scatter", counters_.reduce_scatter, bytes, label,
+  run("reduce_scatter", counters_->reduce_scatter, bytes, label,
       [&] { wire == Wire::exact ? do_reduce_scatter(buffer, how) : do_packed_reduce_scatter(buffer, how, wire); });
 }
 
@@ -195,7 +195,7 @@ void Group::reduce_scatter_to(const at::Tensor& output, const at::Tensor& input,
     return;
   }
   const int64_t bytes = static_cast<int64_t>(output.nbytes()) * (size() - 1);
-  run("reduce_scatter", counters_.reduce_scatter, bytes, label, [&] { do_reduce_scatter_to(output, input, how); });
+  run("reduce_scatter", counters_->reduce_scatter, bytes, label, [&] { do_reduce_scatter_to(output, input, how); });
 }
 
 void Group::do_reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Reduction how) {
@@ -218,7 +218,7 @@ void Group::reduce_scatter_scaled(const at::Tensor& output, const at::Tensor& bu
   }
   const Wire wire = wire_for(asked, buffer);
   const int64_t bytes = piece_bytes(buffer, wire) * (size() - 1);
-  run("reduce_scatter", counters_.reduce_scatter, bytes, label, [&] {
+  run("reduce_scatter", counters_->reduce_scatter, bytes, label, [&] {
     if (wire == Wire::exact) return do_reduce_scatter_scaled(output, buffer, scale);
     do_packed_reduce_scatter(buffer, Reduction::sum, wire);
     scale_to(output, nth_piece(buffer, rank_, size()), scale);
@@ -239,7 +239,7 @@ void Group::all_reduce(const at::Tensor& buffer, Label label, Reduction how, Wir
   const int64_t whole = static_cast<int64_t>(buffer.nbytes());
   const int64_t added = wire == Wire::exact ? whole : packed_bytes(buffer.numel(), buffer.element_size(), wire);
   const int64_t bytes = (added + whole) * (size() - 1) / size();
-  run("all_reduce", counters_.all_reduce, bytes, label,
+  run("all_reduce", counters_->all_reduce, bytes, label,
       [&] { wire == Wire::exact ? do_all_reduce(buffer, how) : do_packed_all_reduce(buffer, how, wire); });
 }
 
@@ -250,7 +250,7 @@ void Group::broadcast(const at::Tensor& buffer, int root, Label label) {
   if (size() == 1) return;
   check_buffer("broadcast", buffer, 1);
   const int64_t bytes = rank_ == root ? static_cast<int64_t>(buffer.nbytes()) * (size() - 1) : 0;
-  run("broadcast", counters_.broadcast, bytes, label, [&] { do_broadcast(buffer, root); });
+  run("broadcast", counters_->broadcast, bytes, label, [&] { do_broadcast(buffer, root); });
 }
 
 void Group::all_to_all(const at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_counts,
@@ -302,12 +302,12 @@ void Group::exchange(const std::vector<Message>& sends, const std::vector<Messag
   at::AutoDispatchBelowADInplaceOrView guard;
   for (size_t i = 0; i < self_in.size(); ++i) self_in[i].data.copy_(self_out[i].data);
   if (out.empty() && in.empty()) return;
-  run("exchange", counters_.exchange, bytes, label, [&] { do_exchange(out, in); });
+  run("exchange", counters_->exchange, bytes, label, [&] { do_exchange(out, in); });
 }
 
 void Group::barrier(Label label, std::string_view what) {
   if (size() == 1) return;
-  run("barrier", counters_.barrier, 0, label, [&] { do_barrier(what); });
+  run("barrier", counters_->barrier, 0, label, [&] { do_barrier(what); });
 }
 
 }  // namespace tesserae::comm

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -101,8 +102,13 @@ class Group {
   /// Mismatch if such a verb may have been among those before. Never waits.
   virtual void require_intact() {}
 
+  /// The last call, of all members at the same place: nothing is in flight, and what connects them ends in good order.
+  virtual void close() {}
+
   /// Calls and bytes that left this rank through this group.
-  const Counters& counters() const { return counters_; }
+  const Counters& counters() const { return *counters_; }
+  /// The same for who may outlive the group.
+  std::shared_ptr<const Counters> shared_counters() const { return counters_; }
 
  protected:
   Group(std::string name, std::vector<int> members, int rank);
@@ -144,7 +150,7 @@ class Group {
   std::string name_;
   std::vector<int> members_;
   int rank_;
-  Counters counters_;
+  std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
   uint64_t sequence_ = 0;
   os::ForkGuard made_;
   std::exception_ptr failure_;  // what the first failing verb threw; every later verb throws it again

@@ -1,6 +1,7 @@
 #include "tesserae/comm/group_table.h"
 
 #include <algorithm>
+#include <set>
 
 #include "tesserae/comm/transports/null.h"
 
@@ -57,16 +58,64 @@ bool GroupTable::Before::operator()(const Key& a, const Key& b) const {
 Group& GroupTable::group(const std::vector<int>& members, Traffic traffic, const Make& make) {
   {
     std::lock_guard lock(mutex_);
-    if (const auto found = groups_.find({traffic, members}); found != groups_.end()) return *found->second;
+    if (const auto found = groups_.find({traffic, members}); found != groups_.end()) {
+      found->second.kept = found->second.kept || !borrowing_;
+      return *found->second.group;
+    }
   }
   const int index = index_among(members, rank_, size_);
   std::string name = group_name(members, traffic);
+  // What was told through a store under the name of an earlier one is not for this one.
+  if (const auto before = ended_.find(name); before != ended_.end()) name += cat('~', before->second + 1);
   // A group of one never reaches its transport: the verbs return before.
   auto made = members.size() == 1 ? std::make_unique<NullGroup>(std::move(name), members, index)
                                   : make(std::move(name), members, index);
   std::lock_guard lock(mutex_);
   const Key key(traffic, made->members());
-  return *groups_.emplace(key, std::move(made)).first->second;
+  Entry entry{std::move(made), std::make_shared<int>(), !borrowing_};
+  return *groups_.emplace(key, std::move(entry)).first->second.group;
+}
+
+std::shared_ptr<Group> GroupTable::borrow(const std::function<Group&()>& ask) {
+  Group* group = nullptr;
+  borrowing_ = true;
+  try {
+    group = &ask();
+  } catch (...) {
+    borrowing_ = false;
+    throw;
+  }
+  borrowing_ = false;
+  std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find_if(groups_, [&](const auto& each) { return each.second.group.get() == group; });
+  return {found->second.holders, group};
+}
+
+std::vector<Group*> GroupTable::unused(const std::vector<int>& within) const {
+  const std::set<int> ranks(within.begin(), within.end());
+  std::lock_guard lock(mutex_);
+  std::vector<Group*> found;
+  for (const auto& [key, entry] : groups_) {
+    const bool inside = std::ranges::all_of(key.second, [&](int member) { return ranks.contains(member); });
+    if (!entry.kept && entry.holders.use_count() == 1 && inside) found.push_back(entry.group.get());
+  }
+  return found;
+}
+
+void GroupTable::end(Group& group) {
+  group.close();
+  std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find_if(groups_, [&](const auto& each) { return each.second.group.get() == &group; });
+  const std::string& name = group.name();
+  ++ended_[name.substr(0, name.find('~'))];
+  of_ended_ += group.counters();
+  const std::unique_ptr<Group> last = std::move(found->second.group);  // the key lies in it
+  groups_.erase(found);
+}
+
+int GroupTable::size() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<int>(groups_.size());
 }
 
 Lane& GroupTable::lane(Traffic traffic) {
@@ -77,8 +126,8 @@ Lane& GroupTable::lane(Traffic traffic) {
 
 Counters GroupTable::counters() const {
   std::lock_guard lock(mutex_);
-  Counters sum;
-  for (const auto& [key, group] : groups_) sum += group->counters();
+  Counters sum = of_ended_;
+  for (const auto& [key, entry] : groups_) sum += entry.group->counters();
   return sum;
 }
 

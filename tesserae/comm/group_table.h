@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,7 +13,8 @@
 
 namespace tesserae::comm {
 
-/// The groups and lanes of one fabric: each made at its first use and kept until the fabric ends.
+/// The groups and lanes of one fabric: each made at its first use and kept until the fabric ends, but for groups that
+/// were only borrowed.
 class GroupTable {
  public:
   using Make = std::function<std::unique_ptr<Group>(std::string name, const std::vector<int>& members, int rank)>;
@@ -23,6 +25,12 @@ class GroupTable {
 
   /// Throws InvalidArgument if `members` are not distinct ranks of the job or this rank is not among them.
   Group& group(const std::vector<int>& members, Traffic traffic, const Make& make);
+  /// `ask` calls group() once: what it gets is not kept for that.
+  std::shared_ptr<Group> borrow(const std::function<Group&()>& ask);
+  /// The borrowed groups within these job ranks that nobody holds. All ranks have those that they share in one order.
+  std::vector<Group*> unused(const std::vector<int>& within) const;
+  void end(Group& group);
+  int size() const;
   Lane& lane(Traffic traffic);
   Counters counters() const;
   /// Waits for all that was submitted to the lanes; what failed is of no interest.
@@ -37,12 +45,21 @@ class GroupTable {
     bool operator()(const Key& a, const Key& b) const;
   };
 
+  struct Entry {
+    std::unique_ptr<Group> group;
+    std::shared_ptr<void> holders;  // shared by all who borrowed it
+    bool kept = false;
+  };
+
   int rank_;
   int size_;
   Lane::Kind kind_;
   c10::Device device_;
   mutable std::mutex mutex_;  // counters() may be asked from another thread, for a progress line
-  std::map<Key, std::unique_ptr<Group>, Before> groups_;
+  std::map<Key, Entry, Before> groups_;
+  std::map<std::string, int> ended_;  // by name: how many of it
+  Counters of_ended_;
+  bool borrowing_ = false;
   std::unique_ptr<Lane> lanes_[3];
 };
 

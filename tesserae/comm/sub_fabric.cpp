@@ -30,8 +30,8 @@ class SubFabric final : public Fabric {
     }
     Group& group = whole_->group(job_ranks, traffic);
     const std::lock_guard lock(mutex_);
-    if (std::exchange(epoch_, whole_->epoch()) != whole_->epoch()) groups_.clear();
-    groups_.insert(&group);
+    if (std::exchange(epoch_, whole_->epoch()) != whole_->epoch()) counted_.clear();
+    counted_.insert(group.shared_counters());
     return group;
   }
 
@@ -41,17 +41,20 @@ class SubFabric final : public Fabric {
     const std::lock_guard lock(mutex_);
     Counters sum;
     if (epoch_ != whole_->epoch()) return sum;
-    for (const Group* group : groups_) sum += group->counters();
+    for (const auto& counters : counted_) sum += *counters;
     return sum;
   }
+
+ protected:
+  GroupTable* table() const override { return table_of(*whole_); }
 
  private:
   std::shared_ptr<Fabric> whole_;
   std::vector<int> members_;
   mesh::World world_;
   mutable std::mutex mutex_;  // counters() may be asked from another thread, for a progress line
-  std::set<const Group*> groups_;
-  int epoch_ = 0;  // of groups_
+  std::set<std::shared_ptr<const Counters>> counted_;  // of groups, some of which may have ended
+  int epoch_ = 0;                                      // of those
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 //  6. Flat buffer by flat buffer: new local values are filled from the old ones, which are then freed; parameters,
 //     gradients, the user's tensors and companions take the new ones.
 //  7. The pool is reserved anew, masters become what the next forward sees, and what was freed goes back to the system.
+//  8. Groups that no degrees in use need any more end.
 //
 // Up to 4 a failure is one of all ranks and moves nothing. After 4 it leaves the model between two layouts, which
 // Engine::Phase::torn remembers. Steps 1 and 4 are in reshard_checks.cpp.
@@ -92,6 +93,8 @@ Resharding Reshard::run() {
   for (const auto& unit : engine_.units()) unit->publish();
   os::give_back_freed_memory();
   engine_.enter(phase);
+  // 8. Nothing has run on them since step 2.
+  engine_.root().sharding().fabric->release_unused();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;
 }

@@ -384,7 +384,7 @@ void ShardedUnit::set_rest_ranks(int ranks) {
   comm::Fabric& fabric = *sharding().fabric;
   const std::vector<int> members = sharding().layout.parameter_group(fabric.rank());
   const auto begin = members.begin() + all.rank() / some * some;
-  rest_group_ = &fabric.group({begin, begin + some}, comm::Traffic::gather);
+  rest_group_ = fabric.borrow({begin, begin + some}, comm::Traffic::gather);
 }
 
 void ShardedUnit::set_gatherer(std::shared_ptr<UserCollective> gatherer) {

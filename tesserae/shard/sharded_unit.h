@@ -179,7 +179,8 @@ class ShardedUnit {
   int forwards_ = 0;
   bool has_frozen_ = false;
   int rest_ranks_ = 0;
-  comm::Group* rest_group_ = nullptr;  // of that many, or of what they come to; null: parameters rest as masters do
+  // Of that many, or of what they come to; null: parameters rest as masters do.
+  std::shared_ptr<comm::Group> rest_group_;
   bool frees_after_forward_;
   bool frees_after_backward_;
   bool reduces_gradients_ = true;

@@ -59,12 +59,17 @@ Sharding::Sharding(std::shared_ptr<comm::Fabric> shared_fabric, const Options& r
       own_gather_lane(own_lane("gather", options, *fabric)),
       own_reduce_lane(own_lane("reduce", options, *fabric)),
       gather_lane(own_gather_lane ? *own_gather_lane : fabric->lane(comm::Traffic::gather)),
-      parameter_group(fabric->group(layout.parameter_group(fabric->rank()), comm::Traffic::gather)),
-      refresh_group(fabric->group(layout.refresh_group(fabric->rank()), comm::Traffic::gather)),
+      parameter_group(borrow(layout.parameter_group(fabric->rank()), comm::Traffic::gather)),
+      refresh_group(borrow(layout.refresh_group(fabric->rank()), comm::Traffic::gather)),
       reduce_lane(own_reduce_lane ? *own_reduce_lane : fabric->lane(comm::Traffic::reduce)),
-      gradient_group(fabric->group(layout.gradient_group(fabric->rank()), comm::Traffic::reduce)),
-      optimizer_group(fabric->group(layout.optimizer_group(fabric->rank()), comm::Traffic::reduce)),
-      replica_group(fabric->group(layout.replica_group(fabric->rank()), comm::Traffic::reduce)) {}
+      gradient_group(borrow(layout.gradient_group(fabric->rank()), comm::Traffic::reduce)),
+      optimizer_group(borrow(layout.optimizer_group(fabric->rank()), comm::Traffic::reduce)),
+      replica_group(borrow(layout.replica_group(fabric->rank()), comm::Traffic::reduce)) {}
+
+comm::Group& Sharding::borrow(const std::vector<int>& members, comm::Traffic traffic) {
+  borrowed.push_back(fabric->borrow(members, traffic));
+  return *borrowed.back();
+}
 
 at::Tensor Sharding::allocate(int64_t elements, c10::ScalarType dtype, offload::Tier tier) const {
   if (tier == offload::Tier::disk) return offload::paged_tensor(options.disk, elements, dtype);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/mesh/layout.h"
@@ -48,6 +49,9 @@ struct Sharding {
   /// Memory for training state of that tier, [elements]; content undefined in memory, zeros on the disk.
   at::Tensor allocate(int64_t elements, c10::ScalarType dtype, offload::Tier tier) const;
 
+  /// The groups below: they are there as long as this is (comm::Fabric::borrow).
+  std::vector<std::shared_ptr<comm::Group>> borrowed;
+
   // Of this sharding alone, where what lies on a disk must be read beside the computation and the fabric's lanes,
   // having nothing to wait for, run their tasks at once. Null elsewhere.
   const std::unique_ptr<comm::Lane> own_gather_lane, own_reduce_lane;
@@ -61,6 +65,9 @@ struct Sharding {
   comm::Group& gradient_group;
   comm::Group& optimizer_group;
   comm::Group& replica_group;
+
+ private:
+  comm::Group& borrow(const std::vector<int>& ranks, comm::Traffic traffic);
 };
 
 /// Whether an observer may reduce in place of the three hops (StepObserver::reduces): P = G = O, being 1 or the number

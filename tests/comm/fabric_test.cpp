@@ -148,6 +148,41 @@ TEST(Fabric, MakesGroupsOfCudaAsItIsToldWhereTheBuildHasNone) {
   EXPECT_TRUE(results.all_succeeded()) << results.text();
 }
 
+// In a store, and among processes: what a group of that name has left there is not taken for the next one's.
+RANK_MAIN(borrows_groups) {
+  FabricOptions options;
+  options.backend = args.at(0);
+  const auto fabric = Fabric::connect(mesh::World::from_environment(), options);
+  fabric->group({0, 1}, Traffic::reduce);
+  fabric->everyone();
+  const int kept = fabric->group_count();
+  uint64_t calls = 0;
+  for (int round = 0; round < 3; ++round) {
+    std::shared_ptr<Group> group = fabric->borrow({0, 1}, Traffic::gather);
+    EXPECT_EQ(fabric->borrow({0, 1}, Traffic::gather), group);
+    const auto sum = at::zeros({5}).fill_(fabric->rank() + 1);
+    group->all_reduce(sum);
+    EXPECT_EQ(sum.sum().item<double>(), 15) << "round " << round;
+    EXPECT_EQ(fabric->release_unused(), 0) << "it is held";
+    EXPECT_EQ(fabric->group_count(), kept + 1);
+    group = nullptr;
+    EXPECT_EQ(fabric->group_count(), kept + 1) << "until all of them say so";
+    EXPECT_EQ(fabric->release_unused(), 1);
+    EXPECT_EQ(fabric->group_count(), kept);
+    EXPECT_GT(fabric->counters().calls(), calls) << "what ended is counted";
+    calls = fabric->counters().calls();
+  }
+  const auto borrowed = fabric->borrow({0, 1}, Traffic::reduce);
+  EXPECT_EQ(fabric->release_unused(), 0) << "somebody has asked for it for good";
+}
+
+TEST(Fabric, BorrowedGroupsEndAndAreMadeAnew) {
+  for (const char* backend : {"shm", "gloo"}) {
+    const auto results = run_ranks("borrows_groups", 2, {backend});
+    EXPECT_TRUE(results.all_succeeded()) << backend << "\n" << results.text();
+  }
+}
+
 TEST(NullFabric, CountsWhatAThousandRanksWouldSend) {
   const auto fabric = Fabric::null(mesh::World::single_host(3, 1000));
   auto& group = fabric->everyone();

@@ -109,6 +109,23 @@ TEST(Reshard, RoomForTheBuffersOfGathersIsAskedFor) {
   });
 }
 
+TEST(Reshard, GroupsOfDegreesThatWereLeftEnd) {
+  comm::run_local(4, [](comm::Fabric& fabric) {
+    Trained run(fabric);
+    int most = 0, after_first_round = 0;
+    for (int round = 0; round < 3; ++round) {
+      for (const auto& degrees : mesh::all_degrees(4)) {
+        run.sharded->reshard(degrees);
+        run.step(round);
+        most = std::max(most, fabric.group_count());
+      }
+      if (round == 0) after_first_round = most;
+    }
+    EXPECT_EQ(most, after_first_round);
+    EXPECT_LE(most, 2 + 5) << "of the host, of all, and what one layout needs";
+  });
+}
+
 // What was accumulated is brought to its owners before memory is looked at: the user must see it, or his next backward
 // would take it for dropped.
 TEST(Reshard, ARefusalInTheMiddleOfAnAccumulationLosesNothing) {

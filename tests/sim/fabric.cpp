@@ -54,12 +54,15 @@ class DeviceFabric final : public comm::Fabric {
   comm::Lane& lane(comm::Traffic traffic) override { return table_.lane(traffic); }
   comm::Counters counters() const override { return table_.counters(); }
 
+ protected:
+  comm::GroupTable* table() const override { return &table_; }
+
  private:
   Rooms& rooms_;
   mesh::World world_;
   const c10::Device device_;
   const std::chrono::milliseconds deadline_;
-  comm::GroupTable table_;
+  mutable comm::GroupTable table_;
 };
 
 }  // namespace

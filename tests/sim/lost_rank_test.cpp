@@ -95,12 +95,15 @@ class WatchedFabric final : public comm::Fabric {
   comm::Lane& lane(comm::Traffic traffic) override { return table_.lane(traffic); }
   comm::Counters counters() const override { return table_.counters(); }
 
+ protected:
+  comm::GroupTable* table() const override { return &table_; }
+
  private:
   Place& place_;
   const mesh::World world_;
   const c10::Device device_;
   comm::Liveness liveness_;
-  comm::GroupTable table_;
+  mutable comm::GroupTable table_;
 };
 
 class SimLostRank : public Sim {

@@ -1,8 +1,9 @@
-// What a turn of the dial takes of a device: room for what comes.
+// What a turn of the dial takes of a device: room for what comes, and groups of what was left.
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <map>
 
 #include "tesserae/shard/engine.h"
 #include "tests/shard/net.h"
@@ -80,6 +81,58 @@ TEST_F(SimTurn, WhatDoesNotFitIsRefusedByAllAndWhatIsBegunDoesNotFail) {
     EXPECT_GE(refused, 4);
     EXPECT_GE(done, 4);
   }
+}
+
+TEST_F(SimTurn, GroupsThatNobodyNeedsEndAndAreMadeAnew) {
+  run_on_devices(ranks, [](comm::Fabric& fabric) {
+    net::NetOptions options;
+    net::Net model(options);
+    net::fill_all(*model);
+    shard::Options sharding;
+    sharding.strategy = {{4, 4, 4}, true, true};
+    auto sharded = shard::shard_model(model, net::share(fabric), sharding);
+    std::map<std::string, int> counts;
+    uint64_t calls = 0;
+    double last = 0;
+    for (int round = 0; round < 3; ++round) {
+      for (const mesh::Degrees& degrees : mesh::all_degrees(ranks)) {
+        sharded.reshard(degrees);
+        const auto batch = net::batch_of(options, 0, fabric.rank(), fabric.size());
+        const at::Tensor loss = model(batch.tokens.to(fabric.device()), batch.targets.to(fabric.device()));
+        loss.backward();
+        const double mean = sharded.sum_over_ranks(loss.item<double>());
+        if (last > 0) {
+          EXPECT_LT(mean, last) << to_string(degrees) << " trains, round " << round;
+        }
+        last = mean;
+        net::sgd(sharded, 0.05);
+        EXPECT_GE(fabric.counters().calls(), calls) << "what ended is counted";
+        calls = fabric.counters().calls();
+        const int count = counts.try_emplace(to_string(degrees), fabric.group_count()).first->second;
+        EXPECT_EQ(fabric.group_count(), count) << to_string(degrees) << ", round " << round;
+        EXPECT_LE(count, 2 + 5) << "of this rank's host, of all, and what " << to_string(degrees) << " needs";
+      }
+    }
+  });
+}
+
+// A rank that still holds a group keeps it on all of its members.
+TEST_F(SimTurn, AGroupThatOneMemberHoldsStays) {
+  run_on_devices(ranks, [](comm::Fabric& fabric) {
+    auto group = fabric.borrow({0, 1, 2, 3}, comm::Traffic::gather);
+    const std::string name = group->name();
+    if (fabric.rank() != 2) group = nullptr;
+    EXPECT_EQ(fabric.release_unused(), 0);
+    group = fabric.borrow({0, 1, 2, 3}, comm::Traffic::gather);
+    EXPECT_EQ(group->name(), name);
+    group = nullptr;
+    EXPECT_EQ(fabric.release_unused(), 1);
+    group = fabric.borrow({0, 1, 2, 3}, comm::Traffic::gather);
+    EXPECT_NE(group->name(), name) << "the store may remember the first";
+    const at::Tensor sum = at::full({5}, 1.0f).to(fabric.device());
+    group->all_reduce(sum);
+    EXPECT_TRUE(at::equal(sum.cpu(), at::full({5}, 4.0f)));
+  });
 }
 
 }  // namespace tesserae::sim

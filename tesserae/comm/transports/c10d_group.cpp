@@ -120,6 +120,12 @@ void C10dGroup::require_intact() {
   }
 }
 
+// Without it, NCCL's communicator would end with the last reference to the backend, and torch's registry has one of
+// those that Python made.
+void C10dGroup::close() {
+  if (options_.connects) backend_->shutdown();
+}
+
 void C10dGroup::abort(const Verdict& verdict) {
   {
     std::lock_guard lock(mutex_);

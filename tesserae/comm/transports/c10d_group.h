@@ -38,6 +38,7 @@ class C10dGroup final : public Group, private Watched {
   bool blocks_host() const override { return options_.blocks_host; }
   /// Of any rank of the job that is lost: what came from a member may have come from that one.
   void require_intact() override;
+  void close() override;
 
  protected:
   void do_all_gather(const at::Tensor& buffer) override;

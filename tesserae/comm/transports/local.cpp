@@ -63,10 +63,13 @@ class LocalFabric final : public Fabric {
   Counters counters() const override { return table_.counters(); }
   void finish() { table_.clear(); }
 
+ protected:
+  GroupTable* table() const override { return &table_; }
+
  private:
   LocalJob& job_;
   mesh::World world_;
-  GroupTable table_;
+  mutable GroupTable table_;
 };
 
 // A rank that failed because another had failed tells nothing new.

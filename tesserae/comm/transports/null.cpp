@@ -22,10 +22,13 @@ class NullFabric final : public Fabric {
   Lane& lane(Traffic traffic) override { return table_.lane(traffic); }
   Counters counters() const override { return table_.counters(); }
 
+ protected:
+  GroupTable* table() const override { return &table_; }
+
  private:
   mesh::World world_;
   c10::Device device_;
-  GroupTable table_;
+  mutable GroupTable table_;
 };
 
 }  // namespace

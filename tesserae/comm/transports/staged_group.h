@@ -32,6 +32,7 @@ class StagedGroup final : public Group {
   bool blocks_host() const override { return false; }
   at::Tensor share(int64_t bytes) override { return host_->share(bytes); }
   bool can_share() const override { return host_->can_share(); }
+  void close() override { host_->close(); }
 
  protected:
   void do_all_gather(const at::Tensor& buffer) override;
