@@ -20,6 +20,10 @@ Flat::Dtypes dtypes_of(const FlatSpec& spec, const Precision& precision) {
   return {compute, precision.reduce.value_or(compute), master};
 }
 
+bool overlaps(const Slot& slot, const mesh::Range& range) {
+  return std::max(slot.begin, range.begin) < std::min(slot.end(), range.end);
+}
+
 // Copies what of `values` (the slot's, flattened) lies in `range` of the flat buffer to `destination`, which holds
 // exactly that range.
 void copy_part(const Slot& slot, const at::Tensor& values, const mesh::Range& range, const at::Tensor& destination) {
@@ -50,9 +54,12 @@ FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), t
   for (const at::Tensor& local : spec.local) take_local(flat_->slots().front(), local, master);
   for (size_t i = spec.local.size(); i < tensors_.size(); ++i) {
     const Slot& slot = flat_->slots()[i];
-    const at::Tensor values = initial_values(sharding, slot, tensors_[i], dtypes.master);
+    const bool in_piece = piece.defined() && !flat_->master_is_piece();
+    const bool wanted = overlaps(slot, flat_->chunk_range()) || (in_piece && overlaps(slot, flat_->parameter_range()));
+    const at::Tensor values = initial_values(sharding, slot, tensors_[i], dtypes.master, wanted);
+    if (!wanted) continue;
     copy_part(slot, values, flat_->chunk_range(), master);
-    if (piece.defined() && !flat_->master_is_piece()) copy_part(slot, values, flat_->parameter_range(), piece);
+    if (in_piece) copy_part(slot, values, flat_->parameter_range(), piece);
   }
   parameter_ = std::make_unique<FlatParameter>(context, *flat_, ComputeStorage(*flat_, sharding.device, tensors_),
                                                master, piece);

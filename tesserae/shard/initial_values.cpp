@@ -21,7 +21,7 @@ void require_part_of_this_rank(const Slot& slot, const comm::MeshFabric& mesh) {
 }  // namespace
 
 at::Tensor initial_values(const Sharding& sharding, const Slot& slot, const at::Tensor& parameter,
-                          c10::ScalarType master) {
+                          c10::ScalarType master, bool wanted) {
   const Options& options = sharding.options;
   require_part_of_this_rank(slot, *sharding.mesh);
   at::Tensor values;
@@ -30,6 +30,7 @@ at::Tensor initial_values(const Sharding& sharding, const Slot& slot, const at::
       throw InvalidArgument("shard_model", cat("parameter ", slot.names.front(), " is on the meta device and ",
                                                "Options::initialize is not set, so it would have no values"));
     }
+    if (!wanted && !options.sync_module_states) return {};
     values = at::empty(slot.whole, at::TensorOptions().dtype(master).device(sharding.device));
     options.initialize(slot.names.front(), values);
     values = tensor::part_of(values, slot.split);

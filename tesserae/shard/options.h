@@ -89,8 +89,9 @@ struct Options {
   /// Parameters take rank 0's values, so that ranks may be built with different random numbers.
   bool sync_module_states = false;
 
-  /// Fills a parameter that is on the meta device: called for one after the other, with it alone in memory, whole. The
-  /// same call on every rank must give the same numbers (model/init.h does). Of a parameter that is split it is given
+  /// Fills a parameter that is on the meta device: called for one after the other, with it alone in memory, whole, and
+  /// on each rank only for those that it holds a part of. So the numbers must come from the name alone, not from what
+  /// was drawn before: a generator for each parameter, as model/init.h has it. Of a parameter that is split it is given
   /// the whole tensor too, of which the rank keeps its part.
   std::function<void(const std::string& name, at::Tensor& parameter)> initialize = {};
 

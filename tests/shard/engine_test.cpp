@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <future>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -121,6 +122,41 @@ TEST(Engine, FeaturesTrainLikeOneProcess) {
         }
       }
     }
+  }
+}
+
+// A rank draws what it has a part of, in each layout; all of them together draw everything.
+TEST(Engine, InitialValuesThatARankHoldsNothingOfAreNotMade) {
+  for (const mesh::Degrees degrees : {mesh::Degrees{4, 4, 4}, {2, 4, 4}, {1, 1, 4}}) {
+    std::mutex mutex;
+    std::map<std::string, int> all;
+    comm::run_local(4, [&](comm::Fabric& fabric) {
+      NetOptions net;
+      net.meta = true;
+      Net model(net);
+      int own = 0;
+      Options options;
+      options.strategy = {degrees, true, true};
+      options.initialize = [&](const std::string& name, at::Tensor& parameter) {
+        fill(name, parameter);
+        ++own;
+        const std::lock_guard lock(mutex);
+        ++all[name];
+      };
+      const int parameters = static_cast<int>(model->parameters().size());
+      auto sharded = shard_model(model, share(fabric), options);
+      if (degrees.parameters == 1) {
+        EXPECT_EQ(own, parameters) << "it holds all of them";
+      } else {
+        EXPECT_LT(own, parameters) << to_string(degrees);
+      }
+      sharded.visit_parameters([&](const std::string& name, const at::Tensor& value) {
+        at::Tensor expected = at::empty_like(value);
+        fill(name, expected);
+        EXPECT_TRUE(at::equal(value, expected)) << name << " at " << to_string(degrees);
+      });
+    });
+    EXPECT_EQ(all.size(), Net(NetOptions{})->parameters().size()) << to_string(degrees);
   }
 }
 
