@@ -51,6 +51,10 @@ bool Ticket::ready() const {
   return !state_ || state_->done.load(std::memory_order_acquire);
 }
 
+std::optional<c10::Device> Ticket::device() const {
+  return state_ && state_->event ? state_->device : std::nullopt;
+}
+
 struct Lane::Impl {
   virtual ~Impl() = default;
   virtual std::shared_ptr<Ticket::State> submit(std::function<void()> task) = 0;

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -22,6 +23,8 @@ class Ticket {
   void wait() const;
   /// True if wait() would not block the host.
   bool ready() const;
+  /// The device whose current stream wait() makes wait; none: it blocks the host, or nothing.
+  std::optional<c10::Device> device() const;
 
   struct State;
 

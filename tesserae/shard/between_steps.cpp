@@ -175,6 +175,8 @@ void Engine::drain() {
 
 Statistics Engine::statistics() const {
   Statistics now = workspace_->statistics;
+  now.exposed_gather = workspace_->exposed_gather.seconds();
+  now.exposed_reduce = workspace_->exposed_reduce.seconds();
   now.pool_reserved_bytes = workspace_->pool.reserved_bytes();
   now.pool_misses += workspace_->pool.misses();
   now.allocations += now.pool_misses;

@@ -203,8 +203,7 @@ void Engine::finish_reading() {
     if (std::ranges::find(done, &group) != done.end()) continue;
     done.push_back(&group);
     const comm::Label label{"all units read", workspace_->statistics.steps};
-    wait_and_count(sharding.gather_lane.submit([&group, label] { group.barrier(label); }),
-                   workspace_->statistics.exposed_gather);
+    workspace_->exposed_gather.wait(sharding.gather_lane.submit([&group, label] { group.barrier(label); }));
   }
 }
 

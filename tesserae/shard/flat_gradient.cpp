@@ -278,7 +278,7 @@ void FlatGradient::deliver(const at::Tensor& chunk, bool add, bool divided) {
 
 void FlatGradient::finish() {
   if (in_flight_ < 0) return;
-  wait_and_count(ticket_, context_.statistics().exposed_reduce);
+  context_.workspace->exposed_reduce.wait(ticket_);
   ticket_ = {};
   context_.pool().release(in_flight_);
   in_flight_ = -1;

@@ -175,12 +175,12 @@ void FlatParameter::write_piece() {
 
 void FlatParameter::finish_gather() {
   if (resident_) {
-    wait_and_count(refresh_, context_.statistics().exposed_gather);
+    context_.workspace->exposed_gather.wait(refresh_);
     refresh_ = {};
     return;
   }
   if (!held_) return;  // freed since
-  wait_and_count(gather_, context_.statistics().exposed_gather);
+  context_.workspace->exposed_gather.wait(gather_);
   if (failure_ != nullptr && *failure_ != nullptr) std::rethrow_exception(*failure_);
   if (from_rest_) rest_ = at::Tensor();
   from_rest_ = false;

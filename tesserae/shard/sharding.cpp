@@ -1,6 +1,5 @@
 #include "tesserae/shard/sharding.h"
 
-#include <chrono>
 #include <utility>
 
 #include "tesserae/base/error.h"
@@ -103,17 +102,6 @@ std::shared_ptr<const Sharding> Sharding::again() const {
 bool allows_reducer(const mesh::Layout& layout) {
   const auto& [parameters, gradients, optimizer] = layout.degrees();
   return parameters == gradients && gradients == optimizer && (optimizer == 1 || optimizer == layout.ranks());
-}
-
-void wait_and_count(const comm::Ticket& ticket, double& seconds) {
-  if (ticket.ready()) {
-    ticket.wait();
-    return;
-  }
-  using Clock = std::chrono::steady_clock;
-  const auto begin = Clock::now();
-  ticket.wait();
-  seconds += std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 }  // namespace tesserae::shard

@@ -5,6 +5,7 @@
 
 #include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/mesh/layout.h"
+#include "tesserae/shard/exposed_time.h"
 #include "tesserae/shard/options.h"
 #include "tesserae/shard/pool.h"
 #include "tesserae/shard/setting.h"
@@ -77,7 +78,8 @@ bool allows_reducer(const mesh::Layout& layout);
 /// What the units of an engine share: buffers, and counts of what happened.
 struct Workspace {
   Pool pool;
-  Statistics statistics = {};
+  Statistics statistics = {};  ///< but for exposed times, which are here
+  ExposedTime exposed_gather = {}, exposed_reduce = {};
 };
 
 /// What the buffers of one unit work with. The unit owns it and keeps its address.
@@ -95,8 +97,5 @@ struct UnitContext {
   Statistics& statistics() const { return workspace->statistics; }
   Pool& pool() const { return workspace->pool; }
 };
-
-/// Waits for `ticket` and adds what that took to `seconds`.
-void wait_and_count(const comm::Ticket& ticket, double& seconds);
 
 }  // namespace tesserae::shard

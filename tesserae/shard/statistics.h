@@ -7,8 +7,8 @@ namespace tesserae::shard {
 /// What an engine has done so far. Times in seconds, sizes in bytes, all of this rank.
 struct Statistics {
   int64_t steps = 0;                ///< boundaries passed
-  double exposed_gather = 0;        ///< the training thread waited for parameters
-  double exposed_reduce = 0;        ///< the training thread waited for gradients
+  double exposed_gather = 0;        ///< what computes stood still for parameters; on a device, as far as that is over
+  double exposed_reduce = 0;        ///< the same for gradients
   int64_t gathers = 0;              ///< flat buffers gathered
   int64_t prefetch_hits = 0;        ///< of those, started before they were asked for
   int64_t reductions = 0;           ///< flat buffers reduced

@@ -218,6 +218,10 @@ TEST_F(SimEngine, AStepWaitsForNothing) {
       EXPECT_EQ(spent.unknown_shapes, 0);
       EXPECT_EQ(spent.copied_bytes, 0);
       EXPECT_GT(spent.collectives, 0);
+      Device::at(fabric.device().index()).synchronize();
+      const shard::Statistics statistics = sharded.statistics();
+      EXPECT_GT(statistics.exposed_gather, 0) << "the first gather has nothing to hide behind";
+      EXPECT_GT(statistics.exposed_reduce, 0) << "nor has the last reduction";
     });
   }
 }

@@ -8,7 +8,9 @@
 #include <ATen/ops/zeros.h>
 
 #include <stdexcept>
+#include <thread>
 
+#include "tesserae/shard/exposed_time.h"
 #include "tests/sim/fixture.h"
 
 namespace tesserae::sim {
@@ -93,6 +95,30 @@ TEST_F(SimLane, DrainingWaitsForTheDevice) {
               return at::equal(host, fives());
             }),
             seeds);
+}
+
+TEST_F(SimLane, HowLongTheStreamStoodStillIsKnownLater) {
+  restart({.longest_delay = std::chrono::microseconds(0)});
+  comm::Lane lane("test", comm::Lane::Kind::stream, device(0));
+  shard::ExposedTime exposed;
+  const auto pause = [] {
+    Device::at(0).current_stream().enqueue("a pause",
+                                           [] { std::this_thread::sleep_for(std::chrono::milliseconds(60)); });
+  };
+  const Counters before = counters(0);
+  exposed.wait(lane.submit(pause));
+  EXPECT_EQ(exposed.seconds(), 0) << "it stands still";
+  EXPECT_EQ((counters(0) - before).synchronizations, 0);
+  Device::at(0).synchronize();
+  const double first = exposed.seconds();
+  EXPECT_GE(first, 0.055);
+  EXPECT_LT(first, 6);
+  const comm::Ticket over = lane.submit(pause);
+  lane.drain();
+  exposed.wait(over);
+  exposed.wait({});
+  Device::at(0).synchronize();
+  EXPECT_LT(exposed.seconds() - first, 0.05) << "nobody had to wait";
 }
 
 TEST_F(SimLane, AFailureStays) {

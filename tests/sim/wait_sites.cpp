@@ -32,10 +32,10 @@ struct Helper {
   std::string_view file, function;
 };
 constexpr Helper helpers[] = {
-    {"comm/lane.cpp", "wait"},                 // Ticket::wait
-    {"shard/sharding.cpp", "wait_and_count"},  //
-    {"offload/pinned_shelf.cpp", "order"},     //
-    {"offload/paged_tensor.cpp", ""},          // copy(), and what it consists of
+    {"comm/lane.cpp", "wait"},              // Ticket::wait
+    {"shard/exposed_time.cpp", "wait"},     //
+    {"offload/pinned_shelf.cpp", "order"},  //
+    {"offload/paged_tensor.cpp", ""},       // copy(), and what it consists of
 };
 
 // Sources of which no wait is for a device.
@@ -47,6 +47,7 @@ constexpr std::pair<std::string_view, std::string_view> of_the_host[] = {
     {"comm/rendezvous", "the store"},
     {"checkpoint/saver", "the thread that writes"},
     {"offload/paged_memory", "the disk"},
+    {"shard/exposed_time", "how long others waited: without it a figure is wrong, and nothing else"},
 };
 
 // Lines in sources that do wait for devices: those that do not, and those that a device has no use for.
@@ -56,6 +57,9 @@ constexpr std::pair<std::string_view, std::string_view> lines_of_the_host[] = {
     {"state_->done.wait(", "lanes with a thread: on a stream a task is done when submit returns"},
     {"for (const auto& work : works) work->wait()", "backends that do not coalesce messages"},
 };
+
+// Events here say how long others have waited; the wait itself is the callers'.
+constexpr std::string_view figures = "tesserae/shard/exposed_time.cpp";
 
 std::string under_root(const std::string& path) {
   const std::string plain = std::filesystem::path(path).lexically_normal().string();
@@ -127,6 +131,12 @@ std::vector<WaitSite> wait_sites(const std::vector<WaitCall>& calls) {
   std::map<std::string, WaitSite> sites;
   bool any_lines = false;
   for (const WaitCall& call : calls) {
+    const auto measures = [&](void* address) {
+      const auto at = positions.find(address);
+      return at != positions.end() &&
+             std::ranges::any_of(at->second, [](const Position& position) { return position.file == figures; });
+    };
+    if (call.wait != Wait::block && std::ranges::any_of(call.stack, measures)) continue;
     std::vector<void*> through;
     for (void* const address : call.stack) {
       const auto at = positions.find(address);
