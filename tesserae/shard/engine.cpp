@@ -20,6 +20,7 @@
 #include "tesserae/shard/engine.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
@@ -193,8 +194,10 @@ void Engine::close_backward() {
   tell(units_, [](StepObserver& observer, ShardedUnit& unit) { observer.end_backward(unit); });
 }
 
-// [Note: shared copy] From here on this rank may write its parts, and so may the others.
+// [Note: shared copy] From here on this rank may write its parts, and so may the others. And the host may read and
+// write its memory, which copies from and to an accelerator have reached meanwhile: one wait for all of them.
 void Engine::finish_reading() {
+  wait_for_copies();
   std::vector<const comm::Group*> done;
   for (const FlatBuffer* buffer : buffers_) {
     if (!buffer->parameter().shared()) continue;
@@ -204,6 +207,22 @@ void Engine::finish_reading() {
     done.push_back(&group);
     const comm::Label label{"all units read", workspace_->statistics.steps};
     workspace_->exposed_gather.wait(sharding.gather_lane.submit([&group, label] { group.barrier(label); }));
+  }
+}
+
+void Engine::wait_for_copies() {
+  for (const auto& unit : units_) {
+    const Sharding& sharding = unit->sharding();
+    if (sharding.device.is_cpu() || !sharding.state_device.is_cpu()) continue;
+    if (&unit != &units_.front() && &sharding == &root().sharding()) continue;  // the same lanes
+    for (comm::Lane* const lane : {&sharding.gather_lane, &sharding.reduce_lane}) {
+      if (lane->kind() == comm::Lane::Kind::immediate) {  // they ran on the stream that computes
+        const c10::impl::VirtualGuardImpl guard(sharding.device.type());
+        guard.synchronizeStream(guard.getStream(sharding.device));
+      } else {
+        lane->drain();
+      }
+    }
   }
 }
 

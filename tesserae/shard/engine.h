@@ -112,6 +112,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void free_all();
   bool frees_after_backward(const ShardedUnit& unit) const;
   void finish_reading();
+  void wait_for_copies();
   void open_backward();
   void end_backward();
   void close_backward();

@@ -261,6 +261,7 @@ at::Tensor FlatGradient::reduce_elsewhere(const Views& views, StepObserver& redu
 
 // `chunk`: summed over all ranks; `divided`: averaged already.
 void FlatGradient::deliver(const at::Tensor& chunk, bool add, bool divided) {
+  if (chunk.device() != grad_.device() && !offload::is_paged(grad_)) return deliver_to_host(chunk, add, divided);
   const auto access = add ? offload::Access::update : offload::Access::fill;
   offload::in_runs({{grad_, access}}, grad_.numel(), [&](int64_t begin, int64_t end) {
     at::Tensor to = grad_.slice(0, begin, end);
@@ -274,6 +275,20 @@ void FlatGradient::deliver(const at::Tensor& chunk, bool add, bool divided) {
       if (!divided) to.mul_(average_factor_);
     }
   });
+}
+
+// The device does the sums, on the lane's stream: what the host gets is final, and nobody waits here. Who lets the host
+// read it waits once for all (Engine::finish_reading).
+void FlatGradient::deliver_to_host(const at::Tensor& chunk, bool add, bool divided) {
+  at::Tensor value = chunk.to(grad_.scalar_type());
+  if (add) {
+    at::Tensor sum = at::empty(grad_.sizes(), grad_.options().device(chunk.device()));
+    queue_copy(sum, grad_);
+    value = sum.add_(value, divided ? 1.0 : average_factor_.item<double>());
+  } else if (!divided) {
+    value = at::mul(value, average_factor_);
+  }
+  queue_copy(grad_, value);
 }
 
 void FlatGradient::finish() {

@@ -110,6 +110,7 @@ class FlatGradient {
   bool first_hop_delivers() const;
   at::Tensor reduce_elsewhere(const Views& views, StepObserver& reducer);
   void deliver(const at::Tensor& chunk, bool add, bool divided);
+  void deliver_to_host(const at::Tensor& chunk, bool add, bool divided);
 
   const UnitContext& context_;
   std::shared_ptr<const Sharding> sharding_;

@@ -9,6 +9,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/offload/paged_tensor.h"
 #include "tesserae/shard/local_state.h"
+#include "tesserae/shard/memory.h"
 
 namespace tesserae::shard {
 namespace {
@@ -167,9 +168,9 @@ void FlatParameter::write_piece() {
   if (from_rest_) {
     whole_.narrow(0, rest_group_->rank() * rest_.numel(), rest_.numel()).copy_(rest_);
   } else if (!piece_.defined()) {
-    offload::copy(own_, master_);
+    queue_copy(own_, master_);
   } else if (!shared_) {
-    offload::copy(own_, piece_);
+    queue_copy(own_, piece_);
   }
 }
 

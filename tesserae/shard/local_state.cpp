@@ -70,9 +70,10 @@ std::vector<int> all_ranks(const comm::Fabric& fabric) {
   return ranks;
 }
 
-at::Tensor new_tensor(const UnitContext& context, int64_t elements, c10::ScalarType dtype, offload::Tier tier) {
+at::Tensor new_tensor(const UnitContext& context, int64_t elements, c10::ScalarType dtype, offload::Tier tier,
+                      bool travels = true) {
   ++context.statistics().allocations;
-  return context.sharding->allocate(elements, dtype, tier);
+  return context.sharding->allocate(elements, dtype, tier, travels);
 }
 
 bool is_compute_piece(const Flat& flat) {
@@ -88,8 +89,9 @@ offload::Tier master_tier(const offload::Tiers& tiers, const Flat& flat) {
   return in_place && tier == offload::Tier::host ? offload::Tier::device : tier;
 }
 
-at::Tensor new_local(const UnitContext& context, const Flat& flat, c10::ScalarType dtype, offload::Tier tier) {
-  at::Tensor local = new_tensor(context, flat.chunk(), dtype, tier);
+at::Tensor new_local(const UnitContext& context, const Flat& flat, c10::ScalarType dtype, offload::Tier tier,
+                     bool travels) {
+  at::Tensor local = new_tensor(context, flat.chunk(), dtype, tier, travels);
   if (offload::is_paged(local)) return local;  // zeros
   const int64_t used = std::clamp(flat.elements() - flat.chunk_range().begin, int64_t{0}, flat.chunk());
   local.narrow(0, used, flat.chunk() - used).zero_();

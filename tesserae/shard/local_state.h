@@ -21,7 +21,9 @@ offload::Tier master_tier(const offload::Tiers& tiers, const Flat& flat);
 
 /// Memory for such a chunk (a master, a gradient, an optimizer's state) on a tier; the content is undefined, but for
 /// zeros behind the last element of the flat buffer.
-at::Tensor new_local(const UnitContext& context, const Flat& flat, c10::ScalarType dtype, offload::Tier tier);
+/// `travels`: see Sharding::allocate().
+at::Tensor new_local(const UnitContext& context, const Flat& flat, c10::ScalarType dtype, offload::Tier tier,
+                     bool travels = true);
 
 /// Zeros of the shape and dtype of the shard's master on the optimizer's tier.
 at::Tensor new_state(const Engine& engine, const Shard& shard);

@@ -3,6 +3,9 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <bit>
+
+#include "tesserae/offload/paged_tensor.h"
 #include "tesserae/os/pages.h"
 
 namespace tesserae::shard {
@@ -39,6 +42,23 @@ at::Tensor allocate(int64_t elements, c10::ScalarType dtype, c10::Device device)
   at::Tensor tensor = at::empty({0}, at::TensorOptions().dtype(dtype).device(device));
   tensor.set_(std::move(storage), 0, {elements}, {1});
   return tensor;
+}
+
+at::Tensor allocate_pinned(int64_t elements, c10::ScalarType dtype, c10::Device accelerator) {
+  const c10::DeviceGuard guard(accelerator);
+  return at::empty({elements}, at::TensorOptions().dtype(dtype).pinned_memory(true));
+}
+
+int64_t pinned_bytes(int64_t bytes) {
+  return bytes <= 0 ? 0 : static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
+}
+
+void queue_copy(const at::Tensor& to, const at::Tensor& from) {
+  if (to.device() == from.device() || offload::is_paged(to) || offload::is_paged(from)) {
+    offload::copy(to, from);
+  } else {
+    to.copy_(from, /*non_blocking=*/true);  // of memory that is not pinned the host waits all the same
+  }
 }
 
 }  // namespace tesserae::shard

@@ -155,7 +155,7 @@ uint64_t Reshard::recut(FlatBuffer& buffer, bool has_gradient) {
     while (after.size() < before.size()) {
       const bool is_gradient = has_gradient && after.size() == 1;
       after.push_back(new_local(context, *state.flat, before[after.size()].scalar_type(),
-                                is_gradient ? tiers.gradients : tiers.optimizer));
+                                is_gradient ? tiers.gradients : tiers.optimizer, /*travels=*/is_gradient));
     }
     state.piece = piece_for(context, *state.flat, after[0]);
   };

@@ -12,6 +12,7 @@
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/local_state.h"
+#include "tesserae/shard/memory.h"
 #include "tesserae/shard/pool_plan.h"
 #include "tesserae/shard/reshard.h"
 
@@ -224,13 +225,15 @@ Reshard::Bytes Reshard::bytes_of(const FlatBuffer& buffer, const Flat& flat, con
   const auto& dtypes = flat.dtypes();
   const offload::Tiers& tiers = sharding.options.tiers;
   Bytes bytes;
-  const auto add = [&](int64_t elements, c10::ScalarType dtype, offload::Tier tier) {
+  const auto add = [&](int64_t elements, c10::ScalarType dtype, offload::Tier tier, bool travels) {
     const size_t size = static_cast<size_t>(elements) * c10::elementSize(dtype);
     if (tier == offload::Tier::disk) {
       bytes.disk += static_cast<double>(offload::PagedMemory::on_disk(size));
       bytes.largest_paged = std::max(bytes.largest_paged, static_cast<double>(size));
     } else {
-      bytes.memory += rounded(static_cast<int64_t>(size));
+      const bool pinned = travels && tier == offload::Tier::host && !sharding.device.is_cpu();
+      const auto asked = static_cast<int64_t>(size);
+      bytes.memory += rounded(pinned ? pinned_bytes(asked) : asked);
     }
   };
   // Where ranks share the gathered copy, each counts the piece that it fills.
@@ -244,13 +247,14 @@ Reshard::Bytes Reshard::bytes_of(const FlatBuffer& buffer, const Flat& flat, con
   if (!flat.master_is_piece() && !sharding.device.is_cpu() && tiers.parameters != offload::Tier::device) {
     bytes.pieces += rounded(flat.parameter_piece() * static_cast<int64_t>(c10::elementSize(dtypes.compute)));
   } else if (!flat.master_is_piece() || (dtypes.master != dtypes.compute && shares())) {
-    add(flat.parameter_piece(), dtypes.compute, tiers.parameters);
+    add(flat.parameter_piece(), dtypes.compute, tiers.parameters, /*travels=*/true);
   }
-  add(flat.chunk(), dtypes.master, master_tier(tiers, flat));
-  if (has_gradient && flat.trainable()) add(flat.chunk(), dtypes.master, tiers.gradients);
+  add(flat.chunk(), dtypes.master, master_tier(tiers, flat), /*travels=*/true);
+  if (has_gradient && flat.trainable()) add(flat.chunk(), dtypes.master, tiers.gradients, /*travels=*/true);
   if (buffer.shard() == nullptr) return bytes;
   for (Companion* companion : engine_.companions_) {
-    for (const auto dtype : companion->dtypes(*buffer.shard())) add(flat.chunk(), dtype, tiers.optimizer);
+    for (const auto dtype : companion->dtypes(*buffer.shard()))
+      add(flat.chunk(), dtype, tiers.optimizer, /*travels=*/false);
   }
   return bytes;
 }

@@ -70,9 +70,11 @@ comm::Group& Sharding::borrow(const std::vector<int>& members, comm::Traffic tra
   return *borrowed.back();
 }
 
-at::Tensor Sharding::allocate(int64_t elements, c10::ScalarType dtype, offload::Tier tier) const {
+at::Tensor Sharding::allocate(int64_t elements, c10::ScalarType dtype, offload::Tier tier, bool travels) const {
   if (tier == offload::Tier::disk) return offload::paged_tensor(options.disk, elements, dtype);
-  return shard::allocate(elements, dtype, tier == offload::Tier::host ? c10::Device(c10::kCPU) : device);
+  const bool away = tier == offload::Tier::host && !device.is_cpu();
+  if (away && travels) return allocate_pinned(elements, dtype, device);
+  return shard::allocate(elements, dtype, away ? c10::Device(c10::kCPU) : device);
 }
 
 mesh::Degrees Sharding::degrees_here(const mesh::Degrees& asked) const {

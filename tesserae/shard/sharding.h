@@ -47,8 +47,9 @@ struct Sharding {
   const c10::Device device;        ///< where units compute
   const c10::Device state_device;  ///< where masters and gradients live between steps: the host if offloaded
 
-  /// Memory for training state of that tier, [elements]; content undefined in memory, zeros on the disk.
-  at::Tensor allocate(int64_t elements, c10::ScalarType dtype, offload::Tier tier) const;
+  /// Memory for training state of that tier, [elements]; content undefined in memory, zeros on the disk. `travels`: to
+  /// the device and back in each step, so that it is pinned on the host of an accelerator.
+  at::Tensor allocate(int64_t elements, c10::ScalarType dtype, offload::Tier tier, bool travels = true) const;
 
   /// The groups below: they are there as long as this is (comm::Fabric::borrow).
   std::vector<std::shared_ptr<comm::Group>> borrowed;

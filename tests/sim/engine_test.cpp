@@ -147,7 +147,48 @@ TEST_F(SimEngine, StateOnTheHost) {
   net::Training run;
   run.options.tiers = {offload::Tier::host, offload::Tier::host, offload::Tier::host};
   run.options.strategy = strategy(4, 4, 4, true, true);
-  expect_parity(run, "offload", 8);
+  expect_parity(run, "offload", seeds);
+  run.options.strategy = strategy(2, 2, 4, true, true);
+  run.options.precision.reduce = at::kDouble;  // what leaves the device is cast on the way
+  expect_parity(run, "offload, 2 | 2 | 4", 4);
+  run.micro = 2;
+  run.options.accumulation = shard::Accumulation::two_hop;
+  expect_parity(run, "offload, accumulated", 4);
+}
+
+// Masters and gradients are copied on the lanes' streams beside the computation. The host waits once for what comes
+// from each lane, when a backward is over; how many units there are makes no difference.
+TEST_F(SimEngine, StateOnTheHostIsCopiedBesideTheComputation) {
+  const auto waits_of = [](int blocks) {
+    std::vector<int64_t> waits(ranks);
+    run_on_devices(ranks, [&](comm::Fabric& fabric) {
+      net::NetOptions options;
+      options.blocks = blocks;
+      net::Net model(options);
+      net::fill_all(*model);
+      shard::Options sharding;
+      sharding.strategy = strategy(4, 4, 4, true, true);
+      sharding.tiers = {offload::Tier::host, offload::Tier::host, offload::Tier::host};
+      auto sharded = shard::shard_model(model, net::share(fabric), sharding);
+      const auto batch = net::batch_of(options, 0, fabric.rank(), fabric.size());
+      const at::Tensor tokens = batch.tokens.to(fabric.device()), targets = batch.targets.to(fabric.device());
+      const auto step = [&] {
+        model(tokens, targets).backward();
+        for (const auto& shard : sharded.shards()) {
+          EXPECT_TRUE(is_pinned(shard.master.const_data_ptr()));
+          EXPECT_TRUE(is_pinned(shard.grad.const_data_ptr()));
+        }
+        net::sgd(sharded, 0.1);
+      };
+      const Counters spent = spent_by_third(fabric.device().index(), step);
+      waits[static_cast<size_t>(fabric.rank())] = spent.synchronizations;
+      EXPECT_GT(spent.copied_bytes, 0);
+    });
+    return waits;
+  };
+  const std::vector<int64_t> few = waits_of(2);
+  EXPECT_EQ(few, waits_of(6));
+  EXPECT_EQ(few, std::vector<int64_t>(ranks, 2));
 }
 
 TEST_F(SimEngine, StateOnADisk) {
