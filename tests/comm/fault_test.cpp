@@ -31,7 +31,7 @@ double seconds_now() {
 // What a victim does to itself, from another thread, while its operation is under way.
 void suffer(const std::string& fate) {
   std::thread([fate] {
-    os::sleep_for(std::chrono::milliseconds(700));
+    os::sleep_for(std::chrono::milliseconds(200));
     report("fell_at", seconds_now());
     std::raise(fate == "killed" ? SIGKILL : SIGSTOP);
   }).detach();

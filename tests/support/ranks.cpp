@@ -9,40 +9,43 @@
 #include "tesserae/os/descriptor.h"
 #include "tesserae/os/port.h"
 #include "tesserae/os/program.h"
+#include "tests/support/child.h"
+#include "tests/support/rank_main.h"
 
 namespace tesserae::testing {
 
 namespace {
 
 struct Running {
-  os::Process process;
+  Child process;
   os::Descriptor output;
   RankResult result;
   bool ended = false;
 };
 
-os::Command command_of(const RankJob& job, int rank, uint16_t port) {
-  os::Command command;
-  command.arguments = {os::program_path(), "--rank-main=" + job.main};
-  command.arguments.insert(command.arguments.end(), job.args.begin(), job.args.end());
+std::map<std::string, std::string> environment_of(const RankJob& job, int rank, uint16_t port) {
   const std::string ranks = std::to_string(job.ranks), self = std::to_string(rank);
-  command.environment = {{"RANK", self},
-                         {"LOCAL_RANK", self},
-                         {"WORLD_SIZE", ranks},
-                         {"LOCAL_WORLD_SIZE", ranks},
-                         {"MASTER_ADDR", "127.0.0.1"},
-                         {"MASTER_PORT", std::to_string(port)},
-                         {"OMP_NUM_THREADS", "1"}};
-  for (const auto& [name, value] : job.environment) command.environment[name] = value;
-  command.die_with_parent = true;
-  return command;
+  std::map<std::string, std::string> environment = {{"RANK", self},
+                                                    {"LOCAL_RANK", self},
+                                                    {"WORLD_SIZE", ranks},
+                                                    {"LOCAL_WORLD_SIZE", ranks},
+                                                    {"MASTER_ADDR", "127.0.0.1"},
+                                                    {"MASTER_PORT", std::to_string(port)},
+                                                    {"OMP_NUM_THREADS", "1"}};
+  for (const auto& [name, value] : job.environment) environment[name] = value;
+  return environment;
 }
 
-Running start(os::Command command) {
+Running start(const RankJob& job, int rank, uint16_t port) {
   auto pipe = os::make_pipe();
-  command.output = command.errors = pipe.write.get();
-  auto process = os::Process::spawn(command);
-  return {std::move(process), std::move(pipe.read), {}, false};
+  const auto environment = environment_of(job, rank, port);
+  std::vector<std::string> program = {os::program_path(), "--rank-main=" + job.main};
+  program.insert(program.end(), job.args.begin(), job.args.end());
+  // What is in a job's environment may be read as a program begins.
+  auto child = job.environment.empty() && may_go_on_as_a_copy()
+                   ? Child::copy(environment, pipe.write.get(), [&] { return run_rank(job.main, job.args); })
+                   : Child::program(environment, pipe.write.get(), program);
+  return {std::move(child), std::move(pipe.read), {}, false};
 }
 
 // Takes what a rank has written; notices its end.
@@ -101,7 +104,7 @@ std::string RankResults::text() const {
 RankResults run_ranks(const RankJob& job) {
   const uint16_t port = os::free_port();
   std::vector<Running> ranks;
-  for (int rank = 0; rank < job.ranks; ++rank) ranks.push_back(start(command_of(job, rank, port)));
+  for (int rank = 0; rank < job.ranks; ++rank) ranks.push_back(start(job, rank, port));
   const os::Deadline deadline(job.deadline);
   const auto running = [&](bool left_behind) {
     for (int rank = 0; rank < job.ranks; ++rank) {

@@ -18,7 +18,8 @@ namespace tesserae::testing {
 ///   }
 ///   TEST(Ranks, AddUp) { EXPECT_TRUE(run_ranks("adds_up", 4).all_succeeded()); }
 ///
-/// Each rank is this same program again, under the variables that torchrun sets, on a free port, with one thread.
+/// Each rank has the variables that torchrun sets, a free port and one thread. It is a copy of this process, or, where
+/// that cannot be (it has threads, or the job has an environment of its own), this same program again.
 
 using RankArgs = std::vector<std::string>;
 

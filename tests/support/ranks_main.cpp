@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "tests/support/rank_main.h"
 #include "tests/support/ranks.h"
 
 namespace tesserae::testing {
@@ -15,6 +16,8 @@ std::map<std::string, void (*)(const RankArgs&)>& rank_mains() {
   static std::map<std::string, void (*)(const RankArgs&)> mains;
   return mains;
 }
+
+}  // namespace
 
 int run_rank(const std::string& name, const RankArgs& args) {
   GTEST_FLAG_SET(throw_on_failure, true);
@@ -31,8 +34,6 @@ int run_rank(const std::string& name, const RankArgs& args) {
     return 1;
   }
 }
-
-}  // namespace
 
 bool register_rank_main(const char* name, void (*main)(const RankArgs&)) {
   return rank_mains().emplace(name, main).second;

@@ -1,11 +1,14 @@
 #include "tests/support/ranks.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include <csignal>
 #include <cstdlib>
+#include <thread>
 
 #include "tesserae/os/clock.h"
+#include "tests/support/child.h"
 
 namespace tesserae::testing {
 
@@ -23,6 +26,15 @@ RANK_MAIN(hangs_on_rank_0) {
   if (std::string(std::getenv("RANK")) == "0") os::sleep_for(std::chrono::hours(1));
 }
 
+static int remembered = 0;
+
+RANK_MAIN(tells_what_it_is) {
+  report("remembered", remembered);
+  int open = 0;
+  for (int descriptor = 3; descriptor < 100; ++descriptor) open += ::fcntl(descriptor, F_GETFD) >= 0;
+  report("open", open);
+}
+
 RANK_MAIN(dies) {
   std::raise(SIGKILL);
 }
@@ -33,6 +45,28 @@ TEST(RunRanks, EachRankKnowsItsPlace) {
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(results[rank].value("rank"), rank);
     EXPECT_EQ(results[rank].value("size"), 3);
+  }
+}
+
+// A copy is there at once. It has no end of another rank's pipe: else nobody would hear that one end.
+TEST(RunRanks, ARankIsACopyWhereThatCanBe) {
+  remembered = 1;
+  RankJob job;
+  job.main = "tells_what_it_is";
+  const bool one_thread = may_go_on_as_a_copy();
+  const auto copies = run_ranks(job);
+  std::jthread other([](const std::stop_token& stop) {
+    while (!stop.stop_requested()) os::sleep_for(std::chrono::milliseconds(1));
+  });
+  const auto beside_a_thread = run_ranks(job);
+  other = {};
+  job.environment = {{"SOMETHING", "else"}};
+  const auto with_environment = run_ranks(job);
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(copies[rank].value("remembered"), one_thread) << copies.text();
+    EXPECT_EQ(copies[rank].value("open"), 0) << copies.text();
+    EXPECT_EQ(beside_a_thread[rank].value("remembered"), 0);
+    EXPECT_EQ(with_environment[rank].value("remembered"), 0);
   }
 }
 
