@@ -4,8 +4,9 @@
 option(TESSERAE_UNITY "Compile several sources at a time" ON)
 set(TESSERAE_UNITY_SOURCES 12 CACHE STRING "How many sources a unit has at most")
 
-# tesserae_unity(TARGET): the sources of a target as units of about equal size.
+# tesserae_unity(TARGET): the sources of a target as units of about equal size, with what is precompiled for it.
 function(tesserae_unity target)
+  tesserae_precompiled(${target})
   if(NOT TESSERAE_UNITY)
     return()
   endif()
