@@ -72,7 +72,7 @@ int run_plan(PlanArguments& arguments) {
 
 void add_model_options(CLI::App& verb, PlanArguments& arguments) {
   verb.add_option("--model", arguments.model_file,
-                  "A configuration of ours, or a config.json of Hugging Face's (llama, mistral)")
+                  "A configuration of ours, or a config.json of Hugging Face's (llama, mistral, mixtral)")
       ->check(CLI::ExistingFile)
       ->group("Model");
   CLI::Option* script =
@@ -112,6 +112,9 @@ void add_step_options(CLI::App& verb, PlanArguments& arguments) {
   verb.add_option("--sequence", training.run.sequence, "Tokens of a sequence")->capture_default_str()->group("Step");
   verb.add_option("--context", training.run.context,
                   "Context-parallel degree: ranks that share out each sequence; by default every degree")
+      ->group("Step");
+  verb.add_option("--expert", training.run.expert,
+                  "Expert-parallel degree: ranks that share out the experts of a layer; by default every degree")
       ->group("Step");
   verb.add_option("--micro-batch", training.run.micro_batch,
                   "Sequences that a rank computes at once; by default what is fastest and fits, of each layout")

@@ -66,17 +66,17 @@ bool is_hugging_face(const nlohmann::json& document) {
 /// Throws ConfigError for a config.json of Hugging Face's whose model has another shape than ours.
 void check_shape(const std::string& path, const nlohmann::json& document) {
   const auto refuse = [&](const auto&... what) { throw config::ConfigError("", cat(path, ": ", what...)); };
+  const nlohmann::json type = document.value("model_type", nlohmann::json());
   for (const char* experts : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}) {
     const nlohmann::json count = document.value(experts, nlohmann::json());
-    if (count.is_null() || count == 0 || count == 1) continue;
-    refuse(experts, " = ", count.dump(),
-           ": mixtures of experts have other formulas than the dense models of this plan");
+    if (type == "mixtral" || count.is_null() || count == 0 || count == 1) continue;
+    refuse(experts, " = ", count.dump(), " with model_type ", type.dump(),
+           ": of the mixtures of experts mixtral alone has the shape of the formulas");
   }
-  const nlohmann::json type = document.value("model_type", nlohmann::json());
-  if (type != "llama" && type != "mistral") {
+  if (type != "llama" && type != "mistral" && type != "mixtral") {
     refuse("model_type", type.is_null() ? " is missing" : cat(" = ", type.dump()),
-           "; the formulas are those of llama and mistral (SwiGLU, no biases). For a model of about that size give "
-           "--parameters, --layers and --dimension");
+           "; the formulas are those of llama, mistral and mixtral (SwiGLU, no biases). For a model of about that size "
+           "give --parameters, --layers and --dimension");
   }
   const int64_t dimension = document.at("hidden_size"), heads = document.at("num_attention_heads");
   const nlohmann::json head = document.value("head_dim", nlohmann::json());
@@ -91,13 +91,16 @@ model::GptConfig read_hugging_face(const std::string& path, const nlohmann::json
     check_shape(path, document);
     const int64_t heads = document.at("num_attention_heads");
     const nlohmann::json kv_heads = document.value("num_key_value_heads", nlohmann::json());
+    const bool mixture = document.at("model_type") == "mixtral";
     return {.vocabulary = document.at("vocab_size"),
             .dimension = document.at("hidden_size"),
             .layers = document.at("num_hidden_layers"),
             .heads = heads,
             .kv_heads = kv_heads.is_null() ? heads : kv_heads.get<int64_t>(),
             .feed_forward = document.at("intermediate_size"),
-            .tied = document.value("tie_word_embeddings", false)};
+            .tied = document.value("tie_word_embeddings", false),
+            .experts = mixture ? document.at("num_local_experts").get<int64_t>() : 0,
+            .experts_per_token = mixture ? document.at("num_experts_per_tok").get<int64_t>() : 2};
   } catch (const nlohmann::json::exception& error) {
     throw config::ConfigError("", cat(path, ": ", error.what()));
   }

@@ -16,7 +16,7 @@ struct PlanArguments {
   std::string dtype, reduce, optimizer = "adamw", accumulation = "two_hop";
   double parameters = 0;
   model::GptConfig shape{.vocabulary = 128000, .dimension = 0, .layers = 0, .heads = 0, .tied = false};
-  plan::Training training{.run = {.micro_batch = 0, .context = 0}};
+  plan::Training training{.run = {.micro_batch = 0, .context = 0, .expert = 0}};
   plan::Cluster cluster{.devices = 0, .per_host = 0};
   std::string machine = "h100";
   double memory = 0, inside_gbps = 0, between_gbps = 0, tflops = 0;  // above 0: instead of the machine's

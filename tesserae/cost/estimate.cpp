@@ -53,8 +53,8 @@ double moving_seconds(const Facts& facts, const Links& links, const mesh::Degree
     seconds += hop_seconds(*hop, links);
   }
   // Master and state are read and written, the gradient is read.
-  const double touched = (3.0 * facts.master_bytes + 2 * facts.state_bytes) * static_cast<double>(facts.parameters);
-  return seconds + touched / degrees.optimizer / links.memory;
+  const double touched = (3.0 * facts.master_bytes + 2 * facts.state_bytes) * owned_elements(facts, degrees);
+  return seconds + touched / links.memory;
 }
 
 FirstChoice first_choice(const Facts& facts, const Links& links, double place, double available, double headroom,

@@ -18,6 +18,15 @@ struct Facts {
   int64_t root_unit = 0;     ///< elements of the root, which is gathered and reduced beside the others
   int64_t largest_unit = 0;  ///< elements of the largest inner unit
   int units = 1;             ///< with the root
+  /// Experts, which are units inside these: each of `degree` parts of them is sharded over N / degree ranks, on which
+  /// every (P, G, O) is what mesh::limited says.
+  struct Experts {
+    int degree = 1;          ///< E
+    int64_t parameters = 0;  ///< of one rank's part, not among those above; 0: there are none
+    int64_t unit = 0;        ///< of them, of the largest
+    int units = 0;
+    bool operator==(const Experts&) const = default;
+  } experts = {};
   int compute_bytes = 4, reduce_bytes = 4, master_bytes = 4;
   double state_bytes = 8;  ///< of the optimizer's state: AdamW 2 * master_bytes
   int gathers_at_once = 2, reductions_at_once = 2;
@@ -33,6 +42,12 @@ struct Facts {
   int ranks() const { return static_cast<int>(host_of.size()); }
   bool operator==(const Facts&) const = default;
 };
+
+/// The same of the ranks with one expert index, 0 <= `index` < E, and their experts alone: as facts of a model without
+/// a root, over N / E ranks. Rank r of the N is its rank r / E for the index r % E.
+Facts experts_of(const Facts& facts, int index);
+/// Elements of masters that a rank has.
+double owned_elements(const Facts& facts, const mesh::Degrees& degrees);
 
 /// Whether some of these ranks, which follow each other, are on different hosts.
 bool spans_hosts(const Facts& facts, int first, int last);

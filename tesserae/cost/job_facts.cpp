@@ -6,9 +6,12 @@
 
 namespace tesserae::cost {
 
-void set_model(Facts& facts, const model::GptConfig& model, int tensor) {
-  const PartSizes part = part_sizes(model, tensor);
-  facts.parameters = part.total;
+void set_model(Facts& facts, const model::GptConfig& model, int tensor, int expert) {
+  const PartSizes part = part_sizes(model, tensor, expert);
+  const int64_t experts = part.experts * model.layers;
+  facts.experts = {.degree = expert, .parameters = experts, .unit = part.experts};
+  if (experts > 0) facts.experts.units = static_cast<int>(model.layers);
+  facts.parameters = part.total - experts;
   facts.root_unit = part.root;
   facts.largest_unit = std::max(part.block, part.head);
   facts.units = static_cast<int>(model.layers) + (part.head > 0 ? 2 : 1);

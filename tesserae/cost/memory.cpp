@@ -1,18 +1,25 @@
 #include "tesserae/cost/memory.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "tesserae/offload/disk.h"
 
 namespace tesserae::cost {
-RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int rank) {
+namespace {
+
+bool in_memory(offload::Tier tier) {
+  return tier != offload::Tier::disk;
+}
+
+/// What is there between steps, of units that are sharded alike.
+RankMemory kept_by_rank(const Facts& facts, const mesh::Degrees& degrees, int rank) {
   const auto [P, G, O] = degrees;
   const auto elements = static_cast<double>(facts.parameters);
   const double trained = elements * facts.trained;
   const bool shared = shares_gathered(facts, degrees, rank);
   const bool same_dtype = facts.compute_bytes == facts.master_bytes;
   RankMemory memory;
-  const auto in_memory = [](offload::Tier tier) { return tier != offload::Tier::disk; };
   const bool master_is_piece = P == O && same_dtype;
   if (P != O && !shared && in_memory(facts.tiers.parameters)) memory.pieces = facts.compute_bytes * elements / P;
   // Masters of the dtype that is gathered are parts of the shared copy.
@@ -21,31 +28,80 @@ RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int 
   }
   if (in_memory(facts.tiers.optimizer)) memory.state = facts.state_bytes * trained / O;
   if (in_memory(facts.tiers.gradients)) memory.gradients = facts.master_bytes * trained / O;
-  if (facts.tiers.uses(offload::Tier::disk)) memory.window = offload::Disk::least_memory;
   if (facts.micro_batches > 1) memory.gradients += facts.reduce_bytes * trained / (facts.two_hop ? G : 1);
+  return memory;
+}
 
-  const int inner = facts.units - 1;
-  const auto root = static_cast<double>(facts.root_unit), largest = static_cast<double>(facts.largest_unit);
+/// Elements of these units that are gathered into buffers, all of them if they stay; else of the largest but the root.
+struct InBuffers {
+  double root = 0, largest = 0;
+  double all = 0;
+};
+InBuffers gathered_of(const Facts& facts, const mesh::Degrees& degrees, int rank) {
+  const auto [P, G, O] = degrees;
+  const bool same_dtype = facts.compute_bytes == facts.master_bytes;
   const bool always_whole = P == 1 && (P != O || same_dtype) && in_memory(facts.tiers.parameters);
-  if (!always_whole && !shared) {
-    const double in_flight = facts.free_after_forward || !in_memory(facts.tiers.parameters)
-                                 ? root + largest * std::min(facts.gathers_at_once, inner)
-                                 : elements;
-    memory.gathered = facts.compute_bytes * in_flight;
+  if (always_whole || shares_gathered(facts, degrees, rank)) return {};
+  return {static_cast<double>(facts.root_unit), static_cast<double>(facts.largest_unit),
+          static_cast<double>(facts.parameters)};
+}
+
+/// Bytes of the copies that this rank is the first to share.
+double copies_of(const Facts& facts, const mesh::Degrees& degrees, int rank) {
+  if (!shares_gathered(facts, degrees, rank) || rank % degrees.parameters != 0) return 0;
+  return static_cast<double>(facts.parameters) * facts.compute_bytes;
+}
+
+}  // namespace
+
+RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int rank) {
+  RankMemory memory = kept_by_rank(facts, degrees, rank);
+  InBuffers gathered = gathered_of(facts, degrees, rank);
+  int inner = facts.units - 1, nested = 1;  // units inside others, and how many are in use at once
+  const auto root = static_cast<double>(facts.root_unit);
+  auto largest = static_cast<double>(facts.largest_unit);
+  if (facts.experts.parameters > 0) {
+    const int degree = facts.experts.degree;
+    const Facts experts = experts_of(facts, rank % degree);
+    const mesh::Degrees limited = mesh::limited(degrees, experts.ranks());
+    const RankMemory kept = kept_by_rank(experts, limited, rank / degree);
+    memory.pieces += kept.pieces;
+    memory.masters += kept.masters;
+    memory.state += kept.state;
+    memory.gradients += kept.gradients;
+    const InBuffers also = gathered_of(experts, limited, rank / degree);
+    gathered = {gathered.root, std::max(gathered.largest, also.largest), gathered.all + also.all};
+    largest = std::max(largest, static_cast<double>(experts.largest_unit));
+    inner += experts.units;
+    nested = 2;
   }
-  memory.reductions = facts.reduce_bytes * (root + largest * std::min(facts.reductions_at_once, inner));
+  if (facts.tiers.uses(offload::Tier::disk)) memory.window = offload::Disk::least_memory;
+
+  // A block's are in use while its experts' come, and its gradients stay until the block's backward ends.
+  const int gathers = std::min(std::max(facts.gathers_at_once, nested), inner);
+  const int reductions = std::min(facts.reductions_at_once + nested - 1, inner);
+  const bool freed = facts.free_after_forward || !in_memory(facts.tiers.parameters);
+  memory.gathered = facts.compute_bytes * (freed ? gathered.root + gathered.largest * gathers : gathered.all);
+  memory.reductions = facts.reduce_bytes * (root + largest * reductions);
   return memory;
 }
 
 double memory_of(const Facts& facts, const mesh::Degrees& degrees) {
-  const auto copy = static_cast<double>(facts.parameters) * facts.compute_bytes;
-  const int neighbours = facts.ranks_share_place ? facts.tensor : 1;
+  const int neighbours = facts.ranks_share_place ? facts.tensor : 1, degree = facts.experts.degree;
+  std::vector<Facts> experts;
+  for (int index = 0; facts.experts.parameters > 0 && index < degree; ++index) {
+    experts.push_back(experts_of(facts, index));
+  }
   double fullest = 0, place = 0;
   for (int rank = 0; rank < facts.ranks(); ++rank) {
     const bool new_place = rank == 0 || !facts.ranks_share_place || spans_hosts(facts, rank - 1, rank);
     if (new_place) place = 0;
-    place += neighbours * memory_of_rank(facts, degrees, rank).total();
-    if (shares_gathered(facts, degrees, rank) && rank % degrees.parameters == 0) place += neighbours * copy;
+    double of_rank = memory_of_rank(facts, degrees, rank).total() + copies_of(facts, degrees, rank);
+    if (!experts.empty()) {
+      const Facts& part = experts[static_cast<size_t>(rank % degree)];
+      of_rank += copies_of(part, mesh::limited(degrees, part.ranks()), rank / degree);
+    }
+    place += neighbours * of_rank;
     fullest = std::max(fullest, place);
   }
   return fullest;

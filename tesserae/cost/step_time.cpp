@@ -41,7 +41,17 @@ ComputeTime compute_time(const model::GptConfig& given, const Execution& run, co
   const auto product = [&](double in, double out) { return product_seconds(tokens, in, out, passes, rates.products); };
 
   ComputeTime time;
-  time.products = layers * (2 * product(d, d / T) + 2 * product(d, kv / T) + 3 * product(d, f / T));
+  time.products = layers * (2 * product(d, d / T) + 2 * product(d, kv / T));
+  if (model.experts == 0) {
+    time.products += layers * 3 * product(d, f / T);
+  } else {
+    const double here = static_cast<double>(model.experts) / run.expert;  // a product for each expert of this rank
+    const double rows = tokens * static_cast<double>(model.experts_per_token) / here;
+    time.products += layers * 3 * here * product_seconds(rows, d, f / T, passes, rates.products);
+    time.products += layers * product(d, static_cast<double>(model.experts));
+    const double shared = static_cast<double>(model.shared_experts) * f / T;
+    if (shared > 0) time.products += layers * 3 * product(d, shared);
+  }
   // Scores and their use, half of them by causality.
   const double of_attention = 2 * tokens * d / T * static_cast<double>(run.sequence);
   if (rates.attention.known()) {
@@ -68,8 +78,8 @@ MovingTime moving_time(const Facts& facts, const Machine& machine, const mesh::D
                 hop_seconds(traffic.third_hop, links, machine.all_reduce);
   time.refresh = hop_seconds(traffic.refresh, links, machine.gather);
   // Master and state are read and written, the gradient is read, for the norm as well.
-  const double touched = (4.0 * facts.master_bytes + 2 * facts.state_bytes) * facts.trained *
-                         static_cast<double>(facts.parameters) / degrees.optimizer;
+  const double touched =
+      (4.0 * facts.master_bytes + 2 * facts.state_bytes) * facts.trained * owned_elements(facts, degrees);
   time.optimizer = touched / (machine.optimizer.known() ? machine.optimizer.at(touched) : links.memory);
   if (facts.ranks() > 1) time.meetings = machine.meeting * (shares ? 4 : 2);
   return time;

@@ -86,7 +86,7 @@ std::string Traced::unit_of_batch(const Execution& /*run*/) const {
   return "rows of the script's batch";
 }
 
-void Traced::set_sizes(Facts& facts, int /*tensor*/) const {
+void Traced::set_sizes(Facts& facts, int /*tensor*/, int /*expert*/) const {
   facts.parameters = parameters_;
   facts.trained = static_cast<double>(trained_) / static_cast<double>(parameters_);
   facts.root_unit = root_;

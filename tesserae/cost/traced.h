@@ -46,7 +46,7 @@ class Traced final : public Workload {
   std::string unit_of_batch(const Execution& run) const override;
   bool can_split(int tensor) const override { return tensor == 1; }
   bool can_cut(int context) const override { return context == 1; }
-  void set_sizes(Facts& facts, int tensor) const override;
+  void set_sizes(Facts& facts, int tensor, int expert) const override;
   Activations activations(const Execution& run) const override;
   ComputeTime compute_time(const Execution& run, const Machine& machine, const std::string& dtype) const override;
   AxisTraffic tensor_traffic(const Execution& /*run*/) const override { return {}; }

@@ -21,9 +21,8 @@ void find_link(const Facts& facts, const Members& group, Traffic::Hop& hop) {
   hop.across = once ? hop.bytes * (group.members / near - 1) / (group.members - 1) : hop.bytes;
 }
 
-}  // namespace
-
-Traffic traffic_of(const Facts& facts, const mesh::Degrees& degrees) {
+/// Of units that are sharded alike.
+Traffic moved_by(const Facts& facts, const mesh::Degrees& degrees) {
   const auto [P, G, O] = degrees;
   const int N = facts.ranks();
   const auto elements = static_cast<double>(facts.parameters);
@@ -59,6 +58,29 @@ Traffic traffic_of(const Facts& facts, const mesh::Degrees& degrees) {
     find_link(facts, {rank % O, O, N / O}, traffic.third_hop);
   }
   if (all_share) traffic.gather = {.bytes = 0, .calls = 2, .crosses = false};  // two meetings a step
+  return traffic;
+}
+
+/// Those of another part of the model: beside what is there.
+void add(Traffic::Hop& hop, const Traffic::Hop& other) {
+  hop.bytes += other.bytes;
+  hop.calls += other.calls;
+  hop.crosses = hop.crosses || other.crosses;
+  hop.across += other.across;
+}
+
+}  // namespace
+
+Traffic traffic_of(const Facts& facts, const mesh::Degrees& degrees) {
+  Traffic traffic = moved_by(facts, degrees);
+  if (facts.experts.parameters == 0) return traffic;
+  // Ranks of every expert index send as much; of the first, hosts are as far apart as of any.
+  const Facts experts = experts_of(facts, 0);
+  const Traffic also = moved_by(experts, mesh::limited(degrees, experts.ranks()));
+  for (const auto hop :
+       {&Traffic::gather, &Traffic::first_hop, &Traffic::second_hop, &Traffic::third_hop, &Traffic::refresh}) {
+    add(traffic.*hop, also.*hop);
+  }
   return traffic;
 }
 

@@ -8,6 +8,7 @@
 #include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
 #include "tesserae/context/parallel.h"
+#include "tesserae/experts/dispatch.h"
 
 // docs/plan.md derives the formulas of this file.
 namespace tesserae::cost {
@@ -46,13 +47,38 @@ Kept kept_by_norm(const model::GptConfig& model, const Execution& run) {
   return run.composed_norms ? Kept{4 * values, 4 * values, given} : Kept{given, given};
 }
 
+/// Feed-forward layers of a block that every token goes through.
+double always_used(const model::GptConfig& model) {
+  return model.experts > 0 ? static_cast<double>(model.shared_experts) : 1;
+}
+
+/// What a router and the experts that it chooses keep. Logits and scores are in fp32; experts take and give a row for
+/// each choice.
+Kept kept_by_mixture(const model::GptConfig& model, const Execution& run) {
+  const auto chosen = static_cast<double>(model.experts_per_token), experts = static_cast<double>(model.experts);
+  const double c = run.compute_bytes, index = 8;
+  const double row = c * static_cast<double>(model.dimension);
+  const double f = c * static_cast<double>(model.feed_forward) / run.tensor;
+  Kept kept{4 * experts, 4 * experts};
+  if (run.compute_bytes < 4) kept.push_back(4 * static_cast<double>(model.dimension) / stream_parts(run));
+  kept.insert(kept.end(), 4, chosen * index);  // of each choice its expert, its token, its row, and which a row is
+  if (run.expert > 1) kept.insert(kept.end(), 2, chosen * index);  // the order in which rows came
+  kept.insert(kept.end(), {chosen * row, chosen * f, chosen * f, chosen * f, chosen * f, chosen * row});
+  return kept;
+}
+
 Kept kept_by_block(const model::GptConfig& model, const Execution& run) {
   const double T = run.tensor, c = run.compute_bytes;
   const double stream = c * static_cast<double>(model.dimension) / stream_parts(run);
   const double d = c * static_cast<double>(model.dimension) / T, kv = c * static_cast<double>(kv_dimension(model)) / T;
   const double f = c * static_cast<double>(model.feed_forward) / T;
   // Query, key, value, attention's result and its log-sum-exp in fp32; gate, silu, up and product.
-  Kept kept{d, kv, kv, d, 4 * static_cast<double>(model.heads) / T, f, f, f, f};
+  Kept kept{d, kv, kv, d, 4 * static_cast<double>(model.heads) / T};
+  if (const double always = always_used(model); always > 0) kept.insert(kept.end(), 4, always * f);
+  if (model.experts > 0) {
+    const Kept mixture = kept_by_mixture(model, run);
+    kept.insert(kept.end(), mixture.begin(), mixture.end());
+  }
   // Attention over context ranks gives its result in another order of dimensions than the layer after it reads.
   if (run.context > 1) kept.insert(kept.end(), {d, d});
   for (int branch = 0; branch < 2; ++branch) {
@@ -103,9 +129,10 @@ std::vector<KeptByUnit> kept_by_units(const model::GptConfig& model, const Execu
 }
 
 /// Bytes for each token of gradients at the fullest moment of a block's backward, beyond what is freed by then: those
-/// of the gate and of what it gates, and of the residual stream on its two ways.
+/// of the gate and of what it gates (of experts, for each choice), and of the residual stream on its two ways.
 double gradient_bytes_of_token(const model::GptConfig& model, const Execution& run) {
-  const auto d = static_cast<double>(model.dimension), f = static_cast<double>(model.feed_forward);
+  const double chosen = model.experts > 0 ? static_cast<double>(model.experts_per_token) : 1;
+  const auto d = static_cast<double>(model.dimension), f = chosen * static_cast<double>(model.feed_forward);
   return run.compute_bytes * (2 * f / run.tensor + 2 * d / stream_parts(run));
 }
 
@@ -118,25 +145,23 @@ double exchange_bytes_of_token(const model::GptConfig& model, const Execution& r
 
 }  // namespace
 
-PartSizes part_sizes(const model::GptConfig& given, int tensor) {
+PartSizes part_sizes(const model::GptConfig& given, int tensor, int expert) {
   const model::GptConfig model = resolved(given);
-  if (model.experts > 0) {
-    throw InvalidArgument("part_sizes",
-                          cat("experts is ", model.experts,
-                              ": mixtures of experts have other formulas than the dense models of the plan"));
-  }
+  if (expert < 1) throw InvalidArgument("part_sizes", cat("expert-parallel degree ", expert));
+  const int64_t experts = experts::experts_of_rank(model.experts, expert);
   if (tensor < 1) throw InvalidArgument("part_sizes", cat("tensor-parallel degree ", tensor));
   require_divisible("heads", model.heads, tensor);
   require_divisible("kv_heads", model.kv_heads, tensor);
   require_divisible("feed_forward", model.feed_forward, tensor);
   const model::GptSizes whole = model::sizes(model);
-  const int64_t norms = 2 * model.dimension;
+  const int64_t unsplit = (2 + model.experts) * model.dimension;  // norms, and a router
   const int64_t rows = round_up(model.vocabulary, tensor) / tensor;
   PartSizes part;
-  part.block = (whole.block - norms) / tensor + norms;
+  part.block = (whole.block - whole.experts - unsplit) / tensor + unsplit;
+  part.experts = model.experts == 0 ? 0 : whole.experts / model.experts * experts / tensor;
   part.head = model.tied ? 0 : rows * model.dimension;
   part.root = rows * model.dimension + model.dimension;
-  part.total = part.block * model.layers + part.head + part.root;
+  part.total = (part.block + part.experts) * model.layers + part.head + part.root;
   return part;
 }
 
@@ -188,7 +213,12 @@ double leaving_bytes(const model::GptConfig& given, const Execution& run, const 
 double operations_of_token(const model::GptConfig& given, const Execution& run) {
   const model::GptConfig model = resolved(given);
   const auto d = static_cast<double>(model.dimension), layers = static_cast<double>(model.layers);
-  const auto matrices = static_cast<double>(model::sizes(model).block - 2 * model.dimension);
+  const model::GptSizes sizes = model::sizes(model);
+  // Of the experts those that a token goes through.
+  const double used = model.experts == 0 ? 0
+                                         : static_cast<double>(sizes.experts) / static_cast<double>(model.experts) *
+                                               static_cast<double>(model.experts_per_token);
+  const double matrices = static_cast<double>(sizes.block - sizes.experts - 2 * model.dimension) + used;
   const double attention =
       2 * d * static_cast<double>(run.sequence);  // scores and their use, half of them by causality
   const double forward = layers * (2 * matrices + attention);
@@ -204,11 +234,30 @@ AxisTraffic tensor_traffic_of(const model::GptConfig& given, const Execution& ru
   const auto layers = static_cast<double>(model.layers);
   const double share = static_cast<double>(run.tensor - 1) / run.tensor;
   const double one = share * tokens * static_cast<double>(model.dimension) * run.compute_bytes;
-  const double of_block = 4 + (run.sequence_parallel ? 6 : 4) + (run.recompute ? 4 : 0);
+  const bool split = run.sequence_parallel, mixture = model.experts > 0;
+  double forward = 4, backward = split ? 6 : 4;
+  double of_routing = 0, calls_of_routing = 0;  // bytes and calls beside those of the residual stream
+  if (mixture) {
+    // Experts keep the rows that they took, so that their backward gathers nothing; shared ones are another layer.
+    if (split) backward -= 1;
+    if (model.shared_experts > 0) {
+      forward += 2;
+      backward += split ? 3 : 2;
+    }
+    const auto experts = static_cast<double>(model.experts), chosen = static_cast<double>(model.experts_per_token);
+    const double passes = run.recompute ? 2 : 1;
+    of_routing = 2 * 4 * chosen * share * tokens;  // gradients of the weights of choices
+    calls_of_routing = 1;
+    if (split) {  // each rank scores its tokens: the logits are gathered, the gradient of the router is summed
+      of_routing += (passes * tokens + 2 * static_cast<double>(model.dimension)) * 4 * experts * share;
+      calls_of_routing += passes + 1;
+    }
+  }
+  const double of_block = forward + backward + (run.recompute ? forward : 0);
   const double of_root = run.sequence_parallel ? 5 : 4;  // embedding and head
   const double loss = 2 * share * 12 * tokens;           // a maximum and two sums of each token, in fp32
-  const double calls = (of_block * layers + of_root) / (run.sequence_parallel ? 1 : 2) + 3;
-  return {.bytes = (of_block * layers + of_root) * one + loss, .calls = calls};
+  const double calls = (of_block * layers + of_root) / (split ? 1 : 2) + 3 + calls_of_routing * layers;
+  return {.bytes = (of_block * layers + of_root) * one + loss + of_routing * layers, .calls = calls};
 }
 
 AxisTraffic context_traffic_of(const model::GptConfig& given, const Execution& run) {
@@ -227,6 +276,18 @@ AxisTraffic context_traffic_of(const model::GptConfig& given, const Execution& r
   // Keys and values to all others in every pass, and their gradients back, in fp32.
   return {.bytes = 2 * k * others * elements * ((2 + passes) * run.compute_bytes + 4),
           .calls = (3 + passes) * others * layers};
+}
+
+AxisTraffic expert_traffic_of(const model::GptConfig& given, const Execution& run) {
+  if (run.expert == 1) return {};
+  const model::GptConfig model = resolved(given);
+  const double share = static_cast<double>(run.expert - 1) / run.expert, forwards = run.recompute ? 2 : 1;
+  const auto layers = static_cast<double>(model.layers);
+  const double rows = run.tokens() * static_cast<double>(model.experts_per_token);
+  const double there = share * rows * static_cast<double>(model.dimension) * run.compute_bytes;
+  const double counts = share * static_cast<double>(model.experts) * 8;  // rows for each expert, told before they go
+  return {.bytes = layers * ((forwards + 1) * 2 * there + forwards * counts),
+          .calls = layers * ((forwards + 1) * 2 + forwards)};
 }
 
 }  // namespace tesserae::cost

@@ -14,6 +14,7 @@ struct Execution {
   int64_t micro_batch = 1;        ///< sequences that a rank computes at once
   int tensor = 1;                 ///< tensor-parallel degree T
   int context = 1;                ///< context-parallel degree C: a rank has 1/C of the tokens of each sequence
+  int expert = 1;                 ///< expert-parallel degree E: a rank has 1/E of the experts
   int compute_bytes = 2;          ///< of a parameter and of an activation
   bool recompute = false;         ///< blocks keep their input only and run forward again in backward
   bool sequence_parallel = true;  ///< between the split layers activations are split by tokens
@@ -27,17 +28,19 @@ struct Execution {
 /// Elements of the parameters that one tensor-parallel rank has. Matrices are split, norms are not; the vocabulary is
 /// padded to a multiple of T.
 struct PartSizes {
-  int64_t block = 0;
-  int64_t head = 0;  ///< 0: it is tied
+  int64_t block = 0;    ///< without its experts
+  int64_t experts = 0;  ///< of a block: a unit inside it
+  int64_t head = 0;     ///< 0: it is tied
   int64_t root = 0;
-  int64_t total = 0;
+  int64_t total = 0;  ///< with experts
 };
 
 /// Throws InvalidArgument where T does not divide the heads, the heads of keys and values and the width of the
-/// feed-forward layer, naming what would do.
-PartSizes part_sizes(const model::GptConfig& model, int tensor);
+/// feed-forward layer, or E the experts, naming what would do.
+PartSizes part_sizes(const model::GptConfig& model, int tensor, int expert = 1);
 
-/// Bytes of activations of one rank at the fullest moment of a step, by what they are for.
+/// Bytes of activations of one rank at the fullest moment of a step, by what they are for. Experts get equally many
+/// tokens, here and below.
 struct Activations {
   double blocks = 0;    ///< kept from forward to backward; with `recompute` the inputs, and one block being run again;
                         ///< gradients in a block, where there are more than the head needs before
@@ -73,5 +76,7 @@ struct AxisTraffic {
 AxisTraffic tensor_traffic_of(const model::GptConfig& model, const Execution& run);
 /// Of the method that context::Parallel chooses where ranks share no memory.
 AxisTraffic context_traffic_of(const model::GptConfig& model, const Execution& run);
+/// Of tokens that go to experts of other ranks, and what they make of them.
+AxisTraffic expert_traffic_of(const model::GptConfig& model, const Execution& run);
 
 }  // namespace tesserae::cost

@@ -8,16 +8,17 @@
 
 namespace tesserae::cost {
 
-Transformer::Transformer(const model::GptConfig& model) : model_(resolved(model)) {
-  part_sizes(model_, 1);  // throws for what it has no formulas for
-}
+Transformer::Transformer(const model::GptConfig& model) : model_(resolved(model)) {}
 
 std::string Transformer::text() const {
   char parameters[32];
   std::snprintf(parameters, sizeof parameters, "%.4g", static_cast<double>(model::sizes(model_).total) / 1e9);
   return cat(parameters, " B parameters: ", model_.layers, " layers of dimension ", model_.dimension, ", ",
              model_.heads, " heads (", model_.kv_heads, " of keys and values), feed-forward ", model_.feed_forward,
-             ", vocabulary ", model_.vocabulary, model_.tied ? ", head tied" : "");
+             model_.experts == 0 ? "" : cat(" of each of ", model_.experts, " experts, ", model_.experts_per_token),
+             model_.experts == 0 ? "" : " a token",
+             model_.shared_experts == 0 ? "" : cat(" and ", model_.shared_experts, " for all"), ", vocabulary ",
+             model_.vocabulary, model_.tied ? ", head tied" : "");
 }
 
 nlohmann::ordered_json Transformer::json() const {
@@ -27,6 +28,9 @@ nlohmann::ordered_json Transformer::json() const {
           {"heads", model_.heads},
           {"kv_heads", model_.kv_heads},
           {"feed_forward", model_.feed_forward},
+          {"experts", model_.experts},
+          {"experts_per_token", model_.experts == 0 ? 0 : model_.experts_per_token},
+          {"shared_experts", model_.shared_experts},
           {"vocabulary", model_.vocabulary},
           {"tied", model_.tied}};
 }
@@ -39,8 +43,8 @@ bool Transformer::can_split(int tensor) const {
   return model_.heads % tensor == 0 && model_.kv_heads % tensor == 0 && model_.feed_forward % tensor == 0;
 }
 
-void Transformer::set_sizes(Facts& facts, int tensor) const {
-  set_model(facts, model_, tensor);
+void Transformer::set_sizes(Facts& facts, int tensor, int expert) const {
+  set_model(facts, model_, tensor, expert);
 }
 
 Activations Transformer::activations(const Execution& run) const {
@@ -57,6 +61,10 @@ AxisTraffic Transformer::tensor_traffic(const Execution& run) const {
 
 AxisTraffic Transformer::context_traffic(const Execution& run) const {
   return context_traffic_of(model_, run);
+}
+
+AxisTraffic Transformer::expert_traffic(const Execution& run) const {
+  return expert_traffic_of(model_, run);
 }
 
 }  // namespace tesserae::cost

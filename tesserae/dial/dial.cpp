@@ -345,10 +345,14 @@ Json Dial::status(int64_t step) const {
 /// Of the fullest rank, whose memory a shared copy is, too.
 Dial::Layout Dial::layout_of(const mesh::Degrees& degrees) const {
   const cost::Facts& facts = options_.facts;
-  const bool shares = cost::shares_gathered(facts, degrees, 0);
-  const double copy = shares ? static_cast<double>(facts.parameters) * facts.compute_bytes : 0;
+  const cost::Facts experts = cost::experts_of(facts, 0);
+  const auto copy_of = [](const cost::Facts& part, const mesh::Degrees& by) {
+    const bool shares = part.parameters > 0 && cost::shares_gathered(part, by, 0);
+    return shares ? static_cast<double>(part.parameters) * part.compute_bytes : 0;
+  };
+  const double copies = copy_of(facts, degrees) + copy_of(experts, mesh::limited(degrees, experts.ranks()));
   return {.degrees = degrees,
-          .memory = cost::memory_of_rank(facts, degrees, 0).total() + copy,
+          .memory = cost::memory_of_rank(facts, degrees, 0).total() + copies,
           .seconds = cost::moving_seconds(facts, *options_.links, degrees)};
 }
 

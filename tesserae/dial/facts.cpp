@@ -8,12 +8,22 @@
 #include "tesserae/cost/job_facts.h"
 
 namespace tesserae::dial {
+namespace {
+
+/// Whether a unit lies inside another one that is not the root, as experts do in their block.
+bool is_inside(const shard::ShardedUnit& unit, const shard::Engine& engine) {
+  return std::ranges::any_of(engine.units(), [&](const auto& other) {
+    return other.get() != &engine.root() && unit.name().starts_with(other->name() + ".");
+  });
+}
+
+}  // namespace
 
 cost::Facts facts_of(shard::Engine& engine, double state_per_master, int micro_batches) {
   const shard::Sharding& sharding = engine.root().sharding();
   cost::Facts facts = cost::facts_of(*sharding.fabric);
   facts.tensor = cost::tensor_ranks_of_host(*sharding.mesh);
-  facts.units = static_cast<int>(engine.units().size());
+  facts.units = 0;
   for (const auto& unit : engine.units()) {
     int64_t elements = 0;
     for (const auto& buffer : unit->buffers()) {
@@ -22,6 +32,15 @@ cost::Facts facts_of(shard::Engine& engine, double state_per_master, int micro_b
       facts.reduce_bytes = static_cast<int>(c10::elementSize(buffer->flat().dtypes().reduce));
       facts.master_bytes = static_cast<int>(c10::elementSize(buffer->flat().dtypes().master));
     }
+    const int degree = sharding.fabric->size() / unit->sharding().fabric->size();
+    if (degree > 1 || (unit.get() != &engine.root() && is_inside(*unit, engine))) {
+      facts.experts = {.degree = std::max(facts.experts.degree, degree),
+                       .parameters = facts.experts.parameters + elements,
+                       .unit = std::max(facts.experts.unit, elements),
+                       .units = facts.experts.units + 1};
+      continue;
+    }
+    ++facts.units;
     facts.parameters += elements;
     const bool root = unit.get() == &engine.root();
     (root ? facts.root_unit : facts.largest_unit) = root ? elements : std::max(facts.largest_unit, elements);

@@ -29,6 +29,10 @@ void fields_of(F& facts, const Visit& visit, const cost::Facts* /*of*/) {
   visit("ranks_share_place", facts.ranks_share_place);
   visit("shared_copy", facts.shared_copy);
   visit("two_levels", facts.two_levels);
+  visit("expert_degree", facts.experts.degree);
+  visit("expert_parameters", facts.experts.parameters);
+  visit("expert_unit", facts.experts.unit);
+  visit("expert_units", facts.experts.units);
 }
 
 template <class Visit, class F>

@@ -33,18 +33,25 @@ void check(const Training& training, const Cluster& cluster) {
   }
   if (!(cluster.headroom >= 0 && cluster.headroom < 1)) refuse(cat("headroom ", cluster.headroom, " is not in [0, 1)"));
   if (training.batch < 1 || training.run.sequence < 1 || training.run.micro_batch < 0 || training.run.context < 0 ||
-      training.batch > largest_batch) {
+      training.run.expert < 0 || training.batch > largest_batch) {
     refuse(cat("batch ", training.batch, ", sequence ", training.run.sequence, ", micro-batch ",
-               training.run.micro_batch, ", context ", training.run.context, ": one of them cannot be"));
+               training.run.micro_batch, ", context ", training.run.context, ", expert ", training.run.expert,
+               ": one of them cannot be"));
   }
 }
 
+/// Degrees of the axes beside data.
+struct Axes {
+  int tensor = 1, context = 1, expert = 1;
+};
+
 /// Tensor-parallel ranks are neighbours: the data-parallel rank r of each tensor index is on the host of rank r T.
-cost::Facts facts_of(const cost::Workload& workload, const Training& training, const Cluster& cluster, int tensor,
-                     int ranks) {
+cost::Facts facts_of(const cost::Workload& workload, const Training& training, const Cluster& cluster,
+                     const Axes& axes) {
+  const int tensor = axes.tensor, ranks = cluster.devices / tensor;
   cost::Facts facts;
   for (int rank = 0; rank < ranks; ++rank) facts.host_of.push_back(rank * tensor / cluster.per_host);
-  workload.set_sizes(facts, tensor);
+  workload.set_sizes(facts, tensor, axes.expert);
   facts.compute_bytes = training.run.compute_bytes;
   facts.reduce_bytes = training.reduce_bytes;
   facts.master_bytes = training.master_bytes;
@@ -70,17 +77,20 @@ cost::Traffic::Hop hop_of(const cost::AxisTraffic& traffic, const Cluster& clust
           .across = crosses ? bytes : 0};
 }
 
-/// What does not depend on the degrees: tensor and context parallelism, activations, computing.
-Entry entry_of(const cost::Workload& workload, const Training& training, const Cluster& cluster, int tensor,
-               int context, int64_t micro_batch) {
+/// What does not depend on the degrees: the other axes, activations, computing.
+Entry entry_of(const cost::Workload& workload, const Training& training, const Cluster& cluster, const Axes& axes,
+               int64_t micro_batch) {
+  const auto [tensor, context, expert] = axes;
   cost::Execution run = training.run;
   run.tensor = tensor;
   run.context = context;
+  run.expert = expert;
   run.micro_batch = micro_batch;
   run.composed_norms = cluster.machine.shares_place;
   Entry entry;
   entry.tensor = tensor;
   entry.context = context;
+  entry.expert = expert;
   entry.ranks = cluster.devices / tensor;
   entry.micro_batch = micro_batch;
   entry.micro_batches = training.batch / (entry.ranks / context) / micro_batch;
@@ -88,8 +98,10 @@ Entry entry_of(const cost::Workload& workload, const Training& training, const C
   const auto times = static_cast<double>(entry.micro_batches);
   entry.tensor_hop = hop_of(workload.tensor_traffic(run), cluster, times, tensor);
   entry.context_hop = hop_of(workload.context_traffic(run), cluster, times, tensor * context);
+  entry.expert_hop = hop_of(workload.expert_traffic(run), cluster, times, tensor * expert);
   entry.tensor_seconds = cost::hop_seconds(entry.tensor_hop, cluster.machine.links);
   entry.context_seconds = cost::hop_seconds(entry.context_hop, cluster.machine.links);
+  entry.expert_seconds = cost::hop_seconds(entry.expert_hop, cluster.machine.links);
   entry.compute = times * workload.compute_time(run, cluster.machine, training.dtype).total();
   const double process = cluster.machine.shares_place ? workload.process() : 0;
   const int in_place = cluster.machine.shares_place ? std::min(cluster.devices, cluster.per_host) : 1;
@@ -115,16 +127,16 @@ std::vector<int64_t> micro_batches_for(const Training& training, int ranks) {
   return sizes;
 }
 
-/// All (P, G, O) for one tensor-parallel and one context-parallel degree.
-void add_entries(const cost::Workload& workload, const Training& training, const Cluster& cluster, int tensor,
-                 int context, std::vector<Entry>& entries) {
-  const int ranks = cluster.devices / tensor;
+/// All (P, G, O) for one degree of each other axis.
+void add_entries(const cost::Workload& workload, const Training& training, const Cluster& cluster, const Axes& axes,
+                 std::vector<Entry>& entries) {
+  const int ranks = cluster.devices / axes.tensor;
   std::vector<Entry> candidates;
-  for (const int64_t size : micro_batches_for(training, ranks / context)) {
-    candidates.push_back(entry_of(workload, training, cluster, tensor, context, size));
+  for (const int64_t size : micro_batches_for(training, ranks / axes.context)) {
+    candidates.push_back(entry_of(workload, training, cluster, axes, size));
   }
   if (candidates.empty()) return;
-  cost::Facts facts = facts_of(workload, training, cluster, tensor, ranks);
+  cost::Facts facts = facts_of(workload, training, cluster, axes);
   for (const mesh::Degrees& degrees : mesh::all_degrees(ranks)) {
     for (Entry& entry : candidates) {
       facts.micro_batches = static_cast<int>(entry.micro_batches);
@@ -134,7 +146,7 @@ void add_entries(const cost::Workload& workload, const Training& training, const
       entry.fits = entry.memory() <= cluster.machine.memory * (1 - cluster.headroom);
       entry.data = cost::traffic_of(facts, degrees);
       const cost::MovingTime moving = cost::moving_time(facts, cluster.machine, degrees);
-      const double shown = entry.compute + entry.tensor_seconds + entry.context_seconds;
+      const double shown = entry.compute + entry.tensor_seconds + entry.context_seconds + entry.expert_seconds;
       entry.data_seconds = moving.hops();
       entry.exposed_seconds = cost::exposed_time(shown, moving.hops(), cluster.machine);
       entry.optimizer_seconds = moving.optimizer;
@@ -144,11 +156,22 @@ void add_entries(const cost::Workload& workload, const Training& training, const
   }
 }
 
+/// Those that divide the ranks and the experts of a layer: the one that is asked for, or all.
+std::vector<int> expert_degrees(const cost::Workload& workload, const Training& training, int ranks) {
+  std::vector<int> degrees;
+  for (int degree = 1; degree <= ranks; ++degree) {
+    const bool asked = training.run.expert == 0 || training.run.expert == degree;
+    const bool divides = degree == 1 || (workload.experts() > 0 && workload.experts() % degree == 0);
+    if (asked && divides && ranks % degree == 0) degrees.push_back(degree);
+  }
+  return degrees;
+}
+
 double bytes_over(const Entry& entry, bool between) {
   double sum = 0;
   for (const cost::Traffic::Hop* hop :
-       {&entry.tensor_hop, &entry.context_hop, &entry.data.gather, &entry.data.first_hop, &entry.data.second_hop,
-        &entry.data.third_hop, &entry.data.refresh}) {
+       {&entry.tensor_hop, &entry.context_hop, &entry.expert_hop, &entry.data.gather, &entry.data.first_hop,
+        &entry.data.second_hop, &entry.data.third_hop, &entry.data.refresh}) {
     if (hop->crosses == between) sum += hop->bytes;
   }
   return sum;
@@ -172,12 +195,19 @@ std::vector<Entry> make_plan(const cost::Workload& workload, const Training& tra
     const int ranks = cluster.devices / tensor;
     for (int context = 1; context <= ranks; ++context) {
       const bool asked = training.run.context == 0 || training.run.context == context;
-      if (asked && ranks % context == 0 && workload.can_cut(context))
-        add_entries(workload, training, cluster, tensor, context, entries);
+      if (!asked || ranks % context != 0 || !workload.can_cut(context)) continue;
+      for (const int expert : expert_degrees(workload, training, ranks)) {
+        add_entries(workload, training, cluster, {tensor, context, expert}, entries);
+      }
     }
   }
   if (entries.empty()) {
-    const int context = std::max(1, training.run.context);
+    const int context = std::max(1, training.run.context), expert = std::max(1, training.run.expert);
+    if (expert > 1 && (workload.experts() == 0 || workload.experts() % expert != 0 || cluster.devices % expert != 0)) {
+      throw InvalidArgument("make_plan",
+                            cat("an expert-parallel degree of ", expert, " does not divide ", cluster.devices,
+                                " devices and the ", workload.experts(), " experts of a layer"));
+    }
     if (!workload.can_cut(context)) {
       throw InvalidArgument("make_plan", cat("a context-parallel degree of ", context, ": sequences of this model ",
                                              "cannot be cut by the plan"));

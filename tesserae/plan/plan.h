@@ -24,8 +24,8 @@ struct Cluster {
 
 struct Training {
   int64_t batch = 1024;  ///< sequences (of what is traced, rows) of one step, over all ranks
-  cost::Execution
-      run;  ///< without `tensor`; micro_batch 0: of each layout what fits and is fastest; context 0: every C
+  /// Without `tensor`; micro_batch 0: of each layout what fits and is fastest; context 0: every C; expert 0: every E.
+  cost::Execution run;
   std::string dtype = "bf16";  ///< that is computed in, of run.compute_bytes
   int reduce_bytes = 2, master_bytes = 4;
   double state_bytes = 8;  ///< of the optimizer for a parameter: AdamW 2 * master_bytes
@@ -39,8 +39,9 @@ struct Training {
 struct Entry {
   int tensor = 1;           ///< T
   int context = 1;          ///< C, of the N
+  int expert = 1;           ///< E, of the N, in another way
   int ranks = 1;            ///< N: of each tensor index, the ranks that shard state
-  mesh::Degrees degrees;    ///< P, G, O over N
+  mesh::Degrees degrees;    ///< P, G, O over N; of experts over N / E, as mesh::limited says
   int64_t micro_batch = 1;  ///< sequences that a rank computes at once, and how often it does in a step
   int64_t micro_batches = 1;
 
@@ -52,7 +53,7 @@ struct Entry {
   double memory() const { return place_state + place_activations + process; }
   bool fits = false;
 
-  cost::Traffic::Hop tensor_hop, context_hop;
+  cost::Traffic::Hop tensor_hop, context_hop, expert_hop;
   cost::Traffic data;
   double inside() const;   ///< bytes to ranks of the same host: hops none of whose groups spans hosts
   double between() const;  ///< bytes of all other hops
@@ -61,12 +62,14 @@ struct Entry {
   double compute = 0;
   double tensor_seconds = 0;     ///< nothing computes meanwhile
   double context_seconds = 0;    ///< the same
+  double expert_seconds = 0;     ///< the same: tokens on their way to experts and back
   double data_seconds = 0;       ///< moving state, beside what computes
   double exposed_seconds = 0;    ///< of these, what that does not hide
   double optimizer_seconds = 0;  ///< nothing computes meanwhile
   double meeting_seconds = 0;    ///< waiting for each other
   double seconds() const {
-    return compute + tensor_seconds + context_seconds + exposed_seconds + optimizer_seconds + meeting_seconds;
+    return compute + tensor_seconds + context_seconds + expert_seconds + exposed_seconds + optimizer_seconds +
+           meeting_seconds;
   }
 };
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "tesserae/base/error.h"
 
@@ -39,30 +40,42 @@ size_t count_fitting(const std::vector<Entry>& entries) {
   return static_cast<size_t>(std::ranges::count_if(entries, [](const Entry& entry) { return entry.fits; }));
 }
 
-std::string line_of(const Entry& entry) {
+/// `mixture`: with what belongs to experts.
+std::string line_of(const Entry& entry, bool mixture) {
   const cost::Traffic& data = entry.data;
   const bool reduce_crosses = data.first_hop.crosses || data.second_hop.crosses || data.third_hop.crosses;
   const double reduce = data.first_hop.bytes + data.second_hop.bytes + data.third_hop.bytes;
   const auto [P, G, O] = entry.degrees;
   const std::string micro = cat(entry.micro_batches, "x", entry.micro_batch);
-  std::string line = format("%5d %5d %5d %5d %5d %5d %8s %4s", entry.tensor, entry.context, P, G, O, entry.ranks,
-                            micro.c_str(), entry.fits ? "yes" : "no");
+  std::string line = format("%5d %5d", entry.tensor, entry.context);
+  if (mixture) line += format(" %5d", entry.expert);
+  line += format(" %5d %5d %5d %5d %8s %4s", P, G, O, entry.ranks, micro.c_str(), entry.fits ? "yes" : "no");
   for (const double bytes : {entry.memory(), entry.place_state, entry.place_activations}) {
     line += format(" %8s", digits(bytes / 1e9).c_str());
   }
   for (const double bytes : {entry.inside(), entry.between()}) line += format(" %9s", digits(bytes / 1e9).c_str());
-  for (const auto& [bytes, crosses] : {std::pair(entry.tensor_hop.bytes, entry.tensor_hop.crosses),
-                                       {entry.context_hop.bytes, entry.context_hop.crosses},
-                                       {data.gather.bytes, data.gather.crosses},
-                                       {reduce, reduce_crosses},
-                                       {data.refresh.bytes, data.refresh.crosses}}) {
-    line += format(" %9s", traffic(bytes, crosses).c_str());
-  }
-  for (const double seconds : {entry.compute, entry.tensor_seconds, entry.context_seconds, entry.data_seconds,
-                               entry.optimizer_seconds, entry.seconds()}) {
-    line += format(" %8s", digits(seconds).c_str());
-  }
+  std::vector<std::pair<double, bool>> hops = {{entry.tensor_hop.bytes, entry.tensor_hop.crosses},
+                                               {entry.context_hop.bytes, entry.context_hop.crosses}};
+  if (mixture) hops.emplace_back(entry.expert_hop.bytes, entry.expert_hop.crosses);
+  hops.insert(
+      hops.end(),
+      {{data.gather.bytes, data.gather.crosses}, {reduce, reduce_crosses}, {data.refresh.bytes, data.refresh.crosses}});
+  for (const auto& [bytes, crosses] : hops) line += format(" %9s", traffic(bytes, crosses).c_str());
+  std::vector<double> times = {entry.compute, entry.tensor_seconds, entry.context_seconds};
+  if (mixture) times.push_back(entry.expert_seconds);
+  times.insert(times.end(), {entry.data_seconds, entry.optimizer_seconds, entry.seconds()});
+  for (const double seconds : times) line += format(" %8s", digits(seconds).c_str());
   return line + "\n";
+}
+
+std::string heading(bool mixture) {
+  const std::string gap(mixture ? 6 : 0, ' '), wide(mixture ? 10 : 0, ' ');
+  return cat(
+      gap, "                                                  memory of a place, GB     sent by a rank in a step, ",
+      "GB (* leaves the host)", wide, "                               seconds of a step\n", "    T     C",
+      mixture ? "     E" : "", "     P     G     O     N    micro fits    total    state  activ.    inside   ",
+      "between    tensor   context", mixture ? "    expert" : "", "    gather    reduce   refresh  compute   tensor ",
+      " context", mixture ? "   expert" : "", "     data    optim.    about\n");
 }
 
 }  // namespace
@@ -88,12 +101,9 @@ std::string as_text(const cost::Workload& workload, const Training& training, co
       training.run.recompute ? "are recomputed" : "keep their activations");
   text += format("layouts   %zu of %zu leave %.4g %% of memory free\n\n", count_fitting(entries), entries.size(),
                  100 * cluster.headroom);
-  text +=
-      "                                                  memory of a place, GB     sent by a rank in a step, GB (* "
-      "leaves the host)                               seconds of a step\n"
-      "    T     C     P     G     O     N    micro fits    total    state  activ.    inside   between    tensor   "
-      "context    gather    reduce   refresh  compute   tensor  context     data    optim.    about\n";
-  for (size_t i = 0; i < std::min(count, entries.size()); ++i) text += line_of(entries[i]);
+  const bool mixture = workload.experts() > 0;
+  text += heading(mixture);
+  for (size_t i = 0; i < std::min(count, entries.size()); ++i) text += line_of(entries[i], mixture);
   return text;
 }
 
@@ -125,6 +135,7 @@ Json as_json(const cost::Workload& workload, const Training& training, const Clu
     const Entry& entry = entries[i];
     result["layouts"].push_back({{"tensor", entry.tensor},
                                  {"context", entry.context},
+                                 {"expert", entry.expert},
                                  {"ranks", entry.ranks},
                                  {"parameters", entry.degrees.parameters},
                                  {"gradients", entry.degrees.gradients},
@@ -152,6 +163,7 @@ Json as_json(const cost::Workload& workload, const Training& training, const Clu
                                    {"between_hosts", entry.between()},
                                    {"tensor", hop(entry.tensor_hop)},
                                    {"context", hop(entry.context_hop)},
+                                   {"expert", hop(entry.expert_hop)},
                                    {"gather", hop(entry.data.gather)},
                                    {"first_hop", hop(entry.data.first_hop)},
                                    {"second_hop", hop(entry.data.second_hop)},
@@ -161,6 +173,7 @@ Json as_json(const cost::Workload& workload, const Training& training, const Clu
                                   {{"compute", entry.compute},
                                    {"tensor", entry.tensor_seconds},
                                    {"context", entry.context_seconds},
+                                   {"expert", entry.expert_seconds},
                                    {"data", entry.data_seconds},
                                    {"exposed", entry.exposed_seconds},
                                    {"optimizer", entry.optimizer_seconds},

@@ -30,7 +30,7 @@ cost::Facts planned_facts(const JobSetup& setup, const config::Config& config, c
   const c10::ScalarType compute = setup.precision.parameters.value_or(setup.model.dtype);
   cost::Facts facts = cost::facts_of(sharding);
   facts.tensor = cost::tensor_ranks_of_host(mesh);
-  cost::set_model(facts, setup.model, mesh.degree(mesh::axes::tensor));
+  cost::set_model(facts, setup.model, mesh.degree(mesh::axes::tensor), mesh.degree(mesh::Axis::expert));
   cost::set_options(facts, options_of(config, setup));
   facts.tiers = setup.tiers;
   facts.compute_bytes = bytes(compute, compute);

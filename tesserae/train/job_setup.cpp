@@ -179,6 +179,7 @@ cost::Execution execution_of(const config::Config& config, const JobSetup& setup
           .micro_batch = config.train.batch_per_rank,
           .tensor = setup.mesh.degree(mesh::Axis::tensor),
           .context = setup.mesh.degree(mesh::Axis::context),
+          .expert = setup.mesh.degree(mesh::Axis::expert),
           .compute_bytes = static_cast<int>(c10::elementSize(setup.precision.parameters.value_or(setup.model.dtype))),
           .recompute = config.checkpoint_activations,
           .sequence_parallel = config.sharding.sequence_parallel,

@@ -80,18 +80,41 @@ TEST_F(PlanOfFile, OursAndHuggingFaces) {
             parameters + 3 * 2 * 64 * 32);
 }
 
+TEST_F(PlanOfFile, MixturesOfExperts) {
+  const json ours = {{"model",
+                      {{"dimension", 64},
+                       {"layers", 3},
+                       {"heads", 8},
+                       {"kv_heads", 4},
+                       {"feed_forward", 96},
+                       {"experts", 4},
+                       {"experts_per_token", 2},
+                       {"vocabulary", 100},
+                       {"tied", false}}},
+                     {"data", {{"path", "nowhere.txt"}}}};
+  const json expected = planned(ours);
+  // A router of 4 x 64, and three more layers of 3 x 64 x 96.
+  EXPECT_EQ(expected["model"]["parameters"], parameters + 3 * (4 * 64 + 3 * 18432));
+  EXPECT_EQ(planned(hugging_face({{"model_type", "mixtral"}, {"num_local_experts", 4}, {"num_experts_per_tok", 2}})),
+            expected);
+  for (const json& layout : expected["layouts"]) {
+    EXPECT_EQ(layout["traffic"]["expert"]["bytes"].get<double>() > 0, layout["expert"] > 1) << layout;
+  }
+}
+
 TEST_F(PlanOfFile, OtherShapesAreRefused) {
   expect_refused(hugging_face({{"model_type", "gpt_neox"}}),
-                 "model.json: model_type = \"gpt_neox\"; the formulas are those of llama and mistral");
+                 "model.json: model_type = \"gpt_neox\"; the formulas are those of llama, mistral and mixtral");
   expect_refused({{"model_type", "gpt2"}, {"n_embd", 64}}, "model_type = \"gpt2\"; ");
   json untyped = hugging_face();
   untyped.erase("model_type");
   expect_refused(untyped, "model_type is missing; ");
   expect_refused(hugging_face({{"head_dim", 16}}),
                  "head_dim = 16 is not hidden_size / num_attention_heads = 64 / 8; the formulas have no other size");
-  expect_refused(hugging_face({{"model_type", "mixtral"}, {"num_local_experts", 8}}),
-                 "num_local_experts = 8: mixtures of experts");
-  expect_refused(hugging_face({{"n_routed_experts", 64}}), "n_routed_experts = 64: mixtures of experts");
+  expect_refused(hugging_face({{"model_type", "qwen3_moe"}, {"num_experts", 8}}),
+                 "num_experts = 8 with model_type \"qwen3_moe\": of the mixtures of experts mixtral alone");
+  expect_refused(hugging_face({{"n_routed_experts", 64}}), "n_routed_experts = 64 with model_type \"llama\"");
+  expect_refused(hugging_face({{"model_type", "mixtral"}, {"num_local_experts", 8}}), "num_experts_per_tok");
   json without = hugging_face();
   without.erase("intermediate_size");
   expect_refused(without, "intermediate_size");

@@ -92,7 +92,7 @@ TEST(Surface, Plan) {
       entries(help({"plan"})),
       ElementsAre("-h,--help", "--top", "--all", "--json", "--model", "--script", "--units", "--traced", "--parameters",
                   "--layers", "--dimension", "--heads", "--kv-heads", "--vocabulary", "--tied", "--batch", "--sequence",
-                  "--context", "--micro-batch", "--dtype", "--reduce", "--optimizer", "--accumulation",
+                  "--context", "--expert", "--micro-batch", "--dtype", "--reduce", "--optimizer", "--accumulation",
                   "--keep-activations", "--keep-gathered", "--no-sequence-parallel", "--machine", "--devices",
                   "--per-host", "--memory", "--headroom", "--inside-gbps", "--between-gbps", "--tflops"));
 }

@@ -42,7 +42,7 @@ Machine machine() {
 TEST(Traced, SizesAreThoseOfItsUnits) {
   const Traced traced(document());
   Facts facts;
-  traced.set_sizes(facts, 1);
+  traced.set_sizes(facts, 1, 1);
   EXPECT_EQ(facts.parameters, 80);
   EXPECT_EQ(facts.trained, 0.75);
   EXPECT_EQ(facts.root_unit, 10);

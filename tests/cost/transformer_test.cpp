@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
 #include "tesserae/base/error.h"
 
 namespace tesserae::cost {
@@ -97,6 +99,59 @@ TEST(PlanModel, OperationsAndTraffic) {
   run.sequence_parallel = false;
   EXPECT_EQ(tensor_traffic_of(tiny(), run).bytes, 48 * (2 * 8 + 4) + 72);
   EXPECT_EQ(tensor_traffic_of(tiny(), run).calls, 2 * 4 + 2 + 3);
+}
+
+// Four experts of 3 x 128, a router of 32 and a shared expert, in the place of the feed-forward layer.
+model::GptConfig mixture() {
+  model::GptConfig model = tiny();
+  model.experts = 4;
+  model.shared_experts = 1;
+  return model;
+}
+
+TEST(PlanModel, PartsOfMixtures) {
+  EXPECT_EQ(part_sizes(mixture(), 1).block, 656 + 32);
+  EXPECT_EQ(part_sizes(mixture(), 1).experts, 4 * 384);
+  EXPECT_EQ(part_sizes(mixture(), 1).total, model::sizes(mixture()).total);
+  EXPECT_EQ(part_sizes(mixture(), 2, 4).block, 320 + 16 + 32) << "routers are not split";
+  EXPECT_EQ(part_sizes(mixture(), 2, 4).experts, 384 / 2);
+  try {
+    part_sizes(mixture(), 1, 3);
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("4 experts cannot be shared out by an expert-parallel degree of 3"));
+  }
+}
+
+TEST(PlanModel, WhatMixturesKeep) {
+  const Execution run{.sequence = 3, .micro_batch = 2, .compute_bytes = 4};
+  model::GptConfig dense = tiny();
+  // Beside what a dense block keeps, the shared expert among it: for each of two choices what an expert takes and
+  // gives, 8, and 4 x 16; logits and scores of four experts; four tables of choices.
+  const double more = 4 * (2 * (8 + 8 + 64) + 2 * 4) + 8 * 4 * 2;
+  // In the last block's backward the gradients of two choices.
+  const double gradients = 4 * (2 * 2 * 16 + 2 * 8), head = 4 * (8 + 8 + 20);
+  const double of_dense = 4 * (2 * 16 + 2 * 8);
+  EXPECT_EQ(
+      activations_of(mixture(), run).blocks,
+      activations_of(dense, run).blocks - 6 * std::max(0.0, of_dense - head) + 6 * 2 * more + 6 * (gradients - head));
+  Execution shared_out = run;
+  shared_out.expert = 2;
+  EXPECT_EQ(activations_of(mixture(), shared_out).blocks, activations_of(mixture(), run).blocks + 6 * 2 * 2 * 2 * 8)
+      << "and in which order rows came";
+}
+
+TEST(PlanModel, RowsTravelToExperts) {
+  Execution run{.sequence = 6, .expert = 4, .compute_bytes = 2};
+  // Three quarters of 2 x 6 rows of 8 values, there and back, forward and backward; and four counts.
+  EXPECT_EQ(expert_traffic_of(mixture(), run).bytes, 2 * (4 * 9 * 8 * 2 + 3 * 8));
+  EXPECT_EQ(expert_traffic_of(mixture(), run).calls, 2 * 5);
+  run.recompute = true;
+  EXPECT_EQ(expert_traffic_of(mixture(), run).bytes, 2 * (6 * 9 * 8 * 2 + 2 * 3 * 8));
+  run.expert = 1;
+  EXPECT_EQ(expert_traffic_of(mixture(), run).bytes, 0);
+  // Attention, three layers of 3 x 128 and the router.
+  EXPECT_EQ(operations_of_token(mixture(), {.sequence = 6}), 3 * (2 * (2 * (256 + 3 * 384 + 32) + 96) + 160));
 }
 
 TEST(PlanModel, ContextRanksHaveTheirTokens) {

@@ -104,15 +104,43 @@ TEST(PlanMemory, TheFullestMomentOfAStep) {
   }
 }
 
+// The same with experts, of which each gets as many tokens as any: with top-k over all of them.
+TEST(PlanMemory, TheFullestMomentOfAStepWithExperts) {
+  const Counting counting;
+  at::set_num_threads(1);
+  for (const bool recompute : {false, true}) {
+    for (const int64_t vocabulary : {100, 4000}) {
+      const model::GptConfig config{
+          .vocabulary = vocabulary, .dimension = 128, .layers = 4, .heads = 2, .experts = 4, .experts_per_token = 2};
+      model::GptImpl model(config);
+      model.checkpoint_activations_of_blocks(recompute);
+      const cost::Execution run{
+          .sequence = 128, .micro_batch = 2, .compute_bytes = 4, .recompute = recompute, .composed_norms = true};
+      const at::Tensor tokens = at::randint(vocabulary, {2, 128}, at::kLong);
+      model.forward(tokens, tokens).backward();
+      const int64_t before = CountingAllocator::alive;
+      CountingAllocator::peak = before;
+      model.forward(tokens, tokens).backward();
+      const auto taken = static_cast<double>(CountingAllocator::peak - before);
+      const double expected = cost::activations_of(config, run).total();
+      std::printf("mixture, vocabulary %d%s: computed %.3f MB, taken %.3f (%+.1f %%)\n", static_cast<int>(vocabulary),
+                  recompute ? ", recomputed" : "", expected / 1e6, taken / 1e6, 100 * (taken / expected - 1));
+      EXPECT_NEAR(taken, expected, 0.05 * expected) << vocabulary << (recompute ? " recomputed" : "");
+    }
+  }
+}
+
 struct Measured {
   double pieces = 0, masters = 0, state = 0, gradients = 0, buffers = 0;
 };
 
-Measured measure(comm::Fabric& fabric, const mesh::Degrees& degrees) {
-  model::Gpt model(small_model());
+Measured measure(const std::shared_ptr<comm::MeshFabric>& mesh, model::GptConfig config, const mesh::Degrees& degrees) {
+  config.parallel = std::make_shared<const tensor::Parallel>(mesh);
+  model::Gpt model(config);
   shard::Options options;
   options.strategy.degrees = degrees;
-  auto sharded = shard::shard_model(model, std::shared_ptr<comm::Fabric>(&fabric, [](comm::Fabric*) {}), options);
+  options.mesh = mesh;
+  auto sharded = shard::shard_model(model, mesh->over(mesh::axes::state), options);
   optim::AdamW optimizer(sharded, {});
   const at::Tensor tokens = at::randint(1000, {1, 16}, at::kLong);
   model->forward(tokens, tokens).backward();
@@ -140,7 +168,9 @@ TEST(PlanMemory, StateIsWhatTheEngineHolds) {
       if (entry.tensor > 1) continue;
       Measured measured;
       comm::run_local(ranks, [&](comm::Fabric& fabric) {
-        const Measured own = measure(fabric, entry.degrees);
+        const std::shared_ptr<comm::Fabric> borrowed(&fabric, [](comm::Fabric*) {});
+        const auto mesh = std::make_shared<comm::MeshFabric>(borrowed, mesh::Mesh(ranks, {}));
+        const Measured own = measure(mesh, small_model(), entry.degrees);
         if (fabric.rank() == 0) measured = own;
       });
       const std::string name = cat("N", ranks, " ", to_string(entry.degrees));
@@ -155,6 +185,44 @@ TEST(PlanMemory, StateIsWhatTheEngineHolds) {
       EXPECT_NEAR(measured.gradients, entry.state.gradients - accumulated, padding) << name;
     }
   }
+}
+
+/// `experts` > 0: a mixture.
+model::GptConfig small_mixture() {
+  model::GptConfig config = small_model();
+  config.feed_forward = 160;
+  config.experts = 4;
+  config.shared_experts = 1;
+  return config;
+}
+
+// What a rank holds between steps and in buffers, for every E and (P, G, O) of 4 ranks.
+TEST(PlanMemory, StateOfExpertsIsWhatTheEngineHolds) {
+  const model::GptConfig config = small_mixture();
+  const Training training{.batch = 4, .run = {.sequence = 16, .expert = 0, .compute_bytes = 4}, .reduce_bytes = 4};
+  constexpr int ranks = 4;
+  int mixtures = 0;
+  for (const Entry& entry : make_plan(cost::Transformer(config), training, {.devices = ranks, .per_host = ranks})) {
+    if (entry.tensor > 1 || entry.micro_batches > 1) continue;
+    Measured measured;
+    comm::run_local(ranks, [&](comm::Fabric& fabric) {
+      const std::shared_ptr<comm::Fabric> borrowed(&fabric, [](comm::Fabric*) {});
+      const auto mesh = std::make_shared<comm::MeshFabric>(borrowed, mesh::Mesh(ranks, {.expert = entry.expert}));
+      const Measured own = measure(mesh, config, entry.degrees);
+      if (fabric.rank() == 0) measured = own;
+    });
+    const std::string name = cat("E", entry.expert, " ", to_string(entry.degrees));
+    const auto near = [&](double seen, double computed, const char* what) {
+      EXPECT_NEAR(seen, computed, 0.02 * computed) << name << ", " << what;
+    };
+    near(measured.pieces, entry.state.pieces, "pieces");
+    near(measured.masters, entry.state.masters, "masters");
+    near(measured.state, entry.state.state, "state");
+    near(measured.gradients, entry.state.gradients, "gradients");
+    near(measured.buffers, entry.state.gathered + entry.state.reductions, "buffers");
+    mixtures += entry.expert > 1 ? 1 : 0;
+  }
+  EXPECT_EQ(mixtures, 2 * static_cast<int>(mesh::all_degrees(ranks).size()));
 }
 
 // Tensor-parallel ranks, in training: what all tensors of all ranks take when a forward ends, the fullest moment but

@@ -161,6 +161,57 @@ TEST(Plan, ChoosesTheMicroBatchOfEachLayout) {
   EXPECT_TRUE(larger_than_1);
 }
 
+// 384 parameters an expert, of four in each of two blocks; 1,480 - 2 x 384 + 2 x 32 else.
+TEST(Plan, ExpertsAreShardedOverTheirRanks) {
+  const cost::Transformer mixture(
+      {.vocabulary = 10, .dimension = 8, .layers = 2, .heads = 2, .feed_forward = 16, .tied = false, .experts = 4});
+  Training training = step_of(4);
+  training.run.expert = 0;
+  const auto entries = make_plan(mixture, training, small_cluster());
+  EXPECT_EQ(entries.size(), 3 * mesh::all_degrees(4).size() + 2 * mesh::all_degrees(2).size()) << "E = 1, 2, 4";
+  const auto of = [&](int expert, const mesh::Degrees& degrees) -> const Entry& {
+    const auto found = std::ranges::find_if(entries, [&](const Entry& entry) {
+      return entry.tensor == 1 && entry.expert == expert && entry.degrees == degrees;
+    });
+    EXPECT_NE(found, entries.end());
+    return *found;
+  };
+  constexpr int64_t rest = 1480 - 2 * 384 + 2 * 32, experts = 2 * 4 * 384;
+  const Entry& whole = of(1, {4, 4, 4});
+  EXPECT_EQ(whole.state.masters, 4 * (rest + experts) / 4);
+  EXPECT_EQ(whole.state.gathered, 2 * (88 + 2 * 4 * 384)) << "of the experts of two blocks";
+  EXPECT_EQ(whole.state.reductions, 2 * (88 + 3 * 4 * 384)) << "of a block, while those of its experts come";
+  EXPECT_EQ(whole.expert_hop.bytes, 0);
+  EXPECT_EQ(whole.data.gather.bytes, 2 * 2 * (rest + experts) * 3 / 4);
+
+  // Of two indices, each with two experts of a block on ranks 0 and 2, or 1 and 3, which are of two hosts.
+  const Entry& half = of(2, {4, 4, 4});
+  EXPECT_EQ(half.state.masters, 4 * (rest / 4 + experts / 2 / 2));
+  EXPECT_EQ(half.state.state, 8 * (rest / 4 + experts / 2 / 2));
+  EXPECT_EQ(half.data.gather.bytes, 2 * 2 * (rest * 3 / 4 + experts / 2 / 2));
+  EXPECT_FALSE(half.expert_hop.crosses);
+  EXPECT_EQ(half.expert_hop.bytes, 2 * (4 * 6 * 8 * 2 + 2 * 8));
+  EXPECT_DOUBLE_EQ(half.expert_seconds, half.expert_hop.bytes / 100);
+  EXPECT_EQ(half.inside(), half.expert_hop.bytes) << "all else is between hosts";
+
+  // One expert of a block on each: nothing of it is gathered or reduced, whatever the degrees.
+  const Entry& alone = of(4, {2, 2, 4});
+  EXPECT_EQ(alone.state.masters, 4 * (rest / 4 + experts / 4));
+  EXPECT_EQ(alone.state.pieces, 2 * (rest / 2 + 0)) << "its master is in fp32: that of an expert is copied to a buffer";
+  EXPECT_EQ(alone.data.gather.bytes, 2 * 2 * rest / 2);
+  EXPECT_EQ(alone.data.third_hop.bytes, 0);
+  EXPECT_TRUE(alone.expert_hop.crosses) << "four ranks on two hosts";
+
+  training.run.expert = 3;
+  EXPECT_THROW(make_plan(mixture, training, small_cluster()), InvalidArgument);
+  training.run.expert = 2;
+  EXPECT_THROW(make_plan(tiny_model(), training, small_cluster()), InvalidArgument) << "it has no experts";
+  training.run.expert = 0;
+  const std::string text = as_text(mixture, training, small_cluster(), entries, 3);
+  EXPECT_EQ(std::ranges::count(text, '\n'), 4 + 1 + 2 + 3);
+  EXPECT_THAT(text, HasSubstr("    T     C     E     P "));
+}
+
 TEST(Plan, RefusesWhatCanNotBe) {
   auto refusal = [](const Training& training, const Cluster& cluster) -> std::string {
     try {

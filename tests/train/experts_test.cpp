@@ -71,7 +71,14 @@ TEST_F(ExpertJob, WhatCanNotBeIsRefused) {
                         "degrees that would do: 1, 2, 3, 6"));
   EXPECT_THAT(refused(2, {"expert_parallel_degree=2", "model.experts=0"}), HasSubstr("set model.experts"));
   EXPECT_THAT(refused(2, {"model.experts_per_token=5"}), HasSubstr("model: experts_per_token is 5"));
-  EXPECT_THAT(refused(2, {R"(hybrid_shard_degree="auto")"}), HasSubstr("mixture of experts"));
+}
+
+TEST_F(ExpertJob, TheDegreesAreChosenForExpertsToo) {
+  job_.run("whole", ranks(1, {"train.batch_per_rank=8"}));
+  const std::string screen = job_.run(
+      "chosen", ranks(4, {R"(hybrid_shard_degree="auto")", "expert_parallel_degree=2", "train.batch_per_rank=2"}));
+  EXPECT_THAT(screen, HasSubstr("estimated to be fastest of what fits"));
+  expect_same_losses("chosen", "whole");
 }
 
 }  // namespace
