@@ -10,6 +10,7 @@ experts are computed by transformers, sharded over all ranks.
 
     python bench/mixture.py                  # about 10 minutes
     python bench/mixture.py --quick          # proves in two minutes that it works
+    python bench/mixture.py --ceiling        # what the model itself takes of a core, whoever shards it: half a minute
 
 Writes bench/out/mixture.json; --update-docs puts the table between the markers `mixture` in docs/performance.md.
 """
@@ -44,6 +45,7 @@ def parse() -> argparse.Namespace:
     for name, value in {"dimension": 256, "layers": 4, "width": 512, "vocabulary": 4096, "length": 256}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--deadline", type=float, default=900, help="seconds a run")
+    parser.add_argument("--ceiling", action="store_true", help="one process, no sharding, no communication: CPU time")
     parser.add_argument("--quick", action="store_true", help="a round of 2 steps of a smaller model")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out")
     parser.add_argument("--update-docs", action="store_true")
@@ -55,20 +57,9 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def work(options: argparse.Namespace) -> None:
-    """A rank. Rank 0 writes the report."""
-    find_tesserae()
-    import torch
-    import torch.distributed as dist
+def make_model(options: argparse.Namespace):
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    from peers import leave
-
-    candidate, routing = options.worker.split(":")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    torch.manual_seed(0)
     config = MixtralConfig(
         vocab_size=options.vocabulary,
         hidden_size=options.dimension,
@@ -80,7 +71,51 @@ def work(options: argparse.Namespace) -> None:
         num_experts_per_tok=2,
         use_cache=False,
     )
-    model = MixtralForCausalLM(config)
+    return MixtralForCausalLM(config)
+
+
+def ceiling(options: argparse.Namespace) -> None:
+    """CPU time, so that it does not matter who else computes."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = make_model(options)
+    tokens = torch.randint(options.vocabulary, (2, options.length))
+
+    def cpu(call, times: int) -> float:
+        seconds = []
+        for _ in range(times + 2):
+            begin = time.process_time()
+            call()
+            seconds.append(time.process_time() - begin)
+        return sorted(seconds[2:])[times // 2]
+
+    count = tokens.numel()
+    step = cpu(lambda: model(input_ids=tokens, labels=tokens).loss.backward(), options.steps * options.rounds)
+    # An expert's rows, if all get as many: the products of which a step consists.
+    rows, d, f = count * 2 // 8, options.dimension, options.width
+    x, weight = torch.randn(rows, d), torch.randn(f, d)
+    rate = 2 * rows * d * f / cpu(lambda: x @ weight.t(), 200)
+    used = options.layers * (4 * d * d + 2 * 3 * d * f + 8 * d) + options.vocabulary * d
+    print(f"forward and backward: {step:.3f} s of a core for {count} tokens, {count / step:,.0f} tokens/s a core")
+    print(f"products alone: {rate / 1e9:.0f} GFLOP/s, {rate / (6 * used):,.0f} tokens/s a core")
+
+
+def work(options: argparse.Namespace) -> None:
+    """A rank. Rank 0 writes the report."""
+    find_tesserae()
+    import torch
+    import torch.distributed as dist
+
+    from peers import leave
+
+    candidate, routing = options.worker.split(":")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = make_model(options)
     if candidate != "torch":
         import tesserae as tsm
 
@@ -167,6 +202,8 @@ def main() -> None:
     options = parse()
     if options.worker:
         return work(options)
+    if options.ceiling:
+        return ceiling(options)
     rounds: list[dict] = []
     for number in range(options.rounds):
         rounds.append({})
