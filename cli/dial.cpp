@@ -19,6 +19,7 @@ struct DialArguments {
   std::string folder;
   int degree = 0;                    // 0: not given
   std::vector<int> degrees;          // empty: not given
+  int experts = 0;                   // 0: not given
   std::vector<std::string> offload;  // STATE=TIER
   bool show = false, automatic = false;
   double wait_seconds = 300;
@@ -44,6 +45,7 @@ Json tiers_of(const std::vector<std::string>& assignments) {
 }
 
 Json request_of(const DialArguments& arguments) {
+  if (arguments.experts > 0) return {{"ask", "experts"}, {"degree", arguments.experts}};
   const bool turns = arguments.degree > 0 || !arguments.degrees.empty() || !arguments.offload.empty();
   if (!turns) return {{"ask", arguments.automatic ? "auto" : "show"}};
   Json request = {{"ask", "turn"}};
@@ -64,10 +66,11 @@ void print_status(const Json& event) {
     std::printf("the first step is not over yet\n");
     return;
   }
-  std::printf("step %lld: %s on %d ranks, %.1f ms a step, %.0f MB held by the fullest rank",
+  const int experts = event.value("experts", 0);
+  std::printf("step %lld: %s on %d ranks, %s%.1f ms a step, %.0f MB held by the fullest rank",
               event.at("step").get<long long>(), setting_text(event, "degrees", "offload").c_str(),
-              event.at("ranks").get<int>(), 1e3 * event.at("step_seconds").get<double>(),
-              event.at("memory_bytes").get<double>() / 1e6);
+              event.at("ranks").get<int>(), experts > 0 ? cat("experts over ", experts, ", ").c_str() : "",
+              1e3 * event.at("step_seconds").get<double>(), event.at("memory_bytes").get<double>() / 1e6);
   const double place = event.at("place_bytes");
   if (place > 0) std::printf(", %.0f %% of memory free", 100 * event.at("free_bytes").get<double>() / place);
   std::printf("\n");
@@ -95,6 +98,10 @@ void print_event(const Json& event) {
     std::printf("step %lld: %s -> %s in %.3f s, %.1f MB moved\n", event.at("step").get<long long>(),
                 setting_text(event, "from", "offload_from").c_str(), setting_text(event, "to", "offload_to").c_str(),
                 event.at("seconds").get<double>(), event.at("bytes").get<double>() / 1e6);
+  } else if (name == "shared_out") {
+    std::printf("step %lld: experts over %d -> %d ranks, %s, in %.3f s\n", event.at("step").get<long long>(),
+                event.at("from").get<int>(), event.at("to").get<int>(),
+                to_string(dial::degrees_from(event.at("degrees"))).c_str(), event.at("seconds").get<double>());
   } else if (name == "timed") {
     std::printf("step %lld took %.1f ms; before the change %.1f ms\n", event.at("step").get<long long>(),
                 1e3 * event.at("step_seconds").get<double>(), 1e3 * event.at("step_seconds_before").get<double>());
@@ -103,12 +110,14 @@ void print_event(const Json& event) {
 }
 
 int run_dial(const DialArguments& arguments) {
-  const int asked = (arguments.degree > 0) + !arguments.degrees.empty() + arguments.automatic + arguments.show;
-  const bool only_shows = arguments.automatic || arguments.show;
+  const bool experts = arguments.experts > 0;
+  const int asked =
+      (arguments.degree > 0) + !arguments.degrees.empty() + arguments.automatic + arguments.show + experts;
+  const bool only_shows = arguments.automatic || arguments.show || experts;
   if (asked > 1 || (only_shows && !arguments.offload.empty())) {
     throw config::ConfigError("",
-                              "tesserae dial takes one of --degree, --degrees, --auto and --show; --offload goes "
-                              "alone or with one of the first two");
+                              "tesserae dial takes one of --degree, --degrees, --expert, --auto and --show; "
+                              "--offload goes alone or with one of the first two");
   }
   dial::Client client(arguments.folder, request_of(arguments));
   const os::Deadline deadline(std::chrono::nanoseconds(static_cast<int64_t>(arguments.wait_seconds * 1e9)));
@@ -143,6 +152,10 @@ void add_dial(CLI::App& program, int& status) {
       ->delimiter(',')
       ->expected(3)
       ->type_name("P,G,O");
+  verb->add_option("--expert", arguments->experts,
+                   "Share experts out over E ranks; their state goes through a checkpoint (docs/experts.md)")
+      ->check(CLI::Range(1, 1 << 20))
+      ->type_name("E");
   verb->add_option("--offload", arguments->offload,
                    "Where a part of the state lies from now on: parameters, gradients, optimizer or all; device, host "
                    "or disk")

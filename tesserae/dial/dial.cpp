@@ -1,6 +1,7 @@
 #include "tesserae/dial/dial.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <utility>
 
@@ -24,7 +25,7 @@
 namespace tesserae::dial {
 namespace {
 
-enum Head : size_t { parameters, gradients, optimizer, begin_tuner, scale, tiers, head_words = tiers + 3 };
+enum Head : size_t { parameters, gradients, optimizer, begin_tuner, scale, share_out, tiers, head_words = tiers + 3 };
 enum Word : size_t { seconds, used, transient, free_now, total, rank_words };
 
 constexpr int64_t timed_after = 2;  // steps after a change
@@ -94,7 +95,10 @@ std::vector<double> Dial::to_sum(int64_t step, double step_seconds) {
       deciding_ = std::exchange(wanted_, std::nullopt);
     }
     row[begin_tuner] = std::exchange(tuner_wanted_, false) ? 1 : 0;
-    if (scaling_wanted_) row[scale] = scaling_wanted_->ranks;
+    if (scaling_wanted_) {
+      row[scale] = scaling_wanted_->ranks;
+      row[share_out] = scaling_wanted_->experts;
+    }
   }
   const cost::PlaceMemory memory = here_ = cost::place_memory(fabric_->device());
   double* const own = row.data() + head_words + rank_words * static_cast<size_t>(fabric_->rank());
@@ -110,8 +114,8 @@ std::optional<shard::Setting> Dial::from_sums(int64_t step, std::span<const doub
   step_ = step;
   read_sums(sums);  // 3
   scaling_.reset();
-  if (sums[scale] > 0) {
-    scaling_ = {.ranks = static_cast<int>(sums[scale])};
+  if (sums[scale] > 0 || sums[share_out] > 0) {
+    scaling_ = {.ranks = static_cast<int>(sums[scale]), .experts = static_cast<int>(sums[share_out])};
     if (leads()) scaling_ = std::exchange(scaling_wanted_, std::nullopt);
   }
   if (sums[begin_tuner] > 0) begin_tuning();
@@ -159,6 +163,10 @@ void Dial::take_requests() {
       want_ranks({.ranks = asked.request.ranks, .client = asked.client});
       continue;
     }
+    if (asked.request.kind == Request::Kind::experts) {
+      want_experts({.experts = asked.request.experts, .client = asked.client});
+      continue;
+    }
     automatic_ = tuner_wanted_ = false;
     tuner_.reset();
     if (wanted_) tell(wanted_->client, error_event("another request came after this one"));
@@ -189,9 +197,46 @@ void Dial::want_ranks(const Scaling& asked) {
   scaling_wanted_ = asked;
 }
 
+void Dial::want_experts(const Scaling& asked) {
+  const int now = options_.experts;
+  if (now > 0 && asked.experts == now) {
+    return tell(asked.client, {{"event", "shared_out"},
+                               {"step", step_},
+                               {"from", now},
+                               {"to", now},
+                               {"degrees", to_json(setting_.degrees)},
+                               {"seconds", 0}});
+  }
+  std::string why = now == 0 ? "the model has no experts"
+                    : !options_.cannot_share_out
+                        ? "this job cannot change over how many ranks its experts are shared out"
+                        : options_.cannot_share_out(asked.experts);
+  if (why.empty()) why = no_room_for_experts(asked.experts);
+  if (!why.empty()) return refuse(asked, why);
+  if (scaling_wanted_) refuse(*scaling_wanted_, "another request came after this one");
+  scaling_wanted_ = asked;
+}
+
+/// By the formulas, in the place that has least to spare.
+std::string Dial::no_room_for_experts(int degree) const {
+  if (seen_.place <= 0 || setting_.tiers.uses(offload::Tier::disk)) return "";
+  cost::Facts then = options_.facts;
+  const double parts = static_cast<double>(then.experts.degree) / degree;
+  then.experts = {.degree = degree,
+                  .parameters = std::llround(static_cast<double>(then.experts.parameters) * parts),
+                  .unit = std::llround(static_cast<double>(then.experts.unit) * parts),
+                  .units = then.experts.units};
+  const double more = cost::memory_of(then, setting_.degrees) - cost::memory_of(options_.facts, setting_.degrees);
+  if (more <= seen_.free) return "";
+  return cat("it would take ", megabytes(more), " more of a place where ", megabytes(seen_.free), " are free");
+}
+
 void Dial::refuse(const Scaling& scaling, const std::string& why) {
   if (!leads()) return;
-  const std::string line = cat("the job keeps its ", fabric_->size(), " ranks, not ", scaling.ranks, ": ", why);
+  const std::string line =
+      scaling.experts > 0
+          ? cat("experts stay shared out over ", options_.experts, " ranks, not ", scaling.experts, ": ", why)
+          : cat("the job keeps its ", fabric_->size(), " ranks, not ", scaling.ranks, ": ", why);
   log(LogLevel::warning, line);
   tell(scaling.client, error_event(line));
 }
@@ -329,6 +374,7 @@ Json Dial::status(int64_t step) const {
   Json status = {{"event", "status"},
                  {"step", step},
                  {"ranks", fabric_->size()},
+                 {"experts", options_.experts},
                  {"degrees", to_json(setting_.degrees)},
                  {"offload", to_json(setting_.tiers)},
                  {"automatic", automatic_},

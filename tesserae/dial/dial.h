@@ -37,6 +37,9 @@ struct DialOptions {
   std::function<void(const std::string&)> say;  ///< rank 0's, a line for people; unset: the log
   /// Rank 0's: why the job cannot have so many ranks (empty: it can); unset: it cannot change their number.
   std::function<std::string(int ranks)> cannot_scale = {};
+  int experts = 0;  ///< over how many ranks experts are shared out; 0: the model has none
+  /// Rank 0's: why they cannot be over so many (empty: they can); unset: the job cannot change it.
+  std::function<std::string(int degree)> cannot_share_out = {};
   std::shared_ptr<Server> server = {};  ///< that a dial of other ranks handed over; null: made where there is a folder
 };
 
@@ -65,9 +68,10 @@ class Dial {
   std::vector<double> to_sum(int64_t step, double seconds);
   std::optional<shard::Setting> from_sums(int64_t step, std::span<const double> sums);
 
-  /// Another number of ranks that was asked for.
+  /// Another number of ranks, or of ranks that share out experts, that was asked for.
   struct Scaling {
-    int ranks = 0;
+    int ranks = 0;       ///< 0: as it is
+    int experts = 0;     ///< the same
     int64_t client = 0;  ///< rank 0's
   };
   /// What the last sums said of it: the same on all ranks. For the caller to do once, with hand_over() or refuse().
@@ -117,6 +121,8 @@ class Dial {
   void open();
   void take_requests();
   void want_ranks(const Scaling& asked);
+  void want_experts(const Scaling& asked);
+  std::string no_room_for_experts(int degree) const;
   void follow_schedule(int64_t step);
   void learn();
   void begin_tuning();

@@ -56,8 +56,11 @@ Request parse_request(std::string_view line, int ranks) {
   if (ask == "scale") {
     return {.kind = Request::Kind::scale, .ranks = small_number(json.value("ranks", Json()), "ranks of a job: it")};
   }
+  if (ask == "experts") {
+    return {.kind = Request::Kind::experts, .experts = small_number(json.value("degree", Json()))};
+  }
   if (ask != "turn") {
-    throw InvalidArgument(function, cat("it can be asked to show, turn, auto or scale, not '", ask, "'"));
+    throw InvalidArgument(function, cat("it can be asked to show, turn, auto, scale or experts, not '", ask, "'"));
   }
   Request request{.kind = Request::Kind::turn};
   const bool one = json.contains("degree"), three = json.contains("degrees"), tiers = json.contains("offload");

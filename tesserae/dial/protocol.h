@@ -18,24 +18,26 @@ using Json = nlohmann::ordered_json;
 //     {"ask": "turn", "degrees": [1, 2, 4]} (parameters, gradients, optimizer) or
 //     {"ask": "turn", "offload": {"optimizer": "disk"}}: tiers (device, host, disk) of some of the three, beside
 //     degrees or alone. What is not named stays. {"ask": "scale", "ranks": 2}: another number of ranks.
+//     {"ask": "experts", "degree": 4}: over how many ranks experts are shared out.
 //  2. The run answers with events; the last one of a request is marked (*):
 //       {"event": "error", "message": "..."} (*)         nothing was or will be done
 //       {"event": "status", ...} (*)                      of show: see Dial::status
 //       {"event": "automatic"} (*)                        of auto: the tuner has the dial
 //       {"event": "unchanged", "degrees": [..], "offload": {..}} (*)   of turn: they are in use already
 //       {"event": "accepted", "degrees": [..]}            of turn: will be done at the next step edge; degrees: if
-//       asked. Of scale: "ranks" instead; the run may still refuse
+//       asked. Of scale: "ranks", of experts: "experts" instead; the run may still refuse
 //       {"event": "changed", "step", "from", "to", "offload_from", "offload_to", "seconds", "bytes"}
 //       {"event": "timed", "step", "step_seconds", "step_seconds_before"} (*)   the second step with the new degrees
 //       {"event": "scaled", "step", "from", "to", "degrees": [..], "seconds"} (*)   of scale: on so many ranks the run
 //       goes on, or (from = to) it had them already
+//       {"event": "shared_out", "step", "from", "to", "degrees": [..], "seconds"} (*)   of experts: the same of them
 //  3. The client closes the connection. One that does so earlier takes nothing back.
 
 inline constexpr const char* socket_name = "dial.sock";
 inline constexpr size_t longest_line = 4096;
 
 struct Request {
-  enum class Kind { show, automatic, turn, scale };
+  enum class Kind { show, automatic, turn, scale, experts };
   /// Of turn; unset: as it is.
   struct Tiers {
     std::optional<offload::Tier> parameters = {}, gradients = {}, optimizer = {};
@@ -43,7 +45,8 @@ struct Request {
   Kind kind = Kind::show;
   std::optional<mesh::Degrees> degrees = {};
   Tiers tiers = {};
-  int ranks = 0;  ///< of scale
+  int ranks = 0;    ///< of scale
+  int experts = 0;  ///< of experts
 
   /// What a turn of the dial from `now` comes to.
   shard::Setting from(const shard::Setting& now) const;

@@ -28,6 +28,7 @@ os::LineServer::Answer Server::answer(int64_t client, const std::string& line) {
   if (request.kind == Request::Kind::automatic) return {.lines = {}, .last = false};
   Json accepted = {{"event", "accepted"}};
   if (request.kind == Request::Kind::scale) accepted["ranks"] = request.ranks;
+  if (request.kind == Request::Kind::experts) accepted["experts"] = request.experts;
   if (request.degrees) accepted["degrees"] = to_json(*request.degrees);
   return {.lines = {line_of(accepted)}, .last = false};
 }

@@ -104,6 +104,12 @@ config::Config for_ranks(const config::Config& written, int from, int to) {
   return config::make_config(resolved, "");  // the run folder has its name
 }
 
+config::Config with_experts(const config::Config& written, int degree) {
+  config::Json resolved = written.resolved;
+  resolved["expert_parallel_degree"] = degree;
+  return config::make_config(resolved, "");
+}
+
 std::string why_not(const config::Config& written, int from, int to) {
   try {
     samples_of_reader(written, from, to);

@@ -22,6 +22,9 @@ int configured_ranks(int ranks);
 /// nearest that they do. Throws InvalidArgument for a number that cannot be.
 config::Config for_ranks(const config::Config& written, int from, int to);
 
+/// `written` with another number of ranks that share out experts. Throws ConfigError where the model has none.
+config::Config with_experts(const config::Config& written, int degree);
+
 /// Why the job cannot have `to` ranks, as people read it, with the nearest numbers that it can have; empty: it can.
 std::string why_not(const config::Config& written, int from, int to);
 

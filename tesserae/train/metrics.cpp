@@ -46,6 +46,7 @@ std::string to_line(const StepRecord& record) {
   if (record.val_loss) line["val_loss"] = *record.val_loss;
   if (record.replica_check_ms > 0) line["replica_check_ms"] = record.replica_check_ms;
   if (record.experts) {
+    line["expert_parallel_degree"] = record.experts->degree;
     line["expert_imbalance"] = record.experts->imbalance;
     line["expert_dropped"] = record.experts->dropped;
     line["expert_bytes"] = static_cast<int64_t>(record.experts->bytes);

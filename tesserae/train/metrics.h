@@ -18,6 +18,7 @@ struct ExpertFigures {
   double imbalance = 0;  ///< the most of an expert over the mean of its layer, in the worst layer
   double dropped = 0;    ///< share of all choices that were beyond a capacity
   double bytes = 0;      ///< that left ranks for experts of others and back, in forward
+  int degree = 1;        ///< over how many ranks they are shared out
 };
 /// Of the loads of all layers; nothing if there are none.
 std::optional<ExpertFigures> figures_of(const std::vector<experts::Load>& loads);

@@ -95,7 +95,8 @@ void Run::meet() {
   }
   listen();
   if (epoch == 0) return start(resume_);
-  end_broken_step();                         // 2
+  end_broken_step();  // 2
+  hear_of_experts();
   const Standing all = agree_on_standing();  // 3
   if (all.run.empty()) {
     start(resume_);
@@ -216,11 +217,8 @@ Run::Standing Run::agree_on_standing() {
 // 4.
 
 nlohmann::json Run::tell() const {
-  nlohmann::json told = {{"recoveries", recoveries_},
-                         {"scalings", scalings_},
-                         {"bad_steps", bad_steps_},
-                         {"differing", differing_},
-                         {"agreed", agreed_}};
+  nlohmann::json told = {{"recoveries", recoveries_}, {"scalings", scalings_},   {"sharings", sharings_},
+                         {"bad_steps", bad_steps_},   {"differing", differing_}, {"agreed", agreed_}};
   told["strategy"] = strategy_json(state_->sharded.options().strategy, state_->setting().tiers, setup_.choice);
   told["norm"] = bits_of(std::span(&state_->optimizer->last_step().norm, 1));
   told["sums"] = bits_of(sums_);
@@ -233,6 +231,7 @@ nlohmann::json Run::tell() const {
 void Run::hear(const nlohmann::json& told) {
   recoveries_ = told.at("recoveries");
   scalings_ = told.at("scalings");
+  sharings_ = told.at("sharings");
   bad_steps_ = told.at("bad_steps");
   differing_ = told.at("differing");
   agreed_ = told.at("agreed");

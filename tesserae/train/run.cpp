@@ -31,12 +31,14 @@
 //  5. at the steps that want it: replicas are compared; evaluation;
 //  6. rank 0 writes the record;
 //  7. at the steps that want it: degrees and tiers change (dial/dial.h; that was agreed on in 3);
-//  8. at the steps that want it: a checkpoint; or the state is kept for another number of ranks (scaling.cpp).
+//  8. at the steps that want it: a checkpoint; or the state is kept for another number of ranks (scaling.cpp), or for
+//     experts on others (sharing_out.cpp).
 namespace tesserae::train {
 
 Run::Run(const config::Config& config, JobSetup setup, Resume resume, const mesh::World& world, Membership& membership)
-    : written_(config),
+    : launched_(config),
       written_for_(configured_ranks(world.size())),
+      written_(config),
       config_(for_ranks(config, written_for_, world.size())),
       setup_(std::move(setup)),
       world_(world),
@@ -175,12 +177,7 @@ void Run::tell(const std::string& kind, const std::string& text) {
 
 std::optional<int> Run::train() {
   if (!began_) began_ = os::now();
-  dial::DialOptions options =
-      dial_options(config_, *state_, folders_->run, links_, [this](const std::string& line) { output_->say(line); });
-  std::erase_if(options.schedule, [this](const auto& entry) { return entry.step <= scheduled_until_; });
-  options.cannot_scale = [this](int ranks) { return cannot_scale(ranks); };
-  options.server = std::move(dial_server_);
-  dial_ = std::make_unique<dial::Dial>(fabric_, state_->setting(), std::move(options));
+  make_dial();
   for (;;) {
     if (pending_) finish_step();
     if (!state_) return std::nullopt;
@@ -199,6 +196,18 @@ std::optional<int> Run::train() {
   if (!checkpoints_->saved()) return 128 + stopped_by_;
   const bool complete = state_->step == config_.train.steps;  // it was asked in the last step
   return complete ? 0 : config_.preemption.exit_code;
+}
+
+/// Collective.
+void Run::make_dial() {
+  dial::DialOptions options =
+      dial_options(config_, *state_, folders_->run, links_, [this](const std::string& line) { output_->say(line); });
+  std::erase_if(options.schedule, [this](const auto& entry) { return entry.step <= scheduled_until_; });
+  options.cannot_scale = [this](int ranks) { return cannot_scale(ranks); };
+  options.experts = expert_degree();
+  options.cannot_share_out = [this](int degree) { return cannot_share_out(degree); };
+  options.server = std::move(dial_server_);
+  dial_ = std::make_unique<dial::Dial>(fabric_, state_->setting(), std::move(options));
 }
 
 /// To those who ask this process to end. Once it is known which ranks share a host: one of them asks for all.
@@ -278,6 +287,7 @@ void Run::count_step() {
   record_.rolled_back_from = std::exchange(rolled_back_from_, 0);
   state_->bad_steps.add(record_.loss, !record_.bad.empty());
   record_.experts = figures_of(loads_->from_sums(std::span(sums_).subspan(1)));
+  if (record_.experts) record_.experts->degree = expert_degree();
   state_->position = state_->loader.after(1, state_->position);
   record_.step = ++state_->step;
   time_step();
@@ -346,7 +356,10 @@ void Run::finish_step() {
   compare_with_forecast();
   if (turn_to_ && !last) turn_dial(*turn_to_);
   turn_to_.reset();
-  if (scaling_ && !last && leave_for_scaling()) return;
+  if (scaling_ && !last) {
+    if (scaling_->experts > 0) return share_out();
+    if (leave_for_scaling()) return;
+  }
   checkpoints_->after_step(wishes_, last);
   pending_ = false;
 }
@@ -454,6 +467,7 @@ void Run::finish(double seconds) {
   facts.broken_off = broken_off_;
   facts.recoveries = recoveries_;
   facts.scalings = scalings_;
+  facts.sharings = sharings_;
   facts.bad_steps = bad_steps_;
   facts.differing_replicas = differing_;
   facts.dial = dial_->figures();

@@ -46,7 +46,7 @@ class ReplicasDiffer : public Error {
 
 /// One rank of a training run: run.cpp has its steps, rollback.cpp what becomes of bad ones,
 /// verification.cpp whether replicas agree, recovery.cpp what it does after another rank was lost, scaling.cpp how it
-/// gets another number of ranks.
+/// gets another number of ranks, sharing_out.cpp how its experts do.
 ///
 ///   Run run(config, setup, resume, world, membership);
 ///   for (;;) {
@@ -90,6 +90,7 @@ class Run {
   void watch();
   void serve_page();
   void tell(const std::string& kind, const std::string& text);
+  void make_dial();
   void train_step();
   void count_step();
   void time_step();
@@ -129,6 +130,13 @@ class Run {
   void take_up(const nlohmann::json& told, os::TimePoint begin);
   void forget_scaling();
 
+  // sharing_out.cpp
+  int expert_degree() const;
+  std::string cannot_share_out(int degree) const;
+  void share_out();
+  void set_experts(int degree);
+  void hear_of_experts();
+
   // recovery.cpp
   Standing agree_on_standing();
   void end_services(const std::string& why);
@@ -144,9 +152,10 @@ class Run {
   std::string remembered(const char* what);
   int64_t newest_saved();
 
-  const config::Config& written_;
-  const int written_for_;  // ranks
-  config::Config config_;  // for those that there are
+  const config::Config& launched_;  // as a new process of this job has it
+  const int written_for_;           // ranks
+  config::Config written_;          // the same, but for what was changed since
+  config::Config config_;           // for those that there are
   JobSetup setup_;
   mesh::World world_;
   const Resume resume_;
@@ -194,6 +203,7 @@ class Run {
   shard::Statistics before_;
   nlohmann::json recoveries_ = nlohmann::json::array();
   nlohmann::json scalings_ = nlohmann::json::array();
+  nlohmann::json sharings_ = nlohmann::json::array();   // of experts
   nlohmann::json bad_steps_ = nlohmann::json::array();  // what became of each
   nlohmann::json differing_ = nlohmann::json::array();  // replicas that were
   int64_t agreed_ = 0;                                  // the last step after which replicas agreed

@@ -48,7 +48,9 @@ std::string Run::cannot_scale(int ranks) const {
     return "`tesserae train --nproc` changes the number of those ranks only that it has started, two or more on one "
            "host; end the job and go on with --resume auto and more or fewer ranks";
   }
-  return why_not(written_, written_for_, ranks);
+  // A new process begins with what the job was launched with.
+  const std::string now = why_not(written_, written_for_, ranks);
+  return now.empty() ? why_not(launched_, written_for_, ranks) : now;
 }
 
 // 2, 3, 4.
@@ -129,6 +131,11 @@ nlohmann::json Run::scaling_at_hand() {
 void Run::forget_scaling() {
   const auto asked = std::exchange(scaling_, std::nullopt);
   if (!asked || !dial_server_) return;
+  if (asked->experts > 0) {
+    dial_server_->tell(asked->client, dial::error_event(cat("a rank was lost meanwhile; experts are shared out over ",
+                                                            expert_degree(), " ranks")));
+    return;
+  }
   dial_server_->tell(asked->client,
                      dial::error_event(cat("the job keeps its ", fabric_->size(), " ranks: the launcher ",
                                            "could not start others, its log says why")));

@@ -67,6 +67,7 @@ config::Json make_summary(const RunFigures& figures, const RunFacts& facts) {
   if (facts.origin) summary["resumed"] = {{"step", facts.origin->step}, {"from", facts.origin->from}};
   if (!facts.recoveries.empty()) summary["recoveries"] = facts.recoveries;
   if (!facts.scalings.empty()) summary["scalings"] = facts.scalings;
+  if (!facts.sharings.empty()) summary["experts_shared_out"] = facts.sharings;
   if (!facts.bad_steps.empty()) summary["bad_steps"] = facts.bad_steps;
   if (!facts.differing_replicas.empty()) summary["differing_replicas"] = facts.differing_replicas;
   if (!facts.broken_off.empty()) summary["broken_off"] = facts.broken_off;

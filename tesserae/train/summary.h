@@ -35,6 +35,7 @@ struct RunFacts {
   std::optional<Origin> origin;       ///< what this process continued
   config::Json recoveries = config::Json::array();  ///< each: epoch, ranks that were lost, step, from what, seconds
   config::Json scalings = config::Json::array();    ///< each: step, from, to (ranks), seconds
+  config::Json sharings = config::Json::array();    ///< of experts; each: step, from, to (ranks), seconds
   config::Json bad_steps = config::Json::array();   ///< each: step, why, policy, and to which step it went back, if so
   config::Json differing_replicas = config::Json::array();  ///< each: step, and what differed on which ranks
   dial::Dial::Figures dial;                                 ///< changes of degrees

@@ -64,8 +64,8 @@ TEST(Surface, Watch) {
 }
 
 TEST(Surface, Dial) {
-  EXPECT_THAT(entries(help({"dial"})),
-              ElementsAre("RUN_DIR", "-h,--help", "--degree", "--degrees", "--offload", "--auto", "--show", "--wait"));
+  EXPECT_THAT(entries(help({"dial"})), ElementsAre("RUN_DIR", "-h,--help", "--degree", "--degrees", "--expert",
+                                                   "--offload", "--auto", "--show", "--wait"));
 }
 
 TEST(Surface, Scale) {

@@ -122,7 +122,7 @@ class DialRequests : public os::Scratch {
   Client& ask(const Json& request) {
     clients_.push_back(std::make_unique<Client>(folder_, request));
     // The server's thread has it when it has answered.
-    if (request["ask"] == "turn") {
+    if (request["ask"] == "turn" || request["ask"] == "experts") {
       EXPECT_EQ(event(*clients_.back())["event"], "accepted");
     }
     return *clients_.back();
@@ -276,6 +276,39 @@ TEST_F(DialRequests, ForTiersLeaveTheDegrees) {
   EXPECT_EQ(tiers_from(changed["offload_to"]), on_disk);
   EXPECT_EQ(tiers_from(changed["offload_from"]), offload::Tiers());
   EXPECT_THAT(event(*clients_[2])["message"].get<std::string>(), HasSubstr("bring the state back"));
+}
+
+TEST_F(DialRequests, ForExpertsAreToldToAllOrRefused) {
+  std::vector<int> heard;
+  comm::run_local(4, [&](comm::Fabric& fabric) {
+    DialOptions own = options_;
+    own.facts = cost::facts_of(fabric);
+    own.facts.parameters = 1000;
+    own.facts.experts = {.degree = 4, .parameters = 200'000'000'000, .unit = 100'000'000'000, .units = 2};
+    own.experts = 4;
+    own.cannot_share_out = [](int degree) { return degree == 3 ? "there are 8" : ""; };
+    Dial dial(not_owned(fabric), {.degrees = {1, 1, 1}}, own);
+    for (int64_t step = 1; step <= 9; ++step) {
+      if (fabric.rank() == 0) {
+        if (step == 2) ask({{"ask", "experts"}, {"degree", 3}});
+        if (step == 3) ask({{"ask", "experts"}, {"degree", 1}});
+        if (step == 4) ask({{"ask", "experts"}, {"degree", 4}});
+        if (step == 5) ask({{"ask", "experts"}, {"degree", 8}});
+      }
+      EXPECT_FALSE(dial.at_step_edge(step, 0.1));
+      const auto asked = dial.scaling();
+      if (asked && fabric.rank() == 2) heard.push_back(asked->experts);
+      if (asked) dial.refuse(*asked, "the folder is full");
+    }
+  });
+  EXPECT_THAT(event(*clients_[0])["message"].get<std::string>(),
+              HasSubstr("experts stay shared out over 4 ranks, not 3: there are 8"));
+  EXPECT_THAT(event(*clients_[1])["message"].get<std::string>(), HasSubstr("more of a place where"));
+  const Json as_it_was = event(*clients_[2]);
+  EXPECT_EQ(as_it_was["event"], "shared_out");
+  EXPECT_EQ(as_it_was["from"], as_it_was["to"]);
+  EXPECT_THAT(heard, ElementsAre(8)) << "less on each rank";
+  EXPECT_THAT(event(*clients_[3])["message"].get<std::string>(), HasSubstr("not 8: the folder is full"));
 }
 
 TEST_F(DialRequests, TakeTheDialFromTheTunerAndGiveItBack) {
