@@ -125,7 +125,7 @@ TEST(PlanMemory, TheFullestMomentOfAStepWithExperts) {
       const double expected = cost::activations_of(config, run).total();
       std::printf("mixture, vocabulary %d%s: computed %.3f MB, taken %.3f (%+.1f %%)\n", static_cast<int>(vocabulary),
                   recompute ? ", recomputed" : "", expected / 1e6, taken / 1e6, 100 * (taken / expected - 1));
-      EXPECT_NEAR(taken, expected, 0.05 * expected) << vocabulary << (recompute ? " recomputed" : "");
+      EXPECT_NEAR(taken, expected, 0.02 * expected) << vocabulary << (recompute ? " recomputed" : "");
     }
   }
 }
