@@ -4,6 +4,7 @@
 
 #include "python/bindings/bindings.h"
 #include "tesserae/offload/activations.h"
+#include "tesserae/offload/host_blocks.h"
 #include "tesserae/offload/memory_limit.h"
 #include "tesserae/offload/paged_tensor.h"
 #include "tesserae/os/memory.h"
@@ -86,6 +87,10 @@ void bind_paged_tensors(py::module_& module) {
       },
       py::arg("to"), py::arg("source"), without_gil,
       "Block by block; `to` is contiguous, and so is what of `source` lies on a disk.");
+  module.def("use_reusable_host_blocks", &offload::use_reusable_host_blocks,
+             "What a step frees serves the next one; see tesserae/offload/host_blocks.h.");
+  module.def("keep_freed_memory", &os::keep_freed_memory,
+             "What a step frees is not given back to the system; see tesserae/os/memory.h.");
   module.def("alias_of", &alias_of, py::arg("tensor"), "The same memory as a plain tensor, whatever class it has.");
 }
 

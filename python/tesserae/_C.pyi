@@ -81,6 +81,7 @@ __all__: list[str] = [
     "heads_of_rank",
     "in_backward",
     "is_paged",
+    "keep_freed_memory",
     "list_checkpoints",
     "load_checkpoint",
     "parameter_group",
@@ -102,6 +103,7 @@ __all__: list[str] = [
     "unit_fabric",
     "unsplit_embedding",
     "unsplit_linear",
+    "use_reusable_host_blocks",
     "validate_init_config",
     "vocabulary_cross_entropy",
     "vocabulary_embedding",
@@ -1401,6 +1403,11 @@ def is_paged(tensor: torch.Tensor) -> bool:
     Whether it, or what it is a view of, lies on a disk.
     """
 
+def keep_freed_memory() -> None:
+    """
+    What a step frees is not given back to the system; see tesserae/os/memory.h.
+    """
+
 def list_checkpoints(folder: str) -> list[str]:
     """
     The committed checkpoints of a folder, oldest step first.
@@ -1538,6 +1545,11 @@ def unsplit_linear(
 ) -> torch.Tensor:
     """
     torch's linear; the gradient of the weight is computed where it will be reduced. widened: bf16 and fp16 are multiplied in fp32 on CPUs without AVX-512.
+    """
+
+def use_reusable_host_blocks() -> None:
+    """
+    What a step frees serves the next one; see tesserae/offload/host_blocks.h.
     """
 
 def validate_init_config(document: str) -> str:

@@ -50,6 +50,7 @@ struct HostBlocks : c10::Allocator {
 }  // namespace
 
 void use_reusable_host_blocks() {
+  if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator() || std::getenv("THP_MEM_ALLOC_ENABLE") != nullptr) return;
   static HostBlocks blocks;
   c10::SetCPUAllocator(&blocks, /*priority=*/1);
 }

@@ -155,3 +155,23 @@ def test_memory_that_did_not_suffice_is_warned_of_unless_told_not_to() -> None:
         assert len(messages) == 1
         assert "the memory planned for gathered parameters did not suffice" in messages[0]
     assert run_ranks(departs, 2, False) == [[], []]
+
+
+def reuse_of_freed_blocks() -> float:
+    """Of tensors that are freed between others that stay: the share whose place the next of their size get."""
+    blocks = [torch.empty(96 << 10, dtype=torch.uint8) for _ in range(64)]
+    freed = {block.data_ptr() for block in blocks[1::2]}
+    del blocks[1::2]
+    blocks += [torch.empty(96 << 10, dtype=torch.uint8) for _ in freed]
+    return len(freed & {block.data_ptr() for block in blocks}) / len(freed)
+
+
+def a_step_finds_room_in_what_the_last_one_freed(rank: int, world_size: int) -> None:
+    tsm.init()
+    assert reuse_of_freed_blocks() > 0.9
+    tensor = torch.arange(10)
+    assert tensor.resize_(100_000)[:10].tolist() == list(range(10))
+
+
+def test_what_a_step_frees_serves_the_next() -> None:
+    run_ranks(a_step_finds_room_in_what_the_last_one_freed, 1)

@@ -32,6 +32,9 @@ def init(config: str | os.PathLike[str] | dict[str, Any] | None) -> None:
         configuration.check_world(wanted, dist.get_world_size())
     if current == wanted:
         return
+    _C.use_reusable_host_blocks()
+    if wanted.memory_limit is None:  # what one phase needed stays in the next
+        _C.keep_freed_memory()
     install(FullyShardedDataParallel)
     function.install()
     muon.install()
