@@ -5,8 +5,7 @@
 //     another one in the sums of a step.
 //  2. That step is finished, and saved as a checkpoint. Where that fails, the run goes on as it was.
 //  3. Rank 0 leaves the degree in the launcher's store, for those who come in the place of lost ranks. All agree that
-//  it
-//     has.
+//     it has.
 //  4. Every rank gives up its state: with the mesh, what each of them holds of every expert is another. It makes the
 //     state anew, and fills it from the checkpoint, as a job that begins with this degree would.
 //
