@@ -122,7 +122,7 @@ class Fabric {
  protected:
   /// Where the groups of this process are; null: borrow() is group().
   virtual GroupTable* table() const { return nullptr; }
-  static GroupTable* table_of(const Fabric& other) { return other.table(); }
+  static GroupTable* table_of(const Fabric& other) { return other.table(); }  ///< for fabrics made of others
 
  private:
   Group* everyone_ = nullptr;

@@ -17,12 +17,17 @@ from tesserae.planning.tracing import trace
 class Plan:
     """What was planned; `print(plan)` shows the table of `tesserae plan`."""
 
+    #: What was traced: json.dump() it for `tesserae plan --traced FILE`.
+    facts: dict[str, Any]
+    #: Whether a layout fits.
+    fits: bool
+
     def __init__(self, facts: dict[str, Any], options: list[str]) -> None:
-        self.facts = facts  #: what was traced: json.dump() it for `tesserae plan --traced FILE`
+        self.facts = facts
         self._options = options
         status, output = run_plan(facts, ["--json", "--all", *options])
         self._document = json.loads(output)
-        self.fits = status == 0  #: whether some layout does
+        self.fits = status == 0
 
     @property
     def layouts(self) -> list[dict[str, Any]]:
@@ -31,6 +36,7 @@ class Plan:
 
     @cached_property
     def text(self) -> str:
+        """What `tesserae plan` prints."""
         return run_plan(self.facts, self._options)[1]
 
     def __str__(self) -> str:
