@@ -38,11 +38,6 @@ FlatParameter::FlatParameter(const UnitContext& context, const Flat& flat, Compu
 
 namespace {
 
-bool may_share(const Sharding& sharding, const Flat& flat) {
-  return flat.layout().degrees().parameters > 1 && sharding.device.is_cpu() &&
-         sharding.options.tiers.parameters != offload::Tier::disk;  // it would keep all in memory
-}
-
 // As piece_for() makes it: the whole buffer, in memory for good.
 bool would_be_resident(const Sharding& sharding, const Flat& flat) {
   if (flat.layout().degrees().parameters > 1) return false;
@@ -55,24 +50,30 @@ bool would_be_resident(const Sharding& sharding, const Flat& flat) {
 
 }  // namespace
 
-bool FlatParameter::would_share(const UnitContext& context, const Flat& flat) {
-  return context.gatherer == nullptr && may_share(*context.sharding, flat) &&
-         context.sharding->parameter_group.can_share();
+bool FlatParameter::may_share(const UnitContext& context, const Flat& flat) const {
+  const Sharding& sharding = *context.sharding;
+  return !extended() && context.gatherer == nullptr && flat.layout().degrees().parameters > 1 &&
+         sharding.device.is_cpu() &&
+         sharding.options.tiers.parameters != offload::Tier::disk;  // it would keep all in memory
 }
 
-int64_t FlatParameter::planned_bytes(const UnitContext& context, const Flat& flat, bool extended) {
-  if (extended || would_share(context, flat) || would_be_resident(*context.sharding, flat)) return 0;
+bool FlatParameter::would_share(const UnitContext& next, const Flat& flat) const {
+  return may_share(next, flat) && next.sharding->parameter_group.can_share();
+}
+
+int64_t FlatParameter::planned_bytes(const UnitContext& next, const Flat& flat) const {
+  if (extended() || would_share(next, flat) || would_be_resident(*next.sharding, flat)) return 0;
   return flat.total() * static_cast<int64_t>(c10::elementSize(flat.dtypes().compute));
 }
 
-at::Tensor FlatParameter::shared_memory(const UnitContext& context, const Flat& flat) {
-  if (!may_share(*context.sharding, flat)) return {};
+at::Tensor FlatParameter::shared_memory(const Flat& flat) const {
+  if (!may_share(context_, flat)) return {};
   const auto dtype = flat.dtypes().compute;
   at::Tensor memory;
   const auto task = [&] {
-    memory = context.sharding->parameter_group.share(flat.total() * static_cast<int64_t>(c10::elementSize(dtype)));
+    memory = context_.sharding->parameter_group.share(flat.total() * static_cast<int64_t>(c10::elementSize(dtype)));
   };
-  context.sharding->gather_lane.submit(task).wait();
+  context_.sharding->gather_lane.submit(task).wait();
   return memory.defined() ? memory.view(dtype) : memory;
 }
 

@@ -44,13 +44,14 @@ class FlatParameter {
   /// What the module's parameters are views of, for the FlatParameter that replaces this one.
   ComputeStorage take_storage() { return std::move(storage_); }
 
-  /// Memory for a copy that all ranks of P share: [flat.total()], compute dtype, zeros. Undefined if P is 1 or there is
-  /// no such memory. Collective.
-  static at::Tensor shared_memory(const UnitContext& context, const Flat& flat);
-  /// Whether there would be such memory, unless there is none left. No collective.
-  static bool would_share(const UnitContext& context, const Flat& flat);
+  /// Memory for a copy that all ranks of P share, of this buffer cut as `flat`: [flat.total()], compute dtype, zeros.
+  /// Undefined if P is 1, if the parameter or the user decides what a gather gives, or if there is no such memory.
+  /// Collective.
+  at::Tensor shared_memory(const Flat& flat) const;
+  /// Whether there would be such memory with `next`, unless there is none left. No collective.
+  bool would_share(const UnitContext& next, const Flat& flat) const;
   /// What begin_gather() of such a buffer would ask of the pool: buffer_bytes() before it is made.
-  static int64_t planned_bytes(const UnitContext& context, const Flat& flat, bool extended);
+  int64_t planned_bytes(const UnitContext& next, const Flat& flat) const;
   /// What is gathered lies in `whole`, which is such memory, from now on. A piece that does not lie there yet moves
   /// there; tensors that show it keep doing so. Before the first gather; does nothing if `whole` is undefined.
   void share(at::Tensor whole);
@@ -114,6 +115,7 @@ class FlatParameter {
   int64_t state_bytes() const;   ///< pieces that are not the master
 
  private:
+  bool may_share(const UnitContext& context, const Flat& flat) const;
   void show(at::Tensor whole);
 
   const UnitContext& context_;

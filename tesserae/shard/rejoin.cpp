@@ -84,8 +84,7 @@ void Rejoin::reconnect(FlatBuffer& buffer) {
   const UnitContext& context = buffer.unit().context();
   FlatBuffer::State state;
   state.flat = std::make_unique<Flat>(buffer.flat().with(context.sharding->layout));
-  if (!buffer.parameter().extended() && context.gatherer == nullptr)
-    state.shared = FlatParameter::shared_memory(context, *state.flat);
+  state.shared = buffer.parameter().shared_memory(*state.flat);
   state.master = buffer.parameter().local();
   state.piece = piece_for(context, *state.flat, state.master);
   buffer.unit().tell([&](StepObserver& observer) { observer.before_recut(buffer); });

@@ -2,7 +2,7 @@
 //
 //  1. All ranks ask for the same setting, hold the same kinds of state, and the setting is possible.
 //  2. Nothing is in flight: a step that was cut short is forgotten, accumulated gradients go to their owners.
-//  3. The groups of the new degrees are made, or found: the fabric keeps them.
+//  3. The groups of the new degrees are made, or found; the engine borrows them.
 //  4. Each host, device and disk has room for the largest moment of steps 6 and 7; that on a disk is taken.
 //  5. The old pool goes; what still shows a buffer of it does with its flat buffer in step 6.
 //  6. Flat buffer by flat buffer: new local values are filled from the old ones, which are then freed; parameters,
@@ -138,8 +138,7 @@ uint64_t Reshard::recut(FlatBuffer& buffer, bool has_gradient) {
   Shard* const shard = buffer.shard();
   FlatBuffer::State state;
   state.flat = std::make_unique<Flat>(from.with(context.sharding->layout));
-  if (prepared_ && !buffer.parameter().extended() && context.gatherer == nullptr)
-    state.shared = FlatParameter::shared_memory(context, *state.flat);
+  if (prepared_) state.shared = buffer.parameter().shared_memory(*state.flat);
   std::vector<at::Tensor> before, after;
   std::vector<size_t> kept;  // by companion: one past its last tensor in `before`
   const auto prepare = [&] {

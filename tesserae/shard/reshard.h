@@ -41,6 +41,7 @@ class Reshard {
   std::vector<bool> gradients_of_all() const;
   std::vector<std::shared_ptr<const Sharding>> next_shardings() const;
   void require_memory() const;
+  UnitContext next_context(const ShardedUnit& unit) const;
   double pool_bytes() const;
   void require_room(c10::Device place, double mine) const;
   void require_disk(double bytes) const;

@@ -154,20 +154,24 @@ void Reshard::require_memory() const {
   if (setting_.tiers.uses(offload::Tier::disk)) require_disk(disk.most());
 }
 
+UnitContext Reshard::next_context(const ShardedUnit& unit) const {
+  UnitContext context = unit.context();
+  context.sharding = next_[static_cast<size_t>(unit.index())];
+  return context;
+}
+
 // Of the pool that step 7 reserves; an elastic one takes as much in the next step.
 double Reshard::pool_bytes() const {
   std::vector<UnitNeeds> needs;
   for (size_t i = 0; i < next_.size(); ++i) {
     const ShardedUnit& unit = *engine_.units()[i];
-    UnitContext context = unit.context();
-    context.sharding = next_[i];
+    const UnitContext context = next_context(unit);
     auto& of_unit = needs.emplace_back(UnitNeeds{unit.name(), !unit.would_free_after_forward(*next_[i]), {}});
     for (const auto& buffer : unit.buffers()) {
       const Flat flat = buffer->flat().with(next_[i]->layout);
       const auto element = static_cast<int64_t>(c10::elementSize(flat.dtypes().reduce));
-      of_unit.buffers.push_back(
-          {.gathered = FlatParameter::planned_bytes(context, flat, buffer->parameter().extended()),
-           .reduced = buffer->gradient() == nullptr ? 0 : flat.total() * element});
+      of_unit.buffers.push_back({.gathered = buffer->parameter().planned_bytes(context, flat),
+                                 .reduced = buffer->gradient() == nullptr ? 0 : flat.total() * element});
     }
   }
   const Options& options = next_.front()->options;
@@ -239,10 +243,7 @@ Reshard::Bytes Reshard::bytes_of(const FlatBuffer& buffer, const Flat& flat, con
   // Where ranks share the gathered copy, each counts the piece that it fills.
   const bool is_now = &sharding == &buffer.unit().sharding();
   const auto shares = [&] {
-    UnitContext context = buffer.unit().context();
-    context.sharding = next_[static_cast<size_t>(buffer.unit().index())];
-    return is_now ? buffer.parameter().shared()
-                  : !buffer.parameter().extended() && FlatParameter::would_share(context, flat);
+    return is_now ? buffer.parameter().shared() : buffer.parameter().would_share(next_context(buffer.unit()), flat);
   };
   if (!flat.master_is_piece() && !sharding.device.is_cpu() && tiers.parameters != offload::Tier::device) {
     bytes.pieces += rounded(flat.parameter_piece() * static_cast<int64_t>(c10::elementSize(dtypes.compute)));

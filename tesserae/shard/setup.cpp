@@ -111,10 +111,7 @@ void Engine::prepare() {
   const at::NoGradGuard no_grad;
   enter(Phase::idle);
   for (FlatBuffer* buffer : buffers_) {
-    const UnitContext& context = buffer->unit().context();
-    if (!buffer->parameter().extended() && context.gatherer == nullptr) {
-      buffer->parameter().share(FlatParameter::shared_memory(context, buffer->flat()));
-    }
+    buffer->parameter().share(buffer->parameter().shared_memory(buffer->flat()));
     buffer->take_room();
   }
   reserve_pool();
