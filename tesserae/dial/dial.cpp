@@ -182,39 +182,36 @@ void Dial::take_requests() {
 
 void Dial::want_ranks(const Scaling& asked) {
   const int now = fabric_->size();
-  if (asked.ranks == now) {
-    return tell(asked.client, {{"event", "scaled"},
-                               {"step", step_},
-                               {"from", now},
-                               {"to", now},
-                               {"degrees", to_json(setting_.degrees)},
-                               {"seconds", 0}});
-  }
-  const std::string why =
-      options_.cannot_scale ? options_.cannot_scale(asked.ranks) : "this job cannot change the number of its ranks";
-  if (!why.empty()) return refuse(asked, why);
-  if (scaling_wanted_) refuse(*scaling_wanted_, "another request came after this one");
-  scaling_wanted_ = asked;
+  if (asked.ranks == now) return tell_of_no_change(asked.client, "scaled", now);
+  want(asked,
+       options_.cannot_scale ? options_.cannot_scale(asked.ranks) : "this job cannot change the number of its ranks");
 }
 
 void Dial::want_experts(const Scaling& asked) {
   const int now = options_.experts;
-  if (now > 0 && asked.experts == now) {
-    return tell(asked.client, {{"event", "shared_out"},
-                               {"step", step_},
-                               {"from", now},
-                               {"to", now},
-                               {"degrees", to_json(setting_.degrees)},
-                               {"seconds", 0}});
-  }
+  if (now > 0 && asked.experts == now) return tell_of_no_change(asked.client, "shared_out", now);
   std::string why = now == 0 ? "the model has no experts"
                     : !options_.cannot_share_out
                         ? "this job cannot change over how many ranks its experts are shared out"
                         : options_.cannot_share_out(asked.experts);
   if (why.empty()) why = no_room_for_experts(asked.experts);
-  if (!why.empty()) return refuse(asked, why);
+  want(asked, why);
+}
+
+/// `why_not`: empty if it can be.
+void Dial::want(const Scaling& asked, const std::string& why_not) {
+  if (!why_not.empty()) return refuse(asked, why_not);
   if (scaling_wanted_) refuse(*scaling_wanted_, "another request came after this one");
   scaling_wanted_ = asked;
+}
+
+void Dial::tell_of_no_change(int client, const char* event, int now) {
+  tell(client, {{"event", event},
+                {"step", step_},
+                {"from", now},
+                {"to", now},
+                {"degrees", to_json(setting_.degrees)},
+                {"seconds", 0}});
 }
 
 /// By the formulas, in the place that has least to spare.

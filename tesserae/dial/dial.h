@@ -122,6 +122,8 @@ class Dial {
   void take_requests();
   void want_ranks(const Scaling& asked);
   void want_experts(const Scaling& asked);
+  void want(const Scaling& asked, const std::string& why_not);
+  void tell_of_no_change(int client, const char* event, int now);
   std::string no_room_for_experts(int degree) const;
   void follow_schedule(int64_t step);
   void learn();

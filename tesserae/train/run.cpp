@@ -356,10 +356,7 @@ void Run::finish_step() {
   compare_with_forecast();
   if (turn_to_ && !last) turn_dial(*turn_to_);
   turn_to_.reset();
-  if (scaling_ && !last) {
-    if (scaling_->experts > 0) return share_out();
-    if (leave_for_scaling()) return;
-  }
+  if (scaling_ && !last && (scaling_->experts > 0 ? share_out() : leave_for_scaling())) return;
   checkpoints_->after_step(wishes_, last);
   pending_ = false;
 }

@@ -122,6 +122,7 @@ class Run {
 
   // scaling.cpp
   std::string cannot_scale(int ranks) const;
+  bool keep_for_change();
   bool leave_for_scaling();
   nlohmann::json scaling_to_tell() const;
   void leave(const std::string& why);
@@ -133,7 +134,7 @@ class Run {
   // sharing_out.cpp
   int expert_degree() const;
   std::string cannot_share_out(int degree) const;
-  void share_out();
+  bool share_out();
   void set_experts(int degree);
   void hear_of_experts();
 

@@ -55,16 +55,23 @@ std::string Run::cannot_scale(int ranks) const {
 
 // 2, 3, 4.
 
-/// At the end of a step. False: that cannot be, and the run goes on as it was.
-bool Run::leave_for_scaling() {
-  scaling_began_ = os::now();
+/// The state as a checkpoint, from which the run goes on in another form. False: it could not be saved, and who asked
+/// is told.
+bool Run::keep_for_change() {
   checkpoints_->settle();
   try {
     checkpoints_->keep();
+    return true;
   } catch (const checkpoint::SaveFailed& failure) {
     dial_->refuse(*std::exchange(scaling_, std::nullopt), failure.what());
     return false;
   }
+}
+
+/// At the end of a step. False: that cannot be, and the run goes on as it was.
+bool Run::leave_for_scaling() {
+  scaling_began_ = os::now();
+  if (!keep_for_change()) return false;
   if (leads()) {
     membership_.remember("scaling", scaling_to_tell().dump());
     membership_.ask_for_ranks(scaling_->ranks);

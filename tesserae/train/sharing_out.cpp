@@ -58,16 +58,11 @@ std::string Run::cannot_share_out(int degree) const {
 
 // 2, 3, 4.
 
-/// At the end of a step.
-void Run::share_out() {
+/// At the end of a step. False: that cannot be, and the run goes on as it was.
+bool Run::share_out() {
   const os::TimePoint begin = os::now();
   const int degree = scaling_->experts, before = expert_degree();
-  checkpoints_->settle();
-  try {
-    checkpoints_->keep();
-  } catch (const checkpoint::SaveFailed& failure) {
-    return dial_->refuse(*std::exchange(scaling_, std::nullopt), failure.what());
-  }
+  if (!keep_for_change()) return false;
   std::string kept;
   if (leads()) {
     kept = checkpoint::list_checkpoints(folders_->checkpoints).back().path.native();
@@ -75,7 +70,7 @@ void Run::share_out() {
     output_->clear_line();
   }
   kept = comm::text_of(*fabric_, kept, 0);
-  mesh::Strategy strategy = state_->sharded.options().strategy;
+  const mesh::Strategy strategy = state_->sharded.options().strategy;
   const shard::Setting now = state_->setting();
   const nlohmann::json told = strategy_json(strategy, now.tiers, setup_.choice);
   dial_server_ = dial_->hand_over();
@@ -106,6 +101,7 @@ void Run::share_out() {
     }
   }
   make_dial();
+  return true;
 }
 
 /// Where there is no state: what is made from here on is of so many ranks that share out experts.
