@@ -269,7 +269,13 @@ RANK_MAIN(five_hundred_changes) {
 }
 
 TEST(Reshard, FiveHundredChangesLeakNothing) {
-  const auto results = run_ranks("five_hundred_changes", 4, {}, std::chrono::seconds(300));
+  const auto results = run_ranks({.main = "five_hundred_changes",
+                                  .ranks = 4,
+                                  .args = {},
+                                  .deadline = std::chrono::seconds(300),
+                                  .environment = {},
+                                  .own_memory = true,
+                                  .left_behind = {}});
   ASSERT_TRUE(results.all_succeeded()) << results.text();
   const double early = results[0].value("early"), late = results[0].value("late");
   std::printf("memory of 4 ranks after 100 changes: %.1f MB, after 500: %.1f MB\n", early / 1e6, late / 1e6);

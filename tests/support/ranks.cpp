@@ -42,7 +42,7 @@ Running start(const RankJob& job, int rank, uint16_t port) {
   std::vector<std::string> program = {os::program_path(), "--rank-main=" + job.main};
   program.insert(program.end(), job.args.begin(), job.args.end());
   // What is in a job's environment may be read as a program begins.
-  auto child = job.environment.empty() && may_go_on_as_a_copy()
+  auto child = job.environment.empty() && !job.own_memory && may_go_on_as_a_copy()
                    ? Child::copy(environment, pipe.write.get(), [&] { return run_rank(job.main, job.args); })
                    : Child::program(environment, pipe.write.get(), program);
   return {std::move(child), std::move(pipe.read), {}, false};

@@ -45,6 +45,7 @@ struct RankJob {
   RankArgs args;
   std::chrono::seconds deadline{120};
   std::map<std::string, std::string> environment;  ///< for all ranks
+  bool own_memory = false;                         ///< measured: what a copy has in common with the test is not there
   std::vector<int> left_behind;                    ///< ranks that never end by themselves: killed once the others ended
 };
 

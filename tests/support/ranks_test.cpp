@@ -60,12 +60,14 @@ TEST(RunRanks, ARankIsACopyWhereThatCanBe) {
   });
   const auto beside_a_thread = run_ranks(job);
   other = {};
+  const auto after_a_thread = run_ranks(job);
   job.environment = {{"SOMETHING", "else"}};
   const auto with_environment = run_ranks(job);
   for (const int rank : {0, 1}) {
     EXPECT_EQ(copies[rank].value("remembered"), one_thread) << copies.text();
     EXPECT_EQ(copies[rank].value("open"), 0) << copies.text();
     EXPECT_EQ(beside_a_thread[rank].value("remembered"), 0);
+    EXPECT_EQ(after_a_thread[rank].value("remembered"), 0);
     EXPECT_EQ(with_environment[rank].value("remembered"), 0);
   }
 }
