@@ -67,6 +67,16 @@ double largest_copies(const model::GptConfig& given, int64_t rows) {
   return static_cast<double>(most);
 }
 
+// Bytes that a forward and its backward take beyond what they find, which are gradients, too. Counting is on.
+double taken_by_a_step(model::GptImpl& model, int64_t vocabulary) {
+  const at::Tensor tokens = at::randint(vocabulary, {2, 128}, at::kLong);
+  model.forward(tokens, tokens).backward();
+  const int64_t before = CountingAllocator::alive;
+  CountingAllocator::peak = before;
+  model.forward(tokens, tokens).backward();
+  return static_cast<double>(CountingAllocator::peak - before);
+}
+
 // Forward and backward together, with gradients that are there already: what a step takes beyond what it finds.
 TEST(PlanMemory, TheFullestMomentOfAStep) {
   const Counting counting;
@@ -90,12 +100,7 @@ TEST(PlanMemory, TheFullestMomentOfAStep) {
                               .compute_bytes = static_cast<int>(c10::elementSize(dtype)),
                               .recompute = recompute,
                               .composed_norms = true};
-    const at::Tensor tokens = at::randint(vocabulary, {2, 128}, at::kLong);
-    model.forward(tokens, tokens).backward();
-    const int64_t before = CountingAllocator::alive;
-    CountingAllocator::peak = before;
-    model.forward(tokens, tokens).backward();
-    const auto taken = static_cast<double>(CountingAllocator::peak - before);
+    const double taken = taken_by_a_step(model, vocabulary);
     const double expected = cost::activations_of(config, run).total();
     // Where torch has no kernel for such products they take copies, in a product of which the moment may lie.
     const double copies = tensor::widens_products(dtype) ? largest_copies(config, 2 * 128) : 0;
@@ -116,12 +121,7 @@ TEST(PlanMemory, TheFullestMomentOfAStepWithExperts) {
       model.checkpoint_activations_of_blocks(recompute);
       const cost::Execution run{
           .sequence = 128, .micro_batch = 2, .compute_bytes = 4, .recompute = recompute, .composed_norms = true};
-      const at::Tensor tokens = at::randint(vocabulary, {2, 128}, at::kLong);
-      model.forward(tokens, tokens).backward();
-      const int64_t before = CountingAllocator::alive;
-      CountingAllocator::peak = before;
-      model.forward(tokens, tokens).backward();
-      const auto taken = static_cast<double>(CountingAllocator::peak - before);
+      const double taken = taken_by_a_step(model, vocabulary);
       const double expected = cost::activations_of(config, run).total();
       std::printf("mixture, vocabulary %d%s: computed %.3f MB, taken %.3f (%+.1f %%)\n", static_cast<int>(vocabulary),
                   recompute ? ", recomputed" : "", expected / 1e6, taken / 1e6, 100 * (taken / expected - 1));
