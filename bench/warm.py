@@ -59,10 +59,11 @@ def start(command: list[str], environment: Mapping[str, str], sink: IO[bytes]) -
     sys.stderr.flush()
     pid = os.fork()
     if pid:
+        os.setpgid(pid, pid)  # here too: whoever has the Copy may signal its group at once
         return Copy(pid)
     status = 1
     try:
-        os.setsid()
+        os.setpgid(0, 0)
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)

@@ -7,6 +7,7 @@ import io
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -227,6 +228,19 @@ class Missing(unittest.TestCase):
             self.assertEqual(self.status({}), launch.UNAVAILABLE)
 
 
+def killed_at_once(times: int) -> set[int | None]:
+    command, environment = [sys.executable, "-c", "import time; time.sleep(60)"], launch.rank_environment(0, 1, 0)
+    ends = set()
+    for _ in range(times):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            launch.Ranks([command], [environment], Path(folder, "log")) as ranks,
+        ):
+            pass
+        ends |= {process.returncode for process in ranks.processes}
+    return ends
+
+
 class Warm(unittest.TestCase):
     """Ranks that are copies of a process which has imported torch end as others do, and none is used for figures."""
 
@@ -254,6 +268,9 @@ class Warm(unittest.TestCase):
         unavailable = "import sys; print('no such device'); sys.exit(77)"
         with self.assertRaisesRegex(launch.Unavailable, "no such device"):
             self.run_of(unavailable)
+
+    def test_it_can_be_killed_as_soon_as_it_is_started(self) -> None:
+        self.assertEqual(beside().submit(killed_at_once, 20).result(), {-signal.SIGKILL})
 
     def test_what_it_measures_is_not_for_documents(self) -> None:
         argv = "compare.py --cases tiny --warm --update-docs".split()
