@@ -37,10 +37,14 @@ void Run::check_replicas() {
   }();
   tell("corruption", what);
   if (!filled) {
+    // What a checkpoint of step `agreed_` holds was copied after the comparison.
     throw ReplicasDiffer(
-        "train", cat(what, found.decided ? ". No rank has all that these lack" : ". Nothing says which are right",
-                     ". They agreed ", agreed_ > 0 ? cat("after step ", agreed_) : "at the beginning",
-                     ": go on from a checkpoint of then or from before, without the hosts of these ranks"));
+        "train",
+        cat(what, found.decided ? ". No rank has all that these lack" : ". Nothing says which are right",
+            ". They agreed ",
+            agreed_ > 0 ? cat("after step ", agreed_, ": go on from a checkpoint of before that step")
+                        : "at the beginning: no checkpoint of this process is known to be right; begin as it did",
+            ", without the hosts of these ranks"));
   }
   if (leads()) {
     log(LogLevel::error,

@@ -113,17 +113,19 @@ TEST_F(Verification, WhatHasAReplicaIsMendedBesideExpertsThatHaveNone) {
 
 TEST_F(Verification, OfTwoNothingIsSavedAndTheRunEnds) {
   Program program = job_->start("two", with({"train.steps=4000", "checkpoint.every_steps=5"}, 2));
-  ASSERT_TRUE(program.wait_for("saved step 5")) << program.output << program.errors;
+  ASSERT_TRUE(program.wait_for("saved step 10")) << program.output << program.errors;
   EXPECT_GT(flip(ranks_of(program).at(0), pattern_), 0);
   const auto exit = program.finish(seconds(200));
   EXPECT_TRUE(exit && exit->signal == 0 && exit->code == 1) << program.output << program.errors;
   EXPECT_THAT(program.errors, HasSubstr("rank 0: embedding.weight; rank 1: embedding.weight"));
-  // "They agreed after step N: go on from a checkpoint of then": the newest is of that step, and sound.
+  // The newest is of the step after which they agreed last: what it holds may have changed between the comparison and
+  // the copy. The one before is sound.
   const std::vector<int64_t> saved = job_->steps("two");
-  ASSERT_FALSE(saved.empty());
-  EXPECT_THAT(program.errors, HasSubstr(cat("agreed after step ", saved.back(), ":")));
-  EXPECT_EQ(job_->open("two", saved.back()).read("model/embedding.weight"),
-            job_->open("alone", 1).read("model/embedding.weight"));
+  ASSERT_GE(saved.size(), 2);
+  const std::string advice = cat("agreed after step ", saved.back(), ": go on from a checkpoint of before that step");
+  EXPECT_THAT(program.errors, HasSubstr(advice));
+  EXPECT_TRUE(job_->open("two", saved[saved.size() - 2]).read("model/embedding.weight") ==
+              job_->open("alone", 1).read("model/embedding.weight"));
 }
 
 TEST_F(Verification, WithoutReplicasItSaysThatNothingIsCompared) {
