@@ -45,9 +45,6 @@ void check_belongs(const Json& document, const Json& wanted, const std::string& 
 void check_experts(const Json& c) {
   const int degree = c["expert_parallel_degree"];
   if (degree == 1) return;
-  if (c["hybrid_shard_degree"].is_string()) {
-    throw ConfigError("hybrid_shard_degree", "\"auto\" does not know what a mixture of experts costs: give a degree");
-  }
   if (const int tensor = c["tensor_parallel_degree"]; tensor > 1) {
     throw ConfigError("expert_parallel_degree", cat("is ", degree, " with tensor_parallel_degree ", tensor,
                                                     ": scripts have one of them above 1, `tesserae train` takes both"));

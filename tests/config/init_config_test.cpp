@@ -46,6 +46,7 @@ TEST(InitConfig, TakesTheDial) {
   const Json config = resolved(R"({"hybrid_shard_degree": "auto", "dial": {"headroom": 0.25}})");
   EXPECT_EQ(config["hybrid_shard_degree"], "auto");
   EXPECT_EQ(config["dial"]["headroom"], 0.25);
+  EXPECT_EQ(resolved(R"({"expert_parallel_degree": 2, "hybrid_shard_degree": "auto"})")["expert_parallel_degree"], 2);
   EXPECT_EQ(
       resolved(R"({"dial": {"schedule": [{"step": 7, "hybrid_shard_degree": 2}]}})")["dial"]["schedule"][0]["step"], 7);
 }
@@ -99,8 +100,6 @@ INSTANTIATE_TEST_SUITE_P(
         WrongInit{"experts_and_tensors", R"({"expert_parallel_degree": 2, "tensor_parallel_degree": 2})",
                   "expert_parallel_degree: is 2 with tensor_parallel_degree 2: scripts have one of them above 1, "
                   "`tesserae train` takes both"},
-        WrongInit{"automatic_experts", R"({"expert_parallel_degree": 2, "hybrid_shard_degree": "auto"})",
-                  "hybrid_shard_degree: \"auto\" does not know what a mixture of experts costs: give a degree"},
         WrongInit{"taken_exit_code", R"({"preemption": {"exit_code": 2}})",
                   "preemption.exit_code: is 2, which says that a run failed: take 0, or 4 to 255, for example 75"},
         WrongInit{"two_dials",
