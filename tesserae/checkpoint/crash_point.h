@@ -7,14 +7,15 @@
 
 namespace tesserae::checkpoint {
 
-/// Named places of the writer at which a test may end the process. One load of an atomic pointer where no test is;
-/// where TESSERAE_CRASH_POINTS is off, as in all that ships, nothing, and of what follows nothing else is defined.
+/// Named places of the writer, and of a change of the mesh (handover.h, train/sharing_out.cpp), at which a test may end
+/// the process. One load of an atomic pointer where no test is; where TESSERAE_CRASH_POINTS is off, as in all that
+/// ships, nothing, and of what follows nothing else is defined.
 ///
 /// A program that knows nothing of tests is reached through the environment: TESSERAE_CRASH_AT=NAME[@RANK][#COUNT] ends
 /// the process (SIGKILL) when that rank passes that point for the COUNT-th time (first time, any rank if left out).
 void crash_point(const char* name, int rank);
 
-/// All names, in the order in which a save passes them.
+/// All names of a save, in the order in which it passes them.
 const std::vector<std::string>& crash_point_names();
 
 /// Called at every point from now on, from whatever thread passes it; nullptr: nobody is.

@@ -3,10 +3,12 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/checkpoint/handover.h"
 #include "tesserae/checkpoint/load.h"
 #include "tesserae/comm/group.h"
 #include "tesserae/offload/paged_tensor.h"
@@ -107,20 +109,26 @@ struct Counter {
   }
 };
 
+/// Where the values come from.
+struct Origin {
+  std::string name;  // for people
+  std::function<bool(const std::string&)> has;
+  std::function<void(const std::vector<Piece>&)> fill;
+};
+
 /// State of a parameter may be missing as long as its counter is: it had no gradient yet.
-void require_state(const Checkpoint& checkpoint, const std::vector<Piece>& pieces, std::string_view state) {
-  const Manifest& manifest = checkpoint.manifest();
+void require_state(const Origin& from, const std::vector<Piece>& pieces, std::string_view state) {
   const std::string prefix = state_prefix(state);
   for (const Piece& piece : pieces) {
     const std::string counter = state_prefix("step") + piece.name.substr(prefix.size());
-    if (manifest.find(piece.name) != nullptr || manifest.find(counter) == nullptr) continue;
-    throw InvalidArgument("load_model", cat(checkpoint.path().native(), " has no ", piece.name,
+    if (from.has(piece.name) || !from.has(counter)) continue;
+    throw InvalidArgument("load_model", cat(from.name, " has no ", piece.name,
                                             " though the parameter was updated: it was saved with another optimizer"));
   }
 }
 
 /// The optimizer's state as pieces to fill; counters are left to the caller.
-std::vector<Counter> add_state(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Optimizer& optimizer,
+std::vector<Counter> add_state(const Origin& from, shard::Sharded& sharded, optim::Optimizer& optimizer,
                                std::vector<Piece>& pieces) {
   const auto flats = flats_by_shard(sharded.engine());
   std::vector<Counter> counters;
@@ -131,16 +139,27 @@ std::vector<Counter> add_state(const Checkpoint& checkpoint, shard::Sharded& sha
       pieces.insert(pieces.end(), counters.back().saved.begin(), counters.back().saved.end());
       return;
     }
-    offload::zero(tensor);
     std::vector<Piece> slices;
     add_slices(state_prefix(state), shard.slices, tensor, false, false, slices);
-    require_state(checkpoint, slices, state);
+    require_state(from, slices, state);
+    const bool all = std::ranges::all_of(slices, [&](const Piece& piece) { return from.has(piece.name); });
+    if (!all) offload::zero(tensor);  // padding is zero as it is
     for (Piece& piece : slices) {
       piece.optional = true;
       pieces.push_back(std::move(piece));
     }
   });
   return counters;
+}
+
+/// All at once: each block of each file is read once, and the ranks hand each other their state in one go.
+void fill_model(const Origin& from, shard::Sharded& sharded, optim::Optimizer* optimizer, std::vector<Piece> pieces) {
+  std::vector<Counter> counters;
+  sharded.engine().complete_updates();
+  add_parameters(sharded, false, pieces);
+  if (optimizer != nullptr) counters = add_state(from, sharded, *optimizer, pieces);
+  from.fill(pieces);
+  for (const Counter& counter : counters) counter.set();
 }
 
 }  // namespace
@@ -168,13 +187,16 @@ std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optim
 }
 
 void load_model(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Optimizer* optimizer) {
-  std::vector<Piece> pieces;
-  std::vector<Counter> counters;
-  sharded.engine().complete_updates();
-  add_parameters(sharded, false, pieces);
-  if (optimizer != nullptr) counters = add_state(checkpoint, sharded, *optimizer, pieces);
-  load(checkpoint, pieces);  // all at once: each block of each file is read once
-  for (const Counter& counter : counters) counter.set();
+  const auto has = [&checkpoint](const std::string& name) { return checkpoint.manifest().find(name) != nullptr; };
+  const auto fill = [&checkpoint](const std::vector<Piece>& pieces) { load(checkpoint, pieces); };
+  fill_model({checkpoint.path().native(), has, fill}, sharded, optimizer, {});
+}
+
+void take_over_model(const Handover& from, shard::Sharded& sharded, optim::Optimizer* optimizer,
+                     std::vector<Piece> more) {
+  const auto has = [&from](const std::string& name) { return from.has(name); };
+  const auto fill = [&from](const std::vector<Piece>& pieces) { from.fill(pieces); };
+  fill_model({"the state of the job", has, fill}, sharded, optimizer, std::move(more));
 }
 
 void publish_model(shard::Sharded& sharded) {

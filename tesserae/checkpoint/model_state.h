@@ -15,6 +15,7 @@ class Optimizer;
 namespace tesserae::checkpoint {
 
 class Checkpoint;
+class Handover;
 
 /// True if `rank` writes its part of that flat buffer: several ranks may hold the same, and one of them does.
 bool writes_part(const shard::Flat& flat, int rank);
@@ -33,7 +34,11 @@ std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optim
 /// here have different step counters there.
 void load_model(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Optimizer* optimizer);
 
-/// Makes the values that load_model() filled in what the next forward sees. All ranks call it.
+/// The same from what the ranks of the job have now, in another layout. `more`: what else is to be filled. Collective.
+void take_over_model(const Handover& from, shard::Sharded& sharded, optim::Optimizer* optimizer,
+                     std::vector<Piece> more = {});
+
+/// Makes the values that load_model() or take_over_model() filled in what the next forward sees. All ranks call it.
 void publish_model(shard::Sharded& sharded);
 
 }  // namespace tesserae::checkpoint

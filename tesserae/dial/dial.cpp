@@ -217,12 +217,7 @@ void Dial::tell_of_no_change(int client, const char* event, int now) {
 /// By the formulas, in the place that has least to spare.
 std::string Dial::no_room_for_experts(int degree) const {
   if (seen_.place <= 0 || setting_.tiers.uses(offload::Tier::disk)) return "";
-  cost::Facts then = options_.facts;
-  const double parts = static_cast<double>(then.experts.degree) / degree;
-  then.experts = {.degree = degree,
-                  .parameters = std::llround(static_cast<double>(then.experts.parameters) * parts),
-                  .unit = std::llround(static_cast<double>(then.experts.unit) * parts),
-                  .units = then.experts.units};
+  const cost::Facts then = shared_out(options_.facts, degree);
   const double more = cost::memory_of(then, setting_.degrees) - cost::memory_of(options_.facts, setting_.degrees);
   if (more <= seen_.free) return "";
   return cat("it would take ", megabytes(more), " more of a place where ", megabytes(seen_.free), " are free");

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "tesserae/cost/fabric_facts.h"
 #include "tesserae/cost/job_facts.h"
@@ -48,6 +49,15 @@ cost::Facts facts_of(shard::Engine& engine, double state_per_master, int micro_b
   facts.state_bytes = state_per_master * facts.master_bytes;
   cost::set_options(facts, sharding.options);
   facts.micro_batches = micro_batches;
+  return facts;
+}
+
+cost::Facts shared_out(cost::Facts facts, int degree) {
+  const double parts = static_cast<double>(facts.experts.degree) / degree;
+  facts.experts = {.degree = degree,
+                   .parameters = std::llround(static_cast<double>(facts.experts.parameters) * parts),
+                   .unit = std::llround(static_cast<double>(facts.experts.unit) * parts),
+                   .units = facts.experts.units};
   return facts;
 }
 

@@ -33,7 +33,7 @@ at::Tensor initial_values(const Sharding& sharding, const Slot& slot, const at::
     if (!wanted && !options.sync_module_states) return {};
     values = at::empty(slot.whole, at::TensorOptions().dtype(master).device(sharding.device));
     options.initialize(slot.names.front(), values);
-    values = tensor::part_of(values, slot.split);
+    if (!slot.split.whole()) values = tensor::part_of(values, slot.split);
   } else {
     values = parameter.detach().to(sharding.device).contiguous();
   }

@@ -91,6 +91,7 @@ void Checkpointing::save(bool ending) {
   try {
     saver_->save(state_.to_save(), options_.asynchronous && !ending);  // 4: at the end it returns when all is done
     begun_ = state_.step;
+    if (announced_ == begun_) announced_.reset();  // of a step with which the run went on, whose save was still due
     ++figures_.saved;
     announce();
   } catch (const checkpoint::SaveFailed& failure) {

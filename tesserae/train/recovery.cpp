@@ -146,7 +146,7 @@ void Run::end_services(const std::string& why) {
 
 void Run::end_broken_step() {
   end_services("a rank was lost");
-  if (!state_) return;
+  if (before_change_ || !state_) return;  // hear_of_experts() finds out which of two states counts
   if (!whole_ || !state_->sharded.whole()) {
     give_up_state();
   } else if (state_->optimizer->steps_done() != counted_) {

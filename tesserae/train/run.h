@@ -79,6 +79,11 @@ class Run {
 
  private:
   struct Standing;
+  /// What is left as it was while experts are shared out over other ranks, until all ranks have what comes after.
+  struct Before {
+    int experts = 0;  // over how many ranks
+    std::unique_ptr<TrainingState> state;
+  };
 
   // run.cpp
   void start(const Resume& resume);
@@ -134,9 +139,13 @@ class Run {
   // sharing_out.cpp
   int expert_degree() const;
   std::string cannot_share_out(int degree) const;
+  at::Tensor window_for_experts(int degree);
   bool share_out();
+  void hand_over(int degree, const nlohmann::json& strategy, const at::Tensor& window);
+  bool go_through_checkpoint(int degree, const nlohmann::json& strategy);
   void set_experts(int degree);
   void hear_of_experts();
+  void choose_mesh(int degree);
 
   // recovery.cpp
   Standing agree_on_standing();
@@ -165,6 +174,7 @@ class Run {
   optim::Schedule schedule_;
   std::shared_ptr<comm::Fabric> fabric_;
   std::unique_ptr<TrainingState> state_;
+  std::optional<Before> before_change_;
   std::optional<experts::StepLoads> loads_;
   std::optional<RunFolders> folders_;
   std::optional<RunOutput> output_;  // rank 0's

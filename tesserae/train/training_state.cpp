@@ -2,12 +2,14 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
 
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
+#include "tesserae/checkpoint/handover.h"
 #include "tesserae/checkpoint/load.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/random_state.h"
@@ -40,7 +42,10 @@ shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::MeshFa
   shard::Options options = options_of(config, setup);
   options.initialize = model::initialize(model->config());
   if (values == TrainingState::Values::zeros) {
-    options.initialize = [](const std::string& /*name*/, at::Tensor& value) { value.zero_(); };
+    // One zero that stands for all: memory for whole parameters, of which a rank keeps a part, is not touched.
+    options.initialize = [](const std::string& /*name*/, at::Tensor& value) {
+      value = at::zeros({1}, value.options()).expand(value.sizes());
+    };
   }
   options.mesh = mesh;
   options.disk = disk;
@@ -155,6 +160,16 @@ void TrainingState::load(const checkpoint::Checkpoint& checkpoint) {
   // Tensor-parallel ranks draw alike: what other groups of them drew fits none of these.
   const bool same_groups = checkpoint.manifest().axes == mesh->mesh().degrees();
   if (!same_groups || !checkpoint::load_random(checkpoint, fabric->rank(), fabric->device())) seed_random();
+}
+
+void TrainingState::take_over(TrainingState& before, const at::Tensor& window) {
+  const at::NoGradGuard no_grad;
+  const checkpoint::State held = before.to_save();
+  const checkpoint::Handover handover(*fabric, window, held.pieces);
+  checkpoint::take_over_model(handover, sharded, optimizer.get(), buffer_pieces(model, fabric->rank()));
+  take_over(held.training, before.step);
+  seed_random();  // what ranks of the other mesh drew fits none of these
+  publish();
 }
 
 void TrainingState::take_over(const nlohmann::json& description, int64_t at_step) {

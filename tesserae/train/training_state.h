@@ -66,6 +66,9 @@ class TrainingState {
   /// model computes with what was loaded after publish(). Throws what load_model throws, InvalidArgument for a
   /// description that cannot be.
   void load(const checkpoint::Checkpoint& checkpoint);
+  /// Takes over all that `before` has, on the same ranks, in another mesh: bit for bit, what to_save() and load() would
+  /// do. `window`: of Handover (checkpoint/handover.h). Collective.
+  void take_over(TrainingState& before, const at::Tensor& window);
   /// Takes over what description() said at that step; also of a checkpoint of another program, which may say nothing.
   void take_over(const nlohmann::json& description, int64_t at_step);
   /// Changes degrees and tiers, between steps, when nobody reads or copies the state. Throws InvalidArgument and

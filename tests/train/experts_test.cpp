@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::SizeIs;
 
 class ExpertJob : public MeshJob {
  protected:
@@ -99,21 +101,33 @@ class LiveExperts : public ExpertJob {
     return job_.metrics(run).back()["step"];
   }
 
-  /// What `run` did between two of its checkpoints is what a job does that begins at the first with this degree.
-  void expect_as_resumed(const std::string& run, int64_t first, int64_t second, int degree) const {
-    const std::string other = cat(run, "-over-", degree);
+  /// What `run` did after step `first` is what a job does that begins there, from the last checkpoint of `from` (empty:
+  /// at the beginning), with this degree. Returns that job, which ended at step `second`.
+  std::string expect_as_alone(const std::string& run, const std::string& from, int64_t first, int64_t second,
+                              int degree) const {
+    const std::string other = cat(run, "-", first, "-over-", degree);
     std::vector<std::string> arguments = with({cat("expert_parallel_degree=", degree), cat("train.steps=", second)});
-    arguments.insert(arguments.begin(), {"--resume", job_.path(cat(run, "/checkpoints/step-", first))});
+    if (!from.empty()) arguments.insert(arguments.begin(), {"--resume", job_.path(cat(from, "/checkpoints"))});
     job_.run(other, arguments);
-    job_.expect_same_tensors(run, other, second);
     const std::vector<config::Json> lines = job_.metrics(run), expected = job_.metrics(other);
     for (int64_t step = first + 1; step <= second; ++step) {
-      const auto i = static_cast<size_t>(step - 1);  // what came before the checkpoint is told of, too
-      EXPECT_EQ(lines[i]["step"], step);
-      EXPECT_EQ(expected[i]["step"], step);
-      EXPECT_EQ(lines[i]["expert_parallel_degree"], degree);
-      for (const char* key : {"loss", "grad_norm"}) EXPECT_EQ(lines[i][key], expected[i][key]) << key << " " << step;
+      const config::Json& line = lines.at(static_cast<size_t>(step - 1));
+      const config::Json& wanted = expected.at(expected.size() - 1 - static_cast<size_t>(second - step));
+      EXPECT_EQ(line["step"], step);
+      EXPECT_EQ(wanted["step"], step);
+      EXPECT_EQ(line["expert_parallel_degree"], degree);
+      for (const char* key : {"loss", "grad_norm"}) EXPECT_EQ(line[key], wanted[key]) << key << " " << step;
     }
+    return other;
+  }
+
+  /// The step after which experts were shared out over so many ranks.
+  int64_t last_step_before(const std::string& run, int degree) const {
+    for (const config::Json& line : job_.metrics(run)) {
+      if (line["expert_parallel_degree"] == degree) return line["step"].get<int64_t>() - 1;
+    }
+    ADD_FAILURE() << "never over " << degree << " ranks";
+    return 0;
   }
 };
 
@@ -138,10 +152,31 @@ TEST_F(LiveExperts, AreSharedOutOverOtherRanksWhileTheJobTrains) {
   EXPECT_THAT(program.output, HasSubstr(cat("step ", first, ": experts are shared out over 4 ranks, before over 2")));
   EXPECT_THAT(os::files().read(job_.path("live/monitor/events.jsonl")),
               HasSubstr("experts are shared out over 1 ranks, before over 4"));
-  EXPECT_EQ(job_.open("live", first).manifest().axes.expert, 2);
-  EXPECT_EQ(job_.open("live", second).manifest().axes.expert, 4);
-  expect_as_resumed("live", first, second, 4);
-  expect_as_resumed("live", second, third, 1);
+  EXPECT_THAT(job_.steps("live"), SizeIs(1)) << "the last; nothing was saved for a change";
+  const std::string before = expect_as_alone("live", "", 0, first, 2);
+  const std::string between = expect_as_alone("live", before, first, second, 4);
+  expect_as_alone("live", between, second, third, 1);
+}
+
+/// Ranks whose connections have no memory in common, as those of several hosts: through a checkpoint.
+TEST_F(LiveExperts, WhereRanksShareNoMemoryACheckpointIsTheWay) {
+  Program program = job_.start("saved", with({"expert_parallel_degree=2", "run.backend=gloo"}));
+  ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
+  // One that cannot be saved.
+  const std::string folder = job_.path("saved/checkpoints"), aside = job_.path("aside");
+  if (std::filesystem::exists(folder)) std::filesystem::rename(folder, aside);
+  os::files().write(folder, "no folder");
+  const auto [status, text] = dial("saved", {"--expert", "4"});
+  EXPECT_EQ(status, 1);
+  EXPECT_THAT(text, AllOf(HasSubstr("experts stay shared out over 2 ranks, not 4: "), HasSubstr(" was not saved")));
+  os::files().remove(folder);
+  if (std::filesystem::exists(aside)) std::filesystem::rename(aside, folder);
+  expect_shared_out("saved", 2, 4);
+  const int64_t last = stop("saved", program), step = job_.summary("saved")["experts_shared_out"][0]["step"];
+  EXPECT_EQ(job_.open("saved", step).manifest().axes.expert, 2);
+  const std::string before = expect_as_alone("saved", "", 0, step, 2);
+  job_.expect_same_tensors("saved", before, step);
+  job_.expect_same_tensors("saved", expect_as_alone("saved", before, step, last, 4), last);
 }
 
 TEST_F(LiveExperts, WhatCanNotBeIsRefusedAndTrainingGoesOn) {
@@ -172,7 +207,68 @@ TEST_F(LiveExperts, ALostRankIsReplacedInTheNewMesh) {
   EXPECT_EQ(summary["expert_parallel_degree"], 1);
   ASSERT_EQ(summary["experts_shared_out"].size(), 1u);
   const int64_t step = summary["experts_shared_out"][0]["step"];
-  expect_as_resumed("lost", step, last, 1);
+  const std::string before = expect_as_alone("lost", "", 0, step, 2);
+  job_.expect_same_tensors("lost", expect_as_alone("lost", before, step, last, 1), last);
+}
+
+/// Killed while the state is handed over, when all have it, and when the launcher's store has the new degree.
+struct Death {
+  const char* name;
+  const char* at;
+  int rank;
+  bool replicas;  // of what it held
+  int degree;     // afterwards
+};
+
+class KilledWhileSharingOut : public LiveExperts, public testing::WithParamInterface<Death> {};
+
+TEST_P(KilledWhileSharingOut, TheJobGoesOn) {
+  const Death& death = GetParam();
+  const std::string run = cat("killed-", death.name);
+  const std::string degree = cat("hybrid_shard_degree=", death.replicas ? 1 : 4);
+  Program program =
+      job_.start(run, with({"expert_parallel_degree=2", "recovery.replacements=1", "checkpoint.every_steps=4", degree}),
+                 {{"TESSERAE_CRASH_AT", cat(death.at, "@", death.rank)}});
+  ASSERT_TRUE(program.wait_for("step 10/")) << program.output << program.errors;
+  EXPECT_EQ(dial(run, {"--expert", "1"}).first, 1);
+  ASSERT_TRUE(program.wait_for(cat("a new process has the place of rank ", death.rank, ": on from step ")))
+      << program.output << program.errors;
+  const int64_t last = stop(run, program);
+  const config::Json summary = job_.summary(run);
+  EXPECT_EQ(summary["recoveries"].size(), 1u);
+  EXPECT_EQ(summary["expert_parallel_degree"], death.degree);
+  EXPECT_EQ(program.output.find("steps back") == std::string::npos, death.replicas) << program.output;
+  const int64_t step = death.degree == 2 ? last : last_step_before(run, death.degree);
+  const std::string other = cat(run, "-alone");
+  job_.run(other, with({"expert_parallel_degree=2", degree, cat("train.steps=", step)}));
+  const std::vector<config::Json> lines = job_.metrics(run), expected = job_.metrics(other);
+  ASSERT_EQ(lines.size(), static_cast<size_t>(last));
+  for (size_t i = 0; i < expected.size(); ++i) {
+    for (const char* key : {"step", "loss", "grad_norm"}) EXPECT_EQ(lines[i][key], expected[i][key]) << key << " " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Moments, KilledWhileSharingOut,
+                         testing::Values(Death{"OnTheWay", "handing-over", 1, true, 2},
+                                         Death{"OnTheWayWithoutReplicas", "handing-over", 2, false, 2},
+                                         Death{"WhenAllHaveIt", "handed-over", 0, true, 2},
+                                         Death{"WhenTheDegreeIsLeft", "degree-left", 0, true, 1},
+                                         Death{"WhenAnotherHasLeftTheDegree", "degree-left", 3, true, 1}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_F(LiveExperts, WithoutReplacementsALossWhileTheyAreSharedOutEndsTheJob) {
+  const std::vector<std::string> settings = with({"expert_parallel_degree=2", "checkpoint.every_steps=4"});
+  Program program = job_.start("ended", settings, {{"TESSERAE_CRASH_AT", "handing-over@1"}});
+  ASSERT_TRUE(program.wait_for("step 10/")) << program.output << program.errors;
+  EXPECT_EQ(dial("ended", {"--expert", "4"}).first, 1);
+  const auto exit = program.finish();
+  ASSERT_TRUE(exit);
+  EXPECT_EQ(exit->code, 128 + SIGKILL);
+  EXPECT_THAT(program.errors, HasSubstr("rank 1 of 4 was killed by signal 9 (Killed); the other ranks were ended"));
+  const int64_t newest = job_.steps("ended").back();
+  std::vector<std::string> again = with({"expert_parallel_degree=4", cat("train.steps=", newest + 4)});
+  again.insert(again.begin(), {"--resume", "auto"});
+  EXPECT_THAT(job_.run("ended", again), HasSubstr(cat("resumed at step ", newest)));
 }
 
 TEST_F(ExpertJob, WhatCanNotBeIsRefused) {

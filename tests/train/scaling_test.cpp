@@ -275,6 +275,22 @@ TEST_F(Scaling, WhereNoProcessCanBeStartedTheJobGoesOnWithTheRanksThatItHas) {
   expect_same_losses("no-more");
 }
 
+TEST_F(Scaling, WhatCanNotBeSavedKeepsItsRanksAndTrainingGoesOn) {
+  Program program = job_->start("unsaved", with(4, {}));
+  ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
+  const std::string folder = job_->path("unsaved/checkpoints");
+  ASSERT_FALSE(std::filesystem::exists(folder));
+  os::files().write(folder, "no folder");
+  const auto [status, text] = scale("unsaved", 2);
+  EXPECT_EQ(status, 1);
+  EXPECT_THAT(text, AllOf(HasSubstr("the job keeps its 4 ranks, not 2: "), HasSubstr(" was not saved")));
+  os::files().remove(folder);
+  expect_scaled("unsaved", 4, 2);
+  expect_end(program);
+  expect_same_losses("unsaved");
+  EXPECT_THAT(job_->summary("unsaved")["scalings"], SizeIs(1));
+}
+
 TEST_F(Scaling, WithoutReplacementsALossWhileItScalesEndsTheJob) {
   Program program = job_->start("ends", with(4, {"run.deadline_seconds=20"}), {{"TESSERAE_CRASH_AT", "renamed@0#1"}});
   ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
