@@ -214,7 +214,8 @@ bool FlatParameter::begin_publish() {
 const at::Tensor& FlatParameter::write_chunk() {
   const auto chunk = flat_.chunk_range();
   const int64_t begin = chunk.begin - flat_.parameter_range().begin;
-  offload::copy(narrow(piece_, {begin, begin + chunk.size()}), master_);
+  // Whoever writes the master while it is still read publishes again, and that copy comes after this one.
+  queue_copy(narrow(piece_, {begin, begin + chunk.size()}), master_);
   return piece_;
 }
 

@@ -28,18 +28,32 @@ double rounded(int64_t bytes) {
   return static_cast<double>((bytes + grain - 1) / grain * grain);
 }
 
-// Bytes that could be allocated; on a device, `wanted` or nothing: it is asked for that much. Its allocator knows what
-// it keeps for the next who ask, and what others have left of the device.
-double available(c10::Device device, double wanted) {
-  if (device.is_cpu()) return static_cast<double>(os::host_memory().available);
-  const c10::DeviceGuard guard(device);
-  try {
-    c10::GetAllocator(device.type())->allocate(static_cast<size_t>(wanted));
-    return wanted;
-  } catch (const c10::OutOfMemoryError&) {
-    return 0;
+/// Bytes that could be allocated; on a device, `wanted` or nothing: it is asked for that much. Its allocator knows what
+/// it keeps for the next who ask, and what others have left of the device. What was asked for is held until this ends:
+/// while all ranks hold theirs, those that share a device are added up by the device itself.
+class Available {
+ public:
+  Available(c10::Device device, double wanted) {
+    if (device.is_cpu()) {
+      bytes_ = static_cast<double>(os::host_memory().available);
+      return;
+    }
+    const c10::DeviceGuard guard(device);
+    c10::Allocator& allocator = *c10::GetAllocator(device.type());
+    try {
+      held_ = allocator.allocate(static_cast<size_t>(std::max(wanted - words_of_a_turn, 0.0)));
+      allocator.allocate(static_cast<size_t>(words_of_a_turn));  // given back: what the ranks say next lies there
+      bytes_ = wanted;
+    } catch (const c10::OutOfMemoryError&) {
+      held_ = {};
+    }
   }
-}
+  double bytes() const { return bytes_; }
+
+ private:
+  c10::DataPtr held_;
+  double bytes_ = 0;
+};
 
 double sum_of(const std::vector<double>& values, const std::vector<int>& ranks) {
   double sum = 0;
@@ -189,8 +203,9 @@ void Reshard::require_room(c10::Device place, double mine) const {
   double needed = place.is_cpu() ? sum_of(everyones, fabric.world().host_ranks(fabric.rank())) : mine;
   // Tensor-parallel ranks are neighbours, and each needs as much at the same time.
   if (place.is_cpu()) needed *= root.mesh->degree(mesh::axes::tensor);
-  const double free = available(place, std::max(needed, 0.0));
-  const auto shortages = comm::from_all_ranks(fabric, needed - free);
+  const Available available(place, std::max(needed, 0.0));
+  const double free = available.bytes();
+  const auto shortages = comm::from_all_ranks(fabric, needed - free);  // by then all have asked
   const auto worst = std::ranges::max_element(shortages);
   const double most = over_tensor_ranks(*root.mesh, *worst, comm::Reduction::maximum);
   if (most <= 0) return;

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "tesserae/offload/pinned_shelf.h"
 #include "tesserae/shard/activation_offload.h"
 #include "tests/shard/net.h"
 #include "tests/sim/fabric.h"
@@ -47,6 +48,75 @@ TEST_F(SimActivations, ChangeNoBit) {
       });
     }
   }
+}
+
+namespace {
+
+constexpr int64_t elements = 3000;
+
+/// A tensor that is computed slowly, as put on a shelf; it and nobody else has gone from the device.
+std::shared_ptr<offload::Shelved> shelved(offload::Shelf& shelf, double value) {
+  const auto put = [&](double sum) {
+    const at::Tensor tensor = at::zeros({elements}, on_device());
+    for (int i = 0; i < 4; ++i) tensor.add_(sum / 4);
+    return shelf.put(tensor.storage());
+  };
+  auto first = put(value);
+  shelf.end_unit();
+  const auto second = put(value + 1);
+  shelf.end_unit();
+  return first;
+}
+
+at::Tensor shown(const c10::Storage& storage) {
+  at::Tensor tensor = at::empty({0}, on_device());
+  tensor.set_(storage, 0, {elements}, {1});
+  return tensor;
+}
+
+bool all_are(const at::Tensor& tensor, float value) {
+  return at::equal(tensor.cpu(), at::full({elements}, value));
+}
+
+}  // namespace
+
+TEST_F(SimActivations, MayBeTakenOnAnotherStreamThanTheyWerePut) {
+  EXPECT_EQ(right([] {
+              const auto shelf = offload::make_pinned_shelf(device(0));
+              const auto first = shelved(*shelf, 4);
+              const c10::StreamGuard on_stream(side_stream());
+              return all_are(shown(first->take()), 4);
+            }),
+            seeds);
+}
+
+TEST_F(SimActivations, AreLetGoOfWhileTheyArrive) {
+  EXPECT_EQ(right([] {
+              const auto shelf = offload::make_pinned_shelf(device(0));
+              auto first = shelved(*shelf, 4);
+              first->load();
+              first = nullptr;
+              return all_are(at::full({elements}, 3.0f, on_device()), 3);  // in memory where it was to arrive
+            }),
+            seeds);
+}
+
+TEST_F(SimActivations, LeaveTheirPlaceOnTheShelfOnceTheyHaveArrived) {
+  EXPECT_EQ(right([] {
+              const auto shelf = offload::make_pinned_shelf(device(0));
+              auto first = shelved(*shelf, 4);
+              const at::Tensor taken = shown(first->take());
+              first = nullptr;
+              std::vector<std::shared_ptr<offload::Shelved>> next;
+              {
+                const c10::StreamGuard on_stream(side_stream());  // which has waited for nothing
+                for (int i = 0; i < 3; ++i) {
+                  next.push_back(shelf->put(at::full({elements}, 7.0f, on_device()).storage()));
+                }
+              }
+              return all_are(taken, 4);
+            }),
+            seeds);
 }
 
 TEST_F(SimActivations, TheHostWaitsForNothing) {

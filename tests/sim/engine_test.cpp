@@ -156,10 +156,24 @@ TEST_F(SimEngine, StateOnTheHost) {
   expect_parity(run, "offload, accumulated", 4);
 }
 
+// Where one rank trains alone its lanes are the stream that computes.
+TEST_F(SimEngine, StateOnTheHostOfOneRank) {
+  net::Training run;
+  run.options.tiers = {offload::Tier::host, offload::Tier::host, offload::Tier::host};
+  run.options.strategy = strategy(1, 1, 1, true, true);
+  const net::Reference expected = net::train_reference(run.net, run.steps, run.lr, run.micro);
+  for (uint64_t seed = 0; seed < seeds_of(4); ++seed) {
+    restart({.seed = seed});
+    const auto fabric = comm::Fabric::null(mesh::World::single_host(0, 1), device(0));
+    const net::Reference result = net::train_sharded(*fabric, run);
+    EXPECT_LE(net::worst_difference(result.parameters, expected.parameters), 1e-5) << "seed " << seed;
+  }
+}
+
 // Masters and gradients are copied on the lanes' streams beside the computation. The host waits once for what comes
-// from each lane, when a backward is over; how many units there are makes no difference.
+// from each lane, when a backward is over; how many units there are, and what a refresh copies, makes no difference.
 TEST_F(SimEngine, StateOnTheHostIsCopiedBesideTheComputation) {
-  const auto waits_of = [](int blocks) {
+  const auto waits_of = [](int blocks, int parameters) {
     std::vector<int64_t> waits(ranks);
     run_on_devices(ranks, [&](comm::Fabric& fabric) {
       net::NetOptions options;
@@ -167,7 +181,7 @@ TEST_F(SimEngine, StateOnTheHostIsCopiedBesideTheComputation) {
       net::Net model(options);
       net::fill_all(*model);
       shard::Options sharding;
-      sharding.strategy = strategy(4, 4, 4, true, true);
+      sharding.strategy = strategy(parameters, 4, 4, true, true);
       sharding.tiers = {offload::Tier::host, offload::Tier::host, offload::Tier::host};
       auto sharded = shard::shard_model(model, net::share(fabric), sharding);
       const auto batch = net::batch_of(options, 0, fabric.rank(), fabric.size());
@@ -186,9 +200,11 @@ TEST_F(SimEngine, StateOnTheHostIsCopiedBesideTheComputation) {
     });
     return waits;
   };
-  const std::vector<int64_t> few = waits_of(2);
-  EXPECT_EQ(few, waits_of(6));
-  EXPECT_EQ(few, std::vector<int64_t>(ranks, 2));
+  for (const int parameters : {4, 2, 1}) {
+    const std::vector<int64_t> few = waits_of(2, parameters);
+    EXPECT_EQ(few, waits_of(6, parameters)) << "P = " << parameters;
+    EXPECT_EQ(few, std::vector<int64_t>(ranks, 2)) << "P = " << parameters;
+  }
 }
 
 TEST_F(SimEngine, StateOnADisk) {
@@ -295,6 +311,63 @@ TEST_F(SimEngine, StepsThatDepartFromTheRecord) {
     });
     all.push_back(losses);
     ASSERT_EQ(all.back(), all.front()) << "seed " << seed;
+  }
+}
+
+// The same, in an evaluation: its memory is somebody else's at once.
+TEST_F(SimEngine, WhatIsGivenBackOnItsWayIsNotWrittenLater) {
+  for (uint64_t seed = 0; seed < seeds_of(seeds); ++seed) {
+    restart({.seed = seed});
+    run_on_devices(ranks, [&](comm::Fabric& fabric) {
+      net::NetOptions options;
+      options.blocks = 4;
+      net::Net model(options);
+      net::fill_all(*model);
+      shard::Options sharding;
+      sharding.strategy = strategy(4, 4, 4, true, true);
+      sharding.limit_all_gathers = 3;
+      sharding.elastic = true;
+      auto sharded = shard::shard_model(model, net::share(fabric), sharding);
+      const auto batch = net::batch_of(options, 0, fabric.rank(), fabric.size());
+      const at::Tensor tokens = batch.tokens.to(fabric.device()), targets = batch.targets.to(fabric.device());
+      model(tokens, targets).backward();
+      sharded.zero_grad();
+      const at::NoGradGuard no_grad;
+      for (const int skipped : {3, 2}) {
+        model->options.skipped = skipped;
+        model(tokens, targets);
+        std::vector<at::Tensor> others;
+        for (const shard::FlatBuffer* buffer : sharded.engine().buffers()) {
+          for (int i = 0; i < 2; ++i) {
+            others.push_back(at::full({buffer->flat().total()}, 3.0f, on_device(fabric.device().index())));
+          }
+        }
+        Device::at(fabric.device().index()).synchronize();
+        for (const at::Tensor& other : others) EXPECT_TRUE(at::all(other.cpu() == 3).item<bool>()) << "seed " << seed;
+      }
+    });
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(SimEngine, ReplicasAreCompared) {
+  for (uint64_t seed = 0; seed < seeds_of(4); ++seed) {
+    restart({.seed = seed});
+    run_on_devices(ranks, [&](comm::Fabric& fabric) {
+      net::NetOptions options;
+      net::Net model(options);
+      net::fill_all(*model);
+      shard::Options sharding;
+      sharding.strategy = strategy(2, 2, 2, true, true);
+      auto sharded = shard::shard_model(model, net::share(fabric), sharding);
+      const auto batch = net::batch_of(options, 0, fabric.rank(), fabric.size());
+      model(batch.tokens.to(fabric.device()), batch.targets.to(fabric.device())).backward();
+      net::sgd(sharded, 0.1);
+      EXPECT_TRUE(sharded.compare_replicas().suspects.empty()) << "seed " << seed;
+      const at::NoGradGuard no_grad;
+      if (fabric.rank() == 1) sharded.shards()[0].master.add_(1);
+      EXPECT_FALSE(sharded.compare_replicas().suspects.empty()) << "seed " << seed;
+    });
   }
 }
 

@@ -1,6 +1,8 @@
 #include "tests/sim/fabric.h"
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <exception>
 #include <map>
@@ -32,10 +34,10 @@ struct Rooms {
 
 class DeviceFabric final : public comm::Fabric {
  public:
-  DeviceFabric(Rooms& rooms, int rank, int size, std::chrono::milliseconds deadline)
+  DeviceFabric(Rooms& rooms, int rank, int size, c10::Device device, std::chrono::milliseconds deadline)
       : rooms_(rooms),
         world_(mesh::World::single_host(rank, size)),
-        device_(sim::device(static_cast<c10::DeviceIndex>(rank))),
+        device_(device),
         deadline_(deadline),
         table_(rank, size, comm::Lane::Kind::stream, device_) {}
   ~DeviceFabric() override { table_.clear(); }
@@ -67,16 +69,21 @@ class DeviceFabric final : public comm::Fabric {
 
 }  // namespace
 
-void run_on_devices(int ranks, const std::function<void(comm::Fabric&)>& body, std::chrono::milliseconds deadline) {
+void run_on_devices(int ranks, const std::function<void(comm::Fabric&)>& body, std::chrono::milliseconds deadline,
+                    int devices) {
   Rooms rooms;
   std::vector<std::exception_ptr> failures(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      const auto index = static_cast<c10::DeviceIndex>(rank);
+      const auto index = static_cast<c10::DeviceIndex>(devices > 0 ? rank % devices : rank);
       const c10::DeviceGuard here(sim::device(index));
+      const c10::impl::VirtualGuardImpl guard(c10::kPrivateUse1);
+      const c10::StreamGuard on(devices > 0
+                                    ? guard.getStreamFromGlobalPool(sim::device(index), /*isHighPriority=*/false)
+                                    : guard.getStream(sim::device(index)));
       try {
-        DeviceFabric fabric(rooms, rank, ranks, deadline);
+        DeviceFabric fabric(rooms, rank, ranks, sim::device(index), deadline);
         body(fabric);
         Device::at(index).synchronize();
       } catch (...) {

@@ -95,9 +95,11 @@ TEST_F(SimSnapshot, TakesHardlyMorePinnedMemoryThanItHolds) {
   }
 }
 
+// On whatever stream the program computes: who reads does so on another thread, whose stream is the usual one.
 TEST_F(SimSnapshot, LiveSourcesReadWhatWasQueued) {
   EXPECT_EQ(
       right([] {
+        const c10::StreamGuard on_stream(side_stream());
         const at::Tensor master = at::zeros({3000}, on_device());
         for (int i = 0; i < 4; ++i) master.add_(1);
         const auto sources = checkpoint::live_sources({piece("master", master, false)});

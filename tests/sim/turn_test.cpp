@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "tesserae/optim/adamw.h"
 #include "tesserae/shard/engine.h"
 #include "tests/shard/net.h"
 #include "tests/sim/fabric.h"
@@ -81,6 +82,115 @@ TEST_F(SimTurn, WhatDoesNotFitIsRefusedByAllAndWhatIsBegunDoesNotFail) {
     EXPECT_GE(refused, 4);
     EXPECT_GE(done, 4);
   }
+}
+
+// Two ranks on one device, which has room for what comes to one of them.
+TEST_F(SimTurn, RanksThatShareADeviceAreAddedUp) {
+  constexpr size_t step = size_t{128} << 10;
+  int refused = 0, done = 0;
+  for (size_t room = step; room <= 24 * step; room += step) {
+    restart();
+    std::vector<char> refusals(2, 0);
+    Memory& memory = Device::at(0).memory();
+    run_on_devices(
+        2,
+        [&](comm::Fabric& fabric) {
+          net::Uneven model;
+          net::fill_all(*model);
+          shard::Options options;
+          options.strategy = {{2, 2, 2}, false, false};
+          auto sharded = shard::shard_model(model, net::share(fabric), options);
+          at::Tensor before;
+          const auto first = [&](const std::string& /*name*/, const at::Tensor& value) {
+            if (!before.defined()) before = value.cpu();
+          };
+          sharded.visit_parameters(first);
+          fabric.everyone().barrier();
+          if (fabric.rank() == 0) memory.set_limit(memory.asked_bytes() + room);
+          fabric.everyone().barrier();
+          try {
+            sharded.reshard({1, 1, 2});
+          } catch (const OutOfMemory&) {
+            refusals[static_cast<size_t>(fabric.rank())] = 1;
+          }
+          fabric.everyone().barrier();
+          if (fabric.rank() == 0) memory.set_limit(Memory::capacity);
+          fabric.everyone().barrier();
+          EXPECT_TRUE(sharded.whole());
+          at::Tensor after;
+          sharded.visit_parameters([&](const std::string& /*name*/, const at::Tensor& value) {
+            if (!after.defined()) after = value.cpu();
+          });
+          EXPECT_TRUE(at::equal(after, before));
+        },
+        std::chrono::seconds(20), /*devices=*/1);
+    EXPECT_EQ(refusals[0], refusals[1]) << "room for " << room;
+    refusals[0] != 0 ? ++refused : ++done;
+    if (HasFailure()) return;
+  }
+  EXPECT_GE(refused, 4);
+  EXPECT_GE(done, 4);
+}
+
+// On one rank nothing is exchanged, and nobody waits for a device on behalf of what moves.
+TEST_F(SimTurn, WhatMovesToTheHostIsThereWhenItReturns) {
+  EXPECT_EQ(right([&] {
+              bool same = true;
+              run_on_devices(1, [&](comm::Fabric& fabric) {
+                net::NetOptions options;
+                options.blocks = 1;
+                net::Net model(options);
+                net::fill_all(*model);
+                shard::Options sharding;
+                sharding.strategy = {{1, 1, 1}, true, true};
+                auto sharded = shard::shard_model(model, net::share(fabric), sharding);
+                optim::AdamW optimizer(sharded, optim::AdamWOptions{.lr = 1e-2});
+                const auto batch = net::batch_of(options, 0, 0, 1);
+                model(batch.tokens.to(fabric.device()), batch.targets.to(fabric.device())).backward();
+                optimizer.step({.clip_norm = 0.5});
+                optimizer.zero_grad();
+                std::vector<at::Tensor> before, after;
+                const auto read = [&](std::vector<at::Tensor>& values) {
+                  optimizer.visit_state([&](const auto& /*shard*/, std::string_view /*name*/, const at::Tensor& value) {
+                    values.insert(values.begin(), value.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
+                  });
+                  for (const auto& shard : sharded.shards()) {
+                    values.push_back(shard.master.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
+                  }
+                };
+                read(before);
+                sharded.turn({{1, 1, 1}, {offload::Tier::host, offload::Tier::host, offload::Tier::host}});
+                read(after);
+                for (size_t i = 0; i < before.size(); ++i) same = same && at::equal(before[i], after[i]);
+              });
+              return same;
+            }),
+            seeds);
+}
+
+// The host reads it as soon as it is there.
+TEST_F(SimTurn, AnOptimizersCounterFollowsItsStateToTheHost) {
+  EXPECT_EQ(right([&] {
+              const auto shard_on = [](const at::TensorOptions& where) {
+                return shard::Shard{.master = at::ones({64}, where), .grad = at::ones({64}, where), .slices = {}};
+              };
+              std::vector<shard::Shard> shards{shard_on(on_device())};
+              optim::AdamW optimizer(optim::target_of(shards), optim::AdamWOptions{.lr = 1e-2});
+              for (int i = 0; i < 3; ++i) optimizer.step({.measure_norm = false});
+              std::vector<at::Tensor> state = optimizer.take(shards[0]);
+              for (at::Tensor& tensor : state) tensor = tensor.cpu();
+              shards[0].master = shards[0].master.cpu();
+              // Beside the computation of the next step, which is queued already.
+              at::Tensor other = at::zeros({3000}, on_device());
+              for (int i = 0; i < 4; ++i) other.add_(1);
+              optimizer.put(shards[0], state);
+              double counted = 0;
+              optimizer.visit_state([&](const auto& /*shard*/, std::string_view name, const at::Tensor& value) {
+                if (name == "step") counted = value.item<double>();
+              });
+              return counted == 3;
+            }),
+            seeds);
 }
 
 TEST_F(SimTurn, GroupsThatNobodyNeedsEndAndAreMadeAnew) {

@@ -38,7 +38,7 @@ constexpr Helper helpers[] = {
     {"offload/paged_tensor.cpp", ""},       // copy(), and what it consists of
 };
 
-// Sources of which no wait is for a device.
+// Sources of which no wait is for a device, or that other programs of the tests try.
 constexpr std::pair<std::string_view, std::string_view> of_the_host[] = {
     {"comm/transports/shm_", "ranks of one host, in shared memory"},
     {"comm/transports/gloo_", "sockets"},
@@ -47,6 +47,8 @@ constexpr std::pair<std::string_view, std::string_view> of_the_host[] = {
     {"comm/rendezvous", "the store"},
     {"checkpoint/saver", "the thread that writes"},
     {"offload/paged_memory", "the disk"},
+    {"comm/transports/staged_group", "tests/device: ranks are processes"},
+    {"shard/rejoin", "test_sim_training: ranks are lost"},
     {"shard/exposed_time", "how long others waited: without it a figure is wrong, and nothing else"},
 };
 
@@ -56,6 +58,11 @@ constexpr std::pair<std::string_view, std::string_view> lines_of_the_host[] = {
     {"changed.wait(lock", "lanes with a thread"},
     {"state_->done.wait(", "lanes with a thread: on a stream a task is done when submit returns"},
     {"for (const auto& work : works) work->wait()", "backends that do not coalesce messages"},
+    {"context_.sharding->gather_lane.submit(task).wait()", "memory that ranks of a host share"},
+    {"group.barrier(label)", "the same"},
+    {"state_->event->block(", "of Ticket::wait, whose callers are tried"},
+    {"event.record(earlier)", "of order(), whose callers are tried"},
+    {"event.block(later)", "the same"},
 };
 
 // Events here say how long others have waited; the wait itself is the callers'.

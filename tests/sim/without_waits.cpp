@@ -181,7 +181,7 @@ bool meets(const Tested& test, const WaitSite& site) {
 }
 
 struct Outcome {
-  int met = 0, found = 0;
+  int met = 0, found = 0, seeds = 0;
   std::string how;
 };
 
@@ -199,6 +199,7 @@ Outcome search(const WaitSite& site, const std::vector<Tested>& tests, Children&
   for (const Tested& test : tests) outcome.met += meets(test, site) ? 1 : 0;
   for (const int seeds : {few_seeds, many_seeds}) {
     if (outcome.found > 0) break;
+    outcome.seeds = seeds;
     for (const Tested& test : tests) {
       if (outcome.found > 0 && !arguments.every) break;
       if (!meets(test, site)) continue;
@@ -229,7 +230,7 @@ int run() {
     found += outcome.found > 0 ? 1 : 0;
     std::cout << (outcome.found > 0 ? "found      " : "NOT FOUND  ") << site.name();
     if (arguments.every) std::cout << ", by " << outcome.found << " of " << outcome.met << " tests";
-    std::cout << "  " << outcome.how << std::endl;
+    std::cout << ", with up to " << outcome.seeds << " seeds  " << outcome.how << std::endl;
   }
   const std::vector<std::string> missed = never_met(sites, TESSERAE_ROOT);
   for (const std::string& line : missed) std::cout << "NEVER MET  " << line << "\n";
