@@ -260,9 +260,6 @@ void check_experts(const Config& config) {
                       "drops the last tokens of a batch, whose order context ranks do not keep: "
                       "take 0, or context_parallel_degree 1");
   }
-  if (experts > 0 && config.model.bias_rate > 0 && config.checkpoint.memory_every_steps > 0) {
-    throw ConfigError("checkpoint.memory_every_steps", "snapshots in memory do not keep what model.bias_rate moves");
-  }
 }
 
 c10::ScalarType dtype(const Json& name) {

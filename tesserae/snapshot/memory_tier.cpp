@@ -232,6 +232,10 @@ std::vector<checkpoint::Piece> MemoryTier::own_pieces() {
   for (checkpoint::Piece& piece : checkpoint::random_pieces(subject_.job()->rank(), subject_.job()->device())) {
     pieces.push_back(std::move(piece));
   }
+  for (const checkpoint::Piece& piece : subject_.alike) {
+    pieces.push_back(piece);
+    pieces.back().written = true;  // by whichever rank's snapshot is there
+  }
   return pieces;
 }
 
@@ -239,7 +243,7 @@ std::vector<checkpoint::Piece> MemoryTier::own_pieces() {
 std::string MemoryTier::refusal(const MemorySnapshot& snapshot) {
   subject_.optimizer.allocate_state();
   for (const checkpoint::Piece& piece : own_pieces()) {
-    if (piece.elements.empty() || !snapshot.find(piece).empty()) continue;
+    if (piece.elements.empty() || piece.optional || !snapshot.find(piece).empty()) continue;
     // Before a shard's first gradient there is no state of it at all.
     if (piece.name.starts_with(counter_prefix) || !has_state(snapshot.manifest, piece.name)) continue;
     return cat("it has no \"", piece.name, "\" of this shape: it was saved from another model or optimizer");
@@ -259,7 +263,7 @@ void MemoryTier::take_over(const MemorySnapshot& snapshot) {
     return true;
   };
   for (const checkpoint::Piece& piece : own_pieces()) {
-    if (fill(piece)) continue;
+    if (fill(piece) || piece.optional) continue;
     at::Tensor(piece.data).zero_();  // state of the optimizer that began after the snapshot
   }
   std::vector<c10::Device> devices{c10::kCPU, subject_.job()->device()};

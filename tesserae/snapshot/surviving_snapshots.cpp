@@ -180,6 +180,11 @@ void add_pieces(const Survivor& survivor, const Past& past, const SnapshotSet& s
           of >= 0 && static_cast<size_t>(of) < set.buffer.size() && set.buffer[static_cast<size_t>(of)] < 0;
       written = same_groups && (of == survivor.rank || gone);
     }
+    if (tensor.name.starts_with("buffer/")) {
+      // All have the same: the first of them.
+      const auto first = std::ranges::find_if(set.buffer, [](int buffer) { return buffer >= 0; });
+      written = survivor.rank == first - set.buffer.begin();
+    }
     if (!written) continue;
     const checkpoint::Extent& extent = tensor.extents.front();
     mesh::Splits split;

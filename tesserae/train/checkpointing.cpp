@@ -19,8 +19,8 @@ Checkpointing::Checkpointing(const config::Config& config, TrainingState& state,
   saver_ = make_saver();
   if (const auto owner = folders.checkpoints_owner) saver_->set_fence([owner] { owner->require(); });
   if (options_.memory_every_steps > 0) {
-    memory_.emplace(snapshot::Subject{state.mesh, state.sharded, *state.optimizer}, state.layout(), folder_,
-                    folders.identity);
+    memory_.emplace(snapshot::Subject{state.mesh, state.sharded, *state.optimizer, state.buffers()}, state.layout(),
+                    folder_, folders.identity);
   }
 }
 

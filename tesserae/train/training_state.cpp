@@ -88,16 +88,6 @@ std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const 
                    .lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .eps = o.epsilon, .weight_decay = o.weight_decay});
 }
 
-/// Every rank has them, and rank 0 writes; a checkpoint from before there were any need not have them.
-std::vector<checkpoint::Piece> buffer_pieces(const model::Gpt& model, int rank) {
-  std::vector<checkpoint::Piece> pieces;
-  for (const auto& item : model->named_buffers()) {
-    pieces.push_back(checkpoint::replicated("buffer/" + item.key(), item.value(), rank));
-    pieces.back().optional = true;
-  }
-  return pieces;
-}
-
 }  // namespace
 
 TrainingState::TrainingState(const config::Config& config, const JobSetup& setup,
@@ -131,8 +121,17 @@ checkpoint::State TrainingState::to_save() {
   for (checkpoint::Piece& piece : checkpoint::random_pieces(fabric->rank(), fabric->device())) {
     state.pieces.push_back(std::move(piece));
   }
-  for (checkpoint::Piece& piece : buffer_pieces(model, fabric->rank())) state.pieces.push_back(std::move(piece));
+  for (checkpoint::Piece& piece : buffers()) state.pieces.push_back(std::move(piece));
   return state;
+}
+
+std::vector<checkpoint::Piece> TrainingState::buffers() const {
+  std::vector<checkpoint::Piece> pieces;
+  for (const auto& item : model->named_buffers()) {
+    pieces.push_back(checkpoint::replicated("buffer/" + item.key(), item.value(), fabric->rank()));
+    pieces.back().optional = true;  // a checkpoint from before there were any need not have them
+  }
+  return pieces;
 }
 
 mesh::Layout TrainingState::layout() const {
@@ -155,7 +154,7 @@ nlohmann::json TrainingState::description() const {
 
 void TrainingState::load(const checkpoint::Checkpoint& checkpoint) {
   checkpoint::load_model(checkpoint, sharded, optimizer.get());
-  checkpoint::load(checkpoint, buffer_pieces(model, fabric->rank()));
+  checkpoint::load(checkpoint, buffers());
   take_over(checkpoint.manifest().training, checkpoint.step());
   // Tensor-parallel ranks draw alike: what other groups of them drew fits none of these.
   const bool same_groups = checkpoint.manifest().axes == mesh->mesh().degrees();
@@ -166,7 +165,7 @@ void TrainingState::take_over(TrainingState& before, const at::Tensor& window) {
   const at::NoGradGuard no_grad;
   const checkpoint::State held = before.to_save();
   const checkpoint::Handover handover(*fabric, window, held.pieces);
-  checkpoint::take_over_model(handover, sharded, optimizer.get(), buffer_pieces(model, fabric->rank()));
+  checkpoint::take_over_model(handover, sharded, optimizer.get(), buffers());
   take_over(held.training, before.step);
   seed_random();  // what ranks of the other mesh drew fits none of these
   publish();

@@ -58,6 +58,8 @@ class TrainingState {
 
   /// This rank's part, with the memory that it lives in (checkpoint/saver.h says how long that must stay as it is).
   checkpoint::State to_save();
+  /// The model's buffers, which every rank has; rank 0 writes them.
+  std::vector<checkpoint::Piece> buffers() const;
   mesh::Layout layout() const;  ///< as it is now: the dial may have changed it
   /// What is said in a checkpoint beside the tensors, as docs/format.md shows it.
   nlohmann::json description() const;

@@ -198,8 +198,6 @@ INSTANTIATE_TEST_SUITE_P(
                       "dial.schedule[1].step: must be more than that of the entry before, 3, but is 3"},
         Contradiction{R"("expert_parallel_degree": 2)",
                       "expert_parallel_degree: is 2, but the model has no experts: set model.experts"},
-        Contradiction{R"("model": {"experts": 4, "bias_rate": 0.001}, "checkpoint": {"memory_every_steps": 5})",
-                      "checkpoint.memory_every_steps: snapshots in memory do not keep what model.bias_rate moves"},
         Contradiction{R"("model": {"experts": 2, "experts_per_token": 3})",
                       "model: experts_per_token is 3; it must be <= experts, 2"},
         Contradiction{R"("context_parallel_degree": 2, "model": {"experts": 4, "capacity_factor": 1.5})",

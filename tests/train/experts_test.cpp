@@ -104,9 +104,10 @@ class LiveExperts : public ExpertJob {
   /// What `run` did after step `first` is what a job does that begins there, from the last checkpoint of `from` (empty:
   /// at the beginning), with this degree. Returns that job, which ended at step `second`.
   std::string expect_as_alone(const std::string& run, const std::string& from, int64_t first, int64_t second,
-                              int degree) const {
+                              int degree, std::vector<std::string> more = {}) const {
     const std::string other = cat(run, "-", first, "-over-", degree);
-    std::vector<std::string> arguments = with({cat("expert_parallel_degree=", degree), cat("train.steps=", second)});
+    more.insert(more.end(), {cat("expert_parallel_degree=", degree), cat("train.steps=", second)});
+    std::vector<std::string> arguments = with(more);
     if (!from.empty()) arguments.insert(arguments.begin(), {"--resume", job_.path(cat(from, "/checkpoints"))});
     job_.run(other, arguments);
     const std::vector<config::Json> lines = job_.metrics(run), expected = job_.metrics(other);
@@ -209,6 +210,33 @@ TEST_F(LiveExperts, ALostRankIsReplacedInTheNewMesh) {
   const int64_t step = summary["experts_shared_out"][0]["step"];
   const std::string before = expect_as_alone("lost", "", 0, step, 2);
   job_.expect_same_tensors("lost", expect_as_alone("lost", before, step, last, 1), last);
+}
+
+TEST_F(LiveExperts, BiasesComeBackFromSnapshotsInMemory) {
+  const std::vector<std::string> memory = {"checkpoint.memory_every_steps=1", "hybrid_shard_degree=4"};
+  const auto job = [&](std::vector<std::string> more) {
+    more.insert(more.end(), memory.begin(), memory.end());
+    return with(more);
+  };
+  Program program = job_.start("snapshots", job({"expert_parallel_degree=2", "recovery.replacements=1"}));
+  ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
+  ::kill(ranks_of(program).at(1), SIGKILL);
+  ASSERT_TRUE(program.wait_for("a new process has the place of rank 1: on from step ")) << program.errors;
+  EXPECT_EQ(dial("snapshots", {"--show"}).first, 0) << "it trains";
+  ::kill(ranks_of(program).at(2), SIGKILL);
+  const auto exit = program.finish();
+  ASSERT_TRUE(exit && !exit->success());
+  const auto reached = static_cast<int64_t>(job_.metrics("snapshots").size());
+
+  // No checkpoint, and another E: from what is left in memory.
+  std::vector<std::string> again = job({"expert_parallel_degree=4", cat("train.steps=", reached + 4)});
+  again.insert(again.begin(), {"--resume", "auto"});
+  EXPECT_THAT(job_.run("snapshots", again), HasSubstr("resumed at step "));
+  const int64_t step = last_step_before("snapshots", 4);
+  EXPECT_GE(step, reached - 1);
+  const std::string before = expect_as_alone("snapshots", "", 0, step, 2, memory);
+  job_.expect_same_tensors("snapshots", expect_as_alone("snapshots", before, step, reached + 4, 4, memory),
+                           reached + 4);
 }
 
 /// Killed while the state is handed over, when all have it, and when the launcher's store has the new degree.
