@@ -7,6 +7,7 @@
 
 #include "tesserae/optim/adamw.h"
 #include "tesserae/shard/engine.h"
+#include "tesserae/shard/local_state.h"
 #include "tests/shard/net.h"
 #include "tests/sim/fabric.h"
 #include "tests/sim/fixture.h"
@@ -162,6 +163,27 @@ TEST_F(SimTurn, WhatMovesToTheHostIsThereWhenItReturns) {
                 sharded.turn({{1, 1, 1}, {offload::Tier::host, offload::Tier::host, offload::Tier::host}});
                 read(after);
                 for (size_t i = 0; i < before.size(); ++i) same = same && at::equal(before[i], after[i]);
+              });
+              return same;
+            }),
+            seeds);
+}
+
+// Each tensor by itself: in a turn there is always something after it that waits.
+TEST_F(SimTurn, OneTensorThatMovesToTheHostIsThereWhenItReturns) {
+  EXPECT_EQ(right([] {
+              bool same = false;
+              run_on_devices(1, [&](comm::Fabric& fabric) {
+                net::Net model(net::NetOptions{});
+                net::fill_all(*model);
+                shard::Options options;
+                options.strategy = {{1, 1, 1}, true, true};
+                auto sharded = shard::shard_model(model, net::share(fabric), options);
+                const shard::Flat& flat = sharded.engine().buffers().front()->flat();
+                const at::Tensor here = at::zeros({flat.chunk()}, on_device()), there = at::zeros({flat.chunk()});
+                for (int i = 0; i < 4; ++i) here.add_(1);
+                shard::move_local(fabric, flat, flat, {here}, {there});
+                same = at::all(there.narrow(0, 0, flat.elements()) == 4).item<bool>();
               });
               return same;
             }),
