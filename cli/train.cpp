@@ -80,6 +80,7 @@ int run_train(TrainArguments& arguments) {
     start.job.stop_grace = stop_grace(config);
     start.job.early_exit_code = config.preemption.exit_code;
     start.job.replacements = config.recovery.replacements;
+    start.job.min_ranks = config.recovery.min_ranks;
     return train::run_local_job(start.job);
   }
   return train::train(config, setup, start.world, resume);

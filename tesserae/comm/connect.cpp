@@ -6,6 +6,7 @@
 #include "tesserae/comm/connections.h"
 #include "tesserae/comm/device_transport.h"
 #include "tesserae/comm/fabric.h"
+#include "tesserae/comm/give_up.h"
 #include "tesserae/comm/rendezvous.h"
 #include "tesserae/comm/transports/nccl.h"
 #include "tesserae/os/fork.h"
@@ -80,18 +81,20 @@ class ConnectedFabric final : public Fabric {
 
   void reconnect(int epoch) override {
     if (made_.in_child()) throw ForkedChild("Fabric::reconnect");
-    if (now_) {
-      now_->give_up();
-      may_share_ = now_->may_share();
-      if (!store_) store_ = now_->store();
-      broken_.push_back(std::move(now_));  // whoever holds a group or a lane may still end it
-    }
+    give_up();
     epoch_ = epoch;
     now_ = std::make_unique<Connections>(rendezvous_(epoch), options_, backend_, may_share_);
     if (same_places(world_, now_->world())) return;
     throw CommError("Fabric::reconnect",
                     cat("in epoch ", epoch, " the ranks of the job are not on the hosts where they ",
                         "were: start the job again from its last checkpoint"));
+  }
+  void give_up() {
+    if (!now_) return;
+    now_->give_up();
+    may_share_ = now_->may_share();
+    if (!store_) store_ = now_->store();
+    broken_.push_back(std::move(now_));  // whoever holds a group or a lane may still end it
   }
   void forget_broken() override { broken_.clear(); }
   int epoch() const override { return epoch_; }
@@ -150,6 +153,10 @@ std::shared_ptr<Fabric> Fabric::join(c10::intrusive_ptr<c10d::Store> store, int 
     return Rendezvous(world, store, deadline, epoch);
   };
   return ConnectedFabric::make(rendezvous, options, backend);
+}
+
+void give_up(Fabric& fabric) {
+  if (auto* const connected = dynamic_cast<ConnectedFabric*>(&fabric)) connected->give_up();
 }
 
 void Fabric::reconnect(int /*epoch*/) {

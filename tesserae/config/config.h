@@ -72,6 +72,7 @@ struct Config {
 
   struct Recovery {
     int replacements = 0;
+    int min_ranks = 0;  ///< 0: a rank that is not replaced ends the run
     int64_t check_replicas_every_steps = 0;
   } recovery;
 

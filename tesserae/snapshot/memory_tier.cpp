@@ -168,9 +168,9 @@ std::optional<MemoryTier::Restored> MemoryTier::restore(int64_t at_least) {
   return Restored{.step = set->step, .description = snapshot->manifest.training};
 }
 
-bool MemoryTier::save_surviving(int64_t after) {
-  if (refused_) return false;
-  const bool saved = save_surviving_snapshots(subject_, layout_, prefix_, checkpoints_, after).has_value();
+std::optional<int64_t> MemoryTier::save_surviving(int64_t after) {
+  if (refused_) return std::nullopt;
+  const std::optional<int64_t> saved = save_surviving_snapshots(subject_, layout_, prefix_, checkpoints_, after);
   comm::counts_over_ranks(*subject_.job(), {0});  // nobody reads them any more
   return saved;
 }

@@ -59,9 +59,9 @@ class MemoryTier {
   /// (remove_all).
   std::optional<Restored> restore(int64_t at_least);
   /// After a restore() that gave nothing: makes a checkpoint in the folder from snapshots of another layout, or of a
-  /// job of other size, if they are of a step after `after` (surviving_snapshots.h). Whether it did. Collective. Throws
-  /// checkpoint::SaveFailed.
-  bool save_surviving(int64_t after);
+  /// job of other size, if they are of a step after `after` (surviving_snapshots.h). Returns of which step; nothing:
+  /// there are none. Collective. Throws checkpoint::SaveFailed.
+  std::optional<int64_t> save_surviving(int64_t after);
 
   /// Takes this rank's snapshots away: the job ended well.
   void remove() noexcept;

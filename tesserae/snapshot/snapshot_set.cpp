@@ -43,6 +43,22 @@ std::vector<int> holders(const mesh::Mesh& mesh, const mesh::Layout& layout, int
   return found;
 }
 
+int first_holder(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, bool experts,
+                 const std::vector<bool>& left) {
+  const std::vector<int> all = holders(mesh, layout, rank, experts);
+  const auto first = std::ranges::find_if(all, [&](int other) { return left[static_cast<size_t>(other)]; });
+  return first != all.end() ? *first : -1;
+}
+
+bool hold_everything(const mesh::Mesh& mesh, const mesh::Layout& layout, const std::vector<bool>& left) {
+  for (int rank = 0; rank < mesh.ranks(); ++rank) {
+    for (const bool experts : {false, true}) {
+      if (first_holder(mesh, layout, rank, experts, left) < 0) return false;
+    }
+  }
+  return true;
+}
+
 int neighbour(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, int direction) {
   const std::vector<int> all = holders(mesh, layout, rank, false), experts = holders(mesh, layout, rank, true);
   std::vector<int> both;

@@ -31,6 +31,12 @@ struct SnapshotSet {
 /// index do: the same chunk of the same parts. By replica, ascending. `layout`: of the ranks that shard state.
 std::vector<int> holders(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, bool experts);
 
+/// The first of them that is among those `left` (by rank), which writes for all; -1: none is.
+int first_holder(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, bool experts,
+                 const std::vector<bool>& left);
+/// Whether those that are left hold all that all ranks did.
+bool hold_everything(const mesh::Mesh& mesh, const mesh::Layout& layout, const std::vector<bool>& left);
+
 /// The next rank that holds all that `rank` does (with direction -1, the previous); -1: there is no other.
 int neighbour(const mesh::Mesh& mesh, const mesh::Layout& layout, int rank, int direction = 1);
 

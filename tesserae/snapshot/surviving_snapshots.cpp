@@ -143,9 +143,9 @@ std::optional<SnapshotSet> complete_set(comm::Fabric& fabric, const std::vector<
 
 /// Whether this one of the set writes the chunk that it shares with ranks of other replicas; `experts`: of experts.
 bool writes_chunk(const Past& past, const SnapshotSet& set, int rank, bool experts) {
-  const std::vector<int> all = holders(past.mesh(), past.layout, rank, experts);
-  const auto first = std::ranges::find_if(all, [&](int other) { return set.buffer[static_cast<size_t>(other)] >= 0; });
-  return first != all.end() && *first == rank;
+  std::vector<bool> left;
+  for (const int buffer : set.buffer) left.push_back(buffer >= 0);
+  return first_holder(past.mesh(), past.layout, rank, experts, left) == rank;
 }
 
 /// How the parameter is split that a piece is of; its state, too, and its counter, which has no parts.

@@ -174,7 +174,8 @@ class Job {
   /// One that only lost a peer has found nothing to go on from. After a signal, one that was killed: others may still
   /// be able to save.
   bool may_replace(const Rank& rank) const {
-    if (job_.replacements == 0 || !membership_ || culprit_ || seen_signals_ > 1) return false;
+    if (!membership_ || culprit_ || seen_signals_ > 1) return false;
+    if (job_.replacements == 0 && job_.min_ranks == 0) return false;
     if (seen_signals_ > 0) return rank.exit->signal != 0;
     return rank.exit->signal != 0 || (rank.exit->code != exit_peer_lost && rank.exit->code != exit_unusable);
   }
@@ -185,23 +186,26 @@ class Job {
     for (const int silent : membership_->silent()) {
       if (silent >= 0 && silent < size()) ranks_[static_cast<size_t>(silent)].process.signal_group(os::signal_kill);
     }
-    const int ranks = membership_->asked_ranks().value_or(size());
-    const bool scales = ranks != size();
+    const std::optional<int> asked = membership_->asked_ranks();
+    const int ranks = asked.value_or(size());
     std::erase_if(lost_, [ranks](int number) { return number >= ranks; });
-    const bool all_failed = !scales && running() > 0 && membership_->failed() >= running();
+    const bool all_failed = !asked && running() > 0 && membership_->failed() >= running();
     const bool loss = all_failed || !lost_.empty();
-    if (!loss && !scales) return;
+    if (!loss && !asked) return;
     const auto failed = std::ranges::count_if(lost_, [this](int number) { return exit_of(number).signal == 0; });
     if (failed > 0 && !failures_settled_) failures_settled_.emplace(blame_window);
+    const bool spent = loss && replaced_ >= job_.replacements;
+    const bool with_fewer = spent && may_have_fewer();
     // What several ranks fail of at a time, new ones would fail of, too.
-    if (any_ended_well() || failed > 1 || (loss && replaced_ >= job_.replacements)) {
+    if (any_ended_well() || failed > 1 || (spent && !with_fewer)) {
       membership_->end();
       return lost_.empty() ? void() : blame(lost_.front());
     }
     if (failures_settled_ && !failures_settled_->passed()) return;
     failures_settled_.reset();
-    if (loss) ++replaced_;
     meeting_.epoch = membership_->epoch() + 1;
+    if (with_fewer) return go_on_with_those_left();
+    if (loss) ++replaced_;
     resize(ranks);
     for (const int number : std::exchange(lost_, {})) {
       Rank& rank = ranks_[static_cast<size_t>(number)];
@@ -210,6 +214,33 @@ class Job {
       rank = start(job_, number, meeting_);
     }
     membership_->begin_epoch(size());
+  }
+
+  /// A rank that only lost a peer ends the job, in a moment.
+  bool may_have_fewer() const {
+    const int left = size() - static_cast<int>(lost_.size());
+    return job_.min_ranks > 0 && left >= job_.min_ranks && !lost_.empty() && !suspect_;
+  }
+
+  /// From the next epoch on each has the number of its place among those that are left.
+  void go_on_with_those_left() {
+    std::vector<int> left;
+    std::vector<Rank> ranks;
+    for (int number = 0; number < size(); ++number) {
+      Rank& rank = ranks_[static_cast<size_t>(number)];
+      if (std::ranges::find(lost_, number) == lost_.end()) {
+        left.push_back(number);
+        ranks.push_back(std::move(rank));
+        continue;
+      }
+      print(cat(how_ended(number), "; none takes its place, the job goes on with fewer"));
+      rank.process.signal_group(os::signal_kill);  // what it had started itself
+    }
+    ranks_ = std::move(ranks);
+    lost_.clear();
+    last_speaker_.reset();
+    meeting_.ranks = size();
+    membership_->begin_epoch_of(left);
   }
 
   /// From the next epoch on. Where new ranks cannot be started the job keeps the number that it has: they all have

@@ -25,6 +25,9 @@ struct LocalJob {
   /// places: membership.h. Then, and where a rank says that its configuration cannot work, a loss ends the job. With
   /// several hosts each loss does.
   int replacements = 0;
+  /// Where lost ranks are not replaced (any more), those that are left go on, if they are so many (on one host). They
+  /// are numbered anew, and ask for a number of ranks that their job can have. 0: the loss ends the job.
+  int min_ranks = 0;
 };
 
 /// Starts the ranks with the variables that torchrun sets, waits for their end and returns the job's exit status. On
@@ -37,10 +40,10 @@ struct LocalJob {
 ///  - 128 + signal if this process was asked to end (SIGINT, SIGTERM, SIGUSR1) and the ranks did not end well. They get
 ///    that signal; SIGTERM for SIGINT, which a terminal may have sent them itself.
 ///
-/// The first rank here has this process's standard output; what the others write, and everything written to standard
-/// error, is passed on line by line to standard error. No rank outlives this process, not even if it is killed by
-/// SIGKILL. Throws IoError if a rank cannot be started (after ending those that were), InvalidArgument for several
-/// hosts without a port.
+/// The first rank here has this process's standard output, and nobody after it; what the others write, and everything
+/// written to standard error, is passed on line by line to standard error. No rank outlives this process, not even if
+/// it is killed by SIGKILL. Throws IoError if a rank cannot be started (after ending those that were), InvalidArgument
+/// for several hosts without a port.
 int run_local_job(const LocalJob& job);
 
 /// The exit status of a rank that failed because another one was lost: never the first cause of a job's end.

@@ -6,7 +6,8 @@
 //     launcher does not see. It kills them. From then on they are like others that have ended: whoever is replaced has
 //     no process any more that could write.
 //  3. The launcher starts a process for each rank that has ended and tells it the next epoch. Then it announces that
-//     epoch; or, if it does not replace any more, that there is none.
+//     epoch; or, if it does not replace any more, that there is none. Where the job may have fewer ranks, it announces
+//     who is left instead, which gives them new numbers: they meet to ask for a number that the job can have (6).
 //  4. The ranks that are left have waited for that, and meet the new ones (Fabric::reconnect). Keys of the store carry
 //     the epoch: what is left of an earlier one meets nobody.
 //  5. If all ranks say that they failed and none has ended, the launcher begins an epoch without replacing any.
@@ -18,8 +19,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <cstdlib>
 #include <sstream>
+#include <string_view>
 
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
@@ -31,6 +34,7 @@ namespace {
 
 constexpr const char* prefix = "membership";
 constexpr const char* ends = "end";
+constexpr std::string_view of_left = "left ";
 
 std::string of_epoch(const char* what, int epoch) {
   return cat(what, "/", epoch);
@@ -40,6 +44,13 @@ std::string list(const std::vector<int>& ranks) {
   std::string text;
   for (const int rank : ranks) text += cat(text.empty() ? "" : " ", rank);
   return text;
+}
+
+std::vector<int> numbers(const std::string& text) {
+  std::vector<int> ranks;
+  std::istringstream words(text);
+  for (int rank = 0; words >> rank;) ranks.push_back(rank);
+  return ranks;
 }
 
 }  // namespace
@@ -59,12 +70,8 @@ MembershipServer::MembershipServer() {
 }
 
 std::vector<int> MembershipServer::silent() {
-  std::vector<int> ranks;
   const std::string key = of_epoch("silent", epoch_);
-  if (!store_->check({key})) return ranks;
-  std::istringstream text(store_->get_to_str(key));
-  for (int rank = 0; text >> rank;) ranks.push_back(rank);
-  return ranks;
+  return store_->check({key}) ? numbers(store_->get_to_str(key)) : std::vector<int>();
 }
 
 int MembershipServer::failed() {
@@ -86,11 +93,17 @@ void MembershipServer::begin_epoch(int ranks) {
   ++epoch_;
 }
 
+void MembershipServer::begin_epoch_of(const std::vector<int>& left) {
+  announce(cat(of_left, list(left)));
+  ++epoch_;
+}
+
 void MembershipServer::end() {
   announce(ends);
 }
 
-Membership::Membership(const mesh::Launch& launch, bool replaces) : replaces_(replaces), ranks_(launch.size) {
+Membership::Membership(const mesh::Launch& launch, bool survives)
+    : survives_(survives), ranks_(launch.size), rank_(launch.rank) {
   const char* const epoch = std::getenv(epoch_variable);
   if (epoch == nullptr) return;
   epoch_ = std::atoi(epoch);
@@ -121,20 +134,27 @@ bool Membership::next_epoch(const std::vector<int>& silent, std::chrono::millise
 
 bool Membership::wait_for_epoch(std::chrono::milliseconds deadline) {
   const os::Deadline patience(deadline);
-  std::string ranks;
+  std::string told;
   try {
     while (!is_over()) {
       if (patience.passed()) return false;
       os::sleep_for(std::chrono::milliseconds(5));
     }
-    ranks = store_->get_to_str(of_epoch("epoch", epoch_ + 1));
+    told = store_->get_to_str(of_epoch("epoch", epoch_ + 1));
   } catch (const std::exception& failure) {
     log(LogLevel::warning, cat("the launcher begins no epoch ", epoch_ + 1, ": ", comm::reason_of(failure)));
     return false;
   }
-  if (ranks == ends) return false;
-  ranks_ = std::atoi(ranks.c_str());
+  if (told == ends) return false;
   ++epoch_;
+  of_those_left_ = told.starts_with(of_left);
+  if (!of_those_left_) {
+    ranks_ = std::atoi(told.c_str());
+    return true;
+  }
+  const std::vector<int> left = numbers(told.substr(of_left.size()));
+  rank_ = static_cast<int>(std::ranges::find(left, rank_) - left.begin());
+  ranks_ = static_cast<int>(left.size());
   return true;
 }
 

@@ -29,6 +29,9 @@ class MembershipServer {
   std::optional<int> asked_ranks();
   /// The next epoch begins, with so many ranks: each has a process.
   void begin_epoch(int ranks);
+  /// The same with those of this epoch's ranks alone, in ascending order: others are lost, and not replaced. From then
+  /// on they are numbered in this order.
+  void begin_epoch_of(const std::vector<int>& left);
   /// There will be none: the job ends.
   void end();
 
@@ -43,18 +46,23 @@ class MembershipServer {
 /// The side of a rank. Used from the training thread.
 class Membership {
  public:
-  /// `replaces`: whether the launcher was told to replace lost ranks. Throws IoError if it cannot be reached.
-  Membership(const mesh::Launch& launch, bool replaces);
+  /// `survives`: whether the launcher was told to go on after losses. Throws IoError if it cannot be reached.
+  Membership(const mesh::Launch& launch, bool survives);
 
   /// Whether the launcher is ours, and so can begin another epoch.
   bool served() const { return store_ != nullptr; }
-  /// Whether it replaces lost ranks.
-  bool recovers() const { return served() && replaces_; }
-  /// In which the ranks meet next, and how many they are there: those of higher numbers have no place in it.
+  /// Whether it may begin one after a loss.
+  bool recovers() const { return served() && survives_; }
+  /// In which the ranks meet next, how many they are there, and which of them this one is: those of higher numbers have
+  /// no place in it.
   int epoch() const { return epoch_; }
   int ranks() const { return ranks_; }
+  int rank() const { return rank_; }
+  bool has_place() const { return rank_ < ranks_; }
+  /// Those that meet are what is left of the ranks before: nobody has the place of the lost ones.
+  bool is_of_those_left() const { return of_those_left_; }
   /// An operation failed because of a lost rank, and nothing was heard of `silent`. Waits for the launcher to begin the
-  /// next epoch. False: there will be none, now or within the deadline, or the launcher does not replace ranks.
+  /// next epoch. False: there will be none, now or within the deadline, or a loss ends the job.
   bool next_epoch(const std::vector<int>& silent, std::chrono::milliseconds deadline);
   /// The same where nothing was lost: after ask_for_ranks().
   bool wait_for_epoch(std::chrono::milliseconds deadline);
@@ -69,9 +77,10 @@ class Membership {
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;  // null: the launcher is none of ours
-  bool replaces_;
-  int ranks_;
+  bool survives_;
+  int ranks_, rank_;
   int epoch_ = 0;
+  bool of_those_left_ = false;
 };
 
 /// In the environment of a rank whose launcher has a MembershipServer: the epoch in which it begins.

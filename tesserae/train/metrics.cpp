@@ -74,6 +74,12 @@ std::optional<StepRecord> from_line(const std::string& line) {
   record.tokens_per_second = number("tokens_per_second");
   record.step_ms = number("step_ms");
   record.comm_ms = number("comm_ms");
+  const auto whole = [](const config::Json& value) { return value.is_number_integer(); };
+  if (const auto found = json.find("ranks"); found != json.end() && whole(*found)) record.ranks = *found;
+  if (const auto found = json.find("degrees");
+      found != json.end() && found->is_array() && found->size() == 3 && std::ranges::all_of(*found, whole)) {
+    record.degrees = {.parameters = found->at(0), .gradients = found->at(1), .optimizer = found->at(2)};
+  }
   record.skipped = json.value("skipped", false);
   record.bad = json.value("bad", "");
   record.rolled_back_from = json.value("rolled_back_from", int64_t{0});

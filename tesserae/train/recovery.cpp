@@ -30,7 +30,6 @@
 #include "tesserae/comm/rank_list.h"
 #include "tesserae/dial/protocol.h"
 #include "tesserae/os/seconds.h"
-#include "tesserae/train/run.h"
 
 namespace tesserae::train {
 namespace {
@@ -65,34 +64,24 @@ mesh::Strategy strategy_from(const nlohmann::json& told, mesh::Strategy strategy
   return strategy;
 }
 
-/// Of all ranks, the same on all of them.
-struct Run::Standing {
-  std::vector<bool> whole;  ///< by rank
-  std::vector<int> new_ones;
-  int reference = -1;        ///< the lowest whole rank of the latest step; -1: nobody has a state
-  std::string run;           ///< where the run writes; empty: it has not begun
-  int64_t step = 0;          ///< of the reference
-  bool pending = false;      ///< that step is not finished on all that count it, or something of it was undone
-  bool save_broken = false;  ///< a save has been given up
-};
+void Run::connect() {
+  comm::FabricOptions options;
+  options.backend = config_.run.backend;
+  options.device = setup_.device;
+  options.connect_deadline = os::milliseconds(config_.run.connect_deadline_seconds);
+  options.deadline = os::milliseconds(config_.run.deadline_seconds);
+  options.epoch = membership_.epoch();
+  if (membership_.served()) options.cancelled = [this] { return membership_.is_over(); };
+  fabric_ = comm::Fabric::connect(world_, options);
+}
 
 void Run::meet() {
+  if (membership_.is_of_those_left()) return go_on_with_fewer();
   const os::TimePoint begin = os::now();
   const int epoch = membership_.epoch();
-  if (membership_.ranks() != world_.size()) change_size();
+  if (membership_.ranks() != setup_.mesh.ranks()) change_size();
   // 1.
-  if (fabric_ == nullptr) {
-    comm::FabricOptions options;
-    options.backend = config_.run.backend;
-    options.device = setup_.device;
-    options.connect_deadline = os::milliseconds(config_.run.connect_deadline_seconds);
-    options.deadline = os::milliseconds(config_.run.deadline_seconds);
-    options.epoch = epoch;
-    if (membership_.served()) options.cancelled = [this] { return membership_.is_over(); };
-    fabric_ = comm::Fabric::connect(world_, options);
-  } else {
-    fabric_->reconnect(epoch);
-  }
+  fabric_ == nullptr ? connect() : fabric_->reconnect(epoch);
   listen();
   if (epoch == 0) return start(resume_);
   end_broken_step();  // 2
@@ -105,10 +94,10 @@ void Run::meet() {
   folders_ = join_folders(*fabric_, config_, all.run, folders_);
   if (config_.sharding.automatic) links_ = cost::measure_links(*fabric_);
   if (const nlohmann::json told = scaling_at_hand(); !told.is_null()) {
-    take_up(told, begin);
+    take_up(told, all, begin);
     return fabric_->forget_broken();
   }
-  forget_scaling();
+  forget_scaling("the launcher could not start others, its log says why");
   const std::string from = go_on(all);
   fabric_->forget_broken();
   const double seconds = os::seconds_since(begin);
@@ -216,14 +205,19 @@ Run::Standing Run::agree_on_standing() {
 
 // 4.
 
+nlohmann::json Run::past() const {
+  return {{"recoveries", recoveries_}, {"scalings", scalings_},   {"sharings", sharings_},
+          {"bad_steps", bad_steps_},   {"differing", differing_}, {"agreed", agreed_}};
+}
+
 nlohmann::json Run::tell() const {
-  nlohmann::json told = {{"recoveries", recoveries_}, {"scalings", scalings_},   {"sharings", sharings_},
-                         {"bad_steps", bad_steps_},   {"differing", differing_}, {"agreed", agreed_}};
+  nlohmann::json told = past();
   told["strategy"] = strategy_json(state_->sharded.options().strategy, state_->setting().tiers, setup_.choice);
   told["norm"] = bits_of(std::span(&state_->optimizer->last_step().norm, 1));
   told["sums"] = bits_of(sums_);
   told["record"] = to_line(record_);
   told["description"] = state_->description();
+  told["step"] = state_->step;
   return told;
 }
 
@@ -247,12 +241,17 @@ void Run::take_strategy(const nlohmann::json& told) {
   setup_.choice = told.at("choice");
 }
 
+nlohmann::json Run::hear_of_reference(const Standing& all) {
+  const std::string text = fabric_->rank() == all.reference ? tell().dump() : "";
+  nlohmann::json told = nlohmann::json::parse(comm::text_of(*fabric_, text, all.reference));
+  hear(told);
+  return told;
+}
+
 /// Returns from what.
 std::string Run::go_on(const Standing& all) {
   if (all.reference < 0) return go_back(all);
-  const std::string text = fabric_->rank() == all.reference ? tell().dump() : "";
-  const nlohmann::json told = nlohmann::json::parse(comm::text_of(*fabric_, text, all.reference));
-  hear(told);
+  const nlohmann::json told = hear_of_reference(all);
   if (!take_over(all, told)) return go_back(all);
   make_services();
   if (checkpoints_->memory() != nullptr) checkpoints_->memory()->keep_newest();
@@ -271,13 +270,17 @@ std::string Run::go_on(const Standing& all) {
 
 // 5, 6.
 
+/// A rank with a state.
+void Run::catch_up(const Standing& all, const nlohmann::json& told) {
+  if (state_->step == all.step) return;
+  sums_ = from_bits(told.at("sums"));
+  state_->optimizer->finish_step(from_bits(told.at("norm")).front(), step_options());
+  count_step();
+}
+
 bool Run::take_over(const Standing& all, const nlohmann::json& told) {
   if (all.whole[static_cast<size_t>(fabric_->rank())]) {
-    if (state_->step < all.step) {
-      sums_ = from_bits(told.at("sums"));
-      state_->optimizer->finish_step(from_bits(told.at("norm")).front(), step_options());
-      count_step();
-    }
+    catch_up(all, told);
     state_->rejoin();
   } else {
     whole_ = false;
@@ -292,13 +295,15 @@ bool Run::take_over(const Standing& all, const nlohmann::json& told) {
 
 // 7.
 
+void Run::require_saved(const std::string& lost) {
+  if (config_.checkpoint.enabled() || newest_saved() > 0) return;
+  throw StateLost("train", cat("of what ", lost, " held, no other rank has a copy, and nothing was saved: lower ",
+                               "hybrid_shard_degree so that there are replicas, or set checkpoint.memory_every_steps ",
+                               "or checkpoint.every_steps"));
+}
+
 std::string Run::go_back(const Standing& all) {
-  if (!config_.checkpoint.enabled() && newest_saved() == 0) {
-    throw StateLost("train",
-                    cat("of what ", comm::rank_list(all.new_ones), " held, no other rank has a copy, and nothing was ",
-                        "saved: lower hybrid_shard_degree so that there are replicas, or set ",
-                        "checkpoint.memory_every_steps or checkpoint.every_steps"));
-  }
+  require_saved(comm::rank_list(all.new_ones));
   whole_ = false;
   const nlohmann::json begun = nlohmann::json::parse(remembered("strategy"));
   if (!state_) {
@@ -350,11 +355,15 @@ std::optional<Origin> Run::newest_of_this_run(int64_t reached) {
       return Origin{.step = found->step, .from = "memory of the hosts", .in_memory = true};
     }
   }
-  if (saved == 0) return std::nullopt;
+  // Those of more ranks become a checkpoint first.
+  const auto survived =
+      checkpoints_->memory() != nullptr ? checkpoints_->memory()->save_surviving(saved) : std::nullopt;
+  const int64_t first = survived.value_or(saved), last = survived.value_or(std::max(saved, reached));
+  if (first == 0) return std::nullopt;
   std::string path;
   if (leads()) {
     for (const checkpoint::Committed& committed : checkpoint::list_checkpoints(folders_->checkpoints)) {
-      if (committed.step >= saved && committed.step <= std::max(saved, reached)) path = committed.path.native();
+      if (committed.step >= first && committed.step <= last) path = committed.path.native();
     }
   }
   path = comm::text_of(*fabric_, path, 0);

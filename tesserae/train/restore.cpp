@@ -81,7 +81,7 @@ class Automatic {
   }
 
   /// Whether there is a checkpoint now that was not there before.
-  bool save_surviving(int64_t after) { return memory_ != nullptr && memory_->save_surviving(after); }
+  bool save_surviving(int64_t after) { return memory_ != nullptr && memory_->save_surviving(after).has_value(); }
 
   std::optional<Origin> from_storage() {
     damaged_.clear();

@@ -176,6 +176,7 @@ void Run::tell(const std::string& kind, const std::string& text) {
 }
 
 std::optional<int> Run::train() {
+  if (!state_) return std::nullopt;
   if (!began_) began_ = os::now();
   make_dial();
   for (;;) {
@@ -210,12 +211,16 @@ void Run::make_dial() {
   dial_ = std::make_unique<dial::Dial>(fabric_, state_->setting(), std::move(options));
 }
 
-/// To those who ask this process to end. Once it is known which ranks share a host: one of them asks for all.
+/// To those who ask this process to end. Once it is known which ranks share a host: one of them asks for all. Who asked
+/// may be gone.
 void Run::listen() {
-  if (stop_) return;
+  const bool asks = preemption::asks_for_host(fabric_->world());
+  if (stop_ && (asks == asks_for_host_ || stop_->notice())) return;
+  stop_.reset();
+  asks_for_host_ = asks;
   const auto& asked = config_.preemption;
   preemption::Sources sources{.second_demand_ends = true, .every = os::milliseconds(asked.every_seconds)};
-  if (preemption::asks_for_host(fabric_->world())) {
+  if (asks) {
     sources.file = asked.file;
     sources.command = asked.command;
   }
@@ -234,7 +239,7 @@ optim::StepOptions Run::step_options() {
 
 /// Once `sums_` are those of all ranks.
 std::string Run::verdict(double norm) const {
-  return state_->bad_steps.verdict(sums_[0] / fabric_->size(), norm, overflow_expected_);
+  return state_->bad_steps.verdict(sums_[0] / state_->fabric->size(), norm, overflow_expected_);
 }
 
 /// Steps 1 to 3.
@@ -281,8 +286,8 @@ void Run::count_step() {
   record_.grad_norm = state_->optimizer->last_step().norm;
   record_.skipped = state_->optimizer->last_step().skipped;
   record_.degrees = state_->layout().degrees();
-  record_.ranks = fabric_->size();
-  record_.loss = sums_[0] / fabric_->size();
+  record_.ranks = state_->fabric->size();  // not fabric_: others may be lost by now, and not replaced
+  record_.loss = sums_[0] / record_.ranks;
   record_.bad = verdict(record_.grad_norm);
   record_.rolled_back_from = std::exchange(rolled_back_from_, 0);
   state_->bad_steps.add(record_.loss, !record_.bad.empty());

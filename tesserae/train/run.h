@@ -46,7 +46,7 @@ class ReplicasDiffer : public Error {
 
 /// One rank of a training run: run.cpp has its steps, rollback.cpp what becomes of bad ones,
 /// verification.cpp whether replicas agree, recovery.cpp what it does after another rank was lost, scaling.cpp how it
-/// gets another number of ranks, sharing_out.cpp how its experts do.
+/// gets another number of ranks, fewer_ranks.cpp how that begins with a loss, sharing_out.cpp how its experts do.
 ///
 ///   Run run(config, setup, resume, world, membership);
 ///   for (;;) {
@@ -68,7 +68,8 @@ class Run {
   /// Meets the ranks of the job in the epoch of `membership`; the same call for one that is left after a loss and for a
   /// new process, and where the number of ranks has changed. Afterwards all have the state of the same step: that of
   /// the last one that any rank had finished, where the lost rank's part is held by a replica; else that of the newest
-  /// snapshot or checkpoint. Throws a CommError, also when another rank is lost meanwhile; StateLost.
+  /// snapshot or checkpoint. Those that are left where nobody replaces the lost ones have kept the state instead, given
+  /// it up and asked for a number of ranks. Throws a CommError, also when another rank is lost meanwhile; StateLost.
   void meet();
   /// To the end; returns the exit status. Nothing: the state is saved and given up, and the job is to go on in an epoch
   /// with another number of ranks. Throws what train() (trainer.h) throws.
@@ -86,6 +87,7 @@ class Run {
   };
 
   // run.cpp
+  void connect();
   void start(const Resume& resume);
   void make_state(TrainingState::Values values);
   void make_services();
@@ -129,12 +131,19 @@ class Run {
   std::string cannot_scale(int ranks) const;
   bool keep_for_change();
   bool leave_for_scaling();
-  nlohmann::json scaling_to_tell() const;
+  nlohmann::json told_to(int ranks, nlohmann::json told) const;
+  void ask_for_ranks(int ranks, const nlohmann::json& told);
   void leave(const std::string& why);
   void change_size();
   nlohmann::json scaling_at_hand();
-  void take_up(const nlohmann::json& told, os::TimePoint begin);
-  void forget_scaling();
+  void take_up(const nlohmann::json& told, Standing all, os::TimePoint begin);
+  void forget_scaling(const std::string& why);
+
+  // fewer_ranks.cpp
+  void go_on_with_fewer();
+  int ranks_for_those_left(int most) const;
+  nlohmann::json what_those_left_tell(const Standing& all);
+  std::string keep_what_is_left(const Standing& all, const nlohmann::json& told);
 
   // sharing_out.cpp
   int expert_degree() const;
@@ -152,13 +161,17 @@ class Run {
   void end_services(const std::string& why);
   void end_broken_step();
   std::string go_on(const Standing& all);
+  nlohmann::json hear_of_reference(const Standing& all);
+  void catch_up(const Standing& all, const nlohmann::json& told);
   bool take_over(const Standing& all, const nlohmann::json& told);
   std::string go_back(const Standing& all);
   std::optional<Origin> newest_of_this_run(int64_t reached);
+  nlohmann::json past() const;
   nlohmann::json tell() const;
   void hear(const nlohmann::json& told);
   void give_up_state();
   void take_strategy(const nlohmann::json& told);
+  void require_saved(const std::string& lost);
   std::string remembered(const char* what);
   int64_t newest_saved();
 
@@ -171,6 +184,7 @@ class Run {
   const Resume resume_;
   Membership& membership_;
   std::optional<preemption::Watch> stop_;
+  bool asks_for_host_ = false;  // of stop_
   optim::Schedule schedule_;
   std::shared_ptr<comm::Fabric> fabric_;
   std::unique_ptr<TrainingState> state_;

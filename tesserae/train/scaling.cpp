@@ -11,7 +11,10 @@
 //  6. All have it: rank 0 takes back what it left in 3. The run goes on.
 //
 // A rank that is lost before 3 is a loss as any other, and nobody scales. From then on the next epoch has the new
-// number: where lost ranks are replaced, that begins 5 again; else the job ends.
+// number: where lost ranks are replaced, that begins 5 again; where the job may have fewer, fewer_ranks.cpp asks in 3
+// for another number; else the job ends.
+
+#include "tesserae/train/scaling.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -29,17 +32,15 @@
 #include "tesserae/train/run.h"
 
 namespace tesserae::train {
-namespace {
 
-/// This process in a job of so many ranks on its host: all that our launcher would say otherwise.
-mesh::World world_of_size(int ranks) {
-  return mesh::World::from_environment([size = std::to_string(ranks)](const char* name) -> const char* {
-    const std::string_view asked = name;
-    return asked == "WORLD_SIZE" || asked == "LOCAL_WORLD_SIZE" ? size.c_str() : std::getenv(name);
-  });
+mesh::World world_of_size(int ranks, int rank) {
+  return mesh::World::from_environment(
+      [size = std::to_string(ranks), rank = std::to_string(rank)](const char* name) -> const char* {
+        const std::string_view asked = name;
+        if (asked == "RANK" || asked == "LOCAL_RANK") return rank.c_str();
+        return asked == "WORLD_SIZE" || asked == "LOCAL_WORLD_SIZE" ? size.c_str() : std::getenv(name);
+      });
 }
-
-}  // namespace
 
 // 1. Rank 0's.
 
@@ -72,12 +73,12 @@ bool Run::keep_for_change() {
 bool Run::leave_for_scaling() {
   scaling_began_ = os::now();
   if (!keep_for_change()) return false;
+  nlohmann::json told;
   if (leads()) {
-    membership_.remember("scaling", scaling_to_tell().dump());
-    membership_.ask_for_ranks(scaling_->ranks);
-    output_->clear_line();
+    told = told_to(scaling_->ranks, tell());
+    told["checkpoint"] = checkpoint::list_checkpoints(folders_->checkpoints).back().path.native();
   }
-  comm::lowest_rank_with(*fabric_, false);
+  ask_for_ranks(scaling_->ranks, told);
   dial_server_ = dial_->hand_over();
   leave("the number of ranks changes");
   return true;
@@ -91,27 +92,34 @@ void Run::leave(const std::string& why) {
   fabric_.reset();
 }
 
-/// What a new rank 0 needs, too.
-nlohmann::json Run::scaling_to_tell() const {
-  const int ranks = scaling_->ranks;
+/// What a new rank 0 needs, too: what was told of the state as it is, for so many ranks.
+nlohmann::json Run::told_to(int ranks, nlohmann::json told) const {
   const auto state_ranks = [](const mesh::Mesh& mesh, int of) {
     return mesh::Mesh(of, mesh.degrees()).degree(mesh::axes::state);
   };
-  const shard::Setting& now = state_->setting();
+  const mesh::Strategy now = strategy_from(told.at("strategy"), setup_.strategy);
   const auto as_configured = [&](const config::Config& config, int of) {
     return config::strategy_of(config, state_ranks(setup_.mesh, of));
   };
   mesh::Strategy strategy = as_configured(for_ranks(written_, written_for_, ranks), ranks);
   // What the dial was turned to stays, as nearly as can be.
-  if (now.degrees != as_configured(config_, fabric_->size()).degrees) {
-    strategy = mesh::with_degrees(state_->sharded.options().strategy,
-                                  nearest_degrees(now.degrees, state_ranks(setup_.mesh, ranks)));
+  const int before = setup_.mesh.ranks();
+  if (now.degrees != as_configured(config_, before).degrees) {
+    strategy = mesh::with_degrees(now, nearest_degrees(now.degrees, state_ranks(setup_.mesh, ranks)));
   }
-  nlohmann::json told = tell();
-  told["strategy"] = strategy_json(strategy, now.tiers, setup_.choice);
-  told["scaling"] = {{"step", state_->step}, {"from", fabric_->size()}, {"to", ranks}};
-  told["checkpoint"] = checkpoint::list_checkpoints(folders_->checkpoints).back().path.native();
+  told["strategy"] = strategy_json(strategy, dial::tiers_from(told["strategy"]["offload"]), told["strategy"]["choice"]);
+  told["scaling"] = {{"step", told.at("step")}, {"from", before}, {"to", ranks}};
   return told;
+}
+
+/// `told`: rank 0's; null: the run has not begun. Collective.
+void Run::ask_for_ranks(int ranks, const nlohmann::json& told) {
+  if (leads()) {
+    if (!told.is_null()) membership_.remember("scaling", told.dump());
+    membership_.ask_for_ranks(ranks);
+    if (output_) output_->clear_line();
+  }
+  comm::lowest_rank_with(*fabric_, false);
 }
 
 // 5.
@@ -121,8 +129,10 @@ void Run::change_size() {
   const int ranks = membership_.ranks();
   if (fabric_ != nullptr) leave("a rank was lost");  // between 3 and 4
   config_ = for_ranks(written_, written_for_, ranks);
-  setup_ = set_up_job(config_, ranks, ranks, world_.launch().local_rank);
-  world_ = world_of_size(ranks);
+  const c10::Device device = setup_.device;  // also of a process that has another number now
+  setup_ = set_up_job(config_, ranks, ranks, membership_.rank());
+  setup_.device = device;
+  world_ = world_of_size(ranks, membership_.rank());
 }
 
 /// What rank 0 left in 3 for as many ranks as have met now; null: nothing. Collective.
@@ -134,8 +144,9 @@ nlohmann::json Run::scaling_at_hand() {
   return nullptr;
 }
 
-/// Ranks have met in a number that is not what was asked for: one was lost before 3, or the launcher can start no more.
-void Run::forget_scaling() {
+/// Ranks have met in a number that is not what was asked for: one was lost before 3, or is not replaced, or the
+/// launcher can start no more.
+void Run::forget_scaling(const std::string& why) {
   const auto asked = std::exchange(scaling_, std::nullopt);
   if (!asked || !dial_server_) return;
   if (asked->experts > 0) {
@@ -143,37 +154,47 @@ void Run::forget_scaling() {
                                                             expert_degree(), " ranks")));
     return;
   }
-  dial_server_->tell(asked->client,
-                     dial::error_event(cat("the job keeps its ", fabric_->size(), " ranks: the launcher ",
-                                           "could not start others, its log says why")));
+  dial_server_->tell(asked->client, dial::error_event(cat("the job keeps its ", fabric_->size(), " ranks: ", why)));
 }
 
 // 5, 6.
 
-void Run::take_up(const nlohmann::json& told, os::TimePoint begin) {
+void Run::take_up(const nlohmann::json& told, Standing all, os::TimePoint begin) {
   hear(told);
   whole_ = false;
-  take_strategy(told.at("strategy"));
-  make_state(TrainingState::Values::zeros);
-  make_services();
-  const Resume kept{.mode = Resume::Mode::path, .path = told.at("checkpoint").get<std::string>()};
-  const std::optional<Origin> origin = restore(*state_, kept, *folders_, checkpoints_->memory());
-  checkpoints_->begin(last_save_);
-  whole_ = true;
-  pending_ = save_broken_ = false;
-  record_ = {};
-  scheduled_until_ = state_->step;
   nlohmann::json scaling = told.at("scaling");
+  const Resume kept{.mode = Resume::Mode::path, .path = told.at("checkpoint").get<std::string>()};
+  record_ = {};
+  save_broken_ = false;
+  if (leads()) membership_.remember("strategy", told.at("strategy").dump());
+  if (kept.path.empty()) {  // of what lost ranks held there was no copy
+    all.step = scaling.at("step");
+    scaling["back"] = go_back(all);
+    scaling["steps_back"] = std::max<int64_t>(all.step - state_->step, 0);
+  } else {
+    take_strategy(told.at("strategy"));
+    make_state(TrainingState::Values::zeros);
+    make_services();
+    origin_ = restore(*state_, kept, *folders_, checkpoints_->memory());
+    checkpoints_->begin(last_save_);
+    whole_ = true;
+    pending_ = told.value("pending", false);
+    if (pending_) record_ = from_line(told.at("record").get<std::string>()).value_or(StepRecord());
+    scheduled_until_ = state_->step;
+    if (leads()) output_.emplace(config_, setup_, *folders_, origin_);
+  }
+  scaling["step"] = state_->step;
   const double seconds = os::seconds_since(scaling_began_.value_or(begin));
   scaling["seconds"] = seconds;
   scalings_.push_back(scaling);
   const auto asked = std::exchange(scaling_, std::nullopt);
   if (!leads()) return;
-  membership_.remember("strategy", told.at("strategy").dump());
   membership_.remember("scaling", "");
-  output_.emplace(config_, setup_, *folders_, origin);
-  const std::string from_to = cat(scaling.at("from").get<int>(), " -> ", scaling.at("to").get<int>(), " ranks");
-  output_->say(cat("step ", state_->step, ": ", from_to, " in ", seconds, " s"));
+  const std::string left = scaling.contains("left") ? cat(", ", scaling["left"].get<int>(), " were left,") : "";
+  const std::string from_to = cat(scaling.at("from").get<int>(), " -> ", scaling.at("to").get<int>(), " ranks", left);
+  const std::string back =
+      scaling.contains("back") ? cat(", ", scaling["steps_back"].get<int64_t>(), " steps back") : "";
+  output_->say(cat("step ", state_->step, ": ", from_to, " in ", seconds, " s", back));
   tell("scale", cat("the job has ", from_to, " now"));
   if (!dial_server_ || !asked) return;
   dial::Json event = {{"event", "scaled"}, {"degrees", dial::to_json(setup_.strategy.degrees)}};

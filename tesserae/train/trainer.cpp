@@ -9,7 +9,7 @@
 namespace tesserae::train {
 
 int train(const config::Config& config, const JobSetup& setup, const mesh::World& world, const Resume& resume) {
-  Membership membership(world.launch(), config.recovery.replacements > 0);
+  Membership membership(world.launch(), config.recovery.replacements > 0 || config.recovery.min_ranks > 0);
   // Ranks give up on a silent one one after the other, each at its own deadline.
   const auto deadline = os::milliseconds(config.run.deadline_seconds + config.run.connect_deadline_seconds);
   Run run(config, setup, resume, world, membership);
@@ -30,7 +30,7 @@ int train(const config::Config& config, const JobSetup& setup, const mesh::World
     if (scales && !membership.wait_for_epoch(deadline)) {
       throw comm::CommError("train", "the job has ended while the number of its ranks was to change");
     }
-    if (world.launch().rank >= membership.ranks()) return 0;  // the others go on without this one
+    if (!membership.has_place()) return 0;  // the others go on without this one
   }
 }
 

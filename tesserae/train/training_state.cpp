@@ -4,7 +4,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "tesserae/base/error.h"
@@ -20,6 +22,7 @@
 #include "tesserae/optim/adamw.h"
 #include "tesserae/optim/sgd.h"
 #include "tesserae/shard/activation_offload.h"
+#include "tesserae/snapshot/snapshot_set.h"
 
 namespace tesserae::train {
 namespace {
@@ -88,6 +91,12 @@ std::unique_ptr<optim::Optimizer> make_optimizer(shard::Sharded& sharded, const 
                    .lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .eps = o.epsilon, .weight_decay = o.weight_decay});
 }
 
+/// "NAME" of "model/NAME" and "optimizer/STATE/NAME".
+std::string parameter_of(const std::string& piece) {
+  const size_t slash = piece.find('/');
+  return piece.substr((piece.starts_with("optimizer/") ? piece.find('/', slash + 1) : slash) + 1);
+}
+
 }  // namespace
 
 TrainingState::TrainingState(const config::Config& config, const JobSetup& setup,
@@ -122,6 +131,30 @@ checkpoint::State TrainingState::to_save() {
     state.pieces.push_back(std::move(piece));
   }
   for (checkpoint::Piece& piece : buffers()) state.pieces.push_back(std::move(piece));
+  return state;
+}
+
+checkpoint::State TrainingState::to_save_of(const std::vector<bool>& left) {
+  const int own = fabric->rank();
+  const auto writes = [&](bool experts) {
+    return snapshot::first_holder(mesh->mesh(), layout(), own, experts, left) == own;
+  };
+  const bool writes_shared = writes(false), writes_experts = writes(true);
+  checkpoint::State state{.step = step,
+                          .pieces = checkpoint::model_pieces(sharded, optimizer.get(), /*as_first_replica=*/true),
+                          .training = description()};
+  std::set<std::string, std::less<>> of_experts;
+  for (const checkpoint::Piece& piece : state.pieces) {
+    if (!piece.split.along(mesh::Axis::expert).whole()) of_experts.insert(parameter_of(piece.name));
+  }
+  for (checkpoint::Piece& piece : state.pieces) {
+    piece.written = piece.written && (of_experts.contains(parameter_of(piece.name)) ? writes_experts : writes_shared);
+  }
+  const auto first = static_cast<int>(std::ranges::find(left, true) - left.begin());
+  for (checkpoint::Piece& piece : buffers()) {
+    piece.written = own == first;
+    state.pieces.push_back(std::move(piece));
+  }
   return state;
 }
 

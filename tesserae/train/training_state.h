@@ -58,6 +58,10 @@ class TrainingState {
 
   /// This rank's part, with the memory that it lives in (checkpoint/saver.h says how long that must stay as it is).
   checkpoint::State to_save();
+  /// The same where ranks are lost that had this state: `left`, by rank, hold everything (snapshot_set.h), and each
+  /// writes what it is the first of them to hold. Without random numbers: step() seeds them. For another fabric, whose
+  /// layout is the caller's to say.
+  checkpoint::State to_save_of(const std::vector<bool>& left);
   /// The model's buffers, which every rank has; rank 0 writes them.
   std::vector<checkpoint::Piece> buffers() const;
   mesh::Layout layout() const;  ///< as it is now: the dial may have changed it

@@ -34,7 +34,7 @@ class MembershipTest : public testing::Test {
 };
 
 TEST_F(MembershipTest, ARankWaitsForTheNextEpochAndTellsWhoIsSilent) {
-  Membership rank(launch(), /*replaces=*/true);
+  Membership rank(launch(), /*survives=*/true);
   EXPECT_TRUE(rank.recovers());
   EXPECT_EQ(rank.epoch(), 0);
   EXPECT_FALSE(rank.is_over());
@@ -52,7 +52,7 @@ TEST_F(MembershipTest, ARankWaitsForTheNextEpochAndTellsWhoIsSilent) {
 }
 
 TEST_F(MembershipTest, AnEpochIsOverOnceTheNextHasBegun) {
-  Membership rank(launch(), /*replaces=*/true);
+  Membership rank(launch(), /*survives=*/true);
   begin_epoch(2);
   EXPECT_TRUE(rank.is_over());
   begin_epoch(2);
@@ -63,18 +63,18 @@ TEST_F(MembershipTest, AnEpochIsOverOnceTheNextHasBegun) {
 }
 
 TEST_F(MembershipTest, ARankHearsThatTheJobEnds) {
-  Membership rank(launch(), /*replaces=*/true);
+  Membership rank(launch(), /*survives=*/true);
   server_.end();
   EXPECT_FALSE(rank.next_epoch({}, seconds(60)));
 }
 
 TEST_F(MembershipTest, ARankDoesNotWaitForEver) {
-  Membership rank(launch(), /*replaces=*/true);
+  Membership rank(launch(), /*survives=*/true);
   EXPECT_FALSE(rank.next_epoch({}, milliseconds(50)));
 }
 
 TEST_F(MembershipTest, WhatIsRememberedOutlivesThoseWhoKnew) {
-  Membership first(launch(), true), second(launch(), /*replaces=*/true);
+  Membership first(launch(), true), second(launch(), /*survives=*/true);
   EXPECT_EQ(second.remembered("run"), "");
   first.remember("run", "runs/7");
   EXPECT_EQ(first.remembered("run"), "runs/7");  // the store has it now
@@ -83,7 +83,7 @@ TEST_F(MembershipTest, WhatIsRememberedOutlivesThoseWhoKnew) {
 }
 
 TEST_F(MembershipTest, RankZeroAsksForAnotherNumberOfRanks) {
-  Membership rank(launch(), /*replaces=*/false);
+  Membership rank(launch(), /*survives=*/false);
   EXPECT_TRUE(rank.served());
   EXPECT_FALSE(rank.next_epoch({}, seconds(60))) << "a loss ends the job";
   EXPECT_FALSE(server_.asked_ranks());
@@ -97,9 +97,29 @@ TEST_F(MembershipTest, RankZeroAsksForAnotherNumberOfRanks) {
   EXPECT_EQ(rank.epoch(), 1);
 }
 
+TEST_F(MembershipTest, ThoseThatAreLeftGetNewNumbers) {
+  mesh::Launch last = launch();
+  last.size = 4;
+  last.rank = 3;
+  Membership rank(last, /*survives=*/true);
+  EXPECT_EQ(rank.rank(), 3);
+  server_.begin_epoch_of({0, 2, 3});
+  EXPECT_TRUE(rank.next_epoch({}, seconds(60)));
+  EXPECT_TRUE(rank.is_of_those_left());
+  EXPECT_EQ(rank.ranks(), 3);
+  EXPECT_EQ(rank.rank(), 2);
+  server_.begin_epoch_of({1, 2});
+  EXPECT_TRUE(rank.next_epoch({}, seconds(60)));
+  EXPECT_EQ(rank.rank(), 1) << "of the epoch before";
+  begin_epoch(1);
+  EXPECT_TRUE(rank.wait_for_epoch(seconds(60)));
+  EXPECT_FALSE(rank.is_of_those_left());
+  EXPECT_FALSE(rank.has_place());
+}
+
 TEST_F(MembershipTest, AnotherLauncherReplacesNobody) {
   ::unsetenv(epoch_variable);
-  Membership rank(launch(), /*replaces=*/true);
+  Membership rank(launch(), /*survives=*/true);
   EXPECT_FALSE(rank.recovers());
   EXPECT_FALSE(rank.next_epoch({}, seconds(60)));
   EXPECT_EQ(rank.remembered("run"), "");

@@ -64,6 +64,7 @@ class Recovery : public testing::Test {
       ::kill(victim->second, number);
       killed.insert(victim->second);
       EXPECT_TRUE(program.wait_for(cat("place of rank ", victims[i]))) << program.output << program.errors;
+      if (number == SIGSTOP) EXPECT_EQ(::kill(victim->second, SIGCONT), -1) << "it could go on, and write";
       const std::map<int, pid_t> now = ranks_of(program);
       for (const auto& [rank, process] : first) {
         const auto found = now.find(rank);

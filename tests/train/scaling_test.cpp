@@ -1,7 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <csignal>
 #include <map>
 #include <string>
@@ -68,15 +67,7 @@ class Scaling : public testing::Test {
 
   /// Every step once, and the losses of `reference`, as far as that went, to rounding.
   static void expect_same_steps(const std::string& run, const std::string& reference) {
-    const std::vector<config::Json> lines = job_->metrics(run), expected = job_->metrics(reference);
-    double worst = 0;
-    for (size_t i = 0; i < lines.size(); ++i) {
-      EXPECT_EQ(lines[i]["step"], i + 1);
-      if (i >= expected.size()) continue;
-      const double loss = lines[i]["loss"], wanted = expected[i]["loss"];
-      worst = std::max(worst, std::abs(loss - wanted) / wanted);
-    }
-    EXPECT_LT(worst, 1e-5);
+    EXPECT_LT(job_->difference_in_history(run, reference), 1e-5);
   }
 
   static void expect_same_losses(const std::string& run, const std::string& reference = "alone") {

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <sstream>
@@ -104,6 +106,19 @@ class TrainJob {
       EXPECT_EQ(lines[i]["step"], i + 1);
       for (const char* key : {"loss", "grad_norm", "lr"}) EXPECT_EQ(lines[i][key], expected[i][key]) << key << " " << i;
     }
+  }
+
+  /// The same to rounding: the largest difference of a loss, relative, up to `step` and as far as `reference` went.
+  double difference_in_history(const std::string& run, const std::string& reference, size_t step = SIZE_MAX) const {
+    const std::vector<config::Json> lines = metrics(run), expected = metrics(reference);
+    double worst = 0;
+    for (size_t i = 0; i < lines.size(); ++i) {
+      EXPECT_EQ(lines[i]["step"], i + 1);
+      if (i >= expected.size() || i >= step) continue;
+      const double loss = lines[i]["loss"], wanted = expected[i]["loss"];
+      worst = std::max(worst, std::abs(loss - wanted) / wanted);
+    }
+    return worst;
   }
 
   checkpoint::Checkpoint open(const std::string& run, int64_t step) const {
