@@ -187,7 +187,11 @@ def has_begun(rank: int, world_size: int) -> None:
 def test_a_rank_that_is_stopped_counts_as_lost(undisturbed: dict[int, str], tmp_path: Path) -> None:
     job = Job(tmp_path / "job", "stopped", 40)
     job.wait_for_steps(3)
-    os.kill(job.ranks()[1], signal.SIGSTOP)
+    stopped = job.ranks()[1]
+    os.kill(stopped, signal.SIGSTOP)
+    job.wait_for_ranks(4)
+    with pytest.raises(ProcessLookupError):  # it could go on, and write
+        os.kill(stopped, signal.SIGCONT)
     assert job.status() == 0, job.text()
     assert job.losses() == undisturbed
     assert re.search(

@@ -1,7 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <csignal>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -92,6 +94,44 @@ TEST_F(Checkpoints, SigtermAfterTheWarningIsTheFirstDemand) {
   const auto exit = program.finish();
   ASSERT_TRUE(exit);
   EXPECT_EQ(exit->code, 128 + SIGUSR1) << "the first signal names the reason";
+}
+
+/// No file may grow any more, those of a checkpoint and the metrics; as where a disk is full.
+TEST_F(Checkpoints, ADiskThatIsFullForAWhileCostsNoStep) {
+  const auto before = std::signal(SIGXFSZ, SIG_IGN);  // for the ranks, who would be killed before they see the error
+  Program program =
+      job_.start("run", {"--nproc", "2", "--set", "train.steps=100000", "run.backend=gloo", "checkpoint.every_steps=20",
+                         "checkpoint.keep=0", "checkpoint.on_error=continue"});
+  std::signal(SIGXFSZ, before);
+  ASSERT_TRUE(program.wait_for("saved step 20 ")) << program.output << program.errors;
+  const auto let_files_have = [&program](rlim_t bytes) {
+    const rlimit limit{bytes, RLIM_INFINITY};
+    for (const auto& [rank, process] : ranks_of(program)) {
+      EXPECT_EQ(::prlimit(process, RLIMIT_FSIZE, &limit, nullptr), 0) << rank;
+    }
+  };
+  let_files_have(4096);
+  ASSERT_TRUE(program.wait_for("training goes on")) << program.output << program.errors;
+  EXPECT_THAT(program.errors,
+              AllOf(HasSubstr("was not saved, older checkpoints are untouched: rank "), HasSubstr("File too large")));
+  const std::vector<int64_t> saved = job_.steps("run");
+  for (const int64_t step : saved) job_.open("run", step);
+  let_files_have(RLIM_INFINITY);
+  program.output.clear();
+  ASSERT_TRUE(program.wait_for("saved step ")) << program.output << program.errors;
+  program.process().signal(SIGTERM);
+  const auto exit = program.finish();
+  ASSERT_TRUE(exit && exit->success()) << program.output << program.errors;
+  EXPECT_GT(job_.steps("run").back(), saved.back());
+  // What there was no room for came later, after the part of a line that there was room for.
+  std::istringstream metrics(os::files().read(job_.path("run") + "/metrics.jsonl"));
+  int64_t step = 0;
+  for (std::string line; std::getline(metrics, line);) {
+    const config::Json record = config::Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (record.is_discarded()) continue;
+    EXPECT_EQ(record["step"], ++step);
+  }
+  EXPECT_EQ(step, job_.steps("run").back());
 }
 
 /// Something takes the folder's place while the job runs, as a storage that goes away does.
