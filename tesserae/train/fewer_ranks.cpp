@@ -1,8 +1,7 @@
 // How a run goes on with fewer ranks, where nobody takes the place of a lost one:
 //
 //  1. The launcher has told those that are left their new numbers. They give up the connections of before, and meet in
-//  a
-//     fabric of their own; the state stays as it is, sharded over the ranks that there were.
+//     a fabric of their own; the state stays as it is, sharded over the ranks that there were.
 //  2. They end the broken step and agree on who has a whole state, of which step, as in recovery.cpp (2 and 3). Those
 //     behind carry out the update, too (4 and 5).
 //  3. If they hold every part, each writes what it is the first to hold to a checkpoint, whatever the layout was. If
