@@ -7,7 +7,8 @@ A process of its own that reads the run folder: training does not know of it. It
 that is over, from `tesserae train` and from a script that gave tsm.init a run folder.
   1. Lines of metrics.jsonl (`tesserae train`) become scalars of their step: loss, lr, grad_norm, tokens_per_second, ...
   2. Each new step in monitor/now.json becomes, of every rank, seconds of each stage and bytes of each category of
-     memory (of more than 16 ranks: the least, the median and the most), and how much the slow ranks cost.
+     memory, its load and the speed of its links (of more than 16 ranks: the least, the median and the most), and how
+     much the slow ranks cost.
   3. Events of monitor/events.jsonl become texts, where the tracker has texts.
 """
 
@@ -143,6 +144,10 @@ def of_ranks(now: dict[str, Any]) -> Scalars:
     tables = [("seconds", now["stages"], now["seconds"], 1.0)]
     memory = now.get("memory") or {}
     tables.append(("memory_mib", memory.get("categories", []), memory.get("bytes", []), 2.0**-20))
+    load, links = now.get("load") or {}, now.get("links") or {}
+    tables.append(("load", load.get("kinds", []), load.get("amounts", []), 1.0))
+    hops = ["_".join(str(hop[key]) for key in ("link", "lane", "verb", "ranks")) for hop in links.get("hops", [])]
+    tables.append(("link_gb_per_second", [hop.replace(" ", "_") for hop in hops], links.get("speed", []), 1e-9))
     for what, columns, rows, factor in tables:
         for column, name in enumerate(columns):
             values = [row[column] * factor for row in rows]

@@ -9,6 +9,8 @@
 
 #include "tesserae/comm/call_log.h"
 #include "tesserae/comm/equal_pieces.h"
+#include "tesserae/comm/group_table.h"
+#include "tesserae/comm/link_log.h"
 #include "tesserae/comm/transports/packed_messages.h"
 
 namespace tesserae::comm {
@@ -18,6 +20,14 @@ namespace {
 void scale_to(const at::Tensor& output, const at::Tensor& input, double scale) {
   at::Tensor out = output.view(-1);
   at::mul_out(out, input.view(-1), at::scalar_tensor(scale, at::kDouble));
+}
+
+/// The lane that a group was made for, which its name begins with.
+std::string_view lane_of(const std::string& name) {
+  for (const Traffic traffic : {Traffic::gather, Traffic::reduce, Traffic::control}) {
+    if (name.starts_with(traffic_name(traffic))) return traffic_name(traffic);
+  }
+  return "other";
 }
 
 }  // namespace
@@ -65,17 +75,24 @@ void Group::run(std::string_view verb, Counters::Verb& counter, int64_t bytes, c
   counter.bytes += static_cast<uint64_t>(bytes);
   CallLog* const log = CallLog::current();
   const Waiting waiting;
-  const os::TimePoint begin = log != nullptr ? os::now() : os::TimePoint();
+  take_carrier();
+  const os::TimePoint begin = os::now();
   try {
     // Below autograd and its version counters: gathered parameters are filled behind autograd's back on purpose.
     at::AutoDispatchBelowADInplaceOrView guard;
     body();
+    const os::TimePoint end = os::now();
+    if (const std::string_view link = take_carrier(); !link.empty() && bytes > 0) {
+      // On a device the host has only queued it.
+      const double seconds = blocks_host() ? std::chrono::duration<double>(end - begin).count() : 0;
+      LinkLog::of_process().add(link, lane_of(name_), verb, size(), static_cast<uint64_t>(bytes), seconds);
+    }
     if (log != nullptr) {
       log->add({.verb = verb,
                 .unit = std::string(label.unit),
                 .bytes = static_cast<uint64_t>(bytes),
                 .begin = begin,
-                .end = os::now()});
+                .end = end});
     }
   } catch (const std::exception& cause) {
     try {

@@ -9,7 +9,9 @@
 #include <cmath>
 #include <limits>
 
+#include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
+#include "tesserae/base/work.h"
 #include "tesserae/context/heads.h"
 #include "tesserae/context/kernel.h"
 #include "tesserae/context/key_values.h"
@@ -160,6 +162,15 @@ void check(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& 
   }
 }
 
+/// Pairs of the queries that this rank computes, of as many heads as it was given.
+int64_t own_pairs(const Pattern& pattern, const Sequence& sequence, Method method) {
+  const auto ranks = static_cast<int64_t>(sequence.parallel().size());
+  if (method == Method::all_to_all) return pattern.pairs({0, pattern.length()}) / ranks;  // all, of some heads
+  int64_t pairs = 0;
+  for (const Span& span : sequence.spans()) pairs += pattern.pairs(span);
+  return pairs;
+}
+
 // As kernels want it: in the dtype that autocast gives to the arguments of torch's attention, features side by side.
 at::Tensor prepared(const at::Tensor& x) {
   const at::DeviceType device = x.device().type();
@@ -176,6 +187,7 @@ at::Tensor attention(const at::Tensor& queries, const at::Tensor& keys, const at
   check(queries, keys, values, *sequence, pattern);
   const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(queries.size(3))));
   const Method method = sequence->parallel().method_for(queries.size(1), keys.size(1));
+  if (!autograd::in_backward()) count_work(Work::pairs, queries.size(0) * own_pairs(pattern, *sequence, method));
   const at::Tensor q = prepared(queries), k = prepared(keys), v = prepared(values);
   if (method == Method::all_to_all && sequence->parallel().size() > 1) {
     static const ParallelPtr alone = std::make_shared<const Parallel>();

@@ -22,8 +22,10 @@
 #include <numeric>
 #include <string>
 
+#include "tesserae/autograd/backward.h"
 #include "tesserae/autograd/node.h"
 #include "tesserae/base/error.h"
+#include "tesserae/base/work.h"
 
 namespace tesserae::experts {
 namespace {
@@ -248,6 +250,7 @@ std::shared_ptr<const Dispatch> plan_dispatch(const at::Tensor& choice, const at
     plan->by_expert = order.to(choice.device());
     plan->by_rank = inverse_of(order).to(choice.device());
   }
+  if (!autograd::in_backward()) count_work(Work::expert_tokens, sum_of(plan->received));
   return plan;
 }
 

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "tesserae/autograd/backward.h"
+#include "tesserae/base/work.h"
 #include "tesserae/context/attention.h"
 #include "tesserae/tensor/dropout.h"
 
@@ -41,6 +43,7 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const context::SequencePt
 }
 
 at::Tensor AttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
+  if (!autograd::in_backward()) count_work(Work::pairs, q.size(0) * context::Pattern(q.size(1)).pairs({0, q.size(1)}));
   return at::scaled_dot_product_attention(rotary_->rotate(q).transpose(1, 2), rotary_->rotate(k).transpose(1, 2),
                                           v.transpose(1, 2), /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
                                           /*scale=*/std::nullopt, /*enable_gqa=*/heads_.query != heads_.key_value)

@@ -9,6 +9,7 @@
 
 #include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
+#include "tesserae/base/work.h"
 #include "tesserae/model/init.h"
 #include "tesserae/tensor/dropout.h"
 
@@ -77,6 +78,7 @@ at::Tensor GptImpl::forward_rows(const at::Tensor& tokens, const at::Tensor& tar
   const auto sequence = sequence_of(tokens, row);
   const bool cut = sequence != nullptr;
   const int64_t time = cut ? sequence->tokens() : tokens.size(1);
+  count_work(Work::tokens, tokens.size(0) * time);
   const int64_t padding = config_.sequence_parallel ? round_up(time, config_.parallel->size()) - time : 0;
   // Pieces of the sequence are equal. What follows a token does not change what is computed for it.
   const auto own = [&](const at::Tensor& x, int64_t value) {

@@ -13,6 +13,7 @@ namespace {
 constexpr size_t kept_steps = 32;
 constexpr size_t most_open = 512;  // of a step that a rank never tells of (it was too quick), nothing is made
 constexpr size_t timelines_of_rank = 4;
+constexpr size_t most_hops = 32;
 constexpr double silence = 5, shortest_hang = 10, hang_steps = 20, hang_between_steps = 60;
 
 double rounded(double seconds) {
@@ -23,6 +24,24 @@ Json row_of(const PerStage& seconds) {
   Json row = Json::array();
   for (const double value : seconds) row.push_back(rounded(value));
   return row;
+}
+
+const comm::LinkUse* find_hop(const std::vector<comm::LinkUse>& uses, const comm::LinkUse& hop) {
+  const auto found = std::ranges::find_if(uses, [&hop](const comm::LinkUse& use) { return use.same_hop(hop); });
+  return found == uses.end() ? nullptr : &*found;
+}
+
+/// The row that has least, but something; null unless two have.
+Json least_in_column(const Json& table, size_t column) {
+  Json least;
+  size_t known = 0;
+  for (size_t row = 0; row < table.size(); ++row) {
+    const Json& value = table[row][column];
+    if (value == 0) continue;
+    ++known;
+    if (least.is_null() || value < table[least.get<size_t>()][column]) least = row;
+  }
+  return known > 1 ? least : Json();
 }
 
 }  // namespace
@@ -195,7 +214,66 @@ Json Board::now(const std::vector<std::string>& units) const {
   all["ranks"] = std::move(ranks);
   all["memory"] = std::move(memory);
   all["traffic"] = std::move(traffic);
+  all["load"] = load();
+  all["links"] = links();
   return all;
+}
+
+// Who has most of what, and how much that is over the mean: the others wait for it.
+Json Board::load() const {
+  Json all = {{"kinds", work_names}, {"amounts", Json::array()}, {"most", Json::array()}, {"imbalance", Json::array()}};
+  PerWork sums{}, most{};
+  std::array<size_t, work_count> who{};
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const PerWork work = ranks_[rank].report ? ranks_[rank].report->work : PerWork();
+    all["amounts"].push_back(work);
+    for (size_t kind = 0; kind < work_count; ++kind) {
+      sums[kind] += work[kind];
+      if (work[kind] > most[kind]) who[kind] = rank;
+      most[kind] = std::max(most[kind], work[kind]);
+    }
+  }
+  for (size_t kind = 0; kind < work_count; ++kind) {
+    const bool known = sums[kind] > 0;
+    const double mean = static_cast<double>(sums[kind]) / static_cast<double>(ranks_.size());
+    all["most"].push_back(known ? Json(who[kind]) : Json());
+    all["imbalance"].push_back(known ? Json(rounded(static_cast<double>(most[kind]) / mean)) : Json());
+  }
+  return all;
+}
+
+// A verb takes as long as the last of its ranks; the quickest of many was held up least, so it tells links apart.
+Json Board::links() const {
+  static const std::vector<comm::LinkUse> nothing;
+  const auto uses_of = [](const Rank& rank) -> const auto& {
+    return rank.report ? rank.report->links : nothing;
+  };
+  std::vector<comm::LinkUse> hops;
+  for (const Rank& rank : ranks_) {
+    for (const comm::LinkUse& use : uses_of(rank)) {
+      if (hops.size() < most_hops && find_hop(hops, use) == nullptr) hops.push_back(use);
+    }
+  }
+  Json calls = Json::array(), bytes = Json::array(), seconds = Json::array(), speed = Json::array();
+  for (const Rank& rank : ranks_) {
+    for (Json* table : {&calls, &bytes, &seconds, &speed}) table->push_back(Json::array());
+    for (const comm::LinkUse& hop : hops) {
+      const comm::LinkUse* const found = find_hop(uses_of(rank), hop);
+      const comm::LinkUse use = found != nullptr ? *found : comm::LinkUse();
+      calls.back().push_back(use.calls);
+      bytes.back().push_back(use.bytes);
+      seconds.back().push_back(rounded(use.seconds));
+      speed.back().push_back(std::llround(use.quickest));
+    }
+  }
+  Json names = Json::array(), slowest = Json::array();
+  for (size_t hop = 0; hop < hops.size(); ++hop) {
+    const comm::LinkUse& is = hops[hop];
+    names.push_back({{"link", is.link}, {"lane", is.lane}, {"verb", is.verb}, {"ranks", is.ranks}});
+    slowest.push_back(least_in_column(speed, hop));
+  }
+  return {{"hops", std::move(names)},      {"calls", std::move(calls)}, {"bytes", std::move(bytes)},
+          {"seconds", std::move(seconds)}, {"speed", std::move(speed)}, {"slowest", std::move(slowest)}};
 }
 
 Json Board::timeline(const std::vector<std::string>& units) const {

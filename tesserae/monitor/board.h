@@ -67,6 +67,8 @@ class Board {
     std::vector<Timeline> kept;
     int64_t kept_of = 0;
   };
+  Json load() const;
+  Json links() const;
   void read_steps(std::vector<Event>& events);
   void find_silence(std::vector<Event>& events);
   void find_hang(std::vector<Event>& events);

@@ -177,6 +177,8 @@ Report Monitor::make_report() {
   Report report{.number = ++number_, .now = timer_->now(), .steps = timer_->steps(wish_.known)};
   report.generation = wish_.generation;
   report.sent = timer_->sent();
+  report.work = timer_->work();
+  report.links = timer_->links();
   report.timeline = timer_->timeline(wish_.timeline_every);
   const double before = processor_time();
   measure_memory();

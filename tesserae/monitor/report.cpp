@@ -63,6 +63,20 @@ Timeline timeline_from(const json& all) {
   return timeline;
 }
 
+json to_json(const comm::LinkUse& use) {
+  return {use.link, use.lane, use.verb, use.ranks, use.calls, use.bytes, micros(use.seconds), use.quickest};
+}
+comm::LinkUse use_from(const json& all) {
+  return {.link = all.at(0),
+          .lane = all.at(1),
+          .verb = all.at(2),
+          .ranks = all.at(3),
+          .calls = all.at(4),
+          .bytes = all.at(5),
+          .seconds = seconds_of(all.at(6)),
+          .quickest = all.at(7)};
+}
+
 std::string cbor(const json& all) {
   std::string bytes;
   json::to_cbor(all, bytes);
@@ -87,10 +101,12 @@ std::string to_bytes(const Report& report) {
                 report.now.progress}},
               {"memory", {report.memory.bytes, report.memory.peak}},
               {"sent", report.sent},
+              {"work", report.work},
               {"generation", report.generation},
               {"ended", report.ended}};
   if (report.memory.limit) all["limit"] = *report.memory.limit;
   for (const StepTimes& times : report.steps) all["steps"].push_back(to_json(times));
+  for (const comm::LinkUse& use : report.links) all["links"].push_back(to_json(use));
   if (report.timeline) all["timeline"] = to_json(*report.timeline);
   if (report.kept_of > 0) all["kept_of"] = report.kept_of;
   for (const Timeline& timeline : report.kept) all["kept"].push_back(to_json(timeline));
@@ -113,6 +129,8 @@ Report report_from(std::string_view bytes) {
     report.memory.peak = all.at("memory").at(1);
     if (all.contains("limit")) report.memory.limit = all.at("limit").get<double>();
     report.sent = all.at("sent").get<PerVerb>();
+    report.work = all.at("work").get<PerWork>();
+    for (const json& use : all.value("links", json::array())) report.links.push_back(use_from(use));
     for (const json& times : all.value("steps", json::array())) report.steps.push_back(times_from(times));
     if (all.contains("timeline")) report.timeline = timeline_from(all.at("timeline"));
     report.kept_of = all.value("kept_of", int64_t{0});

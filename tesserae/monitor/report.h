@@ -18,6 +18,8 @@ struct Report {
   std::vector<StepTimes> steps = {};  ///< those after Wish::known, oldest first
   MemoryUse memory = {};
   PerVerb sent{};                         ///< StepTimer::sent
+  PerWork work{};                         ///< StepTimer::work
+  std::vector<comm::LinkUse> links = {};  ///< StepTimer::links
   int64_t generation = 0;                 ///< Wish::generation, as this rank knows it
   bool ended = false;                     ///< the rank says no more
   std::optional<Timeline> timeline = {};  ///< of a step that Wish::timeline_every divides

@@ -94,6 +94,7 @@ void StepTimer::mark(Stage stage, int unit) {
   if (!same_thread) waiting_ = comm::waiting_of_this_thread();
   if (!std::exchange(begun_, true)) {  // what was before is no step
     since_ = step_began_ = now;
+    comm::LinkLog::of_process().take();
     processor_ = processor_seconds();
   }
   const double elapsed = seconds_between(since_, now);
@@ -105,6 +106,7 @@ void StepTimer::mark(Stage stage, int unit) {
   add_span(0, stage_, unit_, since_, work);
   add_span(0, waiting, unit_, now - std::chrono::nanoseconds(static_cast<int64_t>(wait * 1e9)), wait);
   worked_ += work;
+  take_work();
   if (stage != stage_ || !same_thread) {
     const double processor = processor_seconds();
     if (same_thread) {
@@ -131,6 +133,7 @@ void StepTimer::add_span(int lane, Stage stage, int unit, os::TimePoint begin, d
 void StepTimer::close_step(int64_t step) {
   mark(Stage::between, -1);
   take_calls();
+  take_links();
   open_.step = open_spans_.step = step;
   open_.total = open_spans_.seconds = seconds_between(step_began_, since_);
   add_stop(open_, std::exchange(open_stop_, 0));
@@ -140,8 +143,21 @@ void StepTimer::close_step(int64_t step) {
   timelines_.push_back(std::exchange(open_spans_, {}));
   keep_newest(timelines_, kept_timelines);
   sent_ = std::exchange(open_sent_, {});
+  work_ = std::exchange(open_work_, {});
   step_began_ = since_;
   reduced_.clear();
+}
+
+void StepTimer::take_work() {
+  if (worker_ != std::this_thread::get_id()) return;
+  const PerWork& all = work_of_this_thread();
+  for (size_t i = 0; i < work_count; ++i) open_work_[i] += all[i] - seen_work_[i];
+  seen_work_ = all;
+}
+
+void StepTimer::take_links() {
+  links_.push_back(comm::LinkLog::of_process().take());
+  if (links_.size() > speed_steps) links_.pop_front();
 }
 
 int StepTimer::number_of(const shard::ShardedUnit& unit) const {
@@ -229,12 +245,36 @@ PerVerb StepTimer::sent() const {
   return sent_;
 }
 
+PerWork StepTimer::work() const {
+  const std::scoped_lock lock(mutex_);
+  return work_;
+}
+
+std::vector<comm::LinkUse> StepTimer::links() const {
+  const std::scoped_lock lock(mutex_);
+  if (links_.empty()) return {};
+  std::vector<comm::LinkUse> uses = links_.back();
+  for (comm::LinkUse& use : uses) {
+    for (const auto& step : links_) {
+      const auto same = std::ranges::find_if(step, [&](const comm::LinkUse& each) { return each.same_hop(use); });
+      if (same != step.end()) use.quickest = std::max(use.quickest, same->quickest);
+    }
+  }
+  return uses;
+}
+
+void StepTimer::next_forward_has(int64_t tokens) {
+  const std::scoped_lock lock(mutex_);
+  next_tokens_ = tokens;
+}
+
 // The events of all engines. Of those that every unit of an engine is told of, the root's counts.
 
 void StepTimer::begin_step(shard::ShardedUnit& unit, bool /*accumulating*/) {
   if (!is_root(unit)) return;
   std::unique_lock lock(mutex_);
   evaluating_ = !at::GradMode::is_enabled();
+  take_work();
   if (evaluating_) return;
   if (!told_ && reduced_.contains(&unit.engine())) {
     close_step(steps_.empty() ? 1 : steps_.back().step + 1);
@@ -248,6 +288,11 @@ void StepTimer::begin_step(shard::ShardedUnit& unit, bool /*accumulating*/) {
   forwards_.clear();
   around_ = stage_ == Stage::optimizer ? Stage::optimizer : Stage::between;
   mark(phase_, number_of(unit));
+  if (worker_ != std::this_thread::get_id()) {
+    worker_ = std::this_thread::get_id();
+    seen_work_ = work_of_this_thread();
+  }
+  open_work_[static_cast<size_t>(Work::tokens)] += static_cast<uint64_t>(std::exchange(next_tokens_, 0));
 }
 
 void StepTimer::before_forward(shard::ShardedUnit& unit) {
@@ -267,8 +312,10 @@ void StepTimer::after_gather(shard::ShardedUnit& unit) {
   before_gather(unit);
 }
 
-void StepTimer::after_forward(shard::ShardedUnit& /*unit*/) {
+void StepTimer::after_forward(shard::ShardedUnit& unit) {
   const std::scoped_lock lock(mutex_);
+  // What an evaluation has done is no part of a step.
+  if (evaluating_ && is_root(unit) && worker_ == std::this_thread::get_id()) seen_work_ = work_of_this_thread();
   if (evaluating_ || phase_ != Stage::forward) return;
   if (!forwards_.empty()) forwards_.pop_back();
   mark(phase_, forwards_.empty() ? -1 : forwards_.back());

@@ -13,7 +13,9 @@
 #include <thread>
 #include <vector>
 
+#include "tesserae/base/work.h"
 #include "tesserae/comm/call_log.h"
+#include "tesserae/comm/link_log.h"
 #include "tesserae/monitor/step_times.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/shard/engine.h"
@@ -47,6 +49,7 @@ class StepTimer final : public shard::StepObserver, public std::enable_shared_fr
  public:
   static constexpr size_t most_spans = 4096;
   static constexpr size_t kept_steps = 256;
+  static constexpr size_t speed_steps = 16;
 
   StepTimer();
 
@@ -60,6 +63,8 @@ class StepTimer final : public shard::StepObserver, public std::enable_shared_fr
   void enter(Stage stage);
   /// Step `step` is over, and the next one begins.
   void end_step(int64_t step);
+  /// The next forward takes in so many tokens: from who knows it where the model does not say so (base/work.h).
+  void next_forward_has(int64_t tokens);
   /// The process did not run for that long, until now; from the thread that found out.
   void was_stopped(double seconds);
 
@@ -76,6 +81,10 @@ class StepTimer final : public shard::StepObserver, public std::enable_shared_fr
   std::vector<std::string> units() const;
   /// What left this rank on its lanes in the newest step, bytes by verb (verb_names).
   PerVerb sent() const;
+  /// What this rank had to do in the newest step, evaluations left out.
+  PerWork work() const;
+  /// What the groups of this process sent in the newest step, by hop; `quickest`: of the newest `speed_steps`.
+  std::vector<comm::LinkUse> links() const;
 
   void begin_step(shard::ShardedUnit& unit, bool accumulating) override;
   void before_forward(shard::ShardedUnit& unit) override;
@@ -93,6 +102,8 @@ class StepTimer final : public shard::StepObserver, public std::enable_shared_fr
   void close_step(int64_t step);
   void add_span(int lane, Stage stage, int unit, os::TimePoint begin, double seconds);
   void take_calls();
+  void take_work();
+  void take_links();
   int unit_named(const std::string& name) const;
   int number_of(const shard::ShardedUnit& unit) const;
 
@@ -109,7 +120,11 @@ class StepTimer final : public shard::StepObserver, public std::enable_shared_fr
   Stage around_ = Stage::between;           // what goes on after the backward: an optimizer may call both
   int64_t progress_ = 0;
   PerVerb sent_{}, open_sent_{};
-  std::vector<int> forwards_;  // units, the outermost first
+  PerWork work_{}, open_work_{}, seen_work_{};  // seen: work_of_this_thread() of ...
+  std::thread::id worker_;                      // ... the thread that runs the forwards, when it was last looked at
+  int64_t next_tokens_ = 0;
+  std::deque<std::vector<comm::LinkUse>> links_;  // of the newest steps
+  std::vector<int> forwards_;                     // units, the outermost first
 
   // Since when it is in what.
   Stage stage_ = Stage::between;

@@ -18,6 +18,11 @@ const Json& member(const Json& object, const char* name) {
   return object.is_object() && found != object.end() ? *found : none;
 }
 
+const Json& element(const Json& array, size_t index) {
+  static const Json none;
+  return array.is_array() && index < array.size() ? array[index] : none;
+}
+
 std::string text_of(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
@@ -52,6 +57,25 @@ class Family {
     for (size_t rank = 0; rank < table.size(); ++rank) {
       for (size_t i = 0; table[rank].is_array() && i < std::min(names.size(), table[rank].size()); ++i) {
         add(table[rank][i], {{"rank", std::to_string(rank)}, {label, text_of(names[i])}});
+      }
+    }
+  }
+
+  /// [columns]; labels_of(i): of one.
+  template <class LabelsOf>
+  void add_columns(const Json& values, const LabelsOf& labels_of) {
+    for (size_t i = 0; values.is_array() && i < values.size(); ++i) add(values[i], labels_of(i));
+  }
+
+  /// [ranks][columns], but for zeros; labels_of(i): of a column, besides the rank.
+  template <class LabelsOf>
+  void add_used(const Json& table, const LabelsOf& labels_of) {
+    for (size_t rank = 0; table.is_array() && rank < table.size(); ++rank) {
+      for (size_t i = 0; table[rank].is_array() && i < table[rank].size(); ++i) {
+        if (table[rank][i] == 0) continue;
+        Labels labels = labels_of(i);
+        labels.insert(labels.begin(), {"rank", std::to_string(rank)});
+        add(table[rank][i], labels);
       }
     }
   }
@@ -94,6 +118,26 @@ std::string prometheus(const Json& now, const Json& metrics, const RunFolder::Li
   const Json& traffic = member(now, "traffic");
   family("tesserae_traffic_bytes", "Sent in the last step.")
       .add_table(member(traffic, "bytes"), "verb", member(traffic, "verbs"));
+  const Json& load = member(now, "load");
+  family("tesserae_load", "Tokens, tokens of experts and attended pairs of the last step.")
+      .add_table(member(load, "amounts"), "kind", member(load, "kinds"));
+  family("tesserae_load_imbalance", "The most that a rank has, over the mean of all.")
+      .add_columns(member(load, "imbalance"), [&load](size_t i) {
+        return Labels{{"kind", text_of(element(member(load, "kinds"), i))}};
+      });
+  const Json& links = member(now, "links");
+  const auto add_links = [&](const char* name, const char* help, const char* table) {
+    family(name, help).add_used(member(links, table), [&links](size_t i) {
+      const Json& hop = element(member(links, "hops"), i);
+      Labels labels;
+      for (const char* key : {"link", "lane", "verb", "ranks"}) labels.emplace_back(key, text_of(member(hop, key)));
+      return labels;
+    });
+  };
+  add_links("tesserae_link_bytes", "Sent over a kind of link in the last step, by hop.", "bytes");
+  add_links("tesserae_link_calls", "In which that was.", "calls");
+  add_links("tesserae_link_seconds", "That these took, waiting for others included.", "seconds");
+  add_links("tesserae_link_bytes_per_second", "Of the quickest of the last steps.", "speed");
 
   const auto labels_of = [](const Json& slow) {
     return Labels{{"rank", text_of(member(slow, "rank"))}, {"stage", text_of(member(slow, "stage"))}};

@@ -87,6 +87,51 @@ TEST(Board, ShowsTheTimelinesOfOneStep) {
   EXPECT_THAT(shown["ranks"][1]["events"][0], ElementsAre(0, 1, 1, 0, 50000));
 }
 
+TEST(Board, SaysWhoHasMostToDo) {
+  Board board(4);
+  for (int rank = 0; rank < 4; ++rank) {
+    Report report = report_of(1, 1, 1);
+    report.work = {100, rank == 2 ? 250U : 50U, 0};
+    board.take(rank, report);
+  }
+  const Json load = board.now({})["load"];
+  EXPECT_THAT(load["kinds"], ElementsAre("tokens", "expert_tokens", "pairs"));
+  EXPECT_THAT(load["amounts"][2], ElementsAre(100, 250, 0));
+  EXPECT_THAT(load["most"], ElementsAre(0, 2, nullptr)) << "nobody has told of pairs";
+  EXPECT_THAT(load["imbalance"], ElementsAre(1.0, 2.5, nullptr));
+  EXPECT_TRUE(Board(2).now({})["load"]["most"][0].is_null()) << "before anybody has told anything";
+}
+
+TEST(Board, SaysWhoseLinkIsSlowestInEachHop) {
+  Board board(3);
+  const auto hop = [](const char* link, double quickest) {
+    return comm::LinkUse{.link = link,
+                         .lane = "reduce",
+                         .verb = "all_reduce",
+                         .ranks = 3,
+                         .calls = 2,
+                         .bytes = 1000,
+                         .seconds = 0.25,
+                         .quickest = quickest};
+  };
+  for (int rank = 0; rank < 3; ++rank) {
+    Report report = report_of(1, 1, 1);
+    report.links = {hop("tcp", rank == 1 ? 1e8 : 1e9)};
+    if (rank == 2) report.links.insert(report.links.begin(), {hop("shared memory", 5e9), hop("device", 0)});
+    board.take(rank, report);
+  }
+  const Json links = board.now({})["links"];
+  EXPECT_EQ(links["hops"][0], Json({{"link", "tcp"}, {"lane", "reduce"}, {"verb", "all_reduce"}, {"ranks", 3}}));
+  EXPECT_EQ(links["hops"][1]["link"], "shared memory");
+  EXPECT_THAT(links["bytes"][0], ElementsAre(1000, 0, 0));
+  EXPECT_THAT(links["bytes"][2], ElementsAre(1000, 1000, 1000));
+  EXPECT_THAT(links["calls"][2], ElementsAre(2, 2, 2));
+  EXPECT_THAT(links["seconds"][1], ElementsAre(0.25, 0, 0));
+  EXPECT_THAT(links["speed"][1], ElementsAre(100'000'000, 0, 0));
+  EXPECT_THAT(links["slowest"], ElementsAre(1, nullptr, nullptr)) << "of one rank alone nothing is said";
+  EXPECT_EQ(Board(1).now({})["links"]["hops"].size(), 0U);
+}
+
 TEST(Board, ATimelineIsForAStepThatReportsHaveInCommon) {
   Board board(1);
   EXPECT_EQ(board.timeline_every(0.5), 1);

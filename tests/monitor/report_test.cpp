@@ -21,6 +21,15 @@ Report full_report() {
   report.memory.peak = 1e10;
   report.memory.limit = 2e10;
   report.sent = {1, 2, 3, 4, 5, 6};
+  report.work = {4096, 0, uint64_t{1} << 60};
+  report.links = {{.link = "tcp",
+                   .lane = "reduce",
+                   .verb = "exchange",
+                   .ranks = 4,
+                   .calls = 7,
+                   .bytes = uint64_t{1} << 40,
+                   .seconds = 0.5,
+                   .quickest = 1.5e9}};
   report.timeline =
       Timeline{.step = 8,
                .seconds = 0.5,
@@ -43,6 +52,11 @@ TEST(Report, ComesBackAsItWas) {
   EXPECT_DOUBLE_EQ(again.steps[0].seconds[4], 0.004);
   EXPECT_DOUBLE_EQ(again.timeline->spans[0].begin, 0.125);
   EXPECT_EQ(*again.memory.limit, 2e10);
+  EXPECT_EQ(again.work, report.work);
+  ASSERT_EQ(again.links.size(), 1U);
+  EXPECT_TRUE(again.links[0].same_hop(report.links[0]));
+  EXPECT_EQ(again.links[0].bytes, uint64_t{1} << 40);
+  EXPECT_DOUBLE_EQ(again.links[0].seconds, 0.5);
   EXPECT_EQ(to_bytes(report_from(to_bytes(Report()))), to_bytes(Report()));
 }
 

@@ -35,6 +35,11 @@ struct Watched {
   std::shared_ptr<StepTimer> timer = std::make_shared<StepTimer>();
 };
 
+/// As a layer would, in a forward that is an evaluation.
+struct CountsInForward final : shard::StepObserver {
+  void before_forward(shard::ShardedUnit& /*unit*/) override { count_work(Work::pairs, 12345); }
+};
+
 double sum(const PerStage& seconds) {
   return std::accumulate(seconds.begin(), seconds.end(), 0.0);
 }
@@ -172,6 +177,66 @@ TEST(StepTimer, AStopIsCountedWhereItHappened) {
   timer.was_stopped(0.05);
   timer.end_step(5);
   EXPECT_NEAR(timer.steps().back().stopped[static_cast<size_t>(Stage::backward)], 0.05, 1e-9);
+}
+
+// What a rank has to do is told by its layers, in forwards; what an evaluation does is no part of a step.
+TEST(StepTimer, CountsWhatForwardsHaveToDo) {
+  comm::run_local(2, [](comm::Fabric& fabric) {
+    Watched model(fabric, 2);
+    const auto forward = [&](int step) {
+      const Batch batch = batch_of(model.net->options, step, fabric.rank(), 2);
+      return model.net(batch.tokens, batch.targets);
+    };
+    for (int step = 1; step <= 3; ++step) {
+      model.timer->enter(Stage::data);
+      for (int micro = 0; micro < 2; ++micro) {
+        const shard::NoSync no_sync(model.sharded->engine());
+        model.timer->next_forward_has(100 * step + fabric.rank());
+        const at::Tensor loss = forward(step);
+        count_work(Work::pairs, 10 * step);
+        loss.backward();
+      }
+      std::thread([] { count_work(Work::pairs, 1 << 20); }).join();  // nobody's step
+      model.step(step, fabric.rank(), 2);
+      model.timer->end_step(step);
+      const PerWork work = model.timer->work();
+      EXPECT_EQ(work[static_cast<size_t>(Work::tokens)], static_cast<uint64_t>(2 * (100 * step + fabric.rank())));
+      EXPECT_EQ(work[static_cast<size_t>(Work::expert_tokens)], 0U);
+      EXPECT_EQ(work[static_cast<size_t>(Work::pairs)], static_cast<uint64_t>(20 * step));
+      const at::NoGradGuard no_grad;
+      const auto counts = std::make_shared<CountsInForward>();
+      for (const auto& unit : model.sharded->engine().units()) unit->attach(counts);
+      forward(step);
+      for (const auto& unit : model.sharded->engine().units()) unit->detach(*counts);
+    }
+  });
+}
+
+// Ranks that are threads share a log of links: one of them alone.
+TEST(StepTimer, TellsOfTheLinksOfAStepAndTheQuickestOfSome) {
+  StepTimer timer;
+  timer.enter(Stage::forward);
+  const auto send = [](uint64_t bytes, double seconds) {
+    comm::LinkLog::of_process().add("tcp", "reduce", "all_reduce", 4, bytes, seconds);
+  };
+  send(1000, 0.001);
+  timer.end_step(1);
+  send(1000, 0.1);
+  send(2000, 0.1);
+  timer.end_step(2);
+  ASSERT_EQ(timer.links().size(), 1U);
+  const comm::LinkUse use = timer.links()[0];
+  EXPECT_EQ(use.calls, 2U);
+  EXPECT_EQ(use.bytes, 3000U);
+  EXPECT_DOUBLE_EQ(use.seconds, 0.2);
+  EXPECT_DOUBLE_EQ(use.quickest, 1e6) << "of the step before";
+  timer.end_step(3);
+  EXPECT_TRUE(timer.links().empty());
+  for (size_t step = 4; step < 4 + StepTimer::speed_steps; ++step) {
+    send(1000, 0.1);
+    timer.end_step(static_cast<int64_t>(step));
+  }
+  EXPECT_DOUBLE_EQ(timer.links()[0].quickest, 1e4) << "that was long ago";
 }
 
 TEST(StepTimer, KeepsLittle) {

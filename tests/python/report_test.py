@@ -23,6 +23,11 @@ NOW = {
     "seconds": [[0.25, 0.25], [0.4, 0.1]],
     "slow": [{"rank": 1, "stage": "forward", "seconds": 0.15, "share": 0.3, "since": 2, "why": ""}],
     "memory": {"categories": ["masters"], "bytes": [[2**20], [3 * 2**20]]},
+    "load": {"kinds": ["tokens"], "amounts": [[512], [256]]},
+    "links": {
+        "hops": [{"link": "shared memory", "lane": "gather", "verb": "all_gather", "ranks": 2}],
+        "speed": [[7 * 10**9], [6 * 10**9]],
+    },
 }
 
 
@@ -52,6 +57,9 @@ def test_tensorboard_gets_every_step_and_every_rank(tmp_path: Path) -> None:
     assert scalars(board, "degrees/O") == [(1, 4.0), (2, 4.0), (3, 4.0)]
     assert scalars(board, "seconds/forward/rank_1") == [(3, pytest.approx(0.4))]
     assert scalars(board, "memory_mib/masters/rank_1") == [(3, 3.0)]
+    assert scalars(board, "load/tokens/rank_1") == [(3, 256.0)]
+    speed = "link_gb_per_second/shared_memory_gather_all_gather_2/rank_1"
+    assert scalars(board, speed) == [(3, pytest.approx(6.0))]
     assert scalars(board, "job/slow_share") == [(3, pytest.approx(0.3))]
     accumulator = EventAccumulator(str(board))
     accumulator.Reload()

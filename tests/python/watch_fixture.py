@@ -19,6 +19,13 @@ USUAL = [0.004, 0.052, 0.008, 0.104, 0.014, 0.021, 0.003]
 LANES = ["compute", "gather", "reduce"]
 VERBS = ["all_gather", "reduce_scatter", "all_reduce", "broadcast", "exchange", "barrier"]
 CATEGORIES = ["parameters", "gradients", "masters", "optimizer", "gathered", "activations", "shared", "other"]
+KINDS = ["tokens", "expert_tokens", "pairs"]
+HOPS = [  # link, lane, verb, ranks, bytes a second
+    ("shared memory", "gather", "all_gather", 4, 7.2e9),
+    ("shared memory", "reduce", "reduce_scatter", 4, 4.1e9),
+    ("tcp", "reduce", "exchange", 8, 1.15e9),
+    ("shared memory", "control", "all_reduce", 4, 0.8e9),
+]
 MIB = 1 << 20
 TOKENS = 4096
 
@@ -148,8 +155,40 @@ class Fixture:
                 "limit": [1024 * MIB] * ranks,
             },
             "traffic": {"verbs": VERBS, "bytes": traffic},
-            "load": None,
+            "load": self.load(),
+            "links": self.links(),
         })  # fmt: skip
+
+    def load(self) -> dict[str, Any]:
+        """Rank 1 has the experts that are chosen most."""
+        tokens = [TOKENS // self.ranks] * self.ranks
+        experts = [int(2 * of * self.random.uniform(0.9, 1.1)) for of in tokens]
+        experts[1 % self.ranks] = 3 * tokens[0]
+        pairs = [2_000_000 + 1000 * (rank % 3) for rank in range(self.ranks)]
+        columns = [tokens, experts, pairs]
+        return {
+            "kinds": KINDS,
+            "amounts": [list(row) for row in zip(*columns)],
+            "most": [column.index(max(column)) for column in columns],
+            "imbalance": [round(max(column) * self.ranks / sum(column), 4) for column in columns],
+        }
+
+    def links(self) -> dict[str, Any]:
+        """Rank 6 has a bad network card."""
+        bad = min(6, self.ranks - 1)
+        table: dict[str, list[list[float]]] = {"calls": [], "bytes": [], "seconds": [], "speed": []}
+        for rank in range(self.ranks):
+            speeds = [usual * self.random.uniform(0.95, 1.05) for *_, usual in HOPS]
+            if rank == bad:
+                speeds[2] /= 3.5
+            sent = [64 * MIB, 66 * MIB, 33 * MIB, MIB]
+            table["calls"].append([14, 7, 7, 3])
+            table["bytes"].append(list(sent))
+            table["seconds"].append([round(1.3 * size / speed, 6) for size, speed in zip(sent, speeds)])
+            table["speed"].append([int(speed) for speed in speeds])
+        hops = [{"link": link, "lane": lane, "verb": verb, "ranks": ranks} for link, lane, verb, ranks, _ in HOPS]
+        slowest = [min(range(self.ranks), key=lambda rank: table["speed"][rank][hop]) for hop in range(len(HOPS))]
+        return {"hops": hops, **table, "slowest": slowest}
 
     def timeline(self, step: int) -> None:
         stage = STAGES.index

@@ -75,7 +75,7 @@ def drawn(browser: Browser, section: str) -> int:
     )
 
 
-CHARTS = ["loss", "speed", "stages", "timeline", "memory", "traffic"]
+CHARTS = ["loss", "speed", "stages", "timeline", "memory", "traffic", "load"]
 
 
 def assert_clean(browser: Browser, url: str) -> None:
@@ -100,11 +100,22 @@ def test_it_shows_the_slow_rank_and_everything_else(tmp_path: Path, browser: Bro
         first = browser.run("document.querySelector('#doing tbody tr').innerText")
         assert first.startswith("3") and "slow" in first
         assert browser.run("document.title").startswith("job · 75 %")
+        says(browser, "tokens of experts: rank 1 has 1.")
+        rows = "[...document.querySelectorAll('#load tbody tr')].map((row) => row.innerText.split('\\t'))"
+        assert [row[0] for row in browser.run(rows)] == ["tokens", "tokens of experts", "attended pairs"]
+        assert browser.run(rows)[1][1:3] == ["1,536", "1"]
+        says(browser, "rank 6 over tcp: 0.3")
+        hops = "[...document.querySelectorAll('#links tbody tr')].map((row) => row.className + row.innerText)"
+        (bad,) = [text for text in browser.run(hops) if text.startswith("bad")]
+        assert "reduce: exchange of 8" in bad and "33.0 MiB" in bad and "6: 0.3" in bad, bad
         # Numbers under the pointer, and for who has no pointer.
         browser.run("document.querySelector('#stages canvas').focus()")
         for _ in range(3):
             browser.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight", code="ArrowRight")
         assert "against the median" in browser.run("document.getElementById('tip').textContent")
+        browser.run("document.querySelector('#load canvas').focus()")
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight", code="ArrowRight")
+        assert "× the mean" in browser.run("document.getElementById('tip').textContent")
         assert_clean(browser, watch.url)
         assert watch.end() == 0
 
@@ -231,13 +242,23 @@ def test_a_folder_with_little_in_it_says_what_to_do(tmp_path: Path, browser: Bro
     with Watch(tmp_path / "job") as watch:
         browser.open(watch.url)
         says(browser, "This run has no monitor.")
-        for text in ("No step has been written yet", "No rank has told of a step yet", "Nothing has happened yet"):
+        for text in (
+            "No step has been written yet",
+            "No rank has told of a step yet",
+            "Nothing has happened yet",
+            "Nobody has counted what the ranks have to do",
+            "Nothing has been sent in the last step",
+        ):
             says(browser, text)
         (tmp_path / "job" / "monitor" / "now.json").write_text("{")
         (tmp_path / "job" / "metrics.jsonl").write_text('{"step": 1, "loss": 9.5}\n{"step": 2, "lo')
         says(browser, "9.500")
         # Not what anybody expects, but JSON: the page lives.
-        for odd in ("[]", '{"time": 1, "job": 7, "ranks": {}, "slow": [{}], "seconds": [[]], "memory": {}}'):
+        for odd in (
+            "[]",
+            '{"time": 1, "job": 7, "ranks": {}, "slow": [{}], "seconds": [[]], "memory": {}, '
+            '"load": {"kinds": ["tokens"], "amounts": 7}, "links": {"hops": [{}]}}',
+        ):
             (tmp_path / "job" / "monitor" / "now.json").write_text(odd)
             time.sleep(1.5)
         Fixture(tmp_path / "job").now(5)

@@ -43,6 +43,11 @@ class WatchServer : public os::Scratch {
         {"seconds", {{0.1, 0.05}, {0.2, nullptr}}},
         {"slow", {{{"rank", 1}, {"stage", "forward"}, {"seconds", 0.1}, {"share", 0.4}}}},
         {"memory", {{"categories", {"a \"b\"", "c"}}, {"bytes", {{1, 2}, {3, 4}}}, {"limit", {nullptr, 9}}}},
+        {"load", {{"kinds", {"tokens"}}, {"amounts", {{64}, {32}}}, {"imbalance", {1.5}}}},
+        {"links",
+         {{"hops", {{{"link", "tcp"}, {"lane", "reduce"}, {"verb", "all_reduce"}, {"ranks", 2}}}},
+          {"bytes", {{4096}, {0}}},
+          {"speed", {{1000000}, {nullptr}}}}},
         {"ranks", "nonsense"}};
     os::files().write(folder_ / "monitor/now.json", now.dump());
   }
@@ -139,12 +144,18 @@ TEST_F(WatchServer, SpeaksToPrometheus) {
         "tesserae_tokens_per_second 900.0\n", "tesserae_step_seconds 0.25\n",
         "tesserae_stage_seconds{rank=\"1\",stage=\"forward\"} 0.2\n",
         "tesserae_memory_bytes{rank=\"0\",category=\"a \\\"b\\\"\"} 1\n", "tesserae_memory_limit_bytes{rank=\"1\"} 9\n",
-        "tesserae_slow_share{rank=\"1\",stage=\"forward\"} 0.4\n"}) {
+        "tesserae_slow_share{rank=\"1\",stage=\"forward\"} 0.4\n", "tesserae_load{rank=\"1\",kind=\"tokens\"} 32\n",
+        "tesserae_load_imbalance{kind=\"tokens\"} 1.5\n",
+        "tesserae_link_bytes{rank=\"0\",link=\"tcp\",lane=\"reduce\",verb=\"all_reduce\",ranks=\"2\"} 4096\n",
+        "tesserae_link_bytes_per_second{rank=\"0\",link=\"tcp\",lane=\"reduce\",verb=\"all_reduce\",ranks=\"2\"} "
+        "1000000\n"}) {
     EXPECT_THAT(answer.body, HasSubstr(line));
   }
   EXPECT_THAT(answer.body, Not(HasSubstr("null")));
-  for (const char* now :
-       {"[]", "7", "{\"seconds\": 3, \"stages\": {}, \"slow\": [7, {}], \"memory\": [1]}", "{\"ranks\": [1]}"}) {
+  EXPECT_THAT(answer.body, Not(HasSubstr("tesserae_link_bytes{rank=\"1\""))) << "it sent nothing";
+  for (const char* now : {"[]", "7", "{\"seconds\": 3, \"stages\": {}, \"slow\": [7, {}], \"memory\": [1]}",
+                          "{\"ranks\": [1]}", "{\"load\": [1], \"links\": {\"bytes\": [[1, 2], 3], \"hops\": [{}]}}",
+                          "{\"load\": {\"amounts\": [[1]], \"imbalance\": [2]}}"}) {
     os::files().write(folder_ / "monitor/now.json", now);
     EXPECT_EQ(get("/metrics").status, 200) << now;
     EXPECT_EQ(get("/api/run").status, 200) << now;

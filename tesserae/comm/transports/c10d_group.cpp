@@ -1,6 +1,7 @@
 #include "tesserae/comm/transports/c10d_group.h"
 
 #include "tesserae/comm/equal_pieces.h"
+#include "tesserae/comm/link_log.h"
 
 namespace tesserae::comm {
 
@@ -34,6 +35,7 @@ void C10dGroup::run(const Start& start) {
     std::lock_guard lock(mutex_);
     if (verdict_) throw std::runtime_error("aborted");
   }
+  carried_by(options_.blocks_host ? "backend" : "device");
   const c10::intrusive_ptr<c10d::Work> work = start();
   // On the CPU this blocks. On a device it orders the current stream after messages; collectives run on that stream.
   if (work) work->wait();

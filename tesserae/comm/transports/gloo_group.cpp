@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "tesserae/comm/link_log.h"
 #include "tesserae/comm/liveness/time_limiter.h"
 #include "tesserae/os/signals.h"
 
@@ -72,6 +73,7 @@ class GlooGroup::Call {
  public:
   Call(GlooGroup& group, std::string verb, const at::Tensor& buffer, int root = -1, bool collective = true)
       : group_(group), verb_(std::move(verb)), root_(root), since_(Clock::now()) {
+    carried_by("tcp");
     if (buffer.defined()) {
       elements_ = buffer.numel();
       dtype_ = buffer.scalar_type();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tesserae/comm/equal_pieces.h"
+#include "tesserae/comm/link_log.h"
 
 namespace tesserae::comm {
 
@@ -68,6 +69,7 @@ void LocalGroup::wait(std::unique_lock<std::mutex>& lock, const Condition& condi
 
 template <class Move>
 void LocalGroup::meet(LocalRoom::Offer offer, const Move& move) {
+  carried_by("threads");
   auto& room = *room_;
   std::unique_lock lock(room.mutex);
   if (!room.disagreement.empty()) throw LocalDisagreement(room.disagreement);
@@ -140,6 +142,7 @@ void LocalGroup::do_barrier(std::string_view what) {
 }
 
 void LocalGroup::do_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) {
+  carried_by("threads");
   auto& room = *room_;
   std::vector<LocalRoom::Parcel> parcels;
   for (const auto& message : sends) parcels.push_back({message.data, false, {}});

@@ -4,6 +4,8 @@
 #include <immintrin.h>
 #endif
 
+#include "tesserae/comm/link_log.h"
+
 namespace tesserae::comm {
 
 void shm::LandingCopy::stream(std::byte* to, const std::byte* from, size_t bytes) {
@@ -46,6 +48,7 @@ ShmGroup::Call::Call(ShmGroup& group, shm::Verb verb, const at::Tensor& buffer, 
       room_(*group.room_),
       since_(std::chrono::steady_clock::now()),
       text_(what.substr(0, shm::longest_text)) {
+  carried_by("shared memory");
   label_.verb = static_cast<uint32_t>(verb);
   label_.root = root;
   label_.reduction = static_cast<uint16_t>(how);

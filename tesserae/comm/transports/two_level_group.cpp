@@ -10,6 +10,7 @@
 #include <map>
 #include <utility>
 
+#include "tesserae/comm/call_log.h"
 #include "tesserae/comm/equal_pieces.h"
 #include "tesserae/comm/transports/packed_messages.h"
 
@@ -71,6 +72,7 @@ class TwoLevelGroup::Call {
 
  private:
   TwoLevelGroup& group_;
+  const CallLog::Scope silent_{nullptr};  // a lane's log has the verb once, from this group
 };
 
 TwoLevelGroup::TwoLevelGroup(std::string name, std::unique_ptr<GlooGroup> flat, std::unique_ptr<ShmGroup> near,

@@ -32,3 +32,41 @@ const rankAxis = (pen, left, width, top, ranks) => {
     begin = rank;
   }
 };
+// A row of a table by rank: what an entry has for each, coloured by how far that is from its middle.
+const rankRow = (pen, entry, left, y, row, cell, ranks, print) => {
+  const shade = (off) => mix(theme.mid, off < 0 ? theme.cold : theme.warm, clamp(Math.abs(off) / entry.full, 0, 1) ** 0.85);
+  pen.textAlign = "left";
+  pen.fillStyle = entry.color;
+  pen.fillRect(0, y + row / 2 - 5, 4, 10);
+  pen.fillStyle = theme.text;
+  pen.fillText(entry.name, 10, y + row / 2);
+  if (entry.waits) { pen.fillStyle = theme.dim; pen.fillText("wait", 12 + pen.measureText(`${entry.name} `).width, y + row / 2 + 0.5); }
+  if (cell < 2) {  // ranks share pixels: the one that is furthest off shows
+    for (let pixel = 0; pixel < Math.floor(cell * ranks); pixel++) {
+      let worst = 0;
+      for (let rank = Math.floor(pixel / cell); rank < Math.min(ranks, Math.floor((pixel + 1) / cell) + 1); rank++) {
+        const off = entry.values[rank] - entry.middle;
+        if (Math.abs(off) > Math.abs(worst)) worst = off;
+      }
+      pen.fillStyle = shade(worst);
+      pen.fillRect(left + pixel, y + 1, 1, row - 2);
+    }
+    return;
+  }
+  const gap = cell > 6 ? 1 : 0;
+  for (let rank = 0; rank < ranks; rank++) {
+    const value = entry.values[rank], off = value - entry.middle, x = left + rank * cell;
+    pen.fillStyle = isNumber(value) ? shade(off) : theme.soft;
+    pen.fillRect(x, y + 1, cell - gap, row - 2);
+    if (!print || !isNumber(value)) continue;
+    pen.fillStyle = Math.abs(off) > entry.full / 2 ? theme.ink : theme.dim;
+    pen.textAlign = "center";
+    pen.fillText(print(entry, value), x + (cell - gap) / 2, y + row / 2 + 0.5);
+  }
+};
+const frameCell = (pen, left, y, row, cell, rank, color) => {
+  const wide = Math.max(cell - 1, 4);
+  pen.strokeStyle = color;
+  pen.lineWidth = 2;
+  pen.strokeRect(left + (rank + 0.5) * cell - wide / 2, y + 1, wide, row - 2);
+};

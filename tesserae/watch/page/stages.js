@@ -16,43 +16,9 @@
   const rowsOf = () => {
     const { now } = known, seen = table(), waits = new Set(list(now.waits)), step = median(seen.map(sum)) || 1;
     const rows = list(now.stages).map((name, s) => ({ name, color: stageColor(name, s), waits: waits.has(name), full: step / 4, values: seen.map((ranked) => list(ranked)[s]), text: seconds, of: seen }));
-    const tokens = list(now.load && now.load.tokens);
-    if (tokens.length) rows.push({ name: "tokens", color: theme.faint, waits: false, full: median(tokens) / 4 || 1, values: tokens, text: count, of: null });
     return rows.map((entry) => ({ ...entry, middle: median(entry.values) }));
   };
   const cellOf = () => (canvas.clientWidth - left - 2) / Math.max(1, ranksOf());
-
-  const drawRow = (pen, entry, y, cell, ranks, print) => {
-    const shade = (off) => mix(theme.mid, off < 0 ? theme.cold : theme.warm, clamp(Math.abs(off) / entry.full, 0, 1) ** 0.85);
-    pen.textAlign = "left";
-    pen.fillStyle = entry.color;
-    pen.fillRect(0, y + row / 2 - 5, 4, 10);
-    pen.fillStyle = theme.text;
-    pen.fillText(entry.name, 10, y + row / 2);
-    if (entry.waits) { pen.fillStyle = theme.dim; pen.fillText("wait", 12 + pen.measureText(`${entry.name} `).width, y + row / 2 + 0.5); }
-    if (cell < 2) {  // ranks share pixels: the one that is furthest off shows
-      for (let pixel = 0; pixel < Math.floor(cell * ranks); pixel++) {
-        let worst = 0;
-        for (let rank = Math.floor(pixel / cell); rank < Math.min(ranks, Math.floor((pixel + 1) / cell) + 1); rank++) {
-          const off = entry.values[rank] - entry.middle;
-          if (Math.abs(off) > Math.abs(worst)) worst = off;
-        }
-        pen.fillStyle = shade(worst);
-        pen.fillRect(left + pixel, y + 1, 1, row - 2);
-      }
-      return;
-    }
-    const gap = cell > 6 ? 1 : 0;
-    for (let rank = 0; rank < ranks; rank++) {
-      const value = entry.values[rank], off = value - entry.middle, x = left + rank * cell;
-      pen.fillStyle = isNumber(value) ? shade(off) : theme.soft;
-      pen.fillRect(x, y + 1, cell - gap, row - 2);
-      if (!print || !isNumber(value)) continue;
-      pen.fillStyle = Math.abs(off) > entry.full / 2 ? theme.ink : theme.dim;
-      pen.textAlign = "center";
-      pen.fillText(print(entry, value), x + (cell - gap) / 2, y + row / 2 + 0.5);
-    }
-  };
 
   const draw = () => {
     const { now } = known;
@@ -63,13 +29,8 @@
     const narrow = cell >= 44 && cell < 62, small = Math.max(...rows.filter((entry) => entry.of).map((entry) => Math.max(0, ...entry.values.filter(isNumber)))) < 1;
     const print = cell < 44 ? null : (entry, value) => (narrow && entry.of ? digits(small ? value * 1e3 : value) : entry.text(value));
     set(part.readout, `${usual ? "medians of 32 steps" : `step ${whole(now.step)}`}${narrow ? (small ? ", in ms" : ", in seconds") : ""}`);
-    rows.forEach((entry, i) => drawRow(pen, entry, top + i * row, cell, ranks, print));
-    const frame = (rank, i, color) => {
-      const wide = Math.max(cell - 1, 4);
-      pen.strokeStyle = color;
-      pen.lineWidth = 2;
-      pen.strokeRect(left + (rank + 0.5) * cell - wide / 2, top + i * row + 1, wide, row - 2);
-    };
+    rows.forEach((entry, i) => rankRow(pen, entry, left, top + i * row, row, cell, ranks, print));
+    const frame = (rank, i, color) => frameCell(pen, left, top + i * row, row, cell, rank, color);
     for (const slow of list(now.slow)) {
       const i = rows.findIndex((entry) => entry.name === slow.stage);
       if (i >= 0) frame(slow.rank, i, theme.text);
