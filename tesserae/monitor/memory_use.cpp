@@ -37,7 +37,7 @@ void add(MemoryUse& use, const shard::Engine& engine) {
   use.of(Holds::buffers) += static_cast<double>(engine.root().context().pool().held_bytes());
 }
 
-void complete(MemoryUse& use, c10::Device device, int ranks_of_host) {
+void complete(MemoryUse& use, c10::Device device, int ranks_of_host, std::optional<double> before) {
   double held = 0;
   if (device.is_cpu()) {
     const os::ProcessMemory process = os::process_memory();
@@ -51,9 +51,11 @@ void complete(MemoryUse& use, c10::Device device, int ranks_of_host) {
     use.peak = static_cast<double>(allocated.peak);
     use.limit = static_cast<double>(total);
   }
-  use.of(Holds::other) = 0;
+  use.of(Holds::program) = use.of(Holds::other) = 0;
   const double known = std::accumulate(use.bytes.begin(), use.bytes.end(), 0.0);
-  use.of(Holds::other) = std::max(0.0, held - known);
+  const double rest = std::max(0.0, held - known);
+  use.of(Holds::program) = std::min(before.value_or(rest), rest);
+  use.of(Holds::other) = rest - use.of(Holds::program);
 }
 
 }  // namespace tesserae::monitor

@@ -74,9 +74,24 @@ void Monitor::open_folder() {
 
 void Monitor::watch(shard::Engine& engine) {
   timer_->attach(engine);
+  {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(engines_, [&](const auto& known) { return known.expired() || *known.lock() == &engine; });
+    engines_.push_back(engine.alive());
+  }
+  if (!program_bytes_) find_program_bytes();
+}
+
+void Monitor::find_program_bytes() {
+  MemoryUse before = counted_memory();
+  try {
+    complete(before, fabric_->device(), ranks_here_, std::nullopt);
+  } catch (const std::exception& error) {
+    log(LogLevel::debug, cat("what this process held before its first step is not known: ", error.what()));
+    return;
+  }
   const std::scoped_lock lock(mutex_);
-  std::erase_if(engines_, [&](const auto& known) { return known.expired() || *known.lock() == &engine; });
-  engines_.push_back(engine.alive());
+  program_bytes_ = before.of(Holds::program);
 }
 
 void Monitor::set_job(const std::string& key, Json value) {
@@ -105,17 +120,22 @@ void Monitor::end(const std::string& how) {
   }
 }
 
+MemoryUse Monitor::counted_memory() const {
+  MemoryUse use;
+  for (const auto& known : engines_) {
+    if (const auto engine = known.lock()) add(use, **engine);
+  }
+  if (options_.optimizer_bytes) use.of(Holds::optimizer) = options_.optimizer_bytes();
+  return use;
+}
+
 // On the training thread, between steps.
 void Monitor::after_step() {
   {
     const std::scoped_lock lock(mutex_);
     if (!std::exchange(wants_memory_, false)) return;
   }
-  MemoryUse use;
-  for (const auto& known : engines_) {
-    if (const auto engine = known.lock()) add(use, **engine);
-  }
-  if (options_.optimizer_bytes) use.of(Holds::optimizer) = options_.optimizer_bytes();
+  const MemoryUse use = counted_memory();
   const std::scoped_lock lock(mutex_);
   memory_ = use;
 }
@@ -206,14 +226,16 @@ Report Monitor::make_report() {
 void Monitor::measure_memory() {
   if (memory_measured_ && os::seconds_since(*memory_measured_) < memory_pause_) return;
   std::optional<MemoryUse> use;
+  std::optional<double> program;
   {
     const std::scoped_lock lock(mutex_);
     use = std::exchange(memory_, std::nullopt);
     wants_memory_ = true;
+    program = program_bytes_;
   }
   if (!use) return;  // no step has ended since
   const double before = processor_time();
-  complete(*use, fabric_->device(), ranks_here_);
+  complete(*use, fabric_->device(), ranks_here_, program);
   measured_ = *use;
   memory_measured_ = os::now();
   memory_pause_ = std::max(memory_every, cost_factor * (processor_time() - before));

@@ -75,6 +75,8 @@ class Monitor {
   Report make_report();
   void measure_memory();
   void after_step();
+  void find_program_bytes();
+  MemoryUse counted_memory() const;
   void lead(std::vector<Event>& events);
   void open_folder();
   void take_wish(const Wish& wish);
@@ -96,6 +98,7 @@ class Monitor {
   std::vector<Event> events_;
 
   std::vector<std::weak_ptr<shard::Engine*>> engines_;  // the training thread's
+  std::optional<double> program_bytes_;                 // written by it once, before the first step, with the mutex
 
   // The thread's.
   std::optional<Exchange> exchange_;  // none: this rank is alone

@@ -5,9 +5,11 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <numeric>
 #include <sstream>
 
 #include "tesserae/base/error.h"
+#include "tesserae/os/memory.h"
 #include "tests/shard/net.h"
 #include "tests/support/ranks.h"
 
@@ -104,7 +106,8 @@ TEST(Monitor, WritesWhatAllRanksDo) {
     EXPECT_GT(sent, 1000);
     // A rank's memory is all told, and most of it is not the little model's.
     const auto bytes = now["memory"]["bytes"][rank].get<std::vector<double>>();
-    EXPECT_GT(bytes.back(), 10e6);
+    ASSERT_EQ(now["memory"]["categories"][6], "program");
+    EXPECT_GT(bytes[6], 10e6);
     EXPECT_GT(bytes[0] + bytes[2] + bytes[5], 1000) << now["memory"];
   }
   const Json timeline = read_json(folder.path() / "monitor/timeline.json");
@@ -229,6 +232,33 @@ TEST(Monitor, AJobThatFailsSaysSo) {
   const Json now = read_json(folder.path() / "monitor/now.json");
   EXPECT_EQ(now["state"], "ended");
   EXPECT_EQ(now["how"], "failed");
+}
+
+TEST(Monitor, WhatMemoryIsTakenByIsAllThereIs) {
+  constexpr size_t data = 96 << 20, kept = 48 << 20;
+  const std::vector<char> before(data, 1);
+  const auto fabric = comm::Fabric::null(mesh::World::single_host(0, 1));
+  Net net(NetOptions{});
+  fill_all(*net);
+  shard::Options sharding;
+  sharding.strategy = mesh::preset("FULL_SHARD", 1);
+  shard::Sharded sharded = shard::shard_model(net, fabric, sharding);
+  Monitor monitor(fabric, {.every = milliseconds(20), .optimizer_bytes = [] { return 4096.0; }});
+  monitor.watch(sharded.engine());
+  const std::vector<char> since(kept, 1);
+  monitor.timer().enter(Stage::forward);
+  monitor.timer().end_step(1);
+  const auto bytes = [&monitor] { return monitor.status()["memory"]["bytes"][0].get<std::vector<double>>(); };
+  const os::Deadline deadline(std::chrono::seconds(60));
+  while (bytes().back() == 0 && !deadline.passed()) os::sleep_for(milliseconds(20));
+  const auto held = static_cast<double>(os::process_memory().proportional);
+  const std::vector<double> all = bytes();
+  EXPECT_NEAR(std::accumulate(all.begin(), all.end(), 0.0) / held, 1, 0.02);
+  EXPECT_GT(all[6], data) << "program";
+  EXPECT_LT(all[6], held - static_cast<double>(kept) * 0.9);
+  EXPECT_NEAR(all[7] / kept, 1, 0.2) << "other";
+  EXPECT_EQ(all[3], 4096) << "optimizer";
+  EXPECT_EQ(before[1] + since[1], 2);
 }
 
 TEST(Monitor, OfOneProcessNeedsNobody) {
