@@ -18,7 +18,7 @@ STAGES = ["data", "forward", "gather", "backward", "reduce", "optimizer", "betwe
 USUAL = [0.004, 0.052, 0.008, 0.104, 0.014, 0.021, 0.003]
 LANES = ["compute", "gather", "reduce"]
 VERBS = ["all_gather", "reduce_scatter", "all_reduce", "broadcast", "exchange", "barrier"]
-CATEGORIES = ["parameters", "gradients", "masters", "optimizer", "gathered", "activations", "shared", "other"]
+CATEGORIES = ["parameters", "gradients", "masters", "optimizer", "buffers", "shared", "program", "other"]
 KINDS = ["tokens", "expert_tokens", "pairs"]
 HOPS = [  # link, lane, verb, ranks, bytes a second
     ("shared memory", "gather", "all_gather", 4, 7.2e9),
@@ -110,7 +110,7 @@ class Fixture:
                 "for": round(self.random.uniform(0.001, 0.09), 4) if rank != silent else 8.4,
                 "age": round(self.random.uniform(0.05, 0.5), 2) if rank != silent else 8.2,
             })  # fmt: skip
-        base = [64, 33, 130, 260, 44, 190, 48, 36]
+        base = [64, 33, 130, 260, 44, 48, 112, 64]
         memory = [[int(value * MIB * self.random.uniform(0.985, 1.015)) for value in base] for _ in range(ranks)]
         traffic = [[64 * MIB, 66 * MIB, 3 * MIB if rank % 4 == 0 else MIB, 0, 0, 0] for rank in range(ranks)]
         slow = []
@@ -151,7 +151,7 @@ class Fixture:
             "memory": {
                 "categories": CATEGORIES,
                 "bytes": memory,
-                "peak": [int(sum(row) * 1.09) for row in memory],
+                "peak": [int(sum(row) * 1.14) for row in memory],
                 "limit": [1024 * MIB] * ranks,
             },
             "traffic": {"verbs": VERBS, "bytes": traffic},

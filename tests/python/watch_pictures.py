@@ -28,11 +28,11 @@ def main() -> None:
                 for scheme, name in (("light", "watch.png"), ("dark", "watch-dark.png")):
                     browser.scheme(scheme)
                     browser.open(watch.url)
-                    browser.size(1280, 1180)
+                    browser.size(1280, 1826)
                     browser.wait_for("document.body.innerText.includes('Rank 3 is slow')")
                     browser.wait_for("document.querySelectorAll('#events li').length > 20")
                     browser.run("document.getElementById('place').hidden = true")  # a folder of this machine
-                    browser.screenshot(IMAGES / name, 1280, 1180)
+                    browser.screenshot(IMAGES / name, 1280, 1826)
                     picture = Image.open(IMAGES / name).convert("RGB")
                     picture.quantize(256, dither=Image.Dither.NONE).save(IMAGES / name, optimize=True)
         finally:
