@@ -17,7 +17,7 @@ using checkpoint::Checkpoint;
 using checkpoint::Piece;
 
 Piece make_piece(std::string name, std::vector<int64_t> shape, int64_t begin, int64_t end, const at::Tensor& data,
-                 const std::optional<mesh::Split>& split, bool changes_in_forward, bool optional) {
+                 const std::optional<mesh::Splits>& split, bool changes_in_forward, bool optional) {
   if (!data.is_contiguous() || data.numel() != end - begin) {
     throw InvalidArgument("Piece", cat(name, ": elements ", begin, " to ", end, " are in a tensor of ", data.numel(),
                                        data.is_contiguous() ? "" : ", which is not contiguous"));
@@ -31,7 +31,7 @@ Piece make_piece(std::string name, std::vector<int64_t> shape, int64_t begin, in
   // detach(): another C++ object, so that a thread of the saver never ends the life of a Python object.
   return {.name = std::move(name),
           .shape = std::move(shape),
-          .split = split.value_or(mesh::Split{}),
+          .split = split.value_or(mesh::Splits{}),
           .elements = {begin, end},
           .data = data.detach(),
           .changes_in_forward = changes_in_forward,

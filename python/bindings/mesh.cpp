@@ -115,6 +115,7 @@ void bind_mesh(py::module_& module) {
       .def("__repr__", [](const Mesh& self) { return mesh::to_string(self); });
 
   using mesh::Split;
+  using mesh::Splits;
   py::class_<Split>(module, "Split", "How a tensor is cut among the ranks of an axis; see tesserae/mesh/split.h.")
       .def(py::init([](int dim, int parts, int index, int blocks, const std::string& axis) {
              const auto named = mesh::axis_from_name(axis);
@@ -128,12 +129,33 @@ void bind_mesh(py::module_& module) {
       .def_readonly("index", &Split::index)
       .def_readonly("blocks", &Split::blocks)
       .def_property_readonly("axis", [](const Split& self) { return std::string(mesh::to_string(self.axis)); })
-      .def(
-          "part_shape",
-          [](const Split& self, const std::vector<int64_t>& whole) { return mesh::part_shape(whole, self); },
-          py::arg("whole"), "The shape of one part, padding included. Raises InvalidArgument where it cannot be cut.")
       .def("__eq__", [](const Split& a, const Split& b) { return a == b; })
       .def("__repr__", [](const Split& self) { return mesh::to_string(self); });
+
+  py::class_<Splits>(module, "Splits",
+                     "How a tensor is cut along the axes of a mesh: not at all, along one, or along two, the second "
+                     "within the parts of the first; see tesserae/mesh/split.h.")
+      .def(py::init<>(), "Whole.")
+      .def(py::init<const Split&>(), py::arg("only"))
+      .def(py::init<const Split&, const Split&>(), py::arg("first"), py::arg("second"))
+      .def_property_readonly("whole", &Splits::whole, "Whether nothing is cut.")
+      .def(
+          "parts",
+          [](const Splits& self, const std::string& axis) {
+            const auto named = mesh::axis_from_name(axis);
+            if (!named) throw InvalidArgument("Splits", cat("there is no axis '", axis, "'"));
+            return self.along(*named).parts;
+          },
+          py::arg("axis"), "In how many parts it is cut along that axis; 1 where it is not.")
+      .def(
+          "part_shape",
+          [](const Splits& self, const std::vector<int64_t>& whole) { return mesh::part_shape(whole, self); },
+          py::arg("whole"), "The shape of one part, padding included. Raises InvalidArgument where it cannot be cut.")
+      .def(
+          "begins", [](const Splits& self, const std::vector<int64_t>& whole) { return part_begin(whole, self) == 0; },
+          py::arg("whole"), "Whether this part has the first element of the whole tensor.")
+      .def("__eq__", [](const Splits& a, const Splits& b) { return a == b; })
+      .def("__repr__", [](const Splits& self) { return mesh::to_string(self); });
 }
 
 }  // namespace tesserae::bindings

@@ -73,6 +73,16 @@ void bind_functions(py::module_& module) {
       "copy_to_parallel",
       [](const at::Tensor& x, const Among& parallel) { return tensor::copy_to_parallel(x, parallel); }, py::arg("x"),
       py::arg("parallel"), without_gil, "The same tensor, whose gradients, which are partial, are summed.");
+  module.def(
+      "reduce_from", [](const at::Tensor& x, const Among& parallel) { return tensor::reduce_from(x, parallel); },
+      py::arg("x"), py::arg("parallel"), without_gil, "The sum of a partial tensor; the gradient stays as it is.");
+  module.def(
+      "reduce_scatter_sequence",
+      [](const at::Tensor& x, int64_t dim, const Among& parallel) {
+        return tensor::reduce_scatter_sequence(x, dim, parallel);
+      },
+      py::arg("x"), py::arg("dim"), py::arg("parallel"), without_gil,
+      "This rank's piece along `dim` of the sum of a partial tensor; the gradient is put together.");
 }
 
 void bind_unsplit(py::module_& module) {
@@ -105,11 +115,13 @@ void bind_parallel(py::module_& module) {
            "This rank's part of a tensor that is cut along `dim`.")
       .def(
           "whole_of",
-          [](const Among& self, const at::Tensor& part, const mesh::Split& split, const std::vector<int64_t>& whole) {
-            return tensor::whole_of(part, split, whole, *self->mesh());
+          [](const Among& self, const at::Tensor& part, const mesh::Splits& splits, const std::vector<int64_t>& whole) {
+            return tensor::whole_of(part, splits, whole, *self->mesh());
           },
-          py::arg("part"), py::arg("split"), py::arg("whole"), without_gil,
-          "Collective: the whole tensor of shape `whole`, of which each rank brings its part. No autograd.")
+          py::arg("part"), py::arg("splits"), py::arg("whole"), without_gil,
+          "Collective over the axes that cut it: the whole tensor of shape `whole`, of which each rank brings its "
+          "part. "
+          "No autograd.")
       .def(
           "broadcast", [](const Among& self, const at::Tensor& tensor) { self->group().broadcast(tensor, 0); },
           py::arg("tensor"), without_gil, "Collective, in place: all have what the first has; contiguous.");
@@ -119,9 +131,9 @@ void bind_tensor(py::module_& module) {
   bind_functions(module);
   bind_unsplit(module);
   module.def(
-      "part_of", [](const at::Tensor& whole, const mesh::Split& split) { return tensor::part_of(whole, split); },
-      py::arg("whole"), py::arg("split"), py::call_guard<Gil>(),
-      "The part of a whole tensor that `split` means, contiguous, padding zero.");
+      "part_of", [](const at::Tensor& whole, const mesh::Splits& splits) { return tensor::part_of(whole, splits); },
+      py::arg("whole"), py::arg("splits"), py::call_guard<Gil>(),
+      "The part of a whole tensor that `splits` mean, contiguous, padding zero.");
   module.def(
       "heads_of_rank",
       [](int64_t query, int64_t key_value, const Among& parallel) {

@@ -320,7 +320,7 @@ void bind_unit(py::module_& module) {
   py::class_<Unit>(module, "Unit", "The parameters of one FSDP instance; see python/bindings/unit.h.")
       .def(py::init([](std::shared_ptr<comm::Fabric> fabric, Options options,
                        const std::vector<std::vector<std::string>>& names, const std::vector<at::Tensor>& compute,
-                       const std::vector<std::pair<mesh::Split, std::vector<int64_t>>>& splits,
+                       const std::vector<std::pair<mesh::Splits, std::vector<int64_t>>>& splits,
                        const std::vector<at::Tensor>& local, const std::vector<int>& dims) {
              std::vector<Unit::Parameter> parameters;
              for (size_t i = 0; i < compute.size(); ++i) {
@@ -332,7 +332,7 @@ void bind_unit(py::module_& module) {
              return std::make_unique<Unit>(std::move(fabric), std::move(options), parameters);
            }),
            py::arg("fabric"), py::arg("options"), py::arg("names"), py::arg("compute"),
-           py::arg("splits") = std::vector<std::pair<mesh::Split, std::vector<int64_t>>>(),
+           py::arg("splits") = std::vector<std::pair<mesh::Splits, std::vector<int64_t>>>(),
            py::arg("local") = std::vector<at::Tensor>(), py::arg("dims") = std::vector<int>(), without_gil,
            "`splits`: for each parameter how it is cut, and the shape of the whole; {}: all are whole. `local`: for "
            "each parameter, which then has only a shape, the rows that this rank holds. `dims`: of which dimension.")

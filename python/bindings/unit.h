@@ -26,7 +26,7 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   struct Parameter {
     std::vector<std::string> names;
     at::Tensor compute;
-    mesh::Split split = {};           ///< which part of a larger tensor it is
+    mesh::Splits split = {};          ///< which part of a larger tensor it is
     std::vector<int64_t> whole = {};  ///< the shape of that tensor; {}: it is whole
     at::Tensor local = {};            ///< shard::NamedParameter::local
     int dim = 0;                      ///< shard::Slot::dim

@@ -47,6 +47,7 @@ __all__: list[str] = [
     "Saver",
     "Split",
     "SplitRandom",
+    "Splits",
     "Statistics",
     "Strategy",
     "Timeout",
@@ -90,6 +91,8 @@ __all__: list[str] = [
     "prefetch",
     "publish_unit",
     "read_config_file",
+    "reduce_from",
+    "reduce_scatter_sequence",
     "replica_group",
     "reshard",
     "row_linear",
@@ -400,10 +403,6 @@ class Split:
         axis: str = "tensor",
     ) -> None: ...
     def __repr__(self) -> str: ...
-    def part_shape(self, whole: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> list[int]:
-        """
-        The shape of one part, padding included. Raises InvalidArgument where it cannot be cut.
-        """
     @property
     def axis(self) -> str: ...
     @property
@@ -414,6 +413,41 @@ class Split:
     def index(self) -> int: ...
     @property
     def parts(self) -> int: ...
+
+class Splits:
+    """
+    How a tensor is cut along the axes of a mesh: not at all, along one, or along two, the second within the parts of the first; see tesserae/mesh/split.h.
+    """
+
+    __hash__: typing.ClassVar[None] = None
+    def __eq__(self, arg0: Splits) -> bool: ...
+    @typing.overload
+    def __init__(self) -> None:
+        """
+        Whole.
+        """
+    @typing.overload
+    def __init__(self, only: Split) -> None: ...
+    @typing.overload
+    def __init__(self, first: Split, second: Split) -> None: ...
+    def __repr__(self) -> str: ...
+    def begins(self, whole: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> bool:
+        """
+        Whether this part has the first element of the whole tensor.
+        """
+    def part_shape(self, whole: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> list[int]:
+        """
+        The shape of one part, padding included. Raises InvalidArgument where it cannot be cut.
+        """
+    def parts(self, axis: str) -> int:
+        """
+        In how many parts it is cut along that axis; 1 where it is not.
+        """
+    @property
+    def whole(self) -> bool:
+        """
+        Whether nothing is cut.
+        """
 
 class CommError(Error):
     """
@@ -548,11 +582,11 @@ class Parallel:
     def whole_of(
         self,
         part: torch.Tensor,
-        split: Split,
+        splits: Splits,
         whole: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     ) -> torch.Tensor:
         """
-        Collective: the whole tensor of shape `whole`, of which each rank brings its part. No autograd.
+        Collective over the axes that cut it: the whole tensor of shape `whole`, of which each rank brings its part. No autograd.
         """
     @property
     def index(self) -> int: ...
@@ -620,7 +654,7 @@ class Unit:
         names: collections.abc.Sequence[collections.abc.Sequence[str]],
         compute: collections.abc.Sequence[torch.Tensor],
         splits: collections.abc.Sequence[
-            tuple[Split, collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]]
+            tuple[Splits, collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]]
         ] = [],
         local: collections.abc.Sequence[torch.Tensor] = [],
         dims: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
@@ -1062,7 +1096,7 @@ class Piece:
         end: typing.SupportsInt | typing.SupportsIndex,
         data: torch.Tensor,
         *,
-        split: Split | None = None,
+        split: Splits | None = None,
         changes_in_forward: bool = False,
         optional: bool = False,
     ) -> None:
@@ -1433,9 +1467,9 @@ def parameter_group(
     The ranks that together hold all parameter pieces.
     """
 
-def part_of(whole: torch.Tensor, split: Split) -> torch.Tensor:
+def part_of(whole: torch.Tensor, splits: Splits) -> torch.Tensor:
     """
-    The part of a whole tensor that `split` means, contiguous, padding zero.
+    The part of a whole tensor that `splits` mean, contiguous, padding zero.
     """
 
 def plan_dispatch(
@@ -1458,6 +1492,18 @@ def publish_unit(unit: Unit) -> None:
 def read_config_file(path: str) -> str:
     """
     The JSON object in that file, unchecked, as JSON text. Comments are skipped; InvalidArgument names the line of what is no JSON.
+    """
+
+def reduce_from(x: torch.Tensor, parallel: Parallel) -> torch.Tensor:
+    """
+    The sum of a partial tensor; the gradient stays as it is.
+    """
+
+def reduce_scatter_sequence(
+    x: torch.Tensor, dim: typing.SupportsInt | typing.SupportsIndex, parallel: Parallel
+) -> torch.Tensor:
+    """
+    This rank's piece along `dim` of the sum of a partial tensor; the gradient is put together.
     """
 
 def replica_group(

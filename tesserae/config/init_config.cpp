@@ -41,16 +41,6 @@ void check_belongs(const Json& document, const Json& wanted, const std::string& 
   }
 }
 
-// What cannot be with experts that ranks share out.
-void check_experts(const Json& c) {
-  const int degree = c["expert_parallel_degree"];
-  if (degree == 1) return;
-  if (const int tensor = c["tensor_parallel_degree"]; tensor > 1) {
-    throw ConfigError("expert_parallel_degree", cat("is ", degree, " with tensor_parallel_degree ", tensor,
-                                                    ": scripts have one of them above 1, `tesserae train` takes both"));
-  }
-}
-
 }  // namespace
 
 const Json& init_config_schema() {
@@ -89,7 +79,6 @@ Json validate_init_config(const Json& document) {
   check_belongs(document, init_config_schema()["properties"], "");
   Json resolved = validate(init_config_schema(), document);
   check_one_dial(resolved);
-  check_experts(resolved);
   read_preemption(resolved);
   Json& size = resolved["offload"]["activation_size"];
   size = read_size("offload.activation_size", size);

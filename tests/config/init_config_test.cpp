@@ -42,6 +42,13 @@ TEST(InitConfig, TakesRawDegreesAndDeadlines) {
   EXPECT_EQ(config["run"]["deadline_seconds"], 5);
 }
 
+TEST(InitConfig, TakesAllAxesAtOnce) {
+  const Json config =
+      resolved(R"({"tensor_parallel_degree": 2, "context_parallel_degree": 2, "expert_parallel_degree": 4})");
+  EXPECT_EQ(config["tensor_parallel_degree"], 2);
+  EXPECT_EQ(config["expert_parallel_degree"], 4);
+}
+
 TEST(InitConfig, TakesTheDial) {
   const Json config = resolved(R"({"hybrid_shard_degree": "auto", "dial": {"headroom": 0.25}})");
   EXPECT_EQ(config["hybrid_shard_degree"], "auto");
@@ -97,9 +104,6 @@ INSTANTIATE_TEST_SUITE_P(
                   "itself, and tsm.init does not take it"},
         WrongInit{"no_horizon", R"({"activation_loading_horizon": 0})",
                   "activation_loading_horizon: must be at least 1, but is 0"},
-        WrongInit{"experts_and_tensors", R"({"expert_parallel_degree": 2, "tensor_parallel_degree": 2})",
-                  "expert_parallel_degree: is 2 with tensor_parallel_degree 2: scripts have one of them above 1, "
-                  "`tesserae train` takes both"},
         WrongInit{"taken_exit_code", R"({"preemption": {"exit_code": 2}})",
                   "preemption.exit_code: is 2, which says that a run failed: take 0, or 4 to 255, for example 75"},
         WrongInit{"two_dials",

@@ -101,10 +101,6 @@ def test_every_key_of_smp_is_taken_where_its_feature_is_not_asked_for() -> None:
     [
         ({"hybrid_shard_degre": 2}, r"hybrid_shard_degre: unknown key; did you mean hybrid_shard_degree\?"),
         ({"tensor_parallel_degree": 0}, "tensor_parallel_degree"),
-        (
-            {"expert_parallel_degree": 2, "tensor_parallel_degree": 2},
-            "expert_parallel_degree: is 2 with tensor_parallel_degree 2",
-        ),
         ({"context_parallel_method": "ring"}, "context_parallel_method: must be one of"),
         ({"hybrid_shard_degree": -1}, "hybrid_shard_degree: must be at least 0, but is -1"),
         ({"train": {"steps": 5}}, "train: is read by `tesserae train` only"),

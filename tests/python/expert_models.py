@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -101,16 +101,30 @@ def built(name: str, one_expert: bool = False, **changes: Any) -> nn.Module:
     return model
 
 
+class Alone(NamedTuple):
+    losses: list[float]
+    norms: list[float]
+    state: dict[str, Tensor]
+    logits: Tensor
+    momenta: dict[str, Tensor]  # of SGD: what gradients have added up to
+
+
 @functools.cache
 def alone(
-    name: str, one_expert: bool, auxiliary: bool, parts: int, batches: int = RANKS
-) -> tuple[list[float], list[float], dict[str, Tensor], Tensor]:
-    """Losses, norms, parameters, and logits in the end, of one process that trains the batches of all ranks. The
-    auxiliary loss is that of each rank's tokens, averaged."""
-    model = built(name, one_expert)
+    name: str,
+    one_expert: bool,
+    auxiliary: bool,
+    parts: int,
+    batches: int = RANKS,
+    heads: int = 2,
+    steps: int = STEPS,
+) -> Alone:
+    """What one process makes of the batches of all ranks. The auxiliary loss is that of each rank's tokens, averaged.
+    `heads`: of keys and values."""
+    model = built(name, one_expert, num_key_value_heads=heads)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses, norms = [], []
-    for step in range(STEPS):
+    for step in range(steps):
         for part in range(parts):
             each = [loss_of(model, batch(10 * step + part, rank), auxiliary) for rank in range(batches)]
             loss = torch.stack(each).mean()
@@ -121,4 +135,5 @@ def alone(
         optimizer.zero_grad()
     with torch.no_grad():
         logits = model.eval()(input_ids=batch(0, 0), use_cache=False).logits
-    return losses, norms, copy.deepcopy(model.state_dict()), logits
+    momenta = {path: optimizer.state[p]["momentum_buffer"] for path, p in model.named_parameters()}
+    return Alone(losses, norms, copy.deepcopy(model.state_dict()), logits, momenta)

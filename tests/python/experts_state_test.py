@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -25,12 +26,13 @@ from ranks import run_ranks
 
 
 # ---- state ----
-def beginnings(rank: int, world_size: int) -> list[str]:
-    """From the meta device, from rank 0, and what goes in and comes out of state dicts."""
+def beginnings(rank: int, world_size: int, tensor: int) -> list[str]:
+    """From the meta device, from rank 0, and what goes in and comes out of state dicts. `tensor`: T."""
     import tesserae as tsm
     from tesserae.delayed_param import DelayedParamIniter
 
-    tsm.init({"expert_parallel_degree": 2, "hybrid_shard_degree": 4})
+    shares = RANKS // tensor
+    tsm.init({"tensor_parallel_degree": tensor, "expert_parallel_degree": 2, "hybrid_shard_degree": shares})
     found = []
 
     def check(what: str, state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -80,7 +82,8 @@ def beginnings(rank: int, world_size: int) -> list[str]:
         with FullyShardedDataParallel.state_dict_type(sharded, StateDictType.FULL_STATE_DICT, options):
             state = sharded.state_dict()
         check(f"{name} of rank 0", state, other if rank == 0 else {})
-    return found + moments() + turning() + in_dtensors()
+    turns = {1: [(1, 1, 1), (2, 4, 4), (4, 4, 4)], 2: [(1, 1, 1), (1, 2, 2), (2, 2, 2)]}
+    return found + moments() + turning(turns[tensor]) + (in_dtensors() if tensor == 1 else [])
 
 
 def moments() -> list[str]:
@@ -91,11 +94,11 @@ def moments() -> list[str]:
     for use_orig_params in (True, False):
         model = wrap("qwen3_moe", tsm.transform(MODELS["qwen3_moe"]()), use_orig_params=use_orig_params)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        loss_of(model, batch(0, dist.get_rank())).backward()
+        loss_of(model, batch(0, tsm.state.dp_rank)).backward()
         optimizer.step()
         plain = MODELS["qwen3_moe"]()
         theirs = torch.optim.AdamW(plain.parameters(), lr=1e-2)
-        torch.stack([loss_of(plain, batch(0, rank)) for rank in range(RANKS)]).mean().backward()
+        torch.stack([loss_of(plain, batch(0, rank)) for rank in range(tsm.state.dp_size)]).mean().backward()
         theirs.step()
         expected = {name: theirs.state[p] for name, p in plain.named_parameters()}
         for rank0_only in (False, True):
@@ -117,15 +120,15 @@ def moments() -> list[str]:
     return found
 
 
-def turning() -> list[str]:
+def turning(turns: list[tuple[int, int, int]]) -> list[str]:
     """The dial moves experts too, to the bit."""
     import tesserae as tsm
 
     model = wrap("mixtral", tsm.transform(MODELS["mixtral"]()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     found = []
-    for step, degrees in enumerate([(1, 1, 1), (2, 4, 4), (4, 4, 4)]):
-        loss_of(model, batch(10 * step, dist.get_rank())).backward()
+    for step, degrees in enumerate(turns):
+        loss_of(model, batch(10 * step, tsm.state.dp_rank)).backward()
         model.clip_grad_norm_(MAX_NORM)
         optimizer.step()
         optimizer.zero_grad()
@@ -133,7 +136,7 @@ def turning() -> list[str]:
         tsm.reshard(model, optimizer, degrees=degrees)
         if not all(map(torch.equal, before.values(), whole_state(model).values())):
             found.append(f"parameters changed on the way to {degrees}")
-    if wrong := away_from(alone("mixtral", False, False, 1)[2], whole_state(model)):
+    if wrong := away_from(alone("mixtral", False, False, 1, tsm.state.dp_size).state, whole_state(model)):
         found.append(f"trained over changes of degrees: {wrong}")
     return found
 
@@ -154,7 +157,7 @@ def in_dtensors() -> list[str]:
         tsm.reshard(model, optimizer, hybrid_shard_degree=degree)
         if not all(map(torch.equal, before.values(), whole_state(model).values())):
             found.append(f"DTensors changed on the way to {degree}")
-    if wrong := away_from(alone("mixtral", False, False, 1)[2], whole_state(model)):
+    if wrong := away_from(alone("mixtral", False, False, 1).state, whole_state(model)):
         found.append(f"DTensors trained over changes of degrees: {wrong}")
     expected = MODELS["gpt_oss"](seed=1).state_dict()
     with torch.device("meta"):
@@ -168,8 +171,9 @@ def in_dtensors() -> list[str]:
     return found
 
 
-def test_state_dicts_beginnings_and_the_dial() -> None:
-    assert run_ranks(beginnings, RANKS, deadline=120) == [[]] * RANKS
+@pytest.mark.parametrize("tensor", (1, 2))
+def test_state_dicts_beginnings_and_the_dial(tensor: int) -> None:
+    assert run_ranks(beginnings, RANKS, tensor, deadline=120) == [[]] * RANKS
 
 
 # ---- the automatic choice ----
@@ -205,16 +209,18 @@ def test_the_automatic_choice_counts_experts_over_their_ranks(tmp_path: Path) ->
 
 # ---- checkpoints ----
 def saves(
-    rank: int, world_size: int, degree: int, folder: str, load: bool, in_dtensors: bool = False
+    rank: int, world_size: int, axes: tuple[int, int], folder: str, load: bool, in_dtensors: bool = False
 ) -> dict[str, Any]:
-    """Two steps of AdamW at this degree, saved; or what was saved, loaded. The logical tensors."""
+    """Two steps of AdamW at this T and E, saved; or what was saved, loaded. The logical tensors."""
     import tesserae as tsm
 
+    tensor, experts = axes
     if world_size > 1:
-        tsm.init({"expert_parallel_degree": degree, "hybrid_shard_degree": 2 if load else 4})
+        degree = min(2 if load else 4, world_size // tensor)
+        tsm.init({"tensor_parallel_degree": tensor, "expert_parallel_degree": experts, "hybrid_shard_degree": degree})
     found = {}
     for name in ("mixtral", "gpt_oss"):
-        model: Any = MODELS[name](seed=2 if load else 0)
+        model: Any = MODELS[name](seed=2 if load else 0, num_key_value_heads=4)
         if world_size > 1:
             model = tsm.transform(model)
             model = sharded(MODELS[name].unit, model) if in_dtensors else wrap(name, model)
@@ -225,7 +231,7 @@ def saves(
                 tsm.checkpoint.save(f"{folder}/again/{name}", model, optimizer, step=2)
         else:
             for step in range(2):
-                loss_of(model, batch(step, rank)).backward()
+                loss_of(model, batch(step, tsm.state.dp_rank)).backward()
                 optimizer.step()
                 optimizer.zero_grad()
             tsm.checkpoint.save(f"{folder}/{name}", model, optimizer, step=2)
@@ -242,16 +248,31 @@ def saves(
     return found
 
 
+def assert_same(everyone: list[dict[str, Any]]) -> None:
+    """To the bit."""
+    for each in everyone[1:]:
+        for name, tensors in everyone[0].items():
+            for ours, theirs in zip(each[name], tensors, strict=True):
+                assert set(ours) == set(theirs)
+                assert [key for key in theirs if not torch.equal(ours[key], theirs[key])] == []
+
+
 def test_checkpoints_load_at_any_degree(tmp_path: Path) -> None:
     """Bitwise, weights and moments: saved at E = 2, loaded at 4, at 1 and on one process; under fully_shard, too."""
     folder = str(tmp_path)
-    saved = run_ranks(saves, RANKS, 2, folder, False, deadline=120)
-    loaded = run_ranks(saves, RANKS, 4, folder, True, deadline=120)
-    loaded += run_ranks(saves, RANKS, 1, folder, True, deadline=120)
-    dtensors = run_ranks(saves, RANKS, 4, folder, True, True, deadline=120)
-    alone_again = [saves(0, 1, 1, each, True) for each in (folder, f"{folder}/again")]
-    for everyone in (*saved[1:], *loaded, *dtensors, *alone_again):
-        for name, tensors in saved[0].items():
-            for ours, theirs in zip(everyone[name], tensors, strict=True):
-                assert set(ours) == set(theirs)
-                assert [key for key in theirs if not torch.equal(ours[key], theirs[key])] == []
+    saved = run_ranks(saves, RANKS, (1, 2), folder, False, deadline=120)
+    loaded = run_ranks(saves, RANKS, (1, 4), folder, True, deadline=120)
+    loaded += run_ranks(saves, RANKS, (1, 1), folder, True, deadline=120)
+    dtensors = run_ranks(saves, RANKS, (1, 4), folder, True, True, deadline=120)
+    alone_again = [saves(0, 1, (1, 1), each, True) for each in (folder, f"{folder}/again")]
+    assert_same([*saved, *loaded, *dtensors, *alone_again])
+
+
+def test_checkpoints_load_at_any_t_and_e(tmp_path: Path) -> None:
+    """From T = 2, E = 2 to T = 4, to E = 4 and to one process; from E = 4 to T = 2, E = 2."""
+    folder, other = str(tmp_path / "both"), str(tmp_path / "experts")
+    saved = run_ranks(saves, RANKS, (2, 2), folder, False, deadline=120)
+    loaded = [run_ranks(saves, RANKS, axes, folder, True, deadline=120) for axes in ((4, 1), (1, 4))]
+    assert_same([*saved, *loaded[0], *loaded[1], saves(0, 1, (1, 1), folder, True)])
+    saved = run_ranks(saves, RANKS, (1, 4), other, False, deadline=120)
+    assert_same([*saved, *run_ranks(saves, RANKS, (2, 2), other, True, deadline=120)])

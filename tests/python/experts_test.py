@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +13,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import offload_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecision, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, StateDictType, fully_shard
 
 from both_faces import TOLERANCE, away_from, clipped_norm, sharded, whole_state
 from expert_models import MAX_NORM, MODELS, RANKS, STEPS, alone, batch, built, loss_of, wrap
 from parity_test import distance, furthest
 from ranks import run_ranks
+from tensor_cases import LAYOUTS
+
+FULL_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,26 @@ class Case:
     face: str = "fsdp"
     context: int = 1  # ranks that share out the positions of the same sequences
     one_expert: bool = False  # routers send every token to the first experts: the others get none
+    tensor: int = 1  # T
+    sequence: bool = False  # parallelism of sequences over the tensor-parallel ranks
+    smp_keys: bool = False  # all that SMP v2 knows are given
+
+    @property
+    def heads(self) -> int:
+        """Of keys and values: T must divide them."""
+        return max(2, self.tensor)
+
+    def config(self) -> dict[str, Any]:
+        axes = {
+            "tensor_parallel_degree": self.tensor,
+            "context_parallel_degree": self.context,
+            "expert_parallel_degree": self.experts,
+        }
+        if self.smp_keys:
+            rest = {"fsdp_cache_flush_warnings": True, "allow_empty_shards": False, "random_seed": 7}
+            activations = {"sm_activation_offloading": True, "activation_loading_horizon": 1}
+            return {**axes, **rest, **activations, "hybrid_shard_degree": self.degrees[0]}
+        return {**axes, "degrees": dict(zip(("parameters", "gradients", "optimizer"), self.degrees, strict=True))}
 
 
 # Every E of four ranks for every family, degrees of all three, options spread over them.
@@ -54,24 +80,71 @@ CASES = [
     Case("qwen2_moe", 4, (1, 1, 4), face="fully_shard", checkpointing=True),
     Case("gpt_oss", 2, (2, 2, 2), face="fully_shard", one_expert=True),
 ]
+# The same for every (T, E) of four ranks with T > 1.
+TENSOR_CASES = [
+    Case("mixtral", 2, (2, 2, 2), tensor=2, auxiliary=True),
+    Case("mixtral", 2, (1, 1, 2), tensor=2, sequence=True, accumulate=True, use_orig_params=False),
+    Case("mixtral", 1, (1, 2, 2), tensor=2, sequence=True, auxiliary=True, checkpointing=True),
+    Case("mixtral", 1, (1, 1, 1), tensor=4, one_expert=True),
+    Case("mixtral", 2, (2, 2, 2), tensor=2, context=2, checkpointing=True, smp_keys=True),
+    Case("qwen2_moe", 2, (2, 2, 2), tensor=2, sequence=True, auxiliary=True, checkpointing=True),
+    Case("qwen2_moe", 1, (2, 2, 2), tensor=2, accumulate=True, use_orig_params=False),
+    Case("qwen2_moe", 1, (1, 1, 1), tensor=4, sequence=True),
+    Case("qwen3_moe", 2, (1, 2, 2), tensor=2, one_expert=True, sequence=True, use_orig_params=False),
+    Case("qwen3_moe", 1, (1, 1, 2), tensor=2, checkpointing=True),
+    Case("qwen3_moe", 1, (1, 1, 1), tensor=4, auxiliary=True),
+    Case("gpt_oss", 2, (2, 2, 2), tensor=2, one_expert=True, checkpointing=True),
+    Case("gpt_oss", 2, (1, 1, 1), tensor=2, auxiliary=True, accumulate=True),
+    Case("gpt_oss", 1, (2, 2, 2), tensor=2, sequence=True, use_orig_params=False),
+    Case("gpt_oss", 1, (1, 1, 1), tensor=4, sequence=True, checkpointing=True),
+]
 
 
-def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
+def product() -> list[Case]:
+    """Every (T, E, P, G, O) of four ranks for every family; options are drawn."""
+    choice, cases = random.Random(1), []
+    for model, tensor, experts in itertools.product(MODELS, (1, 2, 4), (1, 2, 4)):
+        ranks = RANKS // tensor
+        layouts = [d for d in LAYOUTS if max(d) <= ranks] if experts <= ranks else []
+        for degrees in layouts:
+            options = {
+                name: choice.random() < 0.5 for name in ("checkpointing", "auxiliary", "accumulate", "one_expert")
+            }
+            options["use_orig_params"] = choice.random() < 0.5
+            options["sequence"] = tensor > 1 and choice.random() < 0.5
+            cases.append(Case(model, experts, degrees, tensor=tensor, **options))
+    return cases
+
+
+def whole_momenta(model: FullyShardedDataParallel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        state = FullyShardedDataParallel.optim_state_dict(model, optimizer)["state"]
+    return {name: value["momentum_buffer"] for name, value in state.items()}
+
+
+def gradients_away(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """By how much, as a share of all gradients: those of keys' biases are nothing but rounding."""
+    assert sorted(ours) == sorted(expected)
+    norm = torch.stack([value.norm() for value in expected.values()]).norm()
+    away = {name: ((ours[name] - value).norm() / norm).item() for name, value in expected.items()}
+    return {name: off for name, off in away.items() if not off <= TOLERANCE}
+
+
+def trains(rank: int, world_size: int, cases: list[Case], steps: int = STEPS) -> list[str]:
     import tesserae as tsm
 
     found = []
     for case in cases:
         print(case, flush=True)
-        names = dict(zip(("parameters", "gradients", "optimizer"), case.degrees, strict=True))
-        axes = {"expert_parallel_degree": case.experts, "context_parallel_degree": case.context}
-        tsm.init({**axes, "degrees": names})
+        tsm.init(case.config())
         try:
-            assert (tsm.state.ep_size, tsm.state.ep_rank) == (case.experts, rank % case.experts)
-            first = rank - rank % case.experts
+            index = rank // case.tensor % case.experts
+            assert (tsm.state.ep_size, tsm.state.ep_rank) == (case.experts, index)
             members = dist.get_process_group_ranks(tsm.state.ep_process_group)
-            assert members == list(range(first, first + case.experts))
-            assert tsm.state.dp_size == world_size // case.context
-            model = tsm.transform(built(case.model, case.one_expert)).train()
+            assert members == [rank + case.tensor * (i - index) for i in range(case.experts)]
+            assert tsm.state.dp_size == world_size // (case.context * case.tensor)
+            model = built(case.model, case.one_expert, num_key_value_heads=case.heads)
+            model = tsm.transform(model, sequence_parallel=case.sequence).train()
             if case.checkpointing:
                 model.gradient_checkpointing_enable({"use_reentrant": False})
             fsdp = case.face == "fsdp"
@@ -79,15 +152,16 @@ def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
                 model = wrap(case.model, model, use_orig_params=case.use_orig_params)
             else:
                 model = sharded(MODELS[case.model].unit, model)
+            called = offload_wrapper(model) if case.smp_keys else model
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             losses, norms, parts = [], [], 2 if case.accumulate else 1
-            for step in range(STEPS):
+            for step in range(steps):
                 for part in range(parts):
                     last = part == parts - 1
                     if not fsdp:
                         model.set_requires_gradient_sync(last)
                     with model.no_sync() if fsdp and not last else contextlib.nullcontext():
-                        loss = loss_of(model, batch(10 * step + part, tsm.state.dp_rank), case.auxiliary)
+                        loss = loss_of(called, batch(10 * step + part, tsm.state.dp_rank), case.auxiliary)
                         loss.backward()
                     total = loss.detach().clone()
                     dist.all_reduce(total)
@@ -97,15 +171,17 @@ def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
                 optimizer.zero_grad()
             with torch.no_grad():
                 logits = model.eval()(input_ids=batch(0, 0), use_cache=False).logits
-            expected = alone(case.model, case.one_expert, case.auxiliary, parts, tsm.state.dp_size)
-            if not furthest(losses, expected[0]) <= TOLERANCE:
-                found.append(f"{case}: losses {losses}, expected {expected[0]}")
-            if not furthest(norms, expected[1]) <= TOLERANCE:
-                found.append(f"{case}: norms {norms}, expected {expected[1]}")
-            if not distance(logits, expected[3]) <= 10 * TOLERANCE:
-                found.append(f"{case}: logits differ by {distance(logits, expected[3])}")
-            if wrong := away_from(expected[2], whole_state(model)):
+            expected = alone(case.model, case.one_expert, case.auxiliary, parts, tsm.state.dp_size, case.heads, steps)
+            if not furthest(losses, expected.losses) <= TOLERANCE:
+                found.append(f"{case}: losses {losses}, expected {expected.losses}")
+            if not furthest(norms, expected.norms) <= TOLERANCE:
+                found.append(f"{case}: norms {norms}, expected {expected.norms}")
+            if not distance(logits, expected.logits) <= 10 * TOLERANCE:
+                found.append(f"{case}: logits differ by {distance(logits, expected.logits)}")
+            if wrong := away_from(expected.state, whole_state(model)):
                 found.append(f"{case}: parameters {wrong}")
+            if fsdp and (wrong := gradients_away(whole_momenta(model, optimizer), expected.momenta)):
+                found.append(f"{case}: gradients {wrong}")
         finally:
             tsm.uninstall()
     return found
@@ -114,6 +190,17 @@ def trains(rank: int, world_size: int, cases: list[Case]) -> list[str]:
 @pytest.mark.parametrize("part", range(2))
 def test_models_train_as_on_one_process(part: int) -> None:
     assert run_ranks(trains, RANKS, CASES[part::2], deadline=240) == [[]] * RANKS
+
+
+def test_experts_train_with_tensor_parallelism() -> None:
+    assert run_ranks(trains, RANKS, TENSOR_CASES, deadline=240) == [[]] * RANKS
+
+
+@pytest.mark.parity_full
+@pytest.mark.parametrize("tensor", (1, 2, 4))
+def test_product(tensor: int) -> None:
+    cases = [case for case in product() if case.tensor == tensor]
+    assert run_ranks(trains, RANKS, cases, FULL_STEPS, deadline=7200) == [[]] * RANKS
 
 
 # ---- what is trained otherwise ----
@@ -140,7 +227,7 @@ def in_bf16() -> list[str]:
     total = loss.detach().float()
     dist.all_reduce(total)
     found = [] if seen == [[torch.bfloat16, torch.float32]] * 2 else [f"experts get {seen}"]
-    expected = alone("mixtral", False, False, 1)[0][0]
+    expected = alone("mixtral", False, False, 1).losses[0]
     return found if furthest([total.item() / RANKS], [expected]) <= 2e-2 else [*found, "the loss in bf16 is another"]
 
 
@@ -280,6 +367,16 @@ def refuses(rank: int, world_size: int) -> list[str]:
     layer = tsm.transform(MODELS["mixtral"]()).model.layers[0]
     two = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
     check("mesh", lambda: fully_shard(layer, mesh=two), ["the mesh has 2 of 4 ranks", "leave it out"])
+    tsm.uninstall()
+    tsm.init({"expert_parallel_degree": 2, "tensor_parallel_degree": 2})
+    model = MODELS["mixtral"](intermediate_size=25)
+    check("hidden", lambda: tsm.transform(model), ["hidden layer of experts: 25", "1, 5, 25"])
+    assert type(model.model.layers[0].self_attn.q_proj) is nn.Linear, "nothing was changed before"
+    check(
+        "parts",
+        lambda: sharded(MODELS["gpt_oss"].unit, tsm.transform(MODELS["gpt_oss"]())),
+        ["tsm.transform", "FullyShardedDataParallel"],
+    )
     tsm.uninstall()
     tsm.init({"expert_parallel_degree": 2, "context_parallel_degree": 2})
     check("context", lambda: tsm.transform(MODELS["gpt_oss"]()), ["cut the sequences", "mixtral"])

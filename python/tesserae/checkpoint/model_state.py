@@ -21,7 +21,7 @@ from tesserae.checkpoint.pieces import Cut, Pieces, cuts_of_dtensor, whole
 from tesserae.fsdp.instance import Instance, require_root
 from tesserae.fsdp.parameters import find_parameters
 from tesserae.fully_shard.parameters import inner_tensors
-from tesserae.job.fabrics import around_experts, writes_unsplit
+from tesserae.job.fabrics import around_experts, tensor_degree, writes_unsplit
 from tesserae.tensor_parallel.parts import split_of
 from tesserae.torch_compat.compiled import uncompiled
 from tesserae.torch_compat.fsdp2 import local_of
@@ -37,7 +37,7 @@ class Slot:
     shape: Sequence[int]  # of the whole
     cuts: list[Cut]
     written: bool
-    split: _C.Split | None = None  # the cuts are of this part of the whole
+    split: _C.Splits | None = None  # the cuts are of this part of the whole
 
 
 @dataclass
@@ -110,7 +110,7 @@ class ModelState:
     def expert_degree(self) -> int:
         """Over how many ranks its experts are shared out."""
         splits = (slot.split for held in self.held for slot in held.slots if slot.split is not None)
-        return max((split.parts for split in splits if split.axis == "expert"), default=1)
+        return max((split.parts("expert") for split in splits), default=1)
 
     def find_plain(self, fabric: _C.Fabric) -> None:
         """Adds the parameters that no instance of FSDP has. Those of them that all ranks hold are written by rank 0."""
@@ -122,7 +122,8 @@ class ModelState:
                     cuts, written = cuts_of_dtensor(managed.names[0], parameter, fabric.size)
                 split = split_of(managed.entries)
                 if split is not None and not isinstance(parameter, DTensor):
-                    written = fabric.rank < split.split.parts
+                    index, tensor = divmod(fabric.rank, tensor_degree())
+                    written = index < split.split.parts("expert") and not (split.repeated and tensor > 0)
                     slot = Slot(managed.names, split.whole, cuts, written, split.split)
                 else:
                     slot = Slot(managed.names, parameter.shape, cuts, written)
@@ -224,7 +225,8 @@ def _held_by(instance: Instance, root: str) -> list[Held]:
                 cuts = [(offset, offset + end - begin, begin if not uses_orig_params(instance) else 0)]
             full_names, split = [root + name for name in slot_names], splits[slot]
             if split is not None:
-                slots.append(Slot(full_names, split.whole, cuts, written, split.split))
+                written_here = written and (first or not split.repeated)
+                slots.append(Slot(full_names, split.whole, cuts, written_here, split.split))
             else:
                 slots.append(Slot(full_names, shapes[slot], cuts, written and first))
         if uses_orig_params(instance):

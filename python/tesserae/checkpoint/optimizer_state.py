@@ -187,7 +187,7 @@ def as_tensor(key: str, value: Any, numbers: dict[str, str]) -> Any:
 
 
 def _has_first(slot: Slot) -> bool:
-    return any(begin == 0 for begin, _, _ in slot.cuts) and (slot.split is None or slot.split.index == 0)
+    return any(begin == 0 for begin, _, _ in slot.cuts) and (slot.split is None or slot.split.begins(list(slot.shape)))
 
 
 def _number(

@@ -39,7 +39,7 @@ class Pieces:
         cuts: Sequence[Cut],
         tensor: torch.Tensor,
         *,
-        split: _C.Split | None = None,
+        split: _C.Splits | None = None,
         written: bool = True,
         changes_in_forward: bool = False,
         optional: bool = False,

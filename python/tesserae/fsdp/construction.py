@@ -230,7 +230,7 @@ def _shard(instance: Instance, module: nn.Module, fabric: _C.Fabric, options: _C
         make_handle(instance, local[0][0], names, unit.set_master_dtype)
 
 
-def _splits(instance: Instance) -> list[tuple[_C.Split, list[int]]]:
+def _splits(instance: Instance) -> list[tuple[_C.Splits, list[int]]]:
     """How each parameter is cut among tensor- or expert-parallel ranks, and the shape of the whole."""
     splits = [split_of(m.entries) for m in instance._managed]
     if not any(splits):
@@ -238,4 +238,4 @@ def _splits(instance: Instance) -> list[tuple[_C.Split, list[int]]]:
     require_one_tensor_index(instance._everyone)
     if instance._holds_experts:
         require_whole_job(instance._everyone)
-    return [(s.split, list(s.whole)) if s is not None else (_C.Split(), []) for s in splits]
+    return [(s.split, list(s.whole)) if s is not None else (_C.Splits(), []) for s in splits]

@@ -100,9 +100,9 @@ def require_one_tensor_index(group: dist.ProcessGroup | None) -> None:
 
 
 def require_whole_job(group: dist.ProcessGroup | None) -> None:
-    """Experts are shared out among the ranks of the job, so all of them shard the model."""
+    """Experts are shared out among the ranks of the job, so all of them (of a tensor index) shard the model."""
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-    if len(ranks) < dist.get_world_size():
+    if len(ranks) < job_mesh().degree("state"):
         raise _C.InvalidArgument(
             f"[FSDP] the model's experts are shared out by expert_parallel_degree {state.ep_size}, and process_group "
             f"(or device_mesh) has the ranks {ranks} of {dist.get_world_size()}: leave it out"

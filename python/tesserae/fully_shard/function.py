@@ -17,7 +17,8 @@ from tesserae.fully_shard.module import FSDPModule
 from tesserae.fully_shard.parameters import shard_parameters
 from tesserae.fully_shard.places import AllAxes, find_places
 from tesserae.fully_shard.state import State, frees_after_forward, ours, states_below
-from tesserae.tensor_parallel.parts import holds_experts
+from tesserae.job.fabrics import tensor_degree
+from tesserae.tensor_parallel.parts import SplitModule, holds_experts
 from tesserae.torch_compat.fsdp2 import (
     add_hooks,
     before_state_dicts,
@@ -57,6 +58,7 @@ def fully_shard(
     _require_types(modules, mesh, mp_policy, offload_policy)
     for each in modules:
         _require_plain(each)
+        _require_no_tensor_parts(each)
     axes = AllAxes.of(mesh, dp_mesh_dims) if dp_mesh_dims is not None else None
     if axes is not None and _is_number(reshard_after_forward):
         raise NotImplementedError("reshard_after_forward as int is not yet supported with SPMD mesh (dp_mesh_dims)")
@@ -122,6 +124,17 @@ def _require_plain(module: nn.Module) -> None:
             raise _C.InvalidArgument(
                 f"[fully_shard] {path or 'the module'} was sharded by torch's own FSDP, from before tsm.init(): half "
                 "of the model would train on one engine, half on another. Call tsm.init() before the model is sharded"
+            )
+
+
+def _require_no_tensor_parts(module: nn.Module) -> None:
+    """The ranks of a mesh have different ones, which they would take for rows of the same."""
+    for path, part in module.named_modules() if tensor_degree() > 1 else ():
+        if isinstance(part, SplitModule) and not all(split.repeated for split in part._tesserae_splits.values()):
+            raise _C.InvalidArgument(
+                f"[fully_shard] {path or 'the module'}, a {type(part).__name__}, is split over tensor-parallel ranks "
+                "by tsm.transform: wrap the model by FullyShardedDataParallel, or split layers by torch's "
+                "parallelize_module"
             )
 
 

@@ -145,8 +145,8 @@ class DelayedParamIniter:
             self._awaited[id(outer)] -= 1
             if self._awaited[id(outer)] == 0 and id(outer) in self._initialisers and self._is_whole(outer):
                 with ExitStack() as whole:  # some initialise what their children hold
-                    for child in outer.children():
-                        whole.enter_context(whole_parameters(child, keep=True))
+                    for each in (outer, *outer.children()):
+                        whole.enter_context(whole_parameters(each, keep=True))
                     self._initialisers[id(outer)](outer)
 
     def _is_whole(self, module: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -22,6 +22,8 @@ class Family:
     together: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # Modules in which dropout works on split activations: from their begin to their row layer.
     dropout: tuple[str, ...] = ()
+    # Whole modules that work on some of the heads.
+    of_heads: tuple[str, ...] = ()
     # Where the residual stream is, for sequence parallelism.
     sequence: sequence.Names | None = None
     # The loss is computed inside forward, from labels that are targets as they are; else by model.loss_function.
@@ -46,9 +48,27 @@ _LLAMA = Family(
     sequence=sequence.Names("layers", ("input_layernorm", "post_attention_layernorm", "norm")),
 )
 
+# Attention is Llama's; experts are cut beside (experts/transformation.py), routers are whole.
+_MIXTURE = replace(
+    _LLAMA,
+    plan=_LLAMA.plan
+    | {
+        "*shared_expert.gate_proj": "column",
+        "*shared_expert.up_proj": "column",
+        "*shared_expert.down_proj": "row",
+    },
+    together=_LLAMA.together | {"*shared_expert": ("gate_proj", "up_proj")},
+    of_heads=("*self_attn.q_norm", "*self_attn.k_norm"),
+    sequence=sequence.Names("layers", ("input_layernorm", "post_attention_layernorm", "norm"), "experts"),
+)
+
 FAMILIES = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "mixtral": _MIXTURE,
+    "qwen2_moe": _MIXTURE,
+    "qwen3_moe": _MIXTURE,
+    "gpt_oss": replace(_MIXTURE, plan=_MIXTURE.plan | {"*self_attn": "divide:sinks"}),
     "gpt_neox": Family(
         plan={
             "*attention.query_key_value": "column",  # head by head: query, key and value of one after the other

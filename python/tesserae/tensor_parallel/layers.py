@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from tesserae import _C
-from tesserae.tensor_parallel.parts import SplitModule, SplitParameter, split_module
+from tesserae.tensor_parallel.parts import SplitModule, SplitParameter, SplitWithoutReset, split_module
 from tesserae.tensor_parallel.stream import Stream
-from tesserae.torch_compat.modules import own_modules
+from tesserae.torch_compat.modules import own_modules, own_parameters
 
 
 class _Linear(SplitModule):
@@ -99,6 +99,11 @@ class Features(SplitModule):
         return nn.functional.embedding(tokens, self.weight)
 
 
+class Divided(SplitWithoutReset):
+    """A module of any kind, with this rank's part of parameters that its own forward reads (a number for each of the
+    heads that it splits)."""
+
+
 class Together:
     """Column layers of one module that read the same input: one operation, with one sum of gradients, for all of them.
 
@@ -164,9 +169,9 @@ def _linear(
         _C.size_of_part(f"{'out' if by_rows else 'in'}_features of {name}:", size // blocks, parallel)
     if kind is Head and transposed:
         raise _C.InvalidArgument(f"[tsm.transform] the head {name} is a Conv1D; only nn.Linear can be one")
-    splits = {"weight": SplitParameter(parallel.split(dim, blocks), shape)}
+    splits = {"weight": SplitParameter(_C.Splits(parallel.split(dim, blocks)), shape)}
     if by_rows and layer.bias is not None:
-        splits["bias"] = SplitParameter(parallel.split(0, blocks), (size,))
+        splits["bias"] = SplitParameter(_C.Splits(parallel.split(0, blocks)), (size,))
     split_module(layer, _derived(kind, type(layer)), parallel, splits)
     layer._tesserae_transposed = transposed  # type: ignore[assignment]
 
@@ -186,7 +191,19 @@ def _embedding(layer: nn.Module, kind: type[SplitModule], name: str, parallel: _
     shape = tuple(layer.weight.shape)
     if dim == 1:
         _C.size_of_part(f"features of {name}:", shape[1], parallel)
-    split_module(layer, _derived(kind, type(layer)), parallel, {"weight": SplitParameter(parallel.split(dim), shape)})
+    splits = {"weight": SplitParameter(_C.Splits(parallel.split(dim)), shape)}
+    split_module(layer, _derived(kind, type(layer)), parallel, splits)
+
+
+def divided(module: nn.Module, name: str, parameters: list[str], parallel: _C.Parallel) -> SplitModule:
+    """`module` is a Divided from now on. Raises InvalidArgument, naming the degrees that would do, unless the ranks
+    divide the first dimension of these parameters."""
+    wholes = {each: tuple(own_parameters(module)[each].shape) for each in parameters}  # type: ignore[union-attr]
+    for each, whole in wholes.items():
+        _C.size_of_part(f"{name}.{each}:", whole[0] if whole else 1, parallel)
+    splits = {each: SplitParameter(_C.Splits(parallel.split(0)), whole) for each, whole in wholes.items()}
+    split_module(module, _derived(Divided, type(module)), parallel, splits)
+    return module  # type: ignore[return-value]
 
 
 # What a plan says of a layer -> what makes it so: (layer, name, parallel, blocks).

@@ -1,8 +1,8 @@
-"""Modules some of whose parameters are this rank's parts of larger tensors: over tensor-parallel ranks, or stacks of
-experts over expert-parallel ones.
+"""Modules some of whose parameters are this rank's parts of larger tensors: over tensor-parallel ranks, stacks of
+experts over expert-parallel ones, or over both.
 
 A SplitModule has parameters of the shape of a part, under the names that they have in the whole model. Outside, they
-are whole: its entries of a state dict are put together from all ranks of the axis (a collective), and whole tensors
+are whole: its entries of a state dict are put together from all ranks of the axes (a collective), and whole tensors
 that are loaded are cut. What walks a model for FSDP asks split_of() which parameters are parts.
 """
 
@@ -27,11 +27,21 @@ from tesserae.torch_compat.modules import own_parameters
 class SplitParameter:
     """How a parameter is cut, and the shape of the whole tensor."""
 
-    split: _C.Split
+    split: _C.Splits
     whole: tuple[int, ...]
 
     def part_shape(self) -> torch.Size:
         return torch.Size(self.split.part_shape(list(self.whole)))
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether ranks share experts out: those with the same shard its state."""
+        return self.split.parts("expert") > 1
+
+    @property
+    def repeated(self) -> bool:
+        """Whether all ranks of a tensor group have the same: one of them counts it and writes it."""
+        return self.split.parts("tensor") == 1
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ marks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # beside the tensors
 
 
 class SplitModule(nn.Module):
-    """Becomes the class of a module of the user's: see split_module()."""
+    """Becomes the class of a module of the user's: see split_module(). Parameters that are not named are whole."""
 
     _tesserae_parallel: _C.Parallel
     _tesserae_splits: Mapping[str, SplitParameter]  # by name in this module
@@ -84,10 +94,19 @@ class SplitModule(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+class SplitWithoutReset(SplitModule):
+    """For modules that have no reset_parameters()."""
+
+    @property
+    def reset_parameters(self) -> None:  # type: ignore[override]
+        """There is none, and hasattr() is to say so."""
+        raise AttributeError("reset_parameters")
+
+
 def holds_experts(module: nn.Module) -> bool:
     """Whether the module has some of the experts that ranks share out: its state is sharded over those that have the
     same."""
-    return isinstance(module, SplitModule) and any(s.split.axis == "expert" for s in module._tesserae_splits.values())
+    return isinstance(module, SplitModule) and any(s.of_experts for s in module._tesserae_splits.values())
 
 
 def split_module(

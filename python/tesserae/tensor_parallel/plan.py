@@ -8,7 +8,8 @@
 - "column:3"                 the same for three matrices in one, side by side: each is cut by itself
 - "head"                     the linear layer to the vocabulary
 - "vocabulary", "features"   nn.Embedding, by its rows or by its columns
-- "divide:num_heads,size"    attributes of a module, which its forward reads: those of this rank
+- "divide:num_heads,sinks"   attributes of a module, which its forward reads: numbers are divided, parameters cut along
+                             their first dimension
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from tesserae import _C
-from tesserae.tensor_parallel.layers import KINDS, is_linear
+from tesserae.tensor_parallel.layers import KINDS, divided, is_linear
 from tesserae.tensor_parallel.parts import SplitModule
+from tesserae.torch_compat.modules import own_parameters
 
 Plan = Mapping[str, str]
 
@@ -53,7 +55,7 @@ def apply(plan: Plan, model: nn.Module, parallel: _C.Parallel, every: bool = Tru
             raise _C.InvalidArgument(f"[tsm.transform] {names[module]} has been split already; transform a model once")
         what, _, argument = kind.partition(":")
         if what == "divide":
-            _divide(module, names[module], argument.split(","), parallel)
+            layers += _divide(module, names[module], argument.split(","), parallel)
         else:
             KINDS[what](module, names[module], parallel, int(argument or 1))
             layers.append(module)
@@ -71,14 +73,20 @@ def _check_kinds(plan: Plan) -> None:
             )
 
 
-def _divide(module: nn.Module, name: str, attributes: list[str], parallel: _C.Parallel) -> None:
+def _divide(module: nn.Module, name: str, attributes: list[str], parallel: _C.Parallel) -> list[SplitModule]:
+    """The module, if it has parameters among them."""
+    parameters = [attribute for attribute in attributes if own_parameters(module).get(attribute) is not None]
     for attribute in attributes:
+        if attribute in parameters:
+            continue
         size = getattr(module, attribute, None)
         if not isinstance(size, int):
             raise _C.InvalidArgument(
-                f"[tsm.transform] {name} is to divide {attribute!r}, which is {size!r}; it must be a whole number"
+                f"[tsm.transform] {name} is to divide {attribute!r}, which is {size!r}; it must be a whole number or a "
+                "parameter"
             )
         setattr(module, attribute, _C.size_of_part(f"{name}.{attribute}:", size, parallel))
+    return [divided(module, name, parameters, parallel)] if parameters else []
 
 
 def _shown(names: list[str], most: int = 20) -> str:

@@ -8,14 +8,14 @@ layers, each tensor-parallel rank has a piece of the sequence, and keeps and com
  3. A row layer gives the piece of its sum.
  4. Norms see a part of the tokens: gradients of their parameters are summed. Dropout between row layers and norms
     works on pieces, so each rank draws another mask.
- 5. In evaluation nothing is cut: generation has single tokens. What the first block of a stack decided holds for all of
+ 5. A mixture of experts sees whole sequences, routes them alike on all ranks, and gives the piece of what comes of it:
+    its experts leave their sums to it; where there is a shared expert, too, both are whole, and are cut.
+ 6. In evaluation nothing is cut: generation has single tokens. What the first block of a stack decided holds for all of
     it until the next forward with gradients, also where activations are computed again in backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,16 +24,18 @@ from torch import Tensor, nn
 from tesserae import _C
 from tesserae.tensor_parallel.layers import Row
 from tesserae.tensor_parallel.stream import Stream
-from tesserae.torch_compat.modules import own_parameters
+from tesserae.tensor_parallel.summed import parameters_of, summed
+from tesserae.torch_compat.modules import own_modules
 
 
 @dataclass(frozen=True)
 class Names:
-    """The last component of module names: the list of blocks, and all norms on the residual stream, the one behind the
-    last block among them."""
+    """The last component of module names: the list of blocks; all norms on the residual stream, the one behind the last
+    block among them; and in a mixture the experts, whose parent routes whole sequences."""
 
     blocks: str
     norms: tuple[str, ...]
+    experts: str | None = None
 
 
 def install(names: Names, model: nn.Module, parallel: _C.Parallel, random: _C.SplitRandom) -> None:
@@ -65,39 +67,47 @@ def _install(names: Names, owner: nn.Module, blocks: nn.Module, stream: Stream, 
     for name, module in owner.named_modules():
         if _last(name) in names.norms:
             _wrap_norm(module, stream)
+    inside: set[nn.Module] = set()  # of mixtures
     for module in blocks.modules():
-        if isinstance(module, Row):
+        experts = own_modules(module).get(names.experts) if names.experts is not None else None
+        if experts is not None:
+            inside.update(module.modules())
+            _wrap_mixture(module, experts, stream)
+    for module in blocks.modules():
+        if isinstance(module, Row) and module not in inside:
             module._tesserae_stream = stream  # 3
         elif isinstance(module, nn.Dropout) and module.p > 0:
             _wrap_dropout(module, stream, random)
 
 
 def _wrap_norm(norm: nn.Module, stream: Stream) -> None:
-    compute = norm.forward
-    parameters = [name for name, value in own_parameters(norm).items() if value is not None]
+    compute, parameters = norm.forward, parameters_of(norm)
 
     def forward(hidden: Tensor) -> Tensor:
         if not stream.cut:
             return compute(hidden)
-        with _replaced(norm, {name: stream.sum_gradient(getattr(norm, name)) for name in parameters}):  # 4
+        with summed(norm, parameters, stream.parallel):  # 4
             piece = compute(hidden)
         return stream.put_together(piece)  # 2
 
     norm.forward = forward  # type: ignore[method-assign]
 
 
-@contextmanager
-def _replaced(module: nn.Module, values: dict[str, Tensor]) -> Generator[None]:
-    """Parameters, or the views that FSDP has put in their place, wherever the module keeps them."""
-    places: list[dict[str, Any]] = [module.__dict__, own_parameters(module)]
-    before = [{name: place[name] for name in values if name in place} for place in places]
-    for place, own in zip(places, before, strict=True):
-        place.update({name: values[name] for name in own})
-    try:
-        yield
-    finally:
-        for place, own in zip(places, before, strict=True):
-            place.update(own)
+def _wrap_mixture(mixture: nn.Module, experts: nn.Module, stream: Stream) -> None:
+    """5."""
+    is_alone = not any(isinstance(part, Row) for part in mixture.modules())
+    if is_alone:
+        experts._tesserae_stream = stream  # type: ignore[assignment]
+    piece_of = stream.piece_of_sum if is_alone else stream.piece_of
+
+    def give_piece(_: nn.Module, args: Any, output: Any) -> Any:
+        if not stream.cut:
+            return None
+        if isinstance(output, tuple):  # gpt-oss: with the weights of choices
+            return piece_of(output[0]), *output[1:]
+        return piece_of(output)
+
+    mixture.register_forward_hook(give_piece)
 
 
 def _wrap_dropout(dropout: nn.Module, stream: Stream, random: _C.SplitRandom) -> None:

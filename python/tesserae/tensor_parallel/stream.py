@@ -15,7 +15,7 @@ class Stream:
     """The hidden states of one stack of blocks."""
 
     def __init__(self, parallel: _C.Parallel) -> None:
-        self._parallel = parallel
+        self.parallel = parallel
         self._length: int | None = None  # of the sequence that is cut; None: nothing is
         self._paused = False  # an evaluation is between a forward and its backward, or after both
 
@@ -29,25 +29,28 @@ class Stream:
         if self._paused:
             return hidden
         self._length = hidden.shape[SEQUENCE_DIM] if training else None
-        return _C.scatter_to(self._pad(hidden), SEQUENCE_DIM, self._parallel) if training else hidden
+        return self.piece_of(hidden) if training else hidden
 
     def put_together(self, piece: Tensor) -> Tensor:
-        whole = _C.gather_from(piece, SEQUENCE_DIM, self._parallel)
+        whole = _C.gather_from(piece, SEQUENCE_DIM, self.parallel)
         assert self._length is not None
-        if not self._length <= whole.shape[SEQUENCE_DIM] < self._length + self._parallel.size:
+        if not self._length <= whole.shape[SEQUENCE_DIM] < self._length + self.parallel.size:
             raise _C.InvalidArgument(
                 f"[tsm.transform] sequence parallelism: activations of {whole.shape[SEQUENCE_DIM]} tokens are computed "
                 f"again after a forward of {self._length}; call backward of a batch before the forward of another one, "
                 "or do without activation checkpointing"
             )
-        return whole.narrow(SEQUENCE_DIM, 0, self._length)
+        return whole.narrow(SEQUENCE_DIM, 0, self._length).contiguous()  # routers view it as rows
 
     def row_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _C.row_linear(self._pad(x), weight, bias, self._parallel, SEQUENCE_DIM)
+        return _C.row_linear(self._pad(x), weight, bias, self.parallel, SEQUENCE_DIM)
 
-    def sum_gradient(self, parameter: Tensor) -> Tensor:
-        return _C.copy_to_parallel(parameter, self._parallel)
+    def piece_of(self, whole: Tensor) -> Tensor:
+        return _C.scatter_to(self._pad(whole), SEQUENCE_DIM, self.parallel)
+
+    def piece_of_sum(self, partial: Tensor) -> Tensor:
+        return _C.reduce_scatter_sequence(self._pad(partial), SEQUENCE_DIM, self.parallel)
 
     def _pad(self, x: Tensor) -> Tensor:
-        more = -x.shape[SEQUENCE_DIM] % self._parallel.size
+        more = -x.shape[SEQUENCE_DIM] % self.parallel.size
         return nn.functional.pad(x, [0, 0] * (x.dim() - 1 - SEQUENCE_DIM) + [0, more]) if more else x
