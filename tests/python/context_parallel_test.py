@@ -276,7 +276,7 @@ def refuses(rank: int, world_size: int) -> None:
 
     tsm.init({"context_parallel_degree": 2})
     for name, changes, text in (
-        ("t5", {}, "known are the language models of Hugging Face's llama, mistral, mixtral, gpt_neox, gpt2"),
+        ("t5", {}, "known are the language models of Hugging Face's llama, mistral, mixtral, qwen2_moe, qwen3_moe"),
         ("gpt2", {"attn_pdrop": 0.1}, "attn_pdrop = 0.1: dropout inside attention"),
         ("llama", {"attention_dropout": 0.1}, "attention_dropout = 0.1: dropout inside attention"),
     ):

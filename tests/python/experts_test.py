@@ -76,6 +76,8 @@ CASES = [
     Case("gpt_oss", 2, (4, 4, 4), one_expert=True, checkpointing=True, use_orig_params=False),
     Case("gpt_oss", 4, (1, 2, 2), auxiliary=True),
     Case("mixtral", 2, (4, 4, 4), context=2, checkpointing=True),
+    Case("qwen2_moe", 2, (2, 2, 4), context=2, accumulate=True),
+    Case("qwen3_moe", 4, (1, 4, 4), context=4, checkpointing=True),
     Case("mixtral", 2, (4, 4, 4), face="fully_shard", accumulate=True),
     Case("qwen2_moe", 4, (1, 1, 4), face="fully_shard", checkpointing=True),
     Case("gpt_oss", 2, (2, 2, 2), face="fully_shard", one_expert=True),
@@ -91,7 +93,7 @@ TENSOR_CASES = [
     Case("qwen2_moe", 1, (2, 2, 2), tensor=2, accumulate=True, use_orig_params=False),
     Case("qwen2_moe", 1, (1, 1, 1), tensor=4, sequence=True),
     Case("qwen3_moe", 2, (1, 2, 2), tensor=2, one_expert=True, sequence=True, use_orig_params=False),
-    Case("qwen3_moe", 1, (1, 1, 2), tensor=2, checkpointing=True),
+    Case("qwen3_moe", 1, (1, 1, 2), tensor=2, context=2, checkpointing=True),
     Case("qwen3_moe", 1, (1, 1, 1), tensor=4, auxiliary=True),
     Case("gpt_oss", 2, (2, 2, 2), tensor=2, one_expert=True, checkpointing=True),
     Case("gpt_oss", 2, (1, 1, 1), tensor=2, auxiliary=True, accumulate=True),
@@ -101,18 +103,18 @@ TENSOR_CASES = [
 
 
 def product() -> list[Case]:
-    """Every (T, E, P, G, O) of four ranks for every family; options are drawn."""
+    """Every (T, C, E, P, G, O) of four ranks for every family; options are drawn."""
     choice, cases = random.Random(1), []
-    for model, tensor, experts in itertools.product(MODELS, (1, 2, 4), (1, 2, 4)):
+    for model, tensor, context, experts in itertools.product(MODELS, (1, 2, 4), (1, 2, 4), (1, 2, 4)):
         ranks = RANKS // tensor
-        layouts = [d for d in LAYOUTS if max(d) <= ranks] if experts <= ranks else []
-        for degrees in layouts:
-            options = {
-                name: choice.random() < 0.5 for name in ("checkpointing", "auxiliary", "accumulate", "one_expert")
-            }
+        if max(context, experts) > ranks or (context > 1 and model == "gpt_oss"):
+            continue
+        for degrees in (layout for layout in LAYOUTS if max(layout) <= ranks):
+            options = {name: choice.random() < 0.5 for name in ("checkpointing", "accumulate", "one_expert")}
             options["use_orig_params"] = choice.random() < 0.5
+            options["auxiliary"] = context == 1 and choice.random() < 0.5
             options["sequence"] = tensor > 1 and choice.random() < 0.5
-            cases.append(Case(model, experts, degrees, tensor=tensor, **options))
+            cases.append(Case(model, experts, degrees, tensor=tensor, context=context, **options))
     return cases
 
 
@@ -380,6 +382,8 @@ def refuses(rank: int, world_size: int) -> list[str]:
     tsm.uninstall()
     tsm.init({"expert_parallel_degree": 2, "context_parallel_degree": 2})
     check("context", lambda: tsm.transform(MODELS["gpt_oss"]()), ["cut the sequences", "mixtral"])
+    sliding = MODELS["qwen2_moe"](use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    check("windows", lambda: tsm.transform(sliding), ["sliding windows", "use_sliding_window=False"])
     model = tsm.transform(MODELS["mixtral"]())
     check("auxiliary", lambda: loss_of(model, batch(0, 0), auxiliary=True), ["output_router_logits", "False"])
     return found

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tesserae import _C
 from tesserae.context.causal_loss import IGNORED, has_causal_loss, next_tokens
 
-FAMILIES = ("llama", "mistral", "mixtral", "gpt_neox", "gpt2")
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_neox", "gpt2")
 ATTENTION = "tesserae_context"
 SEQUENCE = "tesserae_sequence"  # the argument
 MARK = "_tesserae_context"  # the attribute of a model that was cut
@@ -44,6 +44,11 @@ def check(model: nn.Module, parallel: _C.ContextParallel, tensor_degree: int) ->
                 f"[tsm.transform] {dropout} = {getattr(settings, dropout)}: dropout inside attention does not work "
                 "with context_parallel_degree > 1; set it to 0 in the model's configuration"
             )
+    if "sliding_attention" in (getattr(settings, "layer_types", None) or ()):
+        raise _C.InvalidArgument(
+            f"[tsm.transform] some layers of this {name} have sliding windows, others none (layer_types), and with "
+            "context_parallel_degree > 1 all attend alike; set use_sliding_window=False in the model's configuration"
+        )
     rope = getattr(settings, "rope_parameters", None) or getattr(settings, "rope_scaling", None) or {}
     if rope.get("rope_type", rope.get("type")) in ("dynamic", "longrope"):
         raise _C.InvalidArgument(

@@ -47,7 +47,7 @@ def transform(
     Afterwards the model is moved to `device` and `dtype` if they are given and it is not on the meta device.
 
     Every rank calls it, after init_process_group; ranks of one tensor-parallel group are seeded alike and read the same
-    data. With a context_parallel_degree the language models among them, T5 aside, and Mixtral take whole sequences, the
+    data. With a context_parallel_degree the language models among them, T5 and gpt-oss aside, take whole sequences, the
     same on the ranks of a context group, of which each works on its positions; `cp_comm_type` says how keys and values
     travel ("p2p", "all_gather", "all_to_all", "shared"; None: as context_parallel_method of tsm.init says).
 
