@@ -177,20 +177,21 @@ def test_state_dicts_beginnings_and_the_dial(tensor: int) -> None:
 
 
 # ---- the automatic choice ----
-def chooses(rank: int, world_size: int, folder: str) -> None:
+def chooses(rank: int, world_size: int, tensor: int, folder: str) -> None:
     import tesserae as tsm
 
-    tsm.init({"expert_parallel_degree": 2, "hybrid_shard_degree": "auto", "run": {"folder": folder}})
+    axes = {"tensor_parallel_degree": tensor, "expert_parallel_degree": 2}
+    tsm.init({**axes, "hybrid_shard_degree": "auto", "run": {"folder": folder}})
     model = wrap("mixtral", tsm.transform(MODELS["mixtral"]()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     plain = MODELS["mixtral"]()
     plain_optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
     for step in range(30):
-        loss_of(model, batch(step, rank)).backward()
+        loss_of(model, batch(step, tsm.state.dp_rank)).backward()
         optimizer.step()
         optimizer.zero_grad()
-        each = [loss_of(plain, batch(step, other)) for other in range(world_size)]
-        (sum(each) / world_size).backward()  # type: ignore[union-attr]
+        each = [loss_of(plain, batch(step, other)) for other in range(tsm.state.dp_size)]
+        (sum(each) / len(each)).backward()  # type: ignore[union-attr]
         plain_optimizer.step()
         plain_optimizer.zero_grad()
     assert not away_from(plain.state_dict(), whole_state(model))
@@ -199,12 +200,12 @@ def chooses(rank: int, world_size: int, folder: str) -> None:
         facts = events[0]["facts"]
         experts = sum(p.numel() for name, p in plain.named_parameters() if ".experts." in name)
         assert (facts["expert_degree"], facts["expert_units"]) == (2, 2)
-        assert facts["expert_parameters"] == experts // 2, "half of them are a rank's"
+        assert facts["expert_parameters"] == experts // 2 // tensor, "half of them, or of their parts, are a rank's"
         assert any("decision" in event for event in events), events[:5]
 
 
 def test_the_automatic_choice_counts_experts_over_their_ranks(tmp_path: Path) -> None:
-    run_ranks(chooses, RANKS, str(tmp_path))
+    run_ranks(chooses, RANKS, 2, str(tmp_path))
 
 
 # ---- checkpoints ----
