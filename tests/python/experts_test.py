@@ -211,7 +211,7 @@ def variants(rank: int, world_size: int, tensor: int) -> list[str]:
 
     axes = {"tensor_parallel_degree": tensor, "expert_parallel_degree": 2}
     tsm.init({**axes, "hybrid_shard_degree": world_size // tensor})
-    return in_bf16() + without_tokens() + frozen()
+    return in_bf16() + without_tokens() + frozen() + (planned() if tensor > 1 else [])
 
 
 def in_bf16() -> list[str]:
@@ -287,6 +287,23 @@ def frozen() -> list[str]:
             train(model, range(rank, rank + 1))
             if wrong := away_from(whole.state_dict(), whole_state(model)):
                 found.append(f"frozen, only_experts={only_experts}: {wrong}")
+    return found
+
+
+def planned() -> list[str]:
+    """By a plan of the script's: stacks are cut all the same, and norms of single heads have whole gradients."""
+    import tesserae as tsm
+
+    plan = {"*self_attn.[qkv]_proj": "column", "*self_attn.o_proj": "row", "*self_attn.[qk]_norm": "summed"}
+    whole, model = MODELS["qwen3_moe"](), tsm.transform(MODELS["qwen3_moe"](), plan=plan)
+    for each in (whole, model):
+        loss_of(each, batch(0, tsm.state.dp_rank)).backward()
+    theirs = {name: p.grad for name, p in whole.named_parameters()}
+    found = [] if model.model.layers[0].mlp.experts.down_proj.shape == (4, 32, 12) else ["stacks are not cut"]
+    for name, parameter in model.named_parameters():
+        same = parameter.shape == theirs[name].shape
+        if same and not distance(parameter.grad, theirs[name]) <= TOLERANCE:
+            found.append(f"by a plan, the gradient of {name} is another")
     return found
 
 

@@ -22,8 +22,6 @@ class Family:
     together: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # Modules in which dropout works on split activations: from their begin to their row layer.
     dropout: tuple[str, ...] = ()
-    # Whole modules that work on some of the heads.
-    of_heads: tuple[str, ...] = ()
     # Where the residual stream is, for sequence parallelism.
     sequence: sequence.Names | None = None
     # The loss is computed inside forward, from labels that are targets as they are; else by model.loss_function.
@@ -56,9 +54,10 @@ _MIXTURE = replace(
         "*shared_expert.gate_proj": "column",
         "*shared_expert.up_proj": "column",
         "*shared_expert.down_proj": "row",
+        "*self_attn.q_norm": "summed",  # of a head
+        "*self_attn.k_norm": "summed",
     },
     together=_LLAMA.together | {"*shared_expert": ("gate_proj", "up_proj")},
-    of_heads=("*self_attn.q_norm", "*self_attn.k_norm"),
     sequence=sequence.Names("layers", ("input_layernorm", "post_attention_layernorm", "norm"), "experts"),
 )
 

@@ -10,6 +10,8 @@
 - "vocabulary", "features"   nn.Embedding, by its rows or by its columns
 - "divide:num_heads,sinks"   attributes of a module, which its forward reads: numbers are divided, parameters cut along
                              their first dimension
+- "summed"                   a module that stays whole and works on what is split (a norm of single heads): gradients of
+                             its parameters are summed (summed.py)
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from tesserae import _C
+from tesserae.tensor_parallel import summed
 from tesserae.tensor_parallel.layers import KINDS, divided, is_linear
 from tesserae.tensor_parallel.parts import SplitModule
 from tesserae.torch_compat.modules import own_parameters
@@ -56,6 +59,8 @@ def apply(plan: Plan, model: nn.Module, parallel: _C.Parallel, every: bool = Tru
         what, _, argument = kind.partition(":")
         if what == "divide":
             layers += _divide(module, names[module], argument.split(","), parallel)
+        elif what == "summed":
+            summed.wrap(module, parallel)
         else:
             KINDS[what](module, names[module], parallel, int(argument or 1))
             layers.append(module)
@@ -65,11 +70,13 @@ def apply(plan: Plan, model: nn.Module, parallel: _C.Parallel, every: bool = Tru
 def _check_kinds(plan: Plan) -> None:
     for pattern, kind in plan.items():
         what, colon, argument = str(kind).partition(":")
-        good = what in KINDS and (not colon or (what == "column" and argument.isdigit() and int(argument) > 0))
+        good = what in (*KINDS, "summed") and (
+            not colon or (what == "column" and argument.isdigit() and int(argument) > 0)
+        )
         if not good and not (what == "divide" and argument):
             raise _C.InvalidArgument(
-                f"[tsm.transform] the plan says {kind!r} of {pattern!r}; it takes {', '.join(KINDS)}, column:BLOCKS "
-                "and divide:ATTRIBUTE,..."
+                f"[tsm.transform] the plan says {kind!r} of {pattern!r}; it takes {', '.join(KINDS)}, summed, "
+                "column:BLOCKS and divide:ATTRIBUTE,..."
             )
 
 

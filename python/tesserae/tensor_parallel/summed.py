@@ -3,9 +3,8 @@ summand of their gradients, which are summed."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,14 +13,8 @@ from tesserae import _C
 from tesserae.torch_compat.modules import own_parameters
 
 
-def install(patterns: Iterable[str], model: nn.Module, parallel: _C.Parallel) -> None:
-    """For the modules of these names."""
-    for name, module in model.named_modules():
-        if any(fnmatchcase(name, pattern) for pattern in patterns):
-            _wrap(module, parallel)
-
-
-def _wrap(module: nn.Module, parallel: _C.Parallel) -> None:
+def wrap(module: nn.Module, parallel: _C.Parallel) -> None:
+    """As summed(), in every forward of `module`."""
     compute, names = module.forward, parameters_of(module)
 
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from tesserae import _C
 from tesserae.job.fabrics import job_mesh
 from tesserae.job.state import state
-from tesserae.tensor_parallel import dropout, families, loss, sequence, summed
+from tesserae.tensor_parallel import dropout, families, loss, sequence
 from tesserae.tensor_parallel import plan as plans
 from tesserae.tensor_parallel.from_rank0 import FromRank0
 from tesserae.tensor_parallel.layers import Head
@@ -65,7 +65,6 @@ def install(
     # 5.
     if plan is None and family is not None:
         families.put_together(family, model)
-        summed.install(family.of_heads, model, parallel)
     heads = [layer for layer in layers if isinstance(layer, Head)]
     if len(heads) == 1:
         loss.install(model, heads[0], parallel, plan is None and family is not None and family.loss_inside)
