@@ -7,9 +7,11 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/comm/several.h"
 #include "tesserae/offload/paged_tensor.h"
 #include "tesserae/shard/local_state.h"
 #include "tesserae/shard/memory.h"
+#include "tesserae/shard/user_collectives.h"
 
 namespace tesserae::shard {
 namespace {
@@ -20,6 +22,18 @@ at::Tensor narrow(const at::Tensor& flat, const mesh::Range& range) {
 
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() && a.data_ptr() == b.data_ptr();
+}
+
+// What the user's code throws is this step's error, not the lane's.
+void run_users(UserCollective& collective, const std::vector<at::Tensor>& buffers, const comm::Group& group,
+               std::exception_ptr& failure) {
+  try {
+    collective.run(buffers, group.rank(), group.size());
+  } catch (const comm::CommError&) {
+    throw;
+  } catch (...) {
+    failure = std::current_exception();
+  }
 }
 
 }  // namespace
@@ -164,6 +178,53 @@ bool FlatParameter::begin_gather() {
   return true;
 }
 
+void FlatParameter::gather(const std::vector<FlatParameter*>& all, const UnitContext& context,
+                           const comm::Label& label) {
+  if (all.empty()) return;
+  const auto failure = std::make_shared<std::exception_ptr>();
+  const auto ticket = context.sharding->gather_lane.submit(
+      [all, failure, label, sharding = context.sharding, gatherer = context.gatherer] {
+        carry(all, *sharding, label, gatherer.get(), *failure);
+      });
+  for (FlatParameter* parameter : all) {
+    parameter->gather_ = ticket;
+    parameter->failure_ = failure;
+    parameter->met_version_ = parameter->version_;
+  }
+}
+
+void FlatParameter::carry(const std::vector<FlatParameter*>& all, const Sharding& sharding, const comm::Label& label,
+                          UserCollective* gatherer, std::exception_ptr& failure) {
+  std::vector<at::Tensor> travelling, resting;
+  comm::Group& group = sharding.parameter_group;
+  comm::Group* rest_group = nullptr;
+  bool shared = false;
+  const bool users = gatherer != nullptr && group.size() > 1;
+  for (FlatParameter* parameter : all) {
+    if (ExtendedGather* extension = parameter->extended_.get()) {
+      const std::vector<at::Tensor>& buffers = extension->write_inputs();
+      if (users) {
+        travelling.insert(travelling.end(), buffers.begin(), buffers.end());
+      } else {
+        comm::all_gather(extension->group(), buffers, label);  // whatever the wire: they chose what travels
+      }
+      continue;
+    }
+    parameter->write_piece();
+    shared = shared || parameter->shared_;
+    if (parameter->shared_) continue;
+    (parameter->from_rest_ ? resting : travelling).push_back(parameter->whole_);
+    if (parameter->from_rest_) rest_group = parameter->rest_group_;
+  }
+  if (shared) group.barrier(label);
+  if (rest_group != nullptr) comm::all_gather(*rest_group, resting, label);  // was rounded when it first travelled
+  if (users && !travelling.empty()) {
+    run_users(*gatherer, travelling, group, failure);
+  } else {
+    comm::all_gather(group, travelling, label, sharding.options.parameter_wire);
+  }
+}
+
 // The own piece in its place; that also casts it when the master takes the piece's place.
 void FlatParameter::write_piece() {
   if (from_rest_) {
@@ -211,6 +272,19 @@ bool FlatParameter::begin_publish() {
   return piece_.defined() && !same_memory(piece_, master_) && !extended();
 }
 
+void FlatParameter::refresh(const std::vector<FlatParameter*>& all, const UnitContext& context,
+                            const comm::Label& label) {
+  if (all.empty()) return;
+  const auto ticket = context.sharding->gather_lane.submit([all, label, sharding = context.sharding] {
+    std::vector<at::Tensor> pieces;
+    for (FlatParameter* parameter : all) pieces.push_back(parameter->write_chunk());
+    const offload::Use use(pieces, offload::Access::update);
+    comm::all_gather(sharding->refresh_group, pieces, label, sharding->options.parameter_wire);
+  });
+  for (FlatParameter* parameter : all) parameter->refreshes_with(ticket);
+}
+
+// Into the piece, which refresh_group gathers.
 const at::Tensor& FlatParameter::write_chunk() {
   const auto chunk = flat_.chunk_range();
   const int64_t begin = chunk.begin - flat_.parameter_range().begin;

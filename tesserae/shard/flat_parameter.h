@@ -62,8 +62,10 @@ class FlatParameter {
   bool extended() const { return extended_ != nullptr; }
 
   /// A gather of the newest version over P begins, unless it is gathered or on its way: true if something has to
-  /// travel, in a task for the gather lane whose ticket travels_with() gets. Never waits.
+  /// travel, by gather(). Never waits.
   bool begin_gather();
+  /// Those whose gather has begun travel together, in one task of the gather lane. Never waits.
+  static void gather(const std::vector<FlatParameter*>& all, const UnitContext& context, const comm::Label& label);
   /// Waits until the newest version can be read through the module's parameters. begin_gather() came before.
   void finish_gather();
   /// Gives the gathered copy up. Does nothing for parameters that are always whole (P = 1, and no
@@ -82,23 +84,12 @@ class FlatParameter {
   /// The master gets another dtype, that of the flat buffer; its values are cast. Before the first gather only.
   void cast_master();
   /// The master changed: raises the version. True if the piece has to be refreshed from the owners of its chunks (O to
-  /// P), in a task for the gather lane whose ticket refreshes_with() gets.
+  /// P), by refresh().
   bool begin_publish();
+  /// Those of which that is so, in one task of the gather lane. Never waits.
+  static void refresh(const std::vector<FlatParameter*>& all, const UnitContext& context, const comm::Label& label);
+  /// The newest version can be read once that task has run.
   void refreshes_with(const comm::Ticket& ticket) { refresh_ = ticket; }
-  /// `failure`: what the user's code has thrown in that task.
-  void travels_with(const comm::Ticket& ticket, std::shared_ptr<std::exception_ptr> failure) {
-    gather_ = ticket;
-    failure_ = std::move(failure);
-    met_version_ = version_;
-  }
-
-  // On the gather lane: what this rank has is written where collectives take it from.
-  void write_piece();                                            ///< before a gather: into whole()
-  const at::Tensor& whole() const { return whole_; }             ///< of parameter_group's gather, unless shared()
-  ExtendedGather* extension() const { return extended_.get(); }  ///< travels instead; null: there is none
-  /// The group that whole() is gathered in, its piece being written; null: parameter_group.
-  comm::Group* resting_group() const { return from_rest_ ? rest_group_ : nullptr; }
-  const at::Tensor& write_chunk();  ///< before a refresh: into the piece, which refresh_group gathers
 
   /// What this rank holds of the values that count between steps, its chunk of the master, and where that lies in the
   /// flat buffer.
@@ -117,6 +108,11 @@ class FlatParameter {
  private:
   bool may_share(const UnitContext& context, const Flat& flat) const;
   void show(at::Tensor whole);
+  // On the gather lane. What the user's code throws goes to `failure`.
+  static void carry(const std::vector<FlatParameter*>& all, const Sharding& sharding, const comm::Label& label,
+                    UserCollective* gatherer, std::exception_ptr& failure);
+  void write_piece();
+  const at::Tensor& write_chunk();
 
   const UnitContext& context_;
   std::shared_ptr<const Sharding> sharding_;
