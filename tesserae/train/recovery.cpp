@@ -95,10 +95,12 @@ void Run::meet() {
   if (config_.sharding.automatic) links_ = cost::measure_links(*fabric_);
   if (const nlohmann::json told = scaling_at_hand(); !told.is_null()) {
     take_up(told, all, begin);
+    serve_page();
     return fabric_->forget_broken();
   }
   forget_scaling("the launcher could not start others, its log says why");
   const std::string from = go_on(all);
+  serve_page();
   fabric_->forget_broken();
   const double seconds = os::seconds_since(begin);
   recoveries_.push_back(
