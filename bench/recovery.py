@@ -101,13 +101,12 @@ def processes(launcher: int) -> dict[int, int]:
         return found  # it has ended
     for child in children:
         try:
-            variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            name = Path(f"/proc/{child}/comm").read_text().strip()
             state = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             continue
-        ranks = [int(v[5:]) for v in variables if v.startswith(b"RANK=")]
-        if ranks and state != "Z":
-            found[ranks[0]] = int(child)
+        if ":" in name and state != "Z":  # it has begun to train
+            found[int(name.split(":")[1])] = int(child)
     return found
 
 

@@ -8,6 +8,8 @@
 #include "tesserae/config/json.h"
 #include "tesserae/train/launcher.h"
 
+using namespace tesserae;
+
 namespace {
 
 constexpr const char* exit_statuses =
@@ -22,8 +24,7 @@ int report(const std::exception& error, int status) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  using namespace tesserae;
+int tesserae::cli::run_program(int argc, const char* const* argv) {
   CLI::App program("Trains PyTorch models that are too big for one device, by sharding their training state.",
                    "tesserae");
   int status = 0;
@@ -56,4 +57,8 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     return report(error, cli::exit_failure);
   }
+}
+
+int main(int argc, char** argv) {
+  return tesserae::cli::run_program(argc, argv);
 }

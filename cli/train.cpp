@@ -1,5 +1,7 @@
 #include "tesserae/train/trainer.h"
 
+#include <ATen/DeviceAccelerator.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
@@ -42,6 +44,13 @@ std::vector<std::string> rank_command(const TrainArguments& arguments) {
   return command;
 }
 
+/// The same in this process.
+int run_command(const std::vector<std::string>& command) {
+  std::vector<const char*> arguments;
+  for (const std::string& argument : command) arguments.push_back(argument.c_str());
+  return run_program(static_cast<int>(arguments.size()), arguments.data());
+}
+
 /// Nothing is overwritten, and who would learn that after the training has lost it.
 void require_room_for_weights(const config::Config& config) {
   if (!config.run.weights_folder) return;
@@ -77,6 +86,7 @@ int run_train(TrainArguments& arguments) {
   }
   if (!start.is_rank) {
     start.job.command = rank_command(arguments);
+    if (!at::getAccelerator()) start.job.body = [command = start.job.command] { return run_command(command); };
     start.job.stop_grace = stop_grace(config);
     start.job.early_exit_code = config.preemption.exit_code;
     start.job.replacements = config.recovery.replacements;

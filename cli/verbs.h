@@ -8,8 +8,11 @@ namespace tesserae::cli {
 inline constexpr int exit_failure = 1;
 inline constexpr int exit_configuration = 2;  ///< the command line or the configuration cannot work; nothing was done
 
+/// What main() does: the program with these arguments, of which the first names it. Returns the exit status.
+int run_program(int argc, const char* const* argv);
+
 /// Each adds one verb to the program. The chosen verb's callback does the work, stores its exit status in `status` and
-/// throws what it cannot handle: main() turns errors into one line and a status.
+/// throws what it cannot handle: run_program() turns errors into one line and a status.
 void add_train(CLI::App& program, int& status);
 void add_watch(CLI::App& program, int& status);
 void add_dial(CLI::App& program, int& status);

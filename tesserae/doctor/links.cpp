@@ -55,7 +55,7 @@ Link slowest(const Link& mine, comm::Fabric& fabric) {
 
 LinkFacts measure_links(comm::Fabric& fabric, int mebibytes) {
   const mesh::World& world = fabric.world();
-  LinkFacts facts{.hosts = world.hosts(), .ranks = fabric.size()};
+  LinkFacts facts{.hosts = world.hosts(), .ranks = fabric.size(), .links = {}};
   fabric.everyone().barrier();
   const std::vector<double> times = comm::from_all_ranks(fabric, os::time_of_day());
   facts.clocks_apart = *std::max_element(times.begin(), times.end()) - *std::min_element(times.begin(), times.end());

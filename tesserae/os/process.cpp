@@ -9,6 +9,9 @@
 #include <unistd.h>
 
 #include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <utility>
 
 #include "tesserae/os/descriptor.h"
@@ -38,8 +41,8 @@ std::vector<std::string> merged_environment(const std::map<std::string, std::str
 }
 
 /// Runs in the child between vfork and exec, in memory that is the parent's: only calls that are safe there, though
-/// other threads may have held locks. Returns only on failure, with errno set.
-void become(const Command& command, char* const* arguments, char* const* environment, pid_t parent) {
+/// other threads may have held locks. False, with errno set: it failed.
+bool settle(const Command& command, pid_t parent) {
   struct sigaction by_default {};
   by_default.sa_handler = SIG_DFL;
   for (int number = 1; number < NSIG; ++number) {  // a handler would run in the parent's memory
@@ -51,19 +54,38 @@ void become(const Command& command, char* const* arguments, char* const* environ
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  if (command.new_group && setpgid(0, 0) != 0) return;
+  if (command.new_group && setpgid(0, 0) != 0) return false;
   if (command.die_with_parent) {
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return false;
     if (getppid() != parent) _exit(127);  // it died before the line above: no signal will come
   }
   // Both are first moved out of the way, in case one of them is the number that the other is to become.
   const int output = command.output < 0 ? -1 : fcntl(command.output, F_DUPFD_CLOEXEC, 3);
   const int errors = command.errors < 0 ? -1 : fcntl(command.errors, F_DUPFD_CLOEXEC, 3);
-  if ((command.output >= 0 && dup2(output, STDOUT_FILENO) < 0) ||
-      (command.errors >= 0 && dup2(errors, STDERR_FILENO) < 0)) {
-    return;
+  return (command.output < 0 || dup2(output, STDOUT_FILENO) >= 0) &&
+         (command.errors < 0 || dup2(errors, STDERR_FILENO) >= 0);
+}
+
+/// Returns only on failure, with errno set.
+void become(const Command& command, char* const* arguments, char* const* environment, pid_t parent) {
+  if (settle(command, parent)) execvpe(arguments[0], arguments, environment);
+}
+
+/// As an exec does it, but for `kept`.
+void close_ours(int kept) {
+  std::vector<int> open;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    open.push_back(std::atoi(entry.path().filename().c_str()));
   }
-  execvpe(arguments[0], arguments, environment);
+  for (const int number : open) {
+    const int flags = fcntl(number, F_GETFD);
+    if (number != kept && flags >= 0 && (flags & FD_CLOEXEC) != 0) close(number);
+  }
+}
+
+bool has_other_threads() {
+  const std::filesystem::directory_iterator threads("/proc/self/task");
+  return std::distance(begin(threads), end(threads)) > 1;
 }
 
 /// Starts the child and returns its id, or -1 with errno set. Not by fork: that copies the page tables of a process
@@ -122,6 +144,21 @@ Process Process::spawn(const Command& command) {
   return child;
 }
 
+std::optional<Process> Process::copy(const Command& command, int kept, const std::function<int()>& body) {
+  if (has_other_threads()) return std::nullopt;
+  std::fflush(nullptr);  // what is left in the buffers would be written twice
+  const pid_t parent = getpid();
+  const pid_t id = ::fork();
+  if (id < 0) throw failure("Process::copy", "this process", "cannot fork");
+  if (id == 0) {
+    if (!settle(command, parent)) _exit(127);
+    close_ours(kept);
+    std::exit(body());
+  }
+  if (command.new_group) setpgid(id, id);  // so that the group exists when this call returns
+  return Process(id);
+}
+
 Process::Process(Process&& other) noexcept : id_(std::exchange(other.id_, -1)), exit_(other.exit_) {}
 
 Process& Process::operator=(Process&& other) noexcept {
@@ -177,6 +214,10 @@ void Process::signal_group(int number) {
 
 pid_t process_id() {
   return getpid();
+}
+
+void name_process(const std::string& name) {
+  ::prctl(PR_SET_NAME, name.c_str());  // it takes as much as fits
 }
 
 pid_t parent_id() {

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -38,6 +39,11 @@ class Process {
  public:
   /// Throws IoError naming the program if it cannot be started.
   static Process spawn(const Command& command);
+  /// A copy of this process in place of a program, which calls `body` and exits with what that returns: whatever has
+  /// been loaded by now is there at once, in memory that both share until one writes to it. It has of this process's
+  /// descriptors what a program would have, and `kept`. Of `command`, arguments and environment say nothing.
+  /// Nothing, and no copy: this process has other threads, whose locks it would find held for ever.
+  static std::optional<Process> copy(const Command& command, int kept, const std::function<int()>& body);
 
   ~Process();
   Process(Process&& other) noexcept;
@@ -62,6 +68,8 @@ class Process {
 };
 
 pid_t process_id();
+/// What `ps` and `top` call this process, up to 15 bytes; and its threads from now on.
+void name_process(const std::string& name);
 pid_t parent_id();
 
 /// When a process started, in clock ticks since boot: with its id, names it for good though ids are used again.

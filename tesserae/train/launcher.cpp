@@ -18,6 +18,7 @@
 #include "tesserae/train/job_size.h"
 #include "tesserae/train/line_reader.h"
 #include "tesserae/train/membership.h"
+#include "tesserae/train/waiting_ranks.h"
 
 // How a job ends:
 //  0. A rank fails, and is replaced (membership.cpp has the protocol): the job goes on. So many times; then:
@@ -70,10 +71,15 @@ std::map<std::string, std::string> rank_environment(const LocalJob& job, int ran
   return environment;
 }
 
-Rank start(const LocalJob& job, int rank, const Meeting& meeting) {
+Rank start(const LocalJob& job, int rank, const Meeting& meeting, WaitingRanks& waiting) {
+  const auto environment = rank_environment(job, rank, meeting);
+  if (auto copy = waiting.call(environment)) {
+    return {
+        .process = std::move(copy->process), .output = std::move(copy->output), .lines = {}, .last = {}, .exit = {}};
+  }
   os::Pipe pipe = os::make_pipe();
   os::Command command{.arguments = job.command,
-                      .environment = rank_environment(job, rank, meeting),
+                      .environment = environment,
                       .die_with_parent = true,
                       .new_group = true,
                       .output = rank == 0 ? -1 : pipe.write.get(),
@@ -83,11 +89,12 @@ Rank start(const LocalJob& job, int rank, const Meeting& meeting) {
 
 class Job {
  public:
-  explicit Job(const LocalJob& job) : job_(job), live_screen_(os::is_terminal(os::Stream::output)) {
+  explicit Job(const LocalJob& job)
+      : job_(job), live_screen_(os::is_terminal(os::Stream::output)), waiting_(job.body ? job.ranks : 0, job.body) {
     if (job.hosts == 1) membership_.emplace();
     meeting_ = {.port = membership_ ? membership_->port() : job.port, .epoch = std::nullopt, .ranks = job.ranks};
     if (membership_) meeting_.epoch = 0;
-    for (int rank = 0; rank < job.ranks; ++rank) ranks_.push_back(start(job, rank, meeting_));
+    for (int rank = 0; rank < job.ranks; ++rank) ranks_.push_back(start(job, rank, meeting_, waiting_));
   }
 
   int run() {
@@ -211,7 +218,7 @@ class Job {
       Rank& rank = ranks_[static_cast<size_t>(number)];
       print(cat(how_ended(number), "; a new process takes its place (", replaced_, " of ", job_.replacements, ")"));
       rank.process.signal_group(os::signal_kill);  // what it had started itself
-      rank = start(job_, number, meeting_);
+      rank = start(job_, number, meeting_, waiting_);
     }
     membership_->begin_epoch(size());
   }
@@ -251,7 +258,7 @@ class Job {
     leave_by_.emplace(job_.stop_grace);
     meeting_.ranks = ranks;
     try {
-      while (size() < ranks) ranks_.push_back(start(job_, size(), meeting_));
+      while (size() < ranks) ranks_.push_back(start(job_, size(), meeting_, waiting_));
     } catch (const IoError& error) {
       print(cat("tesserae: the job keeps its ", before, " ranks, a new one cannot be started: ", error.what()));
       meeting_.ranks = before;
@@ -351,6 +358,7 @@ class Job {
 
   const LocalJob& job_;
   const bool live_screen_;
+  WaitingRanks waiting_;  // made before anything that a copy must not have
   os::StopSignals signals_;
   std::optional<MembershipServer> membership_;
   Meeting meeting_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -14,6 +15,10 @@ struct LocalJob {
   std::string address = "127.0.0.1";  ///< of several hosts: where the first rank of the first one serves the store
   uint16_t port = 0;                  ///< the same; with one host it is a free port
   std::vector<std::string> command;   ///< the program of every rank and its arguments
+  /// The same as a function, which returns the exit status: the first ranks are then copies of this process where that
+  /// is possible (waiting_ranks.h). Empty: they are not, as must be where this process has used an accelerator, whose
+  /// drivers do not survive it.
+  std::function<int()> body;
   std::map<std::string, std::string> environment;  ///< for every rank, beside torchrun's variables
   /// Between a rank's failure and the end of the others: they are asked to end (SIGTERM) and then killed.
   std::chrono::milliseconds failure_grace{2000};

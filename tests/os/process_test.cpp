@@ -1,5 +1,6 @@
 #include "tesserae/os/process.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -7,6 +8,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
+#include <functional>
+#include <future>
+#include <optional>
+#include <thread>
 
 #include "tesserae/base/error.h"
 #include "tesserae/os/descriptor.h"
@@ -39,6 +45,19 @@ std::string output_of(Command command) {
   return all;
 }
 
+/// The same of a copy of this process that does `body`.
+std::string output_of_copy(const std::function<int()>& body, int kept = -1) {
+  Pipe pipe = make_pipe();
+  std::optional<Process> child =
+      Process::copy({.die_with_parent = true, .new_group = true, .output = pipe.write.get()}, kept, body);
+  if (!child) return "no copy";
+  pipe.write.reset();
+  std::string all;
+  for (std::string part = read_some(pipe.read.get()); !part.empty(); part = read_some(pipe.read.get())) all += part;
+  EXPECT_EQ(child->wait(soon())->code, 5);
+  return all;
+}
+
 bool exists(pid_t process) {
   return ::kill(process, 0) == 0;
 }
@@ -54,6 +73,38 @@ TEST(Process, ReportsHowItEnded) {
   EXPECT_EQ(exit.signal, SIGKILL);
   EXPECT_FALSE(exit.success());
   EXPECT_EQ(exit.text(), "killed by signal 9 (Killed)");
+}
+
+TEST(Process, ACopyDoesWhatItIsTold) {
+  const std::string known = "what this process knows";
+  EXPECT_EQ(output_of_copy([&known] {
+              std::printf("%s", known.c_str());
+              return 5;
+            }),
+            known);
+}
+
+TEST(Process, ACopyHasOfOurDescriptorsWhatAProgramWouldHave) {
+  const Pipe ours = make_pipe(), kept = make_pipe();
+  const int theirs = ::dup(kept.read.get());  // without CLOEXEC
+  const auto there = [](int number) { return ::fcntl(number, F_GETFD) >= 0 ? "yes " : "no "; };
+  EXPECT_EQ(output_of_copy(
+                [&] {
+                  for (const int each : {ours.read.get(), kept.read.get(), theirs}) std::printf("%s", there(each));
+                  return 5;
+                },
+                kept.read.get()),
+            "no yes yes ");
+  ::close(theirs);
+}
+
+TEST(Process, AProcessWithOtherThreadsIsNotCopied) {
+  std::promise<void> done;
+  std::thread other([&done] { done.get_future().wait(); });
+  EXPECT_EQ(output_of_copy([] { return 5; }), "no copy");
+  done.set_value();
+  other.join();
+  EXPECT_EQ(output_of_copy([] { return 5; }), "");
 }
 
 TEST(Process, WaitEndsAtTheDeadline) {

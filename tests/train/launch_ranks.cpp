@@ -1,6 +1,14 @@
 // launch_ranks N COMMAND...: run_local_job as a program, so that a test can interrupt and kill it. REPLACEMENTS: how
-// often it replaces lost ranks. HOSTS, HOST, PORT: it is one of several hosts.
+// often it replaces lost ranks. HOSTS, HOST, PORT: it is one of several hosts. PROGRAMS: ranks are started as programs;
+// else the first ones are copies of this process, which become that command, or, if that is "threads", say with how
+// many they would compute.
+#include <ATen/Parallel.h>
+#include <unistd.h>
+
+#include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <string_view>
 
 #include "tesserae/train/launcher.h"
 
@@ -11,15 +19,24 @@ int number(const char* variable, int otherwise) {
   return value != nullptr ? std::atoi(value) : otherwise;
 }
 
+int become(char** command) {
+  if (std::string_view(command[0]) != "threads") return ::execvp(command[0], command);
+  std::printf("%d\n", at::get_num_threads());
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::function<int()> body;
+  if (std::getenv("PROGRAMS") == nullptr) body = [command = argv + 2] { return become(command); };
   return tesserae::train::run_local_job({.ranks = std::atoi(argv[1]),
                                          .hosts = number("HOSTS", 1),
                                          .host = number("HOST", 0),
                                          .address = "first-host",
                                          .port = static_cast<uint16_t>(number("PORT", 0)),
                                          .command = {argv + 2, argv + argc},
+                                         .body = body,
                                          .environment = {{"FROM_JOB", "yes"}},
                                          .replacements = number("REPLACEMENTS", 0)});
 }

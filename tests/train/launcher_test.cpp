@@ -10,6 +10,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/os/files.h"
+#include "tesserae/os/host.h"
 #include "tests/support/promise.h"
 #include "tests/train/run_program.h"
 
@@ -62,13 +63,24 @@ class Launcher : public testing::Test {
 };
 
 TEST_F(Launcher, GivesEachRankTorchrunsVariables) {
-  Program job = launch(3,
-                       "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $FROM_JOB "
-                       "${OMP_NUM_THREADS:+threads} ${MASTER_PORT:+port}");
+  for (const bool programs : {false, true}) {
+    std::map<std::string, std::string> environment;
+    if (programs) environment["PROGRAMS"] = "1";
+    Program job({LAUNCH_RANKS, "3", "sh", "-c",
+                 "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $FROM_JOB "
+                 "${OMP_NUM_THREADS:+threads} ${MASTER_PORT:+port}"},
+                environment);
+    EXPECT_TRUE(job.finish()->success());
+    EXPECT_EQ(job.output, "0/3 0/3 127.0.0.1 yes threads port\n") << "standard output is rank 0's";
+    EXPECT_THAT(job.errors, HasSubstr("rank 1: 1/3 1/3 127.0.0.1 yes threads port\n"));
+    EXPECT_THAT(job.errors, HasSubstr("rank 2: 2/3 2/3 127.0.0.1 yes threads port\n"));
+  }
+}
+
+TEST_F(Launcher, RanksThatAreCopiesShareTheProcessors) {
+  Program job({"env", "-u", "OMP_NUM_THREADS", LAUNCH_RANKS, std::to_string(os::processors()), "threads"});
   EXPECT_TRUE(job.finish()->success());
-  EXPECT_EQ(job.output, "0/3 0/3 127.0.0.1 yes threads port\n") << "standard output is rank 0's";
-  EXPECT_THAT(job.errors, HasSubstr("rank 1: 1/3 1/3 127.0.0.1 yes threads port\n"));
-  EXPECT_THAT(job.errors, HasSubstr("rank 2: 2/3 2/3 127.0.0.1 yes threads port\n"));
+  EXPECT_EQ(job.output, "1\n") << "OpenMP was loaded before anybody knew";
 }
 
 TEST_F(Launcher, OneOfSeveralHostsCountsItsRanksOn) {

@@ -167,18 +167,17 @@ inline std::vector<pid_t> children_of(pid_t process) {
   return ids;
 }
 
-/// The processes of a job by rank.
+/// The processes of a job by rank: once they have begun to train.
 inline std::map<int, pid_t> ranks_of(Program& program) {
   std::map<int, pid_t> ranks;
   for (const pid_t process : children_of(program.process().id())) {
-    std::string variables;
     try {
-      variables = os::files().read(cat("/proc/", process, "/environ"));
+      const std::string name = os::files().read(cat("/proc/", process, "/comm"));
+      const size_t at = name.find(':');
+      if (at != std::string::npos) ranks[std::atoi(name.c_str() + at + 1)] = process;
     } catch (const IoError&) {
       continue;  // it has ended meanwhile
     }
-    const size_t at = variables.find(std::string("\0RANK=", 6));
-    if (at != std::string::npos) ranks[std::atoi(variables.c_str() + at + 6)] = process;
   }
   return ranks;
 }
