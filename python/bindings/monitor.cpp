@@ -112,6 +112,9 @@ void bind_monitor(py::module_& module) {
           "enter", [](Monitor& self, const std::string& stage) { self.timer().enter(stage_named(stage)); },
           py::arg("stage"), without_gil)
       .def(
+          "next_forward_has", [](Monitor& self, int64_t tokens) { self.timer().next_forward_has(tokens); },
+          py::arg("tokens"), without_gil, "What the forward that is about to begin takes in.")
+      .def(
           "set_degrees",
           [](Monitor& self, const std::tuple<int, int, int>& degrees) {
             self.set_job("degrees", {std::get<0>(degrees), std::get<1>(degrees), std::get<2>(degrees)});

@@ -1056,6 +1056,10 @@ class Monitor:
         """
     def end(self, how: str) -> None: ...
     def enter(self, stage: str) -> None: ...
+    def next_forward_has(self, tokens: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        What the forward that is about to begin takes in.
+        """
     def set_degrees(
         self,
         degrees: tuple[

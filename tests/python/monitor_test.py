@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 import tesserae as tsm
 from ranks import run_ranks
+from tesserae.monitor import watching
 
 STEPS = 40
 STAGES = ["data", "forward", "gather", "backward", "reduce", "optimizer", "agree", "between"]
@@ -117,6 +118,54 @@ def test_without_a_folder_metrics_are_there_and_no_files(tmp_path: Path, monkeyp
     seen = run_ranks(asked, 2)[0]
     assert seen["step"] == 3
     assert list(tmp_path.iterdir()) == []
+
+
+def reads_tokens(rank: int, ranks: int, face: str) -> dict[str, Any]:
+    tsm.init({"monitor": {"enabled": True, "every_seconds": 0.05}})
+    model: nn.Module = nn.Sequential(nn.Embedding(16, 32), nn.Linear(32, 32))
+    model = FullyShardedDataParallel(model) if face == "FSDP1" else fully_shard(model)
+    for step in range(6):
+        # As many in each step but for the last, which is not over.
+        model(torch.zeros(4 + rank, 10 if step < 5 else 20, dtype=torch.int64)).sum().backward()
+        with torch.no_grad():  # an evaluation is no step
+            model(torch.zeros(64, 64, dtype=torch.int64))
+        time.sleep(0.05)
+    time.sleep(0.3)
+    seen = tsm.metrics()
+    tsm.uninstall()
+    return seen
+
+
+@pytest.mark.parametrize("face", ["FSDP1", "fully_shard"])
+def test_rank_0_knows_who_has_most_to_do_and_what_links_carry(face: str) -> None:
+    seen = run_ranks(reads_tokens, 2, face)[0]
+    load = seen["load"]
+    assert load["kinds"] == ["tokens", "expert_tokens", "pairs"]
+    assert seen["step"] == 5
+    assert [row[0] for row in load["amounts"]] == [40, 50]
+    assert load["most"] == [1, None, None]
+    assert load["imbalance"] == [pytest.approx(50 / 45, abs=1e-5), None, None]
+    links = seen["links"]
+    # Gathered parameters have one copy that all ranks of the host read: gradients are what is sent.
+    (hop,) = [i for i, hop in enumerate(links["hops"]) if hop["verb"] == "reduce_scatter"]
+    assert links["hops"][hop] == {"link": "shared memory", "lane": "reduce", "verb": "reduce_scatter", "ranks": 2}
+    for rank in range(2):
+        assert links["bytes"][rank][hop] > 0 and links["speed"][rank][hop] > 0
+    assert links["slowest"][hop] in (0, 1)
+
+
+def test_tokens_are_those_that_the_mask_leaves() -> None:
+    """Of a batch of Hugging Face's, and of models of something else."""
+    ids, mask = torch.zeros(2, 8, dtype=torch.int64), torch.ones(2, 8, dtype=torch.int64)
+    mask[0, 5:] = 0
+    model = nn.Linear(2, 2)
+    for args, kwargs, expected in [
+        ((), {"input_ids": ids, "attention_mask": mask}, 13),
+        (({"attention_mask": mask, "input_ids": ids, "labels": ids},), {}, 13),
+        ((torch.zeros(2, 8), ids), {}, 16),
+        ((torch.zeros(2, 8),), {"step": 3}, 0),
+    ]:
+        assert watching._tokens_of(model, args, kwargs) == expected  # type: ignore[arg-type]
 
 
 def asks_for_stacks(rank: int, ranks: int, folder: str) -> list[str]:

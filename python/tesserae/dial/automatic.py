@@ -45,7 +45,7 @@ def forget() -> None:
         before_training_forward.remove(begin_step)
 
 
-def begin_step(root: Root) -> None:
+def begin_step(root: Root, *_: Any) -> None:
     """A training forward of this root begins. Collective at a step edge."""
     settings = config.current()
     if settings is None or not settings.has_dial:

@@ -16,15 +16,15 @@ from tesserae.torch_compat.modules import own_buffers
 
 Arguments = tuple[tuple, dict[str, Any]]
 
-# Called at the beginning of every training forward of a root, with the root (an instance, or fully_shard's state), on
-# all ranks alike: the dial turns there.
-before_training_forward: list[Callable[[Any], None]] = []
+# Called at the beginning of every training forward of a root, with the root (an instance, or fully_shard's state) and
+# the arguments of the forward, on all ranks alike: the dial turns there.
+before_training_forward: list[Callable[[Any, tuple, dict[str, Any]], None]] = []
 
 
 def begin_step(root: Instance, args: tuple, kwargs: dict[str, Any]) -> Arguments:
     if torch.is_grad_enabled():
         for call in before_training_forward:
-            call(root)
+            call(root, args, kwargs)
     _warn_of_pool_misses(root)
     if not root._buffers_cast:
         for instance in instances_of(root):

@@ -193,7 +193,7 @@ class State(FSDPState):
         self.prepare(self)  # parameters that were replaced
         if torch.is_grad_enabled():
             for call in before_training_forward:
-                call(self)
+                call(self, args, kwargs)
         for state in self.below:
             if state._inside:
                 state.forget_step()

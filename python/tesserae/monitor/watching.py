@@ -3,7 +3,7 @@
 1. At the first training forward of a model each rank makes its C++ Monitor, which does everything: it is attached to
    the engine, tells rank 0 of the rank, and writes RUN/monitor/.
 2. What no engine sees is told from here: optimizers by torch's hooks around every step, batches by the iterators of
-   DataLoader.
+   DataLoader, tokens by the arguments of the model.
 3. The end of the interpreter is the end of the job.
 """
 
@@ -14,6 +14,7 @@ import json
 import logging
 import sys
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,13 +23,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from tesserae import _C
-from tesserae.dial.roots import Root, unit_of
+from tesserae.context.transformation import MARK as CUT
+from tesserae.dial.roots import Root, module_of, unit_of
 from tesserae.fsdp.forward import before_training_forward
 from tesserae.job import config
+from tesserae.job.fabrics import context_degree
 from tesserae.job.state import state
 from tesserae.monitor import frames
 from tesserae.torch_compat import data
 from tesserae.torch_compat.optimizers import state_bytes
+
+TOKENS = "input_ids"  # as models of Hugging Face call them
+WHOLE = (torch.int64, torch.int32)
 
 _monitor: _C.Monitor | None = None
 _watched: weakref.WeakSet[_C.Unit] = weakref.WeakSet()  # of roots
@@ -64,7 +70,8 @@ def forget() -> None:
 
 def metrics() -> dict[str, Any]:
     """What is known of the job's last steps: on rank 0 of all ranks, elsewhere of this one alone. The fields are those
-    of now.json (docs/monitor.md): "seconds" by rank and stage, "slow" ranks, "memory", "traffic", "step_seconds".
+    of now.json (docs/monitor.md): "seconds" by rank and stage, "slow" ranks, "memory", "traffic", "load", "links",
+    "step_seconds".
 
     No communication: ranks tell of themselves twice a second, beside training.
 
@@ -80,7 +87,7 @@ def metrics() -> dict[str, Any]:
     return json.loads(_monitor.status())
 
 
-def _begin_forward(root: Root) -> None:
+def _begin_forward(root: Root, args: tuple, kwargs: dict[str, Any]) -> None:
     global _monitor, _degrees
     unit = unit_of(root)
     data.follow_this_thread()
@@ -90,10 +97,29 @@ def _begin_forward(root: Root) -> None:
             _serve_page()
         _monitor.watch(unit)
         _watched.add(unit)
+    _monitor.next_forward_has(_tokens_of(root, args, kwargs))
     degrees = _C.unit_degrees(unit)
     if degrees != _degrees:
         _degrees = degrees
         _monitor.set_degrees(degrees)
+
+
+def _tokens_of(root: Root, args: tuple, kwargs: dict[str, Any]) -> int:
+    """How many tokens of this rank's own a forward takes in: elements of its first tensor of whole numbers [batch,
+    tokens]. Those that an attention mask leaves out are none, if the host has it. 0 for a model of something else."""
+    named = dict(kwargs)
+    for value in args:
+        named |= value if isinstance(value, Mapping) else {}
+    values = [named.get(TOKENS), *args, *named.values()]
+    found = next((x for x in values if isinstance(x, torch.Tensor) and x.dim() == 2 and x.dtype in WHOLE), None)
+    if found is None:
+        return 0
+    count, mask = found.numel(), named.get("attention_mask")
+    if isinstance(mask, torch.Tensor) and mask.shape == found.shape and mask.device.type == "cpu":
+        count = int(mask.count_nonzero())
+    degree = context_degree()
+    # A model that cuts its sequences by itself is given whole ones.
+    return count // degree if degree > 1 and any(hasattr(m, CUT) for m in module_of(root).modules()) else count
 
 
 def _make(unit: _C.Unit) -> _C.Monitor:
