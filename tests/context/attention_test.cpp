@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "tesserae/base/work.h"
 #include "tests/context/numbers.h"
 #include "tests/context/patterns.h"
 #include "tests/support/ranks.h"
@@ -51,9 +52,19 @@ void expect_reference(const ParallelPtr& parallel, const Pattern& pattern, int64
   const auto own = [&](const at::Tensor& x) { return sequence->own(x.detach(), 2); };
   const auto leaf = [&](const at::Tensor& x) { return own(x).clone().set_requires_grad(true); };
   const at::Tensor q = leaf(whole.q), k = leaf(whole.k), v = leaf(whole.v);
+  const auto counted = [] { return static_cast<int64_t>(work_of_this_thread()[static_cast<size_t>(Work::pairs)]); };
+  const int64_t before = counted();
   const at::Tensor out = attention(q, k, v, sequence, {.scale = 0.4, .pattern = pattern});
+  if (parallel->method_for(heads, kv_heads) != Method::all_to_all) {
+    int64_t pairs = 0;
+    for (const Span& span : sequence->spans()) pairs += pattern.pairs(span);
+    EXPECT_EQ(counted() - before, batch * pairs);
+  } else {
+    EXPECT_EQ(counted() - before, batch * (pattern.pairs({0, pattern.length()}) / parallel->size()));
+  }
   EXPECT_LE(apart(out, own(whole.out)), tolerance);
   out.backward(own(whole.gradient));
+  EXPECT_LE(counted() - before, batch * pattern.pairs({0, pattern.length()})) << "a backward does not count";
   EXPECT_LE(apart(q.grad(), own(whole.q.grad())), tolerance) << "queries";
   EXPECT_LE(apart(k.grad(), own(whole.k.grad())), tolerance) << "keys";
   EXPECT_LE(apart(v.grad(), own(whole.v.grad())), tolerance) << "values";

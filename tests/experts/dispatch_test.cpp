@@ -12,6 +12,7 @@
 #include <random>
 
 #include "tesserae/base/error.h"
+#include "tesserae/base/work.h"
 #include "tests/experts/ranks.h"
 
 namespace tesserae::experts {
@@ -67,7 +68,10 @@ TEST(Dispatch, BringsEveryRowToItsExpertAndBack) {
         const at::Tensor weights = leaf(numbers({tokens, chosen}, 3));
         const at::Tensor whole_x = leaf(x), whole_weights = leaf(weights);
 
+        const uint64_t before = work_of_this_thread()[static_cast<size_t>(Work::expert_tokens)];
         const auto plan = planned(choice, experts, mesh);
+        EXPECT_EQ(work_of_this_thread()[static_cast<size_t>(Work::expert_tokens)] - before,
+                  static_cast<uint64_t>(plan->counts.sum().item<int64_t>()));
         const int64_t first = mesh.index(mesh::Axis::expert) * experts / degree;
         const at::Tensor rows = dispatch(x, plan);
         EXPECT_EQ(rows.size(0), plan->counts.sum().item<int64_t>());

@@ -1,9 +1,13 @@
 // Documents, windows, and sequences that ranks share out.
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+
+#include "tesserae/base/work.h"
 #include "tesserae/context/parallel.h"
 #include "tesserae/model/gpt.h"
 
@@ -83,6 +87,33 @@ TEST(GptContext, AnyLengthIsSharedOut) {
       });
     }
   }
+}
+
+// What a rank counts of its own makes up what one process counts, however the sequences are shared out.
+TEST(GptContext, TokensAndPairsAreCountedOnceHoweverManyRanksShareThem) {
+  const at::Tensor tokens = at::ones({2, 12}, at::kLong);
+  const auto counts_of = [&tokens](const GptConfig& config) {
+    const PerWork before = work_of_this_thread();
+    Gpt(config)->forward(tokens, tokens);
+    const PerWork& after = work_of_this_thread();
+    return std::pair(after[static_cast<size_t>(Work::tokens)] - before[static_cast<size_t>(Work::tokens)],
+                     after[static_cast<size_t>(Work::pairs)] - before[static_cast<size_t>(Work::pairs)]);
+  };
+  constexpr uint64_t pairs = 2 * 2 * 12 * 13 / 2;  // layers, sequences
+  EXPECT_EQ(counts_of(shape_of()), std::pair(uint64_t{24}, pairs));
+  std::atomic<uint64_t> all_tokens = 0, all_pairs = 0;
+  comm::run_local(4, [&](comm::Fabric& fabric) {
+    const std::shared_ptr<comm::Fabric> job(&fabric, [](comm::Fabric*) {});
+    const auto mesh = std::make_shared<comm::MeshFabric>(job, mesh::Mesh(4, {.context = 4}));
+    GptConfig config = shape_of();
+    config.context = std::make_shared<const context::Parallel>(mesh, context::Method::p2p);
+    const auto [own_tokens, own_pairs] = counts_of(config);
+    EXPECT_EQ(own_tokens, 6U);
+    all_tokens += own_tokens;
+    all_pairs += own_pairs;
+  });
+  EXPECT_EQ(all_tokens, 24U);
+  EXPECT_EQ(all_pairs, pairs);
 }
 
 }  // namespace
