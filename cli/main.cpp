@@ -32,6 +32,7 @@ int tesserae::cli::run_program(int argc, const char* const* argv) {
   program.require_subcommand(1);
   program.footer(exit_statuses);
   cli::add_train(program, status);
+  cli::add_run(program, status);
   cli::add_watch(program, status);
   cli::add_dial(program, status);
   cli::add_scale(program, status);

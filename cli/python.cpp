@@ -49,11 +49,15 @@ std::string missing(const std::string& python, const std::string& path) {
   }
 }
 
+void require_python(const std::string& verb, const std::string& python, const std::string& path) {
+  const std::string what = missing(python, path);
+  if (what.empty()) return;
+  throw InvalidArgument(cat("tesserae ", verb), cat(what, "; name a Python that has them in TESSERAE_PYTHON"));
+}
+
 os::Command command_for(const std::string& verb, const std::string& module, const std::vector<std::string>& arguments) {
   const std::string python = python_program(), path = python_path();
-  if (const std::string what = missing(python, path); !what.empty()) {
-    throw InvalidArgument(cat("tesserae ", verb), cat(what, "; name a Python that has them in TESSERAE_PYTHON"));
-  }
+  require_python(verb, python, path);
   // A group of its own: a Ctrl-C comes here, and is handed on once.
   os::Command command{.arguments = {python, "-m", module},
                       .environment = {{"PYTHONPATH", path}},
@@ -82,6 +86,14 @@ int run(const os::Command& command, const std::function<void()>& take) {
 
 int run_python(const std::string& verb, const std::string& module, const std::vector<std::string>& arguments) {
   return run(command_for(verb, module, arguments), [] {});
+}
+
+Script python_script(const std::string& verb, const std::vector<std::string>& arguments) {
+  const std::string python = python_program(), path = python_path();
+  require_python(verb, python, path);
+  Script script{.command = {python}, .environment = {{"PYTHONPATH", path}}};
+  script.command.insert(script.command.end(), arguments.begin(), arguments.end());
+  return script;
 }
 
 Answer ask_python(const std::string& verb, const std::string& module, const std::vector<std::string>& arguments) {

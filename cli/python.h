@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -17,5 +18,12 @@ struct Answer {
   std::string output;
 };
 Answer ask_python(const std::string& verb, const std::string& module, const std::vector<std::string>& arguments);
+
+/// The same Python for a script of the user's: what a process is started with.
+struct Script {
+  std::vector<std::string> command;
+  std::map<std::string, std::string> environment;
+};
+Script python_script(const std::string& verb, const std::vector<std::string>& arguments);
 
 }  // namespace tesserae::cli

@@ -16,6 +16,7 @@ int run_program(int argc, const char* const* argv);
 void add_train(CLI::App& program, int& status);
 void add_watch(CLI::App& program, int& status);
 void add_dial(CLI::App& program, int& status);
+void add_run(CLI::App& program, int& status);
 void add_scale(CLI::App& program, int& status);
 void add_config(CLI::App& program, int& status);
 void add_inspect(CLI::App& program, int& status);

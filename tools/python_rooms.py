@@ -26,6 +26,7 @@ ROOMS = [
     "checkpoint",
     "dial",
     "monitor",
+    "elastic",
     "smp",
 ]
 # Folders for the import paths of SMP v2's scripts: re-exports, like the files in the package itself.

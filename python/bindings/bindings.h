@@ -17,6 +17,7 @@ void bind_offload(py::module_& module);
 void bind_mesh(py::module_& module);
 void bind_comm(py::module_& module);
 void bind_fabric(py::module_& module);
+void bind_membership(py::module_& module);     // part of the layer comm
 void bind_process_group(py::module_& module);  // part of the layer comm
 void bind_preemption(py::module_& module);
 void bind_parallel(py::module_& module);  // part of the layer tensor; a unit's options take one

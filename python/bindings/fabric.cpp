@@ -7,6 +7,8 @@
 #include <optional>
 
 #include "python/bindings/bindings.h"
+#include "tesserae/comm/give_up.h"
+#include "tesserae/comm/meeting_store.h"
 #include "tesserae/comm/mesh_fabric.h"
 
 namespace tesserae::bindings {
@@ -74,7 +76,13 @@ void bind_fabric(py::module_& module) {
           "joined_rank", [](const Fabric& self, int rank) { return self.world().launcher_rank(rank); }, py::arg("rank"),
           "Which rank among those that joined is `rank` in the order of hosts.")
       .def("counters", &Fabric::counters)
-      .def("leave", &Fabric::leave, without_gil, "Says goodbye before the process ends.");
+      .def("leave", &Fabric::leave, without_gil, "Says goodbye before the process ends.")
+      .def("give_up", &comm::give_up, without_gil,
+           "Leaves what is broken, for a process that goes on: nothing blocks in it any more, and no verb is called.")
+      .def("silent_ranks", &comm::silent_ranks, without_gil,
+           "Ranks, as they joined, of which nothing was heard when operations failed at their deadline.")
+      .def("watched_store", &comm::watched_store, py::arg("prefix"), without_gil,
+           "A part of the store through which the ranks met, whose waits end when one is lost. None: there is none.");
 
   py::class_<comm::MeshFabric, std::shared_ptr<comm::MeshFabric>>(
       module, "MeshFabric", "The job's fabric seen through its mesh; see tesserae/comm/mesh_fabric.h. Axes as of Mesh.")

@@ -12,6 +12,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_mesh(module);
   bind_comm(module);
   bind_fabric(module);
+  bind_membership(module);
   bind_process_group(module);
   bind_preemption(module);
   bind_parallel(module);

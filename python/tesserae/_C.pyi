@@ -21,6 +21,7 @@ __all__: list[str] = [
     "Counters",
     "Damaged",
     "Dial",
+    "DialServer",
     "Disk",
     "DiskCounters",
     "Dispatch",
@@ -31,6 +32,7 @@ __all__: list[str] = [
     "IoError",
     "Launch",
     "Loader",
+    "Membership",
     "Mesh",
     "MeshFabric",
     "Mismatch",
@@ -57,6 +59,7 @@ __all__: list[str] = [
     "Use",
     "Watch",
     "WholeMatrices",
+    "abort_process_group",
     "agree",
     "alias_of",
     "all_degrees",
@@ -509,6 +512,10 @@ class Fabric:
         A fabric that moves nothing.
         """
     def counters(self) -> Counters: ...
+    def give_up(self) -> None:
+        """
+        Leaves what is broken, for a process that goes on: nothing blocks in it any more, and no verb is called.
+        """
     def host_ranks(self, rank: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
         """
         The ranks on the host of `rank`.
@@ -520,6 +527,14 @@ class Fabric:
     def leave(self) -> None:
         """
         Says goodbye before the process ends.
+        """
+    def silent_ranks(self) -> list[int]:
+        """
+        Ranks, as they joined, of which nothing was heard when operations failed at their deadline.
+        """
+    def watched_store(self, prefix: str) -> torch.distributed.distributed_c10d.Store:
+        """
+        A part of the store through which the ranks met, whose waits end when one is lost. None: there is none.
         """
     @property
     def hosts(self) -> int: ...
@@ -544,6 +559,54 @@ class MeshFabric:
     def job(self) -> Fabric: ...
     @property
     def mesh(self) -> Mesh: ...
+
+class Membership:
+    """
+    What our launcher and this rank tell each other; comm/membership.h.
+    """
+    def __init__(self) -> None:
+        """
+        As the environment says. IoError if the launcher is not reached.
+        """
+    def ask_for_ranks(self, ranks: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def is_over(self) -> bool: ...
+    def meet(
+        self,
+        connect_deadline: typing.SupportsFloat | typing.SupportsIndex,
+        deadline: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> Fabric:
+        """
+        Collective: the ranks of this epoch meet. CommError if one is lost meanwhile.
+        """
+    def next_epoch(
+        self,
+        silent: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        deadline: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> bool:
+        """
+        After a loss: waits until the launcher begins the next epoch. False: there is none.
+        """
+    def remember(self, key: str, value: str) -> None: ...
+    def remembered(self, key: str) -> str: ...
+    def wait_for_epoch(self, deadline: typing.SupportsFloat | typing.SupportsIndex) -> bool:
+        """
+        The same after ask_for_ranks().
+        """
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def has_place(self) -> bool: ...
+    @property
+    def is_of_those_left(self) -> bool: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def served(self) -> bool:
+        """
+        Whether the launcher is ours.
+        """
 
 class Watch:
     """
@@ -993,6 +1056,15 @@ class Dispatch:
         [experts of this rank] int64, on the host: rows of each.
         """
 
+class DialServer:
+    """
+    What answers at dial.sock; rank 0's.
+    """
+    def tell(self, client: typing.SupportsInt | typing.SupportsIndex, event: str) -> None:
+        """
+        An event (tesserae/dial/protocol.h), as JSON text.
+        """
+
 class Dial:
     """
     When a job changes its degrees; see tesserae/dial/dial.h.
@@ -1016,6 +1088,8 @@ class Dial:
         planned_steps: typing.SupportsInt | typing.SupportsIndex,
         folder: str,
         state_per_master: typing.SupportsFloat | typing.SupportsIndex,
+        cannot_scale: collections.abc.Callable | None = None,
+        server: DialServer = None,
     ) -> None: ...
     def at_step_edge(
         self, step: typing.SupportsInt | typing.SupportsIndex, seconds: typing.SupportsFloat | typing.SupportsIndex
@@ -1024,7 +1098,16 @@ class Dial:
         Collective: the degrees to change to after this step, the same on all ranks; None: as they are.
         """
     def changed(self, change: Resharding) -> None: ...
+    def hand_over(self) -> DialServer:
+        """
+        Rank 0's server, for the next dial; None elsewhere.
+        """
     def refused(self, why: str) -> None: ...
+    @property
+    def scaling(self) -> tuple[int, int] | None:
+        """
+        Another number of ranks that the last edge said was asked for, and by whom; the same number on all ranks.
+        """
 
 class Page:
     """
@@ -1259,6 +1342,11 @@ class TokenWriter:
         """
         That were added.
         """
+
+def abort_process_group(group: torch.distributed.distributed_c10d.ProcessGroup) -> None:
+    """
+    A process group of torch that has failed, in a process that goes on: what blocks in it fails, also elsewhere.
+    """
 
 def agree(fabric: Fabric, failure: str) -> tuple[int, str] | None:
     """

@@ -7,6 +7,7 @@
 #include "tesserae/comm/device_transport.h"
 #include "tesserae/comm/fabric.h"
 #include "tesserae/comm/give_up.h"
+#include "tesserae/comm/meeting_store.h"
 #include "tesserae/comm/rendezvous.h"
 #include "tesserae/comm/transports/nccl.h"
 #include "tesserae/os/fork.h"
@@ -109,6 +110,8 @@ class ConnectedFabric final : public Fabric {
   c10::intrusive_ptr<c10d::Store> own_store(const std::string& prefix) const override {
     return now().own_store(prefix);
   }
+  c10::intrusive_ptr<c10d::Store> watched_store(const std::string& prefix) const { return now().watched_store(prefix); }
+  std::vector<int> silent_ranks() const { return now_ ? now_->silent_ranks() : std::vector<int>(); }
   Counters counters() const override { return now_ ? now_->counters() : Counters(); }
 
  protected:
@@ -157,6 +160,16 @@ std::shared_ptr<Fabric> Fabric::join(c10::intrusive_ptr<c10d::Store> store, int 
 
 void give_up(Fabric& fabric) {
   if (auto* const connected = dynamic_cast<ConnectedFabric*>(&fabric)) connected->give_up();
+}
+
+c10::intrusive_ptr<c10d::Store> watched_store(Fabric& fabric, const std::string& prefix) {
+  const auto* const connected = dynamic_cast<ConnectedFabric*>(&fabric);
+  return connected != nullptr ? connected->watched_store(prefix) : nullptr;
+}
+
+std::vector<int> silent_ranks(const Fabric& fabric) {
+  const auto* const connected = dynamic_cast<const ConnectedFabric*>(&fabric);
+  return connected != nullptr ? connected->silent_ranks() : std::vector<int>();
 }
 
 void Fabric::reconnect(int /*epoch*/) {

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "tesserae/base/log.h"
@@ -126,6 +127,18 @@ Connections::StorePtr Connections::store_of(const std::string& name, const std::
                                             const std::string& prefix) {
   return c10::make_intrusive<WatchedStore>(WatchedStore::Party{name, members, options_.connect_deadline, liveness_},
                                            prefix + name, rendezvous_.store(""));
+}
+
+Connections::StorePtr Connections::watched_store(const std::string& prefix) {
+  std::vector<int> all(static_cast<size_t>(world_.size()));
+  std::iota(all.begin(), all.end(), 0);
+  return store_of("the job's group", all, prefix);
+}
+
+std::vector<int> Connections::silent_ranks() const {
+  std::vector<int> ranks;
+  for (const int rank : liveness_->silent()) ranks.push_back(world_.launcher_rank(rank));
+  return ranks;
 }
 
 std::unique_ptr<Group> Connections::make_group(const std::string& name, const std::vector<int>& members, int rank,

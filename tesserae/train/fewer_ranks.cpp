@@ -26,14 +26,13 @@
 #include "tesserae/snapshot/snapshot_set.h"
 #include "tesserae/train/recovery.h"
 #include "tesserae/train/run.h"
-#include "tesserae/train/scaling.h"
 
 namespace tesserae::train {
 
 void Run::go_on_with_fewer() {
   scaling_began_ = os::now();
   // 1.
-  world_ = world_of_size(membership_.ranks(), membership_.rank());
+  world_ = comm::world_of_size(membership_.ranks(), membership_.rank());
   if (fabric_ != nullptr) comm::give_up(*fabric_);
   fabric_.reset();  // the state keeps its own
   connect();

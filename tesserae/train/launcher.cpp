@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/comm/membership.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/os/descriptor.h"
 #include "tesserae/os/host.h"
@@ -17,11 +18,10 @@
 #include "tesserae/os/terminal.h"
 #include "tesserae/train/job_size.h"
 #include "tesserae/train/line_reader.h"
-#include "tesserae/train/membership.h"
 #include "tesserae/train/waiting_ranks.h"
 
 // How a job ends:
-//  0. A rank fails, and is replaced (membership.cpp has the protocol): the job goes on. So many times; then:
+//  0. A rank fails, and is replaced (comm/membership.cpp has the protocol): the job goes on. So many times; then:
 //  1. A rank fails. The one that failed first is to blame, except that a rank which only lost a peer (exit_peer_lost)
 //     waits a moment for a better culprit: the peer's own end may be noticed later.
 //  2. From then on what other ranks write is withheld: it is about the loss, and would bury the cause.
@@ -44,6 +44,12 @@ struct Rank {
   std::optional<os::Exit> exit;
 };
 
+/// A process that has no place yet.
+struct Spare {
+  int number = 0;
+  Rank process;
+};
+
 /// Where ranks meet, when, and how many of this host.
 struct Meeting {
   uint16_t port = 0;
@@ -61,7 +67,7 @@ std::map<std::string, std::string> rank_environment(const LocalJob& job, int ran
   environment["MASTER_PORT"] = std::to_string(meeting.port);
   environment["TORCHELASTIC_USE_AGENT_STORE"] = meeting.epoch ? "True" : "False";
   if (meeting.epoch) {
-    environment[epoch_variable] = std::to_string(*meeting.epoch);
+    environment[comm::epoch_variable] = std::to_string(*meeting.epoch);
     environment[configured_ranks_variable] = std::to_string(job.ranks);
   }
   // The same for ranks that come later: who computes the same as others must do it with as many threads.
@@ -71,8 +77,10 @@ std::map<std::string, std::string> rank_environment(const LocalJob& job, int ran
   return environment;
 }
 
-Rank start(const LocalJob& job, int rank, const Meeting& meeting, WaitingRanks& waiting) {
-  const auto environment = rank_environment(job, rank, meeting);
+Rank start(const LocalJob& job, int rank, const Meeting& meeting, WaitingRanks& waiting,
+           std::optional<int> spare = std::nullopt) {
+  auto environment = rank_environment(job, rank, meeting);
+  if (spare) environment[comm::spare_variable] = std::to_string(*spare);
   if (auto copy = waiting.call(environment)) {
     return {
         .process = std::move(copy->process), .output = std::move(copy->output), .lines = {}, .last = {}, .exit = {}};
@@ -82,7 +90,7 @@ Rank start(const LocalJob& job, int rank, const Meeting& meeting, WaitingRanks& 
                       .environment = environment,
                       .die_with_parent = true,
                       .new_group = true,
-                      .output = rank == 0 ? -1 : pipe.write.get(),
+                      .output = rank == 0 && !spare ? -1 : pipe.write.get(),
                       .errors = pipe.write.get()};
   return {.process = os::Process::spawn(command), .output = std::move(pipe.read), .lines = {}, .last = {}, .exit = {}};
 }
@@ -95,6 +103,7 @@ class Job {
     meeting_ = {.port = membership_ ? membership_->port() : job.port, .epoch = std::nullopt, .ranks = job.ranks};
     if (membership_) meeting_.epoch = 0;
     for (int rank = 0; rank < job.ranks; ++rank) ranks_.push_back(start(job, rank, meeting_, waiting_));
+    keep_spares();
   }
 
   int run() {
@@ -109,6 +118,7 @@ class Job {
         for (Rank& rank : ranks_) rank.process.signal_group(os::signal_kill);
       }
     }
+    spares_.clear();
     for (size_t rank = 0; rank < ranks_.size(); ++rank) drain(static_cast<int>(rank));
     blame(suspect_);
     excuse_late();
@@ -126,13 +136,23 @@ class Job {
   void wait_for_news() {
     std::vector<int> descriptors;
     for (const Rank& rank : ranks_) descriptors.push_back(rank.output.get());
+    for (const Spare& spare : spares_) descriptors.push_back(spare.process.output.get());
     if (seen_signals_ == 0) descriptors.push_back(signals_.descriptor());
     // A rank whose output was closed or handed on tells nothing by its descriptor: hence the short deadline.
     for (const int ready : os::wait_readable(descriptors, os::Deadline(std::chrono::milliseconds(50)))) {
       for (size_t rank = 0; rank < ranks_.size(); ++rank) {
         if (ranks_[rank].output.get() == ready) read_once(static_cast<int>(rank));
       }
+      for (Spare& spare : spares_) {
+        if (spare.process.output.get() == ready) read_once(spare.process);
+      }
     }
+  }
+
+  void read_once(Rank& spare) {
+    const std::string bytes = os::read_some(spare.output.get());
+    if (bytes.empty()) spare.output.reset();
+    for (const std::string& line : bytes.empty() ? spare.lines.rest() : spare.lines.add(bytes)) print("spare: " + line);
   }
 
   void read_once(int number) {
@@ -179,11 +199,11 @@ class Job {
   }
 
   /// One that only lost a peer has found nothing to go on from. After a signal, one that was killed: others may still
-  /// be able to save.
+  /// be able to save. What was asked to end and does so is not lost.
   bool may_replace(const Rank& rank) const {
     if (!membership_ || culprit_ || seen_signals_ > 1) return false;
     if (job_.replacements == 0 && job_.min_ranks == 0) return false;
-    if (seen_signals_ > 0) return rank.exit->signal != 0;
+    if (seen_signals_ > 0) return rank.exit->signal != 0 && rank.exit->signal != asked_by_;
     return rank.exit->signal != 0 || (rank.exit->code != exit_peer_lost && rank.exit->code != exit_unusable);
   }
 
@@ -218,9 +238,37 @@ class Job {
       Rank& rank = ranks_[static_cast<size_t>(number)];
       print(cat(how_ended(number), "; a new process takes its place (", replaced_, " of ", job_.replacements, ")"));
       rank.process.signal_group(os::signal_kill);  // what it had started itself
-      rank = start(job_, number, meeting_, waiting_);
+      rank = newcomer(number);
     }
     membership_->begin_epoch(size());
+    keep_spares();
+  }
+
+  /// For the next epoch.
+  Rank newcomer(int number) {
+    while (!spares_.empty()) {
+      Spare spare = std::move(spares_.front());
+      spares_.erase(spares_.begin());
+      if (spare.process.process.poll()) continue;
+      membership_->give_place(spare.number, number, meeting_.ranks);
+      return std::move(spare.process);
+    }
+    return start(job_, number, meeting_, waiting_);
+  }
+
+  /// As many as can still be needed.
+  void keep_spares() {
+    const int needed = membership_ && seen_signals_ == 0 ? std::max(0, job_.replacements - replaced_) : 0;
+    const int wanted = std::min(job_.spares, needed);
+    while (static_cast<int>(spares_.size()) > wanted) spares_.pop_back();
+    try {
+      while (static_cast<int>(spares_.size()) < wanted) {
+        spares_.push_back({.number = next_spare_, .process = start(job_, 0, meeting_, waiting_, next_spare_)});
+        ++next_spare_;
+      }
+    } catch (const IoError& error) {
+      print(cat("tesserae: no spare process can be started: ", error.what()));
+    }
   }
 
   /// A rank that only lost a peer ends the job, in a moment.
@@ -248,6 +296,7 @@ class Job {
     last_speaker_.reset();
     meeting_.ranks = size();
     membership_->begin_epoch_of(left);
+    keep_spares();
   }
 
   /// From the next epoch on. Where new ranks cannot be started the job keeps the number that it has: they all have
@@ -258,7 +307,7 @@ class Job {
     leave_by_.emplace(job_.stop_grace);
     meeting_.ranks = ranks;
     try {
-      while (size() < ranks) ranks_.push_back(start(job_, size(), meeting_, waiting_));
+      while (size() < ranks) ranks_.push_back(newcomer(size()));
     } catch (const IoError& error) {
       print(cat("tesserae: the job keeps its ", before, " ranks, a new one cannot be started: ", error.what()));
       meeting_.ranks = before;
@@ -300,12 +349,14 @@ class Job {
     if (count == seen_signals_) return;
     const bool again = seen_signals_ > 0;
     seen_signals_ = count;
+    keep_spares();
     if (again) {
       kill_at_.emplace(std::chrono::milliseconds(0));
     } else if (!culprit_) {
       print("tesserae: stopping after this step; once more to stop at once");
       const int number = signals_.first();
-      end_others(job_.stop_grace, number == os::signal_interrupt ? os::signal_terminate : number);
+      asked_by_ = number == os::signal_interrupt ? os::signal_terminate : number;
+      end_others(job_.stop_grace, asked_by_);
     }
   }
 
@@ -360,9 +411,11 @@ class Job {
   const bool live_screen_;
   WaitingRanks waiting_;  // made before anything that a copy must not have
   os::StopSignals signals_;
-  std::optional<MembershipServer> membership_;
+  std::optional<comm::MembershipServer> membership_;
   Meeting meeting_;
   std::vector<Rank> ranks_;
+  std::vector<Spare> spares_;                     // a few
+  int next_spare_ = 0;                            // number of the next one
   std::vector<Rank> leaving_;                     // they have no place since the job became smaller
   std::optional<os::Deadline> leave_by_;          // what is left of them is killed then
   std::vector<int> lost_;                         // and not replaced yet
@@ -370,6 +423,7 @@ class Job {
   std::optional<os::Deadline> failures_settled_;  // until then others may fail of the same
   int replaced_ = 0;                              // how often
   int seen_signals_ = 0;
+  int asked_by_ = 0;  // the signal by which the ranks were asked to end
   std::optional<int> suspect_, culprit_, last_speaker_;
   std::optional<os::Deadline> blame_suspect_at_, kill_at_;
 };

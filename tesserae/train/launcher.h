@@ -27,16 +27,19 @@ struct LocalJob {
   std::chrono::milliseconds stop_grace{20'000};
   int early_exit_code = 0;  ///< a rank that returns it ended well, before its work was done: so does the job then
   /// So many times the job goes on after ranks were lost (killed, or failed by themselves), with new processes in their
-  /// places: membership.h. Then, and where a rank says that its configuration cannot work, a loss ends the job. With
-  /// several hosts each loss does.
+  /// places: comm/membership.h. Then, and where a rank says that its configuration cannot work, a loss ends the job.
+  /// With several hosts each loss does.
   int replacements = 0;
+  /// So many processes wait, while there are replacements left, with all done that needs no place in the job
+  /// (comm::Membership): one of them takes the place of a lost rank at once, or of one that was asked for.
+  int spares = 0;
   /// Where lost ranks are not replaced (any more), those that are left go on, if they are so many (on one host). They
   /// are numbered anew, and ask for a number of ranks that their job can have. 0: the loss ends the job.
   int min_ranks = 0;
 };
 
 /// Starts the ranks with the variables that torchrun sets, waits for their end and returns the job's exit status. On
-/// one host the ranks may ask for another number of them (Membership::ask_for_ranks): those that are missing are
+/// one host the ranks may ask for another number of them (comm::Membership::ask_for_ranks): those that are missing are
 /// started, those that are too many are given `stop_grace` to end, in whatever way, and count no more.
 ///  - 0 if every rank returned 0; early_exit_code if ranks returned that;
 ///  - that of the rank that failed first and was not replaced, or 128 + the signal that killed it. The other ranks of

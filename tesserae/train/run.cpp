@@ -32,7 +32,8 @@
 //     experts on others (sharing_out.cpp).
 namespace tesserae::train {
 
-Run::Run(const config::Config& config, JobSetup setup, Resume resume, const mesh::World& world, Membership& membership)
+Run::Run(const config::Config& config, JobSetup setup, Resume resume, const mesh::World& world,
+         comm::Membership& membership)
     : launched_(config),
       written_for_(configured_ranks(world.size())),
       written_(config),

@@ -10,6 +10,7 @@
 
 #include "tesserae/comm/error.h"
 #include "tesserae/comm/fabric.h"
+#include "tesserae/comm/membership.h"
 #include "tesserae/config/config.h"
 #include "tesserae/cost/measure_links.h"
 #include "tesserae/dial/dial.h"
@@ -22,7 +23,6 @@
 #include "tesserae/preemption/watch.h"
 #include "tesserae/train/checkpointing.h"
 #include "tesserae/train/job_setup.h"
-#include "tesserae/train/membership.h"
 #include "tesserae/train/metrics.h"
 #include "tesserae/train/restore.h"
 #include "tesserae/train/resume.h"
@@ -63,7 +63,8 @@ class ReplicasDiffer : public Error {
 /// thread.
 class Run {
  public:
-  Run(const config::Config& config, JobSetup setup, Resume resume, const mesh::World& world, Membership& membership);
+  Run(const config::Config& config, JobSetup setup, Resume resume, const mesh::World& world,
+      comm::Membership& membership);
 
   /// Meets the ranks of the job in the epoch of `membership`; the same call for one that is left after a loss and for a
   /// new process, and where the number of ranks has changed. Afterwards all have the state of the same step: that of
@@ -182,7 +183,7 @@ class Run {
   JobSetup setup_;
   mesh::World world_;
   const Resume resume_;
-  Membership& membership_;
+  comm::Membership& membership_;
   std::optional<preemption::Watch> stop_;
   bool asks_for_host_ = false;  // of stop_
   optim::Schedule schedule_;

@@ -14,11 +14,7 @@
 // number: where lost ranks are replaced, that begins 5 again; where the job may have fewer, fewer_ranks.cpp asks in 3
 // for another number; else the job ends.
 
-#include "tesserae/train/scaling.h"
-
 #include <algorithm>
-#include <cstdlib>
-#include <string_view>
 #include <utility>
 
 #include "tesserae/base/error.h"
@@ -32,15 +28,6 @@
 #include "tesserae/train/run.h"
 
 namespace tesserae::train {
-
-mesh::World world_of_size(int ranks, int rank) {
-  return mesh::World::from_environment(
-      [size = std::to_string(ranks), rank = std::to_string(rank)](const char* name) -> const char* {
-        const std::string_view asked = name;
-        if (asked == "RANK" || asked == "LOCAL_RANK") return rank.c_str();
-        return asked == "WORLD_SIZE" || asked == "LOCAL_WORLD_SIZE" ? size.c_str() : std::getenv(name);
-      });
-}
 
 // 1. Rank 0's.
 
@@ -132,7 +119,7 @@ void Run::change_size() {
   const c10::Device device = setup_.device;  // also of a process that has another number now
   setup_ = set_up_job(config_, ranks, ranks, membership_.rank());
   setup_.device = device;
-  world_ = world_of_size(ranks, membership_.rank());
+  world_ = comm::world_of_size(ranks, membership_.rank());
 }
 
 /// What rank 0 left in 3 for as many ranks as have met now; null: nothing. Collective.

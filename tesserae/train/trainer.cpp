@@ -3,16 +3,16 @@
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 #include "tesserae/comm/error.h"
+#include "tesserae/comm/membership.h"
 #include "tesserae/os/process.h"
 #include "tesserae/os/seconds.h"
-#include "tesserae/train/membership.h"
 #include "tesserae/train/run.h"
 
 namespace tesserae::train {
 
 int train(const config::Config& config, const JobSetup& setup, const mesh::World& world, const Resume& resume) {
   os::name_process(cat("tesserae:", world.rank()));
-  Membership membership(world.launch(), config.recovery.replacements > 0 || config.recovery.min_ranks > 0);
+  comm::Membership membership(world.launch(), config.recovery.replacements > 0 || config.recovery.min_ranks > 0);
   // Ranks give up on a silent one one after the other, each at its own deadline.
   const auto deadline = os::milliseconds(config.run.deadline_seconds + config.run.connect_deadline_seconds);
   Run run(config, setup, resume, world, membership);

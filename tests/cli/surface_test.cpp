@@ -40,13 +40,18 @@ std::vector<std::string> entries(const std::string& text) {
 
 TEST(Surface, Program) {
   EXPECT_THAT(entries(help({})),
-              ElementsAre("-h,--help", "--version", "train", "watch", "dial", "scale", "stacks", "trace", "config",
-                          "inspect", "verify", "plan", "probe", "convert", "tokenize", "doctor"));
+              ElementsAre("-h,--help", "--version", "train", "run", "watch", "dial", "scale", "stacks", "trace",
+                          "config", "inspect", "verify", "plan", "probe", "convert", "tokenize", "doctor"));
 }
 
 TEST(Surface, Train) {
   EXPECT_THAT(entries(help({"train"})),
               ElementsAre("CONFIG", "-h,--help", "--nproc", "--set", "--resume", "--dry-run"));
+}
+
+TEST(Surface, Run) {
+  EXPECT_THAT(entries(help({"run"})),
+              ElementsAre("-h,--help", "--nproc", "--replacements", "--spares", "--min-ranks", "--grace"));
 }
 
 TEST(Surface, Doctor) {

@@ -104,6 +104,15 @@ TEST_F(Launcher, AHostOfAJobOfSeveralMustKnowItsPlace) {
   }
 }
 
+TEST_F(Launcher, WhatEndsWhenItIsAskedToIsNotReplaced) {
+  Program job = launch(2, "exec sleep 600", /*replacements=*/4);
+  wait_until_started(2);
+  job.process().signal(SIGTERM);
+  EXPECT_EQ(job.finish()->code, 128 + SIGTERM);
+  EXPECT_THAT(job.errors, Not(HasSubstr("takes its place")));
+  expect_nothing_left(2);
+}
+
 TEST_F(Launcher, ARankThatFailsTakesTheJobDownWithItsErrorLast) {
   std::vector<double> took;
   for (int i = 0; i < repeats; ++i) {

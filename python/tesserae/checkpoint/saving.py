@@ -68,6 +68,7 @@ class _Job:
 _jobs: dict[_C.Fabric, _Job] = {}
 _alone: _C.Fabric | None = None
 _count = 0  # of asynchronous saves
+_hooked = False  # whether steps of optimizers wait for copies
 
 
 def save(
@@ -198,9 +199,11 @@ def save_pieces(
 ) -> None:
     """What all savers do: collect() returns the pieces and the manifest's "training"."""
     global _count
+    global _hooked
     if fabric not in _jobs:
-        if not _jobs:
+        if not _hooked:
             register_optimizer_step_pre_hook(lambda *_: wait_copied())
+            _hooked = True
         _jobs[fabric] = _Job(fabric)
     target = _jobs[fabric]
     pieces, training = together(fabric, "save", collect)
@@ -252,6 +255,11 @@ def fabric_for(model: ModelState | None, process_group: dist.ProcessGroup | None
     if _alone is None:
         _alone = _C.Fabric.null(0, 1, torch.device("cpu"))
     return _alone
+
+
+def give_up() -> None:
+    """Ends what is being saved without committing it, in a process that goes on without these ranks."""
+    _jobs.clear()
 
 
 _of_the_parent: list[dict[_C.Fabric, _Job]] = []

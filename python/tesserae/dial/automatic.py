@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Any
+from typing import Any, Protocol
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -23,7 +23,22 @@ from tesserae.dial.roots import Root, module_of, parameters_of, unit_of
 from tesserae.fsdp.forward import before_training_forward
 from tesserae.job import config
 
+
+class Scaler(Protocol):
+    """Who changes the number of the job's ranks."""
+
+    def cannot_scale(self, ranks: int) -> str:
+        """On rank 0: why the job cannot have so many; empty: it can."""
+
+    def scale(self, dial: _C.Dial, ranks: int, client: int) -> None:
+        """On all ranks, at a step edge: so many are asked for, by this client of rank 0's server."""
+
+    def server(self) -> _C.DialServer | None:
+        """Of the dial of another epoch, on rank 0: the next dial goes on with it."""
+
+
 _dials: weakref.WeakKeyDictionary[Root, Dial] = weakref.WeakKeyDictionary()
+_scaler: Scaler | None = None
 _hook: RemovableHandle | None = None
 
 
@@ -43,6 +58,17 @@ def forget() -> None:
         _hook.remove()
         _hook = None
         before_training_forward.remove(begin_step)
+
+
+def scales(scaler: Scaler | None) -> None:
+    """Who is told from now on that another number of ranks is asked for. None: nobody, and it is refused."""
+    global _scaler
+    _scaler = scaler
+
+
+def end_epoch() -> None:
+    """The job goes on with other connections, and models of its own."""
+    _dials.clear()
 
 
 def begin_step(root: Root, *_: Any) -> None:
@@ -110,6 +136,8 @@ class Dial:
         if self._dial is None:
             self._dial = self._make(root)
         wanted = self._dial.at_step_edge(steps - self._first_step, seconds)
+        if _scaler is not None and (scaling := self._dial.scaling) is not None:
+            _scaler.scale(self._dial, *scaling)
         if wanted is None:
             return
         if not self._optimizers:
@@ -130,6 +158,8 @@ class Dial:
             planned_steps=self._settings.planned_steps,
             folder=self._settings.run_folder or "",
             state_per_master=self._state_per_master(),
+            cannot_scale=_scaler.cannot_scale if _scaler is not None else None,
+            server=_scaler.server() if _scaler is not None else None,
         )
 
     def _state_per_master(self) -> float:

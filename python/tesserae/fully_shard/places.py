@@ -236,6 +236,13 @@ def _require_chunks_in_order(fabric: _C.Fabric, degrees: tuple[int, int, int]) -
 _meshes: dict[Any, DeviceMesh] = {}
 
 
+def forget() -> None:
+    """What belongs to groups that have ended."""
+    _meshes.clear()
+    _shard_groups.clear()
+    _fabrics.clear()
+
+
 def _flat(mesh: DeviceMesh) -> DeviceMesh:
     if mesh.ndim == 1:
         return mesh

@@ -233,6 +233,22 @@ def leave() -> None:
     """Says goodbye, so that the ranks that still run do not take this one for lost."""
     for fabric in _connected:
         fabric.leave()
+    _forget()
+
+
+def give_up() -> list[int]:
+    """After an operation failed, for a process that goes on: nothing blocks in any of them any more, and the next ones
+    are made as by a new process. Returns the ranks of the job of which nothing was heard."""
+    whole = max((fabric.size for fabric in _connected), default=0)  # those of fewer ranks number them otherwise
+    silent = {rank for fabric in _connected if fabric.size == whole for rank in fabric.silent_ranks()}
+    for fabric in _connected:
+        fabric.give_up()
+    _forget()
+    return sorted(silent)
+
+
+def _forget() -> None:
+    _counts.clear()
     _parallels.clear()
     _contexts.clear()
     _meshes.clear()

@@ -68,6 +68,11 @@ def forget() -> None:
     _end()
 
 
+def end_epoch() -> None:
+    """The job goes on with other connections: what is watched from the next forward on is told by another monitor."""
+    _end("the ranks meet again")
+
+
 def metrics() -> dict[str, Any]:
     """What is known of the job's last steps: on rank 0 of all ranks, elsewhere of this one alone. The fields are those
     of now.json (docs/monitor.md): "seconds" by rank and stage, "slow" ranks, "memory", "traffic", "load", "links",
@@ -177,11 +182,11 @@ def _optimizer_bytes() -> float:
     return float(sum(map(state_bytes, _optimizers)))
 
 
-def _end() -> None:
+def _end(why: str | None = None) -> None:
     global _monitor, _degrees, _page
     monitor, _monitor, _degrees = _monitor, None, None
     _page = None
     _watched.clear()
     _optimizers.clear()
     if monitor is not None:
-        monitor.end("failed" if getattr(sys, "last_value", None) is not None else "done")
+        monitor.end(why or ("failed" if getattr(sys, "last_value", None) is not None else "done"))

@@ -116,12 +116,13 @@ def _outcome(train: Callable[[], Any]) -> End:
     except BaseException as error:
         traceback.print_exc()
         sys.last_value = error  # saves that run are given up (checkpoint/saving.py)
-        kind: Any = "lost a peer" if _is_of_communication(error) else "failed"
+        kind: Any = "lost a peer" if is_of_communication(error) else "failed"
         status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
         return End(kind, status, f"{type(error).__name__}: {error}".splitlines()[0][:500])
 
 
-def _is_of_communication(error: BaseException) -> bool:
+def is_of_communication(error: BaseException) -> bool:
+    """Whether it says that other ranks were lost, and not that this one has failed."""
     # Gloo's, and ours that have come through a backward of torch, are RuntimeErrors that say where they come from.
     text = str(error)
     return isinstance(error, (_C.CommError, dist.DistError)) or text.startswith("[Group]") or "gloo/" in text

@@ -308,8 +308,18 @@ void Liveness::examine(Watched* group) {
     found->second.next_check = state.next_check;
     found->second.verdict = verdict;
   }
+  if (verdict && verdict->kind == Verdict::Kind::timeout) {
+    for (const int rank : verdict->ranks) {
+      if (std::ranges::find(silent_, rank) == silent_.end()) silent_.push_back(rank);
+    }
+  }
   examined_ = nullptr;
   changed_.notify_all();
+}
+
+std::vector<int> Liveness::silent() const {
+  std::lock_guard lock(mutex_);
+  return silent_;
 }
 
 std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::optional<Watched::Pending>& pending) {

@@ -56,6 +56,9 @@ class Liveness {
   /// Those of `members`, but for this rank, that are lost or have left.
   std::vector<int> gone_among(const std::vector<int>& members) const;
 
+  /// Of which ranks nothing was heard when operations of any group failed at their deadline.
+  std::vector<int> silent() const;
+
   /// Says goodbye: from now on this process may end without being taken for lost. Before its sockets close.
   void leave();
   /// The same, for a process that goes on without the groups that are watched: what blocks in any group of the job,
@@ -124,7 +127,7 @@ class Liveness {
   std::condition_variable changed_;
   std::map<Watched*, Case> cases_;
   Watched* examined_ = nullptr;
-  std::vector<int> lost_, left_;
+  std::vector<int> lost_, left_, silent_;
   Clock::time_point lost_since_;
   bool leaving_ = false;  // asked for
   Clock::time_point leaving_since_;

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <set>
 
+#include "tesserae/comm/give_up.h"
 #include "tesserae/comm/transports/gloo_group.h"
 
 namespace tesserae::comm {
@@ -70,6 +71,12 @@ void ProcessGroup::shutdown() {
 void ProcessGroup::shutdown_all() {
   std::lock_guard lock(living_mutex);
   for (ProcessGroup* group : living) group->shutdown();
+}
+
+void ProcessGroup::abort() {
+  if (made_.in_child() || !fabric_) return;
+  if (messages_) close_gloo_connections(*messages_);
+  give_up(*fabric_);
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroup::getBackendOptions() {

@@ -47,6 +47,8 @@ class ProcessGroup final : public c10d::Backend {
   /// process that is about to end.
   static void shutdown_all();
   void shutdown() override;
+  /// After an operation failed, for a process that goes on without this group: what blocks is aborted (give_up.h).
+  void abort() override;
 
   const std::string getBackendName() const override { return "tesserae"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;

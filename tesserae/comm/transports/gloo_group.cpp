@@ -64,6 +64,16 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_messages(const c10::intrusive_ptr<c1
   return c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, rank, size, std::move(options));
 }
 
+void close_gloo_connections(c10d::Backend& backend) {
+  // torch has no call for it: its group keeps what it is made of for classes that derive from it.
+  struct Open : c10d::ProcessGroupGloo {
+    static const auto& contexts(const c10d::ProcessGroupGloo& group) { return group.*(&Open::contexts_); }
+  };
+  const auto* const gloo = dynamic_cast<const c10d::ProcessGroupGloo*>(&backend);
+  if (gloo == nullptr) return;
+  for (const auto& context : Open::contexts(*gloo)) context->closeConnections();
+}
+
 // The protocol of a verb:
 // 1. begin: what members must agree on becomes visible to the liveness channel; a verdict that came before is thrown;
 // 2. send and receive start transfers under the operation's fingerprint;

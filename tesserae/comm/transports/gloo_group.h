@@ -24,6 +24,11 @@ GlooDevice make_gloo_device(bool one_host);
 c10::intrusive_ptr<c10d::Backend> make_gloo_messages(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                      bool one_host, std::chrono::milliseconds timeout);
 
+/// Of a group of torch's over Gloo, after one of its operations failed: what blocks there fails, here and on members
+/// that wait for this one. Its destructor would wait for that. No operation is called afterwards. Any other backend
+/// stays as it is.
+void close_gloo_connections(c10d::Backend& backend);
+
 /// A group over Gloo's TCP connections, with collectives of our own on Gloo's point-to-point messages: those are run by
 /// Gloo's device thread alone, land in place, and leave the choice of algorithm and of summation order to us.
 ///

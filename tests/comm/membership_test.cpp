@@ -1,17 +1,17 @@
-#include "tesserae/train/membership.h"
+#include "tesserae/comm/membership.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <future>
 
-namespace tesserae::train {
+namespace tesserae::comm {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-class MembershipTest : public testing::Test {
+class MembershipTest : public ::testing::Test {
  protected:
   MembershipTest() { ::setenv(epoch_variable, "0", /*overwrite=*/1); }
   ~MembershipTest() override { ::unsetenv(epoch_variable); }
@@ -117,6 +117,22 @@ TEST_F(MembershipTest, ThoseThatAreLeftGetNewNumbers) {
   EXPECT_FALSE(rank.has_place());
 }
 
+TEST_F(MembershipTest, ASpareProcessWaitsForItsPlace) {
+  ::setenv(spare_variable, "3", /*overwrite=*/1);
+  auto waiting = std::async(std::launch::async, [this] { return Membership(launch(), /*survives=*/true); });
+  EXPECT_EQ(waiting.wait_for(milliseconds(50)), std::future_status::timeout);
+  begin_epoch(2);
+  server_.give_place(/*spare=*/2, 0, 2);
+  server_.give_place(/*spare=*/3, 1, 2);
+  begin_epoch(2);
+  const Membership rank = waiting.get();
+  ::unsetenv(spare_variable);
+  EXPECT_EQ(rank.epoch(), 2);
+  EXPECT_EQ(rank.rank(), 1);
+  EXPECT_EQ(rank.ranks(), 2);
+  EXPECT_TRUE(rank.has_place());
+}
+
 TEST_F(MembershipTest, AnotherLauncherReplacesNobody) {
   ::unsetenv(epoch_variable);
   Membership rank(launch(), /*survives=*/true);
@@ -126,4 +142,4 @@ TEST_F(MembershipTest, AnotherLauncherReplacesNobody) {
 }
 
 }  // namespace
-}  // namespace tesserae::train
+}  // namespace tesserae::comm

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "tesserae/mesh/launch.h"
+#include "tesserae/mesh/world.h"
 
-namespace tesserae::train {
+namespace tesserae::comm {
 
 /// What our launcher tells the ranks that it started, and they tell it: which of them are lost, how many there are to
 /// be, and when they meet again. membership.cpp opens with the protocol. Ranks are the launcher's.
@@ -32,6 +32,8 @@ class MembershipServer {
   /// The same with those of this epoch's ranks alone, in ascending order: others are lost, and not replaced. From then
   /// on they are numbered in this order.
   void begin_epoch_of(const std::vector<int>& left);
+  /// In that epoch a spare process has the place of this rank, of so many. Before it begins.
+  void give_place(int spare, int rank, int ranks);
   /// There will be none: the job ends.
   void end();
 
@@ -46,7 +48,8 @@ class MembershipServer {
 /// The side of a rank. Used from the training thread.
 class Membership {
  public:
-  /// `survives`: whether the launcher was told to go on after losses. Throws IoError if it cannot be reached.
+  /// `survives`: whether the launcher was told to go on after losses. In a spare process it waits until that has a
+  /// place. Throws IoError if the launcher cannot be reached (any more).
   Membership(const mesh::Launch& launch, bool survives);
 
   /// Whether the launcher is ours, and so can begin another epoch.
@@ -76,6 +79,8 @@ class Membership {
   std::string remembered(const std::string& key);  ///< empty: nothing was
 
  private:
+  void wait_for_place(const std::string& spare);
+
   c10::intrusive_ptr<c10d::Store> store_;  // null: the launcher is none of ours
   bool survives_;
   int ranks_, rank_;
@@ -83,7 +88,12 @@ class Membership {
   bool of_those_left_ = false;
 };
 
+/// This process, as number `rank`, in a job of so many ranks on its host: all else is as our launcher said.
+mesh::World world_of_size(int ranks, int rank);
+
 /// In the environment of a rank whose launcher has a MembershipServer: the epoch in which it begins.
 inline constexpr const char* epoch_variable = "TESSERAE_EPOCH";
+/// The same of a process that waits for a place: its number among these. What else it is told of a rank does not hold.
+inline constexpr const char* spare_variable = "TESSERAE_SPARE";
 
-}  // namespace tesserae::train
+}  // namespace tesserae::comm

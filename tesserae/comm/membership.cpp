@@ -11,10 +11,12 @@
 //  4. The ranks that are left have waited for that, and meet the new ones (Fabric::reconnect). Keys of the store carry
 //     the epoch: what is left of an earlier one meets nobody.
 //  5. If all ranks say that they failed and none has ended, the launcher begins an epoch without replacing any.
+//     A new process may have been there before, as a spare that has begun all that needs no place: it is told its place
+//     and the epoch in 3.
 //  6. Rank 0 may ask for another number of ranks. The launcher starts those that are missing, tells all with the next
 //     epoch how many it has, and expects those that have no place in it to end. A loss at the same time is 3.
 
-#include "tesserae/train/membership.h"
+#include "tesserae/comm/membership.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -29,7 +31,7 @@
 #include "tesserae/comm/error.h"
 #include "tesserae/os/clock.h"
 
-namespace tesserae::train {
+namespace tesserae::comm {
 namespace {
 
 constexpr const char* prefix = "membership";
@@ -65,7 +67,7 @@ MembershipServer::MembershipServer() {
     port_ = served->getPort();
     store_ = c10::make_intrusive<c10d::PrefixStore>(prefix, served);
   } catch (const std::exception& failure) {
-    throw IoError("MembershipServer", cat("the store of the job cannot be served: ", comm::reason_of(failure)));
+    throw IoError("MembershipServer", cat("the store of the job cannot be served: ", reason_of(failure)));
   }
 }
 
@@ -98,6 +100,10 @@ void MembershipServer::begin_epoch_of(const std::vector<int>& left) {
   ++epoch_;
 }
 
+void MembershipServer::give_place(int spare, int rank, int ranks) {
+  store_->set(cat("spare/", spare), cat(epoch_ + 1, " ", rank, " ", ranks));
+}
+
 void MembershipServer::end() {
   announce(ends);
 }
@@ -115,8 +121,21 @@ Membership::Membership(const mesh::Launch& launch, bool survives)
     store_ =
         c10::make_intrusive<c10d::PrefixStore>(prefix, c10::make_intrusive<c10d::TCPStore>(launch.address, options));
   } catch (const std::exception& failure) {
-    throw IoError("Membership", cat("the launcher at ", launch.address, ":", launch.port,
-                                    " is not reached: ", comm::reason_of(failure)));
+    throw IoError("Membership",
+                  cat("the launcher at ", launch.address, ":", launch.port, " is not reached: ", reason_of(failure)));
+  }
+  if (const char* const spare = std::getenv(spare_variable); spare != nullptr) wait_for_place(spare);
+}
+
+void Membership::wait_for_place(const std::string& spare) {
+  const std::string key = "spare/" + spare;
+  try {
+    while (!store_->check({key})) os::sleep_for(std::chrono::milliseconds(10));
+    std::istringstream place(store_->get_to_str(key));
+    place >> epoch_ >> rank_ >> ranks_;
+  } catch (const std::exception& failure) {
+    throw IoError("Membership",
+                  cat("the launcher has ended, and spare process ", spare, " was not needed: ", reason_of(failure)));
   }
 }
 
@@ -126,7 +145,7 @@ bool Membership::next_epoch(const std::vector<int>& silent, std::chrono::millise
     if (!silent.empty()) store_->set(of_epoch("silent", epoch_), list(silent));
     store_->add(of_epoch("failed", epoch_), 1);
   } catch (const std::exception& failure) {
-    log(LogLevel::warning, cat("the launcher hears of no loss: ", comm::reason_of(failure)));
+    log(LogLevel::warning, cat("the launcher hears of no loss: ", reason_of(failure)));
     return false;
   }
   return wait_for_epoch(deadline);
@@ -142,7 +161,7 @@ bool Membership::wait_for_epoch(std::chrono::milliseconds deadline) {
     }
     told = store_->get_to_str(of_epoch("epoch", epoch_ + 1));
   } catch (const std::exception& failure) {
-    log(LogLevel::warning, cat("the launcher begins no epoch ", epoch_ + 1, ": ", comm::reason_of(failure)));
+    log(LogLevel::warning, cat("the launcher begins no epoch ", epoch_ + 1, ": ", reason_of(failure)));
     return false;
   }
   if (told == ends) return false;
@@ -175,4 +194,13 @@ bool Membership::is_over() {
   return store_ != nullptr && store_->check({of_epoch("epoch", epoch_ + 1)});
 }
 
-}  // namespace tesserae::train
+mesh::World world_of_size(int ranks, int rank) {
+  return mesh::World::from_environment(
+      [size = std::to_string(ranks), rank = std::to_string(rank)](const char* name) -> const char* {
+        const std::string_view asked = name;
+        if (asked == "RANK" || asked == "LOCAL_RANK") return rank.c_str();
+        return asked == "WORLD_SIZE" || asked == "LOCAL_WORLD_SIZE" ? size.c_str() : std::getenv(name);
+      });
+}
+
+}  // namespace tesserae::comm

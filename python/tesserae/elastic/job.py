@@ -1,0 +1,149 @@
+"""What tsm.elastic gives train(): the ranks as they are now, and the steps of a loop that others can take up."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import nn
+
+from tesserae import _C
+from tesserae.checkpoint import loading, saving
+from tesserae.checkpoint.random_state import random_state, set_random_state
+from tesserae.dial.roots import roots_of, unit_of
+
+
+class Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+class Leave(BaseException):
+    """The step is saved: the job is to have so many ranks from here on."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(ranks)
+        self.ranks = ranks
+
+
+@dataclass
+class Job:
+    """The job from one meeting of its ranks to the next. Made by tsm.elastic, for one call of train()."""
+
+    rank: int
+    world_size: int
+    epoch: int  # how often ranks have met before
+    global_batch: int | None
+    fabric: _C.Fabric = field(repr=False)
+    memory: str | None = field(repr=False)  # a folder there; None: nobody would go on from it
+    began: float = field(repr=False)  # when this process left the last epoch, by time.monotonic()
+    asked: Callable[[], int | None] = field(repr=False)  # so many ranks are wanted; the same on all ranks
+    ask: Callable[[int], None] = field(repr=False)  # the launcher for them; rank 0's
+    settled: Callable[[int, tuple[int, int, int]], None] = field(repr=False)  # the step and the degrees of a start
+    _warned: bool = field(default=False, repr=False)
+
+    @property
+    def samples(self) -> range:
+        """Those of a step's global batch that this rank takes: the same samples in all, whatever the number of ranks.
+
+        Raises InvalidArgument where tsm.elastic was given no global_batch."""
+        if self.global_batch is None:
+            raise _C.InvalidArgument("[Job.samples] how many a step has is not known: tsm.elastic(..., global_batch=N)")
+        each = self.global_batch // self.world_size
+        return range(self.rank * each, (self.rank + 1) * each)
+
+    def steps(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        until: int,
+        *,
+        folder: saving.Folder | None = None,
+        every: int = 0,
+        keep: int = 2,
+        memory_every: int = 1,
+        others: Sequence[Stateful] = (),
+    ) -> Iterator[int]:
+        """Yields the numbers of the steps that are left, up to `until` (exclusive), after it has filled model,
+        optimizer, `others` (schedulers and the like, the same on all ranks) and the generators of random numbers with
+        the newest state: that of the ranks' memory, else the newest checkpoint in `folder`; else it begins at 0.
+
+        After every `memory_every` steps it saves to memory, beside the next forward and backward; after every `every`
+        (0: never) and the last one to `folder`, of which `keep` checkpoints stay (0: all). What a loss costs is the
+        steps since. Collective: all ranks take the same steps, and leave the loop at the same one. A script that breaks
+        off saves by itself (tsm.checkpoint.save).
+
+        Raises what tsm.checkpoint.load and async_save raise; that memory is full is a warning.
+        """
+        first = self._load(model, optimizer, folder, others)
+        roots = roots_of(model)
+        self.settled(first, _C.unit_degrees(unit_of(roots[0])) if roots else (1, 1, 1))
+        if self.epoch > 0 and self.rank == 0:
+            seconds = time.monotonic() - self.began
+            say(f"{self.world_size} ranks go on from step {first}, {seconds:.1f} s after they left the epoch before")
+        for step in range(first, until):
+            yield step
+            done = step + 1
+            state = (model, optimizer, [each.state_dict() for each in others])
+            stored = folder is not None and ((every > 0 and done % every == 0) or done == until)
+            ranks = self.asked()
+            if ranks is not None or stored or done % memory_every == 0:
+                self._keep(state, done)
+            if stored and folder is not None:
+                self._save(folder, state, done, keep)
+            if ranks is not None:
+                self._leave(ranks)
+        saving.maybe_finalize_async_calls()
+
+    def _load(self, model: nn.Module, optimizer: Any, folder: saving.Folder | None, others: Sequence[Stateful]) -> int:
+        found = None
+        for place in (self.memory, folder):
+            found = found or (loading.load(place, model, optimizer) if place is not None else None)
+        if found is None:
+            return 0
+        for each, state in zip(others, found.extra["others"] if found.extra else (), strict=False):
+            each.load_state_dict(state)
+        if found.rank_extra is not None:
+            set_random_state(found.rank_extra)
+        return found.step
+
+    def _keep(self, state: tuple[nn.Module, Any, list[dict[str, Any]]], step: int) -> None:
+        if self.memory is None:
+            return
+        try:
+            self._save(self.memory, state, step, 2)
+        except _C.SaveFailed as error:  # on all ranks
+            if not self._warned and self.rank == 0:
+                say(f"warning: a loss will cost the steps since the last checkpoint: {error}")
+            self._warned = True
+
+    def _save(
+        self, folder: saving.Folder, state: tuple[nn.Module, Any, list[dict[str, Any]]], step: int, keep: int
+    ) -> None:
+        model, optimizer, others = state
+        saving.async_save(
+            folder,
+            model,
+            optimizer,
+            {"others": others} if others else None,
+            step=step,
+            rank_extra=random_state(),
+            keep=keep,
+        )
+
+    def _leave(self, ranks: int) -> None:
+        """The state is in memory: whoever comes finds it there."""
+        saving.maybe_finalize_async_calls()
+        if self.rank == 0:
+            self.ask(ranks)
+        _C.agree(self.fabric, "")  # nobody leaves before rank 0 has asked
+        raise Leave(ranks)
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"tesserae: {text}\n")  # in one piece, whoever else writes
+    sys.stderr.flush()

@@ -1,0 +1,234 @@
+"""tsm.elastic under `tesserae run`: real ranks, killed at random, that go on in the same processes, in another number,
+and with the numbers of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tesserae as tsm
+from ranks import run_ranks
+
+PROGRAM = Path(tsm.__file__).absolute().parents[2] / "cli/tesserae"
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/python/elastic.py"
+# torch's own FSDP2, on torch's own backend.
+RAISES = textwrap.dedent("""\
+    import os, sys
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+    import tesserae as tsm
+
+    def train(job):
+        os.write(1, f"epoch {job.epoch} rank {job.rank} of {job.world_size} process {os.getpid()}\\n".encode())
+        torch.manual_seed(1)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)))
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for step in job.steps(model, optimizer, 20):
+            if step == 5 and job.rank == 1 and job.epoch == 0:
+                raise ValueError(f"bad batch of step {step}")
+            batch = torch.randn(2, 12, 64, generator=torch.Generator().manual_seed(step))
+            inputs, targets = batch[:, job.samples.start : job.samples.stop]
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            total = loss.detach().clone()
+            dist.all_reduce(total)
+            if job.rank == 0:
+                os.write(1, f"step {step} loss {total.item() / job.world_size!r}\\n".encode())
+
+    tsm.elastic(train, backend="gloo", global_batch=12)
+""")
+
+
+class Job:
+    def __init__(self, folder: Path, options: list[str], *script: object) -> None:
+        self.folder, self.output = folder, folder / "output"
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                [str(PROGRAM), "run", *options, *map(str, script)],
+                stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "TESSERAE_PYTHON": sys.executable},
+            )  # fmt: skip
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def losses(self) -> dict[int, float]:
+        return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)\n", self.text())}
+
+    def epoch(self) -> int:
+        return max(int(epoch) for epoch in re.findall(r"epoch (\d+) rank", self.text()))
+
+    def ranks(self, epoch: int) -> dict[int, int]:
+        """Their processes, of those that have met."""
+        found = re.findall(rf"epoch {epoch} rank (\d+) of \d+ process (\d+)\n", self.text())
+        return {int(rank): int(process) for rank, process in found}
+
+    def wait_for_epoch(self, epoch: int, ranks: int) -> dict[int, int]:
+        """Until its ranks have made a step that nobody made before."""
+        self.wait_for(lambda: len(self.ranks(epoch)) == ranks)
+        done = max(self.losses(), default=0)
+        self.wait_for(lambda: max(self.losses(), default=0) > done + 2)
+        assert sorted(self.ranks(epoch)) == list(range(ranks)), self.text()
+        return self.ranks(epoch)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 180
+        while not condition():
+            assert time.monotonic() < end, self.text()
+            assert self.process.poll() is None, self.text()
+            time.sleep(0.01)
+
+    def scale(self, ranks: int) -> str:
+        asked = subprocess.run(
+            [str(PROGRAM), "scale", str(self.folder / "run"), "--ranks", str(ranks)],
+            capture_output=True, text=True, timeout=180,
+        )  # fmt: skip
+        return asked.stdout + asked.stderr
+
+    def status(self) -> int:
+        try:
+            return self.process.wait(timeout=180)
+        finally:
+            self.process.kill()
+
+
+def example(folder: Path, *options: str, steps: int = 400, deadline: int = 60) -> Job:
+    arguments = ["--folder", folder / "run", "--steps", steps, "--deadline", deadline, "--pause", 0.02]
+    return Job(folder, list(options), EXAMPLE, *arguments)
+
+
+def undisturbed(steps: int, decay: float = 0.5) -> list[float]:
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50, decay)
+    losses = []
+    for step in range(steps):
+        inputs, targets = torch.randn(2, 12, 64, generator=torch.Generator().manual_seed(step))
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def expect_losses(job: Job, steps: int, decay: float = 0.5) -> None:
+    found = job.losses()
+    assert sorted(found) == list(range(steps)), job.text()
+    for step, loss in enumerate(undisturbed(steps, decay)):
+        assert found[step] == pytest.approx(loss, rel=1e-6), (step, job.text())
+
+
+def expect_nothing_left(job: Job, memory: set[str]) -> None:
+    assert {path.name for path in Path("/dev/shm").glob("tesserae-elastic-*")} <= memory
+    for epoch in range(10):
+        for process in job.ranks(epoch).values():
+            with pytest.raises(ProcessLookupError):
+                os.kill(process, 0)
+
+
+@pytest.fixture
+def memory() -> set[str]:
+    """What others keep there."""
+    return {path.name for path in Path("/dev/shm").glob("tesserae-elastic-*")}
+
+
+def test_ranks_are_lost_replaced_and_become_fewer_and_more(tmp_path: Path, memory: set[str]) -> None:
+    steps = 300
+    job = example(tmp_path, "--nproc=3", "--replacements=1", "--spares=1", "--min-ranks=2", steps=steps)
+    first = job.wait_for_epoch(0, 3)
+    os.kill(first[0], signal.SIGKILL)  # it leads, and writes
+    second = job.wait_for_epoch(1, 3)
+    assert second[0] != first[0]
+    assert [second[rank] for rank in (1, 2)] == [first[rank] for rank in (1, 2)], "the others kept their processes"
+
+    os.kill(second[1], signal.SIGKILL)  # nobody replaces any more
+    third = job.wait_for_epoch(2, 2)
+    assert third == {0: second[0], 1: second[2]}
+
+    assert "keeps its 2 ranks, not 5: 5 ranks do not divide the 12 samples" in job.scale(5)
+    assert re.search(r"^step \d+: 2 -> 3 ranks, .* in \d", job.scale(3))
+    fourth = job.wait_for_epoch(3, 3)
+    assert {rank: fourth[rank] for rank in third} == third
+
+    assert job.status() == 0, job.text()
+    expect_losses(job, steps)
+    assert len(re.findall("is done", job.text())) == 3
+    expect_nothing_left(job, memory)
+
+
+@pytest.mark.long
+def test_an_exception_is_a_loss_also_for_torchs_own_fsdp(tmp_path: Path, memory: set[str]) -> None:
+    (tmp_path / "script.py").write_text(RAISES)
+    job = Job(tmp_path, ["--nproc=2", "--replacements=1"], tmp_path / "script.py")
+    assert job.status() == 0, job.text()
+    expect_losses(job, 20, decay=1.0)
+    assert "ValueError: bad batch of step 5" in job.text()
+    assert job.ranks(0)[0] == job.ranks(1)[0]
+    assert job.ranks(0)[1] != job.ranks(1)[1]
+    expect_nothing_left(job, memory)
+
+
+def test_a_job_that_is_set_up_already_is_refused() -> None:
+    run_ranks(has_begun, 1)
+
+
+def has_begun(rank: int, world_size: int) -> None:
+    with pytest.raises(tsm.InvalidArgument, match="torch.distributed is set up already"):
+        tsm.elastic(lambda job: None)
+
+
+@pytest.mark.long
+def test_many_kills_at_random(tmp_path: Path, memory: set[str]) -> None:
+    dice, steps = random.Random(4), 1500
+    job = example(tmp_path, "--nproc=4", "--replacements=6", "--spares=1", "--min-ranks=1", steps=steps)
+    job.wait_for_epoch(0, 4)
+    for _ in range(8):
+        time.sleep(dice.uniform(0, 1))
+        epoch = job.epoch()
+        os.kill(dice.choice(list(job.ranks(epoch).values())), signal.SIGKILL)
+        next_epoch = f"epoch {epoch + 1} rank 0 "
+        job.wait_for(lambda text=next_epoch: text in job.text())
+    assert job.status() == 0, job.text()
+    expect_losses(job, steps)
+    expect_nothing_left(job, memory)
+
+
+@pytest.mark.long
+def test_a_rank_that_is_stopped_is_lost(tmp_path: Path, memory: set[str]) -> None:
+    job = example(tmp_path, "--nproc=3", "--replacements=1", deadline=8)
+    first = job.wait_for_epoch(0, 3)
+    os.kill(first[1], signal.SIGSTOP)
+    second = job.wait_for_epoch(1, 3)
+    assert {rank for rank in first if first[rank] == second[rank]} == {0, 2}
+    assert job.status() == 0, job.text()
+    expect_losses(job, 400)
+    expect_nothing_left(job, memory)
+
+
+@pytest.mark.long
+def test_a_signal_ends_it(tmp_path: Path) -> None:
+    job = example(tmp_path, "--nproc=2", "--replacements=4", steps=100000)
+    job.wait_for_epoch(0, 2)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.status() == 128 + signal.SIGTERM
+    assert not job.ranks(1)
