@@ -251,6 +251,7 @@ def recovery(out: Path) -> Figure | None:
     figure, axes = pyplot.subplots(figsize=(WIDTH, 3.4))
     names = {
         "tesserae": ("Tesserae: lost ranks are replaced", OURS, "-"),
+        "elastic": ("Tesserae in Python: the others keep their processes", OURS, "-."),
         "script": ("Tesserae in Python: all ranks begin again", OURS, "--"),
         "torchrun": ("FSDP2, torchrun and DCP", PEER, "-"),
     }

@@ -102,11 +102,14 @@ def processes(launcher: int) -> dict[int, int]:
     for child in children:
         try:
             name = Path(f"/proc/{child}/comm").read_text().strip()
+            variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
             state = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if ":" in name and state != "Z":  # it has begun to train
-            found[int(name.split(":")[1])] = int(child)
+        # Ours has its rank in its name once it trains: a copy of the launcher has its environment.
+        ranks = [name.partition(":")[2]] if ":" in name else [v[5:].decode() for v in variables if v[:5] == b"RANK="]
+        if ranks and state != "Z":
+            found[int(ranks[0])] = int(child)
     return found
 
 

@@ -1,6 +1,6 @@
-"""A script whose ranks die and that goes on by itself: tsm.with_recovery, under torchrun, with fully_shard and
-checkpoints in memory of the host. The counterpart of recovery_peer.py; bench/recovery_time.py starts it and kills its
-ranks.
+"""A script whose ranks die and that goes on by itself, with fully_shard and state in memory of the host: under torchrun
+by tsm.with_recovery, in new processes; with --elastic under `tesserae run` by tsm.elastic, in the same ones. The
+counterpart of recovery_peer.py; bench/recovery_time.py starts it and kills its ranks.
 
     torchrun --nproc-per-node 4 bench/recovery_script.py --dimension 256 --layers 4 --heads 4 --vocabulary 1024 \\
         --sequence 64 --degree 2 --every 5 --folder /tmp/x --memory /dev/shm/x --until $(($(date +%s) + 60))
@@ -26,8 +26,28 @@ import tesserae as tsm
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--memory", type=Path, required=True, help="of checkpoints, on a file system in memory")
+    parser.add_argument("--memory", type=Path, help="of checkpoints, on a file system in memory; not with --elastic")
+    parser.add_argument("--elastic", action="store_true")
     options = parser.parse_args()
+
+    def step(bench: Bench) -> bool:
+        """False: it was the last one."""
+        bench.step()
+        go_on = [time.time() < options.until]
+        dist.broadcast_object_list(go_on)
+        if bench.rank == 0:
+            with (options.folder / "steps.jsonl").open("a") as lines:
+                lines.write(json.dumps({"step": bench.steps, "time": time.time()}) + "\n")
+        return go_on[0]
+
+    def train_elastic(job) -> None:
+        torch.set_num_threads(1)
+        (options.folder / f"rank-{job.rank}.process").write_text(str(os.getpid()))
+        bench = Bench(options)
+        for number in job.steps(bench.model, bench.optimizer, 1 << 30, memory_every=options.every):
+            bench.steps = number
+            if not step(bench):
+                return
 
     def train() -> None:
         torch.set_num_threads(1)
@@ -35,20 +55,15 @@ def main() -> None:
         bench = Bench(options)
         found = tsm.checkpoint.load(options.memory, bench.model, bench.optimizer)
         bench.steps = found.step if found else 0
-        while True:
-            bench.step()
-            go_on = [time.time() < options.until]
-            dist.broadcast_object_list(go_on)
-            if bench.rank == 0:
-                with (options.folder / "steps.jsonl").open("a") as lines:
-                    lines.write(json.dumps({"step": bench.steps, "time": time.time()}) + "\n")
-            if not go_on[0]:
-                return
+        while step(bench):
             if bench.steps % options.every == 0:
                 tsm.checkpoint.async_save(options.memory, bench.model, bench.optimizer, step=bench.steps, keep=2)
 
     tsm.init()
-    tsm.with_recovery(train, restarts=1000)
+    if options.elastic:
+        tsm.elastic(train_elastic)
+    else:
+        tsm.with_recovery(train, restarts=1000)
     os._exit(0)
 
 

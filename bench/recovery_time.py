@@ -1,12 +1,13 @@
 """How much of its time a job trains whose ranks die: Tesserae's trainer, which replaces them; a Python script under
-tsm.with_recovery, whose ranks begin again from memory of the host; and FSDP2 under torchrun, which restarts all of them
-from a checkpoint of torch.distributed.checkpoint.
+tsm.elastic, whose other ranks keep their processes, and under tsm.with_recovery, whose ranks begin again in new ones,
+both from memory of the host; and FSDP2 under torchrun, which restarts all of them from a checkpoint of
+torch.distributed.checkpoint.
 
     python bench/recovery_time.py --seconds 150 --every 30 --json bench/out/recovery.json
 
 All train a model of the same size on 4 ranks with two replicas (degree 2). The same ranks are killed at the same
-seconds; each side is measured against its own steps before the first kill. Both scripts save beside training: into
-memory after every step, and to storage every --save-every steps.
+seconds; each side is measured against its own steps before the first kill. Scripts save beside training: ours into
+memory after every step, the other to storage every --save-every steps.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from launch import environment
 from recovery import lines, processes
 
 HERE = Path(__file__).resolve().parent
+PROGRAM = HERE.parent / "build/release/cli/tesserae"
 SHAPE = {"dimension": 512, "layers": 8, "heads": 8, "vocabulary": 8192, "sequence": 128}
 
 
@@ -42,19 +44,31 @@ def ours(folder: Path, ranks: int) -> list[str]:
         "optimizer": {"lr": 1e-4},
     }
     (folder / "job.json").write_text(json.dumps(job))
-    return [str(HERE.parent / "build/release/cli/tesserae"), "train", str(folder / "job.json")]
+    return [str(PROGRAM), "train", str(folder / "job.json")]
 
 
-def script(name: str, folder: Path, ranks: int, save_every: int, until: float, *more: str) -> list[str]:
+def script(
+    name: str, folder: Path, ranks: int, save_every: int, until: float, *more: str, elastic: bool = False
+) -> list[str]:
     folder.mkdir()
     arguments = [word for key, value in SHAPE.items() for word in (f"--{key}", str(value))]
     arguments += ["--degree", str(ranks // 2), "--every", str(save_every), "--folder", str(folder)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return [*torchrun, "--max-restarts", "1000", str(HERE / name), *arguments, "--until", str(until), *more]
+    launch = [*torchrun, "--max-restarts", "1000"]
+    if elastic:
+        launch = [str(PROGRAM), "run", "--nproc", str(ranks), "--replacements", "1000", "--spares", "1"]
+        more = ("--elastic", *more)
+    return [*launch, str(HERE / name), *arguments, "--until", str(until), *more]
 
 
-def rank_of(process: int) -> int:
-    """What trains: the process itself, or the child that it watches."""
+def process_of(job: int, rank: int, folder: Path) -> int | None:
+    """What trains as that rank: the process that it has named itself, one of the launcher's, or the child of that."""
+    if (named := folder / f"rank-{rank}.process").exists():
+        process = int(named.read_text())
+        return process if Path(f"/proc/{process}").exists() else None
+    process = processes(job).get(rank)
+    if process is None:
+        return None
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     return int(children[0]) if children else process
 
@@ -66,7 +80,11 @@ def watch(command: list[str], steps: Path, seconds: float, every: float, seed: i
     kills: list[float] = []
     with log.open("w") as output:
         # torchrun's restarts share a store in which Gloo finds addresses of the life before, and fails.
-        variables = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        variables = {
+            "OMP_NUM_THREADS": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "TESSERAE_PYTHON": sys.executable,
+        }
         job = subprocess.Popen(command, env=environment() | variables, stdout=output, stderr=output)
         begin, limit = None, time.monotonic() + 300
         while job.poll() is None and (begin is None or time.monotonic() < begin + seconds):
@@ -78,9 +96,8 @@ def watch(command: list[str], steps: Path, seconds: float, every: float, seed: i
             if begin is None and now > limit:
                 raise RuntimeError(f"no step within 300 s; see {log}")
             if begin is not None and now >= begin + every * (len(kills) + 1) and now < begin + seconds - every / 2:
-                rank = dice.randrange(4)
-                if rank in (found := processes(job.pid)):
-                    os.kill(rank_of(found[rank]), signal.SIGKILL)
+                if (victim := process_of(job.pid, dice.randrange(4), steps)) is not None:
+                    os.kill(victim, signal.SIGKILL)
                     kills.append(now - begin)
             time.sleep(0.02)
         job.send_signal(signal.SIGTERM)
@@ -111,7 +128,7 @@ def main() -> int:
     parser.add_argument(
         "--save-every", type=int, default=10, help="steps between checkpoints of the job that torchrun restarts"
     )
-    parser.add_argument("--only", choices=("tesserae", "script", "torchrun"))
+    parser.add_argument("--only", choices=("tesserae", "elastic", "script", "torchrun"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -121,9 +138,13 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="tesserae-recovery-", dir="/dev/shm") as memory,
     ):
         folder = Path(name)
-        until = time.time() + 3 * (options.seconds + 300)
+        until = time.time() + 4 * (options.seconds + 300)
         sides = {
             "tesserae": (lambda: ours(folder, 4), folder / "run"),
+            "elastic": (
+                lambda: script("recovery_script.py", folder / "elastic", 4, 1, until, elastic=True),
+                folder / "elastic",
+            ),
             "script": (
                 lambda: script("recovery_script.py", folder / "script", 4, 1, until, "--memory", memory),
                 folder / "script",
