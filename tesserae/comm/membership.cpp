@@ -55,6 +55,15 @@ std::vector<int> numbers(const std::string& text) {
   return ranks;
 }
 
+std::string name_of_remembered(const std::string& key) {
+  return "remembered/" + key;
+}
+
+std::string value_of_remembered(c10d::Store& store, const std::string& key) {
+  const std::string name = name_of_remembered(key);
+  return store.check({name}) ? store.get_to_str(name) : "";
+}
+
 }  // namespace
 
 MembershipServer::MembershipServer() {
@@ -106,6 +115,10 @@ void MembershipServer::give_place(int spare, int rank, int ranks) {
 
 void MembershipServer::end() {
   announce(ends);
+}
+
+std::string MembershipServer::remembered(const std::string& key) {
+  return value_of_remembered(*store_, key);
 }
 
 Membership::Membership(const mesh::Launch& launch, bool survives)
@@ -182,12 +195,11 @@ void Membership::ask_for_ranks(int ranks) {
 }
 
 void Membership::remember(const std::string& key, const std::string& value) {
-  if (store_ != nullptr) store_->set("remembered/" + key, value);
+  if (store_ != nullptr) store_->set(name_of_remembered(key), value);
 }
 
 std::string Membership::remembered(const std::string& key) {
-  const std::string name = "remembered/" + key;
-  return store_ != nullptr && store_->check({name}) ? store_->get_to_str(name) : "";
+  return store_ != nullptr ? value_of_remembered(*store_, key) : "";
 }
 
 bool Membership::is_over() {

@@ -36,6 +36,8 @@ class MembershipServer {
   void give_place(int spare, int rank, int ranks);
   /// There will be none: the job ends.
   void end();
+  /// What a rank has told by Membership::remember().
+  std::string remembered(const std::string& key);
 
  private:
   void announce(const std::string& what);

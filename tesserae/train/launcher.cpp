@@ -11,6 +11,7 @@
 #include "tesserae/comm/membership.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/os/descriptor.h"
+#include "tesserae/os/files.h"
 #include "tesserae/os/host.h"
 #include "tesserae/os/process.h"
 #include "tesserae/os/signal_numbers.h"
@@ -125,10 +126,22 @@ class Job {
     if (kill_at_) {
       for (Rank& rank : ranks_) rank.process.signal_group(os::signal_kill);  // what the ranks started themselves
     }
+    forget_memory();
     return status();
   }
 
  private:
+  /// What a script's ranks kept in memory for each other (tsm.elastic): nobody is left to go on from it.
+  void forget_memory() {
+    const os::Path kept = membership_ ? membership_->remembered("memory") : "";
+    if (kept.parent_path() != "/dev/shm") return;
+    try {
+      os::files().remove_all(kept);
+    } catch (const IoError& error) {
+      print(cat("tesserae: ", error.what()));
+    }
+  }
+
   int running() const {
     return static_cast<int>(std::ranges::count_if(ranks_, [](const Rank& rank) { return !rank.exit; }));
   }

@@ -226,9 +226,11 @@ def test_a_rank_that_is_stopped_is_lost(tmp_path: Path, memory: set[str]) -> Non
 
 
 @pytest.mark.long
-def test_a_signal_ends_it(tmp_path: Path) -> None:
+def test_a_signal_ends_it(tmp_path: Path, memory: set[str]) -> None:
     job = example(tmp_path, "--nproc=2", "--replacements=4", steps=100000)
     job.wait_for_epoch(0, 2)
+    job.wait_for(lambda: len(job.losses()) > 3)
     job.process.send_signal(signal.SIGTERM)
     assert job.status() == 128 + signal.SIGTERM
     assert not job.ranks(1)
+    expect_nothing_left(job, memory)
