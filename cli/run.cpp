@@ -52,6 +52,8 @@ void add_run(CLI::App& program, int& status) {
   verb->callback([arguments, verb, &status] {
     const std::vector<std::string> words = verb->remaining();
     if (words.empty()) throw config::ConfigError("", "tesserae run needs the script that its ranks run");
+    // CLI11 takes an option that it does not know for the script.
+    if (words.front().starts_with("-")) throw CLI::ExtrasError({words.front()});
     Script script = python_script("run", words);
     train::LocalJob job;
     job.ranks = arguments->nproc;
