@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 log=${TEST_LOG:-build/ctest.log}
 mkdir -p "$(dirname "$log")"
+: >"$log"  # what runs in the background may come to it after tail
 
 # A group of its own: what runs in the background is deaf to Ctrl-C, so that its end is for us to bring about.
 setsid bash -euo pipefail -c "$2" >"$log" 2>&1 </dev/null &
