@@ -40,6 +40,17 @@ def newest(folder: Path) -> Path | None:
     return max(whole, key=lambda path: int(path.name[5:]), default=None)
 
 
+def step(bench: Bench, options: argparse.Namespace) -> bool:
+    """One, of which the folder is told. False: it was the last one, for all ranks."""
+    bench.step()
+    go_on = [time.time() < options.until]
+    dist.broadcast_object_list(go_on)
+    if bench.rank == 0:
+        with (options.folder / "steps.jsonl").open("a") as lines:
+            lines.write(json.dumps({"step": bench.steps, "time": time.time()}) + "\n")
+    return go_on[0]
+
+
 def main() -> None:
     options = parser_of(__doc__).parse_args()
     torch.set_num_threads(1)
@@ -55,15 +66,7 @@ def main() -> None:
         )
         bench.steps = int(found[0].name[5:])
     saving = None
-    while True:
-        bench.step()
-        go_on = [time.time() < options.until]
-        dist.broadcast_object_list(go_on)
-        if bench.rank == 0:
-            with (options.folder / "steps.jsonl").open("a") as lines:
-                lines.write(json.dumps({"step": bench.steps, "time": time.time()}) + "\n")
-        if not go_on[0]:
-            break
+    while step(bench, options):
         if bench.steps % options.every == 0:
             if saving is not None:
                 saving.result()

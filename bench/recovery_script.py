@@ -6,10 +6,8 @@ counterpart of recovery_peer.py; bench/recovery_time.py starts it and kills its 
         --sequence 64 --degree 2 --every 5 --folder /tmp/x --memory /dev/shm/x --until $(($(date +%s) + 60))
 """
 
-import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -17,7 +15,7 @@ import torch.distributed as dist
 
 from cases import find_tesserae
 from checkpoint_peer import Bench
-from recovery_peer import parser_of
+from recovery_peer import parser_of, step
 
 if not find_tesserae():
     sys.exit("recovery_script: build first: make build")
@@ -29,16 +27,8 @@ def main() -> None:
     parser.add_argument("--memory", type=Path, help="of checkpoints, on a file system in memory; not with --elastic")
     parser.add_argument("--elastic", action="store_true")
     options = parser.parse_args()
-
-    def step(bench: Bench) -> bool:
-        """False: it was the last one."""
-        bench.step()
-        go_on = [time.time() < options.until]
-        dist.broadcast_object_list(go_on)
-        if bench.rank == 0:
-            with (options.folder / "steps.jsonl").open("a") as lines:
-                lines.write(json.dumps({"step": bench.steps, "time": time.time()}) + "\n")
-        return go_on[0]
+    if options.memory is None and not options.elastic:
+        parser.error("give --memory, or --elastic")
 
     def train_elastic(job) -> None:
         torch.set_num_threads(1)
@@ -46,7 +36,7 @@ def main() -> None:
         bench = Bench(options)
         for number in job.steps(bench.model, bench.optimizer, 1 << 30, memory_every=options.every):
             bench.steps = number
-            if not step(bench):
+            if not step(bench, options):
                 return
 
     def train() -> None:
@@ -55,7 +45,7 @@ def main() -> None:
         bench = Bench(options)
         found = tsm.checkpoint.load(options.memory, bench.model, bench.optimizer)
         bench.steps = found.step if found else 0
-        while step(bench):
+        while step(bench, options):
             if bench.steps % options.every == 0:
                 tsm.checkpoint.async_save(options.memory, bench.model, bench.optimizer, step=bench.steps, keep=2)
 

@@ -16,8 +16,8 @@ from tesserae.torch_compat.modules import own_buffers
 
 Arguments = tuple[tuple, dict[str, Any]]
 
-# Called at the beginning of every training forward of a root, with the root (an instance, or fully_shard's state) and
-# the arguments of the forward, on all ranks alike: the dial turns there.
+# Called as a root's training forward begins, on all ranks alike: here the dial turns. With the root (an instance, or
+# fully_shard's state) and the forward's arguments.
 before_training_forward: list[Callable[[Any, tuple, dict[str, Any]], None]] = []
 
 
