@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import nn
 
+from elastic_undisturbed import undisturbed
 from launch import environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -116,23 +116,6 @@ def disturb(job: Job, kills: int, arguments: argparse.Namespace, dice: random.Ra
         if arguments.verbose:
             print(f"  kill after step {step}: {out.waits[-1]:.2f} s, {out.lost[-1]} steps again", flush=True)
     out.kills += spent
-
-
-def undisturbed(steps: int) -> list[float]:
-    torch.manual_seed(1)
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50, 0.5)
-    losses = []
-    for step in range(steps):
-        inputs, targets = torch.randn(2, 12, 64, generator=torch.Generator().manual_seed(step))
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
 
 
 def compare(job: Job, out: Outcome) -> None:

@@ -15,15 +15,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 import tesserae as tsm
 from ranks import run_ranks
 
-PROGRAM = Path(tsm.__file__).absolute().parents[2] / "cli/tesserae"
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "bench"))
+from elastic_undisturbed import undisturbed  # noqa: E402
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples/python/elastic.py"
+PROGRAM = Path(tsm.__file__).absolute().parents[2] / "cli/tesserae"
+EXAMPLE = ROOT / "examples/python/elastic.py"
 # torch's own FSDP2, on torch's own backend.
 RAISES = textwrap.dedent("""\
     import os, sys
@@ -112,23 +113,6 @@ class Job:
 def example(folder: Path, *options: str, steps: int = 400, deadline: int = 60) -> Job:
     arguments = ["--folder", folder / "run", "--steps", steps, "--deadline", deadline, "--pause", 0.02]
     return Job(folder, list(options), EXAMPLE, *arguments)
-
-
-def undisturbed(steps: int, decay: float = 0.5) -> list[float]:
-    torch.manual_seed(1)
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50, decay)
-    losses = []
-    for step in range(steps):
-        inputs, targets = torch.randn(2, 12, 64, generator=torch.Generator().manual_seed(step))
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
 
 
 def expect_losses(job: Job, steps: int, decay: float = 0.5) -> None:

@@ -1,0 +1,24 @@
+"""What examples/python/elastic.py comes to undisturbed, in one process: for bench/elastic.py and its tests."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def undisturbed(steps: int, decay: float = 0.5) -> list[float]:
+    """Losses of one process that trains as the script does. `decay`: of the rate, each 50 steps."""
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50, decay)
+    losses = []
+    for step in range(steps):
+        inputs, targets = torch.randn(2, 12, 64, generator=torch.Generator().manual_seed(step))
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
