@@ -96,6 +96,13 @@ Rank start(const LocalJob& job, int rank, const Meeting& meeting, WaitingRanks& 
   return {.process = os::Process::spawn(command), .output = std::move(pipe.read), .lines = {}, .last = {}, .exit = {}};
 }
 
+/// What can be read of it at once; at the end of its output what has no end of line.
+std::vector<std::string> read_lines(Rank& rank) {
+  const std::string bytes = os::read_some(rank.output.get());
+  if (bytes.empty()) rank.output.reset();
+  return bytes.empty() ? rank.lines.rest() : rank.lines.add(bytes);
+}
+
 class Job {
  public:
   explicit Job(const LocalJob& job)
@@ -157,22 +164,15 @@ class Job {
         if (ranks_[rank].output.get() == ready) read_once(static_cast<int>(rank));
       }
       for (Spare& spare : spares_) {
-        if (spare.process.output.get() == ready) read_once(spare.process);
+        if (spare.process.output.get() != ready) continue;
+        for (const std::string& line : read_lines(spare.process)) print("spare: " + line);
       }
     }
   }
 
-  void read_once(Rank& spare) {
-    const std::string bytes = os::read_some(spare.output.get());
-    if (bytes.empty()) spare.output.reset();
-    for (const std::string& line : bytes.empty() ? spare.lines.rest() : spare.lines.add(bytes)) print("spare: " + line);
-  }
-
   void read_once(int number) {
     Rank& rank = ranks_[number];
-    const std::string bytes = os::read_some(rank.output.get());
-    if (bytes.empty()) rank.output.reset();
-    for (const std::string& line : bytes.empty() ? rank.lines.rest() : rank.lines.add(bytes)) {
+    for (const std::string& line : read_lines(rank)) {
       rank.last.push_back(line);
       if (rank.last.size() > kept_lines) rank.last.pop_front();
       if (culprit_ || (suspect_ && number != *suspect_)) continue;
