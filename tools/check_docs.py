@@ -153,7 +153,7 @@ def undescribed(qualified: str, thing: Any) -> list[str]:
 
 
 def classes_of_page(page: str) -> list[str]:
-    return re.findall(r"^\.\. autoclass:: (tesserae\.\S+)", page, re.MULTILINE)
+    return re.findall(r"^\.\. autoclass:: (tesserae\.[\w.]+)", page, re.MULTILINE)
 
 
 def is_shown(module: str, name: str, thing: Any, page: str) -> bool:

@@ -26,7 +26,7 @@ ROOMS = [
     "checkpoint",
     "dial",
     "monitor",
-    "elastic",
+    "elasticity",
     "smp",
 ]
 # Folders for the import paths of SMP v2's scripts: re-exports, like the files in the package itself.

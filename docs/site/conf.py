@@ -70,7 +70,9 @@ def put_links_right(app: Sphinx, page: str, source: list[str]) -> None:
     base = os.environ.get("TESSERAE_REPOSITORY", "").rstrip("/")
     folder = (ROOT / "docs" / page).parent
     if page in OUTSIDE:
-        folder, source[0] = ROOT, (ROOT / OUTSIDE[page]).read_text()
+        app.env.note_dependency(str(ROOT / OUTSIDE[page]))
+        text = (ROOT / OUTSIDE[page]).read_text()
+        folder, source[0] = ROOT, re.sub(r'((?:src|srcset)=")docs/', r"\1", text)  # copy_images puts these there
 
     def link(found: re.Match[str]) -> str:
         target = (folder / found[2]).resolve()

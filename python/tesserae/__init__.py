@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tesserae import checkpoint, data
     from tesserae.context.scope import context_parallel
     from tesserae.dial.turning import reshard
-    from tesserae.elastic.loop import elastic
+    from tesserae.elasticity.loop import elastic
     from tesserae.fully_shard.whole_matrices import on_whole_matrices
     from tesserae.monitor.watching import metrics
     from tesserae.planning.planned import plan
@@ -91,7 +91,7 @@ _backend.register()
 _LATER = {
     "RecoveryFailed": "tesserae.recovery.watcher",
     "context_parallel": "tesserae.context.scope",
-    "elastic": "tesserae.elastic.loop",
+    "elastic": "tesserae.elasticity.loop",
     "metrics": "tesserae.monitor.watching",
     "on_whole_matrices": "tesserae.fully_shard.whole_matrices",
     "plan": "tesserae.planning.planned",

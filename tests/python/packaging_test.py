@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -38,6 +39,12 @@ def test_another_torch_is_an_import_error_that_says_what_to_do() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1
     assert f"built against torch {torch.__version__}, but torch 2.99.0 is installed here; build it again" in done.stderr
+
+
+def test_no_part_of_the_package_takes_the_place_of_a_public_name() -> None:
+    """Once `tesserae.x` is imported as a part, it is what `tsm.x` means."""
+    parts = {part.name for part in pkgutil.iter_modules(tsm.__path__)}
+    assert parts & set(tsm.__all__) == {"checkpoint", "data"}  # which are parts
 
 
 def test_errors_keep_their_facts() -> None:

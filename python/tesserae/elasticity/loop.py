@@ -37,7 +37,7 @@ import torch.distributed as dist
 from tesserae import _C
 from tesserae.checkpoint import saving
 from tesserae.dial import automatic
-from tesserae.elastic.job import Job, Leave, say
+from tesserae.elasticity.job import Job, Leave, say
 from tesserae.fully_shard import places
 from tesserae.job import config, fabrics
 from tesserae.monitor import watching

@@ -17,9 +17,13 @@ from tesserae.dial.roots import roots_of, unit_of
 
 
 class Stateful(Protocol):
-    def state_dict(self) -> dict[str, Any]: ...
+    """What a script has besides model and optimizer, the same on all ranks: a scheduler, a sampler's place."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Its state after a step; pickled."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
+        """Goes on from what state_dict() returned, in this process or another."""
 
 
 class Leave(BaseException):
