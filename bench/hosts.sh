@@ -8,13 +8,13 @@
 #      was asked for (tc tbf), so a link carries that much in each direction, and no host receives more.
 #   3. The ranks start inside their hosts with torchrun's variables. Ranks of two hosts have nothing but the link:
 #      what tells hosts apart, here as in a cluster, is the host name.
-#   4. When they ended, the counters of each eth0 are read.
+#   4. When they ended, the counters of each eth0 are read. Meanwhile others may enter a host, or pull its cable (--doors).
 #   5. Namespaces have no names: they, their addresses and their links are gone once the last process in them is. All
 #      processes die with this script, whatever ends it (a trap; SIGKILL of the parent's death behind that).
 set -euo pipefail
 
 readonly SKIP=77  # what test runners take for "cannot run here"
-hosts=2 ranks=1 rate=1gbit delay=0 port=29500 report=''
+hosts=2 ranks=1 rate=1gbit delay=0 port=29500 report='' doors='' to_the_end=''
 
 help() {
   cat <<'END_OF_HELP'
@@ -31,13 +31,17 @@ GLOO_SOCKET_IFNAME.
   --delay TIME   of each link, one way: 1ms, 50us (0); needs the kernel's netem
   --port N       where the ranks meet (29500): no other program can be in its way
   --report FILE  write seconds and the bytes that each host sent and received, as JSON
+  --doors FILE   write, once the hosts are there, the lines `switch PID`, `host0 PID`, ...: processes whose namespaces
+                 one may enter meanwhile. The cable of host1 is pulled (and put back: up) by
+                 nsenter --target SWITCH_PID --net ip link set port1 down
+  --to-the-end   a rank that fails ends no other: for those that are to end, or go on, by themselves
   --help         this text
 
   bench/hosts.sh --ranks 2 -- build/release/cli/tesserae train examples/python-source.json --set hybrid_shard_degree=2
   bench/hosts.sh --ranks 2 --rate 100mbit -- python my_fsdp_script.py
   bench/hosts.sh --hosts 3 -- ip -brief address
 
-Exit status: 0, or that of the first rank that failed (the others are ended then); 64 for a mistake in the options;
+Exit status: 0, or that of the first rank that failed (the others are ended then, but with --to-the-end); 64 for a mistake in the options;
 77 if this machine cannot do it: it takes root, iproute2 and util-linux. Ctrl-C ends the ranks. Nothing is left behind.
 END_OF_HELP
 }
@@ -57,7 +61,8 @@ while [ $# -gt 0 ]; do
   case $1 in
     --help | -h) help && exit 0 ;;
     --) shift && break ;;
-    --hosts | --ranks | --rate | --delay | --port | --report)
+    --to-the-end) to_the_end=1 && shift ;;
+    --hosts | --ranks | --rate | --delay | --port | --report | --doors)
       [ $# -ge 2 ] || mistake "$1 needs a value"
       declare "${1#--}=$2"
       shift 2
@@ -178,6 +183,13 @@ for ((host = 0; host < hosts; ++host)); do
   delay=0 shape "$switch" "port$host"
 done
 rm "$names"
+if [ -n "$doors" ]; then
+  {
+    echo "switch $switch"
+    for ((host = 0; host < hosts; ++host)); do echo "host$host ${host_holders[host]}"; done
+  } >"$doors.tmp"
+  mv "$doors.tmp" "$doors"  # whoever waits for it finds all of it
+fi
 
 start=$EPOCHREALTIME
 for ((rank = 0; rank < hosts * ranks; ++rank)); do
@@ -190,9 +202,10 @@ done
 
 status=0
 running=("${processes[@]}")
-while [ ${#running[@]} -gt 0 ] && [ $status -eq 0 ]; do
-  ended=''
-  wait -n -p ended "${running[@]}" || status=$?
+while [ ${#running[@]} -gt 0 ] && { [ $status -eq 0 ] || [ -n "$to_the_end" ]; }; do
+  ended='' ended_with=0
+  wait -n -p ended "${running[@]}" || ended_with=$?
+  [ $status -ne 0 ] || status=$ended_with
   left=()
   for process in "${running[@]}"; do
     if [ "$process" != "$ended" ]; then left+=("$process"); fi

@@ -132,6 +132,37 @@ class Hosts(unittest.TestCase):
         self.assertEqual(done.returncode, 9)
         self.assertLess(time.monotonic() - start, 30)
 
+    def test_to_the_end_the_others_go_on(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            script = f'if [ "$RANK" = 1 ]; then exit 9; fi; sleep 1; touch "{folder}/done"; exit "$RANK"'
+            done = hosts("--hosts", "3", "--to-the-end", "--", "bash", "-c", script)
+            self.assertEqual(done.returncode, 9, done.stderr)
+            self.assertTrue(Path(folder, "done").exists())
+
+    def test_a_cable_may_be_pulled_and_put_back(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            doors, carrier = Path(folder, "doors"), "/sys/class/net/eth0/carrier"
+            # Rank 1's host sees its link go and come.
+            see = f'until [ "$(cat {carrier})" = $0 ]; do sleep 0.02; done'
+            script = f"[ $RANK = 0 ] || for wanted in 0 1; do bash -c '{see}' $wanted; touch {folder}/$wanted; done"
+            sysfs = "mount -t sysfs sysfs /sys && "  # of the host's own namespace
+            process = subprocess.Popen([str(HOSTS), "--doors", str(doors), "--", "bash", "-c", sysfs + script])
+            try:
+                for wanted, to in (("0", "down"), ("1", "up")):
+                    deadline = time.monotonic() + 30
+                    while not doors.exists() and time.monotonic() < deadline:
+                        time.sleep(0.02)
+                    switch = dict(line.split() for line in doors.read_text().splitlines())["switch"]
+                    pull = ["nsenter", "--target", switch, "--net", "ip", "link", "set", "port1", to]
+                    subprocess.run(pull, check=True)
+                    while not Path(folder, wanted).exists() and time.monotonic() < deadline:
+                        time.sleep(0.02)
+                    self.assertTrue(Path(folder, wanted).exists())
+                self.assertEqual(process.wait(30), 0)
+            finally:
+                process.terminate()
+                process.wait(30)
+
     def test_nothing_is_left_behind_however_it_ends(self) -> None:
         for how in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             with self.subTest(how):

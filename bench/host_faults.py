@@ -1,0 +1,321 @@
+"""Disturbs a training job on two emulated hosts (bench/hosts.sh: root, iproute2), as networks and hosts do, and
+compares it with the same job left alone.
+
+    python bench/host_faults.py                                        # all of it, a few minutes
+    python bench/host_faults.py --faults cut --seconds 1 5 --layouts 2,2,2
+    python bench/host_faults.py --faults cut-for-good --deadline 8
+
+Four ranks, two on each host, fp32. Faults:
+  cut            the cable of the second host is pulled after a step, and put back after so many seconds (--seconds)
+  cut-for-good   the same, for longer than run.deadline_seconds; put back once all ranks have ended. Then the job is
+                 started again with --resume auto
+
+A line is printed for each as soon as it is known; the exit status is 1 if any went otherwise than docs/faults.md
+promises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from launch import HOSTS, UNAVAILABLE, Unavailable
+
+ROOT = Path(__file__).resolve().parent.parent
+LAYOUTS = ["2,2,2", "4,4,4"]  # P,G,O: each host has all of the state; it has half of it
+RANKS, HOSTS_OF_JOB = 4, 2
+# Each rank's own output and exit status, whatever becomes of the others. Hosts stand as long as somebody wants them.
+KEPT = (
+    '[ -z "$RTO_MAX" ] || sysctl -q net.ipv4.tcp_rto_max_ms="$RTO_MAX" net.ipv4.tcp_retries2=255; '
+    '"$@" >"$0/rank-$RANK.txt" 2>&1; echo $? >"$0/rank-$RANK.status"; while [ -e "$0/stay" ]; do sleep 0.1; done'
+)
+
+
+@dataclass
+class Outcome:
+    fault: str
+    layout: str
+    seconds: float = 0.0  # of the fault
+    statuses: list[int] = field(default_factory=list)  # by rank
+    steps_lost: int = 0
+    seconds_to_next_step: float | None = None  # after the fault was over
+    worst_loss: float | None = None  # relative difference to the undisturbed run
+    ended_after: list[float] = field(default_factory=list)  # seconds from the fault to the end of each rank
+    errors: list[str] = field(default_factory=list)  # the last of each rank that failed
+    wrong: list[str] = field(default_factory=list)  # what is not as promised
+
+
+class Job:
+    """A command as the ranks of two hosts. Leaving the `with` block ends it."""
+
+    def __init__(self, command: list[str], folder: Path, arguments: argparse.Namespace):
+        self.folder = folder
+        folder.mkdir()
+        doors = folder / "doors"
+        where = ["--hosts", str(HOSTS_OF_JOB), "--ranks", str(RANKS // HOSTS_OF_JOB), "--rate", arguments.rate]
+        self.process = subprocess.Popen(
+            [str(HOSTS), *where, "--to-the-end", "--doors", str(doors), "--", "sh", "-c", KEPT, str(folder), *command],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "RTO_MAX": arguments.rto_max},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_until(lambda: doors.exists() or self.process.poll() is not None, 60, "the hosts")
+        if self.process.poll() is not None:
+            said = self.process.stderr.read() if self.process.stderr else ""
+            raise Unavailable(said.strip()) if self.process.returncode == UNAVAILABLE else RuntimeError(said)
+        self.doors = dict(line.split() for line in doors.read_text().splitlines())
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+
+    def cable(self, host: int, to: str) -> None:
+        """Pulls it (down), or puts it back (up)."""
+        if self.process.poll() is not None:
+            raise RuntimeError(f"the job has ended:\n{self.said(0)}")
+        inside = ["nsenter", "--target", self.doors["switch"], "--net"]
+        subprocess.run([*inside, "ip", "link", "set", f"port{host}", to], check=True)
+
+    def said(self, rank: int) -> str:
+        file = self.folder / f"rank-{rank}.txt"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def status(self, rank: int) -> int | None:
+        file = self.folder / f"rank-{rank}.status"
+        text = file.read_text() if file.exists() else ""
+        return int(text) if text.endswith("\n") else None
+
+    def statuses(self) -> list[int | None]:
+        return [self.status(rank) for rank in range(RANKS)]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> float:
+    """How long it took. RuntimeError if it takes longer than `seconds`."""
+    start = time.monotonic()
+    while not condition():
+        if time.monotonic() - start > seconds:
+            raise RuntimeError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(0.01)
+    return time.monotonic() - start
+
+
+def configuration(folder: Path, arguments: argparse.Namespace) -> Path:
+    (folder / "text.txt").write_text("".join(f"the square of {i % 997} is {(i % 997) ** 2}\n" for i in range(20000)))
+    job = {
+        "run": {"folder": str(folder / "run"), "log_every": 1000, "deadline_seconds": arguments.deadline},
+        "model": {"dimension": 64, "layers": 2, "heads": 2, "dropout": 0.1},
+        "data": {"path": str(folder / "text.txt"), "sequence_length": 64},
+        "train": {"steps": arguments.steps, "batch_per_rank": 2, "eval_batches": 1},
+        "optimizer": {"lr": 1e-3, "warmup_steps": 3},
+    }
+    path = folder / "job.json"
+    path.write_text(json.dumps(job))
+    return path
+
+
+def command(arguments: argparse.Namespace, job: Path, run: Path, layout: str, *settings: str) -> list[str]:
+    degrees = dict(zip(("parameters", "gradients", "optimizer"), map(int, layout.split(",")), strict=True))
+    made = [str(arguments.program), "train", str(job)]
+    for setting in (f"run.folder={run}", f"degrees={json.dumps(degrees)}", *settings):
+        made += ["--set", setting]
+    return made
+
+
+def lines(run: Path) -> list[dict]:
+    file = run / "metrics.jsonl"
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def last_step(run: Path) -> int:
+    found = lines(run)
+    return found[-1]["step"] if found else 0
+
+
+def compare(outcome: Outcome, run: Path, alone: Path, steps: int) -> None:
+    got, expected = lines(run), lines(alone)
+    outcome.steps_lost = steps - len({line["step"] for line in got})
+    if [line["step"] for line in got] != list(range(1, steps + 1)):
+        outcome.wrong.append(f"not every step once: {[line['step'] for line in got]}")
+    outcome.worst_loss = max(abs(a["loss"] - b["loss"]) / abs(b["loss"]) for a, b in zip(got, expected, strict=False))
+    if outcome.worst_loss > 1e-6:
+        outcome.wrong.append(f"losses differ by {outcome.worst_loss:.1e}")
+
+
+def at_step(job: Job, run: Path, step: int) -> None:
+    """Once that many steps are over."""
+    wait_until(lambda: last_step(run) >= step or job.process.poll() is not None, 120, f"step {step}")
+    if job.process.poll() is not None:
+        raise RuntimeError(f"the job has ended before it was disturbed:\n{job.said(0)}")
+
+
+def cut(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
+    """Shorter than the deadline: the job waits, and goes on."""
+    run = folder / "run"
+    with Job(command(arguments, config, run, outcome.layout), folder / "said", arguments) as job:
+        at_step(job, run, arguments.at)
+        job.cable(1, "down")
+        time.sleep(outcome.seconds)
+        stood_at = last_step(run)
+        job.cable(1, "up")
+        outcome.seconds_to_next_step = wait_until(
+            lambda: last_step(run) > stood_at or job.process.poll() is not None, 300, "a step after the cut"
+        )
+        job.process.wait(300)
+        outcome.statuses = [-1 if status is None else status for status in job.statuses()]
+        note_errors(outcome, job)
+    if any(outcome.statuses):
+        outcome.wrong.append(f"statuses {outcome.statuses}")
+    if stood_at >= arguments.steps:
+        outcome.wrong.append("the cut came too late")
+    compare(outcome, run, folder.parent / f"alone-{outcome.layout}", arguments.steps)
+
+
+def cut_for_good(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
+    """Longer than the deadline: all ranks end, each names ranks of the other host, and none writes any more."""
+    run, saved = folder / "run", ["checkpoint.every_steps=5"]
+    made = command(arguments, config, run, outcome.layout, *saved)
+    with Job(made, folder / "said", arguments) as job:
+        (job.folder / "stay").touch()
+        at_step(job, run, arguments.at)
+        job.cable(1, "down")
+        start = time.monotonic()
+        ended: dict[int, float] = {}
+
+        def all_have_ended() -> bool:
+            for rank, status in enumerate(job.statuses()):
+                if status is not None:
+                    ended.setdefault(rank, time.monotonic() - start)
+            return len(ended) == RANKS
+
+        wait_until(all_have_ended, arguments.deadline + 120, "the end of all ranks")
+        outcome.seconds = time.monotonic() - start
+        outcome.ended_after = [round(ended[rank], 1) for rank in range(RANKS)]
+        outcome.statuses = [status if status is not None else -1 for status in job.statuses()]
+        note_errors(outcome, job)
+        left = written(run)
+        job.cable(1, "up")
+        time.sleep(1)
+        (job.folder / "stay").unlink()
+        if written(run) != left:
+            outcome.wrong.append("something was written after all ranks had ended")
+    outcome.wrong += [f"rank {rank} ended well" for rank, status in enumerate(outcome.statuses) if status == 0]
+    for rank, error in enumerate(outcome.errors):
+        named = {int(number) for number in re.findall(r"\d+", error.rpartition("no sign of life from")[2])}
+        if not named or any((rank < 2) == (other < 2) for other in named):
+            outcome.wrong.append(f"rank {rank} does not name ranks of the other host: {error}")
+    stood_at = last_step(run)
+    with Job([*made, "--resume", "auto"], folder / "again", arguments) as job:
+        job.process.wait(300)
+        if job.process.returncode != 0:
+            outcome.wrong.append(f"--resume auto: {job.said(0)[-500:]}")
+    compare(outcome, run, folder.parent / f"alone-{outcome.layout}", arguments.steps)
+    outcome.steps_lost = stood_at - stood_at // 5 * 5
+
+
+def written(run: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of every file of a run."""
+    files = {}
+    for file in sorted(run.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            state = file.stat()
+            files[str(file)] = (state.st_size, state.st_mtime_ns)
+    return files
+
+
+def note_errors(outcome: Outcome, job: Job) -> None:
+    for rank, status in enumerate(outcome.statuses):
+        said = [line for line in job.said(rank).splitlines() if line.startswith("tesserae: ") and "[" in line]
+        outcome.errors.append(said[-1] if status and said else "")
+
+
+FAULTS: dict[str, Callable[[Outcome, argparse.Namespace, Path, Path], None]] = {
+    "cut": cut,
+    "cut-for-good": cut_for_good,
+}
+
+
+def outcomes(arguments: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
+    config = configuration(folder, arguments)
+    for layout in arguments.layouts:
+        alone = folder / f"alone-{layout}"
+        with Job(command(arguments, config, alone, layout), folder / f"said-{layout}", arguments) as job:
+            job.process.wait(300)
+            if job.process.returncode != 0:
+                raise RuntimeError(f"the undisturbed job failed:\n{job.said(0)}")
+        for fault in arguments.faults:
+            for seconds in arguments.seconds if fault == "cut" else [0.0]:
+                outcome = Outcome(fault, layout, seconds)
+                place = folder / "now"
+                place.mkdir()
+                try:
+                    FAULTS[fault](outcome, arguments, config, place)
+                except RuntimeError as error:
+                    outcome.wrong.append(str(error))
+                if arguments.keep and outcome.wrong:
+                    shutil.copytree(place, arguments.keep / f"{fault}-{seconds:g}-{layout}", dirs_exist_ok=True)
+                shutil.rmtree(place)
+                yield outcome
+
+
+def row(outcome: Outcome) -> str:
+    went_on = outcome.seconds_to_next_step
+    ended = f"{min(outcome.ended_after)} to {max(outcome.ended_after)}" if outcome.ended_after else ""
+    return (
+        f"| {outcome.fault} | {outcome.layout} | {outcome.seconds:.1f} | {outcome.steps_lost} | "
+        f"{'' if went_on is None else f'{went_on:.2f}'} | {ended} | "
+        f"{'' if outcome.worst_loss is None else f'{outcome.worst_loss:.1e}'} | "
+        f"{'as promised' if not outcome.wrong else '; '.join(outcome.wrong)} |"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", type=Path, default=ROOT / "build/release/cli/tesserae")
+    parser.add_argument("--faults", nargs="+", choices=sorted(FAULTS), default=sorted(FAULTS))
+    parser.add_argument("--layouts", nargs="+", default=LAYOUTS, help="P,G,O of 4 ranks")
+    parser.add_argument("--seconds", nargs="+", type=float, default=[1, 5, 30], help="of cuts that heal")
+    parser.add_argument("--deadline", type=float, default=120.0, help="run.deadline_seconds")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--at", type=int, default=20, help="the step after which the job is disturbed")
+    parser.add_argument("--rate", default="1gbit", help="of each link")
+    parser.add_argument(
+        "--rto-max", default="", help="net.ipv4.tcp_rto_max_ms of the hosts (Linux 6.15; then tcp_retries2 is 255)"
+    )
+    parser.add_argument("--json", type=Path, help="also write the outcomes there")
+    parser.add_argument("--keep", type=Path, help="keep there what ranks said where something went wrong")
+    arguments = parser.parse_args()
+    print("| fault | P,G,O | seconds | steps lost | to the next step, s | ranks ended after, s | losses differ by | |")
+    print("|---|---|--:|--:|--:|--:|--:|---|", flush=True)
+    found = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="tesserae-host-faults-") as folder:
+            for outcome in outcomes(arguments, Path(folder)):
+                print(row(outcome), flush=True)
+                found.append(outcome)
+    except Unavailable as reason:
+        print(reason, file=sys.stderr)
+        return UNAVAILABLE
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(outcome) for outcome in found], indent=1) + "\n")
+    return 1 if any(outcome.wrong for outcome in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
