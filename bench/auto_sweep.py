@@ -4,6 +4,7 @@ two with links of different speed) every layout is measured, and compared with t
     python bench/auto_sweep.py                                 # about 25 minutes; jobs with links need root
     python bench/auto_sweep.py --jobs "M b1,S b1 100mbit"      # some of them
     python bench/auto_sweep.py --quick                         # one job: proves that it works
+    python bench/auto_sweep.py --settle-only --auto-steps 60   # only after how many steps "auto" has settled, and where
 
 Both are runs of `tesserae train`: one with "auto", and one whose schedule goes through all layouts, four times and in
 opposite orders, so that a slow minute of the machine hits all alike; each time for about as long (--visit). A layout
@@ -77,6 +78,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--visit", type=float, default=1.2, help="seconds of a layout, four times; 4 to 20 steps")
     parser.add_argument("--auto-steps", type=int, default=130, help="the first ones of the run with auto")
     parser.add_argument("--planned-steps", type=int, default=10000, help="of the job that begins with those")
+    parser.add_argument("--settle-only", action="store_true", help="no layout is measured beside what auto tries")
     parser.add_argument("--quick", action="store_true", help="one job")
     parser.add_argument("--deadline", type=float, default=600, help="seconds a run")
     parser.add_argument("--tesserae", type=Path, help="default: the newest cli/tesserae below build/")
@@ -114,10 +116,22 @@ def sweep(job: Job, options: argparse.Namespace, step_ms: float) -> dict[Degrees
     return job.run(options, settings).step_ms(dropped=1)
 
 
+def record_of(job: Job, options: argparse.Namespace) -> Path:
+    """Where what the tuner of its run with "auto" was told and decided is kept."""
+    return options.out / "auto_sweep" / f"{job.name.replace(' ', '_')}.jsonl"
+
+
+def searches(record: Path) -> list[int]:
+    """The steps after which the tuner ended a search: the first, and others if the job's speed changed."""
+    lines = (json.loads(line) for line in record.read_text().splitlines())
+    ended = ("measured (predicted)", "fastest of")  # the second as older versions say it
+    return [line["step"] for line in lines if any(text in line.get("decision", {}).get("why", "") for text in ended)]
+
+
 def settle(job: Job, options: argparse.Namespace) -> TrainRun:
     """The beginning of a long job: two of a hundred of its planned steps may be spent on trying."""
     planned = {"dial.planned_steps": options.planned_steps, "hybrid_shard_degree": "auto"}
-    record = options.out / "auto_sweep" / f"{job.name.replace(' ', '_')}.jsonl"
+    record = record_of(job, options)
     run = job.run(options, {"train.steps": options.auto_steps, **planned}, record)
     record.with_suffix(".log").write_text(run.output)
     return run
@@ -128,6 +142,7 @@ def measure(job: Job, options: argparse.Namespace) -> dict:
     tail = [record["step_ms"] for record in auto.steps[-10:]]
     times = sweep(job, options, statistics.median(tail))
     chosen = auto.layout(-1)
+    ends = searches(record_of(job, options))
     best = min(times, key=lambda layout: times[layout])
     return {
         "job": asdict(job) | {"name": job.name},
@@ -136,7 +151,9 @@ def measure(job: Job, options: argparse.Namespace) -> dict:
         "chosen": chosen,
         "ratio": times[chosen] / times[best],
         "changes": len(auto.changes()),
-        "settled_after": max((change["step"] for change in auto.changes()), default=0),
+        "tried": len({tuple(step["degrees"]) for step in auto.steps}),
+        "settled_after": ends[0] if ends else len(auto.steps),
+        "searches": len(ends),
         "auto_step_ms": statistics.median(tail),
     }
 
@@ -144,25 +161,45 @@ def measure(job: Job, options: argparse.Namespace) -> dict:
 def markdown(data: dict) -> str:
     rows = data["jobs"]
     right = sum(row["ratio"] <= WITHIN for row in rows)
+    after = [row["settled_after"] for row in rows]
     lines = [
         "![Every layout of every job, and the one that auto chose](images/auto_sweep.png)",
         "",
-        f'"auto" settles within 5 % of the best layout in {right} of {len(rows)} jobs.',
+        f'"auto" settles within 5 % of the best layout in {right} of {len(rows)} jobs, after '
+        f"{min(after)} to {max(after)} steps ({statistics.median(after):.0f} at the median).",
         "",
         "| job (model, sequences a rank, link between 2 hosts) | best | ms a step | worst | auto | ms a step "
-        "| of the best | settled after step |",
-        "|---|---|--:|--:|---|--:|--:|--:|",
+        "| of the best | layouts tried | settled after step |",
+        "|---|---|--:|--:|---|--:|--:|--:|--:|",
     ]
     for row in rows:
         times = row["step_ms"]
         best, chosen = (times[",".join(map(str, row[key]))] for key in ("best", "chosen"))
         lines.append(
             f"| {row['job']['name']} | {name_of(row['best'])} | {best:,.0f} | {max(times.values()):,.0f} "
-            f"| {name_of(row['chosen'])} | {chosen:,.0f} | {row['ratio']:.2f} | {row['settled_after']} |"
+            f"| {name_of(row['chosen'])} | {chosen:,.0f} | {row['ratio']:.2f} | {row['tried']} "
+            f"| {row['settled_after']} |"
         )
     over = "the steps of each layout, the first after a change left out"
     measured = report.describe_each({row["job"]["name"]: report.describe(row["about"], over) for row in rows})
     return "\n".join([*lines, "", "\n\n".join(measured)]) + "\n"
+
+
+def settle_only(options: argparse.Namespace) -> str:
+    """A table of the jobs: where "auto" began, where its first search ended, and after how many steps."""
+    lines = ["| job | begins with | keeps | layouts tried | settled after step |", "|---|---|---|--:|--:|"]
+    for job in options.jobs:
+        try:
+            auto = settle(job, options)
+        except Unavailable as reason:
+            print(f"auto_sweep: {job.name} is left out: {reason}", file=sys.stderr)
+            continue
+        end = next(iter(searches(record_of(job, options))), len(auto.steps))
+        tried = len({auto.layout(at) for at in range(end)})
+        kept = auto.layout(min(end + 1, len(auto.steps) - 1))
+        lines.append(f"| {job.name} | {name_of(auto.layout(0))} | {name_of(kept)} | {tried} | {end} |")
+        print(lines[-1], file=sys.stderr)
+    return "\n".join(lines)
 
 
 def with_row(rows: list[dict], row: dict) -> list[dict]:
@@ -183,6 +220,9 @@ def main() -> None:
     about = report.about()
     report.warn_if_busy("auto_sweep", about)
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.settle_only:
+        print(settle_only(options))
+        return
     file = options.out / "auto_sweep.json"
     data: dict = {"jobs": measured_before(file) if len(options.jobs) < len(JOBS) else []}
     for job in options.jobs:

@@ -7,7 +7,6 @@
 #include "tesserae/base/error.h"
 #include "tesserae/cost/memory.h"
 #include "tesserae/cost/step_time.h"
-#include "tesserae/cost/traffic.h"
 
 namespace tesserae::cost {
 namespace {
@@ -46,15 +45,10 @@ FirstChoice on_disk(Facts facts, double room) {
 }  // namespace
 
 double moving_seconds(const Facts& facts, const Links& links, const mesh::Degrees& degrees) {
-  const Traffic traffic = traffic_of(facts, degrees);
-  double seconds = 0;
-  for (const Traffic::Hop* hop :
-       {&traffic.gather, &traffic.first_hop, &traffic.second_hop, &traffic.third_hop, &traffic.refresh}) {
-    seconds += hop_seconds(*hop, links);
-  }
-  // Master and state are read and written, the gradient is read.
-  const double touched = (3.0 * facts.master_bytes + 2 * facts.state_bytes) * owned_elements(facts, degrees);
-  return seconds + touched / links.memory;
+  Machine machine;
+  machine.links = links;
+  const MovingTime time = moving_time(facts, machine, degrees);
+  return time.hops() + time.optimizer;
 }
 
 FirstChoice first_choice(const Facts& facts, const Links& links, double place, double available, double headroom,

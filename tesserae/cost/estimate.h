@@ -10,7 +10,7 @@
 namespace tesserae::cost {
 
 /// Seconds of a step that depend on the degrees if nothing hides them: all hops over their slowest links, and the
-/// optimizer's pass over its chunk.
+/// optimizer's pass over its chunk: moving_time() of a machine of which nothing but its links is known.
 double moving_seconds(const Facts& facts, const Links& links, const mesh::Degrees& degrees);
 
 /// The degrees to begin with, before anything was measured: those with the fewest moving_seconds among all that leave

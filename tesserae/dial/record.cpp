@@ -54,7 +54,6 @@ void fields_of(F& options, const Visit& visit, const TunerOptions* /*of*/) {
   visit("reference_steps", options.reference_steps);
   visit("trial_steps", options.trial_steps);
   visit("window", options.window);
-  visit("tolerance", options.tolerance);
   visit("worth", options.worth);
   visit("drift", options.drift);
 }

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <numeric>
 #include <utility>
 
 #include "tesserae/base/error.h"
-#include "tesserae/cost/estimate.h"
 #include "tesserae/cost/memory.h"
+#include "tesserae/cost/step_time.h"
 
 // One protocol, and the code in the order of its steps: parts of it in other files would be read beside this page.
 //
@@ -17,17 +18,19 @@
 //     less and are predicted to leave the headroom free; if there is none, the one that needs least. What ran out is
 //     not used again until twice the headroom would stay free.
 //  3. Settling: once the layout in use is measured, its median is the reference, and a search is due.
-//  4. A search (successive_halving.h) visits layouts. Its first round visits what is worth it, best estimate first:
-//     what is estimated to be slower than the reference by at most `tolerance`, and the next degrees up and down with
-//     P = G = O whatever is estimated; only what fits. What visits show corrects the estimates of the others. Its other
-//     rounds visit the fastest again. The best takes the place of the layout in use if it is faster by more than
-//     `worth`, and more than half of the noise of the difference (all of it, and more, if no layout was visited twice).
+//  4. A search visits layouts, one after the other: next always the one of which a visit is expected to gain most, by
+//     what the prediction and the noise of steps may be wrong (belief.h); it may have been visited before. Only what
+//     fits is. The search ends when no visit is expected to gain enough: a tenth of `worth` at first, all of it after
+//     20 steps of a search, and so on. So what is predicted to be clearly worse is never visited, and what cannot be
+//     told apart is left as it is. The layout that is believed to be fastest, of those that were visited, takes the
+//     place of the one in use if it is by more than `worth`, and by more than half of what that difference may be
+//     wrong.
 //  5. Steps of a search, changes (counted in steps) and the way to its best are spent: at most `budget` of all steps,
-//     passed or planned, or the allowance. A search takes half of what is left, or as much as the allowance if that is
-//     more; its first round three quarters of it. A visit begins only if it fits with the way back; a search, if a
-//     visit does. Otherwise it waits until enough steps have passed.
-//  6. Layouts are visited in one search only, until conditions change. What is left over, or became worth trying beside
-//     a new best, makes the next search due.
+//     passed or planned, or the allowance. A search takes a sixth of what is left, or as much as the allowance if that
+//     is more. A visit begins only if it fits with the way back; a search, if a visit does, and the next one under the
+//     same conditions if steps that have passed pay for it. Otherwise it waits.
+//  6. What was seen counts until conditions change, at the speed that the machine has by then. What there was no room
+//     to visit makes the next search due.
 //  7. Holding: when the median of the window has left the reference by more than `drift` (and more than the noise), or
 //     memory that ran out is free again, conditions have changed: the reference is measured anew, and all is worth
 //     trying that was.
@@ -39,7 +42,8 @@ namespace {
 constexpr int lost_after = 4;     // observations after which a decision was not followed
 constexpr double eased_by = 0.5;  // how much of the headroom more must be free to ask again for what was refused
 constexpr double certain = 1.5;   // how many times the noise of single steps a drift must be
-constexpr double first_round = 0.75, of_the_noise = 0.5, of_what_is_left = 0.5;
+constexpr double of_the_error = 0.5, of_what_is_left = 1.0 / 6;
+constexpr double least_worth = 0.1, full_worth_after = 20;  // of `worth`; steps of a search
 
 std::vector<double> all(const std::deque<double>& values) {
   return {values.begin(), values.end()};
@@ -57,26 +61,41 @@ std::string percent(double share) {
   return text;
 }
 
-bool contains(const std::vector<mesh::Degrees>& list, const mesh::Degrees& degrees) {
-  return std::ranges::find(list, degrees) != list.end();
+/// What the plan says that a step takes beside computing, of the machine whose links were measured.
+std::vector<double> predicted_stages(const cost::Facts& facts, const cost::Machine& machine,
+                                     const mesh::Degrees& degrees) {
+  const cost::MovingTime time = cost::moving_time(facts, machine, degrees);
+  return {time.gather, time.reduce, time.refresh, time.optimizer};
+}
+
+std::vector<std::vector<double>> predicted_stages(const cost::Facts& facts, const cost::Links& links) {
+  cost::Machine machine;
+  machine.links = links;
+  std::vector<std::vector<double>> all;
+  for (const mesh::Degrees& degrees : mesh::all_degrees(facts.ranks())) {
+    all.push_back(predicted_stages(facts, machine, degrees));
+  }
+  return all;
 }
 
 }  // namespace
 
-Tuner::Tuner(const cost::Facts& facts, const cost::Links& links, TunerOptions options) : options_(options) {
+Tuner::Tuner(const cost::Facts& facts, const cost::Links& links, TunerOptions options)
+    : options_(options), stages_(predicted_stages(facts, links)), belief_(stages_) {
   for (const mesh::Degrees& degrees : mesh::all_degrees(facts.ranks())) {
+    const std::vector<double>& stages = stages_[all_.size()];
     all_.push_back({.degrees = degrees,
                     .memory = cost::memory_of(facts, degrees),
-                    .moving = cost::moving_seconds(facts, links, degrees)});
+                    .moving = std::accumulate(stages.begin(), stages.end(), 0.0)});
   }
 }
 
-const Tuner::Layout& Tuner::layout_of(const mesh::Degrees& degrees) const {
+size_t Tuner::index_of(const mesh::Degrees& degrees) const {
   const auto found = std::ranges::find(all_, degrees, &Layout::degrees);
   if (found == all_.end()) {
     throw InvalidArgument("Tuner", cat(mesh::to_string(degrees), " are no degrees of this job's number of ranks"));
   }
-  return *found;
+  return static_cast<size_t>(found - all_.begin());
 }
 
 double Tuner::steps_allowed() const {
@@ -96,7 +115,7 @@ std::optional<Decision> Tuner::observe(const Observation& seen) {
       break;
     case Phase::trying:  // 4
       if (measured() < options_.trial_steps) return std::nullopt;
-      learn();
+      belief_.saw(index_of(*current_), all(samples_));
       break;
     case Phase::holding:
       if (refer_again_ && measured() >= options_.window) refer();
@@ -142,7 +161,6 @@ void Tuner::take(const Observation& seen) {
     return;
   }
   keep(samples_, seen.seconds);
-  if (search_) search_->add(seen.degrees, seen.seconds);
 }
 
 /// False while a decision is on its way. Whatever else the degrees are afterwards is somebody else's choice, and ours
@@ -154,7 +172,7 @@ bool Tuner::arrived(const Observation& seen) {
   }
   pending_ = false;
   if (seen.degrees != *expected_) expect_anew(seen.degrees);
-  if (!search_) trial_on_ = false;  // the first step after the way back is the last that is spent
+  if (!searching_) trial_on_ = false;  // the first step after the way back is the last that is spent
   return true;
 }
 
@@ -162,8 +180,7 @@ bool Tuner::arrived(const Observation& seen) {
 void Tuner::expect_anew(const mesh::Degrees& degrees) {
   incumbent_ = expected_ = degrees;
   phase_ = Phase::settling;
-  search_.reset();
-  search_due_ = false;
+  searching_ = search_due_ = false;
 }
 
 std::optional<Decision> Tuner::relieve(const Observation& seen) {
@@ -186,69 +203,123 @@ std::optional<Decision> Tuner::relieve(const Observation& seen) {
 
 /// The next visit of a search; or its end.
 std::optional<Decision> Tuner::next() {
-  const std::optional<mesh::Degrees> to = next_visit();
+  const std::optional<size_t> to = next_visit();
   if (!to) return end_search();
-  std::string why = search_->first_round() ? cat("trying: estimated at ", milliseconds(predicted_seconds(*to)))
-                                           : cat("trying again: took ", milliseconds(search_->seconds(*to)));
-  why += cat(" a step, ", mesh::to_string(*incumbent_), " takes ", milliseconds(reference_));
+  std::string why = belief_.visited(*to)
+                        ? cat("trying again: took ", milliseconds(belief_.measured(*to)), ", believed ")
+                        : "trying: expected ";
+  why += cat(milliseconds(belief_.seconds(*to)), " a step, ", mesh::to_string(*incumbent_), " takes ",
+             milliseconds(reference_));
   if (*current_ != *incumbent_) {
-    why += cat("; ", mesh::to_string(*current_), " took ", milliseconds(search_->seconds(*current_)));
+    why += cat("; ", mesh::to_string(*current_), " took ", milliseconds(belief_.measured(index_of(*current_))));
   }
-  return turn(*to, Phase::trying, std::move(why));
+  return turn(all_[*to].degrees, Phase::trying, std::move(why));
 }
 
-std::optional<mesh::Degrees> Tuner::next_visit() {
+std::optional<size_t> Tuner::next_visit() {
   // The step that passes while the decision travels, the change, the first step after it; and the measured ones.
   const double back = 2 + change_steps_;
   const double visit = back + options_.trial_steps;
-  if (!search_ && !begin_search(visit + back)) return std::nullopt;
-  if (search_->first_round() && spent_ + visit + back <= first_round_ends_) {
-    const std::vector<mesh::Degrees> candidates = worth_trying();
-    if (!candidates.empty()) {
-      search_->visit(candidates.front());
-      tried_.push_back(candidates.front());
-      return candidates.front();
-    }
-  }
+  if (!searching_ && !begin_search(visit + back)) return std::nullopt;
   if (spent_ + visit + back > search_ends_) return std::nullopt;
-  return search_->again();
+  return worth_a_visit();
 }
 
-/// False if nothing is worth it, or there is no room yet for a visit of so many steps (5).
+/// False if there is no room yet for a visit of so many steps (5).
 bool Tuner::begin_search(double visit) {
-  const double left = steps_allowed() - spent_;
+  const size_t in_use = index_of(*incumbent_);
+  // What the first search had no room for waits until steps that have passed, not planned ones, pay for it.
+  const double passed = std::max<double>(options_.allowance, options_.budget * static_cast<double>(steps_));
+  const double left = (belief_.visited(in_use) ? std::min(passed, steps_allowed()) : steps_allowed()) - spent_;
   if (visit > left) return false;
   refer();  // it may have waited long for this
-  search_due_ = !worth_trying().empty();
-  if (!search_due_) return false;
+  if (belief_.visited(in_use)) belief_.rescale(reference_ / belief_.measured(in_use));
+  belief_.saw(in_use, all(samples_));
   const double share = std::max(of_what_is_left * left, std::min<double>(left, options_.allowance));
+  search_began_ = spent_;
   search_ends_ = spent_ + std::max(share, visit);
-  first_round_ends_ = spent_ + std::max(first_round * share, visit);
-  search_.emplace(*incumbent_, all(samples_));
-  trial_on_ = true;
+  searching_ = trial_on_ = true;
+  search_due_ = false;
   return true;
+}
+
+/// Of all that fit, the one of which a visit is expected to gain most, if that is enough (4).
+std::optional<size_t> Tuner::worth_a_visit() const {
+  const size_t best = believed_best(), in_use = index_of(*current_);
+  const double enough = std::max(least_worth, (spent_ - search_began_) / full_worth_after);
+  double most = enough * options_.worth * belief_.seconds(best);
+  std::optional<size_t> found;
+  for (size_t other = 0; other < all_.size(); ++other) {
+    if (other == best || !may_run(other)) continue;
+    // A visit of either tells of their difference.
+    for (const size_t layout : {other, best}) {
+      if (layout == in_use || (layout == best && !belief_.visited(other))) continue;
+      const double gain = belief_.expected_gain(layout, other, best, options_.trial_steps);
+      if (gain <= most) continue;
+      most = gain;
+      found = layout;
+    }
+  }
+  return found;
+}
+
+bool Tuner::may_run(size_t layout) const {
+  return fits(all_[layout].degrees) && !was_refused(all_[layout].degrees);
+}
+
+/// Of those that were visited and may run; the one in use may.
+size_t Tuner::believed_best() const {
+  size_t best = index_of(*incumbent_);
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (belief_.visited(i) && may_run(i) && belief_.seconds(i) < belief_.seconds(best)) best = i;
+  }
+  return best;
 }
 
 std::optional<Decision> Tuner::end_search() {
   phase_ = Phase::holding;
-  if (!search_) return std::nullopt;
-  const mesh::Degrees before = *incumbent_, best = search_->best();
-  const double gain = 1 - search_->seconds(best) / search_->seconds(before);
-  const double noise = std::hypot(search_->noise(best), search_->noise(before));
-  const double enough = search_->visited_again() ? of_the_noise : certain;  // one visit is a few steps of one moment
-  if (gain > std::max(options_.worth, enough * noise)) incumbent_ = best;
-  reference_ = search_->seconds(*incumbent_);
-  refer_again_ = true;
-  const size_t others = search_->measured().size() - 1;
-  std::string why = cat("fastest of ", others + 1, ": ", milliseconds(reference_), " a step");
-  if (*incumbent_ != before) {
-    why += cat(", ", mesh::to_string(before), " took ", milliseconds(search_->seconds(before)));
+  if (!searching_) return std::nullopt;
+  searching_ = false;
+  search_due_ = worth_a_visit().has_value();  // 6
+  const mesh::Degrees before = *incumbent_;
+  const size_t in_use = index_of(before), best = believed_best();
+  const double gain = belief_.seconds(in_use) - belief_.seconds(best);
+  if (gain > std::max(options_.worth * belief_.seconds(in_use), of_the_error * belief_.error(best, in_use))) {
+    incumbent_ = all_[best].degrees;
   }
-  search_.reset();
-  search_due_ = !worth_trying().empty();  // 6
+  reference_ = belief_.measured(index_of(*incumbent_));
+  refer_again_ = true;
+  std::string why = compared();
   if (*current_ != *incumbent_) return turn(*incumbent_, Phase::holding, std::move(why));
   trial_on_ = false;
   return Decision{*current_, cat("kept: ", why)};
+}
+
+/// For people: what was predicted beside what was measured, and of the rest what could come next.
+std::string Tuner::compared() const {
+  std::vector<size_t> visited;
+  std::optional<size_t> next;
+  size_t others = 0;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (belief_.visited(i)) {
+      visited.push_back(i);
+    } else if (may_run(i)) {
+      ++others;
+      if (!next || belief_.seconds(i) < belief_.seconds(*next)) next = i;
+    }
+  }
+  std::ranges::stable_sort(visited, {}, [this](size_t i) { return belief_.seconds(i); });
+  std::string text = "measured (predicted):";
+  for (const size_t i : visited) {
+    text += cat(i == visited.front() ? " " : ", ", mesh::to_string(all_[i].degrees), " ",
+                milliseconds(belief_.measured(i)), " (", milliseconds(belief_.predicted(i)), ")");
+  }
+  if (next) {
+    text += cat("; ", others, " not tried, the best of them, ", mesh::to_string(all_[*next].degrees), ", believed ",
+                milliseconds(belief_.seconds(*next)));
+  }
+  if (belief_.surprise() > 1) text += cat("; predictions are ", belief_.surprise(), " times as wrong as they say");
+  return text;
 }
 
 std::optional<Decision> Tuner::turn(const mesh::Degrees& degrees, Phase phase, std::string why) {
@@ -269,20 +340,9 @@ void Tuner::refer() {
 void Tuner::search_anew() {
   phase_ = Phase::holding;
   refer();
-  tried_ = {*incumbent_};
+  belief_ = Belief(stages_);
   search_due_ = true;
   if (too_big_ && fits(*too_big_)) too_big_.reset();
-}
-
-/// The share that steps show of the estimated differences, by least squares over what was measured.
-void Tuner::learn() {
-  double shown = 0, squares = 0;
-  for (const mesh::Degrees& degrees : search_->measured()) {
-    const double moved = layout_of(degrees).moving - layout_of(*incumbent_).moving;
-    shown += moved * (search_->seconds(degrees) - reference_);
-    squares += moved * moved;
-  }
-  if (squares > std::pow(0.01 * reference_, 2)) exposed_ = std::clamp(shown / squares, 0.0, 1.0);
 }
 
 bool Tuner::drifted() const {
@@ -301,38 +361,6 @@ bool Tuner::eased() {
   return std::erase_if(refused_, [this](const Refused& refused) {
            return predicted_free(refused.degrees) >= refused.free + eased_by * options_.headroom * place_;
          }) > 0;
-}
-
-/// What was not tried, the best estimate first.
-std::vector<mesh::Degrees> Tuner::worth_trying() const {
-  const int degree = incumbent_->optimizer;
-  int below = 0, above = 0;  // next divisors of N
-  for (const Layout& layout : all_) {
-    const int d = layout.degrees.optimizer;
-    if (d < degree) below = std::max(below, d);
-    if (d > degree && (above == 0 || d < above)) above = d;
-  }
-  const auto is_next = [&](const mesh::Degrees& degrees) {
-    const int d = degrees.optimizer;
-    return degrees == mesh::Degrees{d, d, d} && (d == below || d == above || d == degree);
-  };
-  const double longest = predicted_seconds(*incumbent_) * (1 + options_.tolerance);
-  std::vector<mesh::Degrees> found;
-  for (const Layout& layout : all_) {
-    const mesh::Degrees& degrees = layout.degrees;
-    if (contains(tried_, degrees) || was_refused(degrees) || !fits(degrees)) continue;
-    if (is_next(degrees) || predicted_seconds(degrees) <= longest) found.push_back(degrees);
-  }
-  std::ranges::stable_sort(found, {}, [this](const mesh::Degrees& degrees) { return predicted_seconds(degrees); });
-  return found;
-}
-
-/// What was measured of the incumbent, and the estimated difference as far as steps show it.
-double Tuner::predicted_seconds(const mesh::Degrees& degrees) const {
-  const double base = layout_of(*incumbent_).moving;
-  const double seconds = reference_ > 0 ? reference_ : base;
-  const double moved = exposed_ * (layout_of(degrees).moving - base);
-  return std::max(0.05 * seconds, seconds + moved);
 }
 
 double Tuner::predicted_free(const mesh::Degrees& degrees) const {

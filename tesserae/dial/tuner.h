@@ -8,7 +8,7 @@
 
 #include "tesserae/cost/facts.h"
 #include "tesserae/cost/links.h"
-#include "tesserae/dial/successive_halving.h"
+#include "tesserae/dial/belief.h"
 #include "tesserae/mesh/layout.h"
 
 namespace tesserae::dial {
@@ -22,7 +22,6 @@ struct TunerOptions {
   int reference_steps = 5;    ///< measured of the layout in use before others are tried
   int trial_steps = 3;        ///< measured at a visit of a layout that is tried
   int window = 10;            ///< steps whose median is compared with the reference
-  double tolerance = 0.25;    ///< a layout that is estimated to be slower by more is not tried
   double worth = 0.01;        ///< how much faster a layout must be to be kept
   double drift = 0.1;         ///< how much the step time must move to search again
 
@@ -45,8 +44,9 @@ struct Decision {
   std::string why;
 };
 
-/// The automatic choice of degrees: estimates what is worth trying, tries it, keeps what is fastest and fits. tuner.cpp
-/// opens with the rules, docs/auto.md explains them.
+/// The automatic choice of degrees: begins with what the plan predicts of each layout (cost/step_time.h), runs steps
+/// with those that could still be faster than the best as far as the prediction may be wrong (belief.h), keeps what is
+/// fastest and fits. tuner.cpp opens with the rules, docs/auto.md explains them.
 ///
 /// A function of what it is told and of nothing else: it has no clock, no communication and no tensor, so a log of its
 /// observations gives the same decisions again (record.h).
@@ -68,7 +68,7 @@ class Tuner {
   struct Layout {
     mesh::Degrees degrees;
     double memory = 0;  // cost::memory_of()
-    double moving = 0;  // cost::moving_seconds()
+    double moving = 0;  // cost::moving_time(), all of it
   };
   struct Refused {
     mesh::Degrees degrees;
@@ -79,21 +79,23 @@ class Tuner {
   bool arrived(const Observation& seen);
   std::optional<Decision> relieve(const Observation& seen);
   std::optional<Decision> next();
-  std::optional<mesh::Degrees> next_visit();
+  std::optional<size_t> next_visit();
+  std::optional<size_t> worth_a_visit() const;
   bool begin_search(double visit);
   std::optional<Decision> end_search();
   std::optional<Decision> turn(const mesh::Degrees& degrees, Phase phase, std::string why);
   void expect_anew(const mesh::Degrees& degrees);
   void refer();
   void search_anew();
-  void learn();
   bool drifted() const;
   bool relaxed() const;
   bool eased();
 
-  const Layout& layout_of(const mesh::Degrees& degrees) const;
-  std::vector<mesh::Degrees> worth_trying() const;
-  double predicted_seconds(const mesh::Degrees& degrees) const;
+  size_t index_of(const mesh::Degrees& degrees) const;
+  const Layout& layout_of(const mesh::Degrees& degrees) const { return all_[index_of(degrees)]; }
+  bool may_run(size_t layout) const;
+  size_t believed_best() const;
+  std::string compared() const;
   double predicted_free(const mesh::Degrees& degrees) const;
   bool fits(const mesh::Degrees& degrees) const;
   bool was_refused(const mesh::Degrees& degrees) const;
@@ -114,16 +116,15 @@ class Tuner {
   double place_ = 0;
   double reference_ = 0, spread_ = 0;  // seconds of the incumbent; relative noise of a step
   bool refer_again_ = false;           // the reference is that of a search: few steps, and the best of some
-  double exposed_ = 1;                 // share of cost::moving_seconds that a step shows, as far as trials told
 
-  std::optional<SuccessiveHalving> search_;
-  bool search_due_ = false;
-  double first_round_ends_ = 0, search_ends_ = 0;  // at so many steps spent
-  bool trial_on_ = false;                          // steps count as spent until the incumbent runs again
-  std::vector<mesh::Degrees> tried_;               // since conditions have changed
-  std::optional<mesh::Degrees> too_big_;           // what ran out of memory
-  std::vector<Refused> refused_;                   // what was decided and never came
-  double change_steps_ = 0;                        // what a change costs, in steps
+  std::vector<std::vector<double>> stages_;  // of all_, as predicted
+  Belief belief_;                            // from visits since conditions have changed
+  bool searching_ = false, search_due_ = false;
+  double search_began_ = 0, search_ends_ = 0;  // at so many steps spent
+  bool trial_on_ = false;                      // steps count as spent until the incumbent runs again
+  std::optional<mesh::Degrees> too_big_;       // what ran out of memory
+  std::vector<Refused> refused_;               // what was decided and never came
+  double change_steps_ = 0;                    // what a change costs, in steps
   double spent_ = 0;
   std::optional<int64_t> first_step_;
   int64_t steps_ = 0;

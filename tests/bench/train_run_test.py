@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import unittest
@@ -113,6 +114,14 @@ class Sweep(unittest.TestCase):
             file.write_text('{"about": {"date": "then"}, "jobs": [{"ratio": 1}, {"ratio": 2, "about": {}}]}')
             rows = [{"about": {"date": "then"}, "ratio": 1}, {"about": {}, "ratio": 2}]
             self.assertEqual(auto_sweep.measured_before(file), rows)
+
+    def test_it_has_settled_when_its_first_search_ends(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            record = Path(folder, "job.jsonl")
+            said = {8: "trying: predicted 1 ms", 23: "kept: measured (predicted): P=1", 90: "measured (predicted): P=2"}
+            lines = [{"facts": {}}, {"step": 7}, *({"step": at, "decision": {"why": why}} for at, why in said.items())]
+            record.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            self.assertEqual(auto_sweep.searches(record), [23, 90], "that it stays is a decision, too")
 
     def test_every_layout_is_there_once(self) -> None:
         layouts = auto_sweep.all_layouts(4)

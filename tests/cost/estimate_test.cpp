@@ -154,8 +154,8 @@ TEST(Estimate, ASharedCopyMovesNothing) {
 }
 
 TEST(Estimate, SecondsAreBytesOverTheLinkThatIsCrossed) {
-  const Links links{.inside = 4e9, .between = 1e9, .inside_latency = 0, .between_latency = 1e-3, .memory = 28e9};
-  // Update: 3 * 4 + 2 * 8 = 28 bytes for each of psi / 8 elements.
+  const Links links{.inside = 4e9, .between = 1e9, .inside_latency = 0, .between_latency = 1e-3, .memory = 32e9};
+  // Update: 4 * 4 + 2 * 8 = 32 bytes for each of psi / 8 elements.
   const double update = psi / 8 / 1e9;
   const double hops = (2 * 4 * psi * 7 / 8 + 4 * psi * 7 / 8) / 1e9 + 33 * 1e-3;
   EXPECT_DOUBLE_EQ(moving_seconds(model(2), links, {8, 8, 8}), hops + update);
@@ -181,7 +181,7 @@ TEST(Estimate, InTwoLevelsEachElementCrossesOnce) {
   const Traffic three = traffic_of(facts, {2, 4, 8});
   EXPECT_DOUBLE_EQ(three.refresh.bytes, 4 * psi / 2 * 3 / 4);
   EXPECT_DOUBLE_EQ(three.refresh.across, 4 * psi / 2 * 1 / 4) << "members 0 and 2 of each host: two of four";
-  const Links links{.inside = 4e9, .between = 1e9, .inside_latency = 0, .between_latency = 1e-3, .memory = 28e9};
+  const Links links{.inside = 4e9, .between = 1e9, .inside_latency = 0, .between_latency = 1e-3, .memory = 32e9};
   const double across = 3 * 4 * psi / 8 / 1e9, inside = 3 * 4 * psi * 6 / 8 / 4e9, update = psi / 8 / 1e9;
   EXPECT_DOUBLE_EQ(moving_seconds(facts, links, {8, 8, 8}), across + inside + 33 * 1e-3 + update);
 }

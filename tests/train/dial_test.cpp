@@ -281,7 +281,7 @@ TEST_F(DialJob, AutoChoosesAndSaysWhy) {
   const std::string screen =
       job_.run("auto", ranks(4, {"hybrid_shard_degree=auto", "train.steps=80", "model.dropout=0"}));
   EXPECT_THAT(screen, HasSubstr("(auto; estimated to be fastest of what fits: "));
-  EXPECT_THAT(screen, HasSubstr("(auto; trying: estimated at "));
+  EXPECT_THAT(screen, HasSubstr("measured (predicted): "));
   const dial::Replay replayed = dial::replay(os::files().read(job_.path("auto") + "/dial.jsonl"));
   ASSERT_EQ(replayed.recorded.size(), 80u);
   for (size_t i = 0; i < replayed.recorded.size(); ++i) {
@@ -292,7 +292,6 @@ TEST_F(DialJob, AutoChoosesAndSaysWhy) {
     }
   }
   const config::Json summary = job_.summary("auto");
-  EXPECT_GE(summary["dial"]["changes"], 1);
   EXPECT_LE(summary["dial"]["steps_spent_on_trying"], 25.0);
   job_.run("steady", ranks(4, {"hybrid_shard_degree=4", "train.steps=80", "model.dropout=0"}));
   expect_same_losses("auto", "steady");
