@@ -1,13 +1,21 @@
 """Disturbs a training job on two emulated hosts (bench/hosts.sh: root, iproute2), as networks and hosts do, and
 compares it with the same job left alone.
 
-    python bench/host_faults.py                                        # all of it, a few minutes
+    python bench/host_faults.py                                        # all of it, ten minutes
     python bench/host_faults.py --faults cut --seconds 1 5 --layouts 2,2,2
-    python bench/host_faults.py --faults cut-for-good --deadline 8
+    python bench/host_faults.py --faults host-killed --deadline 20
 
 Four ranks, two on each host, fp32. Faults:
   cut            the cable of the second host is pulled after a step, and put back after so many seconds (--seconds)
   cut-for-good   the same, for longer than run.deadline_seconds; put back once all ranks have ended. Then the job is
+                 started again with --resume auto
+  host-killed    the cable is pulled, and all processes of the second host are killed; the job may have fewer ranks
+                 (recovery.min_ranks) and is started as in pods, by one `tesserae train` on each host
+  host-cut-off   the same job; the cable is pulled for longer than the deadline and put back when the first host has
+                 gone on
+  rank-killed, rank-stopped  the same job; a rank of the second host is lost, the cable stays
+  host-waited    the same job; the cable is put back before (the first of --seconds)
+  first-host-killed  the same job; all processes of the first host are killed, behind a pulled cable. Then the job is
                  started again with --resume auto
 
 A line is printed for each as soon as it is known; the exit status is 1 if any went otherwise than docs/faults.md
@@ -34,8 +42,13 @@ from pathlib import Path
 from launch import HOSTS, UNAVAILABLE, Unavailable
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYOUTS = ["2,2,2", "4,4,4"]  # P,G,O: each host has all of the state; it has half of it
 RANKS, HOSTS_OF_JOB = 4, 2
+# What the training operator gives the process of a pod, from what bench/hosts.sh gives it.
+AS_A_POD = (
+    f"export PET_NNODES=$WORLD_SIZE PET_NODE_RANK=$RANK PET_NPROC_PER_NODE={RANKS // HOSTS_OF_JOB}; "
+    'unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; exec "$0" "$@"'
+)
+LAYOUTS = ["2,2,2", "4,4,4"]  # P,G,O: each host has all of the state; it has half of it
 # Each rank's own output and exit status, whatever becomes of the others. Hosts stand as long as somebody wants them.
 KEPT = (
     '[ -z "$RTO_MAX" ] || sysctl -q net.ipv4.tcp_rto_max_ms="$RTO_MAX" net.ipv4.tcp_retries2=255; '
@@ -58,13 +71,15 @@ class Outcome:
 
 
 class Job:
-    """A command as the ranks of two hosts. Leaving the `with` block ends it."""
+    """A command as the ranks of two hosts, or as what starts the ranks of each. Leaving the `with` block ends it."""
 
-    def __init__(self, command: list[str], folder: Path, arguments: argparse.Namespace):
-        self.folder = folder
+    def __init__(self, command: list[str], folder: Path, arguments: argparse.Namespace, a_host: int = 2):
+        self.folder, self.processes = folder, a_host * HOSTS_OF_JOB
         folder.mkdir()
         doors = folder / "doors"
-        where = ["--hosts", str(HOSTS_OF_JOB), "--ranks", str(RANKS // HOSTS_OF_JOB), "--rate", arguments.rate]
+        where = ["--hosts", str(HOSTS_OF_JOB), "--ranks", str(a_host), "--rate", arguments.rate]
+        if a_host == 1:
+            command = ["sh", "-c", AS_A_POD, *command]
         self.process = subprocess.Popen(
             [str(HOSTS), *where, "--to-the-end", "--doors", str(doors), "--", "sh", "-c", KEPT, str(folder), *command],
             env=os.environ | {"OMP_NUM_THREADS": "1", "RTO_MAX": arguments.rto_max},
@@ -102,7 +117,27 @@ class Job:
         return int(text) if text.endswith("\n") else None
 
     def statuses(self) -> list[int | None]:
-        return [self.status(rank) for rank in range(RANKS)]
+        return [self.status(rank) for rank in range(self.processes)]
+
+    def inside(self, host: int) -> dict[int, str]:
+        """The processes of a host, and what they are called, but for the one that holds it."""
+        holder = self.doors[f"host{host}"]
+        network, found = os.readlink(f"/proc/{holder}/ns/net"), {}
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit() or folder.name == holder:
+                continue
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if os.readlink(folder / "ns/net") == network:
+                    found[int(folder.name)] = (folder / "comm").read_text().strip()
+        return found
+
+    def ranks_of(self, host: int) -> set[int]:
+        return {process for process, name in self.inside(host).items() if name.startswith("tesserae:")}
+
+    def kill_host(self, host: int) -> None:
+        for process in self.inside(host):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> float:
@@ -118,7 +153,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> floa
 def configuration(folder: Path, arguments: argparse.Namespace) -> Path:
     (folder / "text.txt").write_text("".join(f"the square of {i % 997} is {(i % 997) ** 2}\n" for i in range(20000)))
     job = {
-        "run": {"folder": str(folder / "run"), "log_every": 1000, "deadline_seconds": arguments.deadline},
+        "run": {"folder": str(folder / "run"), "log_every": 1000},
         "model": {"dimension": 64, "layers": 2, "heads": 2, "dropout": 0.1},
         "data": {"path": str(folder / "text.txt"), "sequence_length": 64},
         "train": {"steps": arguments.steps, "batch_per_rank": 2, "eval_batches": 1},
@@ -135,6 +170,10 @@ def command(arguments: argparse.Namespace, job: Path, run: Path, layout: str, *s
     for setting in (f"run.folder={run}", f"degrees={json.dumps(degrees)}", *settings):
         made += ["--set", setting]
     return made
+
+
+def deadline(arguments: argparse.Namespace) -> str:
+    return f"run.deadline_seconds={arguments.deadline}"
 
 
 def lines(run: Path) -> list[dict]:
@@ -158,6 +197,17 @@ def compare(outcome: Outcome, run: Path, alone: Path, steps: int) -> None:
         outcome.wrong.append(f"losses differ by {outcome.worst_loss:.1e}")
 
 
+def undisturbed(arguments: argparse.Namespace, config: Path, folder: Path, layout: str, *settings: str) -> Path:
+    """The run of that job left alone, made when it is first asked for."""
+    run = folder / "-".join(["alone", layout, *settings])
+    if not run.exists():
+        with Job(command(arguments, config, run, layout, *settings), Path(f"{run}-said"), arguments) as job:
+            job.process.wait(300)
+            if job.process.returncode != 0:
+                raise RuntimeError(f"the undisturbed job failed:\n{job.said(0)}")
+    return run
+
+
 def at_step(job: Job, run: Path, step: int) -> None:
     """Once that many steps are over."""
     wait_until(lambda: last_step(run) >= step or job.process.poll() is not None, 120, f"step {step}")
@@ -167,7 +217,7 @@ def at_step(job: Job, run: Path, step: int) -> None:
 
 def cut(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
     """Shorter than the deadline: the job waits, and goes on."""
-    run = folder / "run"
+    run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout)
     with Job(command(arguments, config, run, outcome.layout), folder / "said", arguments) as job:
         at_step(job, run, arguments.at)
         job.cable(1, "down")
@@ -184,12 +234,13 @@ def cut(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: P
         outcome.wrong.append(f"statuses {outcome.statuses}")
     if stood_at >= arguments.steps:
         outcome.wrong.append("the cut came too late")
-    compare(outcome, run, folder.parent / f"alone-{outcome.layout}", arguments.steps)
+    compare(outcome, run, alone, arguments.steps)
 
 
 def cut_for_good(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
     """Longer than the deadline: all ranks end, each names ranks of the other host, and none writes any more."""
-    run, saved = folder / "run", ["checkpoint.every_steps=5"]
+    run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout)
+    saved = [deadline(arguments), "checkpoint.every_steps=5"]
     made = command(arguments, config, run, outcome.layout, *saved)
     with Job(made, folder / "said", arguments) as job:
         (job.folder / "stay").touch()
@@ -225,7 +276,83 @@ def cut_for_good(outcome: Outcome, arguments: argparse.Namespace, config: Path, 
         job.process.wait(300)
         if job.process.returncode != 0:
             outcome.wrong.append(f"--resume auto: {job.said(0)[-500:]}")
-    compare(outcome, run, folder.parent / f"alone-{outcome.layout}", arguments.steps)
+    compare(outcome, run, alone, arguments.steps)
+    outcome.steps_lost = stood_at - stood_at // 5 * 5
+
+
+def survives(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
+    """The first host goes on without the second, in the same processes; or both do, if it was not for long."""
+    plain = "model.dropout=0"  # masks belong to ranks
+    run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout, plain)
+    settings = [plain, "checkpoint.every_steps=5", f"recovery.min_ranks={RANKS // HOSTS_OF_JOB}"]
+    if outcome.fault != "host-waited":
+        settings.append(deadline(arguments))
+    with Job(command(arguments, config, run, outcome.layout, *settings), folder / "said", arguments, a_host=1) as job:
+        at_step(job, run, arguments.at)
+        before = job.ranks_of(0)
+        if outcome.fault.startswith("rank"):
+            how = signal.SIGKILL if outcome.fault == "rank-killed" else signal.SIGSTOP
+            os.kill(max(job.ranks_of(1)), how)
+        else:
+            job.cable(1, "down")
+        start = time.monotonic()
+        if outcome.fault == "host-killed":
+            job.kill_host(1)
+        if outcome.fault == "host-waited":
+            time.sleep(arguments.seconds[0])
+            outcome.seconds = arguments.seconds[0]
+            job.cable(1, "up")
+            start = time.monotonic()
+        reached = last_step(run)
+        wait_until(
+            lambda: last_step(run) > reached or job.process.poll() is not None, arguments.deadline + 120, "a step"
+        )
+        outcome.seconds_to_next_step = time.monotonic() - start
+        after = job.ranks_of(0)
+        if outcome.fault == "host-cut-off":
+            job.cable(1, "up")
+            outcome.seconds = time.monotonic() - start
+            wait_until(lambda: job.status(1) is not None, 60, "the end of the second host's processes")
+            outcome.ended_after = [round(time.monotonic() - start, 1)]
+        job.process.wait(300)
+        outcome.statuses = [-1 if status is None else status for status in job.statuses()]
+        note_errors(outcome, job)
+        said = [job.said(host) for host in range(HOSTS_OF_JOB)]
+    if not before or before != after:
+        outcome.wrong.append("the ranks of the first host have not kept their processes")
+    expected = {"host-killed": [0, -1], "host-cut-off": [0, 3]}.get(outcome.fault, [0, 0])
+    if outcome.statuses != expected:
+        outcome.wrong.append(f"statuses {outcome.statuses}, not {expected}; it said {said[0][-800:]} {said[1][-800:]}")
+    compare(outcome, run, alone, arguments.steps)
+    scalings = json.loads((run / "summary.json").read_text()).get("scalings", [])
+    outcome.steps_lost = sum(scaling.get("steps_back", 0) for scaling in scalings)
+    if outcome.layout == "2,2,2" and outcome.steps_lost > 0:
+        outcome.wrong.append("a finished step was lost")
+
+
+def first_host_killed(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
+    """Nobody is left to decide: the second host's processes end."""
+    plain = "model.dropout=0"
+    run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout, plain)
+    settings = [plain, "checkpoint.every_steps=5", f"recovery.min_ranks={RANKS // HOSTS_OF_JOB}", deadline(arguments)]
+    made = command(arguments, config, run, outcome.layout, *settings)
+    with Job(made, folder / "said", arguments, a_host=1) as job:
+        at_step(job, run, arguments.at)
+        job.cable(0, "down")
+        job.kill_host(0)
+        took = wait_until(lambda: job.status(1) is not None, arguments.deadline + 120, "the end of the second host")
+        outcome.ended_after = [round(took, 1)]
+        outcome.statuses = [-1 if status is None else status for status in job.statuses()]
+        note_errors(outcome, job)
+        said = job.said(1)
+    if outcome.statuses != [-1, 3] or "nothing was heard of the job's first host" not in said:
+        outcome.wrong.append(f"statuses {outcome.statuses}: {said[-800:]}")
+    stood_at = last_step(run)
+    with Job([*made, "--resume", "auto"], folder / "again", arguments, a_host=1) as job:
+        job.process.wait(300)
+        if job.process.returncode != 0:
+            outcome.wrong.append(f"--resume auto: {job.said(0)[-500:]}")
+    compare(outcome, run, alone, arguments.steps)
     outcome.steps_lost = stood_at - stood_at // 5 * 5
 
 
@@ -248,17 +375,18 @@ def note_errors(outcome: Outcome, job: Job) -> None:
 FAULTS: dict[str, Callable[[Outcome, argparse.Namespace, Path, Path], None]] = {
     "cut": cut,
     "cut-for-good": cut_for_good,
+    "host-killed": survives,
+    "host-cut-off": survives,
+    "host-waited": survives,
+    "rank-killed": survives,
+    "rank-stopped": survives,
+    "first-host-killed": first_host_killed,
 }
 
 
 def outcomes(arguments: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
     config = configuration(folder, arguments)
     for layout in arguments.layouts:
-        alone = folder / f"alone-{layout}"
-        with Job(command(arguments, config, alone, layout), folder / f"said-{layout}", arguments) as job:
-            job.process.wait(300)
-            if job.process.returncode != 0:
-                raise RuntimeError(f"the undisturbed job failed:\n{job.said(0)}")
         for fault in arguments.faults:
             for seconds in arguments.seconds if fault == "cut" else [0.0]:
                 outcome = Outcome(fault, layout, seconds)
@@ -291,9 +419,9 @@ def main() -> int:
     parser.add_argument("--faults", nargs="+", choices=sorted(FAULTS), default=sorted(FAULTS))
     parser.add_argument("--layouts", nargs="+", default=LAYOUTS, help="P,G,O of 4 ranks")
     parser.add_argument("--seconds", nargs="+", type=float, default=[1, 5, 30], help="of cuts that heal")
-    parser.add_argument("--deadline", type=float, default=120.0, help="run.deadline_seconds")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--at", type=int, default=20, help="the step after which the job is disturbed")
+    parser.add_argument("--deadline", type=float, default=10.0, help="run.deadline_seconds where a fault outlasts it")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--at", type=int, default=13, help="the step after which the job is disturbed")
     parser.add_argument("--rate", default="1gbit", help="of each link")
     parser.add_argument(
         "--rto-max", default="", help="net.ipv4.tcp_rto_max_ms of the hosts (Linux 6.15; then tcp_retries2 is 255)"

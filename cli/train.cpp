@@ -91,6 +91,7 @@ int run_train(TrainArguments& arguments) {
     start.job.early_exit_code = config.preemption.exit_code;
     start.job.replacements = config.recovery.replacements;
     start.job.min_ranks = config.recovery.min_ranks;
+    start.job.host_patience = os::milliseconds(config.run.deadline_seconds);
     return train::run_local_job(start.job);
   }
   return train::train(config, setup, start.world, resume);

@@ -13,6 +13,7 @@
 //  5. If all ranks say that they failed and none has ended, the launcher begins an epoch without replacing any.
 //     A new process may have been there before, as a spare that has begun all that needs no place: it is told its place
 //     and the epoch in 3.
+//     (Of a job on several hosts, host_links.cpp says how its launchers do that together.)
 //  6. Rank 0 may ask for another number of ranks. The launcher starts those that are missing, tells all with the next
 //     epoch how many it has, and expects those that have no place in it to end. A loss at the same time is 3.
 
@@ -66,23 +67,27 @@ std::string value_of_remembered(c10d::Store& store, const std::string& key) {
 
 }  // namespace
 
-MembershipServer::MembershipServer() {
+MembershipServer::MembershipServer(uint16_t port) {
   c10d::TCPStoreOptions options;
-  options.port = 0;
+  options.port = port;
   options.isServer = true;
   options.waitWorkers = false;
   try {
     const auto served = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
     port_ = served->getPort();
+    served_ = served;
     store_ = c10::make_intrusive<c10d::PrefixStore>(prefix, served);
+    store_->set(of_epoch("silent", epoch_), " ");
   } catch (const std::exception& failure) {
     throw IoError("MembershipServer", cat("the store of the job cannot be served: ", reason_of(failure)));
   }
 }
 
-std::vector<int> MembershipServer::silent() {
-  const std::string key = of_epoch("silent", epoch_);
-  return store_->check({key}) ? numbers(store_->get_to_str(key)) : std::vector<int>();
+std::vector<MembershipServer::Silence> MembershipServer::silent() {
+  std::istringstream told(store_->get_to_str(of_epoch("silent", epoch_)));
+  std::vector<Silence> silences;
+  for (Silence silence; told >> silence.by >> silence.rank;) silences.push_back(silence);
+  return silences;
 }
 
 int MembershipServer::failed() {
@@ -96,6 +101,7 @@ std::optional<int> MembershipServer::asked_ranks() {
 }
 
 void MembershipServer::announce(const std::string& what) {
+  store_->set(of_epoch("silent", epoch_ + 1), " ");
   store_->set(of_epoch("epoch", epoch_ + 1), what);
 }
 
@@ -155,7 +161,9 @@ void Membership::wait_for_place(const std::string& spare) {
 bool Membership::next_epoch(const std::vector<int>& silent, std::chrono::milliseconds deadline) {
   if (!recovers()) return false;
   try {
-    if (!silent.empty()) store_->set(of_epoch("silent", epoch_), list(silent));
+    std::string told;
+    for (const int rank : silent) told += cat(rank_, " ", rank, " ");
+    if (!told.empty()) store_->append(of_epoch("silent", epoch_), {told.begin(), told.end()});
     store_->add(of_epoch("failed", epoch_), 1);
   } catch (const std::exception& failure) {
     log(LogLevel::warning, cat("the launcher hears of no loss: ", reason_of(failure)));

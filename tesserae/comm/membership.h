@@ -16,13 +16,18 @@ namespace tesserae::comm {
 /// be, and when they meet again. membership.cpp opens with the protocol. Ranks are the launcher's.
 class MembershipServer {
  public:
-  /// Serves the job's store at a free port. Throws IoError.
-  MembershipServer();
+  /// Serves the job's store at that port; 0: at a free one. Throws IoError.
+  explicit MembershipServer(uint16_t port = 0);
 
   uint16_t port() const { return port_; }
+  /// What it serves, for what launchers tell each other.
+  c10::intrusive_ptr<c10d::Store> store() const { return served_; }
   int epoch() const { return epoch_; }
-  /// Ranks that others have heard nothing of, in this epoch.
-  std::vector<int> silent();
+  struct Silence {
+    int by = 0, rank = 0;
+  };
+  /// Ranks that others have heard nothing of, in this epoch, each with who says so.
+  std::vector<Silence> silent();
   /// How many ranks have said that their operations failed, in this epoch.
   int failed();
   /// How many ranks the next epoch is to have, if anybody asked for another number.
@@ -42,7 +47,7 @@ class MembershipServer {
  private:
   void announce(const std::string& what);
 
-  c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<c10d::Store> served_, store_;
   uint16_t port_ = 0;
   int epoch_ = 0;
 };

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/comm/host_links.h"
 #include "tesserae/comm/membership.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/os/descriptor.h"
@@ -38,11 +39,12 @@ constexpr size_t kept_lines = 12;
 constexpr auto blame_window = std::chrono::milliseconds(1000);
 
 struct Rank {
-  os::Process process;
+  std::optional<os::Process> process;  ///< unset: its host's launcher has it
   os::Descriptor output;
   LineReader lines;
   std::deque<std::string> last;  ///< its last lines, for the report
   std::optional<os::Exit> exit;
+  int started_as = 0;  ///< its number at the job's start
 };
 
 /// A process that has no place yet.
@@ -69,7 +71,7 @@ std::map<std::string, std::string> rank_environment(const LocalJob& job, int ran
   environment["TORCHELASTIC_USE_AGENT_STORE"] = meeting.epoch ? "True" : "False";
   if (meeting.epoch) {
     environment[comm::epoch_variable] = std::to_string(*meeting.epoch);
-    environment[configured_ranks_variable] = std::to_string(job.ranks);
+    environment[configured_ranks_variable] = std::to_string(job.hosts * job.ranks);
   }
   // The same for ranks that come later: who computes the same as others must do it with as many threads.
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
@@ -83,8 +85,12 @@ Rank start(const LocalJob& job, int rank, const Meeting& meeting, WaitingRanks& 
   auto environment = rank_environment(job, rank, meeting);
   if (spare) environment[comm::spare_variable] = std::to_string(*spare);
   if (auto copy = waiting.call(environment)) {
-    return {
-        .process = std::move(copy->process), .output = std::move(copy->output), .lines = {}, .last = {}, .exit = {}};
+    return {.process = std::move(copy->process),
+            .output = std::move(copy->output),
+            .lines = {},
+            .last = {},
+            .exit = {},
+            .started_as = job.host * job.ranks + rank};
   }
   os::Pipe pipe = os::make_pipe();
   os::Command command{.arguments = job.command,
@@ -93,7 +99,12 @@ Rank start(const LocalJob& job, int rank, const Meeting& meeting, WaitingRanks& 
                       .new_group = true,
                       .output = rank == 0 && !spare ? -1 : pipe.write.get(),
                       .errors = pipe.write.get()};
-  return {.process = os::Process::spawn(command), .output = std::move(pipe.read), .lines = {}, .last = {}, .exit = {}};
+  return {.process = os::Process::spawn(command),
+          .output = std::move(pipe.read),
+          .lines = {},
+          .last = {},
+          .exit = {},
+          .started_as = job.host * job.ranks + rank};
 }
 
 /// What can be read of it at once; at the end of its output what has no end of line.
@@ -107,23 +118,32 @@ class Job {
  public:
   explicit Job(const LocalJob& job)
       : job_(job), live_screen_(os::is_terminal(os::Stream::output)), waiting_(job.body ? job.ranks : 0, job.body) {
-    if (job.hosts == 1) membership_.emplace();
+    const bool linked = job.hosts > 1 && job.min_ranks > 0;  // otherwise a job of several hosts survives no loss
+    if (job.hosts == 1 || (linked && job.host == 0)) membership_.emplace(job.hosts == 1 ? 0 : job.port);
+    if (linked && job.host == 0) others_.emplace(membership_->store(), job.hosts, job.host_patience);
+    if (linked && job.host > 0) first_.emplace(job.address, job.port, job.host, job.host_patience);
     meeting_ = {.port = membership_ ? membership_->port() : job.port, .epoch = std::nullopt, .ranks = job.ranks};
-    if (membership_) meeting_.epoch = 0;
+    if (membership_ || first_) meeting_.epoch = 0;
     for (int rank = 0; rank < job.ranks; ++rank) ranks_.push_back(start(job, rank, meeting_, waiting_));
+    while (others_ && size() < job.hosts * job.ranks) {
+      ranks_.emplace_back();
+      ranks_.back().started_as = size() - 1;
+    }
     keep_spares();
   }
 
   int run() {
-    while (running() > 0) {
+    while (running() > 0 || (first_ && !first_->status() && first_->cut_off().empty())) {
       wait_for_news();
+      if (others_) others_->look();
+      if (first_) follow_first();
       for (size_t rank = 0; rank < ranks_.size(); ++rank) look_at(static_cast<int>(rank));
       look_at_signals();
       begin_next_epoch();
       see_off();
       blame_after_window();
       if (kill_at_ && kill_at_->passed()) {
-        for (Rank& rank : ranks_) rank.process.signal_group(os::signal_kill);
+        for (Rank& rank : ranks_) kill(rank);
       }
     }
     spares_.clear();
@@ -131,10 +151,12 @@ class Job {
     blame(suspect_);
     excuse_late();
     if (kill_at_) {
-      for (Rank& rank : ranks_) rank.process.signal_group(os::signal_kill);  // what the ranks started themselves
+      for (Rank& rank : ranks_) kill(rank);  // what the ranks started themselves
     }
     forget_memory();
-    return status();
+    const int result = status();
+    if (others_) others_->end(result);
+    return result;
   }
 
  private:
@@ -151,6 +173,36 @@ class Job {
 
   int running() const {
     return static_cast<int>(std::ranges::count_if(ranks_, [](const Rank& rank) { return !rank.exit; }));
+  }
+
+  std::optional<os::Exit> exit_of_process(Rank& rank) {
+    if (rank.process) return rank.process->poll();
+    if (const auto told = others_->exit_of(rank.started_as)) return told;
+    const int host = rank.started_as / job_.ranks;
+    // What others have been asked to kill is not waited for.
+    const bool gone = others_->given_up(host) || others_->has_left(host) || (kill_at_ && kill_at_->passed());
+    return gone ? std::optional(os::Exit{.code = 0, .signal = os::signal_kill}) : std::nullopt;
+  }
+
+  /// With what it has started.
+  void kill(Rank& rank) {
+    if (rank.process) return rank.process->signal_group(os::signal_kill);
+    others_->kill(rank.started_as / job_.ranks, rank.started_as);
+  }
+
+  /// On another host than the first, whose launcher decides.
+  void follow_first() {
+    first_->look();
+    for (const int number : first_->to_kill()) {
+      for (Rank& rank : ranks_) {
+        if (rank.started_as == number) kill(rank);
+      }
+    }
+    const std::string cut_off = first_->cut_off();
+    if (cut_off.empty() || cut_off_) return;
+    cut_off_ = true;
+    print(cat("tesserae: ", cut_off, "; the ranks of this host are killed"));
+    for (Rank& rank : ranks_) kill(rank);
   }
 
   void wait_for_news() {
@@ -192,8 +244,9 @@ class Job {
 
   void look_at(int number) {
     Rank& rank = ranks_[number];
-    if (rank.exit || !(rank.exit = rank.process.poll())) return;
+    if (rank.exit || !(rank.exit = exit_of_process(rank))) return;
     drain(number);
+    if (first_) return first_->report(rank.started_as, *rank.exit);
     if (ended_well(rank)) {
       if (membership_) membership_->end();  // whoever still meets others has nobody to meet
       return;
@@ -223,9 +276,7 @@ class Job {
   /// If ranks are lost, or another number of them is wanted. Once all ranks have been looked at.
   void begin_next_epoch() {
     if (!membership_ || culprit_) return;
-    for (const int silent : membership_->silent()) {
-      if (silent >= 0 && silent < size()) ranks_[static_cast<size_t>(silent)].process.signal_group(os::signal_kill);
-    }
+    for (const int silent : silent_ranks()) kill(ranks_[static_cast<size_t>(silent)]);
     const std::optional<int> asked = membership_->asked_ranks();
     const int ranks = asked.value_or(size());
     std::erase_if(lost_, [ranks](int number) { return number >= ranks; });
@@ -234,7 +285,7 @@ class Job {
     if (!loss && !asked) return;
     const auto failed = std::ranges::count_if(lost_, [this](int number) { return exit_of(number).signal == 0; });
     if (failed > 0 && !failures_settled_) failures_settled_.emplace(blame_window);
-    const bool spent = loss && replaced_ >= job_.replacements;
+    const bool spent = loss && (replaced_ >= job_.replacements || others_);
     const bool with_fewer = spent && may_have_fewer();
     // What several ranks fail of at a time, new ones would fail of, too.
     if (any_ended_well() || failed > 1 || (spent && !with_fewer)) {
@@ -250,11 +301,27 @@ class Job {
     for (const int number : std::exchange(lost_, {})) {
       Rank& rank = ranks_[static_cast<size_t>(number)];
       print(cat(how_ended(number), "; a new process takes its place (", replaced_, " of ", job_.replacements, ")"));
-      rank.process.signal_group(os::signal_kill);  // what it had started itself
+      kill(rank);  // what it had started itself
       rank = newcomer(number);
     }
     membership_->begin_epoch(size());
     keep_spares();
+  }
+
+  /// Two sides of a link that is cut say it of each other: then the first host's ranks are believed.
+  std::vector<int> silent_ranks() {
+    const auto told = membership_->silent();
+    const auto is_blamed = [&](int host) {
+      return std::ranges::any_of(
+          told, [&](const auto& silence) { return host_of(silence.by) == job_.host && host_of(silence.rank) == host; });
+    };
+    std::vector<int> silent;
+    for (const auto& [by, rank] : told) {
+      if (rank < 0 || rank >= size()) continue;
+      const bool of_each_other = host_of(by) != job_.host && host_of(rank) == job_.host && is_blamed(host_of(by));
+      if (!of_each_other) silent.push_back(rank);
+    }
+    return silent;
   }
 
   /// For the next epoch.
@@ -262,7 +329,7 @@ class Job {
     while (!spares_.empty()) {
       Spare spare = std::move(spares_.front());
       spares_.erase(spares_.begin());
-      if (spare.process.process.poll()) continue;
+      if (spare.process.process->poll()) continue;
       membership_->give_place(spare.number, number, meeting_.ranks);
       return std::move(spare.process);
     }
@@ -302,7 +369,7 @@ class Job {
         continue;
       }
       print(cat(how_ended(number), "; none takes its place, the job goes on with fewer"));
-      rank.process.signal_group(os::signal_kill);  // what it had started itself
+      kill(rank);  // what it had started itself
     }
     ranks_ = std::move(ranks);
     lost_.clear();
@@ -320,6 +387,7 @@ class Job {
     leave_by_.emplace(job_.stop_grace);
     meeting_.ranks = ranks;
     try {
+      if (others_ && size() < ranks) throw IoError("tesserae train", "a job on several hosts gets no more ranks");
       while (size() < ranks) ranks_.push_back(newcomer(size()));
     } catch (const IoError& error) {
       print(cat("tesserae: the job keeps its ", before, " ranks, a new one cannot be started: ", error.what()));
@@ -330,17 +398,30 @@ class Job {
 
   /// Those that have no place any more: nothing depends on how they end.
   void see_off() {
-    std::erase_if(leaving_, [this](Rank& rank) { return rank.process.poll() || leave_by_->passed(); });
+    std::erase_if(leaving_, [this](Rank& rank) {
+      const bool late = leave_by_->passed();
+      if (late) kill(rank);
+      return late || exit_of_process(rank);
+    });
   }
 
   int size() const { return static_cast<int>(ranks_.size()); }
 
   std::string how_ended(int number) const {
     const os::Exit& exit = exit_of(number);
-    return cat("tesserae: rank ", rank_of_job(number), " of ", job_.hosts * size(), exit.signal != 0 ? " was " : " ",
-               exit.text());
+    const std::string who = cat("tesserae: rank ", rank_of_job(number), " of ", others_ ? size() : job_.hosts * size());
+    const int host = host_of(number);
+    if (others_ && host != job_.host && others_->given_up(host)) {
+      return cat(who, " is lost with host ", host, ", of which nothing is heard");
+    }
+    return cat(who, exit.signal != 0 ? " was " : " ", exit.text());
   }
 
+  /// On several hosts, of a rank there; whoever is none counts as this host's.
+  int host_of(int number) const {
+    if (!others_ || number < 0 || number >= size()) return job_.host;
+    return ranks_[static_cast<size_t>(number)].started_as / job_.ranks;
+  }
   int rank_of_job(int number) const { return job_.host * job_.ranks + number; }
 
   const os::Exit& exit_of(int number) const { return *ranks_[static_cast<size_t>(number)].exit; }
@@ -374,7 +455,10 @@ class Job {
   }
 
   void end_others(std::chrono::milliseconds grace, int number) {
-    for (Rank& rank : ranks_) rank.process.signal(number);
+    // Those of other hosts hear of it from each other, or lose a peer.
+    for (Rank& rank : ranks_) {
+      if (rank.process) rank.process->signal(number);
+    }
     kill_at_.emplace(grace);
   }
 
@@ -400,6 +484,12 @@ class Job {
   }
 
   int status() {
+    if (first_) {
+      const int result = first_->status().value_or(exit_peer_lost);
+      if (result != 0 && !cut_off_)
+        print(cat("tesserae: the job ends with status ", result, ", its first host says why"));
+      return result;
+    }
     if (!culprit_) {
       const bool all_well = std::ranges::all_of(ranks_, [this](const Rank& rank) { return ended_well(rank); });
       if (!all_well) return 128 + signals_.first();
@@ -425,6 +515,9 @@ class Job {
   WaitingRanks waiting_;  // made before anything that a copy must not have
   os::StopSignals signals_;
   std::optional<comm::MembershipServer> membership_;
+  std::optional<comm::OtherHosts> others_;  // of several hosts, on the first
+  std::optional<comm::FirstHost> first_;    // the same, on another one
+  bool cut_off_ = false;
   Meeting meeting_;
   std::vector<Rank> ranks_;
   std::vector<Spare> spares_;                     // a few

@@ -36,6 +36,9 @@ std::string Run::cannot_scale(int ranks) const {
     return "`tesserae train --nproc` changes the number of those ranks only that it has started, two or more on one "
            "host; end the job and go on with --resume auto and more or fewer ranks";
   }
+  if (fabric_ != nullptr && fabric_->world().hosts() > 1 && ranks > fabric_->size()) {
+    return cat("a job on several hosts gets no more ranks than the ", fabric_->size(), " that it has");
+  }
   // A new process begins with what the job was launched with.
   const std::string now = why_not(written_, written_for_, ranks);
   return now.empty() ? why_not(launched_, written_for_, ranks) : now;

@@ -42,7 +42,9 @@ TEST_F(MembershipTest, ARankWaitsForTheNextEpochAndTellsWhoIsSilent) {
   auto next = std::async(std::launch::async, [&rank] { return rank.next_epoch({1}, seconds(60)); });
   while (server_.failed() == 0) {
   }
-  EXPECT_EQ(server_.silent(), std::vector<int>{1});
+  ASSERT_EQ(server_.silent().size(), 1);
+  EXPECT_EQ(server_.silent()[0].rank, 1);
+  EXPECT_EQ(server_.silent()[0].by, 0);
   server_.begin_epoch(2);
   EXPECT_TRUE(next.get());
   EXPECT_EQ(rank.epoch(), 1);

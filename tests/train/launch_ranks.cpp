@@ -1,7 +1,8 @@
 // launch_ranks N COMMAND...: run_local_job as a program, so that a test can interrupt and kill it. REPLACEMENTS: how
-// often it replaces lost ranks. HOSTS, HOST, PORT: it is one of several hosts. PROGRAMS: ranks are started as programs;
-// else the first ones are copies of this process, which become that command, or, if that is "threads", say with how
-// many they would compute.
+// often it replaces lost ranks. HOSTS, HOST, ADDRESS, PORT: it is one of several hosts; MIN_RANKS, PATIENCE (in ms):
+// with which losses it goes on, and when a host counts as lost. PROGRAMS: ranks are started as programs; else the first
+// ones are copies of this process, which become that command, or, if that is "threads", say with how many they would
+// compute.
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
@@ -29,14 +30,17 @@ int become(char** command) {
 
 int main(int argc, char** argv) {
   std::function<int()> body;
+  const char* const address = std::getenv("ADDRESS");
   if (std::getenv("PROGRAMS") == nullptr) body = [command = argv + 2] { return become(command); };
   return tesserae::train::run_local_job({.ranks = std::atoi(argv[1]),
                                          .hosts = number("HOSTS", 1),
                                          .host = number("HOST", 0),
-                                         .address = "first-host",
+                                         .address = address != nullptr ? address : "first-host",
                                          .port = static_cast<uint16_t>(number("PORT", 0)),
                                          .command = {argv + 2, argv + argc},
                                          .body = body,
                                          .environment = {{"FROM_JOB", "yes"}},
-                                         .replacements = number("REPLACEMENTS", 0)});
+                                         .replacements = number("REPLACEMENTS", 0),
+                                         .min_ranks = number("MIN_RANKS", 0),
+                                         .host_patience = std::chrono::milliseconds(number("PATIENCE", 300'000))});
 }

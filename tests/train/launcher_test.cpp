@@ -11,6 +11,7 @@
 #include "tesserae/os/clock.h"
 #include "tesserae/os/files.h"
 #include "tesserae/os/host.h"
+#include "tesserae/os/port.h"
 #include "tests/support/promise.h"
 #include "tests/train/run_program.h"
 
@@ -94,6 +95,55 @@ TEST_F(Launcher, OneOfSeveralHostsCountsItsRanksOn) {
   EXPECT_EQ(job.output, "4/6 0/2 first-host:4711\n");
   EXPECT_THAT(job.errors, HasSubstr("rank 5: 5/6 1/2 first-host:4711\n"));
   EXPECT_THAT(job.errors, HasSubstr("tesserae: rank 5 of 6 exited with code 7; the other ranks were ended"));
+}
+
+/// The launchers of two hosts with a rank each, which may go on with one.
+class LaunchersOfTwoHosts : public Launcher {
+ protected:
+  Program of_host(int host, const std::string& script, int patience = 60'000) const {
+    return Program({LAUNCH_RANKS, "1", "sh", "-c", "echo $$ > $FOLDER/$RANK.pid; " + script},
+                   {{"FOLDER", folder_},
+                    {"HOSTS", "2"},
+                    {"HOST", std::to_string(host)},
+                    {"ADDRESS", "127.0.0.1"},
+                    {"PORT", port_},
+                    {"MIN_RANKS", "1"},
+                    {"PATIENCE", std::to_string(patience)}});
+  }
+
+  const std::string port_ = std::to_string(os::free_port());
+};
+
+TEST_F(LaunchersOfTwoHosts, ARankThatIsLostOnOneDoesNotEndTheJob) {
+  Program second = of_host(1, "sleep 0.3; kill -9 $$");
+  Program first = of_host(0, "until [ -e $FOLDER/done ]; do sleep 0.05; done");
+  EXPECT_TRUE(first.wait_for("rank 1 of 2 was killed by signal 9 (Killed); none takes its place, the job goes on"));
+  os::files().write(folder_ + "/done", "");
+  EXPECT_TRUE(first.finish()->success()) << first.errors;
+  EXPECT_TRUE(second.finish()->success()) << "the job has ended well: " << second.errors;
+}
+
+TEST_F(LaunchersOfTwoHosts, OneOfWhichNothingIsHeardHasNoPartAnyMore) {
+  Program second = of_host(1, "exec sleep 600", 1000);
+  Program first = of_host(0, "until [ -e $FOLDER/done ]; do sleep 0.05; done", 1000);
+  wait_until_started(2);
+  second.process().signal(SIGSTOP);
+  EXPECT_TRUE(first.wait_for("rank 1 of 2 is lost with host 1, of which nothing is heard; none takes its place"));
+  second.process().signal(SIGCONT);
+  EXPECT_EQ(second.finish()->code, exit_peer_lost);
+  EXPECT_THAT(second.errors, HasSubstr("the ranks of this host are killed"));
+  os::files().write(folder_ + "/done", "");
+  EXPECT_TRUE(first.finish()->success()) << first.errors;
+  expect_nothing_left(2);
+}
+
+TEST_F(LaunchersOfTwoHosts, AFailureThatNobodySurvivesEndsBoth) {
+  Program second = of_host(1, "sleep 0.3; echo 'no such key' >&2; exit 2");
+  Program first = of_host(0, "exec sleep 600");
+  EXPECT_EQ(first.finish()->code, 2);
+  EXPECT_EQ(second.finish()->code, 2);
+  EXPECT_THAT(second.errors, HasSubstr("rank 1: no such key"));
+  EXPECT_THAT(first.errors, HasSubstr("rank 1 of 2 exited with code 2"));
 }
 
 TEST_F(Launcher, AHostOfAJobOfSeveralMustKnowItsPlace) {
