@@ -8,7 +8,6 @@
 
 #include <csignal>
 #include <thread>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tesserae/comm/fabric.h"
 #include "tesserae/os/clock.h"
@@ -31,7 +30,7 @@ double seconds_now() {
 // What a victim does to itself, from another thread, while its operation is under way.
 void suffer(const std::string& fate) {
   std::thread([fate] {
-    os::sleep_for(std::chrono::milliseconds(200));
+    os::sleep_for(std::chrono::milliseconds(100));
     report("fell_at", seconds_now());
     std::raise(fate == "killed" ? SIGKILL : SIGSTOP);
   }).detach();
@@ -96,37 +95,6 @@ RANK_MAIN(leaves_by_an_exception) {
     report("lost", first_of(lost.ranks));
     std::printf("%s\n", lost.what());
   }
-}
-
-// args: port of a store that outlives the ranks, whether rank 1 falls.
-RANK_MAIN(meets_on_a_store_of_others) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(std::stoi(args[0]));
-  options.waitWorkers = false;
-  const auto world = mesh::World::from_environment();
-  const auto fabric =
-      Fabric::join(c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options), world.rank(), world.size(), true, {});
-  fabric->everyone().barrier();
-  if (args[1] == "falls" && fabric->rank() == 1) std::raise(SIGKILL);
-  fabric->everyone().barrier();
-}
-
-// As torchrun does it with one store for all starts of a job: the rank that fell in the first one is not lost in the
-// second.
-TEST(Restart, RanksThatAreStartedAgainDoNotHearOfThoseBefore) {
-  c10d::TCPStoreOptions options;
-  options.isServer = true;
-  options.waitWorkers = false;
-  const c10d::TCPStore store("127.0.0.1", options);
-  const std::string port = std::to_string(store.getPort());
-  RankJob job{.main = "meets_on_a_store_of_others", .args = {port, "falls"}};
-  job.environment = {{"TORCHELASTIC_RESTART_COUNT", "0"}};
-  const RankResults before = run_ranks(job);
-  EXPECT_NE(before.text().find("rank 1 is lost"), std::string::npos) << before.text();
-  job.args = {port, "stays"};
-  job.environment = {{"TORCHELASTIC_RESTART_COUNT", "1"}};
-  const RankResults after = run_ranks(job);
-  EXPECT_TRUE(after.all_succeeded()) << after.text();
 }
 
 struct Fall {

@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <future>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "tesserae/comm/fabric.h"
 #include "tesserae/os/clock.h"
+#include "tests/support/ranks.h"
 
 namespace tesserae::comm {
 namespace {
@@ -112,4 +116,36 @@ TEST(Liveness, AStoreThatStalledIsAskedAgainOnceItAnswers) {
 }
 
 }  // namespace
+
+// args: port of a store that outlives the ranks, whether rank 1 falls.
+RANK_MAIN(meets_on_a_store_of_others) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(std::stoi(args[0]));
+  options.waitWorkers = false;
+  const auto world = mesh::World::from_environment();
+  const auto fabric =
+      Fabric::join(c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options), world.rank(), world.size(), true, {});
+  fabric->everyone().barrier();
+  if (args[1] == "falls" && fabric->rank() == 1) std::raise(SIGKILL);
+  fabric->everyone().barrier();
+}
+
+// As torchrun does it with one store for all starts of a job: the rank that fell in the first one is not lost in the
+// second.
+TEST(Restart, RanksThatAreStartedAgainDoNotHearOfThoseBefore) {
+  c10d::TCPStoreOptions options;
+  options.isServer = true;
+  options.waitWorkers = false;
+  const c10d::TCPStore store("127.0.0.1", options);
+  const std::string port = std::to_string(store.getPort());
+  testing::RankJob job{.main = "meets_on_a_store_of_others", .args = {port, "falls"}};
+  job.environment = {{"TORCHELASTIC_RESTART_COUNT", "0"}};
+  const testing::RankResults before = testing::run_ranks(job);
+  EXPECT_NE(before.text().find("rank 1 is lost"), std::string::npos) << before.text();
+  job.args = {port, "stays"};
+  job.environment = {{"TORCHELASTIC_RESTART_COUNT", "1"}};
+  const testing::RankResults after = testing::run_ranks(job);
+  EXPECT_TRUE(after.all_succeeded()) << after.text();
+}
+
 }  // namespace tesserae::comm
