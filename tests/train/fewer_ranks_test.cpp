@@ -21,7 +21,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
 
-constexpr size_t steps = 100;
+constexpr size_t steps = 60;
 
 class FewerRanks : public testing::Test {
  protected:
@@ -64,11 +64,11 @@ class FewerRanks : public testing::Test {
     EXPECT_NEAR(loss, wanted, difference * wanted);
   }
 
-  /// Trains with `settings`, undisturbed and then with `victims` killed one after the other, each some steps later: of
-  /// those that are left then, the number. Expects the same losses.
+  /// Trains with `settings` and `victims` killed one after the other, each some steps later: of those that are left
+  /// then, the number. Expects the losses of an undisturbed run.
   static std::string disturbed(const std::string& name, const std::vector<std::string>& settings,
                                const std::vector<size_t>& victims, int number = SIGKILL, double difference = 1e-6) {
-    job_->run(name + "-alone", with(settings));
+    const std::string alone = job_->reference(with(settings));
     Program program = job_->start(name, with(settings));
     for (size_t i = 0; i < victims.size(); ++i) {
       EXPECT_TRUE(program.wait_for(cat("step ", 8 + 16 * i, "/"))) << program.output << program.errors;
@@ -76,7 +76,7 @@ class FewerRanks : public testing::Test {
       EXPECT_TRUE(program.wait_for(cat(4 - i, " -> "))) << program.output << program.errors;
     }
     expect_end(program);
-    expect_same_losses(name, name + "-alone", difference);
+    expect_same_losses(name, alone, difference);
     return program.output + program.errors;
   }
 
@@ -132,14 +132,13 @@ TEST_P(Layouts, NoStepIsLost) {
   const auto& [name, settings, difference] = GetParam();
   std::vector<std::string> all = settings;
   all.emplace_back("train.batch_per_rank=2");
-  all.emplace_back("train.steps=60");
   all.emplace_back("monitor.port=0");
   const std::string run = cat("layout-", name);
   const std::string said = disturbed(run, all, {0}, SIGKILL, difference);
   EXPECT_NE(said.find("page: http://"), said.rfind("page: http://")) << "rank 0 has served it, another one does now";
   expect_numbers(run, {4, 2});
   const size_t step = job_->summary(run)["scalings"][0]["step"];
-  EXPECT_LT(job_->difference_in_history(run, run + "-alone", step + 5), std::min(difference, 1e-5));
+  EXPECT_LT(job_->difference_in_history(run, job_->reference(with(all)), step + 5), std::min(difference, 1e-5));
 }
 
 // Rounding makes another choice of experts here and there, as `tesserae scale` does.
@@ -162,19 +161,17 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 TEST_F(FewerRanks, TwoAtOnce) {
-  job_->run("two-alone", with({"hybrid_shard_degree=1"}));
   Program program = job_->start("two", with({"hybrid_shard_degree=1"}));
   ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
   const pid_t first = process_of(program, 0), second = process_of(program, 3);
   ::kill(first, SIGKILL);
   ::kill(second, SIGKILL);
   expect_end(program);
-  expect_same_losses("two", "two-alone");
+  expect_same_losses("two", job_->reference(with({"hybrid_shard_degree=1"})));
   EXPECT_EQ(job_->summary("two")["world_size"], 2);
 }
 
 TEST_F(FewerRanks, AnotherOneWhileTheyGoOn) {
-  job_->run("while-alone", with({"hybrid_shard_degree=1"}));
   for (const int milliseconds : {20, 80, 140, 200, 300}) {
     const std::string run = cat("while-", milliseconds);
     Program program = job_->start(run, with({"hybrid_shard_degree=1", "run.deadline_seconds=20"}));
@@ -184,7 +181,7 @@ TEST_F(FewerRanks, AnotherOneWhileTheyGoOn) {
     os::sleep_for(std::chrono::milliseconds(milliseconds));
     ::kill(second, SIGKILL);
     expect_end(program);
-    expect_same_losses(run, "while-alone");
+    expect_same_losses(run, job_->reference(with({"hybrid_shard_degree=1"})));
     EXPECT_EQ(job_->summary(run)["world_size"], 2);
   }
 }
@@ -210,11 +207,11 @@ TEST_F(FewerRanks, BeforeTheFirstCheckpointFromTheBeginning) {
 TEST_F(FewerRanks, SavesAtEachStepAndAScheduleOfTheDial) {
   disturbed("saving",
             {"hybrid_shard_degree=2", "checkpoint.every_steps=1", "checkpoint.keep=2",
-             R"(dial.schedule=[{"step": 4, "hybrid_shard_degree": 1}, {"step": 60, "hybrid_shard_degree": 4}])"},
+             R"(dial.schedule=[{"step": 4, "hybrid_shard_degree": 1}, {"step": 40, "hybrid_shard_degree": 4}])"},
             {1});
   expect_numbers("saving", {4, 3});
-  EXPECT_EQ(job_->metrics("saving")[50]["degrees"], config::Json({1, 1, 1})) << "what it was turned to";
-  EXPECT_EQ(job_->metrics("saving")[61]["degrees"], config::Json({3, 3, 3})) << "the nearest to 4";
+  EXPECT_EQ(job_->metrics("saving")[30]["degrees"], config::Json({1, 1, 1})) << "what it was turned to";
+  EXPECT_EQ(job_->metrics("saving")[41]["degrees"], config::Json({3, 3, 3})) << "the nearest to 4";
 }
 
 TEST_F(FewerRanks, ARankThatIsStoppedForTooLong) {
@@ -223,29 +220,27 @@ TEST_F(FewerRanks, ARankThatIsStoppedForTooLong) {
 }
 
 TEST_F(FewerRanks, ReplacementsComeFirst) {
-  job_->run("first-alone", with({"hybrid_shard_degree=1"}));
   Program program = job_->start("first", with({"hybrid_shard_degree=1", "recovery.replacements=1"}));
   ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
   lose(program, 1);
   ASSERT_TRUE(program.wait_for("place of rank 1")) << program.output << program.errors;
   lose(program, 1);
   expect_end(program);
-  expect_same_losses("first", "first-alone");
+  expect_same_losses("first", job_->reference(with({"hybrid_shard_degree=1"})));
   EXPECT_THAT(job_->summary("first")["recoveries"], SizeIs(1));
   EXPECT_EQ(job_->summary("first")["world_size"], 3);
 }
 
 TEST_F(FewerRanks, MoreAgainOnceThereAreProcesses) {
-  job_->run("more-alone", with({"hybrid_shard_degree=1", "train.steps=400"}));
-  Program program = job_->start("more", with({"hybrid_shard_degree=1", "train.steps=400"}));
+  const std::string alone = job_->reference(with({"hybrid_shard_degree=1", "train.steps=160"}));
+  Program program = job_->start("more", with({"hybrid_shard_degree=1", "train.steps=160"}));
   ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
   lose(program, 0);
   ASSERT_TRUE(program.wait_for("4 -> 3 ranks")) << program.output << program.errors;
-  Program client({TESSERAE_PROGRAM, "scale", job_->path("more"), "--ranks", "4", "--wait", "100"});
-  const auto scaled = client.finish();
-  EXPECT_TRUE(scaled && scaled->success()) << client.output << client.errors;
+  const dial::Json event = job_->ask("more", {{"ask", "scale"}, {"ranks", 4}});
+  EXPECT_EQ(event["event"], "scaled") << event;
   expect_end(program);
-  EXPECT_LT(job_->difference_in_history("more", "more-alone"), 1e-5);
+  EXPECT_LT(job_->difference_in_history("more", alone), 1e-5);
   expect_numbers("more", {4, 3, 4});
 }
 

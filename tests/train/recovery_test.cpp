@@ -41,14 +41,14 @@ class Recovery : public testing::Test {
     return arguments;
   }
 
-  /// Trains with `settings`, undisturbed and then with `victims` killed one after the other, each after some steps
-  /// more; expects the same history.
+  /// Trains with `settings` and `victims` killed one after the other, each after some steps more; expects the history
+  /// of an undisturbed run.
   static std::string disturbed(const std::string& name, const std::vector<std::string>& settings,
                                const std::vector<int>& victims, int number = SIGKILL,
                                const std::vector<std::string>& more = {}) {
     std::vector<std::string> arguments = with(settings);
     arguments.insert(arguments.end(), more.begin(), more.end());
-    job_->run(name + "-alone", arguments);
+    const std::string alone = job_->reference(arguments);
     Program program = job_->start(name, arguments);
     std::set<pid_t> killed;
     std::map<int, pid_t> first;
@@ -64,7 +64,9 @@ class Recovery : public testing::Test {
       ::kill(victim->second, number);
       killed.insert(victim->second);
       EXPECT_TRUE(program.wait_for(cat("place of rank ", victims[i]))) << program.output << program.errors;
-      if (number == SIGSTOP) EXPECT_EQ(::kill(victim->second, SIGCONT), -1) << "it could go on, and write";
+      if (number == SIGSTOP) {
+        EXPECT_EQ(::kill(victim->second, SIGCONT), -1) << "it could go on, and write";
+      }
       const std::map<int, pid_t> now = ranks_of(program);
       for (const auto& [rank, process] : first) {
         const auto found = now.find(rank);
@@ -74,8 +76,8 @@ class Recovery : public testing::Test {
     }
     const auto exit = program.finish(seconds(200));
     EXPECT_TRUE(exit && exit->success()) << program.output << program.errors;
-    job_->expect_same_history(name, name + "-alone", steps);
-    EXPECT_EQ(job_->summary(name)["val_loss"], job_->summary(name + "-alone")["val_loss"]);
+    job_->expect_same_history(name, alone, steps);
+    EXPECT_EQ(job_->summary(name)["val_loss"], job_->summary(alone)["val_loss"]);
     return program.output + program.errors;
   }
 
@@ -149,7 +151,7 @@ TEST_F(Recovery, DegreesThatTheDialHasChanged) {
 
 TEST_F(Recovery, StateThatTheDialHasPutOnADisk) {
   const std::vector<std::string> arguments = with({"hybrid_shard_degree=2"});
-  job_->run("disk-later-alone", arguments);
+  const std::string alone = job_->reference(arguments);
   Program program = job_->start("disk-later", arguments);
   ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
   Program dial({TESSERAE_PROGRAM, "dial", job_->path("disk-later"), "--offload", "all=disk"});
@@ -159,7 +161,7 @@ TEST_F(Recovery, StateThatTheDialHasPutOnADisk) {
   EXPECT_TRUE(program.wait_for("place of rank 2")) << program.output << program.errors;
   const auto exit = program.finish(std::chrono::seconds(200));
   EXPECT_TRUE(exit && exit->success()) << program.output << program.errors;
-  job_->expect_same_history("disk-later", "disk-later-alone", steps);
+  job_->expect_same_history("disk-later", alone, steps);
   expect_recoveries("disk-later", 1, "the ranks that are left");
   EXPECT_TRUE(job_->metrics("disk-later").back().contains("disk_read_bytes")) << "it is still there";
 }
@@ -219,6 +221,7 @@ TEST_F(Recovery, ACheckpointOfAnotherRunInTheSameFolderDoesNotCount) {
 }
 
 TEST_F(Recovery, SavesBesideTrainingGoOn) {
+  job_->run("saving-alone", with({"hybrid_shard_degree=2", cat("checkpoint.every_steps=", steps)}));
   disturbed("saving", {"hybrid_shard_degree=2", "checkpoint.every_steps=3", "checkpoint.keep=2"}, {1, 0});
   job_->expect_same_state("saving", "saving-alone", steps);
 }

@@ -20,7 +20,7 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::SizeIs;
 
-constexpr size_t steps = 320;
+constexpr size_t steps = 120;
 
 class Scaling : public testing::Test {
  protected:
@@ -41,17 +41,24 @@ class Scaling : public testing::Test {
     return arguments;
   }
 
-  /// `tesserae scale`: its exit status and all that it wrote.
-  static std::pair<int, std::string> scale(const std::string& run, int ranks) {
+  /// Whether the run did it, and what it said.
+  static std::pair<bool, std::string> scale(const std::string& run, int ranks) {
+    const dial::Json event = job_->ask(run, {{"ask", "scale"}, {"ranks", ranks}});
+    if (event.at("event") == "error") return {false, event.at("message").get<std::string>()};
+    return {true, cat(event.at("from").get<int>(), " -> ", event.at("to").get<int>(), " ranks, ")};
+  }
+
+  /// The same by `tesserae scale`: its exit status and all that it wrote.
+  static std::pair<int, std::string> scale_by_program(const std::string& run, int ranks) {
     Program program({TESSERAE_PROGRAM, "scale", job_->path(run), "--ranks", std::to_string(ranks), "--wait", "100"});
     const auto exit = program.finish();
     return {exit ? exit->code : -1, program.output + program.errors};
   }
 
   static void expect_scaled(const std::string& run, int from, int to) {
-    const auto [status, text] = scale(run, to);
-    EXPECT_EQ(status, 0) << text;
-    EXPECT_THAT(text, HasSubstr(cat(": ", from, " -> ", to, " ranks, ")));
+    const auto [done, text] = scale(run, to);
+    EXPECT_TRUE(done) << text;
+    EXPECT_THAT(text, HasSubstr(cat(from, " -> ", to, " ranks, ")));
   }
 
   static void expect_end(Program& program) {
@@ -126,11 +133,11 @@ TEST_F(Scaling, DownToOneAndUpBeyondTheBeginning) {
 TEST_F(Scaling, SizesThatCannotBeAreRefusedAndTrainingGoesOn) {
   Program program = job_->start("refused", with(4, {}));
   ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
-  const auto [status, text] = scale("refused", 3);
-  EXPECT_EQ(status, 1);
+  const auto [done, text] = scale("refused", 3);
+  EXPECT_FALSE(done);
   EXPECT_THAT(text, AllOf(HasSubstr("the job keeps its 4 ranks, not 3: the 16 samples of a step are no multiple of 3"),
                           HasSubstr("nearest possible: 2 and 4")));
-  EXPECT_EQ(scale("refused", 0).first, 1);
+  EXPECT_FALSE(scale("refused", 0).first);
   EXPECT_THAT(scale("refused", 100).second, HasSubstr("nearest possible: 16"));
   EXPECT_THAT(scale("refused", 4).second, HasSubstr("4 -> 4 ranks"));
   expect_end(program);
@@ -170,7 +177,12 @@ TEST_F(Scaling, DialAndMonitorWorkAfterItAndWhatTheDialWasTurnedToStays) {
     return client.output + client.errors;
   };
   EXPECT_THAT(dial({"--degree", "1"}), HasSubstr("-> P=1 G=1 O=1"));
-  expect_scaled("dialled", 4, 2);
+  const auto [refused, why] = scale_by_program("dialled", 3);
+  EXPECT_EQ(refused, 1);
+  EXPECT_THAT(why, HasSubstr("the job keeps its 4 ranks, not 3: the 16 samples of a step are no multiple of 3"));
+  const auto [scaled, text] = scale_by_program("dialled", 2);
+  EXPECT_EQ(scaled, 0) << text;
+  EXPECT_THAT(text, HasSubstr(": 4 -> 2 ranks, P=1 G=1 O=1, in "));
   Program stacks({TESSERAE_PROGRAM, "stacks", job_->path("dialled")});
   EXPECT_TRUE(stacks.finish()->success()) << stacks.errors;
   EXPECT_THAT(stacks.output, AllOf(HasSubstr("stacks-1.txt"), Not(HasSubstr("stacks-2.txt"))));
@@ -188,13 +200,13 @@ TEST_F(Scaling, DialAndMonitorWorkAfterItAndWhatTheDialWasTurnedToStays) {
 TEST_F(Scaling, WithCheckpointsSnapshotsAndAScheduleOfTheDial) {
   Program program = job_->start("saving", with(4, {"checkpoint.every_steps=7", "checkpoint.memory_every_steps=2",
                                                    R"(dial.schedule=[{"step": 4, "hybrid_shard_degree": 1},
-                                                   {"step": 200, "hybrid_shard_degree": 4}])"}));
+                                                   {"step": 80, "hybrid_shard_degree": 4}])"}));
   ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
   expect_scaled("saving", 4, 2);
   expect_end(program);
   expect_same_losses("saving");
-  EXPECT_EQ(job_->metrics("saving")[198]["degrees"], config::Json({1, 1, 1}));
-  EXPECT_EQ(job_->metrics("saving")[201]["degrees"], config::Json({2, 2, 2})) << "the nearest to 4";
+  EXPECT_EQ(job_->metrics("saving")[78]["degrees"], config::Json({1, 1, 1}));
+  EXPECT_EQ(job_->metrics("saving")[81]["degrees"], config::Json({2, 2, 2})) << "the nearest to 4";
 }
 
 TEST_F(Scaling, LostRanksAreReplacedAfterIt) {
@@ -222,12 +234,16 @@ TEST_P(KilledWhileScaling, TheJobRecovers) {
                                               "checkpoint.every_steps=1000", "run.deadline_seconds=20"}));
   ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
   const pid_t process = ranks_of(program).at(victim);
-  Program client({TESSERAE_PROGRAM, "scale", job_->path(run), "--ranks", "2", "--wait", "100"});
+  dial::Client client(job_->path(run), {{"ask", "scale"}, {"ranks", 2}});
   ASSERT_TRUE(program.wait_for("saved step")) << program.output << program.errors;
   os::sleep_for(std::chrono::milliseconds(milliseconds));
   ::kill(process, SIGKILL);
   expect_end(program);
-  EXPECT_TRUE(client.finish()) << "it has heard something";
+  try {
+    EXPECT_TRUE(client.next(os::Deadline(seconds(10))));
+  } catch (const IoError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("has ended before it answered"));
+  }
   expect_same_losses(run);
 }
 
@@ -240,8 +256,8 @@ TEST_F(Scaling, ARankThatDiesInTheSaveOfItIsReplacedAmongAsManyAsBefore) {
   Program program = job_->start("crashed", with(4, {"recovery.replacements=3", "hybrid_shard_degree=2"}),
                                 {{"TESSERAE_CRASH_AT", "data-synced@1#1"}});
   ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
-  const auto [status, text] = scale("crashed", 2);
-  EXPECT_EQ(status, 1) << text;
+  const auto [done, text] = scale("crashed", 2);
+  EXPECT_FALSE(done) << text;
   expect_end(program);
   expect_same_losses("crashed");
   EXPECT_EQ(job_->summary("crashed")["world_size"], 4);
@@ -258,8 +274,8 @@ TEST_F(Scaling, WhereNoProcessCanBeStartedTheJobGoesOnWithTheRanksThatItHas) {
   Program program(arguments, {{"OMP_NUM_THREADS", "1"}});
   ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
   os::files().remove(copy);
-  const auto [status, text] = scale("no-more", 8);
-  EXPECT_EQ(status, 1);
+  const auto [done, text] = scale("no-more", 8);
+  EXPECT_FALSE(done);
   EXPECT_THAT(text, HasSubstr("the job keeps its 4 ranks: the launcher could not start others"));
   expect_end(program);
   EXPECT_THAT(program.errors, HasSubstr("the job keeps its 4 ranks, a new one cannot be started: "));
@@ -272,8 +288,8 @@ TEST_F(Scaling, WhatCanNotBeSavedKeepsItsRanksAndTrainingGoesOn) {
   const std::string folder = job_->path("unsaved/checkpoints");
   ASSERT_FALSE(std::filesystem::exists(folder));
   os::files().write(folder, "no folder");
-  const auto [status, text] = scale("unsaved", 2);
-  EXPECT_EQ(status, 1);
+  const auto [done, text] = scale("unsaved", 2);
+  EXPECT_FALSE(done);
   EXPECT_THAT(text, AllOf(HasSubstr("the job keeps its 4 ranks, not 2: "), HasSubstr(" was not saved")));
   os::files().remove(folder);
   expect_scaled("unsaved", 4, 2);
@@ -285,7 +301,7 @@ TEST_F(Scaling, WhatCanNotBeSavedKeepsItsRanksAndTrainingGoesOn) {
 TEST_F(Scaling, WithoutReplacementsALossWhileItScalesEndsTheJob) {
   Program program = job_->start("ends", with(4, {"run.deadline_seconds=20"}), {{"TESSERAE_CRASH_AT", "renamed@0#1"}});
   ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
-  EXPECT_EQ(scale("ends", 2).first, 1);
+  EXPECT_THROW(scale("ends", 2), IoError);
   const auto exit = program.finish();
   ASSERT_TRUE(exit);
   EXPECT_EQ(exit->code, 128 + SIGKILL);

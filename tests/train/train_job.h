@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/checkpoint/reader.h"
 #include "tesserae/config/json.h"
+#include "tesserae/dial/client.h"
 #include "tesserae/os/files.h"
 #include "tests/train/run_program.h"
 
@@ -64,6 +66,46 @@ class TrainJob {
     EXPECT_TRUE(exit && exit->success()) << (exit ? exit->text() : "still runs") << "\n"
                                          << program.output << program.errors;
     return program.output + program.errors;
+  }
+
+  /// What a run answers to the dial's request in the end: as `tesserae scale` and `dial` hear it, but without the
+  /// hundred steps that a program takes to start. Waits for whoever has become rank 0 just now.
+  dial::Json ask(const std::string& run, const dial::Json& request) const {
+    const os::Deadline deadline(std::chrono::seconds(100));
+    std::optional<dial::Client> client;
+    while (!client) {
+      try {
+        client.emplace(path(run), request);
+      } catch (const InvalidArgument&) {
+        if (deadline.passed()) throw;
+        os::sleep_for(std::chrono::milliseconds(2));
+      }
+    }
+    while (const std::optional<dial::Json> event = client->next(deadline)) {
+      if (event->at("event") != "accepted") return *event;
+    }
+    return {{"event", "error"}, {"message", "no answer"}};
+  }
+
+  /// The name of an undisturbed run with these arguments, or with others that make the same numbers: what is saved and
+  /// who takes whose place matters only to a run that rolls back.
+  std::string reference(const std::vector<std::string>& arguments) {
+    const auto begins = [](const std::string& word, std::initializer_list<const char*> with) {
+      return std::ranges::any_of(with, [&](const char* prefix) { return word.starts_with(prefix); });
+    };
+    const bool rolls_back =
+        std::ranges::any_of(arguments, [&](const std::string& word) { return begins(word, {"bad_steps."}); });
+    std::vector<std::string> matter;
+    for (const std::string& word : arguments) {
+      if (!rolls_back && begins(word, {"checkpoint.", "recovery.", "monitor.", "run.deadline_seconds="})) {
+        matter.pop_back();  // --set
+      } else {
+        matter.push_back(word);
+      }
+    }
+    const auto [found, is_new] = references_.emplace(matter, cat("alone-", references_.size()));
+    if (is_new) run(found->second, matter);
+    return found->second;
   }
 
   std::vector<config::Json> metrics(const std::string& run) const {
@@ -157,6 +199,7 @@ class TrainJob {
 
  private:
   std::string folder_;
+  std::map<std::vector<std::string>, std::string> references_;  ///< arguments to the name of their run
 };
 
 /// The processes that a launcher started.
