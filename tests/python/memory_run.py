@@ -1,7 +1,7 @@
 """Trains one model with FSDP1, FSDP2 and ours in turn and reports the most memory that each held; for memory_test.py.
 
-Started by torchrun with heap.c preloaded: memory_run.py FILE BACKEND, where ours runs over that backend. Rank 0 writes
-JSON: {case: {side: bytes}}, the largest of all ranks, and what one copy of the parameters takes in bf16. What is
+Started by torchrun with heap.c preloaded: memory_run.py FILE BACKEND SIDE..., where ours runs over that backend and is
+the last side. Rank 0 writes JSON: {case: {side: bytes}}, the largest of all ranks, and what one copy of the parameters takes in bf16. What is
 counted: from before the model is made (so parameters, gradients and optimizer state are in it) to the end, at most,
 within the last steps (so making the model, which holds it whole for a moment, is not).
 """
@@ -127,7 +127,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     cases = list(itertools.product(STRATEGIES, PRECISIONS, (False, True)))
-    wraps = {"fsdp1": wrap_fsdp1, "fsdp2": wrap_fsdp2, "ours": wrap_fsdp1}
+    every = {"fsdp1": wrap_fsdp1, "fsdp2": wrap_fsdp2, "ours": wrap_fsdp1}
+    wraps = {side: every[side] for side in sys.argv[3:]}
     for side in wraps:  # the first use of each loads and caches things that stay
         if side == "ours":
             import tesserae as tsm
