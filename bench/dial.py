@@ -161,7 +161,8 @@ def measure(options: argparse.Namespace) -> dict:
     restarts: dict[bool, list[list[dict]]] = {True: [], False: []}
     turns = list(itertools.product(("live", "restart"), (True, False)))
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        warm_up(options, Path(folder))
+        if not options.warm:
+            warm_up(options, Path(folder))
         for index in range(options.rounds):
             for who, touched in turns if index % 2 == 0 else reversed(turns):
                 if who == "live":
@@ -262,7 +263,8 @@ def measure_timelines(options: argparse.Namespace) -> dict:
     """The metrics of runs of `tesserae train`, of the demo's transformer made larger: several with the same schedule,
     and the beginning of one long job with "auto", which does not decide the same twice."""
     steps, settling = (24, 24) if options.quick else (90, 130)
-    model = {} if options.quick else {"model.dimension": 384, "model.layers": 6, "model.heads": 6}
+    dimension, layers, heads = (32, 2, 2) if options.quick else (384, 6, 6)
+    model = {"model.dimension": dimension, "model.layers": layers, "model.heads": heads}
     turns = [(degree, degree, degree) for degree in (options.ranks, 1, options.ranks // 2)]
     how: dict[str, dict[str, object]] = {
         "schedule": {
