@@ -1,9 +1,9 @@
 """Trains one model with FSDP1, FSDP2 and ours in turn and reports the most memory that each held; for memory_test.py.
 
 Started by torchrun with heap.c preloaded: memory_run.py FILE BACKEND SIDE..., where ours runs over that backend and is
-the last side. Rank 0 writes JSON: {case: {side: bytes}}, the largest of all ranks, and what one copy of the parameters takes in bf16. What is
-counted: from before the model is made (so parameters, gradients and optimizer state are in it) to the end, at most,
-within the last steps (so making the model, which holds it whole for a moment, is not).
+the last side. Rank 0 writes JSON: {case: {side: bytes}}, the largest of all ranks, and what one copy of the parameters
+takes in bf16. What is counted: from before the model is made (so parameters, gradients and optimizer state are in it)
+to the end, at most, within the last steps (so making the model, which holds it whole for a moment, is not).
 """
 
 from __future__ import annotations
