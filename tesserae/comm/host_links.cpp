@@ -5,13 +5,11 @@
 //  2. Ranks whose operations failed name those of which nothing was heard. Of such a rank on another host the first
 //     launcher asks that host's to kill it, and counts it as lost once it says that it has ended.
 //  3. A host whose launcher has not beaten for `patience` is given up, with all of its ranks, and for good.
-//  4. A launcher that has had no answer for `patience`, counted from a beat that was answered, kills its ranks:
-//  whatever
-//     cut it off, they are gone when the others go on, since the first launcher counts from when it saw that beat, and
-//     waits a little longer. One that is heard again finds that it was given up, and does the same.
-//  5. A launcher that comes a second time (its host was started again) has no part in the job either: what became of
-//  the
-//     ranks of before nobody knows. It is refused, and its host given up at once.
+//  4. A launcher that has had no answer for `patience`, counted from a beat that was answered, kills its ranks. So they
+//     are gone when the others go on, whatever cut it off, since the first launcher counts from when it saw that beat,
+//     and waits a little longer. One that is heard again finds that it was given up, and does the same.
+//  5. A launcher that comes a second time (its host was started again) has no part in the job either, since nobody
+//     knows what became of the ranks of before. It is refused, and its host given up at once.
 //  6. If the first host is lost there is nobody to decide: the ranks of the others end by 4.
 //
 // So at most one side goes on, that of the first host; and what the ranks of another one may still do until 4 is

@@ -52,10 +52,12 @@ class OtherHosts {
   Clock::time_point next_look_;
 };
 
+/// The same seen from another host: what its launcher tells the first one, and hears from it. Requests run on a thread
+/// of this object.
 class FirstHost {
  public:
-  /// Waits until the first launcher is there. Throws IoError if it does not come, or if this
-  /// host has been in the job before.
+  /// Waits until the first launcher is there. Throws IoError if it does not come, or if this host has been in the job
+  /// before.
   FirstHost(const std::string& address, uint16_t port, int host, std::chrono::milliseconds patience);
   /// Says goodbye, if there is still somebody to hear it.
   ~FirstHost();

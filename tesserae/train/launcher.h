@@ -45,9 +45,8 @@ struct LocalJob {
 /// one host the ranks may ask for another number of them (comm::Membership::ask_for_ranks): those that are missing are
 /// started, those that are too many are given `stop_grace` to end, in whatever way, and count no more.
 ///  - 0 if every rank returned 0; early_exit_code if ranks returned that;
-///  - of several hosts where min_ranks is not 0: on all of them the job's, as the first host knows it; exit_peer_lost
-///  on
-///    one that was cut off (comm/host_links.h), whose ranks are killed;
+///  - of several hosts where min_ranks is not 0: on all of them the job's, as the first host knows it; on one that was
+///    cut off (comm/host_links.h), whose ranks are killed, exit_peer_lost;
 ///  - that of the rank that failed first and was not replaced, or 128 + the signal that killed it. The other ranks of
 ///    this host are ended (those of other hosts lose a peer, and end by that), and the last lines on stderr name that
 ///    rank and repeat what it wrote last;
