@@ -124,8 +124,7 @@ def record_of(job: Job, options: argparse.Namespace) -> Path:
 def searches(record: Path) -> list[int]:
     """The steps after which the tuner ended a search: the first, and others if the job's speed changed."""
     lines = (json.loads(line) for line in record.read_text().splitlines())
-    ended = ("measured (predicted)", "fastest of")  # the second as older versions say it
-    return [line["step"] for line in lines if any(text in line.get("decision", {}).get("why", "") for text in ended)]
+    return [line["step"] for line in lines if "measured (predicted)" in line.get("decision", {}).get("why", "")]
 
 
 def settle(job: Job, options: argparse.Namespace) -> TrainRun:

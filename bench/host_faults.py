@@ -40,14 +40,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from launch import HOSTS, UNAVAILABLE, Unavailable
+from recovery import ROOT, last_step, lines
 
-ROOT = Path(__file__).resolve().parent.parent
 RANKS, HOSTS_OF_JOB = 4, 2
 # What the training operator gives the process of a pod, from what bench/hosts.sh gives it.
 AS_A_POD = (
     f"export PET_NNODES=$WORLD_SIZE PET_NODE_RANK=$RANK PET_NPROC_PER_NODE={RANKS // HOSTS_OF_JOB}; "
     'unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; exec "$0" "$@"'
 )
+SAVED_EVERY = 5
+SAVED = f"checkpoint.every_steps={SAVED_EVERY}"
+PLAIN = "model.dropout=0"  # masks belong to ranks
+SURVIVES = [PLAIN, SAVED, f"recovery.min_ranks={RANKS // HOSTS_OF_JOB}"]
 LAYOUTS = ["2,2,2", "4,4,4"]  # P,G,O: each host has all of the state; it has half of it
 # Each rank's own output and exit status, whatever becomes of the others. Hosts stand as long as somebody wants them.
 KEPT = (
@@ -176,17 +180,6 @@ def deadline(arguments: argparse.Namespace) -> str:
     return f"run.deadline_seconds={arguments.deadline}"
 
 
-def lines(run: Path) -> list[dict]:
-    file = run / "metrics.jsonl"
-    text = file.read_text() if file.exists() else ""
-    return [json.loads(line) for line in text.split("\n")[:-1]]
-
-
-def last_step(run: Path) -> int:
-    found = lines(run)
-    return found[-1]["step"] if found else 0
-
-
 def compare(outcome: Outcome, run: Path, alone: Path, steps: int) -> None:
     got, expected = lines(run), lines(alone)
     outcome.steps_lost = steps - len({line["step"] for line in got})
@@ -228,8 +221,7 @@ def cut(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: P
             lambda: last_step(run) > stood_at or job.process.poll() is not None, 300, "a step after the cut"
         )
         job.process.wait(300)
-        outcome.statuses = [-1 if status is None else status for status in job.statuses()]
-        note_errors(outcome, job)
+        note_end(outcome, job)
     if any(outcome.statuses):
         outcome.wrong.append(f"statuses {outcome.statuses}")
     if stood_at >= arguments.steps:
@@ -240,7 +232,7 @@ def cut(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: P
 def cut_for_good(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
     """Longer than the deadline: all ranks end, each names ranks of the other host, and none writes any more."""
     run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout)
-    saved = [deadline(arguments), "checkpoint.every_steps=5"]
+    saved = [deadline(arguments), SAVED]
     made = command(arguments, config, run, outcome.layout, *saved)
     with Job(made, folder / "said", arguments) as job:
         (job.folder / "stay").touch()
@@ -258,8 +250,7 @@ def cut_for_good(outcome: Outcome, arguments: argparse.Namespace, config: Path, 
         wait_until(all_have_ended, arguments.deadline + 120, "the end of all ranks")
         outcome.seconds = time.monotonic() - start
         outcome.ended_after = [round(ended[rank], 1) for rank in range(RANKS)]
-        outcome.statuses = [status if status is not None else -1 for status in job.statuses()]
-        note_errors(outcome, job)
+        note_end(outcome, job)
         left = written(run)
         job.cable(1, "up")
         time.sleep(1)
@@ -273,20 +264,15 @@ def cut_for_good(outcome: Outcome, arguments: argparse.Namespace, config: Path, 
             outcome.wrong.append(f"rank {rank} does not name ranks of the other host: {error}")
     stood_at = last_step(run)
     with Job([*made, "--resume", "auto"], folder / "again", arguments) as job:
-        job.process.wait(300)
-        if job.process.returncode != 0:
-            outcome.wrong.append(f"--resume auto: {job.said(0)[-500:]}")
+        resumed(outcome, job)
     compare(outcome, run, alone, arguments.steps)
-    outcome.steps_lost = stood_at - stood_at // 5 * 5
+    outcome.steps_lost = stood_at % SAVED_EVERY
 
 
 def survives(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
     """The first host goes on without the second, in the same processes; or both do, if it was not for long."""
-    plain = "model.dropout=0"  # masks belong to ranks
-    run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout, plain)
-    settings = [plain, "checkpoint.every_steps=5", f"recovery.min_ranks={RANKS // HOSTS_OF_JOB}"]
-    if outcome.fault != "host-waited":
-        settings.append(deadline(arguments))
+    run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout, PLAIN)
+    settings = SURVIVES if outcome.fault == "host-waited" else [*SURVIVES, deadline(arguments)]
     with Job(command(arguments, config, run, outcome.layout, *settings), folder / "said", arguments, a_host=1) as job:
         at_step(job, run, arguments.at)
         before = job.ranks_of(0)
@@ -315,8 +301,7 @@ def survives(outcome: Outcome, arguments: argparse.Namespace, config: Path, fold
             wait_until(lambda: job.status(1) is not None, 60, "the end of the second host's processes")
             outcome.ended_after = [round(time.monotonic() - start, 1)]
         job.process.wait(300)
-        outcome.statuses = [-1 if status is None else status for status in job.statuses()]
-        note_errors(outcome, job)
+        note_end(outcome, job)
         said = [job.said(host) for host in range(HOSTS_OF_JOB)]
     if not before or before != after:
         outcome.wrong.append("the ranks of the first host have not kept their processes")
@@ -332,28 +317,30 @@ def survives(outcome: Outcome, arguments: argparse.Namespace, config: Path, fold
 
 def first_host_killed(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
     """Nobody is left to decide: the second host's processes end."""
-    plain = "model.dropout=0"
-    run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout, plain)
-    settings = [plain, "checkpoint.every_steps=5", f"recovery.min_ranks={RANKS // HOSTS_OF_JOB}", deadline(arguments)]
-    made = command(arguments, config, run, outcome.layout, *settings)
+    run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout, PLAIN)
+    made = command(arguments, config, run, outcome.layout, *SURVIVES, deadline(arguments))
     with Job(made, folder / "said", arguments, a_host=1) as job:
         at_step(job, run, arguments.at)
         job.cable(0, "down")
         job.kill_host(0)
         took = wait_until(lambda: job.status(1) is not None, arguments.deadline + 120, "the end of the second host")
         outcome.ended_after = [round(took, 1)]
-        outcome.statuses = [-1 if status is None else status for status in job.statuses()]
-        note_errors(outcome, job)
+        note_end(outcome, job)
         said = job.said(1)
     if outcome.statuses != [-1, 3] or "nothing was heard of the job's first host" not in said:
         outcome.wrong.append(f"statuses {outcome.statuses}: {said[-800:]}")
     stood_at = last_step(run)
     with Job([*made, "--resume", "auto"], folder / "again", arguments, a_host=1) as job:
-        job.process.wait(300)
-        if job.process.returncode != 0:
-            outcome.wrong.append(f"--resume auto: {job.said(0)[-500:]}")
+        resumed(outcome, job)
     compare(outcome, run, alone, arguments.steps)
-    outcome.steps_lost = stood_at - stood_at // 5 * 5
+    outcome.steps_lost = stood_at % SAVED_EVERY
+
+
+def resumed(outcome: Outcome, job: Job) -> None:
+    """Waits for the job that goes on from the newest checkpoint."""
+    job.process.wait(300)
+    if job.process.returncode != 0:
+        outcome.wrong.append(f"--resume auto: {job.said(0)[-500:]}")
 
 
 def written(run: Path) -> dict[str, tuple[int, int]]:
@@ -366,7 +353,8 @@ def written(run: Path) -> dict[str, tuple[int, int]]:
     return files
 
 
-def note_errors(outcome: Outcome, job: Job) -> None:
+def note_end(outcome: Outcome, job: Job) -> None:
+    outcome.statuses = [-1 if status is None else status for status in job.statuses()]
     for rank, status in enumerate(outcome.statuses):
         said = [line for line in job.said(rank).splitlines() if line.startswith("tesserae: ") and "[" in line]
         outcome.errors.append(said[-1] if status and said else "")

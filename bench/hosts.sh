@@ -8,7 +8,8 @@
 #      was asked for (tc tbf), so a link carries that much in each direction, and no host receives more.
 #   3. The ranks start inside their hosts with torchrun's variables. Ranks of two hosts have nothing but the link:
 #      what tells hosts apart, here as in a cluster, is the host name.
-#   4. When they ended, the counters of each eth0 are read. Meanwhile others may enter a host, or pull its cable (--doors).
+#   4. Meanwhile others may enter a host, or pull its cable (--doors). When the ranks ended, the counters of each eth0
+#      are read.
 #   5. Namespaces have no names: they, their addresses and their links are gone once the last process in them is. All
 #      processes die with this script, whatever ends it (a trap; SIGKILL of the parent's death behind that).
 set -euo pipefail
@@ -41,8 +42,9 @@ GLOO_SOCKET_IFNAME.
   bench/hosts.sh --ranks 2 --rate 100mbit -- python my_fsdp_script.py
   bench/hosts.sh --hosts 3 -- ip -brief address
 
-Exit status: 0, or that of the first rank that failed (the others are ended then, but with --to-the-end); 64 for a mistake in the options;
-77 if this machine cannot do it: it takes root, iproute2 and util-linux. Ctrl-C ends the ranks. Nothing is left behind.
+Exit status: 0, or that of the first rank that failed (the others are ended then, but with --to-the-end); 64 for a
+mistake in the options; 77 if this machine cannot do it: it takes root, iproute2 and util-linux. Ctrl-C ends the ranks.
+Nothing is left behind.
 END_OF_HELP
 }
 

@@ -61,19 +61,15 @@ std::string percent(double share) {
   return text;
 }
 
-/// What the plan says that a step takes beside computing, of the machine whose links were measured.
-std::vector<double> predicted_stages(const cost::Facts& facts, const cost::Machine& machine,
-                                     const mesh::Degrees& degrees) {
-  const cost::MovingTime time = cost::moving_time(facts, machine, degrees);
-  return {time.gather, time.reduce, time.refresh, time.optimizer};
-}
-
+/// What the plan says that a step of each layout takes beside computing, stage by stage, of the machine whose links
+/// were measured.
 std::vector<std::vector<double>> predicted_stages(const cost::Facts& facts, const cost::Links& links) {
   cost::Machine machine;
   machine.links = links;
   std::vector<std::vector<double>> all;
   for (const mesh::Degrees& degrees : mesh::all_degrees(facts.ranks())) {
-    all.push_back(predicted_stages(facts, machine, degrees));
+    const cost::MovingTime time = cost::moving_time(facts, machine, degrees);
+    all.push_back({time.gather, time.reduce, time.refresh, time.optimizer});
   }
   return all;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <deque>
 #include <optional>
 #include <utility>
@@ -13,13 +12,11 @@
 #include "tesserae/os/clock.h"
 #include "tesserae/os/descriptor.h"
 #include "tesserae/os/files.h"
-#include "tesserae/os/host.h"
 #include "tesserae/os/process.h"
 #include "tesserae/os/signal_numbers.h"
 #include "tesserae/os/signals.h"
 #include "tesserae/os/terminal.h"
-#include "tesserae/train/job_size.h"
-#include "tesserae/train/line_reader.h"
+#include "tesserae/train/launched_rank.h"
 #include "tesserae/train/waiting_ranks.h"
 
 // How a job ends:
@@ -28,7 +25,7 @@
 //     waits a moment for a better culprit: the peer's own end may be noticed later.
 //  2. From then on what other ranks write is withheld: it is about the loss, and would bury the cause.
 //  3. SIGTERM (or the signal that this process got) to the ranks that are left; SIGKILL to their process groups when
-//  the grace has passed.
+//     the grace has passed.
 //  4. All ranks are reaped; the report on the culprit is the last thing printed.
 // A signal to this process enters at 3, with nobody to blame.
 
@@ -38,81 +35,11 @@ namespace {
 constexpr size_t kept_lines = 12;
 constexpr auto blame_window = std::chrono::milliseconds(1000);
 
-struct Rank {
-  std::optional<os::Process> process;  ///< unset: its host's launcher has it
-  os::Descriptor output;
-  LineReader lines;
-  std::deque<std::string> last;  ///< its last lines, for the report
-  std::optional<os::Exit> exit;
-  int started_as = 0;  ///< its number at the job's start
-};
-
 /// A process that has no place yet.
 struct Spare {
   int number = 0;
-  Rank process;
+  LaunchedRank process;
 };
-
-/// Where ranks meet, when, and how many of this host.
-struct Meeting {
-  uint16_t port = 0;
-  std::optional<int> epoch;  ///< unset: there is one meeting, and rank 0 serves the store
-  int ranks = 0;
-};
-
-std::map<std::string, std::string> rank_environment(const LocalJob& job, int rank, const Meeting& meeting) {
-  std::map<std::string, std::string> environment = job.environment;
-  environment["RANK"] = std::to_string(job.host * job.ranks + rank);
-  environment["LOCAL_RANK"] = std::to_string(rank);
-  environment["WORLD_SIZE"] = std::to_string(job.hosts * meeting.ranks);
-  environment["LOCAL_WORLD_SIZE"] = std::to_string(meeting.ranks);
-  environment["MASTER_ADDR"] = job.hosts > 1 ? job.address : "127.0.0.1";
-  environment["MASTER_PORT"] = std::to_string(meeting.port);
-  environment["TORCHELASTIC_USE_AGENT_STORE"] = meeting.epoch ? "True" : "False";
-  if (meeting.epoch) {
-    environment[comm::epoch_variable] = std::to_string(*meeting.epoch);
-    environment[configured_ranks_variable] = std::to_string(job.hosts * job.ranks);
-  }
-  // The same for ranks that come later: who computes the same as others must do it with as many threads.
-  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-    environment["OMP_NUM_THREADS"] = std::to_string(std::max(1, os::processors() / job.ranks));
-  }
-  return environment;
-}
-
-Rank start(const LocalJob& job, int rank, const Meeting& meeting, WaitingRanks& waiting,
-           std::optional<int> spare = std::nullopt) {
-  auto environment = rank_environment(job, rank, meeting);
-  if (spare) environment[comm::spare_variable] = std::to_string(*spare);
-  if (auto copy = waiting.call(environment)) {
-    return {.process = std::move(copy->process),
-            .output = std::move(copy->output),
-            .lines = {},
-            .last = {},
-            .exit = {},
-            .started_as = job.host * job.ranks + rank};
-  }
-  os::Pipe pipe = os::make_pipe();
-  os::Command command{.arguments = job.command,
-                      .environment = environment,
-                      .die_with_parent = true,
-                      .new_group = true,
-                      .output = rank == 0 && !spare ? -1 : pipe.write.get(),
-                      .errors = pipe.write.get()};
-  return {.process = os::Process::spawn(command),
-          .output = std::move(pipe.read),
-          .lines = {},
-          .last = {},
-          .exit = {},
-          .started_as = job.host * job.ranks + rank};
-}
-
-/// What can be read of it at once; at the end of its output what has no end of line.
-std::vector<std::string> read_lines(Rank& rank) {
-  const std::string bytes = os::read_some(rank.output.get());
-  if (bytes.empty()) rank.output.reset();
-  return bytes.empty() ? rank.lines.rest() : rank.lines.add(bytes);
-}
 
 class Job {
  public:
@@ -124,7 +51,7 @@ class Job {
     if (linked && job.host > 0) first_.emplace(job.address, job.port, job.host, job.host_patience);
     meeting_ = {.port = membership_ ? membership_->port() : job.port, .epoch = std::nullopt, .ranks = job.ranks};
     if (membership_ || first_) meeting_.epoch = 0;
-    for (int rank = 0; rank < job.ranks; ++rank) ranks_.push_back(start(job, rank, meeting_, waiting_));
+    for (int rank = 0; rank < job.ranks; ++rank) ranks_.push_back(start_rank(job, rank, meeting_, waiting_));
     while (others_ && size() < job.hosts * job.ranks) {
       ranks_.emplace_back();
       ranks_.back().started_as = size() - 1;
@@ -143,7 +70,7 @@ class Job {
       see_off();
       blame_after_window();
       if (kill_at_ && kill_at_->passed()) {
-        for (Rank& rank : ranks_) kill(rank);
+        for (LaunchedRank& rank : ranks_) kill(rank);
       }
     }
     spares_.clear();
@@ -151,7 +78,7 @@ class Job {
     blame(suspect_);
     excuse_late();
     if (kill_at_) {
-      for (Rank& rank : ranks_) kill(rank);  // what the ranks started themselves
+      for (LaunchedRank& rank : ranks_) kill(rank);  // what the ranks started themselves
     }
     forget_memory();
     const int result = status();
@@ -172,10 +99,10 @@ class Job {
   }
 
   int running() const {
-    return static_cast<int>(std::ranges::count_if(ranks_, [](const Rank& rank) { return !rank.exit; }));
+    return static_cast<int>(std::ranges::count_if(ranks_, [](const LaunchedRank& rank) { return !rank.exit; }));
   }
 
-  std::optional<os::Exit> exit_of_process(Rank& rank) {
+  std::optional<os::Exit> exit_of_process(LaunchedRank& rank) {
     if (rank.process) return rank.process->poll();
     if (const auto told = others_->exit_of(rank.started_as)) return told;
     const int host = rank.started_as / job_.ranks;
@@ -185,7 +112,7 @@ class Job {
   }
 
   /// With what it has started.
-  void kill(Rank& rank) {
+  void kill(LaunchedRank& rank) {
     if (rank.process) return rank.process->signal_group(os::signal_kill);
     others_->kill(rank.started_as / job_.ranks, rank.started_as);
   }
@@ -194,7 +121,7 @@ class Job {
   void follow_first() {
     first_->look();
     for (const int number : first_->to_kill()) {
-      for (Rank& rank : ranks_) {
+      for (LaunchedRank& rank : ranks_) {
         if (rank.started_as == number) kill(rank);
       }
     }
@@ -202,12 +129,12 @@ class Job {
     if (cut_off.empty() || cut_off_) return;
     cut_off_ = true;
     print(cat("tesserae: ", cut_off, "; the ranks of this host are killed"));
-    for (Rank& rank : ranks_) kill(rank);
+    for (LaunchedRank& rank : ranks_) kill(rank);
   }
 
   void wait_for_news() {
     std::vector<int> descriptors;
-    for (const Rank& rank : ranks_) descriptors.push_back(rank.output.get());
+    for (const LaunchedRank& rank : ranks_) descriptors.push_back(rank.output.get());
     for (const Spare& spare : spares_) descriptors.push_back(spare.process.output.get());
     if (seen_signals_ == 0) descriptors.push_back(signals_.descriptor());
     // A rank whose output was closed or handed on tells nothing by its descriptor: hence the short deadline.
@@ -217,14 +144,14 @@ class Job {
       }
       for (Spare& spare : spares_) {
         if (spare.process.output.get() != ready) continue;
-        for (const std::string& line : read_lines(spare.process)) print("spare: " + line);
+        for (const std::string& line : spare.process.read()) print("spare: " + line);
       }
     }
   }
 
   void read_once(int number) {
-    Rank& rank = ranks_[number];
-    for (const std::string& line : read_lines(rank)) {
+    LaunchedRank& rank = ranks_[number];
+    for (const std::string& line : rank.read()) {
       rank.last.push_back(line);
       if (rank.last.size() > kept_lines) rank.last.pop_front();
       if (culprit_ || (suspect_ && number != *suspect_)) continue;
@@ -243,7 +170,7 @@ class Job {
   }
 
   void look_at(int number) {
-    Rank& rank = ranks_[number];
+    LaunchedRank& rank = ranks_[number];
     if (rank.exit || !(rank.exit = exit_of_process(rank))) return;
     drain(number);
     if (first_) return first_->report(rank.started_as, *rank.exit);
@@ -266,7 +193,7 @@ class Job {
 
   /// One that only lost a peer has found nothing to go on from. After a signal, one that was killed: others may still
   /// be able to save. What was asked to end and does so is not lost.
-  bool may_replace(const Rank& rank) const {
+  bool may_replace(const LaunchedRank& rank) const {
     if (!membership_ || culprit_ || seen_signals_ > 1) return false;
     if (job_.replacements == 0 && job_.min_ranks == 0) return false;
     if (seen_signals_ > 0) return rank.exit->signal != 0 && rank.exit->signal != asked_by_;
@@ -299,7 +226,7 @@ class Job {
     if (loss) ++replaced_;
     resize(ranks);
     for (const int number : std::exchange(lost_, {})) {
-      Rank& rank = ranks_[static_cast<size_t>(number)];
+      LaunchedRank& rank = ranks_[static_cast<size_t>(number)];
       print(cat(how_ended(number), "; a new process takes its place (", replaced_, " of ", job_.replacements, ")"));
       kill(rank);  // what it had started itself
       rank = newcomer(number);
@@ -325,7 +252,7 @@ class Job {
   }
 
   /// For the next epoch.
-  Rank newcomer(int number) {
+  LaunchedRank newcomer(int number) {
     while (!spares_.empty()) {
       Spare spare = std::move(spares_.front());
       spares_.erase(spares_.begin());
@@ -333,7 +260,7 @@ class Job {
       membership_->give_place(spare.number, number, meeting_.ranks);
       return std::move(spare.process);
     }
-    return start(job_, number, meeting_, waiting_);
+    return start_rank(job_, number, meeting_, waiting_);
   }
 
   /// As many as can still be needed.
@@ -343,7 +270,7 @@ class Job {
     while (static_cast<int>(spares_.size()) > wanted) spares_.pop_back();
     try {
       while (static_cast<int>(spares_.size()) < wanted) {
-        spares_.push_back({.number = next_spare_, .process = start(job_, 0, meeting_, waiting_, next_spare_)});
+        spares_.push_back({.number = next_spare_, .process = start_rank(job_, 0, meeting_, waiting_, next_spare_)});
         ++next_spare_;
       }
     } catch (const IoError& error) {
@@ -360,9 +287,9 @@ class Job {
   /// From the next epoch on each has the number of its place among those that are left.
   void go_on_with_those_left() {
     std::vector<int> left;
-    std::vector<Rank> ranks;
+    std::vector<LaunchedRank> ranks;
     for (int number = 0; number < size(); ++number) {
-      Rank& rank = ranks_[static_cast<size_t>(number)];
+      LaunchedRank& rank = ranks_[static_cast<size_t>(number)];
       if (std::ranges::find(lost_, number) == lost_.end()) {
         left.push_back(number);
         ranks.push_back(std::move(rank));
@@ -398,7 +325,7 @@ class Job {
 
   /// Those that have no place any more: nothing depends on how they end.
   void see_off() {
-    std::erase_if(leaving_, [this](Rank& rank) {
+    std::erase_if(leaving_, [this](LaunchedRank& rank) {
       const bool late = leave_by_->passed();
       if (late) kill(rank);
       return late || exit_of_process(rank);
@@ -456,7 +383,7 @@ class Job {
 
   void end_others(std::chrono::milliseconds grace, int number) {
     // Those of other hosts hear of it from each other, or lose a peer.
-    for (Rank& rank : ranks_) {
+    for (LaunchedRank& rank : ranks_) {
       if (rank.process) rank.process->signal(number);
     }
     kill_at_.emplace(grace);
@@ -476,26 +403,27 @@ class Job {
   }
 
   bool any_ended_well() const {
-    return std::ranges::any_of(ranks_, [this](const Rank& rank) { return rank.exit && ended_well(rank); });
+    return std::ranges::any_of(ranks_, [this](const LaunchedRank& rank) { return rank.exit && ended_well(rank); });
   }
 
-  bool ended_well(const Rank& rank) const {
+  bool ended_well(const LaunchedRank& rank) const {
     return rank.exit->success() || (rank.exit->signal == 0 && rank.exit->code == job_.early_exit_code);
   }
 
   int status() {
     if (first_) {
       const int result = first_->status().value_or(exit_peer_lost);
-      if (result != 0 && !cut_off_)
+      if (result != 0 && !cut_off_) {
         print(cat("tesserae: the job ends with status ", result, ", its first host says why"));
+      }
       return result;
     }
     if (!culprit_) {
-      const bool all_well = std::ranges::all_of(ranks_, [this](const Rank& rank) { return ended_well(rank); });
+      const bool all_well = std::ranges::all_of(ranks_, [this](const LaunchedRank& rank) { return ended_well(rank); });
       if (!all_well) return 128 + signals_.first();
-      return std::ranges::max_element(ranks_, {}, [](const Rank& rank) { return rank.exit->code; })->exit->code;
+      return std::ranges::max_element(ranks_, {}, [](const LaunchedRank& rank) { return rank.exit->code; })->exit->code;
     }
-    const Rank& rank = ranks_[*culprit_];
+    const LaunchedRank& rank = ranks_[*culprit_];
     const std::string others = size() > 1 ? cat("; the other ranks were ended") : "";
     print(cat(how_ended(*culprit_), others));
     if (!rank.last.empty() && last_speaker_ != *culprit_) {
@@ -519,10 +447,10 @@ class Job {
   std::optional<comm::FirstHost> first_;    // the same, on another one
   bool cut_off_ = false;
   Meeting meeting_;
-  std::vector<Rank> ranks_;
+  std::vector<LaunchedRank> ranks_;
   std::vector<Spare> spares_;                     // a few
   int next_spare_ = 0;                            // number of the next one
-  std::vector<Rank> leaving_;                     // they have no place since the job became smaller
+  std::vector<LaunchedRank> leaving_;             // they have no place since the job became smaller
   std::optional<os::Deadline> leave_by_;          // what is left of them is killed then
   std::vector<int> lost_;                         // and not replaced yet
   std::vector<int> late_;                         // met nobody, since others were done

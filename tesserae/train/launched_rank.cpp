@@ -1,0 +1,65 @@
+#include "tesserae/train/launched_rank.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <utility>
+
+#include "tesserae/comm/membership.h"
+#include "tesserae/os/host.h"
+#include "tesserae/train/job_size.h"
+
+namespace tesserae::train {
+namespace {
+
+std::map<std::string, std::string> rank_environment(const LocalJob& job, int rank, const Meeting& meeting) {
+  std::map<std::string, std::string> environment = job.environment;
+  environment["RANK"] = std::to_string(job.host * job.ranks + rank);
+  environment["LOCAL_RANK"] = std::to_string(rank);
+  environment["WORLD_SIZE"] = std::to_string(job.hosts * meeting.ranks);
+  environment["LOCAL_WORLD_SIZE"] = std::to_string(meeting.ranks);
+  environment["MASTER_ADDR"] = job.hosts > 1 ? job.address : "127.0.0.1";
+  environment["MASTER_PORT"] = std::to_string(meeting.port);
+  environment["TORCHELASTIC_USE_AGENT_STORE"] = meeting.epoch ? "True" : "False";
+  if (meeting.epoch) {
+    environment[comm::epoch_variable] = std::to_string(*meeting.epoch);
+    environment[configured_ranks_variable] = std::to_string(job.hosts * job.ranks);
+  }
+  // The same for ranks that come later: who computes the same as others must do it with as many threads.
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+    environment["OMP_NUM_THREADS"] = std::to_string(std::max(1, os::processors() / job.ranks));
+  }
+  return environment;
+}
+
+}  // namespace
+
+std::vector<std::string> LaunchedRank::read() {
+  const std::string bytes = os::read_some(output.get());
+  if (bytes.empty()) output.reset();
+  return bytes.empty() ? lines.rest() : lines.add(bytes);
+}
+
+LaunchedRank start_rank(const LocalJob& job, int rank, const Meeting& meeting, WaitingRanks& waiting,
+                        std::optional<int> spare) {
+  LaunchedRank started;
+  started.started_as = job.host * job.ranks + rank;
+  auto environment = rank_environment(job, rank, meeting);
+  if (spare) environment[comm::spare_variable] = std::to_string(*spare);
+  if (auto copy = waiting.call(environment)) {
+    started.process = std::move(copy->process);
+    started.output = std::move(copy->output);
+    return started;
+  }
+  os::Pipe pipe = os::make_pipe();
+  started.process = os::Process::spawn({.arguments = job.command,
+                                        .environment = environment,
+                                        .die_with_parent = true,
+                                        .new_group = true,
+                                        .output = rank == 0 && !spare ? -1 : pipe.write.get(),
+                                        .errors = pipe.write.get()});
+  started.output = std::move(pipe.read);
+  return started;
+}
+
+}  // namespace tesserae::train

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tesserae/os/descriptor.h"
+#include "tesserae/os/process.h"
+#include "tesserae/train/launcher.h"
+#include "tesserae/train/line_reader.h"
+#include "tesserae/train/waiting_ranks.h"
+
+namespace tesserae::train {
+
+/// Where ranks meet, when, and how many of this host.
+struct Meeting {
+  uint16_t port = 0;
+  std::optional<int> epoch;  ///< unset: there is one meeting, and rank 0 serves the store
+  int ranks = 0;
+};
+
+/// A rank as its launcher has it: a process, what it writes, and how it ended. Used from the launcher's thread.
+struct LaunchedRank {
+  std::optional<os::Process> process;  ///< unset: its host's launcher has it
+  os::Descriptor output;
+  LineReader lines;
+  std::deque<std::string> last;  ///< its last lines, for the report
+  std::optional<os::Exit> exit;
+  int started_as = 0;  ///< its number at the job's start
+
+  /// What can be read of it at once; at the end of its output what has no end of line.
+  std::vector<std::string> read();
+};
+
+/// Starts the rank of that number on this host with the variables that torchrun sets: the next of `waiting`, or the
+/// job's command. `spare`: it has no place yet, and waits for one under this number. Throws IoError.
+LaunchedRank start_rank(const LocalJob& job, int rank, const Meeting& meeting, WaitingRanks& waiting,
+                        std::optional<int> spare = std::nullopt);
+
+}  // namespace tesserae::train
