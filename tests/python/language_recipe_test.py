@@ -338,7 +338,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for command in commands(here):
         if command[0] == "tesserae":
-            wait_for((run / "dial.sock").exists)
+            wait_for(lambda: (run / "dial.sock").exists() and "val_loss" in (run / "metrics.jsonl").read_text())
             turned = subprocess.run([PROGRAM, *command[1:]], capture_output=True, text=True, timeout=60)
             assert turned.returncode == 0 and "P=1 G=1 O=1" in turned.stdout, turned
             seen.append("dial")
