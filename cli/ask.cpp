@@ -10,8 +10,8 @@ namespace {
 
 dial::Json ask(const std::string& folder, const dial::Json& request, double seconds, const char* socket,
                const char* otherwise) {
-  dial::Client client(folder, request, socket);
   const os::Deadline deadline(os::milliseconds(seconds));
+  dial::Client client(folder, request, deadline, socket);
   while (true) {
     const auto event = client.next(deadline);
     if (!event) {

@@ -119,8 +119,8 @@ int run_dial(const DialArguments& arguments) {
                               "tesserae dial takes one of --degree, --degrees, --expert, --auto and --show; "
                               "--offload goes alone or with one of the first two");
   }
-  dial::Client client(arguments.folder, request_of(arguments));
   const os::Deadline deadline(std::chrono::nanoseconds(static_cast<int64_t>(arguments.wait_seconds * 1e9)));
+  dial::Client client(arguments.folder, request_of(arguments), deadline);
   while (true) {
     const std::optional<Json> event = client.next(deadline);
     if (!event) {

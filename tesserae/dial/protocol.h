@@ -32,6 +32,9 @@ using Json = nlohmann::ordered_json;
 //       goes on, or (from = to) it had them already
 //       {"event": "shared_out", "step", "from", "to", "degrees": [..], "seconds"} (*)   of experts: the same of them
 //  3. The client closes the connection. One that does so earlier takes nothing back.
+//
+// A request says what is to be, so asking twice is as good as once: a client that was not answered at all asks again
+// where its job goes on (client.h).
 
 inline constexpr const char* socket_name = "dial.sock";
 inline constexpr size_t longest_line = 4096;
@@ -65,6 +68,8 @@ offload::Tiers tiers_from(const Json& json);
 mesh::Degrees degrees_from(const Json& json);
 
 Json error_event(const std::string& message);
+/// The message of those who still wait when a rank 0 no longer listens. Its job may go on (launcher_file.h).
+inline constexpr const char* run_ended = "the run has ended";
 /// True for the events marked (*).
 bool is_last(const Json& event);
 

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "tesserae/dial/launcher_file.h"
+
 namespace tesserae::dial {
 namespace {
 
@@ -17,8 +19,10 @@ Server::Server(const os::Path& folder, int ranks)
              {.name = "the dial",
               .answer = [this](int64_t client, const std::string& line) { return answer(client, line); },
               .refusal = [](const std::string& why) { return line_of(error_event(why)); },
-              .farewell = "the run has ended",
-              .longest_request = longest_line}) {}
+              .farewell = run_ended,
+              .longest_request = longest_line}) {
+  note_launcher(folder);
+}
 
 os::LineServer::Answer Server::answer(int64_t client, const std::string& line) {
   const std::scoped_lock lock(mutex_);

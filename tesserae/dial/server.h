@@ -15,7 +15,8 @@ namespace tesserae::dial {
 class Server {
  public:
   /// Requests must fit `ranks`. Throws os::AddressInUse if a live run has that folder, IoError if there can be no
-  /// socket. Destroyed, it tells those who wait that the run has ended.
+  /// socket. Notes this process's launcher in the folder (launcher_file.h). Destroyed, it tells those who wait that the
+  /// run has ended.
   Server(const os::Path& folder, int ranks);
 
   struct Asked {

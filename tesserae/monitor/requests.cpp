@@ -27,7 +27,7 @@ Requests::Requests(const os::Path& run)
              {.name = "the monitor",
               .answer = [this](int64_t client, const std::string& line) { return answer(client, line); },
               .refusal = [](const std::string& why) { return error_event(why).dump(); },
-              .farewell = "the run has ended"}) {}
+              .farewell = "the run has ended"}) {}  // as the dial says it, for dial::Client
 
 // On the server's thread.
 os::LineServer::Answer Requests::answer(int64_t client, const std::string& line) {

@@ -3,7 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
+#include <thread>
+
 #include "tesserae/dial/client.h"
+#include "tesserae/dial/launcher_file.h"
+#include "tesserae/os/process.h"
 #include "tests/os/scratch.h"
 
 namespace tesserae::dial {
@@ -156,6 +161,76 @@ TEST_F(DialServer, OneLiveRunAFolder) {
   EXPECT_THROW(Server(folder_, 4), os::AddressInUse);
   Client client(folder_, {{"ask", "show"}});
   EXPECT_EQ(event(client)["event"], "status");
+}
+
+/// A job whose ranks meet again, as its clients see it: a launcher, and a rank 0 that comes and goes.
+class DialAfterALoss : public DialServer {
+ protected:
+  DialAfterALoss() { note_launcher(folder_, launcher_.id()); }
+
+  /// Nobody listens; in a moment somebody does again.
+  void meet_again() {
+    server_.reset();
+    comes_ = std::jthread([this] {
+      os::sleep_for(std::chrono::milliseconds(100));
+      server_ = std::make_unique<Server>(folder_, 4);
+    });
+  }
+  void end_launcher() {
+    launcher_.signal(SIGKILL);
+    launcher_.wait(soon());
+  }
+
+  os::Process launcher_ = os::Process::spawn({.arguments = {"sleep", "600"}, .die_with_parent = true});
+  std::jthread comes_;
+};
+
+TEST_F(DialAfterALoss, WhoAsksMeanwhileIsServedByTheNextOneThatListens) {
+  meet_again();
+  Client client(folder_, {{"ask", "show"}}, soon());
+  EXPECT_EQ(event(client)["event"], "status");
+}
+
+TEST_F(DialAfterALoss, WhatWasNotAnsweredIsAskedAgain) {
+  Client client(folder_, {{"ask", "auto"}}, soon());
+  ASSERT_EQ(wait_for_request().size(), 1u);
+  meet_again();
+  EXPECT_FALSE(client.next(os::Deadline(std::chrono::milliseconds(10)))) << "nobody listens yet";
+  std::jthread answers([this] {
+    comes_.join();
+    for (const auto& asked : wait_for_request()) server_->tell(asked.client, {{"event", "automatic"}});
+  });
+  EXPECT_EQ(event(client)["event"], "automatic");
+}
+
+TEST_F(DialAfterALoss, WhatWasAcceptedIsNotAndItsClientHearsThatTheJobGoesOn) {
+  Client client(folder_, {{"ask", "turn"}, {"degree", 4}}, soon());
+  EXPECT_EQ(event(client)["event"], "accepted");
+  ASSERT_EQ(wait_for_request().size(), 1u);
+  meet_again();
+  EXPECT_THAT(event(client)["message"].get<std::string>(), HasSubstr("has lost a rank before this was done"));
+  comes_.join();
+  os::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_TRUE(server_->take().empty());
+}
+
+TEST_F(DialAfterALoss, WhereNobodyComesTheDeadlineEndsIt) {
+  server_.reset();
+  try {
+    Client client(folder_, {{"ask", "show"}}, os::Deadline(std::chrono::milliseconds(50)));
+    FAIL() << "nobody listens";
+  } catch (const IoError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("lives, but nobody listens at"));
+  }
+}
+
+TEST_F(DialAfterALoss, AJobWhoseLauncherIsGoneHasEnded) {
+  Client client(folder_, {{"ask", "turn"}, {"degree", 4}}, soon());
+  EXPECT_EQ(event(client)["event"], "accepted");
+  end_launcher();
+  server_.reset();
+  EXPECT_EQ(event(client)["message"], "the run has ended");
+  EXPECT_THROW(Client(folder_, {{"ask", "show"}}, soon()), InvalidArgument);
 }
 
 TEST(DialClient, SaysWhatIsNotThere) {

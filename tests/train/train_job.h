@@ -69,19 +69,11 @@ class TrainJob {
   }
 
   /// What a run answers to the dial's request in the end: as `tesserae scale` and `dial` hear it, but without the
-  /// hundred steps that a program takes to start. Waits for whoever has become rank 0 just now.
+  /// hundred steps that a program takes to start.
   dial::Json ask(const std::string& run, const dial::Json& request) const {
     const os::Deadline deadline(std::chrono::seconds(100));
-    std::optional<dial::Client> client;
-    while (!client) {
-      try {
-        client.emplace(path(run), request);
-      } catch (const InvalidArgument&) {
-        if (deadline.passed()) throw;
-        os::sleep_for(std::chrono::milliseconds(2));
-      }
-    }
-    while (const std::optional<dial::Json> event = client->next(deadline)) {
+    dial::Client client(path(run), request, deadline);
+    while (const std::optional<dial::Json> event = client.next(deadline)) {
       if (event->at("event") != "accepted") return *event;
     }
     return {{"event", "error"}, {"message", "no answer"}};
