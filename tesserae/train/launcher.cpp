@@ -472,6 +472,7 @@ int run_local_job(const LocalJob& job) {
     throw InvalidArgument("run_local_job", cat("host ", job.host, " of ", job.hosts, " hosts, which meet at ",
                                                job.address, ":", job.port, ": give its number and where they meet"));
   }
+  os::survive_broken_pipes();
   return Job(job).run();
 }
 

@@ -54,9 +54,10 @@ struct LocalJob {
 ///    that signal; SIGTERM for SIGINT, which a terminal may have sent them itself.
 ///
 /// The first rank here has this process's standard output, and nobody after it; what the others write, and everything
-/// written to standard error, is passed on line by line to standard error. No rank outlives this process, not even if
-/// it is killed by SIGKILL. Throws IoError if a rank cannot be started (after ending those that were), InvalidArgument
-/// for several hosts without a port.
+/// written to standard error, is passed on line by line to standard error. Where nobody reads that any more it is lost,
+/// and the job goes on (from then on writing there does not end this process by SIGPIPE). No rank outlives this
+/// process, not even if it is killed by SIGKILL. Throws IoError if a rank cannot be started (after ending those that
+/// were), InvalidArgument for several hosts without a port.
 int run_local_job(const LocalJob& job);
 
 /// The exit status of a rank that failed because another one was lost: never the first cause of a job's end.

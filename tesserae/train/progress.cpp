@@ -1,9 +1,11 @@
 #include "tesserae/train/progress.h"
 
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 
+#include "tesserae/base/log.h"
 #include "tesserae/os/terminal.h"
 
 namespace tesserae::train {
@@ -70,33 +72,37 @@ void Progress::step(const StepRecord& record, uint64_t memory_bytes) {
   const bool last = record.step == steps_;
   if (!terminal_) {
     if (record.step % log_every_ != 0 && record.step != 1 && !last && !record.val_loss) return;
-    std::printf("%s\n", progress_line(record, steps_, memory_bytes, seconds_left).c_str());
-    std::fflush(stdout);
-    return;
+    return write(progress_line(record, steps_, memory_bytes, seconds_left) + "\n");
   }
   // A person reads no more than ten lines a second.
   if (drawn_ && !last && !record.val_loss && seconds_between(last_drawn_, now) < 0.1) return;
   std::string line = progress_line(record, steps_, memory_bytes, seconds_left);
   const auto columns = static_cast<size_t>(os::columns(os::Stream::output));
   if (line.size() >= columns) line.resize(columns - 1);  // a wrapped line could not be drawn over
-  std::printf("\r\033[K%s", line.c_str());
-  if (record.val_loss) std::printf("\n");
-  std::fflush(stdout);
+  write(cat("\r\033[K", line, record.val_loss ? "\n" : ""));
   drawn_ = !record.val_loss;
   last_drawn_ = now;
 }
 
 void Progress::say(const std::string& line) {
   clear();
-  std::printf("%s\n", line.c_str());
-  std::fflush(stdout);
+  write(line + "\n");
 }
 
 void Progress::clear() {
   if (!drawn_) return;
-  std::printf("\r\033[K");
-  std::fflush(stdout);
+  write("\r\033[K");
   drawn_ = false;
+}
+
+void Progress::write(const std::string& text) {
+  if (unread_) return;
+  errno = 0;
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+  if (errno != EPIPE) return;
+  unread_ = true;
+  log(LogLevel::warning, "nobody reads standard output any more; training goes on, see the metrics in the run folder");
 }
 
 }  // namespace tesserae::train

@@ -19,7 +19,9 @@ std::string short_bytes(uint64_t bytes);
 std::string short_time(double seconds);
 
 /// What a person sees of a run: on a terminal one line that is drawn anew, elsewhere a line every `log_every` steps and
-/// at the last one. Writes to standard output; only rank 0 has one.
+/// at the last one. Writes to standard output; only rank 0 has one. Once nobody reads that any more (`| head` has seen
+/// enough) it says so in the log, once, and is silent: a run does not end with its reader. The process must not end of
+/// SIGPIPE (os::survive_broken_pipes).
 class Progress {
  public:
   Progress(int64_t steps, int64_t log_every);
@@ -34,10 +36,13 @@ class Progress {
   void clear();
 
  private:
+  void write(const std::string& text);
+
   int64_t steps_;
   int64_t log_every_;
   bool terminal_;
   bool drawn_ = false;
+  bool unread_ = false;
   os::TimePoint begin_, last_drawn_;
   int64_t done_before_ = 0;
 };

@@ -6,12 +6,14 @@
 #include "tesserae/comm/membership.h"
 #include "tesserae/os/process.h"
 #include "tesserae/os/seconds.h"
+#include "tesserae/os/signals.h"
 #include "tesserae/train/run.h"
 
 namespace tesserae::train {
 
 int train(const config::Config& config, const JobSetup& setup, const mesh::World& world, const Resume& resume) {
   os::name_process(cat("tesserae:", world.rank()));
+  os::survive_broken_pipes();
   comm::Membership membership(world.launch(), config.recovery.replacements > 0 || config.recovery.min_ranks > 0);
   // Ranks give up on a silent one one after the other, each at its own deadline.
   const auto deadline = os::milliseconds(config.run.deadline_seconds + config.run.connect_deadline_seconds);

@@ -9,7 +9,8 @@ namespace tesserae::train {
 
 /// Trains as one rank of the job `world`; every rank calls it with the same arguments: `config` as it was written for
 /// the ranks with which the job began (job_size.h), `setup` for those that there are. Rank 0 writes the run folder
-/// (config.json, metrics.jsonl, summary.json) and standard output.
+/// (config.json, metrics.jsonl, summary.json) and standard output, for as long as somebody reads that: SIGPIPE does not
+/// end this process from now on.
 ///
 /// When SIGINT, SIGTERM or SIGUSR1 comes to any rank, or the configured file or command asks for it, all ranks end
 /// after the same step and the summary says so. Returns 0 when training is complete; the configuration's

@@ -261,5 +261,32 @@ TEST_F(Recovery, SigtermStillEndsAJobThatHasRecovered) {
   EXPECT_THAT(job_->steps("asked"), SizeIs(1));
 }
 
+TEST_F(Recovery, AReaderThatGoesAwayIsNoLoss) {
+  Program program = job_->start("unread", with({"hybrid_shard_degree=2"}));
+  ASSERT_TRUE(program.wait_for("step 8/")) << program.errors;
+  program.stop_reading_output();
+  ASSERT_TRUE(program.wait_for("rank 0: nobody reads standard output any more")) << program.errors;
+  ::kill(ranks_of(program).at(0), SIGKILL);  // the new one has the same output
+  const auto exit = program.finish();
+  EXPECT_TRUE(exit && exit->success()) << program.errors;
+  expect_recoveries("unread", 1, "the ranks that are left");
+  job_->expect_same_history("unread", job_->reference(with({"hybrid_shard_degree=2"})), steps);
+}
+
+TEST_F(Recovery, NeitherIsOneThatReadWhatTheLauncherSays) {
+  Program program = job_->start("unheard", with({"hybrid_shard_degree=2"}));
+  ASSERT_TRUE(program.wait_for("step 8/")) << program.errors;
+  program.stop_reading();
+  ::kill(ranks_of(program).at(1), SIGKILL);
+  const auto exit = program.finish();
+  EXPECT_TRUE(exit && exit->success()) << (exit ? exit->text() : "it hangs");
+  expect_recoveries("unheard", 1, "the ranks that are left");
+
+  Program alone = job_->start("unread-alone", {});
+  ASSERT_TRUE(alone.wait_for("step 8/")) << alone.errors;
+  alone.stop_reading();
+  EXPECT_TRUE(alone.finish()->success()) << "without a launcher";
+}
+
 }  // namespace
 }  // namespace tesserae::train

@@ -37,6 +37,13 @@ class Program {
     return process_.wait(end);
   }
 
+  /// From now on nobody reads its standard output, or nothing that it writes.
+  void stop_reading_output() { output_.reset(); }
+  void stop_reading() {
+    output_.reset();
+    errors_.reset();
+  }
+
   std::string output, errors;
 
  private:
