@@ -11,6 +11,8 @@
 //  5. A launcher that comes a second time (its host was started again) has no part in the job either, since nobody
 //     knows what became of the ranks of before. It is refused, and its host given up at once.
 //  6. If the first host is lost there is nobody to decide: the ranks of the others end by 4.
+//  7. A first launcher that was told that the job survives no loss takes no part: the store is its rank 0's, which has
+//     none of the keys that it would make. The ranks find out and end (train/same_config.h); nobody is killed here.
 //
 // So at most one side goes on, that of the first host; and what the ranks of another one may still do until 4 is
 // nothing that counts, since rank 0 is with the first: it alone writes what a run says, and commits checkpoints.
@@ -136,6 +138,7 @@ struct FirstHost::Heard {
   std::string to_say;
   std::vector<int> to_kill;
   bool given_up = false;
+  bool met = false;  // the first launcher has made room for what this one says
   std::string broken;
   std::optional<int> status;
   Clock::time_point answered = Clock::now();  // when the last request was sent that was answered
@@ -144,11 +147,14 @@ struct FirstHost::Heard {
   bool exchange() {
     const auto sent = Clock::now();
     std::string saying;
+    bool is_met = false;
     {
       std::lock_guard lock(mutex);
       saying.swap(to_say);
+      is_met = met;
     }
     try {
+      is_met = is_met || store->check({exits_of(0)});  // nobody but that launcher makes it
       if (!saying.empty()) store->append(exits_of(host), as_bytes(saying));
       store->add(beats_of(host), 1);
       std::vector<int> kill;
@@ -160,6 +166,7 @@ struct FirstHost::Heard {
           store->check({job_over}) ? std::optional(std::stoi(store->get_to_str(job_over))) : std::nullopt;
       std::lock_guard lock(mutex);
       answered = sent;
+      met = is_met;
       to_kill.insert(to_kill.end(), kill.begin(), kill.end());
       given_up = is_given_up;
       status = ended;
@@ -228,9 +235,14 @@ std::optional<int> FirstHost::status() const {
   return heard_->status;
 }
 
+bool FirstHost::is_alone() const {
+  std::lock_guard lock(heard_->mutex);
+  return !heard_->broken.empty() && !heard_->met;
+}
+
 std::string FirstHost::cut_off() const {
   std::lock_guard lock(heard_->mutex);
-  if (heard_->status) return "";
+  if (heard_->status || (!heard_->broken.empty() && !heard_->met)) return "";
   if (heard_->given_up) return "the job goes on without this host, of which nothing was heard for too long";
   if (!heard_->broken.empty()) return cat("the launcher of the job's first host is gone: ", heard_->broken);
   if (Heard::Clock::now() - heard_->answered < patience_) return "";

@@ -69,6 +69,9 @@ class FirstHost {
   std::vector<int> to_kill();
   /// The job's status, once it is over.
   std::optional<int> status() const;
+  /// The store is gone, and never was a first launcher's that knew of this one: it was told that the job survives no
+  /// loss. There is no status then, and nobody goes on without this host.
+  bool is_alone() const;
   /// Why this host has no part in the job any more: it was given up, or nothing was heard of the first one for so long
   /// that it may have been. Its ranks must not run any more. Empty: it has.
   std::string cut_off() const;

@@ -60,7 +60,7 @@ class Job {
   }
 
   int run() {
-    while (running() > 0 || (first_ && !first_->status() && first_->cut_off().empty())) {
+    while (running() > 0 || (first_ && !first_->status() && !first_->is_alone() && first_->cut_off().empty())) {
       wait_for_news();
       if (others_) others_->look();
       if (first_) follow_first();
@@ -412,8 +412,10 @@ class Job {
 
   int status() {
     if (first_) {
-      const int result = first_->status().value_or(exit_peer_lost);
-      if (result != 0 && !cut_off_) {
+      const auto is_unusable = [](const LaunchedRank& rank) { return rank.exit->code == exit_unusable; };
+      const bool unusable = first_->is_alone() && std::ranges::any_of(ranks_, is_unusable);
+      const int result = first_->status().value_or(unusable ? exit_unusable : exit_peer_lost);
+      if (result != 0 && !cut_off_ && !first_->is_alone()) {
         print(cat("tesserae: the job ends with status ", result, ", its first host says why"));
       }
       return result;

@@ -30,6 +30,7 @@
 #include "tesserae/comm/rank_list.h"
 #include "tesserae/dial/protocol.h"
 #include "tesserae/os/seconds.h"
+#include "tesserae/train/same_config.h"
 
 namespace tesserae::train {
 namespace {
@@ -83,7 +84,11 @@ void Run::meet() {
   // 1.
   fabric_ == nullptr ? connect() : fabric_->reconnect(epoch);
   listen();
-  if (epoch == 0) return start(resume_);
+  if (epoch == 0) {
+    // Our launcher says the same to all ranks of its host.
+    if (world_.launch().local_size < world_.launch().size) require_same_config(*fabric_, config_);
+    return start(resume_);
+  }
   end_broken_step();  // 2
   hear_of_experts();
   const Standing all = agree_on_standing();  // 3

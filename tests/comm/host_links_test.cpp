@@ -100,5 +100,19 @@ TEST_F(HostLinks, WhoeverHasLeftIsNotWaitedFor) {
   EXPECT_LT(os::now() - begin, seconds(4));
 }
 
+TEST(FirstHostOfNobody, IsAloneOnceTheStoreIsGone) {
+  std::optional<MembershipServer> server{std::in_place, os::free_port()};
+  FirstHost first("127.0.0.1", server->port(), 1, milliseconds(60'000));
+  first.look();
+  os::sleep_for(milliseconds(300));
+  EXPECT_FALSE(first.is_alone());
+  server.reset();
+  for (const os::Deadline deadline(seconds(60)); !first.is_alone() && !deadline.passed(); first.look()) {
+    os::sleep_for(milliseconds(5));
+  }
+  EXPECT_TRUE(first.is_alone()) << "nobody has made room for what it says";
+  EXPECT_EQ(first.cut_off(), "");
+}
+
 }  // namespace
 }  // namespace tesserae::comm

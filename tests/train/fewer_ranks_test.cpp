@@ -5,8 +5,10 @@
 #include <cmath>
 #include <csignal>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "tesserae/os/port.h"
 #include "tests/train/train_job.h"
 
 // Jobs that lose ranks which nobody replaces, and go on with fewer: real processes, real signals. What is compared is a
@@ -264,6 +266,26 @@ TEST_F(FewerRanks, ANumberThatCannotBeIsAnErrorThatSaysSo) {
   EXPECT_THAT(program.errors, AllOf(HasSubstr("the job can have none of 1 to 3 ranks: a job with these axes has a "
                                               "multiple of 4 ranks, not 3; nearest possible: 4"),
                                     HasSubstr("recovery.min_ranks is 1")));
+}
+
+/// Each host's launcher reads a configuration of its own.
+TEST_F(FewerRanks, HostsThatAreToldDifferentThingsAreToldSo) {
+  for (const auto& [first, second] : {std::pair("1", "0"), std::pair("0", "1")}) {
+    const std::string port = std::to_string(os::free_port());
+    const auto start = [&](const char* host, const char* ranks) {
+      return job_->start(
+          "told", {"--nproc", "1", "--set", cat("recovery.min_ranks=", ranks)},
+          {{"PET_NNODES", "2"}, {"PET_NODE_RANK", host}, {"MASTER_ADDR", "127.0.0.2"}, {"MASTER_PORT", port}});
+    };
+    Program one = start("0", first), other = start("1", second);
+    for (Program* program : {&one, &other}) {
+      const auto exit = program->finish();
+      ASSERT_TRUE(exit.has_value()) << program->output << program->errors;
+      EXPECT_EQ(exit->code, 2) << program->errors;
+      EXPECT_THAT(program->errors, AllOf(HasSubstr("recovery.min_ranks: host "), HasSubstr(cat("(rank 0) has ", first)),
+                                         HasSubstr(cat("(rank 1) has ", second, ": start all hosts with the same"))));
+    }
+  }
 }
 
 TEST_F(FewerRanks, BelowTheLeastALossEndsTheJob) {
