@@ -23,7 +23,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 import tesserae as tsm
 from ranks import run_ranks
 
-WIDTH, LENGTH, BLOCKS = 64, 5120, 6  # an input of a block has 1.25 MiB, and takes little computing
+WIDTH, LENGTH, BLOCKS = 64, 640, 6
+LEAVES = "128KiB"  # and more; an input of a block has 160 KiB
 
 
 class Block(nn.Module):
@@ -92,7 +93,7 @@ def assert_same_bits(actual: tuple[list[float], Tensor], expected: tuple[list[fl
 
 @contextlib.contextmanager
 def ours(folder: str, **more: Any):
-    tsm.init({"offload": {"folder": folder}, **more})
+    tsm.init({"offload": {"folder": folder, "activation_size": LEAVES}, **more})
     try:
         yield
     finally:

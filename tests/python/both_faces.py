@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
 
-from parity_test import distance
+from closeness import distance
 
 TOLERANCE = 1e-5  # relative, in fp32
 

@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention as imported_before
 from transformers import LlamaForTokenClassification
 
 from both_faces import TOLERANCE, away_from, clipped_norm, sharded, whole_state
-from parity_test import distance, furthest
+from closeness import distance, furthest
 from ranks import run_ranks
 from tensor_models import MODELS, VOCABULARY, wrap
 

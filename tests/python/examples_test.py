@@ -4,6 +4,7 @@ its two lines are removed."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import re
@@ -39,11 +40,13 @@ class Example:
     def __str__(self) -> str:
         return " ".join([self.script, str(self.ranks), *self.arguments])
 
-    def run(self, script: Path, smp: bool = False) -> str:
-        """What all ranks of `script`, this example with or without Tesserae, print."""
-        first, rest = (script, ()) if self.runner is None else (self.runner, (str(script),))
-        arguments = (str(first), (*rest, *self.arguments), smp)
-        return "".join(run_ranks(as_main, self.ranks, *arguments, init=False, deadline=DEADLINE))
+
+@functools.cache  # a run is the same every time: tests share it
+def printed(example: Example, script: Path, smp: bool = False) -> str:
+    """What all ranks of `script`, the example with or without Tesserae, print."""
+    first, rest = (script, ()) if example.runner is None else (example.runner, (str(script),))
+    arguments = (str(first), (*rest, *example.arguments), smp)
+    return "".join(run_ranks(as_main, example.ranks, *arguments, init=False, deadline=DEADLINE))
 
 
 ACCELERATE = HERE / "accelerate_on_cpu.py"
@@ -109,7 +112,7 @@ def test_the_two_lines_change_no_loss(example: Example, tmp_path: Path) -> None:
     plain = tmp_path / example.script
     plain.write_text(without_the_two_lines(script))
 
-    ours, theirs = losses(example.run(script, smp=example.smp)), losses(example.run(plain))
+    ours, theirs = losses(printed(example, script, example.smp)), losses(printed(example, plain))
 
     assert ours == pytest.approx(theirs, rel=example.tolerance)
     assert ours[-1] <= example.learns * ours[0]
@@ -126,7 +129,7 @@ def test_torchrun_starts_the_same() -> None:
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert losses(run.stdout) == losses(example.run(EXAMPLES / example.script))
+    assert losses(run.stdout) == losses(printed(example, EXAMPLES / example.script, example.smp))
 
 
 @pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda script: script.name)

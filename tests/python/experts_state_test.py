@@ -20,8 +20,8 @@ from torch.distributed.fsdp import (
 )
 
 from both_faces import TOLERANCE, away_from, sharded, whole_state
+from closeness import distance
 from expert_models import MAX_NORM, MODELS, RANKS, alone, batch, loss_of, wrap
-from parity_test import distance
 from ranks import run_ranks
 
 

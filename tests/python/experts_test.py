@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, StateDictType, fully_shard
 
 from both_faces import TOLERANCE, away_from, clipped_norm, sharded, whole_state
+from closeness import distance, furthest
 from expert_models import MAX_NORM, MODELS, RANKS, STEPS, alone, batch, built, loss_of, wrap
-from parity_test import distance, furthest
 from ranks import run_ranks
 from tensor_cases import LAYOUTS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from dataclasses import dataclass, fields, replace
@@ -98,6 +99,7 @@ def product(seed: int = 1) -> list[ParityCase]:
     return cases
 
 
+@functools.cache
 def cover() -> list[ParityCase]:
     """Every pair of values; and, because low precision hides small faults, more cases where all numbers are compared
     closely."""

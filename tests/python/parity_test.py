@@ -10,98 +10,13 @@ all options of FSDP (`make parity`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
-import torch
-import torch.distributed.fsdp
-from torch import Tensor
 
-from parity_cases import ParityCase, cover, product, reference
-from parity_train import Outcome, train
+from parity_both import train_both
+from parity_cases import ParityCase, cover, product
 from ranks import RankFailed, run_ranks
 
 A_LAUNCH = 24  # cases
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """Relative. In low precision both sides round at the same places, but sums are taken in another order, and what
-    differs in the last bit of a sum may round to another neighbour: 2^-8 away in bf16, 2^-11 in fp16, a few times over.
-    """
-
-    loss: float
-    gradients: float  # their norm, and parameters that have moved along them
-    way_sgd: float  # see way_off(); three to five times what was seen
-    way_adamw: float  # its steps have one length: where a small gradient is rounded to the other sign, they go back
-
-
-TOLERANCES = {
-    "fp32": Tolerance(1e-5, 1e-5, way_sgd=1e-4, way_adamw=1e-4),
-    "reduce_bf16": Tolerance(1e-3, 4e-3, way_sgd=2e-2, way_adamw=0.2),
-    "bf16": Tolerance(2e-2, 2e-2, way_sgd=0.3, way_adamw=0.7),
-    "pure_bf16": Tolerance(2e-2, 2e-2, way_sgd=0.3, way_adamw=0.7),
-    "fp16": Tolerance(4e-3, 4e-3, way_sgd=0.15, way_adamw=0.7),
-}
-
-
-def furthest(ours: list[float], theirs: list[float]) -> float:
-    return max((abs(a - b) / max(abs(b), 1e-12) for a, b in zip(ours, theirs, strict=True)), default=0.0)
-
-
-def distance(ours: Tensor, theirs: Tensor) -> float:
-    """max |a - b| / max |b|"""
-    return ((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12)).item() if theirs.numel() else 0.0
-
-
-def way_off(ours: Tensor, theirs: Tensor, initial: Tensor) -> float:
-    """How far ours ended from theirs, as a share of the way that theirs has gone: 1 for an optimizer that does nothing,
-    whatever it does to losses. What did not move has not moved here either."""
-    if theirs.equal(initial):
-        return 0.0 if ours.equal(theirs) else float("inf")
-    ours, theirs, initial = ours.double(), theirs.double(), initial.double()
-    return ((ours - theirs).norm() / (theirs - initial).norm()).item()
-
-
-def differences(case: ParityCase, ours: Outcome, theirs: Outcome) -> list[str]:
-    tolerance, found = TOLERANCES[case.precision], []
-    # No sum over ranks has happened yet. (Reentrant checkpointing runs forward without gradients, on other kernels.)
-    if case.checkpoint != "reentrant" and ours.losses[0] != theirs.losses[0]:
-        found.append(f"the first loss is {ours.losses[0]}, not exactly {theirs.losses[0]}")
-    if not furthest(ours.losses, theirs.losses) <= tolerance.loss:
-        found.append(f"losses {ours.losses}, not {theirs.losses}")
-    if not furthest(ours.norms, theirs.norms) <= tolerance.gradients:
-        found.append(f"norms {ours.norms}, not {theirs.norms}")
-    if ours.names != theirs.names:
-        found.append(f"parameters are called {ours.names}, not {theirs.names}")
-    if list(ours.state) != list(theirs.state):
-        found.append(f"state dict has {list(ours.state)}, not {list(theirs.state)}")
-        return found
-    for name, expected in theirs.state.items():
-        value = ours.state[name]
-        if (value.shape, value.dtype) != (expected.shape, expected.dtype):
-            found.append(f"{name} is {value.dtype} {list(value.shape)}, not {expected.dtype} {list(expected.shape)}")
-        elif case.optimizer == "sgd" and not distance(value, expected) <= tolerance.gradients:
-            found.append(f"{name} is {distance(value, expected):.1e} away")
-        off = way_off(value, expected, theirs.initial[name])
-        if not off <= (tolerance.way_sgd if case.optimizer == "sgd" else tolerance.way_adamw):
-            found.append(f"{name} ended off by {off:.1e} of its way")
-    return found
-
-
-def train_both(rank: int, world_size: int, cases: list[ParityCase]) -> list[list[str]]:
-    """What differs, for each case."""
-    theirs = [train(reference(case, torch.accelerator.is_available())) for case in cases]
-
-    import tesserae as tsm
-
-    tsm.init()
-    found = []
-    for case, expected in zip(cases, theirs):
-        print(case, flush=True)  # in the report, if it is the last
-        found.append(differences(case, train(case), expected))
-    tsm.uninstall()
-    return found
 
 
 def launch(cases: list[ParityCase]) -> list[str]:

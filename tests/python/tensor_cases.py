@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from dataclasses import dataclass, fields
@@ -70,6 +71,7 @@ def possible(values: Values) -> bool:
     return max(values["layout"]) <= ranks // split  # type: ignore[call-overload]
 
 
+@functools.cache
 def cover() -> list[TensorCase]:
     """Every pair of values."""
     return [TensorCase(**values) for values in pairwise(AXES, possible, {})]  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from parity_test import distance, furthest
+from closeness import distance, furthest
 from ranks import run_ranks
 from tensor_models import MODELS, batch, loss_of, wrap
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
-from parity_test import distance, furthest
+from closeness import distance, furthest
 from ranks import run_ranks
 from tensor_models import MODELS, batch, loss_of, wrap
 

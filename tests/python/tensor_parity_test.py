@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy, StateDictType
 
-from parity_test import distance, furthest, way_off
+from closeness import distance, furthest, way_off
 from ranks import run_ranks
 from tensor_cases import AXES, TensorCase, cover, product
 from tensor_models import MODELS, batch, logits_of, loss_of, wrap

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parity_test import distance
+from closeness import distance
 from ranks import run_ranks
 from tensor_models import MODELS, SEQUENCE, VOCABULARY, WIDTH, batch, loss_of
 
