@@ -21,6 +21,7 @@ from both_faces import TOLERANCE, away_from, clipped_norm, sharded, whole_state
 from closeness import distance, furthest
 from expert_models import MAX_NORM, MODELS, RANKS, STEPS, alone, batch, built, loss_of, wrap
 from ranks import run_ranks
+from share_out import share_out
 from tensor_cases import LAYOUTS
 
 FULL_STEPS = 20
@@ -46,6 +47,11 @@ class Case:
     def heads(self) -> int:
         """Of keys and values: T must divide them."""
         return max(2, self.tensor)
+
+    def reference(self, ranks: int) -> tuple[str, bool, bool, int, int, int]:
+        """What alone() is asked for, but for the number of steps."""
+        batches = ranks // (self.context * self.tensor)
+        return self.model, self.one_expert, self.auxiliary, 2 if self.accumulate else 1, batches, self.heads
 
     def config(self) -> dict[str, Any]:
         axes = {
@@ -136,6 +142,7 @@ def trains(rank: int, world_size: int, cases: list[Case], steps: int = STEPS) ->
     import tesserae as tsm
 
     found = []
+    references = share_out(lambda key: alone(*key, steps), [case.reference(world_size) for case in cases])
     for case in cases:
         print(case, flush=True)
         tsm.init(case.config())
@@ -173,7 +180,7 @@ def trains(rank: int, world_size: int, cases: list[Case], steps: int = STEPS) ->
                 optimizer.zero_grad()
             with torch.no_grad():
                 logits = model.eval()(input_ids=batch(0, 0), use_cache=False).logits
-            expected = alone(case.model, case.one_expert, case.auxiliary, parts, tsm.state.dp_size, case.heads, steps)
+            expected = references[case.reference(world_size)]
             if not furthest(losses, expected.losses) <= TOLERANCE:
                 found.append(f"{case}: losses {losses}, expected {expected.losses}")
             if not furthest(norms, expected.norms) <= TOLERANCE:

@@ -48,7 +48,7 @@ ALWAYS = (
     "pytest",
     "torch",
     "torch._dynamo",
-    "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "tesserae.smp.init",

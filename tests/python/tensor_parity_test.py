@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Sha
 
 from closeness import distance, furthest, way_off
 from ranks import run_ranks
+from share_out import share_out
 from tensor_cases import AXES, TensorCase, cover, product
 from tensor_models import MODELS, batch, logits_of, loss_of, wrap
 
@@ -59,7 +59,6 @@ def optimizer_of(case: TensorCase, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=RATE["sgd"], momentum=0.9)
 
 
-@functools.cache
 def alone(case: TensorCase, steps: int) -> Outcome:
     """What one process trains, in fp32."""
     model = MODELS[case.model]()
@@ -78,22 +77,18 @@ def alone(case: TensorCase, steps: int) -> Outcome:
     return Outcome(losses, norms, initial, copy.deepcopy(model.state_dict()))
 
 
-def reference(case: TensorCase, steps: int) -> Outcome:
+def reference(case: TensorCase) -> TensorCase:
     """Options that change no number are left out, so that cases share what was trained."""
     layout: Any = (1, 1, 1)
-    job = (case.data_ranks, 1)
-    return alone(
-        replace(
-            case,
-            job=job,
-            layout=layout,
-            strategy="FULL_SHARD",
-            precision="fp32",
-            checkpoint=False,
-            use_orig_params=True,
-            sequence=False,
-        ),
-        steps,
+    return replace(
+        case,
+        job=(case.data_ranks, 1),
+        layout=layout,
+        strategy="FULL_SHARD",
+        precision="fp32",
+        checkpoint=False,
+        use_orig_params=True,
+        sequence=False,
     )
 
 
@@ -195,6 +190,7 @@ def run_cases(
     found: list[str] = []
     worst = 0.0
     layout: tuple[int, int, int] | None = None
+    expected = share_out(lambda case: alone(case, steps), [reference(case) for case in cases])
     for case in sorted(cases, key=lambda case: case.layout):
         print(case, flush=True)
         if case.layout != layout:  # each tsm.init makes groups
@@ -210,7 +206,7 @@ def run_cases(
             for name in models:
                 found += before_training(name)
         layout = case.layout
-        texts, away = differences(case, train(case, rank // tp, steps), reference(case, steps))
+        texts, away = differences(case, train(case, rank // tp, steps), expected[reference(case)])
         found += [f"{case}: {text}" for text in texts]
         worst = max(worst, away)
     return found, worst
