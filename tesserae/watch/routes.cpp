@@ -108,9 +108,8 @@ HttpResponse Routes::dial(const HttpRequest& request) const {
   }
   const Json asked = turns ? turn_of(request.body) : Json{{"ask", "show"}};
   try {
-    const os::Deadline deadline(run_patience);
-    dial::Client client(run_.path(), asked, deadline);
-    const std::optional<Json> event = client.next(deadline);
+    dial::Client client(run_.path(), asked);  // nobody listens now: the page asks again
+    const std::optional<Json> event = client.next(os::Deadline(run_patience));
     if (!event) return refusal(504, "the run does not answer; what it was asked for may still be done");
     return {.status = event->at("event") == "error" ? 409 : 200, .body = dumped(*event)};
   } catch (const InvalidArgument& error) {

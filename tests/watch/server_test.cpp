@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "tesserae/base/error.h"
+#include "tesserae/dial/launcher_file.h"
 #include "tesserae/dial/server.h"
 #include "tesserae/os/limits.h"
+#include "tesserae/os/process.h"
 #include "tesserae/os/seconds.h"
 #include "tests/os/scratch.h"
 #include "tests/watch/talk.h"
@@ -211,6 +213,8 @@ TEST_F(WatchServer, TurnsTheDialOnlyWhereItMay) {
   EXPECT_EQ(turn(R"({"degree": 2})").status, 401);
   start({.token = "t", .allow_control = true});
   EXPECT_EQ(turn(R"({"degree": 2})").status, 404);
+  dial::note_launcher(folder_, os::parent_id());
+  EXPECT_EQ(get("/api/dial?token=t").status, 503) << "nobody does for now";
   dial::Server dial(folder_, 4);
   dial.set_status({{"event", "status"}, {"step", 3}, {"degrees", {1, 1, 4}}});
   EXPECT_EQ(Json::parse(get("/api/dial?token=t").body)["degrees"][2], 4);
