@@ -1,8 +1,15 @@
-"""A usual FSDP script for bench/slow_ranks.py. Batches are slow to read on a rank while FOLDER/slow-RANK exists."""
+"""A usual FSDP script for bench/slow_ranks.py: its rows are in a file that it maps.
+
+    slow_ranks_train.py FOLDER WIDTH
+
+FOLDER/at-RANK has the process and the number of the step that it is in, two integers of 8 bytes; batches are slow to
+read on a rank while FOLDER/slow-RANK exists; all end with FOLDER/end."""
 
 from __future__ import annotations
 
+import mmap
 import os
+import struct
 import sys
 import time
 from pathlib import Path
@@ -17,11 +24,17 @@ import tesserae as tsm
 
 FOLDER = Path(sys.argv[1])
 WIDTH, LAYERS, ROWS = int(sys.argv[2]), 6, 256
+FILE = 1 << 27  # bytes of each rank's rows
 
 
 class Rows(Dataset):
     def __init__(self, rank: int) -> None:
-        self.slow = FOLDER / f"slow-{rank}"
+        self.slow, file = FOLDER / f"slow-{rank}", FOLDER / f"rows-{rank}"
+        with file.open("wb") as written:  # by this process: its pages count as this process's memory
+            for _ in range(FILE >> 22):
+                written.write(torch.randn(1 << 20).numpy())
+            os.fsync(written.fileno())
+        self.all = torch.from_file(str(file), shared=False, size=FILE // 4).view(-1, WIDTH)
 
     def __len__(self) -> int:
         return 1_000_000
@@ -29,17 +42,23 @@ class Rows(Dataset):
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.slow.exists():
             time.sleep(float(self.slow.read_text() or 0))
-        return torch.randn(ROWS, WIDTH)
+        return self.all[torch.randint(len(self.all), (ROWS,))]
 
 
 def main() -> None:
     dist.init_process_group("gloo")
+    rank = dist.get_rank()
     tsm.init({"run": {"folder": str(FOLDER / "run")}, "monitor": {"every_seconds": 0.1}})
-    torch.manual_seed(0)
+    torch.manual_seed(rank)
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS)]
     model = FullyShardedDataParallel(nn.Sequential(*(FullyShardedDataParallel(layer) for layer in layers)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    for batch in DataLoader(Rows(dist.get_rank()), batch_size=None):
+    rows = DataLoader(Rows(rank), batch_size=None)
+    (FOLDER / f"at-{rank}").write_bytes(bytes(16))
+    with (FOLDER / f"at-{rank}").open("r+b") as file:
+        at = mmap.mmap(file.fileno(), 16)
+    for step, batch in enumerate(rows, 1):
+        struct.pack_into("qq", at, 0, os.getpid(), step)
         (model(batch) - batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -87,15 +87,23 @@ void Board::read_steps(std::vector<Event>& events) {
     std::vector<StepTimes> all;
     for (auto& [rank, times] : told) all.push_back(times);
     for (const SlowRanks::Change& change : slow_.add(all)) {
-      const bool slow = change.kind == SlowRanks::Change::Kind::slow;
+      const bool slow = change.turn == Episode::Turn::slow;
       events.push_back(
           {.step = change.step,
            .kind = slow ? "slow" : "slow_over",
            .rank = change.rank.rank,
            .text = slow ? describe(change.rank) : cat("rank ", change.rank.rank, " is as fast as the others again")});
     }
+    if (const auto change = slow_links_.add(all, slow_.suspects())) {
+      const bool slow = change->turn == Episode::Turn::slow;
+      events.push_back(
+          {.step = change->step,
+           .kind = slow ? "slow_link" : "slow_link_over",
+           .rank = -1,
+           .text = slow ? cat(describe(change->link), ": ", longest_hop()) : "bytes travel as fast as before again"});
+    }
     step_ = step;
-    step_seconds_ = std::ranges::max(all, {}, &StepTimes::total).total;
+    step_seconds_ = longest_of(all);
     complete_.push_back(std::move(all));
     if (complete_.size() > kept_steps) complete_.pop_front();
     done.push_back(step);
@@ -190,6 +198,14 @@ Json Board::now(const std::vector<std::string>& units) const {
                     {"why", rank.why}});
   }
   all["slow"] = std::move(slow);
+  all["slow_link"] = nullptr;
+  if (const auto link = slow_links_.slow()) {
+    all["slow_link"] = {{"stage", name_of(link->stage)},
+                        {"seconds", rounded(link->seconds)},
+                        {"share", rounded(link->share)},
+                        {"since", link->since},
+                        {"why", longest_hop()}};
+  }
   all["hangs"] = hangs_;
   Json memory = {{"categories", holds_names}}, traffic = {{"verbs", verb_names}};
   for (size_t i = 0; i < ranks_.size(); ++i) {
@@ -274,6 +290,20 @@ Json Board::links() const {
   }
   return {{"hops", std::move(names)},      {"calls", std::move(calls)}, {"bytes", std::move(bytes)},
           {"seconds", std::move(seconds)}, {"speed", std::move(speed)}, {"slowest", std::move(slowest)}};
+}
+
+// In the newest step that ranks have told of.
+std::string Board::longest_hop() const {
+  comm::LinkUse longest;
+  for (const Rank& rank : ranks_) {
+    for (const comm::LinkUse& use : rank.report ? rank.report->links : std::vector<comm::LinkUse>()) {
+      if (use.seconds > longest.seconds) longest = use;
+    }
+  }
+  if (longest.seconds == 0) return "what carries the bytes is slow";
+  const double megabytes = static_cast<double>(longest.bytes) / longest.seconds / 1e6;
+  return cat(longest.verb, " of ", longest.ranks, " ranks over ", longest.link, " takes longest, at ",
+             std::llround(megabytes), " MB/s");
 }
 
 Json Board::timeline(const std::vector<std::string>& units) const {

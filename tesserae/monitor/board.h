@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tesserae/monitor/report.h"
+#include "tesserae/monitor/slow_links.h"
 #include "tesserae/monitor/slow_ranks.h"
 #include "tesserae/os/clock.h"
 
@@ -19,7 +20,7 @@ using Json = nlohmann::ordered_json;
 /// Something that happened, for events.jsonl.
 struct Event {
   int64_t step = 0;
-  std::string kind;  ///< slow, slow_over, silent, heard, hang, ...; see docs/monitor.md
+  std::string kind;  ///< slow, slow_over, slow_link, silent, heard, hang, ...; see docs/monitor.md
   int rank = -1;     ///< -1: of no rank
   std::string text;
 };
@@ -69,6 +70,7 @@ class Board {
   };
   Json load() const;
   Json links() const;
+  std::string longest_hop() const;
   void read_steps(std::vector<Event>& events);
   void find_silence(std::vector<Event>& events);
   void find_hang(std::vector<Event>& events);
@@ -78,6 +80,7 @@ class Board {
   std::map<int64_t, std::map<int, StepTimes>> open_;  // steps that not all have told of
   std::deque<std::vector<StepTimes>> complete_;       // the newest steps, by rank
   SlowRanks slow_;
+  SlowLinks slow_links_;
   int64_t step_ = 0;
   double step_seconds_ = 0;
   int64_t progress_ = 0;      // of all ranks together ...

@@ -39,8 +39,9 @@ struct MonitorOptions {
 ///   monitor.end("done");
 ///
 /// [Note: rounds] A thread in each process, which never touches what trains:
-///  1. every so often (`every`, or 200 times as long as a round takes, at most 2 s) it asks the store what rank 0
-///     wants, and sets this rank's report, of all steps that rank 0 does not know yet: it may miss reports;
+///  1. every so often (`every`; less often, down to every 2 s, where a round takes more than half a millisecond of a
+///     processor) it asks the store what rank 0 wants, and sets this rank's report, of all steps that rank 0 does not
+///     know yet: it may miss reports;
 ///  2. rank 0's then reads the reports that there are, without waiting for any, judges the steps of which all have
 ///     told, and replaces the files;
 ///  3. another thread notices when the process did not run (pulse.h), also in the middle of a round; no report is made
@@ -72,6 +73,7 @@ class Monitor {
  private:
   void run(const std::stop_token& stop);
   void round(bool last);
+  double pause_for(double cost, double allowed) const;
   Report make_report();
   void measure_memory();
   void after_step();

@@ -29,14 +29,22 @@ PerStage per_stage(const json& all) {
 }
 
 json to_json(const StepTimes& times) {
-  return {times.step, micros(times.total), row(times.seconds), row(times.off_processor), row(times.stopped)};
+  return {times.step,
+          micros(times.total),
+          row(times.seconds),
+          row(times.off_processor),
+          row(times.stopped),
+          times.faults,
+          {times.degrees.parameters, times.degrees.gradients, times.degrees.optimizer}};
 }
 StepTimes times_from(const json& all) {
   return {.step = all.at(0),
           .total = seconds_of(all.at(1)),
           .seconds = per_stage(all.at(2)),
           .off_processor = per_stage(all.at(3)),
-          .stopped = per_stage(all.at(4))};
+          .stopped = per_stage(all.at(4)),
+          .faults = all.at(5),
+          .degrees = {all.at(6).at(0), all.at(6).at(1), all.at(6).at(2)}};
 }
 
 json to_json(const Timeline& timeline) {

@@ -3,36 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 
 #include "tesserae/base/error.h"
 
 namespace tesserae::monitor {
 namespace {
 
-constexpr int64_t ignored_steps = 3;  // buffers and caches are made
-constexpr size_t taught_by = 8, remembered = 32;
-constexpr double least_seconds = 0.01;  // a scheduler's tick is nobody's fault
-constexpr double least_share = 0.1, least_variations = 5;
-constexpr double share_at_once = 0.5, variations_at_once = 8;
-constexpr double worse = 4;
-constexpr int64_t steps_until_slow = 2, steps_until_over = 3;
-
-/// Of two the lower one: somebody is at it.
-double lower_median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-double median(const std::deque<double>& values) {
-  return lower_median({values.begin(), values.end()});
-}
-
-void remember(std::deque<double>& values, double value) {
-  if (values.size() == remembered) values.pop_front();
-  values.push_back(value);
-}
+constexpr uint64_t many_faults = 100;
 
 /// Of each value: by how much it is beyond the median of the others.
 std::vector<double> beyond_others(const std::vector<double>& values) {
@@ -47,34 +25,27 @@ std::vector<double> beyond_others(const std::vector<double>& values) {
   return beyond;
 }
 
-/// Work of a rank, by stage; in a stage of waiting it is what it could not do.
-PerStage work_of(const StepTimes& times) {
-  PerStage work{};
-  for (size_t stage = 0; stage < stage_count; ++stage) {
-    work[stage] = waits(static_cast<Stage>(stage)) ? times.stopped[stage] : times.seconds[stage];
-  }
-  return work;
+/// What ranks usually have of something, by the median.
+double usually(const std::vector<StepTimes>& ranks, const std::function<double(const StepTimes&)>& value) {
+  std::vector<double> values;
+  for (const StepTimes& times : ranks) values.push_back(value(times));
+  return lower_median(std::move(values));
 }
 
-double sum_of(const PerStage& values) {
-  double sum = 0;
-  for (const double value : values) sum += value;
-  return sum;
-}
-
-std::string number(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, seconds < 0.0995 ? "%.3f" : "%.2f", seconds);
-  return text;
-}
-
-std::string reason(const StepTimes& times, double off_usually, size_t stage, double beyond) {
+// Who waits for a disk has no processor either, so that comes last.
+std::string reason(const std::vector<StepTimes>& ranks, size_t rank, size_t stage, double beyond) {
+  const StepTimes& times = ranks[rank];
   const double stopped = sum_of(times.stopped);
-  if (stopped > beyond / 3) return cat("its process did not run for ", number(stopped), " s");
+  if (stopped > beyond / 3) return cat("its process did not run for ", seconds_text(stopped), " s");
+  const double faults = usually(ranks, [](const StepTimes& one) { return static_cast<double>(one.faults); });
+  if (static_cast<double>(times.faults) > 2 * faults + many_faults) {
+    return cat("it waited for ", times.faults, " pages from a disk: memory is short, or a mapped file is new");
+  }
   const auto which = static_cast<Stage>(stage);
-  const double off = times.off_processor[stage] - off_usually;
+  const double off =
+      times.off_processor[stage] - usually(ranks, [stage](const StepTimes& one) { return one.off_processor[stage]; });
   if ((which == Stage::forward || which == Stage::backward || which == Stage::optimizer) && off > beyond / 2) {
-    return cat("it had no processor for ", number(times.off_processor[stage]), " s of it");
+    return cat("it had no processor for ", seconds_text(times.off_processor[stage]), " s of it");
   }
   return {};
 }
@@ -94,95 +65,69 @@ size_t worst_stage(const std::vector<PerStage>& work, size_t rank) {
   return worst;
 }
 
-SlowRank judge(const std::vector<StepTimes>& ranks, const std::vector<PerStage>& work, size_t rank, double beyond,
-               double step_seconds) {
-  const size_t worst = worst_stage(work, rank);
-  std::vector<double> off;
-  for (const StepTimes& times : ranks) off.push_back(times.off_processor[worst]);
-  return {.rank = static_cast<int>(rank),
-          .stage = static_cast<Stage>(worst),
-          .seconds = beyond,
-          .share = step_seconds > 0 ? beyond / step_seconds : 0,
-          .since = ranks.front().step,
-          .why = reason(ranks[rank], lower_median(off), worst, beyond)};
-}
-
 }  // namespace
-
-double SlowRanks::variation() const {
-  std::vector<double> deviations;
-  for (const auto& of_rank : beyond_) {
-    const double middle = median(of_rank);
-    for (const double value : of_rank) deviations.push_back(std::abs(value - middle));
-  }
-  return 1.4826 * lower_median(std::move(deviations));
-}
 
 std::vector<SlowRanks::Change> SlowRanks::add(const std::vector<StepTimes>& ranks) {
   std::vector<Change> changes;
   if (ranks.size() < 2 || ++seen_ <= ignored_steps) return changes;
+  const int64_t step = ranks.front().step;
   beyond_.resize(ranks.size());
+  ranks_.resize(ranks.size());
   std::vector<PerStage> work;
   std::vector<double> sums;
-  double step_seconds = 0;
   for (const StepTimes& times : ranks) {
     work.push_back(work_of(times));
     sums.push_back(sum_of(work.back()));
-    step_seconds = std::max(step_seconds, times.total);
   }
+  const double step_seconds = longest_of(ranks);
   const std::vector<double> all_beyond = beyond_others(sums);
-  const bool taught = step_seconds_.size() >= taught_by;
-  const double usual_step = taught ? std::min(step_seconds, median(step_seconds_)) : step_seconds;
-  const double varies = variation();
-  bool quiet = true;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const double beyond = all_beyond[rank];
-    const auto exceeds = [&](double share, double times) {
-      return taught && beyond > std::max({least_seconds, share * usual_step, times * varies});
-    };
-    const auto known = states_.find(static_cast<int>(rank));
-    if (!exceeds(least_share, least_variations)) {
-      if (known == states_.end()) continue;
-      State& state = known->second;
-      state.suspected = 0;
-      if (state.told > 0 && ++state.quiet < steps_until_over) continue;
-      if (state.told > 0) changes.push_back({Change::Kind::over, ranks.front().step, state.is});
-      states_.erase(known);
-      continue;
+  if (step_seconds_.enough()) {
+    const Episode::Usual usual{.step_seconds = std::min(step_seconds, step_seconds_.median()),
+                               .variation = variation(beyond_)};
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      auto& [episode, is] = ranks_[rank];
+      const Episode::Turn turn = episode.add(step, all_beyond[rank], usual);
+      if (episode.suspected()) {
+        const size_t worst = worst_stage(work, rank);
+        is = {.rank = static_cast<int>(rank),
+              .stage = static_cast<Stage>(worst),
+              .seconds = all_beyond[rank],
+              .share = step_seconds > 0 ? all_beyond[rank] / step_seconds : 0,
+              .since = episode.since(),
+              .why = reason(ranks, rank, worst, all_beyond[rank])};
+      }
+      if (turn != Episode::Turn::none) changes.push_back({turn, step, is});
     }
-    quiet = false;
-    State& state = states_[static_cast<int>(rank)];
-    const int64_t since = state.suspected > 0 || state.told > 0 ? state.is.since : ranks.front().step;
-    state.is = judge(ranks, work, rank, beyond, step_seconds);
-    state.is.since = since;
-    state.quiet = 0;
-    ++state.suspected;
-    const bool at_once = exceeds(share_at_once, variations_at_once);
-    if (state.told > 0 ? !at_once || beyond < worse * state.told : !at_once && state.suspected < steps_until_slow) {
-      continue;
-    }
-    state.told = beyond;
-    changes.push_back({Change::Kind::slow, ranks.front().step, state.is});
   }
-  if (!quiet) return changes;  // it would count as what is usual
-  remember(step_seconds_, step_seconds);
-  for (size_t rank = 0; rank < ranks.size(); ++rank) remember(beyond_[rank], all_beyond[rank]);
+  if (suspects()) return changes;  // it would count as what is usual
+  step_seconds_.add(step_seconds);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) beyond_[rank].add(all_beyond[rank]);
   return changes;
+}
+
+bool SlowRanks::suspects() const {
+  return std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.episode.suspected(); });
 }
 
 std::vector<SlowRank> SlowRanks::slow() const {
   std::vector<SlowRank> all;
-  for (const auto& [rank, state] : states_) {
-    if (state.told > 0) all.push_back(state.is);
+  for (const Rank& rank : ranks_) {
+    if (rank.episode.slow()) all.push_back(rank.is);
   }
   std::ranges::sort(all, std::greater<>(), &SlowRank::seconds);
   return all;
 }
 
 std::string describe(const SlowRank& rank) {
-  std::string text = cat("rank ", rank.rank, " takes ", number(rank.seconds), " s longer than the others in ",
+  std::string text = cat("rank ", rank.rank, " takes ", seconds_text(rank.seconds), " s longer than the others in ",
                          name_of(rank.stage), ", ", std::llround(100 * rank.share), " % of a step");
   if (!rank.why.empty()) text += ": " + rank.why;
+  return text;
+}
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, seconds < 0.0995 ? "%.3f" : "%.2f", seconds);
   return text;
 }
 

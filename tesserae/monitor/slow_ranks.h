@@ -1,12 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "tesserae/monitor/step_times.h"
+#include "tesserae/monitor/unusual.h"
 
 namespace tesserae::monitor {
 
@@ -23,19 +22,16 @@ struct SlowRank {
 /// Who holds a job up, from what ranks did in the same step; their clocks need not agree.
 ///
 /// Ranks wait for each other in every step, so all of them take about as long: what tells them apart is how long each
-/// *works*. The work of a rank beyond the median is what the others wait for, and the stage where it is farthest beyond
-/// theirs is the cause. (The frontier of arXiv 2606.06751 takes maxima of sums up to each stage; ours are sums over
-/// stages since a step has a point where all ranks meet, its last reduction.)
+/// *works*. The work of a rank beyond the median of the others is what they wait for, and the stage where it is
+/// farthest beyond theirs is the cause. (The frontier of arXiv 2606.06751 takes maxima of sums up to each stage; ours
+/// are sums over stages since a step has a point where all ranks meet, its last reduction.)
 ///
-/// A rank is slow if that is more than 10 ms, a tenth of a step and five times by what it varies from step to step (the
-/// median of all ranks' deviations): in two steps in a row, or in one by half a step and eight times that variation. It
-/// is no longer when it was not for three steps; meanwhile it is named again if it becomes four times as slow. The
-/// first steps of a job teach what varies, and name nobody.
+/// From when on that makes a rank slow, Episode says; what varies is the median of all ranks' deviations. The first
+/// steps of a job teach it, and name nobody.
 class SlowRanks {
  public:
   struct Change {
-    enum class Kind { slow, over };
-    Kind kind;
+    Episode::Turn turn;  ///< slow, over
     int64_t step;
     SlowRank rank;
   };
@@ -43,25 +39,27 @@ class SlowRanks {
   /// The times of one step, by rank; steps ascend. What has changed by it.
   std::vector<Change> add(const std::vector<StepTimes>& ranks);
 
+  /// In the last step a rank worked longer than the others, named or not.
+  bool suspects() const;
   /// Who is slow now, the most expensive first.
   std::vector<SlowRank> slow() const;
 
  private:
-  struct State {
-    int64_t suspected = 0;  // steps in a row
-    int64_t quiet = 0;      // steps in a row
-    double told = 0;        // its seconds when it was named last; 0: not yet
-    SlowRank is;
+  struct Rank {
+    Episode episode;
+    SlowRank is;  // while the episode lasts
   };
-  double variation() const;
 
-  std::map<int, State> states_;             // of ranks that are or were suspected
-  std::vector<std::deque<double>> beyond_;  // by rank: work beyond the median, of the newest steps
-  std::deque<double> step_seconds_;
+  std::vector<Rank> ranks_;
+  std::vector<Recent> beyond_;  // by rank: work beyond that of the others
+  Recent step_seconds_;
   int64_t seen_ = 0;
 };
 
 /// "rank 3 takes 0.12 s longer than the others in backward, 31 % of a step: its process did not run for 0.1 s".
 std::string describe(const SlowRank& rank);
+
+/// 0.0123 as "0.012", 1.234 as "1.23".
+std::string seconds_text(double seconds);
 
 }  // namespace tesserae::monitor

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tesserae/os/memory.h"
 #include "tesserae/os/process.h"
 
 // At each event the time since the one before goes to the stage that was, less what the thread waited meanwhile, which
@@ -95,6 +96,7 @@ void StepTimer::mark(Stage stage, int unit) {
   if (!std::exchange(begun_, true)) {  // what was before is no step
     since_ = step_began_ = now;
     comm::LinkLog::of_process().take();
+    faults_ = os::major_faults();
     processor_ = processor_seconds();
   }
   const double elapsed = seconds_between(since_, now);
@@ -136,6 +138,8 @@ void StepTimer::close_step(int64_t step) {
   take_links();
   open_.step = open_spans_.step = step;
   open_.total = open_spans_.seconds = seconds_between(step_began_, since_);
+  const uint64_t faults = os::major_faults();
+  open_.faults = faults - std::exchange(faults_, faults);
   add_stop(open_, std::exchange(open_stop_, 0));
   steps_.push_back(std::exchange(open_, {}));
   keep_newest(steps_, kept_steps);
@@ -284,6 +288,7 @@ void StepTimer::begin_step(shard::ShardedUnit& unit, bool /*accumulating*/) {
       lock.lock();
     }
   }
+  open_.degrees = unit.sharding().layout.degrees();
   phase_ = Stage::forward;
   forwards_.clear();
   around_ = stage_ == Stage::optimizer ? Stage::optimizer : Stage::between;

@@ -138,6 +138,7 @@ class StepTimer final : public shard::StepObserver, public std::enable_shared_fr
 
   os::TimePoint step_began_;
   StepTimes open_;
+  uint64_t faults_ = 0;   // of the process when the step began
   double open_stop_ = 0;  // seconds in it for which the process did not run
   Timeline open_spans_;
   std::deque<StepTimes> steps_;

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "tesserae/mesh/layout.h"
 #include "tesserae/monitor/stage.h"
 
 namespace tesserae::monitor {
@@ -16,7 +18,30 @@ struct StepTimes {
   PerStage off_processor{};
   /// For how long the whole process did not run while it was in that stage: stopped, frozen, swapped out.
   PerStage stopped{};
+  /// Pages that the process had to read from a disk in this step, and waited for: major faults.
+  uint64_t faults = 0;
+  mesh::Degrees degrees = {};  ///< in which it was done
 };
+
+inline double sum_of(const PerStage& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum;
+}
+
+/// What a rank worked in each stage; in a stage of waiting it is what it could not do.
+inline PerStage work_of(const StepTimes& times) {
+  PerStage work{};
+  for (size_t stage = 0; stage < stage_count; ++stage) {
+    work[stage] = waits(static_cast<Stage>(stage)) ? times.stopped[stage] : times.seconds[stage];
+  }
+  return work;
+}
+
+/// Seconds of the rank that took longest.
+inline double longest_of(const std::vector<StepTimes>& ranks) {
+  return std::ranges::max(ranks, {}, &StepTimes::total).total;
+}
 
 /// One of the things that a rank did one after the other.
 struct Span {

@@ -70,6 +70,12 @@ uint64_t peak_resident() {
   return std::max(static_cast<uint64_t>(usage.ru_maxrss) * 1024, forgotten_peak.load());
 }
 
+uint64_t major_faults() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<uint64_t>(usage.ru_majflt);
+}
+
 RecentMemory recent_memory() {
   constexpr std::string_view function = "recent_memory";
   const Path path = "/proc/self/status";

@@ -22,6 +22,10 @@ ProcessMemory process_memory(pid_t process = 0);
 /// The most that was ever resident in this process, in bytes. Cheap.
 uint64_t peak_resident();
 
+/// How many pages this process has waited for until they were read from a disk: of mapped files that memory did not
+/// hold, or no longer. Cheap.
+uint64_t major_faults();
+
 /// Resident memory of this process, in bytes: now, and the most since the last call (the first time: since the process
 /// began). Cheap enough for every step. It makes the system forget the peak: peak_resident() and process_memory() of
 /// this process still know it, programs outside (/usr/bin/time) do not. Where the system refuses, `peak` is that of all

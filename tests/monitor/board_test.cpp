@@ -132,6 +132,36 @@ TEST(Board, SaysWhoseLinkIsSlowestInEachHop) {
   EXPECT_EQ(Board(1).now({})["links"]["hops"].size(), 0U);
 }
 
+TEST(Board, SaysThatALinkIsSlowAndWhatTravelsOverIt) {
+  Board board(2);
+  EXPECT_TRUE(board.now({})["slow_link"].is_null());
+  std::vector<Event> events;
+  for (int64_t step = 1; step <= 40; ++step) {
+    for (int rank = 0; rank < 2; ++rank) {
+      Report report = report_of(step, step, step);
+      if (step > 30) {
+        report.steps[0].seconds[static_cast<size_t>(Stage::reduce)] += 0.08;
+        report.steps[0].total += 0.08;
+      }
+      report.links = {{.link = "shared memory", .verb = "all_gather", .ranks = 2, .bytes = 100, .seconds = 0.01},
+                      {.link = "tcp", .verb = "exchange", .ranks = 2, .bytes = 2'000'000, .seconds = 0.1}};
+      board.take(rank, report);
+    }
+    for (Event& event : board.look()) events.push_back(event);
+  }
+  ASSERT_EQ(events.size(), 1U);
+  EXPECT_EQ(events[0].kind, "slow_link");
+  EXPECT_EQ(events[0].step, 31) << "at once: by more than half a step";
+  EXPECT_EQ(events[0].rank, -1);
+  EXPECT_EQ(
+      events[0].text,
+      "steps take 0.080 s longer than any rank works, in reduce, 44 % of a step: exchange of 2 ranks over tcp takes "
+      "longest, at 20 MB/s");
+  const Json link = board.now({})["slow_link"];
+  EXPECT_EQ(link["stage"], "reduce");
+  EXPECT_EQ(link["since"], 31);
+}
+
 TEST(Board, ATimelineIsForAStepThatReportsHaveInCommon) {
   Board board(1);
   EXPECT_EQ(board.timeline_every(0.5), 1);

@@ -10,7 +10,7 @@ namespace {
 
 Report full_report() {
   Report report{.number = 7, .now = {.step = 12, .stage = Stage::reduce, .unit = 3, .seconds = 0.25}};
-  StepTimes times{.step = 11, .total = 0.5};
+  StepTimes times{.step = 11, .total = 0.5, .faults = 17, .degrees = {1, 2, 4}};
   for (size_t stage = 0; stage < stage_count; ++stage) {
     times.seconds[stage] = 0.001 * static_cast<double>(stage);
     times.off_processor[stage] = 0.002;
@@ -50,6 +50,8 @@ TEST(Report, ComesBackAsItWas) {
   EXPECT_EQ(again.now.stage, Stage::reduce);
   EXPECT_EQ(again.steps[1].step, 11);
   EXPECT_DOUBLE_EQ(again.steps[0].seconds[4], 0.004);
+  EXPECT_EQ(again.steps[1].faults, 17U);
+  EXPECT_EQ(again.steps[1].degrees, (mesh::Degrees{1, 2, 4}));
   EXPECT_DOUBLE_EQ(again.timeline->spans[0].begin, 0.125);
   EXPECT_EQ(*again.memory.limit, 2e10);
   EXPECT_EQ(again.work, report.work);

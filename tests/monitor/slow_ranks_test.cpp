@@ -3,9 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <random>
 #include <string>
 #include <vector>
+
+#include "steps_of_a_job.h"
 
 namespace tesserae::monitor {
 namespace {
@@ -13,50 +14,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-
-/// Steps of a job whose ranks each take 10 ms to read, 80 forward, 160 backward and 30 to update, give or take
-/// `noise`, and wait for each other in reduce.
-class Job {
- public:
-  Job(int ranks, double noise) : ranks_(static_cast<size_t>(ranks)), noise_(noise) {}
-
-  std::vector<StepTimes> step() {
-    ++number_;
-    std::vector<StepTimes> all(ranks_);
-    double longest = 0;
-    for (StepTimes& times : all) {
-      times.step = number_;
-      at(times, Stage::data) = 0.010 * vary();
-      at(times, Stage::forward) = 0.080 * vary();
-      at(times, Stage::backward) = 0.160 * vary();
-      at(times, Stage::optimizer) = 0.030 * vary();
-    }
-    if (disturb) disturb(number_, all);
-    for (const StepTimes& times : all) longest = std::max(longest, sum(times));
-    for (StepTimes& times : all) {
-      at(times, Stage::reduce) += longest - sum(times) + 0.002;
-      times.total = sum(times);
-    }
-    return all;
-  }
-
-  static double& at(StepTimes& times, Stage stage) { return times.seconds[static_cast<size_t>(stage)]; }
-  std::function<void(int64_t step, std::vector<StepTimes>& all)> disturb;
-
- private:
-  static double sum(const StepTimes& times) {
-    double all = 0;
-    for (const double seconds : times.seconds) all += seconds;
-    return all;
-  }
-  double vary() { return 1 + noise_ * normal_(random_); }
-
-  size_t ranks_;
-  double noise_;
-  int64_t number_ = 0;
-  std::mt19937 random_{7};
-  std::normal_distribution<double> normal_;
-};
 
 TEST(SlowRanks, NobodyIsNamedInAThousandQuietSteps) {
   for (const int ranks : {2, 4, 64}) {
@@ -85,7 +42,7 @@ TEST(SlowRanks, ARankThatIsSlowInAStageIsNamedInItsSecondStep) {
         for (const auto& change : slow.add(job.step())) {
           EXPECT_EQ(change.rank.rank, culprit);
           EXPECT_EQ(change.rank.stage, stage);
-          (change.kind == SlowRanks::Change::Kind::slow ? named : over) = change.step;
+          (change.turn == Episode::Turn::slow ? named : over) = change.step;
         }
         if (step == 40) {
           ASSERT_THAT(slow.slow(), SizeIs(1));
@@ -133,7 +90,7 @@ TEST(SlowRanks, ARankThatWasStoppedIsNamedAtOnceWithTheReason) {
   EXPECT_EQ(changes[0].rank.rank, 1);
   EXPECT_THAT(describe(changes[0].rank), HasSubstr("rank 1 takes 0.5"));
   EXPECT_THAT(describe(changes[0].rank), HasSubstr("its process did not run for 0.50 s"));
-  EXPECT_EQ(changes[1].kind, SlowRanks::Change::Kind::over);
+  EXPECT_EQ(changes[1].turn, Episode::Turn::over);
 }
 
 // As on a busy machine, where small delays are named already.
@@ -148,12 +105,12 @@ TEST(SlowRanks, ARankThatBecomesMuchSlowerIsNamedAgain) {
     for (const auto& change : slow.add(job.step())) changes.push_back(change);
   }
   ASSERT_THAT(changes, SizeIs(3));
-  EXPECT_EQ(changes[0].kind, SlowRanks::Change::Kind::slow);
-  EXPECT_EQ(changes[1].kind, SlowRanks::Change::Kind::slow);
+  EXPECT_EQ(changes[0].turn, Episode::Turn::slow);
+  EXPECT_EQ(changes[1].turn, Episode::Turn::slow);
   EXPECT_EQ(changes[1].step, 25);
   EXPECT_NEAR(changes[1].rank.seconds, 2, 0.1);
   EXPECT_EQ(changes[1].rank.since, changes[0].rank.since);
-  EXPECT_EQ(changes[2].kind, SlowRanks::Change::Kind::over);
+  EXPECT_EQ(changes[2].turn, Episode::Turn::over);
 }
 
 TEST(SlowRanks, ARankWithoutAProcessorIsToldApartFromOneThatComputesMore) {
@@ -169,6 +126,21 @@ TEST(SlowRanks, ARankWithoutAProcessorIsToldApartFromOneThatComputesMore) {
     ASSERT_THAT(slow.slow(), SizeIs(1));
     EXPECT_EQ(slow.slow()[0].why, off ? "it had no processor for 0.20 s of it" : "");
   }
+}
+
+TEST(SlowRanks, ARankWhoseFilesAreNoLongerInMemoryIsToldApart) {
+  Job job(2, 0.03);
+  SlowRanks slow;
+  job.disturb = [](int64_t step, auto& all) {
+    for (StepTimes& times : all) times.faults = 3;
+    if (step < 20) return;
+    Job::at(all[1], Stage::forward) += 0.2;
+    all[1].off_processor[static_cast<size_t>(Stage::forward)] = 0.2;  // it waits for the disk
+    all[1].faults = 2000;
+  };
+  for (int step = 1; step <= 30; ++step) slow.add(job.step());
+  ASSERT_THAT(slow.slow(), SizeIs(1));
+  EXPECT_EQ(slow.slow()[0].why, "it waited for 2000 pages from a disk: memory is short, or a mapped file is new");
 }
 
 TEST(SlowRanks, TwoSlowRanksAreBothNamedTheMoreExpensiveFirst) {

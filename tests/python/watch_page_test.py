@@ -120,6 +120,27 @@ def test_it_shows_the_slow_rank_and_everything_else(tmp_path: Path, browser: Bro
         assert watch.end() == 0
 
 
+def test_it_shows_a_slow_link(tmp_path: Path, browser: Browser) -> None:
+    folder = tmp_path / "job"
+    job = Fixture(folder, slow=None)
+    job.write(step=300)
+    link = {
+        "stage": "reduce",
+        "seconds": 0.31,
+        "share": 0.6,
+        "since": 290,
+        "why": "exchange of 8 ranks over tcp takes longest",
+    }
+    job.replace("monitor/now.json", json.loads((folder / "monitor/now.json").read_text()) | {"slow_link": link})
+    job.append("monitor/events.jsonl", [{"time": 1, "step": 291, "kind": "slow_link", "text": "steps take longer"}])
+    with Watch(folder) as watch:
+        browser.open(watch.url)
+        says(browser, "What carries the bytes is slow, in reduce: +310 ms a step, 60 % of the job's time.")
+        says(browser, "No rank works longer. Exchange of 8 ranks over tcp takes longest. Since step 290.")
+        browser.wait_for("document.querySelector('#events li.alarm .kind').innerText === 'slow link'")
+        assert_clean(browser, watch.url)
+
+
 def test_it_follows_the_run_without_jumping(tmp_path: Path, browser: Browser) -> None:
     folder = tmp_path / "job"
     job = Fixture(folder)

@@ -38,9 +38,15 @@ const blameLines = () => {
   if (slow.length) return ["bad", slow[0][0], slow[0][1], slow.slice(1, 6).map(([head]) => head)];
   return ["good", "No rank is slower than the others.", balance(), []];
 };
-const slowLines = () => list(known.now && known.now.slow).map((slow) => [
+const because = (slow, otherwise) => `${slow.why ? `${slow.why.charAt(0).toUpperCase()}${slow.why.slice(1).replace(/\.?$/, ".")} ` : otherwise}Since step ${whole(slow.since)}.`;
+const slowLines = () => [...slowRankLines(), ...slowLinkLines()];
+const slowLinkLines = () => (known.now && known.now.slow_link ? [known.now.slow_link] : []).map((slow) => [
+  `What carries the bytes is slow, in ${slow.stage}: +${seconds(slow.seconds)} a step, ${percent(slow.share)} of the job's time.`,
+  `No rank works longer. ${because(slow, "")}`,
+]);
+const slowRankLines = () => list(known.now && known.now.slow).map((slow) => [
   `Rank ${slow.rank} is slow in ${slow.stage}${hostSuffix(slow.rank)}: +${seconds(slow.seconds)} a step, ${percent(slow.share)} of the job's time.`,
-  `${slow.why ? `${slow.why.charAt(0).toUpperCase()}${slow.why.slice(1).replace(/\.?$/, ".")} ` : "All others wait for it. "}Since step ${whole(slow.since)}.`,
+  because(slow, "All others wait for it. "),
 ]);
 const balance = () => {
   const { now } = known;

@@ -64,7 +64,7 @@ const curveChart = (id, title, field, options) => {
       pen.fillText(tick < 1e5 ? whole(tick) : plain(count(tick)), clamp(left + ((tick - first) / span) * plotWidth, left + 8, width - right - 12), height - 8);
     }
     for (const event of known.events) {  // what happened, where it happened
-      if (!["dial", "recovered", "lost", "slow", "bad step", "corruption"].includes(event.kind) || event.step < first || event.step > first + span) continue;
+      if (!["dial", "recovered", "lost", "slow", "slow_link", "bad step", "corruption"].includes(event.kind) || event.step < first || event.step > first + span) continue;
       const x = Math.round(left + ((event.step - first) / span) * plotWidth) + 0.5;
       pen.strokeStyle = event.kind === "dial" || event.kind === "recovered" ? theme.accent : theme.alarm;
       pen.setLineDash([2, 3]);
