@@ -42,7 +42,8 @@ GROUPS = Path("/sys/fs/cgroup")  # of v1
 IN_A_GROUP = 'echo $$ >"$0-$RANK/cgroup.procs"; exec "$@"'
 STEPS_OF_A_FAULT = 10
 COMPUTES = {"forward", "backward", "optimizer", "between", "data"}
-STAGES = {"data": {"data"}, "memory": {"data"}, "link": {"gather", "reduce", "agree"}}  # of others: COMPUTES
+WAITS = {"gather", "reduce", "agree"}
+STAGES = {"stop": COMPUTES | WAITS, "data": {"data"}, "memory": {"data"}, "link": WAITS}  # of others: COMPUTES
 
 
 @dataclass
@@ -238,7 +239,8 @@ def assign(faults: list[Fault], events: list[dict], ends: list[int]) -> list[dic
     """Gives each fault the first event of its time; returns the false alarms."""
     false = []
     for event in events:
-        owner = next((f for f, end in zip(faults, ends) if f.step <= event["step"] <= end), None)
+        times = reversed(list(zip(faults, ends, strict=True)))  # one may begin in the step in which the other ended
+        owner = next((fault for fault, end in times if fault.step <= event["step"] <= end), None)
         if owner is not None and owner.named is None:
             owner.named = event
         elif owner is None or event.get("rank") != owner.named.get("rank"):
@@ -252,7 +254,7 @@ def main() -> int:
     parser.add_argument("--quiet", type=int, default=1000, help="steps without a fault before the first (1000)")
     parser.add_argument("--between", type=int, default=12, help="quiet steps after each fault (12)")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--width", type=int, default=1024, help="of the model: the length of a step (1024)")
+    parser.add_argument("--width", type=int, default=512, help="of the model: the length of a step (512)")
     parser.add_argument("--megabits", type=int, default=5000, help="a second, of each host's link (5000)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", default=",".join(KINDS))

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 import tesserae as tsm
 
 FOLDER = Path(sys.argv[1])
-WIDTH, LAYERS, ROWS = int(sys.argv[2]), 6, 256
+WIDTH, LAYERS, ROWS, RUN = int(sys.argv[2]), 6, 1024, 128
 FILE = 1 << 27  # bytes of each rank's rows
 
 
@@ -42,7 +42,8 @@ class Rows(Dataset):
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.slow.exists():
             time.sleep(float(self.slow.read_text() or 0))
-        return self.all[torch.randint(len(self.all), (ROWS,))]
+        begins = torch.randint(len(self.all) // RUN, (ROWS // RUN,)) * RUN
+        return torch.cat([self.all[begin : begin + RUN] for begin in begins.tolist()])
 
 
 def main() -> None:

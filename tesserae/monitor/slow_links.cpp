@@ -11,6 +11,7 @@ namespace tesserae::monitor {
 namespace {
 
 constexpr int64_t usual_after = 64;
+constexpr double least_share = 0.25;  // verbs vary more than work: the last of their ranks decides
 
 double unexplained(const std::vector<StepTimes>& ranks) {
   PerStage longest{};
@@ -46,9 +47,10 @@ std::optional<SlowLinks::Change> SlowLinks::add(const std::vector<StepTimes>& ra
   std::optional<Change> change;
   if (step_seconds_.enough()) {
     const double beyond = waited - waited_.median();
-    const Episode::Turn turn = episode_.add(
-        ranks.front().step, beyond,
-        {.step_seconds = std::min(step_seconds, step_seconds_.median()), .variation = variation({&waited_, 1})});
+    const Episode::Turn turn = episode_.add(ranks.front().step, beyond,
+                                            {.step_seconds = std::min(step_seconds, step_seconds_.median()),
+                                             .variation = variation({&waited_, 1}),
+                                             .least_share = least_share});
     suspected_ = episode_.suspected() ? suspected_ + 1 : 0;
     if (suspected_ > 0) {
       is_ = {.stage = stage_of(ranks),

@@ -24,7 +24,8 @@ struct SlowLink {
 /// any rank's work explains. What it can explain is the sum over stages of the longest work in each (the frontier of
 /// maxima, arXiv 2606.06751): ranks may be slow by turns. The rest is compared with what it usually is under the same
 /// degrees; the first steps under new ones teach it. In a step in which a rank works longer than the others nothing is
-/// said of links, nor learned. What stays so for 64 steps is usual from then on.
+/// said of links, nor learned. From a quarter of a step on a link is slow, else as Episode says. What stays so for 64
+/// steps is usual from then on.
 class SlowLinks {
  public:
   struct Change {

@@ -10,7 +10,7 @@
 namespace tesserae::monitor {
 namespace {
 
-constexpr uint64_t many_faults = 100;
+constexpr uint64_t many_faults = 10;  // once a job has begun there are none
 
 /// Of each value: by how much it is beyond the median of the others.
 std::vector<double> beyond_others(const std::vector<double>& values) {

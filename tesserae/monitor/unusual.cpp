@@ -8,7 +8,7 @@ namespace tesserae::monitor {
 namespace {
 
 constexpr double least_seconds = 0.01;  // a scheduler's tick is nobody's fault
-constexpr double least_share = 0.1, least_variations = 5;
+constexpr double least_variations = 5;
 constexpr double share_at_once = 0.5, variations_at_once = 8;
 constexpr double worse = 4;
 constexpr int64_t steps_until_slow = 2, steps_until_over = 3;
@@ -40,7 +40,7 @@ Episode::Turn Episode::add(int64_t step, double beyond, const Usual& usual) {
   const auto exceeds = [&](double share, double times) {
     return beyond > std::max({least_seconds, share * usual.step_seconds, times * usual.variation});
   };
-  if (!exceeds(least_share, least_variations)) {
+  if (!exceeds(usual.least_share, least_variations)) {
     suspected_ = 0;
     if (slow() && ++quiet_ < steps_until_over) return Turn::none;
     return std::exchange(*this, {}).slow() ? Turn::over : Turn::none;
