@@ -8,7 +8,7 @@ namespace tesserae::monitor {
 namespace {
 
 constexpr double least_seconds = 0.01;  // a scheduler's tick is nobody's fault
-constexpr double least_variations = 5;
+constexpr double least_variations = 4;
 constexpr double share_at_once = 0.5, variations_at_once = 8;
 constexpr double worse = 4;
 constexpr int64_t steps_until_slow = 2, steps_until_over = 3;

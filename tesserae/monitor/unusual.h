@@ -34,7 +34,7 @@ double variation(std::span<const Recent> all);
 /// When something has become slow, and when that is over, from by how many seconds it is beyond what is usual in each
 /// step.
 ///
-/// It is slow if that is more than 10 ms, `least_share` of a step and five times its variation: in two steps in a row,
+/// It is slow if that is more than 10 ms, `least_share` of a step and four times its variation: in two steps in a row,
 /// or in one by half a step and eight times its variation. It no longer is when it was not for three steps; meanwhile
 /// it is told of again if it becomes four times as slow.
 class Episode {
