@@ -11,7 +11,7 @@ hosts (bench/hosts.sh: root, iproute2). A fault is one of
   neighbour   another process computes on the processor that the rank is pinned to, for 10 steps
   memory      the memory of the process is limited to what it cannot give back, for 10 steps (cgroup of the memory
               controller): the rows that it maps have to be read from the disk again and again
-  link        the link of the rank's host carries a tenth for 10 steps (tc)
+  link        the link of the rank's host carries a fortieth for 10 steps (tc)
 A fault counts as found if the first that is named after it is the right one with a stage that the fault can slow down,
 in the first two steps that it touched (the script tells which those are); any other name is a false alarm. Right is the
 rank, but of a slow link: it cannot be told which of its ends is slow, so that must be said of the link.
@@ -210,7 +210,7 @@ def link(job: Job, rank: int) -> Iterator[None]:
         inside = ["nsenter", "--target", holder, "--net"]
         subprocess.run([*inside, *shape, "burst", str(max(job.megabits * 250, 1 << 17)), "latency", "50ms"], check=True)
 
-    carries(job.megabits // 10)
+    carries(job.megabits // 40)
     yield
     carries(job.megabits)
 
@@ -239,8 +239,9 @@ def assign(faults: list[Fault], events: list[dict], ends: list[int]) -> list[dic
     """Gives each fault the first event of its time; returns the false alarms."""
     false = []
     for event in events:
-        times = reversed(list(zip(faults, ends, strict=True)))  # one may begin in the step in which the other ended
-        owner = next((fault for fault, end in times if fault.step <= event["step"] <= end), None)
+        # One may begin in the step in which another has ended; and before a forward begins, the script is a step ahead.
+        times = reversed(list(zip(faults, ends, strict=True)))
+        owner = next((fault for fault, end in times if fault.step - 1 <= event["step"] <= end), None)
         if owner is not None and owner.named is None:
             owner.named = event
         elif owner is None or event.get("rank") != owner.named.get("rank"):

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "steps_of_a_job.h"
 #include "tesserae/monitor/slow_ranks.h"
+#include "tests/monitor/steps_of_a_job.h"
 
 namespace tesserae::monitor {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "steps_of_a_job.h"
+#include "tests/monitor/steps_of_a_job.h"
 
 namespace tesserae::monitor {
 namespace {
