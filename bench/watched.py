@@ -8,7 +8,8 @@
      thread that trains, build/release/bench/bench_host_cost tells, by unit.
   2. Quiet periods and periods with visitors take turns, and the median step of each kind is compared: 100 browsers that
      ask what the page asks every second; and the same beside 20 readers that never end their request, 4 that send
-     headers without an end, and 4 that ask for paths outside, as fast as they can.
+     headers without an end, and 4 that ask for paths outside, as fast as they can. Beside a neighbour, which keeps the
+     visitors' processor busy and asks nobody, is seen what the machine itself makes of that.
 """
 
 from __future__ import annotations
@@ -123,6 +124,12 @@ def asks_for_more(port: int) -> None:
             ask(port, path)
 
 
+def computes(port: int) -> None:
+    """Asks nobody: what is lost beside it is lost to the machine, whose processors share something."""
+    while True:
+        pass
+
+
 def again(work: Callable[[int], None], port: int) -> None:
     while True:
         try:
@@ -161,6 +168,7 @@ def main() -> int:
     kinds = {
         "quiet": [],
         "100 browsers": [(browser, 100)],
+        "a neighbour": [(computes, 1)],
         "hostile": [(browser, 70), (reads_nothing, 20), (sends_headers, 4), (asks_for_more, 4)],
     }
     times: dict[str, list[float]] = {kind: [] for kind in kinds}

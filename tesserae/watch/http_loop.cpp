@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tesserae/base/log.h"
+#include "tesserae/os/thread.h"
 
 namespace tesserae::watch {
 namespace {
@@ -16,8 +17,16 @@ constexpr size_t most_thrown_away = 2 << 20;    // of what it sends meanwhile
 
 HttpLoop::HttpLoop(os::TcpListener listener, Handler handler, HttpLimits limits)
     : listener_(std::move(listener)), handler_(std::move(handler)), limits_(limits) {
-  threads_.emplace_back([this] { loop(); });
-  for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { work(); });
+  threads_.emplace_back([this] {
+    os::yield_to_others();
+    loop();
+  });
+  for (int i = 0; i < workers; ++i) {
+    threads_.emplace_back([this] {
+      os::yield_to_others();
+      work();
+    });
+  }
 }
 
 HttpLoop::~HttpLoop() {

@@ -27,7 +27,7 @@ struct HttpLimits {
   std::chrono::milliseconds departure{60'000};  ///< for a whole answer
 };
 
-/// Serves HTTP on a listener until it is destroyed, with three threads:
+/// Serves HTTP on a listener until it is destroyed, with three threads that yield to all others:
 ///   - one waits for all connections at once and never blocks on any. A request reaches the others when it is complete,
 ///     so that a client which sends or reads slowly costs a descriptor and a few kB, and keeps nobody waiting;
 ///   - two call `handler` (so it is called from two threads at a time), for it may wait: for a disk, or for the run.

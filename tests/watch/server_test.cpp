@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <memory>
@@ -72,6 +73,17 @@ class WatchServer : public os::Scratch {
 
   std::unique_ptr<Server> server_;
 };
+
+// Who asks without an end would otherwise halve the speed of a rank that has one processor.
+TEST_F(WatchServer, TrainingComesFirst) {
+  ASSERT_TRUE(talk().connected());
+  int modest = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    modest += ::getpriority(PRIO_PROCESS, static_cast<id_t>(std::stol(task.path().filename()))) == 19 ? 1 : 0;
+  }
+  EXPECT_EQ(modest, 3);
+  EXPECT_LT(::getpriority(PRIO_PROCESS, 0), 19) << "what trains is not one of them";
+}
 
 TEST_F(WatchServer, ServesThePageAndNothingElseToIt) {
   const Talk::Answer page = get("/");
