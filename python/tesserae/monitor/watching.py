@@ -75,8 +75,8 @@ def end_epoch() -> None:
 
 def metrics() -> dict[str, Any]:
     """What is known of the job's last steps: on rank 0 of all ranks, elsewhere of this one alone. The fields are those
-    of now.json (docs/monitor.md): "seconds" by rank and stage, "slow" ranks, "memory", "traffic", "load", "links",
-    "step_seconds".
+    of now.json (docs/monitor.md): "seconds" by rank and stage, "slow" ranks, "slow_link", "memory", "traffic", "load",
+    "links", "step_seconds".
 
     No communication: ranks tell of themselves twice a second, beside training.
 
