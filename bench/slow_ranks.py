@@ -96,6 +96,7 @@ class Job:
         if self.hosts.poll() is not None:
             said = (self.folder / "said.txt").read_text()
             print(said if self.hosts.returncode == UNAVAILABLE else f"a rank ended:\n{said}", file=sys.stderr)
+            self.end()
             sys.exit(self.hosts.returncode or 1)
 
     def at(self, rank: int) -> tuple[int, int]:
@@ -129,7 +130,8 @@ class Job:
             self.hosts.terminate()
             self.hosts.wait()
         for group in self.groups:
-            group.rmdir()
+            with suppress(FileNotFoundError):  # it is the second end: a rank had ended
+                group.rmdir()
 
 
 @contextmanager

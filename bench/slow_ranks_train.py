@@ -34,7 +34,7 @@ class Rows(Dataset):
             for _ in range(FILE >> 22):
                 written.write(torch.randn(1 << 20).numpy())
             os.fsync(written.fileno())
-        self.all = torch.from_file(str(file), shared=False, size=FILE // 4).view(-1, WIDTH)
+        self.all = torch.from_file(str(file), shared=False, size=FILE // 4 // WIDTH * WIDTH).view(-1, WIDTH)
 
     def __len__(self) -> int:
         return 1_000_000

@@ -143,6 +143,8 @@ struct FirstHost::Heard {
   std::optional<int> status;
   Clock::time_point answered = Clock::now();  // when the last request was sent that was answered
 
+  bool is_alone() const { return !broken.empty() && !met; }  // with the mutex
+
   /// False: the store is gone.
   bool exchange() {
     const auto sent = Clock::now();
@@ -237,12 +239,12 @@ std::optional<int> FirstHost::status() const {
 
 bool FirstHost::is_alone() const {
   std::lock_guard lock(heard_->mutex);
-  return !heard_->broken.empty() && !heard_->met;
+  return heard_->is_alone();
 }
 
 std::string FirstHost::cut_off() const {
   std::lock_guard lock(heard_->mutex);
-  if (heard_->status || (!heard_->broken.empty() && !heard_->met)) return "";
+  if (heard_->status || heard_->is_alone()) return "";
   if (heard_->given_up) return "the job goes on without this host, of which nothing was heard for too long";
   if (!heard_->broken.empty()) return cat("the launcher of the job's first host is gone: ", heard_->broken);
   if (Heard::Clock::now() - heard_->answered < patience_) return "";

@@ -7,6 +7,7 @@ namespace tesserae::dial {
 namespace {
 
 constexpr std::chrono::milliseconds look_every(20);
+constexpr const char* changes_nothing = "{\"ask\": \"show\"}\n";
 
 }  // namespace
 
@@ -43,9 +44,7 @@ Client::Found Client::connect(const os::Deadline& deadline) {
   }
   try {
     // Fits in what a connection takes at once.
-    os::send_some(connection_.get(), lost_ ? R"({"ask": "show"})"
-                                             "\n"
-                                           : request_);
+    os::send_some(connection_.get(), lost_ ? changes_nothing : request_);
   } catch (const IoError&) {
     // It has hung up already: next() says with which words.
   }

@@ -258,15 +258,16 @@ Json Board::load() const {
   return all;
 }
 
+const std::vector<comm::LinkUse>& Board::links_of(const Rank& rank) {
+  static const std::vector<comm::LinkUse> nothing;
+  return rank.report ? rank.report->links : nothing;
+}
+
 // A verb takes as long as the last of its ranks; the quickest of many was held up least, so it tells links apart.
 Json Board::links() const {
-  static const std::vector<comm::LinkUse> nothing;
-  const auto uses_of = [](const Rank& rank) -> const auto& {
-    return rank.report ? rank.report->links : nothing;
-  };
   std::vector<comm::LinkUse> hops;
   for (const Rank& rank : ranks_) {
-    for (const comm::LinkUse& use : uses_of(rank)) {
+    for (const comm::LinkUse& use : links_of(rank)) {
       if (hops.size() < most_hops && find_hop(hops, use) == nullptr) hops.push_back(use);
     }
   }
@@ -274,7 +275,7 @@ Json Board::links() const {
   for (const Rank& rank : ranks_) {
     for (Json* table : {&calls, &bytes, &seconds, &speed}) table->push_back(Json::array());
     for (const comm::LinkUse& hop : hops) {
-      const comm::LinkUse* const found = find_hop(uses_of(rank), hop);
+      const comm::LinkUse* const found = find_hop(links_of(rank), hop);
       const comm::LinkUse use = found != nullptr ? *found : comm::LinkUse();
       calls.back().push_back(use.calls);
       bytes.back().push_back(use.bytes);
@@ -296,7 +297,7 @@ Json Board::links() const {
 std::string Board::longest_hop() const {
   comm::LinkUse longest;
   for (const Rank& rank : ranks_) {
-    for (const comm::LinkUse& use : rank.report ? rank.report->links : std::vector<comm::LinkUse>()) {
+    for (const comm::LinkUse& use : links_of(rank)) {
       if (use.seconds > longest.seconds) longest = use;
     }
   }

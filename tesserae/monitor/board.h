@@ -68,6 +68,7 @@ class Board {
     std::vector<Timeline> kept;
     int64_t kept_of = 0;
   };
+  static const std::vector<comm::LinkUse>& links_of(const Rank& rank);
   Json load() const;
   Json links() const;
   std::string longest_hop() const;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/dial/protocol.h"
 #include "tesserae/monitor/chrome_trace.h"
 #include "tesserae/os/seconds.h"
 
@@ -16,18 +17,14 @@ constexpr double trace_patience = 60;          // beside ten times what the step
 constexpr size_t most_spans_traced = 1 << 20;  // 200 MB of text
 constexpr double stacks_patience = 10;         // seconds until a rank that has not answered is called silent
 
-Json error_event(const std::string& message) {
-  return {{"event", "error"}, {"message", message}};
-}
-
 }  // namespace
 
 Requests::Requests(const os::Path& run)
     : lines_(run / socket_name,
              {.name = "the monitor",
               .answer = [this](int64_t client, const std::string& line) { return answer(client, line); },
-              .refusal = [](const std::string& why) { return error_event(why).dump(); },
-              .farewell = "the run has ended"}) {}  // as the dial says it, for dial::Client
+              .refusal = [](const std::string& why) { return dial::error_event(why).dump(); },
+              .farewell = dial::run_ended}) {}
 
 // On the server's thread.
 os::LineServer::Answer Requests::answer(int64_t client, const std::string& line) {
@@ -89,8 +86,8 @@ void Requests::begin(const Board& board, Wish& wish, double round_seconds) {
   }
   const size_t spans = board.spans_of_step() * board.ranks() * static_cast<size_t>(at_hand_->steps);
   if (spans > most_spans_traced) {
-    tell(error_event(cat("a trace of ", at_hand_->steps, " steps of ", board.ranks(), " ranks has about ", spans,
-                         " spans, of ", most_spans_traced, " that it may have: take fewer steps")));
+    tell(dial::error_event(cat("a trace of ", at_hand_->steps, " steps of ", board.ranks(), " ranks has about ", spans,
+                               " spans, of ", most_spans_traced, " that it may have: take fewer steps")));
     at_hand_.reset();
     return;
   }
@@ -123,7 +120,7 @@ bool Requests::write_trace(Board& board, Wish& wish, RunFiles& files, const std:
   if (kept.empty()) {
     const auto expected = static_cast<double>(wish.keep_last - board.step()) * board.step_seconds();
     if (os::seconds_since(begun_) < trace_patience + 10 * std::max(0.0, expected)) return false;
-    tell(error_event("the steps do not come: the job has ended, or hangs (`tesserae stacks` tells where)"));
+    tell(dial::error_event("the steps do not come: the job has ended, or hangs (`tesserae stacks` tells where)"));
     return true;
   }
   const auto steps = static_cast<size_t>(at_hand_->steps);
@@ -132,12 +129,12 @@ bool Requests::write_trace(Board& board, Wish& wish, RunFiles& files, const std:
       begin(board, wish, round);
       return false;
     }
-    tell(error_event("ranks hear of what is asked too late to take part: their hosts are too busy; try again"));
+    tell(dial::error_event("ranks hear of what is asked too late to take part: their hosts are too busy; try again"));
     return true;
   }
   const auto file = files.write_trace(wish.keep_first, chrome_trace(kept, units));
   tell(file ? Json{{"event", "trace"}, {"file", file->native()}, {"first", wish.keep_first}, {"last", wish.keep_last}}
-            : error_event("the trace could not be written; the job's log says why"));
+            : dial::error_event("the trace could not be written; the job's log says why"));
   return true;
 }
 

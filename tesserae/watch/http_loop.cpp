@@ -17,16 +17,8 @@ constexpr size_t most_thrown_away = 2 << 20;    // of what it sends meanwhile
 
 HttpLoop::HttpLoop(os::TcpListener listener, Handler handler, HttpLimits limits)
     : listener_(std::move(listener)), handler_(std::move(handler)), limits_(limits) {
-  threads_.emplace_back([this] {
-    os::yield_to_others();
-    loop();
-  });
-  for (int i = 0; i < workers; ++i) {
-    threads_.emplace_back([this] {
-      os::yield_to_others();
-      work();
-    });
-  }
+  threads_.emplace_back([this] { loop(); });
+  for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { work(); });
 }
 
 HttpLoop::~HttpLoop() {
@@ -40,6 +32,7 @@ HttpLoop::~HttpLoop() {
 }
 
 void HttpLoop::loop() {
+  os::yield_to_others();
   while (true) {
     std::vector<os::Waited> waited = {{.descriptor = wake_.descriptor(), .to_read = true},
                                       {.descriptor = listens() ? listener_.descriptor() : -1, .to_read = true}};
@@ -140,6 +133,7 @@ void HttpLoop::take(Connection& connection) {
 }
 
 void HttpLoop::work() {
+  os::yield_to_others();
   std::unique_lock lock(mutex_);
   while (true) {
     work_there_.wait(lock, [this] { return stop_ || !tasks_.empty(); });

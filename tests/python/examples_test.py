@@ -59,7 +59,7 @@ EXAMPLES_RUN = [
     Example(
         "t5_summarization.py", 4, ("--documents", "512", "--strategy", "SHARD_GRAD_OP"), tolerance=BF16, learns=0.9
     ),
-    Example("sagemaker_style.py", 4, ("--steps", "30"), smp=True),
+    Example("sagemaker_style.py", 4, smp=True),
     Example("accelerate_fsdp.py", 2, runner=ACCELERATE),
     Example(
         "accelerate_fsdp.py",
@@ -69,7 +69,7 @@ EXAMPLES_RUN = [
         learns=1.0,
         tolerance=BF16,
     ),
-    Example("fully_shard.py", 4, ("--steps", "30")),
+    Example("fully_shard.py", 4),
     Example("trainer.py", 2, runner=ACCELERATE, learns=0.6),
     Example("trainer.py", 2, ("--fsdp-version", "1"), runner=ACCELERATE, learns=0.6),
 ]
