@@ -1,7 +1,7 @@
 """Kills ranks of a Python script under tsm.elastic at random instants and watches the others go on in the same
 processes, with the losses of one process that nothing disturbs.
 
-    python bench/elastic.py                                  # 20 kills, replaced; 3 jobs of 4 ranks down to one
+    python bench/elastic.py                     # 20 kills with replicas, 20 without; 3 jobs of 4 ranks down to one
     python bench/elastic.py --kills 200 --jobs 0
 
 The script is examples/python/elastic.py. A kill comes at an instant that is drawn at random; a share of them (--double)
@@ -36,10 +36,10 @@ SCRIPT = ROOT / "examples/python/elastic.py"
 class Job:
     """One that runs, and what it says, as it says it."""
 
-    def __init__(self, folder: Path, options: list[str], pause: float) -> None:
+    def __init__(self, folder: Path, options: list[str], pause: float, degree: int) -> None:
         folder.mkdir()
         command = [str(ROOT / "build/release/cli/tesserae"), "run", "--nproc", "4", *options, str(SCRIPT)]
-        command += ["--folder", str(folder), "--steps", "1000000", "--pause", str(pause)]
+        command += ["--folder", str(folder), "--steps", "1000000", "--pause", str(pause), "--degree", str(degree)]
         variables = {"OMP_NUM_THREADS": "1", "TESSERAE_PYTHON": sys.executable}
         self.process = subprocess.Popen(
             command, env=environment() | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -127,7 +127,9 @@ def compare(job: Job, out: Outcome) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20, help="of ranks that are replaced")
+    parser.add_argument(
+        "--kills", type=int, default=20, help="of ranks that are replaced, with replicas and as many without"
+    )
     parser.add_argument("--spares", type=int, default=1, help="processes that wait to replace one")
     parser.add_argument("--jobs", type=int, default=3, help="of which three ranks are killed that nobody replaces")
     parser.add_argument("--double", type=float, default=0.2, help="share of kills that another one follows at once")
@@ -142,18 +144,18 @@ def main() -> int:
     )
     print("|---|--:|--:|--:|--:|--:|", flush=True)
     with tempfile.TemporaryDirectory(prefix="tesserae-elastic-") as name:
+        replaced = ["--replacements", "100000", "--spares", str(arguments.spares)]
+        any_kills = int(arguments.kills > 0)
         sides = {
-            "replaced": (
-                int(arguments.kills > 0),
-                arguments.kills,
-                ["--replacements", "100000", "--spares", str(arguments.spares)],
-            ),
-            "not replaced": (arguments.jobs, 3, ["--min-ranks", "1"]),
+            "replaced, two replicas": (any_kills, arguments.kills, 2, replaced),
+            "replaced, no replicas": (any_kills, arguments.kills, 0, replaced),
+            "not replaced, no replicas": (arguments.jobs, 3, 0, ["--min-ranks", "1"]),
         }
-        for side, (jobs, kills, options) in sides.items():
+        for side, (jobs, kills, degree, options) in sides.items():
             out = Outcome()
             for number in range(jobs):
-                job = Job(Path(name) / f"{side}-{number}", options, arguments.pause)
+                folder = Path(name) / f"{side.replace(', ', '-').replace(' ', '-')}-{number}"
+                job = Job(folder, options, arguments.pause, degree)
                 try:
                     dice = random.Random(f"{arguments.seed} {side} {number}")
                     disturb(job, kills, arguments, dice, out)

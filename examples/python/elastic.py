@@ -33,12 +33,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="of the run: requests to it, and checkpoints")
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--pause", type=float, default=0.05, help="seconds after each step: there is time for a kill")
+    parser.add_argument(
+        "--pause", type=float, default=0.05, help="seconds at the beginning of each step: there is time for a kill"
+    )
     parser.add_argument("--deadline", type=float, default=60, help="seconds after which a silent rank is lost")
+    parser.add_argument("--degree", type=int, default=0, help="ranks that share the state out (0: all)")
+    parser.add_argument("--memory-every", type=int, default=1, help="steps between copies in memory (0: none)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    tsm.init({"run": {"folder": str(options.folder), "deadline_seconds": options.deadline}})
+    run = {"folder": str(options.folder), "deadline_seconds": options.deadline}
+    tsm.init({"hybrid_shard_degree": options.degree, "run": run})
 
     def train(job) -> None:  # line 1: no init_process_group()
         say(f"epoch {job.epoch} rank {job.rank} of {job.world_size} process {os.getpid()}")
@@ -50,7 +55,9 @@ def main() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50, 0.5)
         checkpoints = options.folder / "checkpoints"
-        for step in job.steps(model, optimizer, options.steps, folder=checkpoints, others=[scheduler]):  # line 2
+        kept = {"folder": checkpoints, "memory_every": options.memory_every, "others": [scheduler]}
+        for step in job.steps(model, optimizer, options.steps, **kept):  # line 2
+            time.sleep(options.pause)
             batch = torch.randn(2, SAMPLES, WIDTH, generator=torch.Generator().manual_seed(step))
             inputs, targets = batch[:, job.samples.start : job.samples.stop]
             loss = nn.functional.mse_loss(model(inputs), targets)
@@ -62,7 +69,6 @@ def main() -> None:
             dist.all_reduce(total)
             if job.rank == 0:
                 say(f"step {step} loss {total.item() / job.world_size!r}")
-            time.sleep(options.pause)
 
     tsm.elastic(train, global_batch=SAMPLES)  # line 3
     say(f"process {os.getpid()} is done")

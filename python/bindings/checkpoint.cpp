@@ -17,7 +17,7 @@ using checkpoint::Checkpoint;
 using checkpoint::Piece;
 
 Piece make_piece(std::string name, std::vector<int64_t> shape, int64_t begin, int64_t end, const at::Tensor& data,
-                 const std::optional<mesh::Splits>& split, bool changes_in_forward, bool optional) {
+                 const std::optional<mesh::Splits>& split, bool written, bool changes_in_forward, bool optional) {
   if (!data.is_contiguous() || data.numel() != end - begin) {
     throw InvalidArgument("Piece", cat(name, ": elements ", begin, " to ", end, " are in a tensor of ", data.numel(),
                                        data.is_contiguous() ? "" : ", which is not contiguous"));
@@ -34,6 +34,7 @@ Piece make_piece(std::string name, std::vector<int64_t> shape, int64_t begin, in
           .split = split.value_or(mesh::Splits{}),
           .elements = {begin, end},
           .data = data.detach(),
+          .written = written,
           .changes_in_forward = changes_in_forward,
           .optional = optional};
 }
@@ -144,8 +145,8 @@ void bind_checkpoint(py::module_& module) {
 
   py::class_<Piece>(module, "Piece", "This rank's part of one tensor; see tesserae/checkpoint/state.h.")
       .def(py::init(&make_piece), py::arg("name"), py::arg("shape"), py::arg("begin"), py::arg("end"), py::arg("data"),
-           py::kw_only(), py::arg("split") = std::nullopt, py::arg("changes_in_forward") = false,
-           py::arg("optional") = false,
+           py::kw_only(), py::arg("split") = std::nullopt, py::arg("written") = true,
+           py::arg("changes_in_forward") = false, py::arg("optional") = false,
            "Elements [begin, end) of the flattened tensor, or of its part that `split` means, are in `data`, "
            "contiguous: the memory to save or to fill.");
 

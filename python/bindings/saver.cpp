@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "python/bindings/bindings.h"
+#include "tesserae/checkpoint/held_state.h"
 #include "tesserae/checkpoint/names.h"
 #include "tesserae/checkpoint/writer.h"
 #include "tesserae/comm/agree.h"
@@ -16,6 +17,16 @@ namespace {
 using checkpoint::Piece;
 using Degrees = std::tuple<int, int, int>;  // parameters, gradients, optimizer
 
+checkpoint::State make_state(const comm::Fabric& fabric, int64_t step, const Degrees& degrees, int tensor, int expert,
+                             std::vector<Piece> pieces, const std::string& training) {
+  const auto& [parameters, gradients, optimizer] = degrees;
+  return {.step = step,
+          .layout = {fabric.size() / tensor, {parameters, gradients, optimizer}},
+          .axes = {.tensor = tensor, .expert = expert},
+          .pieces = std::move(pieces),
+          .training = nlohmann::json::parse(training)};
+}
+
 /// A saver with the fabric that its ranks talk over.
 struct Saver {
   explicit Saver(const std::shared_ptr<comm::Fabric>& joined) : fabric(joined), saver(joined, {}) {}
@@ -23,16 +34,9 @@ struct Saver {
   std::shared_ptr<comm::Fabric> fabric;
   checkpoint::Saver saver;
 
-  void save(const std::string& folder, int keep, int64_t step, const Degrees& degrees, int tensor, int expert,
-            std::vector<Piece> pieces, const std::string& training, bool asynchronous) {
-    const auto& [parameters, gradients, optimizer] = degrees;
+  void save(const std::string& folder, int keep, checkpoint::State state, bool asynchronous) {
     saver.set_target(folder, keep);
-    saver.save({.step = step,
-                .layout = {fabric->size() / tensor, {parameters, gradients, optimizer}},
-                .axes = {.tensor = tensor, .expert = expert},
-                .pieces = std::move(pieces),
-                .training = nlohmann::json::parse(training)},
-               asynchronous);
+    saver.save(std::move(state), asynchronous);
   }
 
   bool finish_if_done() {
@@ -104,6 +108,22 @@ std::string write_checkpoint(const std::string& folder, int64_t step, const std:
 void bind_saver(py::module_& module) {
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
 
+  py::class_<checkpoint::State>(module, "State", "What a save takes; see tesserae/checkpoint/state.h.")
+      .def(py::init(&make_state), py::arg("fabric"), py::kw_only(), py::arg("step"), py::arg("degrees"),
+           py::arg("tensor"), py::arg("expert"), py::arg("pieces"), py::arg("training"),
+           "`training`: JSON text; rank 0's is kept.");
+  py::class_<checkpoint::HeldState>(module, "HeldState", "See tesserae/checkpoint/held_state.h.")
+      .def(py::init<comm::Fabric&, checkpoint::State, std::vector<Piece>>(), py::arg("fabric"), py::arg("state"),
+           py::arg("own"), without_gil, "Collective.")
+      .def_property_readonly("state", &checkpoint::HeldState::state);
+  module.def(
+      "save_held",
+      [](const std::shared_ptr<comm::Fabric>& fabric, const checkpoint::HeldState* held, const std::string& folder,
+         int keep) { return checkpoint::save_held(fabric, held, folder, keep); },
+      py::arg("fabric"), py::arg("held").none(true), py::arg("folder"), py::arg("keep"), without_gil,
+      "Collective: saves what the ranks hold together, if that is a whole state and newer than what the folder has. "
+      "Returns its step, or None.");
+
   // Destroyed without the GIL: the thread that is joined then may need it.
   py::class_<Saver, std::shared_ptr<Saver>>(module, "Saver", "See tesserae/checkpoint/saver.h.")
       .def(py::init([](const std::shared_ptr<comm::Fabric>& fabric) {
@@ -113,13 +133,15 @@ void bind_saver(py::module_& module) {
              });
            }),
            py::arg("fabric"), without_gil, "Collective.")
-      .def("save", &Saver::save, py::kw_only(), py::arg("folder"), py::arg("keep"), py::arg("step"), py::arg("degrees"),
-           py::arg("tensor"), py::arg("expert"), py::arg("pieces"), py::arg("training"), py::arg("asynchronous"),
-           without_gil, "Collective: finishes the last save, then saves the pieces, or begins to.")
+      .def("save", &Saver::save, py::arg("folder"), py::arg("keep"), py::arg("state"), py::arg("asynchronous"),
+           without_gil, "Collective: finishes the last save, then saves the state, or begins to.")
       .def(
           "wait_copied", [](Saver& self) { self.saver.wait_copied(); }, without_gil)
       .def(
           "finish", [](Saver& self) { self.saver.finish(); }, without_gil, "Collective.")
+      .def(
+          "leave", [](Saver& self) { self.saver.leave(); }, without_gil,
+          "Of a save whose other ranks may be lost: this rank's part is written to its end.")
       .def("finish_if_done", &Saver::finish_if_done, without_gil,
            "Collective: False if a rank is not done yet and none has failed; else finish().");
 

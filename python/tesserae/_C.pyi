@@ -28,6 +28,7 @@ __all__: list[str] = [
     "Error",
     "Fabric",
     "FlatBuffer",
+    "HeldState",
     "InvalidArgument",
     "IoError",
     "Launch",
@@ -50,6 +51,7 @@ __all__: list[str] = [
     "Split",
     "SplitRandom",
     "Splits",
+    "State",
     "Statistics",
     "Strategy",
     "Timeout",
@@ -100,6 +102,7 @@ __all__: list[str] = [
     "reshard",
     "row_linear",
     "sagemaker_parameters",
+    "save_held",
     "scatter_to",
     "set_gatherer",
     "set_scatterer",
@@ -1184,6 +1187,7 @@ class Piece:
         data: torch.Tensor,
         *,
         split: Splits | None = None,
+        written: bool = True,
         changes_in_forward: bool = False,
         optional: bool = False,
     ) -> None:
@@ -1215,6 +1219,40 @@ class Checkpoint:
         JSON text.
         """
 
+class State:
+    """
+    What a save takes; see tesserae/checkpoint/state.h.
+    """
+    def __init__(
+        self,
+        fabric: Fabric,
+        *,
+        step: typing.SupportsInt | typing.SupportsIndex,
+        degrees: tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ],
+        tensor: typing.SupportsInt | typing.SupportsIndex,
+        expert: typing.SupportsInt | typing.SupportsIndex,
+        pieces: collections.abc.Sequence[Piece],
+        training: str,
+    ) -> None:
+        """
+        `training`: JSON text; rank 0's is kept.
+        """
+
+class HeldState:
+    """
+    See tesserae/checkpoint/held_state.h.
+    """
+    def __init__(self, fabric: Fabric, state: State, own: collections.abc.Sequence[Piece]) -> None:
+        """
+        Collective.
+        """
+    @property
+    def state(self) -> State: ...
+
 class Saver:
     """
     See tesserae/checkpoint/saver.h.
@@ -1231,25 +1269,15 @@ class Saver:
         """
         Collective: False if a rank is not done yet and none has failed; else finish().
         """
+    def leave(self) -> None:
+        """
+        Of a save whose other ranks may be lost: this rank's part is written to its end.
+        """
     def save(
-        self,
-        *,
-        folder: str,
-        keep: typing.SupportsInt | typing.SupportsIndex,
-        step: typing.SupportsInt | typing.SupportsIndex,
-        degrees: tuple[
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-        ],
-        tensor: typing.SupportsInt | typing.SupportsIndex,
-        expert: typing.SupportsInt | typing.SupportsIndex,
-        pieces: collections.abc.Sequence[Piece],
-        training: str,
-        asynchronous: bool,
+        self, folder: str, keep: typing.SupportsInt | typing.SupportsIndex, state: State, asynchronous: bool
     ) -> None:
         """
-        Collective: finishes the last save, then saves the pieces, or begins to.
+        Collective: finishes the last save, then saves the state, or begins to.
         """
     def wait_copied(self) -> None: ...
 
@@ -1638,6 +1666,13 @@ def row_linear(
 def sagemaker_parameters() -> str | None:
     """
     The modelparallel parameters that the estimator of a training job of SageMaker gave, as JSON text; None where there are none. InvalidArgument names what cannot work.
+    """
+
+def save_held(
+    fabric: Fabric, held: HeldState, folder: str, keep: typing.SupportsInt | typing.SupportsIndex
+) -> int | None:
+    """
+    Collective: saves what the ranks hold together, if that is a whole state and newer than what the folder has. Returns its step, or None.
     """
 
 def scatter_to(x: torch.Tensor, dim: typing.SupportsInt | typing.SupportsIndex, parallel: Parallel) -> torch.Tensor:

@@ -40,6 +40,14 @@ bool is_stray(std::string_view name) {
   return name.starts_with(prefix) && name.ends_with(suffix);
 }
 
+std::optional<Stray> parse_stray(std::string_view name) {
+  if (!is_stray(name)) return std::nullopt;
+  std::string_view rest = name.substr(prefix.size(), name.size() - prefix.size() - suffix.size());
+  const std::optional<int64_t> step = take_number(rest);
+  if (!step || rest.size() < 2 || rest.front() != '.') return std::nullopt;
+  return Stray{*step, std::string(rest.substr(1))};
+}
+
 std::vector<Committed> list_checkpoints(const os::Path& folder) {
   std::vector<Committed> found;
   if (os::files().status(folder).kind == os::FileKind::missing) return found;

@@ -26,6 +26,13 @@ std::optional<Committed> parse_committed(const os::Path& folder, std::string_vie
 /// True for what an unfinished or abandoned save left: names that end in ".tmp" and begin like a checkpoint's.
 bool is_stray(std::string_view name);
 
+/// Of such a name: the step, and what names the save ("step-N.ATTEMPT.tmp"). Nothing for other names.
+struct Stray {
+  int64_t step = 0;
+  std::string attempt;
+};
+std::optional<Stray> parse_stray(std::string_view name);
+
 /// The committed checkpoints of a folder, oldest step first, found by looking: there is no pointer that could be stale.
 /// A folder that is missing has none. Whether they can be read is not looked at.
 std::vector<Committed> list_checkpoints(const os::Path& folder);

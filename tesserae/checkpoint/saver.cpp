@@ -57,6 +57,7 @@ struct Saver::Task {
   State state;
   std::vector<Source> live;            // of the pieces, where they live
   std::shared_ptr<Snapshot> snapshot;  // if it is copied first
+  std::stop_source waits;              // for other ranks' parts
   os::Deadline deadline{job.deadline};
 
   mutable std::mutex mutex;
@@ -70,8 +71,9 @@ struct Saver::Task {
     try {
       if (snapshot != nullptr) snapshot->copy();
       set(copied);
-      write_part(job, snapshot != nullptr ? snapshot->sources() : live, stop);
-      if (job.rank == 0) commit(job, state.training, stop);
+      const bool first = job.rank == 0;
+      write_part(job, snapshot != nullptr ? snapshot->sources() : live, stop, first ? &state.training : nullptr);
+      if (first) commit(job, state.training, waits.get_token());
     } catch (const Cancelled&) {
     } catch (const std::exception& caught) {
       failure = caught.what();
@@ -131,8 +133,7 @@ class Saver::Save {
       return;
     }
     stop();
-    if (task->wait_for(task->ended, std::min<std::chrono::nanoseconds>(patience_at_the_end, task->job.deadline)))
-      return;
+    if (wait_at_the_end()) return;
     log(LogLevel::error, cat("the save of step ", task->job.step, " is left behind: the storage of ",
                              task->job.folder.native(), " hangs"));
     thread_.detach();
@@ -141,11 +142,23 @@ class Saver::Save {
   void start() {
     thread_ = std::jthread([task = task](const std::stop_token& stop) { task->run(stop); });
   }
-  void stop() { thread_.request_stop(); }
+  void stop() {
+    thread_.request_stop();
+    task->waits.request_stop();
+  }
+  /// Writes this rank's part, and waits for no other.
+  void leave() {
+    task->waits.request_stop();
+    wait_at_the_end();
+  }
 
   const std::shared_ptr<Task> task;
 
  private:
+  bool wait_at_the_end() {
+    return task->wait_for(task->ended, std::min<std::chrono::nanoseconds>(patience_at_the_end, task->job.deadline));
+  }
+
   os::ForkGuard made_;
   std::jthread thread_;
 };
@@ -250,6 +263,12 @@ void Saver::finish() {
     throw;
   }
   saved_step_ = save_->task->job.step;
+  save_.reset();
+}
+
+void Saver::leave() {
+  if (!save_) return;
+  save_->leave();
   save_.reset();
 }
 

@@ -80,6 +80,11 @@ class Saver {
   /// failed on any of them, a CommError if a rank is lost; either way the save at hand is over.
   void finish();
 
+  /// Leaves the save at hand, if there is one, in a job of which a rank is lost: this rank's part is written to its
+  /// end, nobody is waited for, and it is committed only if all parts are there. Whoever goes on may commit it later
+  /// (commit_left_behind). Not collective; waits as the destructor does.
+  void leave();
+
   /// Of the newest checkpoint that finish() or save() saw committed.
   std::optional<int64_t> saved_step() const { return saved_step_; }
   const SaverOptions& options() const { return options_; }

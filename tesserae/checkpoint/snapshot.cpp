@@ -28,13 +28,10 @@ Source describe(const Piece& piece) {
     throw InvalidArgument("Saver::save", cat("piece of \"", piece.name, "\" is not contiguous or has ",
                                              piece.data.numel(), " elements instead of ", piece.elements.size()));
   }
-  // A part lies in the stored order as it lies in memory, without its padding, which comes last.
-  const int64_t begin = mesh::part_begin(piece.shape, piece.split);
-  const int64_t end = mesh::part_elements(piece.shape, piece.split);
   return {.name = piece.name,
           .dtype = dtype_of(piece.data.scalar_type()),
           .shape = piece.shape,
-          .elements = {begin + std::min(piece.elements.begin, end), begin + std::min(piece.elements.end, end)},
+          .elements = stored_elements(piece),
           .split = mesh::stored_order(piece.shape, piece.split)};
 }
 

@@ -1,5 +1,6 @@
 #include "tesserae/checkpoint/state.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -38,6 +39,13 @@ Piece replicated(std::string name, const at::Tensor& tensor, int rank) {
           .elements = {0, tensor.numel()},
           .data = tensor,
           .written = rank == 0};
+}
+
+mesh::Range stored_elements(const Piece& piece) {
+  // A part lies in the stored order as it lies in memory, without its padding, which comes last.
+  const int64_t begin = mesh::part_begin(piece.shape, piece.split);
+  const int64_t end = mesh::part_elements(piece.shape, piece.split);
+  return {begin + std::min(piece.elements.begin, end), begin + std::min(piece.elements.end, end)};
 }
 
 Dtype dtype_of(c10::ScalarType type) {

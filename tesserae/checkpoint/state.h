@@ -36,6 +36,9 @@ struct Piece {
 /// A tensor that every rank holds whole: rank 0 writes it.
 Piece replicated(std::string name, const at::Tensor& tensor, int rank);
 
+/// Its elements in the stored order of the whole tensor (docs/format.md), without padding.
+mesh::Range stored_elements(const Piece& piece);
+
 /// What a save takes, on one rank.
 struct State {
   int64_t step = 0;

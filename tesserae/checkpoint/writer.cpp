@@ -1,6 +1,8 @@
 #include "tesserae/checkpoint/writer.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -20,7 +22,7 @@
 //    2. Writes WORK/rank-R.safetensors, syncs, closes.
 //    3. Syncs WORK, so that the name of the file lasts.
 //    4. Writes its fragment of the manifest as WORK/rank-R.part, syncs, closes, and renames it to WORK/rank-R.done: who
-//       sees the name sees all of it.
+//       sees the name sees all of it. Rank 0's has what 6 adds to the fragments, in case that it does not come to 6.
 //   A rank that fails in 1 to 4 leaves WORK/rank-R.failed with the reason, if it still can.
 //   Rank 0:
 //    5. Waits for the .done of all ranks; a .failed or the deadline ends the save.
@@ -34,6 +36,9 @@
 //    9. Syncs FOLDER: committed, also if the power fails.
 //   10. Only now sets aside what is older than `keep` allows (renames it to *.tmp), syncs FOLDER, and removes it. What
 //       is removed piece by piece does not carry a checkpoint's name at that time.
+//
+// A save whose ranks have come to the end of 4, and whose rank 0 has not come to 8, can be committed by whoever has
+// nobody else in FOLDER (commit_left_behind): it goes on with 6, or, if the manifest is whole, with 7.
 //
 // Ended at any point, by a kill or a power failure, FOLDER has the newest committed checkpoint and those before it, and
 // strays that the next save removes in 1. A name is unique to a save (ATTEMPT), so ranks never meet what an earlier job
@@ -114,15 +119,15 @@ void wait_for_parts(const SaveJob& job, const std::stop_token& stop) {
   }
 }
 
-/// Step 6.
-void write_manifest(const SaveJob& job, const nlohmann::json& training) {
+/// Step 6. `training`: nullptr: as rank 0's fragment has it.
+void write_manifest(const SaveJob& job, const nlohmann::json* training) {
   const os::Path work = work_of(job);
   std::vector<Manifest> fragments;
   for (int rank = 0; rank < job.ranks(); ++rank) {
     const os::Path path = work / mark_name(rank, "done");
     fragments.push_back(parse_manifest(os::files().read(path), path.native(), Coverage::fragment));
   }
-  fragments.front().training = training;
+  if (training != nullptr) fragments.front().training = *training;
   const std::string text = to_text(join(std::move(fragments)));
   try {
     parse_manifest(text, manifest_name.data());
@@ -161,43 +166,12 @@ void remove_old(const SaveJob& job, const os::Path& newest) {
   for (const os::Path& path : aside) remove_directory(path, job.rank);
 }
 
-}  // namespace
-
-void write_part(const SaveJob& job, const std::vector<Source>& sources, const std::stop_token& stop) {
-  check(job);
+/// Steps 7 to 10.
+os::Path publish(const SaveJob& job, const std::stop_token& stop) {
   const os::Path work = work_of(job);
-  crash_point("begin", job.rank);
-  try {
-    os::files().make_directories(job.folder);  // 1
-    if (job.rank == 0) {
-      if (job.fence) job.fence();
-      remove_strays(job);
-    }
-    os::files().make_directory(work);
-    crash_point("directory-made", job.rank);
-
-    const Manifest written = write_data_file(job, work, sources, stop);  // 2
-    os::files().sync_directory(work);                                    // 3
-    crash_point("data-synced", job.rank);
-
-    const os::Path draft = work / mark_name(job.rank, "part");  // 4
-    os::files().write_synced(draft, to_text(written));
-    crash_point("part-written", job.rank);
-    os::files().rename(draft, work / mark_name(job.rank, "done"));
-  } catch (const std::exception& failure) {
-    leave_failure(job, failure.what());
-    throw;
+  for (const std::string& name : os::files().list(work)) {
+    if (name.ends_with(".done")) os::files().remove(work / name);  // 7
   }
-  crash_point("done", job.rank);
-}
-
-os::Path commit(const SaveJob& job, const nlohmann::json& training, const std::stop_token& stop) {
-  const os::Path work = work_of(job);
-  wait_for_parts(job, stop);  // 5
-  crash_point("all-done", job.rank);
-  write_manifest(job, training);  // 6
-  crash_point("manifest-written", job.rank);
-  for (int rank = 0; rank < job.ranks(); ++rank) os::files().remove(work / mark_name(rank, "done"));  // 7
   crash_point("marks-removed", job.rank);
   os::files().sync_directory(work);
   crash_point("directory-synced", job.rank);
@@ -215,6 +189,100 @@ os::Path commit(const SaveJob& job, const nlohmann::json& training, const std::s
   }
   crash_point("end", job.rank);
   return path;
+}
+
+/// What a file of WORK says; nothing: it is not there, or not whole.
+std::optional<Manifest> read_manifest(const os::Path& path, Coverage coverage) {
+  try {
+    return parse_manifest(os::files().read(path), path.native(), coverage);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+bool has_files_of(const os::Path& work, const Manifest& manifest) {
+  return std::ranges::all_of(manifest.files, [&work](const DataFile& file) {
+    const os::FileStatus status = os::files().status(work / file.name);
+    return status.kind == os::FileKind::file && status.size == file.bytes;
+  });
+}
+
+/// Whether every rank of the save has come to the end of step 4; then what it was goes to `job`.
+bool is_written(SaveJob& job) {
+  const os::Path work = work_of(job);
+  const auto fragment = [&work](int rank) { return read_manifest(work / mark_name(rank, "done"), Coverage::fragment); };
+  const std::optional<Manifest> first = fragment(0);
+  if (!first || !has_files_of(work, *first)) return false;
+  job.layout = first->layout;
+  job.axes = first->axes;
+  for (int rank = 1; rank < job.ranks(); ++rank) {
+    const std::optional<Manifest> other = fragment(rank);
+    if (!other || !has_files_of(work, *other)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void write_part(const SaveJob& job, const std::vector<Source>& sources, const std::stop_token& stop,
+                const nlohmann::json* training) {
+  check(job);
+  const os::Path work = work_of(job);
+  crash_point("begin", job.rank);
+  try {
+    os::files().make_directories(job.folder);  // 1
+    if (job.rank == 0) {
+      if (job.fence) job.fence();
+      remove_strays(job);
+    }
+    os::files().make_directory(work);
+    crash_point("directory-made", job.rank);
+
+    Manifest written = write_data_file(job, work, sources, stop);  // 2
+    os::files().sync_directory(work);                              // 3
+    crash_point("data-synced", job.rank);
+
+    if (training != nullptr) written.training = *training;
+    const os::Path draft = work / mark_name(job.rank, "part");  // 4
+    os::files().write_synced(draft, to_text(written));
+    crash_point("part-written", job.rank);
+    os::files().rename(draft, work / mark_name(job.rank, "done"));
+  } catch (const std::exception& failure) {
+    leave_failure(job, failure.what());
+    throw;
+  }
+  crash_point("done", job.rank);
+}
+
+os::Path commit(const SaveJob& job, const nlohmann::json& training, const std::stop_token& stop) {
+  wait_for_parts(job, stop);  // 5
+  crash_point("all-done", job.rank);
+  write_manifest(job, &training);  // 6
+  crash_point("manifest-written", job.rank);
+  return publish(job, stop);
+}
+
+std::optional<os::Path> commit_left_behind(const os::Path& folder, int keep) {
+  const std::vector<Committed> committed = list_checkpoints(folder);
+  const int64_t newest = committed.empty() ? -1 : committed.back().step;
+  std::map<int64_t, SaveJob, std::greater<>> left;
+  if (os::files().exists(folder)) {
+    for (const std::string& name : os::files().list(folder)) {
+      const std::optional<Stray> stray = parse_stray(name);
+      if (!stray || stray->step <= newest) continue;  // older ones are on their way out
+      left.insert_or_assign(stray->step,
+                            SaveJob{.folder = folder, .step = stray->step, .attempt = stray->attempt, .keep = keep});
+    }
+  }
+  for (auto& [step, job] : left) {
+    const os::Path work = work_of(job);
+    const std::optional<Manifest> manifest = read_manifest(work / manifest_name, Coverage::checkpoint);
+    if (manifest && has_files_of(work, *manifest)) return publish(job, {});
+    if (!is_written(job)) continue;
+    write_manifest(job, nullptr);
+    return publish(job, {});
+  }
+  return std::nullopt;
 }
 
 void discard(const SaveJob& job) noexcept {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -60,8 +61,9 @@ class Cancelled : public Error {
 
 /// Writes this rank's part: steps 1 to 4 of the protocol in writer.cpp. Every rank of the job calls it, also one that
 /// has nothing to write. Throws IoError (the folder then says so to rank 0), InvalidArgument for sources that cannot
-/// be, Cancelled.
-void write_part(const SaveJob& job, const std::vector<Source>& sources, const std::stop_token& stop = {});
+/// be, Cancelled. `training`, of rank 0: what commit() will be given, for commit_left_behind().
+void write_part(const SaveJob& job, const std::vector<Source>& sources, const std::stop_token& stop = {},
+                const nlohmann::json* training = nullptr);
 
 /// Rank 0, after its own write_part: waits for the other ranks' parts and commits: steps 5 to 10. Returns the
 /// checkpoint's directory. `training`: Manifest::training. When it throws, older checkpoints are as they were and
@@ -69,6 +71,12 @@ void write_part(const SaveJob& job, const std::vector<Source>& sources, const st
 /// back): IoError (also: a rank said that it failed, or the deadline passed), InvalidArgument (the parts do not fit
 /// together), Cancelled. A failure after the commit, while older checkpoints are removed, is only logged.
 os::Path commit(const SaveJob& job, const nlohmann::json& training, const std::stop_token& stop = {});
+
+/// Commits the newest save in `folder` that nobody has committed, though all ranks have written their parts, if it is
+/// of a later step than what is committed: its rank 0 is gone, or left when another rank was lost. One process calls
+/// it, when no rank writes there any more. Returns the checkpoint's directory; nothing: there is no such save. Throws
+/// what commit() throws.
+std::optional<os::Path> commit_left_behind(const os::Path& folder, int keep);
 
 /// Rank 0, when a save was given up and no rank writes any more: removes what it left, as far as that can be done.
 void discard(const SaveJob& job) noexcept;

@@ -15,6 +15,7 @@
 #include "tesserae/checkpoint/random_state.h"
 #include "tesserae/checkpoint/snapshot.h"
 #include "tesserae/checkpoint/verify.h"
+#include "tesserae/checkpoint/writer.h"
 #include "tesserae/os/clock.h"
 #include "tests/checkpoint/memory_files.h"
 #include "tests/checkpoint/sample.h"
@@ -41,7 +42,8 @@ class BadDisk : public testing::MemoryFiles {
       void write(std::string_view bytes) override { under_->write(bytes); }
       void sync() override {
         ++disk_.syncing;
-        while (disk_.slow) os::sleep_for(std::chrono::milliseconds(1));
+        while (disk_.slow && path_.filename().native().starts_with(disk_.slow_file))
+          os::sleep_for(std::chrono::milliseconds(1));
         --disk_.syncing;
         disk_.check(path_);
         under_->sync();
@@ -66,6 +68,7 @@ class BadDisk : public testing::MemoryFiles {
   std::atomic<bool> broken{false};
   std::atomic<bool> dead{false};  ///< not even a mark can be left
   std::atomic<bool> slow{false};
+  std::string slow_file;  ///< of the names that begin so
   std::atomic<int> syncing{0};
 };
 
@@ -120,6 +123,36 @@ TEST_F(SaverTest, AsynchronousSavesHoldTheValuesAtTheCall) {
     EXPECT_EQ(bytes_of(cat("/f/step-", step)), expected[step].bytes()) << step;
     EXPECT_TRUE(verify(cat("/f/step-", step)).faults.empty());
   }
+  EXPECT_TRUE(testing::strays_in("/f").empty());
+}
+
+// A rank is lost, and each of the others leaves when it notices: nobody waits for another, and nothing is lost that all
+// have written.
+TEST_F(SaverTest, WhatIsLeftIsWrittenToItsEnd) {
+  Assembled expected;
+  disk_.slow_file = "rank-1.safetensors";
+  disk_.slow = true;
+  comm::run_local(3, [&](comm::Fabric& fabric) {
+    Trained trained(fabric, testing::NetOptions{}, with_degrees({1, 1, 3}));
+    trained.step();
+    State state = trained.state();
+    state.training = {{"by", fabric.rank()}};
+    expected.add(state.pieces);
+    Saver saver(borrowed(fabric), {.folder = "/f", .asynchronous = true});
+    saver.save(state);
+    if (fabric.rank() != 1) saver.leave();
+    EXPECT_EQ(saver.busy(), fabric.rank() == 1);
+    fabric.everyone().barrier();
+    if (fabric.rank() != 1) return;
+    EXPECT_TRUE(saved().empty());
+    EXPECT_FALSE(commit_left_behind("/f", 0)) << "a part is missing";
+    disk_.slow = false;
+    saver.leave();
+  });
+  EXPECT_TRUE(saved().empty());
+  ASSERT_EQ(commit_left_behind("/f", 0), "/f/step-1");
+  EXPECT_EQ(bytes_of("/f/step-1"), expected.bytes());
+  EXPECT_EQ(Checkpoint::open("/f/step-1").manifest().training, nlohmann::json({{"by", 0}}));
   EXPECT_TRUE(testing::strays_in("/f").empty());
 }
 

@@ -68,6 +68,54 @@ TEST_F(WriterTest, ARankWithNothingToWriteLeavesNoFile) {
   EXPECT_FALSE(memory_.exists("/f/step-1/rank-1.safetensors"));
 }
 
+TEST_F(WriterTest, WhatIsWrittenWholeCanBeCommittedByOthers) {
+  const testing::SampleSave save{.folder = "/f", .step = 7, .ranks = 3};
+  const auto tensors = testing::sample_tensors(7);
+  const nlohmann::json training{{"step", 7}, {"seed", 1234}};
+  EXPECT_FALSE(commit_left_behind("/f", 2)) << "there is no such folder";
+  save_sample({.folder = "/f", .step = 6});
+  EXPECT_FALSE(commit_left_behind("/f", 2));
+  write_part(testing::sample_job(save, 0), testing::sample_sources(tensors, 0, 3), {}, &training);
+  write_part(testing::sample_job(save, 2), testing::sample_sources(tensors, 2, 3));
+  EXPECT_FALSE(commit_left_behind("/f", 2)) << "of rank 1 there is nothing";
+  write_part(testing::sample_job(save, 1), testing::sample_sources(tensors, 1, 3));
+  EXPECT_EQ(commit_left_behind("/f", 2), "/f/step-7");
+  EXPECT_EQ(testing::difference_from_sample(Checkpoint::open("/f/step-7")), "");
+  EXPECT_EQ(Checkpoint::open("/f/step-7").manifest().training, training);
+  EXPECT_THAT(committed(), ElementsAre("step-6", "step-7"));
+  EXPECT_FALSE(commit_left_behind("/f", 2)) << "it is committed";
+}
+
+TEST_F(WriterTest, WhereverItsFirstRankEnded) {
+  const auto tensors = testing::sample_tensors(7);
+  const nlohmann::json training{{"step", 7}, {"seed", 1234}};
+  int committed_later = 0;
+  bool ended = false;
+  for (int operation = 1; !ended; ++operation) {
+    testing::MemoryFiles memory;
+    const os::ScopedFiles fresh(memory);
+    const testing::SampleSave save{.folder = "/f", .step = 7, .ranks = 2};
+    for (const int rank : {1, 0}) {
+      write_part(testing::sample_job(save, rank), testing::sample_sources(tensors, rank, 2), {}, &training);
+    }
+    try {
+      os::FaultyFiles faulty(memory);
+      faulty.fail_at(operation, {.lasting = true});
+      const os::ScopedFiles scoped(faulty);
+      commit(testing::sample_job(save, 0), training);
+      ended = true;
+    } catch (const IoError&) {
+    }
+    const bool there = !committed().empty();
+    EXPECT_EQ(commit_left_behind("/f", 2).has_value(), !there) << operation;
+    if (!there) ++committed_later;
+    EXPECT_EQ(testing::difference_from_sample(Checkpoint::open("/f/step-7")), "") << operation;
+    EXPECT_EQ(Checkpoint::open("/f/step-7").manifest().training, training);
+    EXPECT_THAT(testing::strays_in("/f"), IsEmpty());
+  }
+  EXPECT_GT(committed_later, 5);
+}
+
 TEST_F(WriterTest, KeepsTheNewest) {
   for (int step = 1; step <= 5; ++step) save_sample({.folder = "/f", .step = step, .keep = 2});
   EXPECT_THAT(committed(), ElementsAre("step-4", "step-5"));

@@ -110,8 +110,10 @@ class Job:
             self.process.kill()
 
 
-def example(folder: Path, *options: str, steps: int = 400, deadline: int = 60) -> Job:
-    arguments = ["--folder", folder / "run", "--steps", steps, "--deadline", deadline, "--pause", 0.02]
+def example(
+    folder: Path, *options: str, steps: int = 400, deadline: int = 60, pause: float = 0.02, more: tuple[str, ...] = ()
+) -> Job:
+    arguments = ["--folder", folder / "run", "--steps", steps, "--deadline", deadline, "--pause", pause, *more]
     return Job(folder, list(options), EXAMPLE, *arguments)
 
 
@@ -157,6 +159,22 @@ def test_ranks_are_lost_replaced_and_become_fewer_and_more(tmp_path: Path, memor
     assert job.status() == 0, job.text()
     expect_losses(job, steps)
     assert len(re.findall("is done", job.text())) == 3
+    expect_nothing_left(job, memory)
+
+
+def test_replicas_hold_what_nobody_has_copied(tmp_path: Path, memory: set[str]) -> None:
+    """No copies in memory, no checkpoint before the last step: on from the step that was made last all the same."""
+    steps, more = 12, ("--degree", "2", "--memory-every", "0")
+    job = example(tmp_path, "--nproc=4", "--replacements=1", steps=steps, pause=0.5, more=more)
+    ranks = job.wait_for_epoch(0, 4)
+    time.sleep(0.25)  # a step has been told of: now the next one is before its forward
+    done = max(job.losses())
+    os.kill(ranks[0], signal.SIGKILL)
+    job.wait_for_epoch(1, 4)
+    went_on = re.findall(r"4 ranks go on from step (\d+)", job.text())
+    assert [int(step) > done for step in went_on] == [True], job.text()
+    assert job.status() == 0, job.text()
+    expect_losses(job, steps)
     expect_nothing_left(job, memory)
 
 

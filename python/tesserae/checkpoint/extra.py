@@ -34,10 +34,10 @@ def tensors_of(prefix: str, value: Any, where: str) -> dict[str, torch.Tensor]:
     return {f"{prefix}/{TEXT}": torch.frombuffer(bytearray(text), dtype=torch.uint8), **tensors}
 
 
-def save(pieces: Pieces, prefix: str, value: Any, where: str) -> None:
-    """Adds `value` to what this rank writes. Copied at the call: nobody knows when the script changes it."""
+def save(pieces: Pieces, prefix: str, value: Any, where: str, written: bool = True) -> None:
+    """Adds `value` to what this rank holds. Copied at the call: nobody knows when the script changes it."""
     for name, tensor in tensors_of(prefix, value, where).items():
-        pieces.add([name], tensor.shape, whole(tensor), tensor, changes_in_forward=True)
+        pieces.add([name], tensor.shape, whole(tensor), tensor, written=written, changes_in_forward=True)
 
 
 def load(pieces: Pieces, prefix: str) -> Callable[[], Any]:

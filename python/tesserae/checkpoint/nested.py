@@ -88,7 +88,7 @@ def save(state: dict[str, Any], folder: Folder, process_group: dist.ProcessGroup
             extra_state.save(pieces, "extra", others, "state_dict")
         return pieces, training
 
-    save_pieces(fabric, folder, add, step=0, keep=1, degrees=(1, 1, 1), asynchronous=asynchronous)
+    save_pieces(fabric, folder, add, asynchronous=asynchronous)
 
 
 def load(state: dict[str, Any], path: Folder, process_group: dist.ProcessGroup | None, *, strict: bool) -> None:

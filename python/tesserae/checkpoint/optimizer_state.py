@@ -47,20 +47,25 @@ class OptimizerState:
 
     # Saving.
 
-    def save(self, pieces: Pieces) -> dict[str, Any]:
-        """Adds this rank's part, and returns what goes to the manifest."""
+    def save(self, pieces: Pieces) -> dict[str, str]:
+        """Adds this rank's part, and returns of what kind the numbers are in it, for describe()."""
         numbers: dict[str, str] = {}
-        described, kinds = [], []
-        for optimizer, group, held_ones in self.groups():
-            kinds.append(type(optimizer).__name__)
-            names = [slot.names[0] for held in held_ones for slot in held.slots]
-            described.append({**encode_options(group), "params": names})
+        for optimizer, _, held_ones in self.groups():
             for held in held_ones:
                 if not any(slot.cuts for slot in held.slots):
                     continue
                 for key, value in optimizer.state.get(held.parameter, {}).items():
                     if value is not None:  # as good as missing to torch's optimizers
                         _save_value(pieces, held, key, value, numbers)
+        return numbers
+
+    def describe(self, numbers: dict[str, str]) -> dict[str, Any]:
+        """What goes to the manifest."""
+        described, kinds = [], []
+        for optimizer, group, held_ones in self.groups():
+            kinds.append(type(optimizer).__name__)
+            names = [slot.names[0] for held in held_ones for slot in held.slots]
+            described.append({**encode_options(group), "params": names})
         return {"param_groups": described, "kinds": kinds, "numbers": numbers}
 
     # Loading.

@@ -23,12 +23,15 @@ Tensors = dict[str, tuple[list[int], torch.dtype]]  # of a checkpoint: name -> (
 class Pieces:
     """What one save takes, or what one load fills.
 
-    `stored`: the tensors of the checkpoint that is loaded; None for a save.
+    `stored`: the tensors of the checkpoint that is loaded; None for a save. `all_held`: a save has also what other
+    ranks write, and of tensors of which this rank has nothing an empty piece (held_state.h).
     """
 
-    def __init__(self, stored: Tensors | None = None) -> None:
+    def __init__(self, stored: Tensors | None = None, *, all_held: bool = False) -> None:
         self.stored = stored
+        self.all_held = all_held
         self.pieces: list[_C.Piece] = []
+        self.copied = False  # some are of copies, not of the tensors' memory
         self.used: set[str] = set()  # names that were asked for, and are in the checkpoint
         self._when_filled: list[Callable[[], None]] = []
 
@@ -52,7 +55,7 @@ class Pieces:
             name = next((n for n in names if n in self.stored), name)
             if name in self.stored:
                 self.used.add(name)
-        elif not written:
+        elif not written and not self.all_held:
             return
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if local.layout != torch.strided or local.is_meta:
@@ -60,11 +63,14 @@ class Pieces:
             raise _C.InvalidArgument(f"[checkpoint] {name} is {what}: there are no bytes to save or fill")
         local = local.detach()
         flat = local.contiguous().view(-1)
+        if not local.is_contiguous():
+            self.copied = True
         if self.stored is not None and not local.is_contiguous():
             self._when_filled.append(lambda: _copy(local, flat))
         if _C.is_paged(flat):  # C++ copies block by block
             flat = _C.alias_of(flat)
-        for begin, end, start in cuts:
+        nothing = [(0, 0, 0)] if self.all_held else []
+        for begin, end, start in cuts or nothing:
             self.pieces.append(
                 _C.Piece(
                     name,
@@ -73,6 +79,7 @@ class Pieces:
                     end,
                     flat.narrow(0, start, end - begin),
                     split=split,
+                    written=written and len(cuts) > 0,
                     changes_in_forward=changes_in_forward,
                     optional=optional,
                 )

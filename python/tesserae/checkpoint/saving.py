@@ -18,6 +18,7 @@ import json
 import os
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -42,6 +43,7 @@ class _Job:
     def __init__(self, fabric: _C.Fabric) -> None:
         self.fabric = fabric
         self.saver = _C.Saver(fabric)
+        self.folder = ""  # to which it has saved last
         self.calls: list[int] = []  # asynchronous saves that nobody was told of: all but the last are committed
 
     def finish(self, blocking: bool) -> list[int]:
@@ -68,6 +70,8 @@ class _Job:
 _jobs: dict[_C.Fabric, _Job] = {}
 _alone: _C.Fabric | None = None
 _count = 0  # of asynchronous saves
+_held: _C.HeldState | None = None  # as long as it is what the memory has
+holders: weakref.WeakSet[Any] = weakref.WeakSet()  # have a forget(), for who moves the training state
 _hooked = False  # whether steps of optimizers wait for copies
 
 
@@ -145,83 +149,122 @@ def _save(
     process_group: dist.ProcessGroup | None,
     asynchronous: bool,
 ) -> None:
-    state = ModelState(model) if model is not None else None
-    fabric = fabric_for(state, process_group)
+    content = Content(model, optimizer, process_group)
 
     def collect() -> tuple[Pieces, dict[str, Any]]:
-        pieces, training = Pieces(), {}
-        if state is not None:
-            state.find_plain(fabric)
-            state.add_to(pieces, fabric.rank)
-            if aliases := state.aliases():
-                training["aliases"] = aliases
-            if fabric.rank == 0 and (modules := state.extra_state()):
-                extra_state.save(pieces, "modules", modules, "get_extra_state()")
-        if optimizer is not None:
-            if state is None:
-                raise _C.InvalidArgument(
-                    "[checkpoint] an optimizer without its model: parameters have their names there"
-                )
-            training["optimizer"] = OptimizerState(optimizer, state).save(pieces)
-        if extra is not None and fabric.rank == 0:
-            extra_state.save(pieces, "extra", extra, "extra")
+        pieces = Pieces()
+        content.add_tensors(pieces)
+        training = content.add_values(pieces, extra)
         if rank_extra is not None:
-            extra_state.save(pieces, f"rank/{fabric.rank}", rank_extra, "rank_extra")
+            extra_state.save(pieces, f"rank/{content.fabric.rank}", rank_extra, "rank_extra")
         return pieces, training
 
-    degrees = state.degrees if state is not None else (1, 1, 1)
-    tensor = fabric.size // state.fabric.size if state is not None and state.fabric is not None else 1
-    expert = state.expert_degree if state is not None else 1
-    save_pieces(
-        fabric,
-        folder,
-        collect,
-        step=step,
-        keep=keep,
-        degrees=degrees,
-        tensor=tensor,
-        expert=expert,
-        asynchronous=asynchronous,
+    pieces, training = together(content.fabric, "save", collect)
+    save_state(
+        content.fabric, folder, content.state(step, pieces.pieces, training), keep=keep, asynchronous=asynchronous
     )
 
 
+class Content:
+    """What of a script's training state this rank has. Collective at the first time for a group."""
+
+    def __init__(self, model: nn.Module | None, optimizer: Any, process_group: dist.ProcessGroup | None) -> None:
+        self._model = ModelState(model) if model is not None else None
+        self.fabric = fabric_for(self._model, process_group)
+        if self._model is not None:
+            self._model.find_plain(self.fabric)
+        elif optimizer is not None:
+            raise _C.InvalidArgument("[checkpoint] an optimizer without its model: parameters have their names there")
+        self._of_optimizer = optimizer
+        self._optimizer: OptimizerState | None = None
+        self._numbers: dict[str, str] = {}
+
+    def add_tensors(self, pieces: Pieces) -> None:
+        """Parameters, buffers, and the optimizer's state. No collective."""
+        if self._model is None:
+            return
+        self._model.add_to(pieces, self.fabric.rank)
+        if self._of_optimizer is not None:
+            self._optimizer = OptimizerState(self._of_optimizer, self._model)
+            self._numbers = self._optimizer.save(pieces)
+
+    def add_values(self, pieces: Pieces, extra: Any) -> dict[str, Any]:
+        """What is no tensor of these, after add_tensors(); what goes to the manifest is returned. No collective."""
+        training: dict[str, Any] = {}
+        first = self.fabric.rank == 0
+        if self._model is not None:
+            if aliases := self._model.aliases():
+                training["aliases"] = aliases
+            if (first or pieces.all_held) and (modules := self._model.extra_state()):
+                extra_state.save(pieces, "modules", modules, "get_extra_state()", written=first)
+        if self._optimizer is not None:
+            training["optimizer"] = self._optimizer.describe(self._numbers)
+        if extra is not None and (first or pieces.all_held):
+            extra_state.save(pieces, "extra", extra, "extra", written=first)
+        return training
+
+    def state(self, step: int, pieces: list[_C.Piece], training: dict[str, Any]) -> _C.State:
+        model = self._model
+        return _C.State(
+            self.fabric,
+            step=step,
+            degrees=model.degrees if model is not None else (1, 1, 1),
+            tensor=self.fabric.size // model.fabric.size if model is not None and model.fabric is not None else 1,
+            expert=model.expert_degree if model is not None else 1,
+            pieces=pieces,
+            training=json.dumps(training),
+        )
+
+
 def save_pieces(
-    fabric: _C.Fabric,
-    folder: Folder,
-    collect: Callable[[], tuple[Pieces, dict[str, Any]]],
-    *,
-    step: int,
-    keep: int,
-    degrees: tuple[int, int, int],
-    tensor: int = 1,
-    expert: int = 1,
-    asynchronous: bool,
+    fabric: _C.Fabric, folder: Folder, collect: Callable[[], tuple[Pieces, dict[str, Any]]], *, asynchronous: bool
 ) -> None:
-    """What all savers do: collect() returns the pieces and the manifest's "training"."""
+    """Saves, as step 0 and alone in its folder, what collect() returns: the pieces and the manifest's "training"."""
+    pieces, training = together(fabric, "save", collect)
+    state = _C.State(
+        fabric, step=0, degrees=(1, 1, 1), tensor=1, expert=1, pieces=pieces.pieces, training=json.dumps(training)
+    )
+    save_state(fabric, folder, state, keep=1, asynchronous=asynchronous)
+
+
+def save_state(fabric: _C.Fabric, folder: Folder, state: _C.State, *, keep: int, asynchronous: bool) -> None:
+    """What all savers do."""
     global _count
-    global _hooked
+    _heed_steps()
     if fabric not in _jobs:
-        if not _hooked:
-            register_optimizer_step_pre_hook(lambda *_: wait_copied())
-            _hooked = True
         _jobs[fabric] = _Job(fabric)
     target = _jobs[fabric]
-    pieces, training = together(fabric, "save", collect)
     with target.told_of_failure():
-        target.saver.save(
-            folder=os.path.abspath(folder),
-            keep=keep,
-            step=step,
-            degrees=degrees,
-            tensor=tensor,
-            expert=expert,
-            pieces=pieces.pieces,
-            training=json.dumps(training),
-            asynchronous=asynchronous,
-        )
+        target.folder = os.path.abspath(folder)
+        target.saver.save(target.folder, keep, state, asynchronous)
     if asynchronous:
         target.calls.append(_count)
         _count += 1
+
+
+def hold(state: _C.HeldState) -> None:
+    """Keeps it until let_go() or give_up()."""
+    global _held
+    _heed_steps()
+    _held = state
+
+
+def _heed_steps() -> None:
+    """From now on, what an optimizer is about to change is copied first, and held no longer."""
+    global _hooked
+    if not _hooked:
+        register_optimizer_step_pre_hook(lambda *_: let_go())
+        _hooked = True
+
+
+def let_go(moves: bool = False) -> None:
+    """The training state is about to change, or (`moves`) to have other memory: what is saved of it is copied first,
+    and what hold() has is held no longer. Not collective; never fails."""
+    global _held
+    _held = None
+    wait_copied()
+    for each in holders if moves else ():
+        each.forget()
 
 
 def together(fabric: _C.Fabric, function: str, call: Callable[[], Any]) -> Any:
@@ -257,9 +300,17 @@ def fabric_for(model: ModelState | None, process_group: dist.ProcessGroup | None
     return _alone
 
 
-def give_up() -> None:
-    """Ends what is being saved without committing it, in a process that goes on without these ranks."""
+def give_up(finished: Folder | None = None) -> _C.HeldState | None:
+    """Ends what is being saved without committing it, in a process that goes on without these ranks; but what goes to
+    the folder `finished` is written to its end, since the others may have done that. Returns what hold() has, if that
+    is still what the memory has; the memory is given back with it."""
+    global _held
+    for each in _jobs.values():
+        if finished is not None and each.folder == os.path.abspath(finished):
+            each.saver.leave()
     _jobs.clear()
+    held, _held = _held, None
+    return held
 
 
 _of_the_parent: list[dict[_C.Fabric, _Job]] = []
@@ -268,7 +319,9 @@ _of_the_parent: list[dict[_C.Fabric, _Job]] = []
 def _forget_in_child() -> None:
     """In a child that is forked (a worker that loads data) there is nothing to finish, and nothing to let go of: saves,
     and the threads that write them, are the parent's."""
+    global _held
     _of_the_parent.append(dict(_jobs))
+    _held = None
     _jobs.clear()
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tesserae import _C
-from tesserae.checkpoint.saving import wait_copied
+from tesserae.checkpoint.saving import let_go
 from tesserae.dial.moving import Moving
 from tesserae.dial.moving_dtensors import MovingDTensors
 from tesserae.dial.roots import Root, roots_of, unit_of
@@ -48,7 +48,7 @@ def change(
         )
     for root in roots:
         _require_between_steps(root)
-    wait_copied()  # what an asynchronous save still copies must not move
+    let_go(moves=True)  # what an asynchronous save still copies must not move
     # 1. Of all roots, before anything of one moves.
     turns = [
         _turn_instance(r, optimizers, wanted) if isinstance(r, Instance) else _turn_state(r, optimizers, wanted)

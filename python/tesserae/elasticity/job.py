@@ -12,6 +12,7 @@ from torch import nn
 
 from tesserae import _C
 from tesserae.checkpoint import loading, saving
+from tesserae.checkpoint.holding import Held, Holder
 from tesserae.checkpoint.random_state import random_state, set_random_state
 from tesserae.dial.roots import roots_of, unit_of
 
@@ -76,10 +77,11 @@ class Job:
         optimizer, `others` (schedulers and the like, the same on all ranks) and the generators of random numbers with
         the newest state: that of the ranks' memory, else the newest checkpoint in `folder`; else it begins at 0.
 
-        After every `memory_every` steps it saves to memory, beside the next forward and backward; after every `every`
-        (0: never) and the last one to `folder`, of which `keep` checkpoints stay (0: all). What a loss costs is the
-        steps since. Collective: all ranks take the same steps, and leave the loop at the same one. A script that breaks
-        off saves by itself (tsm.checkpoint.save).
+        After every `memory_every` steps (0: never) it saves to memory, beside the next forward and backward; after
+        every `every` (0: never) and the last one to `folder`, of which `keep` checkpoints stay (0: all). A loss costs
+        no step while the ranks that are left hold everything together, between a step and the next one's optimizer;
+        else the steps since those saves. Collective: all ranks take the same steps, and leave the loop at the same one.
+        A script that breaks off saves by itself (tsm.checkpoint.save).
 
         Raises what tsm.checkpoint.load and async_save raise; that memory is full is a warning.
         """
@@ -89,16 +91,21 @@ class Job:
         if self.epoch > 0 and self.rank == 0:
             seconds = time.monotonic() - self.began
             say(f"{self.world_size} ranks go on from step {first}, {seconds:.1f} s after they left the epoch before")
+        holder = Holder(model, optimizer)
         for step in range(first, until):
             yield step
             done = step + 1
-            state = (model, optimizer, [each.state_dict() for each in others])
-            stored = folder is not None and ((every > 0 and done % every == 0) or done == until)
             ranks = self.asked()
-            if ranks is not None or stored or done % memory_every == 0:
-                self._keep(state, done)
-            if stored and folder is not None:
-                self._save(folder, state, done, keep)
+            kept = self.memory is not None and (ranks is not None or (memory_every > 0 and done % memory_every == 0))
+            stored = folder is not None and ((every > 0 and done % every == 0) or done == until)
+            if self.memory is not None or stored:
+                extra = {"others": [each.state_dict() for each in others]} if others else None
+                held = holder.hold(extra, step=done, rank_extra=random_state())
+                if kept:
+                    self._keep(held)
+                if stored and folder is not None:
+                    held.async_save(folder, keep)
+                del held  # what the process holds is let go of in time
             if ranks is not None:
                 self._leave(ranks)
         saving.maybe_finalize_async_calls()
@@ -115,29 +122,14 @@ class Job:
             set_random_state(found.rank_extra)
         return found.step
 
-    def _keep(self, state: tuple[nn.Module, Any, list[dict[str, Any]]], step: int) -> None:
-        if self.memory is None:
-            return
+    def _keep(self, held: Held) -> None:
+        assert self.memory is not None
         try:
-            self._save(self.memory, state, step, 2)
+            held.async_save(self.memory, 2)
         except _C.SaveFailed as error:  # on all ranks
             if not self._warned and self.rank == 0:
                 say(f"warning: a loss will cost the steps since the last checkpoint: {error}")
             self._warned = True
-
-    def _save(
-        self, folder: saving.Folder, state: tuple[nn.Module, Any, list[dict[str, Any]]], step: int, keep: int
-    ) -> None:
-        model, optimizer, others = state
-        saving.async_save(
-            folder,
-            model,
-            optimizer,
-            {"others": others} if others else None,
-            step=step,
-            rank_extra=random_state(),
-            keep=keep,
-        )
 
     def _leave(self, ranks: int) -> None:
         """The state is in memory: whoever comes finds it there."""

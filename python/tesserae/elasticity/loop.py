@@ -3,14 +3,18 @@
 1. The launcher (`tesserae run`) counts epochs, starts processes in place of those that were lost, and says who is
    left: all that is decided of that is decided there (tesserae/comm/membership.cpp has the protocol).
 2. The ranks of an epoch meet (_C.Fabric). Keys of the store carry the epoch, so whoever is of another one meets
-   nobody, and what waits for a rank that is lost ends. Where nobody replaces the lost ones, those that are left ask
-   for the largest number that the job can have, and 2 begins anew with these; the others end.
+   nobody, and what waits for a rank that is lost ends. What those that are left hold of the last step (5) they save
+   together, if it is a whole state, to the ranks' memory: a folder in /dev/shm, of which rank 0 tells the launcher.
+   Where nobody replaces the lost ones, those that are left ask for the largest number that the job can have, and 2
+   begins anew with these; the others end.
 3. torch's default group is made anew, of as many ranks, through a part of that store.
-4. train(job) is called. It makes model and optimizer; job.steps() fills them with the newest state that the ranks'
-   memory has (a folder in /dev/shm, of which rank 0 tells the launcher), else with the newest checkpoint.
+4. train(job) is called. It makes model and optimizer; job.steps() fills them with the newest state in memory, else
+   with the newest checkpoint.
 5. A rank is lost: operations of the others fail. They give up all connections of the epoch, which aborts what still
-   blocks elsewhere, then torch's groups, saves at hand, and what the frames of train() hold. Then they tell the
-   launcher, also of whom nothing was heard (it kills these), and wait for the next epoch: 2.
+   blocks elsewhere, then torch's groups, saves at hand (what goes to memory is written, the rest not), and what the
+   frames of train() hold. Of the last step's state they keep what is their part, unless an optimizer has begun to
+   change it. Then they tell the launcher, also of whom nothing was heard (it kills these), and wait for the next
+   epoch: 2.
 6. Another number of ranks is asked for (`tesserae scale`): the dial tells all ranks at a step edge. They finish the
    next step, save it in memory, and rank 0 asks the launcher. Then they leave, as in 5 but with a goodbye: 2.
 7. train() raises something else: the process ends with it, and is a rank that was lost.
@@ -103,6 +107,7 @@ class _Loop:
         self._membership = _C.Membership()
         self._fabric: _C.Fabric | None = None
         self._memory: str | None = None
+        self._held: _C.HeldState | None = None  # of an epoch that is over
         self._left_at = time.monotonic()
         self._asked: tuple[int, int] | None = None  # ranks, and the client of rank 0's server
         self._scaling: dict[str, Any] = {}  # what the client is told, on rank 0
@@ -110,6 +115,8 @@ class _Loop:
 
     def run(self) -> None:
         automatic.scales(self if self._membership.served else None)
+        gc.collect()
+        gc.freeze()  # what is imported is not searched for garbage while others wait
         try:
             while True:
                 end = self._run_epoch()
@@ -123,6 +130,7 @@ class _Loop:
                     self._wait(self._membership.next_epoch(sorted({*silent, *end.silent}), deadline))
         finally:
             automatic.scales(None)
+            gc.unfreeze()
 
     # ---- 2, 3, 4 ----
     def _run_epoch(self) -> _End:
@@ -145,11 +153,39 @@ class _Loop:
 
     def _meet(self) -> None:
         membership = self._membership
-        while membership.is_of_those_left and (ranks := self._largest(membership.ranks)) < membership.ranks:
+        while True:
+            self._fabric = fabric = membership.meet(self._connect_deadline, self._deadline)
+            if membership.served:
+                self._memory = self._find_memory(fabric)
+                if membership.epoch > 0:
+                    self._save_held(fabric, self._memory)
+            if not membership.is_of_those_left or (ranks := self._largest(membership.ranks)) == membership.ranks:
+                return
             if membership.rank == 0:
                 membership.ask_for_ranks(ranks)
+            _C.agree(fabric, "")  # nobody leaves before rank 0 has asked
+            fabric.leave()
+            self._fabric = None
             self._wait(membership.wait_for_epoch(2 * self._connect_deadline))
-        self._fabric = membership.meet(self._connect_deadline, self._deadline)
+
+    def _find_memory(self, fabric: _C.Fabric) -> str:
+        """Where the ranks keep their state: of this job alone, whoever is left of it knows it from the launcher."""
+        membership, store = self._membership, fabric.watched_store("elastic/") or dist.HashStore()
+        if membership.rank == 0:
+            folder = membership.remembered("memory")
+            if not folder:
+                folder = tempfile.mkdtemp(prefix="tesserae-elastic-", dir="/dev/shm")
+                membership.remember("memory", folder)
+            store.set("memory", folder)
+        return store.get("memory").decode()
+
+    def _save_held(self, fabric: _C.Fabric, memory: str) -> None:
+        try:
+            _C.save_held(fabric, self._held, memory, keep=2)
+        except _C.SaveFailed as error:  # on all ranks
+            if self._membership.rank == 0:
+                say(f"warning: what the ranks hold is not gone on from: {error}")
+        self._held = None
 
     def _largest(self, left: int) -> int:
         for ranks in range(left, max(self._least, 1) - 1, -1):
@@ -188,19 +224,6 @@ class _Loop:
             self._backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=self._deadline)
         )
         sys.excepthook = hook  # torch puts another one around it each time
-        if membership.served:
-            self._memory = self._find_memory(store)
-
-    def _find_memory(self, store: dist.Store) -> str:
-        """Where the ranks keep their state: of this job alone, whoever is left of it knows it from the launcher."""
-        membership = self._membership
-        if membership.rank == 0:
-            folder = membership.remembered("memory")
-            if not folder:
-                folder = tempfile.mkdtemp(prefix="tesserae-elastic-", dir="/dev/shm")
-                membership.remember("memory", folder)
-            store.set("memory", folder)
-        return store.get("memory").decode()
 
     def _job(self) -> Job:
         assert self._fabric is not None
@@ -226,7 +249,7 @@ class _Loop:
             silent.update(fabrics.give_up(), fabric.silent_ranks() if fabric is not None else ())
             if fabric is not None:
                 fabric.give_up()
-        saving.give_up()
+        self._held = saving.give_up(self._memory) or self._held
         automatic.end_epoch()
         watching.end_epoch()
         fabrics.leave()
