@@ -45,13 +45,14 @@ class TrainRun:
             if self.layout(at) != self.layout(at + 1)
         ]
 
-    def step_ms(self, dropped: int = 1) -> dict[Degrees, float]:
-        """The median step under each layout, without the first `dropped` after each change."""
+    def step_ms(self, dropped: int = 1, begin: int = 0, end: int | None = None) -> dict[Degrees, float]:
+        """The median step under each layout, of the steps from `begin` to `end` (exclusive), without the first
+        `dropped` after each change."""
         times: dict[Degrees, list[float]] = {}
         since = 0
-        for at, record in enumerate(self.steps):
+        for at, record in enumerate(self.steps[:end]):
             since = since + 1 if at > 0 and self.layout(at) == self.layout(at - 1) else 0
-            if since >= dropped:
+            if since >= dropped and at >= begin:
                 times.setdefault(self.layout(at), []).append(record["step_ms"])
         return {layout: statistics.median(values) for layout, values in times.items()}
 

@@ -39,6 +39,11 @@ class TrainRun(unittest.TestCase):
         times = run([FULL, FULL, FULL, NONE, NONE, FULL, FULL], [90, 10, 12, 80, 5, 70, 14], {}).step_ms(dropped=1)
         self.assertEqual(times, {FULL: 12, NONE: 5})
 
+    def test_a_part_of_the_steps(self) -> None:
+        told = run([FULL, FULL, NONE, NONE, FULL, FULL], [9, 1, 9, 2, 9, 3], {})
+        self.assertEqual(told.step_ms(end=4), {FULL: 1, NONE: 2})
+        self.assertEqual(told.step_ms(begin=3), {FULL: 3, NONE: 2})
+
     def test_seconds_are_read_from_what_the_run_says(self) -> None:
         line = "step 30: P=4 G=4 O=4 -> P=1 G=1 O=1 in 12.5 ms, 12 MB moved (schedule)"
         self.assertEqual(train_run.CHANGE.findall(line), [("30", "12.5", "ms")])
@@ -122,6 +127,13 @@ class Sweep(unittest.TestCase):
             lines = [{"facts": {}}, {"step": 7}, *({"step": at, "decision": {"why": why}} for at, why in said.items())]
             record.write_text("".join(json.dumps(line) + "\n" for line in lines))
             self.assertEqual(auto_sweep.searches(record), [23, 90], "that it stays is a decision, too")
+
+    def test_the_best_is_timed_where_it_was_not_chosen(self) -> None:
+        # Each half finds another one, which the other half does not confirm: neither is worse than "the best".
+        halves = [{FULL: 8.0, NONE: 10.0}, {FULL: 10.0, NONE: 8.0}]
+        self.assertAlmostEqual(auto_sweep.of_the_best(NONE, halves), (8 / 10 + 10 / 10) / 2)
+        self.assertAlmostEqual(auto_sweep.of_the_best(FULL, halves), (10 / 10 + 8 / 10) / 2)
+        self.assertEqual(auto_sweep.of_the_best(FULL, [{FULL: 2.0, NONE: 1.0}] * 2), 2)
 
     def test_every_layout_is_there_once(self) -> None:
         layouts = auto_sweep.all_layouts(4)
