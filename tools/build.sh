@@ -15,7 +15,7 @@ fi
 
 # A source that includes torch takes up to 1.5 GB to compile.
 memory_jobs=$(awk '/^MemAvailable/ {print int($2 / 1572864)}' /proc/meminfo 2>/dev/null || true)
-jobs=$(nproc)
+jobs=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)  # which takes them for cores
 if [ "${memory_jobs:-0}" -gt 0 ] && [ "$memory_jobs" -lt "$jobs" ]; then jobs=$memory_jobs; fi
 # Said before it starts: a first build is minutes. 20 s of CPU a unit is an estimate (docs/performance.md, Build time).
 units=$(cd "build/$preset" && ninja -t commands "$@" | grep -oE -- '-o [^ ]+\.o ' | cut -d ' ' -f 2 |

@@ -38,6 +38,33 @@ def test_a_build_without_python_on_purpose_has_none_to_test(tmp_path: Path) -> N
     assert "configured without Python" in done.stdout
 
 
+def test_a_build_takes_all_cores_whatever_number_of_threads_is_set(tmp_path: Path) -> None:
+    """nproc takes OMP_NUM_THREADS for the number of cores, and many set that to 1."""
+    for name in ("tools/build.sh", "tools/phase.sh", "CMakePresets.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "build/setup").mkdir(parents=True)
+    (tmp_path / "build/release").mkdir()
+    (tmp_path / "build/setup/stamp").touch()
+    (tmp_path / "build/setup/python").touch()
+    (tmp_path / "bin").mkdir()
+    for tool in ("cmake", "ninja"):
+        called = f'#!/bin/sh\necho {tool} "$@" >> {tmp_path}/called\necho c++ -o made.o -c source.cpp\n'
+        (tmp_path / "bin" / tool).write_text(called)
+        (tmp_path / "bin" / tool).chmod(0o755)
+
+    def jobs(threads: str) -> str:
+        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        subprocess.run(
+            [tmp_path / "tools/build.sh", "release", "all"],
+            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": threads}, check=True, capture_output=True, timeout=60,
+        )  # fmt: skip
+        return (tmp_path / "called").read_text().rsplit("--parallel ", 1)[1].split()[0]
+
+    assert jobs("1") == jobs("64")
+
+
 SKIPS = {
     "by mark": "import pytest\n@pytest.mark.skip(reason='no such thing')\ndef test_it(): pass",
     "in the test": "import pytest\ndef test_it(): pytest.skip('no such thing')",
