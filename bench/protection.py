@@ -1,5 +1,5 @@
-"""What it costs a step of a Python script that it could be gone on from after a loss (tsm.elastic): nothing, the state
-held where it lives (what replicas need), and a copy of it in memory of the host beside that (what O = N needs).
+"""What it costs a step of a Python script to be able to go on after a loss (tsm.elastic): nothing, the state held where
+it lives (what replicas need), and a copy of it in memory of the host beside that (what O = N needs).
 
     python bench/protection.py                              # 118 M parameters on 4 ranks, degree 2; starts its ranks
     python bench/protection.py --dimension 512 --layers 8   # 34 M

@@ -118,9 +118,10 @@ void bind_saver(py::module_& module) {
       .def_property_readonly("state", &checkpoint::HeldState::state);
   module.def(
       "save_held",
-      [](const std::shared_ptr<comm::Fabric>& fabric, const checkpoint::HeldState* held, const std::string& folder,
-         int keep) { return checkpoint::save_held(fabric, held, folder, keep); },
-      py::arg("fabric"), py::arg("held").none(true), py::arg("folder"), py::arg("keep"), without_gil,
+      [](const std::shared_ptr<comm::Fabric>& fabric, const std::optional<checkpoint::HeldState>& held,
+         const std::string& folder,
+         int keep) { return checkpoint::save_held(fabric, held ? &*held : nullptr, folder, keep); },
+      py::arg("fabric"), py::arg("held"), py::arg("folder"), py::arg("keep"), without_gil,
       "Collective: saves what the ranks hold together, if that is a whole state and newer than what the folder has. "
       "Returns its step, or None.");
 

@@ -1669,7 +1669,7 @@ def sagemaker_parameters() -> str | None:
     """
 
 def save_held(
-    fabric: Fabric, held: HeldState, folder: str, keep: typing.SupportsInt | typing.SupportsIndex
+    fabric: Fabric, held: HeldState | None, folder: str, keep: typing.SupportsInt | typing.SupportsIndex
 ) -> int | None:
     """
     Collective: saves what the ranks hold together, if that is a whole state and newer than what the folder has. Returns its step, or None.

@@ -85,9 +85,15 @@ class Inventory {
     for (const auto& owner : all.at("owners")) owners_.insert(owner.get<int>());
     size_t piece = 0;
     for (const auto& run : all.at("pieces")) {
-      Tensor& tensor = tensors_[run.at(0).get<std::string>()];
-      tensor.elements = run.at(3).get<int64_t>();
-      take(tensor, {run.at(1).get<int64_t>(), run.at(2).get<int64_t>()}, {rank, piece++});
+      const auto name = run.at(0).get<std::string>();
+      const auto elements = run.at(3).get<int64_t>();
+      Tensor& tensor = tensors_.try_emplace(name, Tensor{.elements = elements, .runs = {}}).first->second;
+      const std::pair<int, size_t> number{rank, piece++};
+      if (tensor.elements == elements) {
+        take(tensor, {run.at(1).get<int64_t>(), run.at(2).get<int64_t>()}, number);
+      } else if (name.starts_with("model/") || name.starts_with("optimizer/")) {
+        torn_ = true;  // what else a script says may differ from rank to rank: the first one's counts
+      }
     }
   }
 
@@ -102,13 +108,16 @@ class Inventory {
     return nlohmann::json{{"ranks", held.ranks()}, {"owners", held.owners()}, {"pieces", std::move(pieces)}}.dump();
   }
 
-  bool complete() const {
-    return !torn_ && owners_.size() == static_cast<size_t>(ranks_) &&
-           std::ranges::all_of(tensors_, [](const auto& each) {
-             int64_t there = 0;
-             for (const auto& [begin, run] : each.second.runs) there += run.end - begin;
-             return there == each.second.elements;
-           });
+  /// Why it is no whole state; empty: it is.
+  std::string lack() const {
+    if (torn_) return "ranks cut a tensor in different ways";
+    for (const auto& [name, tensor] : tensors_) {
+      int64_t there = 0;
+      for (const auto& [begin, run] : tensor.runs) there += run.size();
+      if (there < tensor.elements) return cat(tensor.elements - there, " elements of ", name, " are with nobody");
+    }
+    if (owners_.size() < static_cast<size_t>(ranks_)) return "the random numbers of a rank are with nobody";
+    return "";
   }
   /// Whether that rank is the one that writes piece number `piece` of its own.
   bool writes(int rank, size_t piece) const { return writers_.contains({rank, piece}); }
@@ -116,10 +125,12 @@ class Inventory {
  private:
   struct Tensor {
     int64_t elements = 0;
+    bool named = false;                   // by whoever writes it, if it has no elements
     std::map<int64_t, mesh::Range> runs;  // by their beginning
   };
 
   void take(Tensor& tensor, const mesh::Range& run, const std::pair<int, size_t>& piece) {
+    if (tensor.elements == 0 && !std::exchange(tensor.named, true)) writers_.insert(piece);  // all there is is its name
     if (run.empty()) return;
     const auto after = tensor.runs.lower_bound(run.begin);
     if (after != tensor.runs.end() && after->second == run) return;  // a rank before has it
@@ -148,11 +159,11 @@ std::pair<std::vector<int64_t>, int64_t> steps_held(comm::Fabric& fabric, const 
   if (fabric.rank() == 0) {
     try {
       commit_left_behind(folder, keep);
+      const std::vector<Committed> committed = list_checkpoints(folder);
+      if (!committed.empty()) steps.back() = committed.back().step + 1;
     } catch (const Error& failure) {
       log(LogLevel::warning, cat("what was written whole could not be committed: ", failure.what()));
     }
-    const std::vector<Committed> committed = list_checkpoints(folder);
-    if (!committed.empty()) steps.back() = committed.back().step + 1;
   }
   steps = comm::counts_over_ranks(fabric, steps);
   const int64_t saved = steps.back();
@@ -191,7 +202,10 @@ std::optional<int64_t> save_held(const std::shared_ptr<comm::Fabric>& fabric, co
     for (int rank = 0; rank < fabric->size(); ++rank) {
       if (steps[static_cast<size_t>(rank)] == step) inventory.add(rank, comm::text_of(*fabric, own, rank));
     }
-    if (!inventory.complete()) continue;
+    if (const std::string lack = inventory.lack(); !lack.empty()) {
+      if (fabric->rank() == 0) log(LogLevel::info, cat("step ", step - 1, " is not held together any more: ", lack));
+      continue;
+    }
     const auto first = static_cast<int>(std::ranges::find(steps, step) - steps.begin());
     const std::string training = comm::text_of(*fabric, holds ? held->state().training.dump() : "", first);
     State state{.step = step - 1, .layout = {fabric->size(), {}}, .training = nlohmann::json::parse(training)};

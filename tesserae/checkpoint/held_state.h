@@ -12,7 +12,7 @@
 namespace tesserae::checkpoint {
 
 /// The training state after a step where it lives, as one rank holds it, for those that go on when other ranks are
-/// lost: what several ranks hold alike, each of them names here. Nothing is copied but what forward changes.
+/// lost: what several ranks hold alike, each of them names here. Only what forward changes is copied.
 ///
 ///   HeldState held(*fabric, state, own);      // all ranks, after a step
 ///   ...                                       // until that memory changes: before the next optimizer step
@@ -22,8 +22,9 @@ namespace tesserae::checkpoint {
 class HeldState {
  public:
   /// `state`: all pieces that this rank holds, `written` those that it saves in a whole job; of a tensor of which it
-  /// holds nothing an empty one, so that a tensor is missed that nobody has any more. `own`: what this rank alone has
-  /// (random numbers), under names of its own; the next rank gets a copy. Collective. Throws CommError.
+  /// holds nothing an empty one, so that a tensor that nobody has any more is noticed. `own`: what this rank alone has
+  /// (random numbers), under names of its own: values that stay, contiguous, on the host; the next rank gets a copy.
+  /// Collective. Throws CommError.
   HeldState(comm::Fabric& fabric, State state, std::vector<Piece> own);
 
   /// What Saver::save() takes.

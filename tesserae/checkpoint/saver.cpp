@@ -203,6 +203,7 @@ void Saver::begin(State state, bool asynchronous) {
   auto save = std::make_unique<Save>(task);
   try {
     // A save that was given up has ended before the next one begins: they share the memory of the copies.
+    if (abandoned_) abandoned_->stop();
     if (abandoned_ && !abandoned_->task->wait_for(abandoned_->task->ended, patience_with_the_stopped)) {
       throw IoError("Saver", cat("the save of step ", abandoned_->task->job.step,
                                  ", which was given up, still hangs in ", abandoned_->task->job.folder.native()));
@@ -256,10 +257,7 @@ void Saver::finish() {
       if (sums[0] == 0) break;
     }
   } catch (const comm::CommError&) {
-    if (save_) {
-      save_->stop();
-      abandoned_ = std::move(save_);
-    }
+    if (save_) abandoned_ = std::move(save_);
     throw;
   }
   saved_step_ = save_->task->job.step;
@@ -267,9 +265,12 @@ void Saver::finish() {
 }
 
 void Saver::leave() {
-  if (!save_) return;
-  save_->leave();
-  save_.reset();
+  const std::unique_ptr<Save> save = save_ ? std::move(save_) : std::move(abandoned_);
+  if (!save) return;
+  save->leave();
+  if (const std::string cause = save->task->failure(); !cause.empty()) {
+    log(LogLevel::error, SaveFailed(save->task->job.step, cause).what());
+  }
 }
 
 void Saver::give_up(const std::string& failure) {

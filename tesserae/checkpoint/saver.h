@@ -80,9 +80,10 @@ class Saver {
   /// failed on any of them, a CommError if a rank is lost; either way the save at hand is over.
   void finish();
 
-  /// Leaves the save at hand, if there is one, in a job of which a rank is lost: this rank's part is written to its
-  /// end, nobody is waited for, and it is committed only if all parts are there. Whoever goes on may commit it later
-  /// (commit_left_behind). Not collective; waits as the destructor does.
+  /// Leaves the save at hand, if there is one, in a job of which a rank is lost, also after finish() has thrown
+  /// CommError: this rank's part is written to its end, as far as 30 s (or the deadline) allow, and nobody is waited
+  /// for. Where all parts are there already it may still be committed; else whoever goes on does that
+  /// (commit_left_behind). A failure is logged. Not collective.
   void leave();
 
   /// Of the newest checkpoint that finish() or save() saw committed.

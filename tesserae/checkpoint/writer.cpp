@@ -22,7 +22,7 @@
 //    2. Writes WORK/rank-R.safetensors, syncs, closes.
 //    3. Syncs WORK, so that the name of the file lasts.
 //    4. Writes its fragment of the manifest as WORK/rank-R.part, syncs, closes, and renames it to WORK/rank-R.done: who
-//       sees the name sees all of it. Rank 0's has what 6 adds to the fragments, in case that it does not come to 6.
+//       sees the name sees all of it. Rank 0's has what 6 adds to the fragments, in case it never gets to 6.
 //   A rank that fails in 1 to 4 leaves WORK/rank-R.failed with the reason, if it still can.
 //   Rank 0:
 //    5. Waits for the .done of all ranks; a .failed or the deadline ends the save.

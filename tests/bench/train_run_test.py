@@ -116,8 +116,9 @@ class Sweep(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "auto_sweep.json")
             self.assertEqual(auto_sweep.measured_before(file), [])
-            file.write_text('{"about": {"date": "then"}, "jobs": [{"ratio": 1}, {"ratio": 2, "about": {}}]}')
-            rows = [{"about": {"date": "then"}, "ratio": 1}, {"about": {}, "ratio": 2}]
+            rows = [{"about": {"date": "then"}, "halves_differ": 1}, {"about": {}, "halves_differ": 2}]
+            written = {"about": {"date": "then"}, "jobs": [{"halves_differ": 1}, rows[1], {"ratio": 1}]}
+            file.write_text(json.dumps(written))
             self.assertEqual(auto_sweep.measured_before(file), rows)
 
     def test_it_has_settled_when_its_first_search_ends(self) -> None:

@@ -38,6 +38,7 @@ State state_of(int rank, int64_t step) {
                   chunk("optimizer/exp_avg/weight", step, rank % 2, first),
                   replicated("buffer/count", at::full({1}, step), rank)};
   state.pieces.back().changes_in_forward = true;
+  state.pieces.push_back(replicated("buffer/empty", at::zeros({0}), rank));
   const int64_t held = rank % 2;  // elements
   state.pieces.push_back({.name = "model/bias",
                           .shape = {1},
@@ -70,6 +71,7 @@ void expect_saved(const std::shared_ptr<comm::Fabric>& fabric, const os::Path& f
   ASSERT_TRUE(loaded);
   EXPECT_EQ(loaded->step(), expected);
   EXPECT_TRUE(loaded->manifest().training.contains("by"));
+  EXPECT_NE(loaded->manifest().find("buffer/empty"), nullptr);
   State right = state_of(rank, expected);
   for (int other = 0; other < held_ranks; ++other) right.pieces.push_back(own_of(other).front());
   for (size_t i = 0; i < right.pieces.size(); ++i) {

@@ -3,7 +3,8 @@
 1. After a step every rank names all that it holds (tesserae/checkpoint/held_state.h), and gets the random numbers of
    the rank before it. Which tensors these are is found out once, and again when they are other objects, lie elsewhere,
    or had to be copied.
-2. It is held until an optimizer begins to change it, or another layout comes (saving.let_go).
+2. It is held until an optimizer begins to change it, or whoever else (saving.wait_copied), or another layout comes
+   (saving.let_go).
 3. A rank is lost: saving.give_up() returns what is held, and _C.save_held() makes a checkpoint of it when those that
    are left have met.
 """
@@ -26,7 +27,7 @@ from tesserae.torch_compat.fsdp2 import local_of
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldStep:
     """What Holder.hold() returns."""
 
     fabric: _C.Fabric
@@ -51,16 +52,18 @@ class Holder:
         """Other memory becomes the training state: what was made of the one before lets go of it."""
         self._content, self._tensors, self._made_of = None, [], []
 
-    def hold(self, extra: Any, *, step: int, rank_extra: Any) -> Held:
+    def hold(self, extra: Any, *, step: int, rank_extra: Any) -> HeldStep:
         """What this rank would save after `step`, and what it holds beside. Collective. Raises InvalidArgument for what
         cannot be saved."""
-        made_of = list(_identities(self._model, self._optimizer))
-        if made_of != self._made_of:
-            self.forget()
         content = self._content or saving.Content(self._model, self._optimizer, None)
         own = Pieces()
 
         def collect() -> tuple[list[_C.Piece], dict[str, Any]]:
+            nonlocal content
+            made_of = list(_identities(self._model, self._optimizer))
+            if self._content is not None and made_of != self._made_of:
+                self.forget()
+                content = saving.Content(self._model, self._optimizer, None)
             tensors, values = Pieces(all_held=True), Pieces(all_held=True)
             if self._content is None:
                 content.add_tensors(tensors)
@@ -73,7 +76,7 @@ class Holder:
         pieces, training = saving.together(content.fabric, "hold", collect)
         held = _C.HeldState(content.fabric, content.state(step, pieces, training), own.pieces)
         saving.hold(held)
-        return Held(content.fabric, held)
+        return HeldStep(content.fabric, held)
 
 
 def _identities(model: nn.Module, optimizer: Any) -> Iterator[Any]:
@@ -91,4 +94,4 @@ def _identities(model: nn.Module, optimizer: Any) -> Iterator[Any]:
 
 def _identity(tensor: torch.Tensor) -> tuple[int, int, int]:
     local = local_of(tensor) if isinstance(tensor, DTensor) else tensor
-    return id(tensor), local.data_ptr(), local.numel()
+    return id(tensor), local.data_ptr() if local.layout == torch.strided else 0, local.numel()

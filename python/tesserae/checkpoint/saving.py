@@ -121,7 +121,10 @@ def async_save(
 
 
 def wait_copied() -> None:
-    """Returns when parameters and the optimizer's state may change again. Not collective; never fails."""
+    """Returns when parameters and the optimizer's state may change again: what is being saved of them is copied, and
+    what hold() has is held no longer. Not collective; never fails."""
+    global _held
+    _held = None
     for each in _jobs.values():
         each.saver.wait_copied()
 
@@ -171,18 +174,17 @@ class Content:
     def __init__(self, model: nn.Module | None, optimizer: Any, process_group: dist.ProcessGroup | None) -> None:
         self._model = ModelState(model) if model is not None else None
         self.fabric = fabric_for(self._model, process_group)
-        if self._model is not None:
-            self._model.find_plain(self.fabric)
-        elif optimizer is not None:
+        if self._model is None and optimizer is not None:
             raise _C.InvalidArgument("[checkpoint] an optimizer without its model: parameters have their names there")
         self._of_optimizer = optimizer
         self._optimizer: OptimizerState | None = None
         self._numbers: dict[str, str] = {}
 
     def add_tensors(self, pieces: Pieces) -> None:
-        """Parameters, buffers, and the optimizer's state. No collective."""
+        """Parameters, buffers, and the optimizer's state. Once. No collective."""
         if self._model is None:
             return
+        self._model.find_plain(self.fabric)
         self._model.add_to(pieces, self.fabric.rank)
         if self._of_optimizer is not None:
             self._optimizer = OptimizerState(self._of_optimizer, self._model)
@@ -235,15 +237,15 @@ def save_state(fabric: _C.Fabric, folder: Folder, state: _C.State, *, keep: int,
         _jobs[fabric] = _Job(fabric)
     target = _jobs[fabric]
     with target.told_of_failure():
-        target.folder = os.path.abspath(folder)
-        target.saver.save(target.folder, keep, state, asynchronous)
+        target.saver.save(os.path.abspath(folder), keep, state, asynchronous)
+    target.folder = os.path.abspath(folder)
     if asynchronous:
         target.calls.append(_count)
         _count += 1
 
 
 def hold(state: _C.HeldState) -> None:
-    """Keeps it until let_go() or give_up()."""
+    """Keeps it until wait_copied() or give_up()."""
     global _held
     _heed_steps()
     _held = state
@@ -253,17 +255,14 @@ def _heed_steps() -> None:
     """From now on, what an optimizer is about to change is copied first, and held no longer."""
     global _hooked
     if not _hooked:
-        register_optimizer_step_pre_hook(lambda *_: let_go())
+        register_optimizer_step_pre_hook(lambda *_: wait_copied())
         _hooked = True
 
 
-def let_go(moves: bool = False) -> None:
-    """The training state is about to change, or (`moves`) to have other memory: what is saved of it is copied first,
-    and what hold() has is held no longer. Not collective; never fails."""
-    global _held
-    _held = None
+def let_go() -> None:
+    """As wait_copied(), before the training state has other memory."""
     wait_copied()
-    for each in holders if moves else ():
+    for each in holders:
         each.forget()
 
 
@@ -300,27 +299,27 @@ def fabric_for(model: ModelState | None, process_group: dist.ProcessGroup | None
     return _alone
 
 
-def give_up(finished: Folder | None = None) -> _C.HeldState | None:
+def give_up(to_the_end: Folder | None = None) -> _C.HeldState | None:
     """Ends what is being saved without committing it, in a process that goes on without these ranks; but what goes to
-    the folder `finished` is written to its end, since the others may have done that. Returns what hold() has, if that
-    is still what the memory has; the memory is given back with it."""
+    that folder is written to the end, since the others may have done that. Returns what hold() has, if that is still
+    what the memory has; the memory is given back with it."""
     global _held
     for each in _jobs.values():
-        if finished is not None and each.folder == os.path.abspath(finished):
+        if to_the_end is not None and each.folder == os.path.abspath(to_the_end):
             each.saver.leave()
     _jobs.clear()
     held, _held = _held, None
     return held
 
 
-_of_the_parent: list[dict[_C.Fabric, _Job]] = []
+_of_the_parent: list[tuple[dict[_C.Fabric, _Job], _C.HeldState | None]] = []
 
 
 def _forget_in_child() -> None:
     """In a child that is forked (a worker that loads data) there is nothing to finish, and nothing to let go of: saves,
     and the threads that write them, are the parent's."""
     global _held
-    _of_the_parent.append(dict(_jobs))
+    _of_the_parent.append((dict(_jobs), _held))
     _held = None
     _jobs.clear()
 

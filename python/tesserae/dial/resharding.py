@@ -48,7 +48,7 @@ def change(
         )
     for root in roots:
         _require_between_steps(root)
-    let_go(moves=True)  # what an asynchronous save still copies must not move
+    let_go()  # what an asynchronous save still copies must not move
     # 1. Of all roots, before anything of one moves.
     turns = [
         _turn_instance(r, optimizers, wanted) if isinstance(r, Instance) else _turn_state(r, optimizers, wanted)

@@ -12,7 +12,7 @@ from torch import nn
 
 from tesserae import _C
 from tesserae.checkpoint import loading, saving
-from tesserae.checkpoint.holding import Held, Holder
+from tesserae.checkpoint.holding import HeldStep, Holder
 from tesserae.checkpoint.random_state import random_state, set_random_state
 from tesserae.dial.roots import roots_of, unit_of
 
@@ -75,12 +75,14 @@ class Job:
     ) -> Iterator[int]:
         """Yields the numbers of the steps that are left, up to `until` (exclusive), after it has filled model,
         optimizer, `others` (schedulers and the like, the same on all ranks) and the generators of random numbers with
-        the newest state: that of the ranks' memory, else the newest checkpoint in `folder`; else it begins at 0.
+        the newest state: that of the ranks' memory, or the newest checkpoint in `folder`; else it begins at 0.
 
         After every `memory_every` steps (0: never) it saves to memory, beside the next forward and backward; after
         every `every` (0: never) and the last one to `folder`, of which `keep` checkpoints stay (0: all). A loss costs
         no step while the ranks that are left hold everything together, between a step and the next one's optimizer;
-        else the steps since those saves. Collective: all ranks take the same steps, and leave the loop at the same one.
+        else the steps since those saves. Whoever changes parameters there by other means than an optimizer of torch's
+        calls tsm.checkpoint.wait_copied() first. Collective: all ranks take the same steps, and leave the loop at the
+        same one.
         A script that breaks off saves by itself (tsm.checkpoint.save).
 
         Raises what tsm.checkpoint.load and async_save raise; that memory is full is a warning.
@@ -112,8 +114,8 @@ class Job:
 
     def _load(self, model: nn.Module, optimizer: Any, folder: saving.Folder | None, others: Sequence[Stateful]) -> int:
         found = None
-        for place in (self.memory, folder):
-            found = found or (loading.load(place, model, optimizer) if place is not None else None)
+        for place in self._newest_first(folder):
+            found = found or loading.load(place, model, optimizer)
         if found is None:
             return 0
         for each, state in zip(others, found.extra["others"] if found.extra else (), strict=False):
@@ -122,7 +124,19 @@ class Job:
             set_random_state(found.rank_extra)
         return found.step
 
-    def _keep(self, held: Held) -> None:
+    def _newest_first(self, folder: saving.Folder | None) -> list[saving.Folder]:
+        """Memory and the folder, as far as there are any; as rank 0 sees them, the one with the later step first.
+        Collective."""
+        places = [place for place in (self.memory, folder) if place is not None]
+        if len(places) < 2:
+            return places
+        later = ""
+        if self.rank == 0:
+            memory, stored = (max(map(_step_of, _C.list_checkpoints(str(place))), default=-1) for place in places)
+            later = "the folder" if stored > memory else ""
+        return places[::-1] if _C.agree(self.fabric, later) is not None else places
+
+    def _keep(self, held: HeldStep) -> None:
         assert self.memory is not None
         try:
             held.async_save(self.memory, 2)
@@ -138,6 +152,10 @@ class Job:
             self.ask(ranks)
         _C.agree(self.fabric, "")  # nobody leaves before rank 0 has asked
         raise Leave(ranks)
+
+
+def _step_of(checkpoint: str) -> int:
+    return int(checkpoint.rsplit("/step-", 1)[1].split(".")[0])
 
 
 def say(text: str) -> None:

@@ -8,8 +8,8 @@
    Where nobody replaces the lost ones, those that are left ask for the largest number that the job can have, and 2
    begins anew with these; the others end.
 3. torch's default group is made anew, of as many ranks, through a part of that store.
-4. train(job) is called. It makes model and optimizer; job.steps() fills them with the newest state in memory, else
-   with the newest checkpoint.
+4. train(job) is called. It makes model and optimizer; job.steps() fills them with the newest state, in memory or in a
+   checkpoint.
 5. A rank is lost: operations of the others fail. They give up all connections of the epoch, which aborts what still
    blocks elsewhere, then torch's groups, saves at hand (what goes to memory is written, the rest not), and what the
    frames of train() hold. Of the last step's state they keep what is their part, unless an optimizer has begun to
@@ -116,6 +116,7 @@ class _Loop:
     def run(self) -> None:
         automatic.scales(self if self._membership.served else None)
         gc.collect()
+        frozen = gc.get_freeze_count() > 0  # by the script
         gc.freeze()  # what is imported is not searched for garbage while others wait
         try:
             while True:
@@ -130,7 +131,8 @@ class _Loop:
                     self._wait(self._membership.next_epoch(sorted({*silent, *end.silent}), deadline))
         finally:
             automatic.scales(None)
-            gc.unfreeze()
+            if not frozen:
+                gc.unfreeze()
 
     # ---- 2, 3, 4 ----
     def _run_epoch(self) -> _End:
