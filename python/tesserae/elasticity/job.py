@@ -82,8 +82,7 @@ class Job:
         no step while the ranks that are left hold everything together, between a step and the next one's optimizer;
         else the steps since those saves. Whoever changes parameters there by other means than an optimizer of torch's
         calls tsm.checkpoint.wait_copied() first. Collective: all ranks take the same steps, and leave the loop at the
-        same one.
-        A script that breaks off saves by itself (tsm.checkpoint.save).
+        same one. A script that breaks off saves by itself (tsm.checkpoint.save).
 
         Raises what tsm.checkpoint.load and async_save raise; that memory is full is a warning.
         """
