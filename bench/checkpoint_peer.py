@@ -29,6 +29,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from peers import default_feed_forward, leave, make_optimizer, wrap_fsdp2
 from transformer import Shape, Transformer, batch_of, parameter_count
 
+# What Bench wants to know beside the model, where a script does not ask for it.
+FIXED = {"loads": False, "strategy": "FULL_SHARD", "prefetch": 0, "head_unit": False}
+
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -41,9 +44,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="after each asynchronous save")
     parser.add_argument("--device", choices=("cpu", "cuda", "sim"), default="cpu", help="sim: tests/sim/python")
     parser.add_argument("--json", type=Path)
+    parser.set_defaults(degree=0, **FIXED)
     options = parser.parse_args()
-    options.degree, options.loads = 0, False
-    options.strategy, options.prefetch, options.head_unit = "FULL_SHARD", 0, False
     return options
 
 

@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--spares", type=int, default=1, help="processes that wait to replace one")
     parser.add_argument("--jobs", type=int, default=3, help="of which three ranks are killed that nobody replaces")
     parser.add_argument("--double", type=float, default=0.2, help="share of kills that another one follows at once")
-    parser.add_argument("--pause", type=float, default=0.1, help="seconds at the beginning of each step of the script")
+    parser.add_argument("--pause", type=float, default=0.1, help="seconds that the script waits before each step")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()

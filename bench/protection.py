@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from cases import find_tesserae
-from checkpoint_peer import Bench
+from checkpoint_peer import FIXED, Bench
 from launch import environment
 
 KINDS = ("unprotected", "held", "held and copied")
@@ -42,16 +42,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=6, help="turns of each")
     parser.add_argument("--steps", type=int, default=3, help="of a turn")
-    parser.set_defaults(
-        batch=1,
-        precision="fp32",
-        loads=False,
-        strategy="FULL_SHARD",
-        prefetch=0,
-        head_unit=False,
-        device="cpu",
-        folder=None,
-    )
+    parser.set_defaults(batch=1, precision="fp32", device="cpu", folder=None, **FIXED)
     return parser.parse_args()
 
 

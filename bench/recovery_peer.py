@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import set_state_dict
 
-from checkpoint_peer import Bench
+from checkpoint_peer import FIXED, Bench
 from peers import leave
 
 
@@ -29,8 +29,7 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--folder", type=Path, required=True, help="of checkpoints and of steps.jsonl")
     parser.add_argument("--until", type=float, required=True, help="the machine's clock at which it ends")
-    # What Bench wants to know beside.
-    parser.set_defaults(loads=False, strategy="FULL_SHARD", prefetch=0, head_unit=False, device="cpu")
+    parser.set_defaults(device="cpu", **FIXED)
     return parser
 
 

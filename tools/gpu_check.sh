@@ -110,7 +110,7 @@ make_targets() {
   check configure 60 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
     "-DPython3_EXECUTABLE=$("$python" -c 'import sys; print(sys.executable)')" "${options[@]}"
   # A source that does not compile here costs its own program only.
-  check build 400 cmake --build "$build" --parallel "$(env -u OMP_NUM_THREADS nproc)" --target "$@" -- -k 0
+  check build 400 cmake --build "$build" --parallel "$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)" --target "$@" -- -k 0
 }
 
 # One rank, as torchrun would start it; the build's Python packages.

@@ -49,7 +49,7 @@ begin=$SECONDS
 cmake -S . -B "$build/tree" -G Ninja -DCMAKE_BUILD_TYPE=Release "-DPython3_EXECUTABLE=$python" >"$build/configure.log" ||
   { tail -n 20 "$build/configure.log" >&2; exit 1; }
 # To the end, whatever fails: each place that another torch wants otherwise is then in one log.
-cmake --build "$build/tree" --parallel "${JOBS:-$(env -u OMP_NUM_THREADS nproc)}" \
+cmake --build "$build/tree" --parallel "${JOBS:-$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)}" \
   --target cli/tesserae python/all test_comm test_shard test_optim -- -k 0 >"$build/build.log" ||
   { grep -E 'error:|FAILED' "$build/build.log" >&2; exit 1; }
 say build done

@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="of the run: requests to it, and checkpoints")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument(
-        "--pause", type=float, default=0.05, help="seconds at the beginning of each step: there is time for a kill"
+        "--pause", type=float, default=0.05, help="seconds to wait before each step, so that there is time for a kill"
     )
     parser.add_argument("--deadline", type=float, default=60, help="seconds after which a silent rank is lost")
     parser.add_argument("--degree", type=int, default=0, help="ranks that share the state out (0: all)")

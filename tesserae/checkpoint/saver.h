@@ -77,7 +77,7 @@ class Saver {
   bool busy() const;
 
   /// Collective: waits until the save at hand is committed, if there is one. Throws SaveFailed on all ranks if it
-  /// failed on any of them, a CommError if a rank is lost; either way the save at hand is over.
+  /// failed on any of them, a CommError if a rank is lost; either way it is waited for no more (but see leave()).
   void finish();
 
   /// Leaves the save at hand, if there is one, in a job of which a rank is lost, also after finish() has thrown
