@@ -3,6 +3,7 @@ processes, with the losses of one process that nothing disturbs.
 
     python bench/elastic.py                     # 20 kills with replicas, 20 without; 3 jobs of 4 ranks down to one
     python bench/elastic.py --kills 200 --jobs 0
+    python bench/elastic.py --calm 15           # a process waits to replace the next one
 
 The script is examples/python/elastic.py. A kill comes at an instant that is drawn at random; a share of them (--double)
 is followed by another one within two seconds, which may meet the recovery.
@@ -90,7 +91,7 @@ def disturb(job: Job, kills: int, arguments: argparse.Namespace, dice: random.Ra
     while spent < kills:
         reached = job.newest()
         job.wait_for_step(reached + 3)
-        time.sleep(dice.uniform(0, 1))
+        time.sleep(arguments.calm + dice.uniform(0, 1))
         before = job.ranks[max(job.ranks)]
         epoch, step, at = max(job.ranks), job.newest(), time.monotonic()
         victims = {dice.choice(list(before.values()))}
@@ -133,6 +134,7 @@ def main() -> int:
     parser.add_argument("--spares", type=int, default=1, help="processes that wait to replace one")
     parser.add_argument("--jobs", type=int, default=3, help="of which three ranks are killed that nobody replaces")
     parser.add_argument("--double", type=float, default=0.2, help="share of kills that another one follows at once")
+    parser.add_argument("--calm", type=float, default=0, help="seconds at least before each kill (0)")
     parser.add_argument("--pause", type=float, default=0.1, help="seconds that the script waits before each step")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--verbose", action="store_true")

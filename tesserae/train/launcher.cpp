@@ -56,7 +56,6 @@ class Job {
       ranks_.emplace_back();
       ranks_.back().started_as = size() - 1;
     }
-    keep_spares();
   }
 
   int run() {
@@ -67,6 +66,7 @@ class Job {
       for (size_t rank = 0; rank < ranks_.size(); ++rank) look_at(static_cast<int>(rank));
       look_at_signals();
       begin_next_epoch();
+      keep_spares();
       see_off();
       blame_after_window();
       if (kill_at_ && kill_at_->passed()) {
@@ -231,8 +231,8 @@ class Job {
       kill(rank);  // what it had started itself
       rank = newcomer(number);
     }
+    spares_from_.emplace(job_.spare_pause);
     membership_->begin_epoch(size());
-    keep_spares();
   }
 
   /// Two sides of a link that is cut say it of each other: then the first host's ranks are believed.
@@ -268,6 +268,7 @@ class Job {
     const int needed = membership_ && seen_signals_ == 0 ? std::max(0, job_.replacements - replaced_) : 0;
     const int wanted = std::min(job_.spares, needed);
     while (static_cast<int>(spares_.size()) > wanted) spares_.pop_back();
+    if (spares_from_ && !spares_from_->passed()) return;
     try {
       while (static_cast<int>(spares_.size()) < wanted) {
         spares_.push_back({.number = next_spare_, .process = start_rank(job_, 0, meeting_, waiting_, next_spare_)});
@@ -275,6 +276,7 @@ class Job {
       }
     } catch (const IoError& error) {
       print(cat("tesserae: no spare process can be started: ", error.what()));
+      spares_from_.emplace(job_.spare_pause);
     }
   }
 
@@ -303,7 +305,6 @@ class Job {
     last_speaker_.reset();
     meeting_.ranks = size();
     membership_->begin_epoch_of(left);
-    keep_spares();
   }
 
   /// From the next epoch on. Where new ranks cannot be started the job keeps the number that it has: they all have
@@ -370,7 +371,6 @@ class Job {
     if (count == seen_signals_) return;
     const bool again = seen_signals_ > 0;
     seen_signals_ = count;
-    keep_spares();
     if (again) {
       kill_at_.emplace(std::chrono::milliseconds(0));
     } else if (!culprit_) {
@@ -452,6 +452,7 @@ class Job {
   std::vector<LaunchedRank> ranks_;
   std::vector<Spare> spares_;                     // a few
   int next_spare_ = 0;                            // number of the next one
+  std::optional<os::Deadline> spares_from_;       // none is started before
   std::vector<LaunchedRank> leaving_;             // they have no place since the job became smaller
   std::optional<os::Deadline> leave_by_;          // what is left of them is killed then
   std::vector<int> lost_;                         // and not replaced yet

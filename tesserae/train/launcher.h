@@ -33,6 +33,8 @@ struct LocalJob {
   /// So many processes wait, while there are replacements left, with all done that needs no place in the job
   /// (comm::Membership): one of them takes the place of a lost rank at once, or of one that was asked for.
   int spares = 0;
+  /// The one that follows is started so long after that: until then the processors are those of the ranks that go on.
+  std::chrono::milliseconds spare_pause{10'000};
   /// Where lost ranks are not replaced (any more), those that are left go on, if they are so many. They are numbered
   /// anew, and ask for a number of ranks that their job can have. 0: the loss ends the job. On several hosts (the same
   /// number on all) the first one's launcher serves the store and decides, for as long as that one lives.

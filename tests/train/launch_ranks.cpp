@@ -1,8 +1,8 @@
 // launch_ranks N COMMAND...: run_local_job as a program, so that a test can interrupt and kill it. REPLACEMENTS: how
-// often it replaces lost ranks. HOSTS, HOST, ADDRESS, PORT: it is one of several hosts; MIN_RANKS, PATIENCE (in ms):
-// with which losses it goes on, and when a host counts as lost. PROGRAMS: ranks are started as programs; else the first
-// ones are copies of this process, which become that command, or, if that is "threads", say with how many they would
-// compute.
+// often it replaces lost ranks. SPARES, SPARE_PAUSE (in ms): processes that wait to do so. HOSTS, HOST, ADDRESS, PORT:
+// it is one of several hosts; MIN_RANKS, PATIENCE (in ms): with which losses it goes on, and when a host counts as
+// lost. PROGRAMS: ranks are started as programs; else the first ones are copies of this process, which become that
+// command, or, if that is "threads", say with how many they would compute.
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
@@ -41,6 +41,8 @@ int main(int argc, char** argv) {
                                          .body = body,
                                          .environment = {{"FROM_JOB", "yes"}},
                                          .replacements = number("REPLACEMENTS", 0),
+                                         .spares = number("SPARES", 0),
+                                         .spare_pause = std::chrono::milliseconds(number("SPARE_PAUSE", 10'000)),
                                          .min_ranks = number("MIN_RANKS", 0),
                                          .host_patience = std::chrono::milliseconds(number("PATIENCE", 300'000))});
 }

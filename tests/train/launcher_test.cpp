@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <map>
+#include <sstream>
 #include <string>
 
 #include "tesserae/base/error.h"
@@ -32,10 +34,12 @@ class Launcher : public testing::Test {
   Launcher() { os::files().make_directories(folder_); }
   ~Launcher() override { os::files().remove_all(folder_); }
 
-  Program launch(int ranks, const std::string& script, int replacements = 0) {
+  Program launch(int ranks, const std::string& script, int replacements = 0,
+                 std::map<std::string, std::string> environment = {}) {
     begin_ = os::now();
+    environment.insert({{"FOLDER", folder_}, {"REPLACEMENTS", std::to_string(replacements)}});
     return Program({LAUNCH_RANKS, std::to_string(ranks), "sh", "-c", "echo $$ > $FOLDER/$RANK.pid; " + script},
-                   {{"FOLDER", folder_}, {"REPLACEMENTS", std::to_string(replacements)}});
+                   environment);
   }
 
   double elapsed() const { return std::chrono::duration<double>(os::now() - begin_).count(); }
@@ -265,6 +269,24 @@ TEST_F(Launcher, ReplacesARankThatIsLostAndTellsItTheEpoch) {
   EXPECT_THAT(job.errors, HasSubstr("killed by signal 9 (Killed); a new process takes its place (2 of 2)\n"));
   EXPECT_THAT(job.errors, HasSubstr("rank 1: epoch 2\n"));
   expect_nothing_left(2);
+}
+
+// To start at once would take processors from ranks that go on.
+TEST_F(Launcher, TheSpareAfterTheOneThatTookAPlaceIsStartedLater) {
+  Program job = launch(2,
+                       "if [ $TESSERAE_SPARE ]; then date +%s%N >> $FOLDER/spares; "
+                       "elif [ $RANK = 1 ]; then sleep 1; date +%s%N > $FOLDER/lost; kill -9 $$; fi; "
+                       "until [ $(wc -l < $FOLDER/spares) = 2 ]; do sleep 0.1; done",
+                       2, {{"SPARES", "1"}, {"SPARE_PAUSE", "1500"}});
+  EXPECT_TRUE(job.finish()->success()) << job.errors;
+  EXPECT_THAT(job.errors, HasSubstr("a new process takes its place (1 of 2)\n"));
+  std::istringstream spares(os::files().read(folder_ + "/spares"));
+  const int64_t lost = std::stoll(os::files().read(folder_ + "/lost"));
+  int64_t first = 0, second = 0, third = 0;
+  spares >> first >> second;
+  EXPECT_LT(first, lost) << "one waits from the start on";
+  EXPECT_GE(second - lost, 1'500'000'000);
+  EXPECT_FALSE(spares >> third);
 }
 
 TEST_F(Launcher, DoesNotReplaceARankWhoseConfigurationCannotWork) {
