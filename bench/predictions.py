@@ -187,7 +187,7 @@ def run(program: Path, job: Job, limit: float | None, deadline: float) -> dict:
         if group:
             command = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$0" "$@"', *command]
         log = Path(folder, "log")
-        memory = Memory()
+        memory = Memory(copies=True)  # `tesserae train` makes its ranks so
         with log.open("w") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)
             end = time.monotonic() + deadline

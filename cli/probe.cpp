@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/start.h"
 #include "cli/verbs.h"
 #include "tesserae/base/error.h"
 #include "tesserae/comm/fabric.h"
@@ -42,11 +43,14 @@ std::vector<std::string> command_of(const ProbeArguments& arguments) {
 int run_probe(const ProbeArguments& arguments) {
   const mesh::World world = mesh::World::from_environment();
   const mesh::Launch& launch = world.launch();
-  if (launch.launcher == "single" && arguments.nproc > 1) {
-    return train::run_local_job({.ranks = arguments.nproc, .command = command_of(arguments), .environment = {}});
-  }
   offload::use_reusable_host_blocks();  // as `tesserae train` does
   os::keep_freed_memory();
+  if (launch.launcher == "single" && arguments.nproc > 1) {
+    train::LocalJob job;
+    job.ranks = arguments.nproc;
+    run_in_ranks(job, command_of(arguments));
+    return train::run_local_job(job);
+  }
   if (arguments.nproc > 0 && launch.launcher != "single" && arguments.nproc != launch.size) {
     throw config::ConfigError("", cat("--nproc ", arguments.nproc, ", but ", launch.launcher, " has started ",
                                       launch.size, " ranks: leave it out"));

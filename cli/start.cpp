@@ -1,5 +1,10 @@
 #include "cli/start.h"
 
+#include <ATen/DeviceAccelerator.h>
+
+#include <utility>
+
+#include "cli/verbs.h"
 #include "tesserae/base/error.h"
 #include "tesserae/config/json.h"
 #include "tesserae/mesh/host_job.h"
@@ -49,6 +54,16 @@ Start find_start(int nproc, int otherwise, const mesh::Lookup& environment) {
           .job = {},
           .by = launch.launcher,
           .world = mesh::World::from_environment(environment)};
+}
+
+void run_in_ranks(train::LocalJob& job, std::vector<std::string> command) {
+  job.command = std::move(command);
+  if (at::getAccelerator()) return;
+  job.body = [words = job.command] {
+    std::vector<const char*> arguments;
+    for (const std::string& word : words) arguments.push_back(word.c_str());
+    return run_program(static_cast<int>(arguments.size()), arguments.data());
+  };
 }
 
 }  // namespace tesserae::cli

@@ -25,4 +25,7 @@ struct Start {
 /// Throws config::ConfigError where --nproc contradicts the launcher, InvalidArgument for what variables contradict.
 Start find_start(int nproc, int otherwise, const mesh::Lookup& environment);
 
+/// The ranks of such a job run this program's `command`, as copies of this process where that is possible.
+void run_in_ranks(train::LocalJob& job, std::vector<std::string> command);
+
 }  // namespace tesserae::cli

@@ -1,7 +1,5 @@
 #include "tesserae/train/trainer.h"
 
-#include <ATen/DeviceAccelerator.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
@@ -44,13 +42,6 @@ std::vector<std::string> rank_command(const TrainArguments& arguments) {
   return command;
 }
 
-/// The same in this process.
-int run_command(const std::vector<std::string>& command) {
-  std::vector<const char*> arguments;
-  for (const std::string& argument : command) arguments.push_back(argument.c_str());
-  return run_program(static_cast<int>(arguments.size()), arguments.data());
-}
-
 /// Nothing is overwritten, and who would learn that after the training has lost it.
 void require_room_for_weights(const config::Config& config) {
   if (!config.run.weights_folder) return;
@@ -85,8 +76,7 @@ int run_train(TrainArguments& arguments) {
     return 0;
   }
   if (!start.is_rank) {
-    start.job.command = rank_command(arguments);
-    if (!at::getAccelerator()) start.job.body = [command = start.job.command] { return run_command(command); };
+    run_in_ranks(start.job, rank_command(arguments));
     start.job.stop_grace = stop_grace(config);
     start.job.early_exit_code = config.preemption.exit_code;
     start.job.replacements = config.recovery.replacements;

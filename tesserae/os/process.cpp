@@ -23,6 +23,17 @@ extern char** environ;
 namespace tesserae::os {
 namespace {
 
+/// What libraries have made, and would take apart at their end, is of the process that was copied: to write to it would
+/// make pages of this process's own, some 50 MB for torch, at a time when a job may hold most. Sanitizers report there.
+[[noreturn]] void end_copy(int status) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  std::exit(status);
+#else
+  std::fflush(nullptr);
+  _exit(status);
+#endif
+}
+
 std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> all;
   for (std::string& text : texts) all.push_back(text.data());
@@ -153,7 +164,7 @@ std::optional<Process> Process::copy(const Command& command, int kept, const std
   if (id == 0) {
     if (!settle(command, parent)) _exit(127);
     close_ours(kept);
-    std::exit(body());
+    end_copy(body());
   }
   if (command.new_group) setpgid(id, id);  // so that the group exists when this call returns
   return Process(id);

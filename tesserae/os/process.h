@@ -41,7 +41,8 @@ class Process {
   static Process spawn(const Command& command);
   /// A copy of this process in place of a program, which calls `body` and exits with what that returns: whatever has
   /// been loaded by now is there at once, in memory that both share until one writes to it. It has of this process's
-  /// descriptors what a program would have, and `kept`. Of `command`, arguments and environment say nothing.
+  /// descriptors what a program would have, and `kept`. Of `command`, arguments and environment say nothing. It ends
+  /// without exit handlers and destructors of static objects; what it has written to C's streams is written out.
   /// Nothing, and no copy: this process has other threads, whose locks it would find held for ever.
   static std::optional<Process> copy(const Command& command, int kept, const std::function<int()>& body);
 

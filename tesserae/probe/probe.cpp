@@ -41,6 +41,9 @@ double process_bytes(const comm::Fabric& fabric) {
   return static_cast<double>(os::process_memory().proportional + launcher_share(fabric));
 }
 
+/// Elements for each member that use all of the memory through which a group's bytes go.
+constexpr int64_t fills_a_ring = int64_t{1} << 20;
+
 /// The smallest step of training: libraries make what they need when they are first used.
 void use_libraries(comm::Fabric& fabric, const std::string& dtype) {
   const auto options = at::TensorOptions(fabric.device()).dtype(scalar_type_of(dtype));
@@ -52,9 +55,9 @@ void use_libraries(comm::Fabric& fabric, const std::string& dtype) {
                         .dtype = scalar_type_of(dtype)});
   const at::Tensor tokens = at::randint(512, {2, 128}, options.dtype(at::kLong));
   model.forward(tokens, tokens).backward();
-  for (const comm::Traffic traffic : {comm::Traffic::gather, comm::Traffic::reduce}) {
+  for (const comm::Traffic traffic : {comm::Traffic::gather, comm::Traffic::reduce, comm::Traffic::control}) {
     comm::Group& group = fabric.group(fabric.world().host_ranks(fabric.rank()), traffic);
-    const at::Tensor buffer = at::zeros({group.size() * 1024}, options);
+    const at::Tensor buffer = at::zeros({group.size() * fills_a_ring}, options);
     fabric.lane(traffic).submit([&] { group.reduce_scatter(buffer); }).wait();
   }
 }

@@ -380,6 +380,24 @@ if rank == '0': json.dump({}, open(file, 'w'))
         self.assertGreater(peak, 64 + 2 * 96)
         self.assertLess(peak, 64 + 2 * 96 + 60)  # of an interpreter there are two
 
+    @unittest.skipUnless("Pss_File" in Path("/proc/self/smaps_rollup").read_text(), "an old kernel")
+    def test_what_a_copy_has_not_changed_counts_once_where_that_is_asked_for(self) -> None:
+        program = "import os, time; kept = b'x' * (96 << 20); os.fork(); print('there', flush=True); time.sleep(600)"
+        with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                for _ in range(2):
+                    self.assertEqual(process.stdout.readline(), "there\n")
+                looks = [memory.Memory(), memory.Memory(copies=True)]
+                for look in looks:
+                    look.look([process.pid])
+            finally:
+                for pid in reversed(memory.family(process.pid)):
+                    os.kill(pid, signal.SIGKILL)
+        self.assertGreater(looks[0].peak >> 20, 2 * 96)
+        self.assertGreater(looks[1].peak >> 20, 96)
+        self.assertLess(looks[1].peak >> 20, 96 + 60)
+
     def test_a_failing_rank_ends_the_others_and_its_output_is_shown(self) -> None:
         with self.assertRaisesRegex(RuntimeError, "ended with 3(.|\n)*no such layer"):
             self.launch("if rank == '1': print('no such layer', flush=True); sys.exit(3)\ntime.sleep(600)")

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/os/files.h"
 #include "tests/train/run_program.h"
 
 // The names that scripts of users rely on. A change here is a change for them: say so in the release notes.
@@ -129,9 +130,18 @@ TEST(Surface, PlanComputes) {
 
 TEST(Surface, AProbeFeedsAPlan) {
   const std::string file = testing::TempDir() + "/tesserae-machine-" + std::to_string(::getpid()) + ".json";
-  Program probe({TESSERAE_PROGRAM, "probe", "--nproc", "2", "--window", "0.001", "--name", "here", "--out", file});
+  Program probe({TESSERAE_PROGRAM, "probe", "--nproc", "2", "--window", "0.001", "--name", "here", "--out", file},
+                {{"CUDA_VISIBLE_DEVICES", ""}});
+  EXPECT_TRUE(probe.wait_for("measuring products in fp32")) << probe.errors;
+  // Copies of the one that started them, as the ranks of a job are: what is measured of a process is true of those.
+  const std::string self = std::to_string(probe.process().id());
+  std::istringstream children(os::files().read("/proc/" + self + "/task/" + self + "/children"));
+  int ranks = 0;
+  for (std::string child; children >> child; ++ranks) {
+    EXPECT_EQ(os::files().read("/proc/" + child + "/cmdline"), os::files().read("/proc/" + self + "/cmdline"));
+  }
+  EXPECT_EQ(ranks, 2);
   EXPECT_TRUE(probe.finish()->success()) << probe.errors;
-  EXPECT_THAT(probe.errors, HasSubstr("measuring products in fp32"));
   const std::vector<std::string> command = {TESSERAE_PROGRAM, "plan", "--parameters", "2e6",  "--layers",   "2",
                                             "--dimension",    "128",  "--vocabulary", "1000", "--batch",    "8",
                                             "--sequence",     "64",   "--machine",    file,   "--headroom", "0"};
