@@ -82,7 +82,9 @@ RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int 
   const int reductions = std::min(facts.reductions_at_once + nested - 1, inner);
   const bool freed = facts.free_after_forward || !in_memory(facts.tiers.parameters);
   memory.gathered = facts.compute_bytes * (freed ? gathered.root + gathered.largest * gathers : gathered.all);
-  memory.reductions = facts.reduce_bytes * (root + largest * reductions);
+  // What adds up whole is reduced where it is.
+  const bool in_place = facts.micro_batches > 1 && !facts.two_hop;
+  memory.reductions = in_place ? 0 : facts.reduce_bytes * (root + largest * reductions);
   return memory;
 }
 

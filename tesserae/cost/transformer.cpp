@@ -128,12 +128,18 @@ std::vector<KeptByUnit> kept_by_units(const model::GptConfig& model, const Execu
   return units;
 }
 
+/// Bytes for each token of what the backward of a split layer gathers of its input, and of the gradient of that before
+/// it is cut.
+double gathered_bytes_of_token(const model::GptConfig& model, const Execution& run) {
+  return stream_parts(run) > 1 ? 2 * run.compute_bytes * static_cast<double>(model.dimension) : 0;
+}
+
 /// Bytes for each token of gradients at the fullest moment of a block's backward, beyond what is freed by then: those
 /// of the gate and of what it gates (of experts, for each choice), and of the residual stream on its two ways.
 double gradient_bytes_of_token(const model::GptConfig& model, const Execution& run) {
   const double chosen = model.experts > 0 ? static_cast<double>(model.experts_per_token) : 1;
   const auto d = static_cast<double>(model.dimension), f = chosen * static_cast<double>(model.feed_forward);
-  return run.compute_bytes * (2 * f / run.tensor + 2 * d / stream_parts(run));
+  return run.compute_bytes * (2 * f / run.tensor + 2 * d / stream_parts(run)) + gathered_bytes_of_token(model, run);
 }
 
 /// Bytes for each token of a rank that the attention of one layer takes while keys and values come and their gradients
@@ -173,7 +179,8 @@ Activations activations_of(const model::GptConfig& given, const Execution& run) 
   const auto d = static_cast<double>(model.dimension);
   const double input = c * d / stream_parts(run);
   const double block = block_bytes_of_token(model, run);
-  const double head = norm_bytes_of_token(model, run) + rows_of(model, run) * logit_bytes(c);
+  const double head =
+      norm_bytes_of_token(model, run) + rows_of(model, run) * logit_bytes(c) + gathered_bytes_of_token(model, run);
   const double gradients = gradient_bytes_of_token(model, run);
   Activations result;
   result.exchange = tokens * exchange_bytes_of_token(model, run);

@@ -37,29 +37,27 @@ double process_bytes(const comm::Fabric& fabric) {
     const cost::PlaceMemory place = cost::place_memory(fabric.device());
     return std::max(place.total - place.free - (place.used - place.transient), 0.0);
   }
-  os::give_back_freed_memory();
   return static_cast<double>(os::process_memory().proportional + launcher_share(fabric));
 }
 
-/// Elements for each member that use all of the memory through which a group's bytes go.
-constexpr int64_t fills_a_ring = int64_t{1} << 20;
-
-/// The smallest step of training: libraries make what they need when they are first used.
-void use_libraries(comm::Fabric& fabric, const std::string& dtype) {
-  const auto options = at::TensorOptions(fabric.device()).dtype(scalar_type_of(dtype));
-  model::GptImpl model({.vocabulary = 512,
-                        .dimension = 64,
-                        .layers = 1,
-                        .heads = 1,
-                        .device = fabric.device(),
-                        .dtype = scalar_type_of(dtype)});
-  const at::Tensor tokens = at::randint(512, {2, 128}, options.dtype(at::kLong));
-  model.forward(tokens, tokens).backward();
+/// The memory through which groups' bytes go is there from its first use on.
+void use_rings(comm::Fabric& fabric) {
+  constexpr int64_t larger_than_a_ring = int64_t{1} << 20;  // elements for each member
   for (const comm::Traffic traffic : {comm::Traffic::gather, comm::Traffic::reduce, comm::Traffic::control}) {
     comm::Group& group = fabric.group(fabric.world().host_ranks(fabric.rank()), traffic);
-    const at::Tensor buffer = at::zeros({group.size() * fills_a_ring}, options);
+    const at::Tensor buffer = at::zeros({group.size() * larger_than_a_ring}, fabric.device());
     fabric.lane(traffic).submit([&] { group.reduce_scatter(buffer); }).wait();
   }
+}
+
+/// The smallest step of training: libraries make what they need when they are first used. What it frees stays where it
+/// was, as between the steps of a job, and counts.
+void use_libraries(const at::Device& device, const std::string& dtype) {
+  const auto options = at::TensorOptions(device).dtype(scalar_type_of(dtype));
+  model::GptImpl model(
+      {.vocabulary = 512, .dimension = 64, .layers = 1, .heads = 1, .device = device, .dtype = scalar_type_of(dtype)});
+  const at::Tensor tokens = at::randint(512, {2, 128}, options.dtype(at::kLong));
+  model.forward(tokens, tokens).backward();
 }
 
 double mean_over_ranks(comm::Fabric& fabric, double own) {
@@ -85,8 +83,10 @@ cost::Machine probe(const std::shared_ptr<comm::Fabric>& fabric, const ProbeOpti
   machine.memory = cost::fullest_place(*fabric).total;
   bench.say("what a process takes");
   std::map<std::string, double> process;
+  use_rings(*fabric);
   for (const std::string& dtype : options.dtypes) {
-    use_libraries(*fabric, dtype);
+    os::give_back_freed_memory();
+    use_libraries(fabric->device(), dtype);
     fabric->everyone().barrier();  // all of them are there, and share what they share
     process[dtype] = mean_over_ranks(*fabric, process_bytes(*fabric));
     fabric->everyone().barrier();

@@ -69,7 +69,9 @@ TEST(Estimate, AccumulationKeepsWholeGradientsOrPieces) {
   Facts facts = model(1);
   facts.micro_batches = 4;
   EXPECT_DOUBLE_EQ(memory_of_rank(facts, {2, 2, 4}, 0).gradients, 4 * psi / 4 + 4 * psi);
+  EXPECT_DOUBLE_EQ(memory_of_rank(facts, {2, 2, 4}, 0).reductions, 0) << "they are reduced where they add up";
   facts.two_hop = true;
+  EXPECT_DOUBLE_EQ(memory_of_rank(facts, {2, 2, 4}, 0).reductions, 4 * (100e3 + 2 * 90e3));
   EXPECT_DOUBLE_EQ(memory_of_rank(facts, {2, 2, 4}, 0).gradients, 4 * psi / 4 + 4 * psi / 2);
 }
 

@@ -45,8 +45,9 @@ TEST(PlanModel, Activations) {
   EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 16 + 96) + 2 * 4) + 6 * (2 * (2 * 16 + 2 * 8) - 72));
   EXPECT_EQ(activations_of(tiny(), run).head, 6 * (2 * 8 + 2 * 8 + 10 * (2 + 2)));
   run.tensor = 2;
+  // Both the head and the block gather an input of 8, and have the gradient of it.
   EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 48) + 4) + 6 * (16 + 2 * 16 - 36));
-  EXPECT_EQ(activations_of(tiny(), run).head, 6 * (2 * 4 + 2 * 4 + 5 * (2 + 2)));
+  EXPECT_EQ(activations_of(tiny(), run).head, 6 * (2 * 4 + 2 * 4 + 5 * (2 + 2) + 2 * 2 * 8));
   run.sequence_parallel = false;
   EXPECT_EQ(activations_of(tiny(), run).blocks, 6 * 2 * (2 * (16 + 16 + 48) + 4) + 6 * (16 + 2 * 16 - 36));
   run = {.sequence = 3, .micro_batch = 2, .compute_bytes = 2, .recompute = true};
