@@ -76,6 +76,7 @@ class WatchServer : public os::Scratch {
 
 // Who asks without an end would otherwise halve the speed of a rank that has one processor.
 TEST_F(WatchServer, TrainingComesFirst) {
+  ASSERT_TRUE(talk().connected());
   const auto modest = [] {
     int threads = 0;
     for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
