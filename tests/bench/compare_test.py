@@ -382,7 +382,8 @@ if rank == '0': json.dump({}, open(file, 'w'))
 
     @unittest.skipUnless("Pss_File" in Path("/proc/self/smaps_rollup").read_text(), "an old kernel")
     def test_what_a_copy_has_not_changed_counts_once_where_that_is_asked_for(self) -> None:
-        program = "import os, time; kept = b'x' * (96 << 20); os.fork(); print('there', flush=True); time.sleep(600)"
+        # One write: print() makes two where Python does not buffer, and those of two processes may mix.
+        program = "import os, time; kept = b'x' * (96 << 20); os.fork(); os.write(1, b'there\\n'); time.sleep(600)"
         with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
