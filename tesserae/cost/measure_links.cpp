@@ -9,6 +9,7 @@
 #include "tesserae/comm/agree.h"
 #include "tesserae/cost/fabric_facts.h"
 #include "tesserae/os/clock.h"
+#include "tesserae/os/memory.h"
 
 namespace tesserae::cost {
 namespace {
@@ -47,6 +48,12 @@ Measured measure(comm::Fabric& fabric, comm::Group& group, int hosts = 1) {
   return {.bandwidth = static_cast<double>(sent) / seconds, .latency = best_seconds(buffer, [&] { group.barrier(); })};
 }
 
+/// Bytes a second that are read and written while a tensor is copied.
+double memory_bandwidth(const comm::Fabric& fabric) {
+  const at::Tensor from = bytes_on(fabric, copied_bytes), to = bytes_on(fabric, copied_bytes);
+  return 2.0 * copied_bytes / best_seconds(to, [&] { to.copy_(from); });
+}
+
 }  // namespace
 
 Links measure_links(comm::Fabric& fabric) {
@@ -70,8 +77,8 @@ Links measure_links(comm::Fabric& fabric) {
       links.inside_latency = comm::max_over_ranks(fabric, own.latency);
     }
   }
-  const at::Tensor from = bytes_on(fabric, copied_bytes), to = bytes_on(fabric, copied_bytes);
-  links.memory = slowest(2.0 * copied_bytes / best_seconds(to, [&] { to.copy_(from); }));
+  links.memory = slowest(memory_bandwidth(fabric));
+  os::give_back_freed_memory();  // a small model's steps would never use what these buffers took
   return links;
 }
 

@@ -11,6 +11,7 @@
 #include "tesserae/cost/measure_links.h"
 #include "tesserae/cost/place_memory.h"
 #include "tesserae/dial/client.h"
+#include "tesserae/os/memory.h"
 #include "tests/os/memory_of_host.h"
 #include "tests/os/scratch.h"
 #include "tests/support/ranks.h"
@@ -361,8 +362,11 @@ TEST_F(DialRequests, AFolderWithoutRoomForASocketIsNoReasonToStop) {
 }  // namespace
 
 RANK_MAIN(measures_links) {
+  os::keep_freed_memory();  // as `tesserae train` does
   const auto fabric = comm::Fabric::connect(mesh::World::from_environment());
+  const uint64_t before = os::recent_memory().resident;
   const cost::Links links = cost::measure_links(*fabric);
+  testing::report("kept", static_cast<double>(os::recent_memory().resident) - static_cast<double>(before));
   testing::report("inside", links.inside);
   testing::report("between", links.between);
   testing::report("latency", links.inside_latency);
@@ -385,6 +389,9 @@ TEST(Links, AreMeasuredAndTheSameOnAllRanks) {
   EXPECT_EQ(results[0].value("shares"), 1) << "shm is the default on one host";
   EXPECT_GT(results[0].value("free"), 0);
   EXPECT_LE(results[0].value("free"), 1);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LT(results[0].value("kept"), 10 << 20) << "its buffers have 16 MiB";
+#endif
 }
 
 }  // namespace tesserae::dial
