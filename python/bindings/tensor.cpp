@@ -96,9 +96,13 @@ void bind_unsplit(py::module_& module) {
       py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("widened") = false, without_gil,
       "torch's linear; the gradient of the weight is computed where it will be reduced. widened: bf16 and fp16 are "
       "multiplied in fp32 on CPUs without AVX-512.");
-  module.def("unsplit_embedding", &tensor::unsplit_embedding, py::arg("tokens"), py::arg("weight"),
-             py::arg("padding_index") = -1, without_gil,
-             "torch's embedding; the gradient of the weight is computed where it will be reduced.");
+  module.def(
+      "unsplit_embedding",
+      [](const at::Tensor& tokens, const at::Tensor& weight, int64_t padding_index) {
+        return tensor::unsplit_embedding(tokens, weight, padding_index);
+      },
+      py::arg("tokens"), py::arg("weight"), py::arg("padding_index") = -1, without_gil,
+      "torch's embedding; the gradient of the weight is computed where it will be reduced.");
 }
 
 }  // namespace

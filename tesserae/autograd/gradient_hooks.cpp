@@ -7,6 +7,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "tesserae/autograd/tied_gradient.h"
+
 namespace tesserae::autograd {
 namespace {
 
@@ -70,7 +72,8 @@ GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, Take tak
 
 GradientHooks::~GradientHooks() = default;
 
-at::Tensor gradient_destination(const at::Tensor& parameter) {
+at::Tensor gradient_destination(const at::Tensor& given) {
+  const at::Tensor parameter = tied_leaf(given);
   if (!parameter.is_leaf() || !parameter.requires_grad() || parameter.grad().defined()) return {};
   const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter);
   if (!node || node->post_hooks().size() != 1) return {};

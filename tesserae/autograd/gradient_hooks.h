@@ -31,11 +31,12 @@ class GradientHooks {
 
 /// Where the node that computes the gradient of `parameter` may write it, which saves copying it there later: its slot
 /// in a reduce buffer, [shape of the parameter] in its dtype, content undefined. The node must fill it, return it and
-/// keep no reference; this call takes the buffer, and waits until there is one. Undefined, and then the gradient is a
-/// tensor like any other, if the parameter is of no sharded model, tied or no leaf, its unit was used twice in the
-/// forward, gradients are reduced in another dtype, the slot has one already or was given before in this backward, or
-/// somebody else (hooks, torch::autograd::grad, create_graph) is to see the gradient. Called inside a backward, by the
-/// thread that runs it. After the gradient accumulation fusion of Megatron-LM (github.com/NVIDIA/Megatron-LM).
+/// keep no reference (TiedGradient has one until the other node returns it); this call takes the buffer, and waits
+/// until there is one. Undefined, and then the gradient is a tensor like any other, if the parameter is of no sharded
+/// model, no leaf nor what TiedGradient::first() gave, has several names, its unit was used twice in the forward,
+/// gradients are reduced in another dtype, the slot has one already or was given before in this backward, or somebody
+/// else (hooks, torch::autograd::grad, create_graph) is to see the gradient. Called inside a backward, by the thread
+/// that runs it. After the gradient accumulation fusion of Megatron-LM (github.com/NVIDIA/Megatron-LM).
 at::Tensor gradient_destination(const at::Tensor& parameter);
 
 }  // namespace tesserae::autograd

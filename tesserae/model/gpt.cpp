@@ -99,7 +99,8 @@ at::Tensor GptImpl::forward_rows(const at::Tensor& tokens, const at::Tensor& tar
 // The sum of the losses, or the logits; and the losses of routers, if there are any.
 std::pair<at::Tensor, at::Tensor> GptImpl::forward_padded(const at::Tensor& tokens, const at::Tensor& targets,
                                                           const context::SequencePtr& sequence) {
-  at::Tensor x = embedding_(tokens);
+  const auto tied = config_.tied ? c10::make_intrusive<autograd::TiedGradient>() : autograd::TiedGradientPtr();
+  at::Tensor x = embedding_(tokens, tied);
   if (config_.dropout > 0) {
     const auto placement = config_.sequence_parallel ? tensor::Placement::split : tensor::Placement::repeated;
     x = tensor::dropout(x, config_.dropout, is_training(), placement, config_.parallel);
@@ -112,11 +113,10 @@ std::pair<at::Tensor, at::Tensor> GptImpl::forward_padded(const at::Tensor& toke
     routing = routing.defined() ? routing.add(loss) : loss;
   }
   x = norm_(x);
-  // A view, so that autograd has a gradient of its own here, to which it adds that of the rows in place: only one of
-  // the two could be computed where they are reduced (autograd::gradient_destination).
-  const at::Tensor logits = config_.tied ? tensor::column_linear(x, embedding_->weight.view_as(embedding_->weight), {},
-                                                                 config_.parallel, options_.sequence_dim)
-                                         : head_->forward(x);
+  const at::Tensor logits = config_.tied
+                                ? tensor::column_linear(x, autograd::TiedGradient::first(tied, embedding_->weight), {},
+                                                        config_.parallel, options_.sequence_dim)
+                                : head_->forward(x);
   if (!targets.defined()) {
     return {tensor::gather_from(logits, -1, config_.parallel).narrow(-1, 0, config_.vocabulary), routing};
   }

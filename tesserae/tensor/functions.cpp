@@ -61,15 +61,15 @@ at::Tensor reduce_scatter_sequence(const at::Tensor& x, int64_t dim, const Paral
 }
 
 at::Tensor vocabulary_embedding(const at::Tensor& tokens, const at::Tensor& weight, const ParallelPtr& parallel,
-                                int64_t sequence_dim) {
+                                int64_t sequence_dim, const autograd::TiedGradientPtr& tied) {
   // One rank has the row of a token; the others bring zeros. A token that nobody has is left for at::embedding to
   // refuse, on all ranks.
   const int64_t rows = weight.size(0);
   const at::Tensor local = tokens.sub(parallel->index() * rows);
   const at::Tensor known = tokens.ge(0).logical_and_(tokens.lt(parallel->size() * rows));
   const at::Tensor foreign = local.lt(0).logical_or_(local.ge(rows)).logical_and_(known);
-  const at::Tensor found =
-      unsplit_embedding(local.masked_fill(foreign, 0), weight).masked_fill(foreign.unsqueeze(-1), 0);
+  const at::Tensor found = unsplit_embedding(local.masked_fill(foreign, 0), weight, /*padding_index=*/-1, tied)
+                               .masked_fill(foreign.unsqueeze(-1), 0);
   return sequence_dim == no_sequence ? reduce_from(found, parallel)
                                      : reduce_scatter_sequence(found, sequence_dim, parallel);
 }

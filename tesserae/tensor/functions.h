@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "tesserae/autograd/tied_gradient.h"
 #include "tesserae/tensor/parallel.h"
 
 namespace tesserae::tensor {
@@ -64,8 +65,9 @@ at::Tensor row_linear(const at::Tensor& x, const at::Tensor& weight, const at::T
 
 /// The rows of a table [vocabulary, dimension] for `tokens` (int64, repeated), of which this rank has the rows from
 /// t * R on: `weight` [R, dimension]. The result [..., dimension] is repeated or, with `sequence_dim`, split along it.
+/// `tied`: a later node uses the weight, too.
 at::Tensor vocabulary_embedding(const at::Tensor& tokens, const at::Tensor& weight, const ParallelPtr& parallel,
-                                int64_t sequence_dim = no_sequence);
+                                int64_t sequence_dim = no_sequence, const autograd::TiedGradientPtr& tied = {});
 
 /// The cross entropy in nats of each token, fp32, shape of `targets` [...] (int64, repeated); 0 where the target is
 /// `ignored`. `logits` [..., R]: the columns from t * R on; those from `vocabulary` on are padding and do not count.

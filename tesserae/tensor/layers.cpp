@@ -86,13 +86,13 @@ VocabularyEmbeddingImpl::VocabularyEmbeddingImpl(int64_t vocabulary, int64_t dim
   weight = register_parameter("weight", part({vocabulary, dimension}, options_.parallel->split(0), options_));
 }
 
-at::Tensor VocabularyEmbeddingImpl::forward(const at::Tensor& tokens) const {
+at::Tensor VocabularyEmbeddingImpl::forward(const at::Tensor& tokens, const autograd::TiedGradientPtr& tied) const {
   // Padding rows are nobody's: a token there would be taken, trained and never saved.
   if (tokens.device().is_cpu() && tokens.numel() > 0 && tokens.max().item<int64_t>() >= vocabulary_) {
     throw InvalidArgument("VocabularyEmbedding", cat("a token is ", tokens.max().item<int64_t>(),
                                                      "; it must be below the vocabulary, ", vocabulary_));
   }
-  return vocabulary_embedding(tokens, weight, options_.parallel, options_.sequence_dim);
+  return vocabulary_embedding(tokens, weight, options_.parallel, options_.sequence_dim, tied);
 }
 
 std::vector<SplitParameter> VocabularyEmbeddingImpl::split_parameters() const {

@@ -62,7 +62,7 @@ TORCH_MODULE(RowLinear);
 class VocabularyEmbeddingImpl : public torch::nn::Module, public SplitParameters {
  public:
   VocabularyEmbeddingImpl(int64_t vocabulary, int64_t dimension, const LayerOptions& options);
-  at::Tensor forward(const at::Tensor& tokens) const;
+  at::Tensor forward(const at::Tensor& tokens, const autograd::TiedGradientPtr& tied = {}) const;
   std::vector<SplitParameter> split_parameters() const override;
 
   at::Tensor weight;  ///< [ceil(vocabulary / T), dimension]

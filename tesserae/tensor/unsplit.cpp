@@ -4,6 +4,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_unique2.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/linear.h>
@@ -64,11 +65,29 @@ struct Linear : torch::autograd::Function<Linear> {
   }
 };
 
+// Adds to `table` the gradients `rows` [n, dimension] of the rows that `tokens` [n] name: first those of one token, so
+// that what is rounded is what would be if there were nothing in the table yet. On a device the host would have to wait
+// for the number of rows that are named.
+void add_rows(const at::Tensor& table, const at::Tensor& tokens, const at::Tensor& rows, int64_t padding) {
+  if (!table.is_cpu()) {
+    table.add_(at::embedding_dense_backward(rows, tokens, table.size(0), padding, false));
+    return;
+  }
+  const auto [named, place, counts] = at::_unique2(tokens, /*sorted=*/true, /*return_inverse=*/true);
+  at::Tensor sums = at::embedding_dense_backward(rows, place, named.size(0), /*padding_idx=*/-1, false);
+  if (padding >= 0) sums.masked_fill_(named.eq(padding).unsqueeze(-1), 0);
+  table.index_add_(0, named, sums);
+}
+
 struct Embedding : torch::autograd::Function<Embedding> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, const at::Tensor& tokens,
-                            int64_t padding_index) {
+                            int64_t padding_index, const autograd::TiedGradientPtr& tied) {
     context->save_for_backward({weight, tokens});
     context->saved_data["padding_index"] = padding_index;
+    if (tied) {
+      tied->expect_sum();
+      context->saved_data["tied"] = c10::IValue::make_capsule(tied);
+    }
     const at::AutoDispatchBelowADInplaceOrView guard;
     return at::embedding(weight, tokens, padding_index);
   }
@@ -77,14 +96,21 @@ struct Embedding : torch::autograd::Function<Embedding> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &weight = saved[0], &tokens = saved[1];
     const int64_t padding = context->saved_data["padding_index"].toInt();
+    if (const auto tied = context->saved_data.find("tied"); tied != context->saved_data.end()) {
+      const auto of_both = c10::static_intrusive_pointer_cast<autograd::TiedGradient>(tied->second.toCapsule());
+      if (at::Tensor sum = of_both->take(); sum.defined()) {
+        add_rows(sum, tokens.flatten(), gradients[0].reshape({-1, weight.size(1)}), padding);
+        return {sum, {}, {}, {}};
+      }
+    }
     // On a device the order of additions would be a matter of chance.
     at::Tensor destination = weight.is_cpu() ? autograd::gradient_destination(weight) : at::Tensor();
     if (!destination.defined()) {
-      return {at::embedding_dense_backward(gradients[0], tokens, weight.size(0), padding, false), {}, {}};
+      return {at::embedding_dense_backward(gradients[0], tokens, weight.size(0), padding, false), {}, {}, {}};
     }
     destination.zero_().index_add_(0, tokens.flatten(), gradients[0].reshape({-1, weight.size(1)}));
     if (padding >= 0) destination[padding].zero_();
-    return {destination, {}, {}};
+    return {destination, {}, {}, {}};
   }
 };
 
@@ -102,8 +128,9 @@ at::Tensor unsplit_linear(const at::Tensor& x, const at::Tensor& weight, const s
   return at::linear(x, weight, bias);
 }
 
-at::Tensor unsplit_embedding(const at::Tensor& tokens, const at::Tensor& weight, int64_t padding_index) {
-  if (learns(weight) && unobserved(tokens, weight)) return Embedding::apply(weight, tokens, padding_index);
+at::Tensor unsplit_embedding(const at::Tensor& tokens, const at::Tensor& weight, int64_t padding_index,
+                             const autograd::TiedGradientPtr& tied) {
+  if (learns(weight) && unobserved(tokens, weight)) return Embedding::apply(weight, tokens, padding_index, tied);
   return at::embedding(weight, tokens, padding_index);
 }
 

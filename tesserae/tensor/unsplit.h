@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "tesserae/autograd/tied_gradient.h"
 #include "tesserae/tensor/product.h"
 
 namespace tesserae::tensor {
@@ -21,7 +22,8 @@ at::Tensor unsplit_linear(const at::Tensor& x, const at::Tensor& weight, const s
                           Products products = Products::as_torch);
 
 /// The rows of `weight` [vocabulary, dimension] that `tokens` (int64) name: [shape of tokens, dimension]. Row
-/// `padding_index`, if there is one (not negative), has no gradient.
-at::Tensor unsplit_embedding(const at::Tensor& tokens, const at::Tensor& weight, int64_t padding_index = -1);
+/// `padding_index`, if there is one (not negative), has no gradient. `tied`: another node uses the weight, too.
+at::Tensor unsplit_embedding(const at::Tensor& tokens, const at::Tensor& weight, int64_t padding_index = -1,
+                             const autograd::TiedGradientPtr& tied = {});
 
 }  // namespace tesserae::tensor

@@ -11,6 +11,7 @@
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
 #include "tesserae/shard/unit.h"
+#include "tesserae/tensor/functions.h"
 #include "tesserae/tensor/layers.h"
 #include "tests/tensor/ranks.h"
 
@@ -74,6 +75,20 @@ class TiedImpl : public torch::nn::Module {
 
  private:
   at::Tensor weight_;
+};
+
+/// One weight, of an embedding and a head. `together`: what the head brings waits for the rows where it is reduced.
+template <bool together>
+class TableAndHeadImpl : public torch::nn::Module {
+ public:
+  TableAndHeadImpl() { register_module("table", table.ptr()); }
+  at::Tensor forward(const at::Tensor& tokens) {
+    const auto tied = c10::make_intrusive<autograd::TiedGradient>();
+    const at::Tensor x = table(tokens, together ? tied : autograd::TiedGradientPtr()).tanh();
+    return column_linear(x, autograd::TiedGradient::first(tied, table->weight), {}, one_rank().parallel);
+  }
+
+  VocabularyEmbedding table{7, width, one_rank()};
 };
 
 /// Units of two layers, one after the other.
@@ -168,6 +183,45 @@ TEST(GradientPlace, TiedWeightsAreAddedUpElsewhere) {
   const at::Tensor tokens = at::tensor({3, 0, 3, 6, 3, 0});
   const auto expected = expected_of<TiedImpl>(tokens, 1);
   on_two_ranks<TiedImpl>([&](auto& model, shard::Sharded& sharded) {
+    loss_of(model(tokens)).backward();
+    expect_gradients(sharded, expected);
+    EXPECT_EQ(sharded.statistics().gradients_in_place, 0);
+  });
+}
+
+// The head's gradient lies there from the begin of a backward on, and the rows are added at its end, once each.
+TEST(GradientPlace, ATableThatIsTheHeadToo) {
+  const at::Tensor tokens = at::tensor({3, 0, 3, 6, 3, 0});
+  for (const int backwards : {1, 3}) {
+    const auto expected = expected_of<TableAndHeadImpl<false>>(tokens, backwards);
+    const auto alone = expected_of<TableAndHeadImpl<true>>(tokens, backwards);
+    EXPECT_TRUE(at::equal(expected.at("table.weight"), alone.at("table.weight")));
+    on_two_ranks<TableAndHeadImpl<true>>([&](auto& model, shard::Sharded& sharded) {
+      for (int step = 1; step <= 2; ++step) {
+        sharded.zero_grad();
+        {
+          const auto waiting = sharded.no_sync();
+          for (int i = 1; i < backwards; ++i) loss_of(model(tokens)).backward();
+        }
+        loss_of(model(tokens)).backward();
+        expect_gradients(sharded, expected);
+        EXPECT_EQ(sharded.statistics().gradients_in_place, step) << "the first of an accumulation";
+      }
+    });
+  }
+}
+
+TEST(GradientPlace, ATableThatIsTheHeadTooForWhoAsksForIts) {
+  const at::Tensor tokens = at::tensor({3, 0, 3, 6, 3, 0});
+  const auto expected = expected_of<TableAndHeadImpl<false>>(tokens, 1);
+  on_two_ranks<TableAndHeadImpl<true>>([&](auto& model, shard::Sharded& sharded) {
+    const at::Tensor loss = loss_of(model(tokens));
+    for (int i = 0; i < 2; ++i) {
+      const auto asked = torch::autograd::grad({loss}, {model->table->weight}, {}, /*retain_graph=*/true);
+      EXPECT_TRUE(at::equal(asked[0], expected.at("table.weight")));
+    }
+    // That the unit was used twice is a reason to compute its gradients elsewhere.
+    (void)model(tokens);
     loss_of(model(tokens)).backward();
     expect_gradients(sharded, expected);
     EXPECT_EQ(sharded.statistics().gradients_in_place, 0);
