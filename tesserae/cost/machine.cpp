@@ -70,7 +70,8 @@ Json to_json(const Machine& machine) {
                       {"attention", points_of(rates.attention)},
                       {"activations", points_of(rates.activations)},
                       {"loss", points_of(rates.loss)},
-                      {"process", rates.process}};
+                      {"process", rates.process},
+                      {"widened", rates.widened}};
   }
   const Links& links = machine.links;
   return {{"machine", format},
@@ -114,7 +115,8 @@ Machine machine_from(const nlohmann::json& document) {
                                 .attention = curve_from(rates.at("attention")),
                                 .activations = curve_from(rates.at("activations")),
                                 .loss = curve_from(rates.at("loss")),
-                                .process = rates.at("process")};
+                                .process = rates.at("process"),
+                                .widened = rates.value("widened", false)};
     }
     machine.optimizer = curve_from(document.at("optimizer"));
     machine.gather = curve_from(document.at("gather"));

@@ -21,7 +21,8 @@ struct Machine {
     Curve activations;  ///< bytes/s: of what a block keeps for its backward, by how much that is; norms, rotary
                         ///< positions, gates and sums of it, forward and backward
     Curve loss;         ///< the same of logits and their loss
-    double process = 0;  ///< bytes that a rank takes in its place beside its model
+    double process = 0;    ///< bytes that a rank takes in its place beside its model
+    bool widened = false;  ///< products are of fp32 copies, which take memory (tensor::widens_products)
 
     bool operator==(const Compute&) const = default;
   };

@@ -9,6 +9,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/context/parallel.h"
 #include "tesserae/experts/dispatch.h"
+#include "tesserae/tensor/product.h"
 
 // docs/plan.md derives the formulas of this file.
 namespace tesserae::cost {
@@ -142,6 +143,25 @@ double gradient_bytes_of_token(const model::GptConfig& model, const Execution& r
   return run.compute_bytes * (2 * f / run.tensor + 2 * d / stream_parts(run)) + gathered_bytes_of_token(model, run);
 }
 
+/// Bytes of the fp32 copies that a widened product [m, k] x [k, n] takes: of the smaller operand, and of the other and
+/// the result block by block.
+double bytes_of_copies(double m, double k, double n) {
+  const double block = tensor::kProductBlockBytes;
+  return 4 * k * std::min(m, n) + std::min(block, 4 * std::max(m, n) * (k + std::min(m, n)));
+}
+
+/// Those of the products of a layer [in, out], for the tokens of a rank.
+struct Copies {
+  double result = 0, of_input = 0, of_weight = 0;  // forward, and the gradients
+
+  double most() const { return std::max({result, of_input, of_weight}); }
+};
+Copies copies_of_layer(const Execution& run, double in, double out) {
+  if (!run.widened) return {};
+  const double tokens = run.tokens();
+  return {bytes_of_copies(tokens, in, out), bytes_of_copies(tokens, out, in), bytes_of_copies(out, tokens, in)};
+}
+
 /// Bytes for each token of a rank that the attention of one layer takes while keys and values come and their gradients
 /// go, piece by piece: what is sent, what is worked on, what comes, and three of these in fp32.
 double exchange_bytes_of_token(const model::GptConfig& model, const Execution& run) {
@@ -184,12 +204,22 @@ Activations activations_of(const model::GptConfig& given, const Execution& run) 
   const double gradients = gradient_bytes_of_token(model, run);
   Activations result;
   result.exchange = tokens * exchange_bytes_of_token(model, run);
-  if (!run.recompute) {  // the head is gone when the backward of the blocks begins
-    result.blocks = tokens * (layers * block + std::max(0.0, gradients - head));
-  } else {
-    result.blocks = tokens * (layers * input + std::max(0.0, block + gradients - head));
-  }
+  const double rows = rows_of(model, run), of_head = run.gradients_apart ? c * d * rows : 0;
+  // The gradient of the input comes first, then that of the weight. Without a split the logits are gone by then.
+  const Copies copies = copies_of_layer(run, d, rows);
+  const double in_head =
+      std::max(copies.of_input, of_head + copies.of_weight) - (run.tensor > 1 ? 0 : tokens * c * rows);
+  // A tied head's stays until the embedding adds its rows. Gate and up get theirs together, when what they gave and
+  // what was made of it is gone.
+  const double f = static_cast<double>(model.feed_forward) / run.tensor, of_gate_and_up = 2 * c * d * f;
+  const bool apart = run.gradients_apart && model.experts == 0;
+  const double in_block = tokens * (gradients + (run.recompute ? block : 0)) + (model.tied ? of_head : 0) +
+                          (apart ? std::max(0.0, of_gate_and_up - tokens * 4 * c * f) : 0) +
+                          copies_of_layer(run, d, std::max(f, d / run.tensor)).most();
   result.head = tokens * head;
+  result.blocks = tokens * layers * (run.recompute ? input : block);
+  // The head is gone when the backward of blocks begins.
+  result.blocks += std::max({0.0, in_head, in_block - result.head});
   return result;
 }
 

@@ -19,6 +19,10 @@ struct Execution {
   bool recompute = false;         ///< blocks keep their input only and run forward again in backward
   bool sequence_parallel = true;  ///< between the split layers activations are split by tokens
   bool composed_norms = false;    ///< torch has no kernel for the norm, as on the CPU: each keeps a tensor more
+  bool widened = false;           ///< products are of fp32 copies, block by block (tensor::widens_products)
+  /// Gradients of weights are computed beside the place where they are reduced, as in another dtype than that they must
+  /// be, and all but the first of micro-batches that add up whole.
+  bool gradients_apart = false;
 
   double tokens() const {  ///< of a rank
     return static_cast<double>(sequence) * static_cast<double>(micro_batch) / context;
@@ -43,7 +47,8 @@ PartSizes part_sizes(const model::GptConfig& model, int tensor, int expert = 1);
 /// tokens, here and below.
 struct Activations {
   double blocks = 0;    ///< kept from forward to backward; with `recompute` the inputs, and one block being run again;
-                        ///< gradients in a block, where there are more than the head needs before
+                        ///< gradients in a block, those of weights that are computed apart, and fp32 copies of
+                        ///< products, where that is more than the head needs before
   double head = 0;      ///< last norm, logits, and the loss with its gradient
   double exchange = 0;  ///< of context ranks: keys and values on their way, of one layer
   double total() const { return blocks + head + exchange; }

@@ -87,6 +87,7 @@ Entry entry_of(const cost::Workload& workload, const Training& training, const C
   run.expert = expert;
   run.micro_batch = micro_batch;
   run.composed_norms = cluster.machine.shares_place;
+  run.widened = cluster.machine.of(training.dtype).widened;
   Entry entry;
   entry.tensor = tensor;
   entry.context = context;
@@ -94,6 +95,7 @@ Entry entry_of(const cost::Workload& workload, const Training& training, const C
   entry.ranks = cluster.devices / tensor;
   entry.micro_batch = micro_batch;
   entry.micro_batches = training.batch / (entry.ranks / context) / micro_batch;
+  run.gradients_apart = run.compute_bytes != training.reduce_bytes || (entry.micro_batches > 1 && !training.two_hop);
   entry.activations = workload.activations(run);
   const auto times = static_cast<double>(entry.micro_batches);
   entry.tensor_hop = hop_of(workload.tensor_traffic(run), cluster, times, tensor);

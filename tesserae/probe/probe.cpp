@@ -15,6 +15,7 @@
 #include "tesserae/os/memory.h"
 #include "tesserae/os/process.h"
 #include "tesserae/probe/measure.h"
+#include "tesserae/tensor/product.h"
 
 namespace tesserae::probe {
 namespace {
@@ -54,6 +55,12 @@ void use_rings(comm::Fabric& fabric) {
 /// was, as between the steps of a job, and counts.
 void use_libraries(const at::Device& device, const std::string& dtype) {
   const auto options = at::TensorOptions(device).dtype(scalar_type_of(dtype));
+  {
+    // They keep buffers of the size that the largest product needs.
+    const at::Tensor weight = at::zeros({512, 4096}, options), x = at::zeros({512, 512}, options);
+    tensor::product(tensor::product(x, weight), weight.t());
+  }
+  os::give_back_freed_memory();
   model::GptImpl model(
       {.vocabulary = 512, .dimension = 64, .layers = 1, .heads = 1, .device = device, .dtype = scalar_type_of(dtype)});
   const at::Tensor tokens = at::randint(512, {2, 128}, options.dtype(at::kLong));
@@ -85,7 +92,6 @@ cost::Machine probe(const std::shared_ptr<comm::Fabric>& fabric, const ProbeOpti
   std::map<std::string, double> process;
   use_rings(*fabric);
   for (const std::string& dtype : options.dtypes) {
-    os::give_back_freed_memory();
     use_libraries(fabric->device(), dtype);
     fabric->everyone().barrier();  // all of them are there, and share what they share
     process[dtype] = mean_over_ranks(*fabric, process_bytes(*fabric));
@@ -94,6 +100,7 @@ cost::Machine probe(const std::shared_ptr<comm::Fabric>& fabric, const ProbeOpti
   for (const std::string& dtype : options.dtypes) {
     machine.compute[dtype] = measure_compute(bench, dtype);
     machine.compute[dtype].process = process[dtype];
+    machine.compute[dtype].widened = fabric->device().is_cpu() && tensor::widens_products(scalar_type_of(dtype));
   }
   measure_moving(bench, machine);
   return machine;

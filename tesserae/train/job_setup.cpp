@@ -5,6 +5,7 @@
 #include "tesserae/comm/device_transport.h"
 #include "tesserae/config/state_ranks.h"
 #include "tesserae/experts/dispatch.h"
+#include "tesserae/tensor/product.h"
 #include "tesserae/train/data_paths.h"
 #include "tesserae/train/device.h"
 #include "tesserae/train/progress.h"
@@ -175,15 +176,19 @@ shard::Options options_of(const config::Config& config, const JobSetup& setup) {
 }
 
 cost::Execution execution_of(const config::Config& config, const JobSetup& setup) {
+  const at::ScalarType compute = setup.precision.parameters.value_or(setup.model.dtype);
+  const bool adds_up_whole = config.train.accumulate > 1 && config.train.accumulation == shard::Accumulation::local;
   return {.sequence = config.data.sequence_length,
           .micro_batch = config.train.batch_per_rank,
           .tensor = setup.mesh.degree(mesh::Axis::tensor),
           .context = setup.mesh.degree(mesh::Axis::context),
           .expert = setup.mesh.degree(mesh::Axis::expert),
-          .compute_bytes = static_cast<int>(c10::elementSize(setup.precision.parameters.value_or(setup.model.dtype))),
+          .compute_bytes = static_cast<int>(c10::elementSize(compute)),
           .recompute = config.checkpoint_activations,
           .sequence_parallel = config.sharding.sequence_parallel,
-          .composed_norms = setup.device.is_cpu()};
+          .composed_norms = setup.device.is_cpu(),
+          .widened = setup.device.is_cpu() && tensor::widens_products(compute),
+          .gradients_apart = adds_up_whole || setup.precision.reduce.value_or(compute) != compute};
 }
 
 cost::Leaving leaving_of(const config::Config& config) {
