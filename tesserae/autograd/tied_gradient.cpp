@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include "tesserae/autograd/node.h"
+#include "tesserae/base/error.h"
 
 namespace tesserae::autograd {
 
@@ -21,14 +22,19 @@ struct KeepGradient : torch::autograd::Function<KeepGradient> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     if (at::GradMode::is_enabled()) return {gradients[0], {}};
-    const auto tied = kept<TiedGradient>(context, "what is kept has");
+    const auto tied = kept<TiedGradient>(context, "tied parameters have");
     tied->gradient_ = gradients[0];
     return {{}, {}};
   }
 };
 
 at::Tensor TiedGradient::first(const TiedGradientPtr& tied, const at::Tensor& parameter) {
-  return tied->expected_ ? KeepGradient::apply(parameter, tied) : parameter.view_as(parameter);
+  if (!tied) {
+    throw InvalidArgument("TiedGradient::first",
+                          "there is none; make one in each forward and give it to the embedding");
+  }
+  const bool expected = tied->parameter_ == parameter.unsafeGetTensorImpl();
+  return expected ? KeepGradient::apply(parameter, tied) : parameter.view_as(parameter);
 }
 
 at::Tensor tied_leaf(const at::Tensor& tensor) {

@@ -16,18 +16,19 @@ namespace tesserae::autograd {
 /// On the thread that computes.
 class TiedGradient : public torch::CustomClassHolder {
  public:
-  /// For the node that comes last in backward, in its forward: it will ask for take(), and return the sum.
-  void expect_sum() { expected_ = true; }
+  /// For the node that comes last in backward, in its forward: it will ask for take(), and return the sum for
+  /// `parameter`.
+  void expect_sum(const at::Tensor& parameter) { parameter_ = parameter.unsafeGetTensorImpl(); }
   /// `parameter` for the node that comes first in backward: a view of it, whose gradient `tied` keeps if expect_sum()
-  /// was called, and which is autograd's to add if it was not, or if it is to be differentiated again. What the node
-  /// gives as its gradient must be nobody else's: it is changed in place.
+  /// was called for it, and which is autograd's to add if it was not, or if it is to be differentiated again. What the
+  /// node gives as its gradient must be nobody else's: it is changed in place. Throws InvalidArgument without `tied`.
   static at::Tensor first(const c10::intrusive_ptr<TiedGradient>& tied, const at::Tensor& parameter);
   /// For the other node's backward: what was kept, which is its own from then on; undefined if nothing was.
   at::Tensor take() { return std::exchange(gradient_, at::Tensor()); }
 
  private:
   friend struct KeepGradient;
-  bool expected_ = false;
+  const void* parameter_ = nullptr;  // of which the sum is expected
   at::Tensor gradient_;
 };
 

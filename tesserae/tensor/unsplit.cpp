@@ -85,7 +85,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
     context->save_for_backward({weight, tokens});
     context->saved_data["padding_index"] = padding_index;
     if (tied) {
-      tied->expect_sum();
+      tied->expect_sum(weight);
       context->saved_data["tied"] = c10::IValue::make_capsule(tied);
     }
     const at::AutoDispatchBelowADInplaceOrView guard;

@@ -189,7 +189,7 @@ TEST(GradientPlace, TiedWeightsAreAddedUpElsewhere) {
   });
 }
 
-// The head's gradient lies there from the begin of a backward on, and the rows are added at its end, once each.
+// The head's gradient is there from the start of backward; the embedding adds its rows at the end, each row once.
 TEST(GradientPlace, ATableThatIsTheHeadToo) {
   const at::Tensor tokens = at::tensor({3, 0, 3, 6, 3, 0});
   for (const int backwards : {1, 3}) {
@@ -226,6 +226,26 @@ TEST(GradientPlace, ATableThatIsTheHeadTooForWhoAsksForIts) {
     expect_gradients(sharded, expected);
     EXPECT_EQ(sharded.statistics().gradients_in_place, 0);
   });
+}
+
+TEST(GradientPlace, OneOfAnotherTableIsNotKept) {
+  const at::Tensor tokens = at::tensor({3, 0, 6});
+  VocabularyEmbedding table{7, width, one_rank()};
+  fill_parameters(*table, fill);
+  const at::Tensor other = numbers({7, width}, 12).requires_grad_();
+  const auto train = [&](const at::Tensor& head) {
+    loss_of(column_linear(table(tokens).tanh(), head, {}, one_rank().parallel)).backward();
+    return std::pair(std::exchange(table->weight.mutable_grad(), at::Tensor()),
+                     std::exchange(at::Tensor(other).mutable_grad(), at::Tensor()));
+  };
+  const auto [of_table, of_other] = train(other);
+  const auto tied = c10::make_intrusive<autograd::TiedGradient>();
+  loss_of(
+      column_linear(table(tokens, tied).tanh(), autograd::TiedGradient::first(tied, other), {}, one_rank().parallel))
+      .backward();
+  EXPECT_TRUE(at::equal(table->weight.grad(), of_table));
+  EXPECT_TRUE(at::equal(other.grad(), of_other));
+  EXPECT_THROW((void)autograd::TiedGradient::first({}, other), InvalidArgument);
 }
 
 TEST(GradientPlace, WhatWasAccumulatedIsAddedTo) {
