@@ -14,6 +14,7 @@ Four ranks, two on each host, fp32. Faults:
   host-cut-off   the same job; the cable is pulled for longer than the deadline and put back when the first host has
                  gone on
   rank-killed, rank-stopped  the same job; a rank of the second host is lost, the cable stays
+  rank-replaced  the same; the job replaces ranks (recovery.replacements)
   host-waited    the same job; the cable is put back before (the first of --seconds)
   first-host-killed  the same job; all processes of the first host are killed, behind a pulled cable. Then the job is
                  started again with --resume auto
@@ -52,6 +53,7 @@ SAVED_EVERY = 5
 SAVED = f"checkpoint.every_steps={SAVED_EVERY}"
 PLAIN = "model.dropout=0"  # masks belong to ranks
 SURVIVES = [PLAIN, SAVED, f"recovery.min_ranks={RANKS // HOSTS_OF_JOB}"]
+REPLACES = [PLAIN, SAVED, "recovery.replacements=1"]
 LAYOUTS = ["2,2,2", "4,4,4"]  # P,G,O: each host has all of the state; it has half of it
 # Each rank's own output and exit status, whatever becomes of the others. Hosts stand as long as somebody wants them.
 KEPT = (
@@ -315,6 +317,34 @@ def survives(outcome: Outcome, arguments: argparse.Namespace, config: Path, fold
         outcome.wrong.append("a finished step was lost")
 
 
+def rank_replaced(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
+    """The launcher of its host starts a new process; all others go on in theirs, to the bit."""
+    run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout, PLAIN)
+    made = command(arguments, config, run, outcome.layout, *REPLACES)
+    with Job(made, folder / "said", arguments, a_host=1) as job:
+        at_step(job, run, arguments.at)
+        before = [job.ranks_of(host) for host in range(HOSTS_OF_JOB)]
+        victim = max(before[1])
+        os.kill(victim, signal.SIGKILL)
+        start, reached = time.monotonic(), last_step(run)
+        wait_until(lambda: last_step(run) > reached or job.process.poll() is not None, 120, "a step")
+        outcome.seconds_to_next_step = time.monotonic() - start
+        after = [job.ranks_of(host) for host in range(HOSTS_OF_JOB)]
+        job.process.wait(300)
+        note_end(outcome, job)
+        said = job.said(0)
+    if after[0] != before[0] or len(after[1]) != len(before[1]) or after[1] & before[1] != before[1] - {victim}:
+        outcome.wrong.append(f"ranks were the processes {before}, now {after}; it said {said[-800:]}")
+    if outcome.statuses != [0, 0]:
+        outcome.wrong.append(f"statuses {outcome.statuses}; it said {said[-800:]}")
+    compare(outcome, run, alone, arguments.steps)
+    outcome.steps_lost = sum(int(steps) for steps in re.findall(r"(\d+) steps back", said))
+    if outcome.layout == "2,2,2" and outcome.steps_lost > 0:
+        outcome.wrong.append("a finished step was lost")
+    if outcome.worst_loss != 0:
+        outcome.wrong.append("losses are not the same to the bit")
+
+
 def first_host_killed(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
     """Nobody is left to decide: the second host's processes end."""
     run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout, PLAIN)
@@ -368,6 +398,7 @@ FAULTS: dict[str, Callable[[Outcome, argparse.Namespace, Path, Path], None]] = {
     "host-waited": survives,
     "rank-killed": survives,
     "rank-stopped": survives,
+    "rank-replaced": rank_replaced,
     "first-host-killed": first_host_killed,
 }
 

@@ -1,29 +1,78 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cli/python.h"
+#include "cli/start.h"
 #include "cli/verbs.h"
 #include "tesserae/config/json.h"
+#include "tesserae/config/sagemaker.h"
+#include "tesserae/os/files.h"
 #include "tesserae/os/seconds.h"
 #include "tesserae/train/launcher.h"
 
 namespace tesserae::cli {
 
+namespace {
+
+struct RunArguments {
+  int nproc = 0, hosts = 0, host = 0;  // 0 ranks or hosts: not given
+  int port = 29500;
+  std::string address, shared;
+  int replacements = 0, spares = 0, min_ranks = 0;
+  double grace_seconds = 20, host_deadline_seconds = 300;
+};
+
+/// The ranks and hosts that the options name, else what the platform says of this process.
+train::LocalJob find_job(const RunArguments& arguments) {
+  if (arguments.hosts > 0) {
+    if (arguments.hosts > 1 && arguments.address.empty()) {
+      throw config::ConfigError("", "--hosts needs --address, by which all of them reach the first one");
+    }
+    train::LocalJob job;
+    job.ranks = std::max(arguments.nproc, 1);
+    job.hosts = arguments.hosts;
+    job.host = arguments.host;
+    job.address = arguments.address;
+    job.port = static_cast<uint16_t>(arguments.port);
+    return job;
+  }
+  const Start start = find_start(arguments.nproc, 1, config::sagemaker_environment());
+  if (start.ranks == 1 || !start.is_rank) return start.job;
+  throw config::ConfigError("",
+                            cat(start.by, " has started ", start.ranks, " ranks, and `tesserae run` starts its own: ",
+                                "run the script itself there, or one `tesserae run` on each host"));
+}
+
+/// Ranks of several hosts have no memory in common.
+void share_memory(train::LocalJob& job, const std::string& shared) {
+  const bool survives = job.replacements > 0 || job.min_ranks > 0;
+  if (!shared.empty()) {
+    if (os::files().status(shared).kind != os::FileKind::directory)
+      throw config::ConfigError("", cat("--shared ", shared, ": there is no such folder"));
+    job.memory = std::filesystem::canonical(shared);
+    job.environment["TESSERAE_SHARED"] = job.memory;
+  } else if (job.hosts > 1 && survives) {
+    throw config::ConfigError("",
+                              "on several hosts, ranks that go on after a loss need a folder that all hosts see, for "
+                              "the state that those that are left hold: --shared FOLDER");
+  }
+}
+
+}  // namespace
+
 void add_run(CLI::App& program, int& status) {
-  struct Arguments {
-    int nproc = 1, replacements = 0, spares = 0, min_ranks = 0;
-    double grace_seconds = 20;
-  };
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<RunArguments>();
   CLI::App* verb =
       program.add_subcommand("run", "Start the ranks of a Python script on this host, and keep them going");
   verb->prefix_command();
-  verb->add_option("--nproc", arguments->nproc, "So many ranks")
+  verb->add_option("--nproc", arguments->nproc,
+                   "So many ranks on this host (default: as many as the platform says, one for each accelerator, or 1)")
       ->check(CLI::Range(1, 4096))
-      ->type_name("N")
-      ->capture_default_str();
+      ->type_name("N");
   verb->add_option("--replacements", arguments->replacements,
                    "So often a new process takes the place of a rank that was lost")
       ->check(CLI::Range(0, 1 << 20))
@@ -39,6 +88,28 @@ void add_run(CLI::App& program, int& status) {
       ->check(CLI::Range(0, 4096))
       ->type_name("N")
       ->capture_default_str();
+  verb->add_option("--hosts", arguments->hosts,
+                   "So many hosts have the job, each with a `tesserae run` like this (default: as the platform says)")
+      ->check(CLI::Range(1, 1 << 16))
+      ->type_name("N");
+  verb->add_option("--host", arguments->host, "Which of them this one is")
+      ->check(CLI::Range(0, 1 << 16))
+      ->type_name("I")
+      ->capture_default_str();
+  verb->add_option("--address", arguments->address, "By which all of them reach the first one");
+  verb->add_option("--port", arguments->port, "The same: where it listens")
+      ->check(CLI::Range(1, 65535))
+      ->type_name("P")
+      ->capture_default_str();
+  verb->add_option("--shared", arguments->shared,
+                   "A folder that all hosts see, where ranks keep what others go on from (default: /dev/shm, on one "
+                   "host)")
+      ->type_name("FOLDER");
+  verb->add_option("--host-deadline", arguments->host_deadline_seconds,
+                   "A host of which nothing is heard for so long is lost, with its ranks")
+      ->check(CLI::PositiveNumber)
+      ->type_name("SECONDS")
+      ->capture_default_str();
   verb->add_option("--grace", arguments->grace_seconds, "How long ranks may take to end when this process is asked to")
       ->check(CLI::NonNegativeNumber)
       ->type_name("SECONDS")
@@ -48,6 +119,11 @@ void add_run(CLI::App& program, int& status) {
       "A script that trains inside tsm.elastic (docs/python.md) goes on in the same processes when a rank is lost, "
       "and\n"
       "`tesserae scale` changes the number of its ranks.\n"
+      "On several hosts each has a `tesserae run`, with the same options: in a job of SageMaker, a PyTorchJob of "
+      "Kubernetes,\n"
+      "or as the only task of a node of Slurm or mpirun it finds the others by itself, else --hosts, --host and "
+      "--address\n"
+      "say it.\n"
       "Ctrl-C, SIGTERM and SIGUSR1 are handed on to the ranks; once more ends them at once.");
   verb->callback([arguments, verb, &status] {
     const std::vector<std::string> words = verb->remaining();
@@ -55,8 +131,7 @@ void add_run(CLI::App& program, int& status) {
     // CLI11 takes an option that it does not know for the script.
     if (words.front().starts_with("-")) throw CLI::ExtrasError({words.front()});
     Script script = python_script("run", words);
-    train::LocalJob job;
-    job.ranks = arguments->nproc;
+    train::LocalJob job = find_job(*arguments);
     job.command = script.command;
     job.environment = script.environment;
     job.environment["TESSERAE_MIN_RANKS"] = std::to_string(arguments->min_ranks);
@@ -64,6 +139,8 @@ void add_run(CLI::App& program, int& status) {
     job.replacements = arguments->replacements;
     job.spares = arguments->spares;
     job.min_ranks = arguments->min_ranks;
+    job.host_patience = os::milliseconds(arguments->host_deadline_seconds);
+    share_memory(job, arguments->shared);
     status = train::run_local_job(job);
   });
 }

@@ -3,7 +3,8 @@
 //  1. The launcher of the first host serves the job's store and counts epochs, as on one host (membership.cpp); the
 //     others start their ranks and tell it how these end. Each of these launchers beats.
 //  2. Ranks whose operations failed name those of which nothing was heard. Of such a rank on another host the first
-//     launcher asks that host's to kill it, and counts it as lost once it says that it has ended.
+//     launcher asks that host's to kill it, and counts it as lost once it says that it has ended. If it is replaced,
+//     that host's launcher is told to start the new process.
 //  3. A host whose launcher has not beaten for `patience` is given up, with all of its ranks, and for good.
 //  4. A launcher that has had no answer for `patience`, counted from a beat that was answered, kills its ranks. So they
 //     are gone when the others go on, whatever cut it off, since the first launcher counts from when it saw that beat,
@@ -29,6 +30,7 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/comm/error.h"
+#include "tesserae/comm/membership.h"
 #include "tesserae/os/clock.h"
 
 namespace tesserae::comm {
@@ -52,7 +54,7 @@ std::string exits_of(int host) {
   return cat("exits/", host);
 }
 std::string order_of(int host, int number) {
-  return cat("kill/", host, "/", number);
+  return cat("order/", host, "/", number);
 }
 std::string launchers_of(int host) {
   return cat("launchers/", host);
@@ -61,10 +63,24 @@ std::string given_up_key(int host) {
   return cat("given-up/", host);
 }
 constexpr const char* job_over = "over";
-constexpr int host_left = -1;  // in place of a rank that ended
+constexpr int host_left = -1;  // in place of a process that ended
 
 std::vector<uint8_t> as_bytes(const std::string& text) {
   return {text.begin(), text.end()};
+}
+
+std::string text_of(const Order& order) {
+  return cat(order.kind == Order::Kind::kill ? "kill" : "start", " ", order.process, " ", order.local_rank, " ",
+             order.rank, " ", order.ranks, " ", order.epoch);
+}
+
+Order order_from(const std::string& text) {
+  std::istringstream words(text);
+  std::string kind;
+  Order order;
+  words >> kind >> order.process >> order.local_rank >> order.rank >> order.ranks >> order.epoch;
+  order.kind = kind == "kill" ? Order::Kind::kill : Order::Kind::start;
+  return order;
 }
 
 }  // namespace
@@ -88,11 +104,11 @@ void OtherHosts::look() {
     if (host.given_up || host.left) continue;
     std::istringstream exits(store_->get_to_str(exits_of(static_cast<int>(number))));
     os::Exit exit;
-    for (int rank = 0; exits >> rank >> exit.code >> exit.signal;) {
-      if (rank == host_left)
+    for (int process = 0; exits >> process >> exit.code >> exit.signal;) {
+      if (process == host_left)
         host.left = true;
       else
-        exits_[rank] = exit;
+        exits_[process] = exit;
     }
     const int64_t beats = store_->add(beats_of(static_cast<int>(number)), 0);
     const bool came_again = store_->add(launchers_of(static_cast<int>(number)), 0) > 1;
@@ -106,14 +122,14 @@ void OtherHosts::look() {
   }
 }
 
-std::optional<os::Exit> OtherHosts::exit_of(int rank) const {
-  const auto found = exits_.find(rank);
+std::optional<os::Exit> OtherHosts::exit_of(int process) const {
+  const auto found = exits_.find(process);
   return found != exits_.end() ? std::optional(found->second) : std::nullopt;
 }
 
-void OtherHosts::kill(int host, int rank) {
-  if (!killed_.insert(rank).second) return;
-  store_->set(order_of(host, hosts_[static_cast<size_t>(host)].orders++), cat(rank));
+void OtherHosts::tell(int host, const Order& order) {
+  if (order.kind == Order::Kind::kill && !killed_.insert(order.process).second) return;
+  store_->set(order_of(host, hosts_[static_cast<size_t>(host)].orders++), text_of(order));
 }
 
 void OtherHosts::end(int status) {
@@ -131,12 +147,13 @@ struct FirstHost::Heard {
   using Clock = std::chrono::steady_clock;
 
   int host = 0;
-  c10::intrusive_ptr<c10d::Store> store;
-  int orders = 0;  // how many were read; of that thread
+  c10::intrusive_ptr<c10d::Store> of_job, store;
+  int read = 0;  // so many orders; of that thread
 
   std::mutex mutex;  // guards all below
   std::string to_say;
-  std::vector<int> to_kill;
+  std::vector<Order> orders;
+  std::vector<std::pair<int, Order>> places;  // by spare process
   bool given_up = false;
   bool met = false;  // the first launcher has made room for what this one says
   std::string broken;
@@ -149,19 +166,24 @@ struct FirstHost::Heard {
   bool exchange() {
     const auto sent = Clock::now();
     std::string saying;
+    std::vector<std::pair<int, Order>> giving;
     bool is_met = false;
     {
       std::lock_guard lock(mutex);
       saying.swap(to_say);
+      giving.swap(places);
       is_met = met;
     }
     try {
       is_met = is_met || store->check({exits_of(0)});  // nobody but that launcher makes it
       if (!saying.empty()) store->append(exits_of(host), as_bytes(saying));
+      for (const auto& [spare, order] : giving) {
+        comm::give_place(*of_job, spare, order.epoch, order.rank, order.ranks);
+      }
       store->add(beats_of(host), 1);
-      std::vector<int> kill;
-      for (; store->check({order_of(host, orders)}); ++orders) {
-        kill.push_back(std::stoi(store->get_to_str(order_of(host, orders))));
+      std::vector<Order> told;
+      for (; store->check({order_of(host, read)}); ++read) {
+        told.push_back(order_from(store->get_to_str(order_of(host, read))));
       }
       const bool is_given_up = store->check({given_up_key(host)});
       const auto ended =
@@ -169,7 +191,7 @@ struct FirstHost::Heard {
       std::lock_guard lock(mutex);
       answered = sent;
       met = is_met;
-      to_kill.insert(to_kill.end(), kill.begin(), kill.end());
+      orders.insert(orders.end(), told.begin(), told.end());
       given_up = is_given_up;
       status = ended;
       return true;
@@ -190,8 +212,8 @@ FirstHost::FirstHost(const std::string& address, uint16_t port, int host, millis
   options.timeout = to_come;
   heard_->host = host;
   try {
-    heard_->store =
-        c10::make_intrusive<c10d::PrefixStore>(hosts_prefix, c10::make_intrusive<c10d::TCPStore>(address, options));
+    heard_->of_job = c10::make_intrusive<c10d::TCPStore>(address, options);
+    heard_->store = c10::make_intrusive<c10d::PrefixStore>(hosts_prefix, heard_->of_job);
   } catch (const std::exception& failure) {
     throw IoError("FirstHost", cat("the launcher of the job's first host, at ", address, ":", port,
                                    ", is not reached: ", reason_of(failure)));
@@ -213,23 +235,29 @@ FirstHost::~FirstHost() {
   limiter_.call([heard = heard_] { return heard->exchange(); }, std::chrono::seconds(1));
 }
 
-void FirstHost::report(int rank, const os::Exit& exit) {
+void FirstHost::report(int process, const os::Exit& exit) {
   std::lock_guard lock(heard_->mutex);
-  heard_->to_say += cat(rank, " ", exit.code, " ", exit.signal, " ");
+  heard_->to_say += cat(process, " ", exit.code, " ", exit.signal, " ");
 }
 
 void FirstHost::look() {
   {
     std::lock_guard lock(heard_->mutex);
-    const bool soon = heard_->to_say.empty() && Heard::Clock::now() - heard_->answered < beat_every;
+    const bool soon =
+        heard_->to_say.empty() && heard_->places.empty() && Heard::Clock::now() - heard_->answered < beat_every;
     if (soon || !heard_->broken.empty()) return;
   }
   if (!limiter_.busy()) limiter_.call([heard = heard_] { return heard->exchange(); }, milliseconds(0));
 }
 
-std::vector<int> FirstHost::to_kill() {
+std::vector<Order> FirstHost::orders() {
   std::lock_guard lock(heard_->mutex);
-  return std::exchange(heard_->to_kill, {});
+  return std::exchange(heard_->orders, {});
+}
+
+void FirstHost::give_place(int spare, const Order& order) {
+  std::lock_guard lock(heard_->mutex);
+  heard_->places.emplace_back(spare, order);
 }
 
 std::optional<int> FirstHost::status() const {

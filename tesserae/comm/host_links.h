@@ -16,9 +16,21 @@
 
 namespace tesserae::comm {
 
+/// What the launcher of the first host tells another one to do with a process. These are numbered over all hosts: those
+/// of the job's start as its ranks.
+struct Order {
+  enum class Kind { kill, start };
+  Kind kind = Kind::kill;
+  int process = 0;
+  // To start it: in the place of one that has ended there, as a rank of the epoch that begins.
+  int local_rank = 0, rank = 0, ranks = 0, epoch = 0;
+
+  bool operator==(const Order&) const = default;
+};
+
 /// Of a job on several hosts whose ranks survive losses: what the launcher of the first host, which decides, and those
 /// of the others tell each other through the store that the first one serves. host_links.cpp opens with the protocol.
-/// Ranks are those of the job's start. Each is used from the thread of its launcher, and never waits for the network.
+/// Each is used from the thread of its launcher, and never waits for the network.
 class OtherHosts {
  public:
   /// `store`: of this process. A host of which nothing is heard for `patience` is given up for good.
@@ -26,12 +38,13 @@ class OtherHosts {
 
   void look();
   bool given_up(int host) const { return hosts_[static_cast<size_t>(host)].given_up; }
-  /// Its launcher has ended: no more of its ranks is told.
+  /// Its launcher has ended: no more of its processes is told.
   bool has_left(int host) const { return hosts_[static_cast<size_t>(host)].left; }
-  /// How a rank of another host ended, if its launcher has said so.
-  std::optional<os::Exit> exit_of(int rank) const;
-  /// The launcher of `host` is to kill that rank and what it started. Only the first call does something.
-  void kill(int host, int rank);
+  /// How a process of another host ended, if its launcher has said so.
+  std::optional<os::Exit> exit_of(int process) const;
+  /// The launcher of `host` is to do that, after what it was told before. A process is killed, with what it started,
+  /// once: later calls do nothing. That it cannot be started is told as its end.
+  void tell(int host, const Order& order);
   /// The job is over, with this status. Waits a moment for the others to hear of it.
   void end(int status);
 
@@ -62,11 +75,13 @@ class FirstHost {
   /// Says goodbye, if there is still somebody to hear it.
   ~FirstHost();
 
-  void report(int rank, const os::Exit& exit);
+  void report(int process, const os::Exit& exit);
   /// Tells and hears what there is.
   void look();
-  /// Ranks that are to be killed; each once.
-  std::vector<int> to_kill();
+  /// What is to be done, in this order; each once.
+  std::vector<Order> orders();
+  /// A spare process of this host has the place of one that is to be started (membership.h).
+  void give_place(int spare, const Order& order);
   /// The job's status, once it is over.
   std::optional<int> status() const;
   /// The store is gone, and never was a first launcher's that knew of this one: it was told that the job survives no

@@ -56,6 +56,10 @@ std::vector<int> numbers(const std::string& text) {
   return ranks;
 }
 
+std::string key_of_spare(const std::string& number) {
+  return "spare/" + number;
+}
+
 std::string name_of_remembered(const std::string& key) {
   return "remembered/" + key;
 }
@@ -116,7 +120,12 @@ void MembershipServer::begin_epoch_of(const std::vector<int>& left) {
 }
 
 void MembershipServer::give_place(int spare, int rank, int ranks) {
-  store_->set(cat("spare/", spare), cat(epoch_ + 1, " ", rank, " ", ranks));
+  comm::give_place(*served_, spare, epoch_ + 1, rank, ranks);
+}
+
+void give_place(c10d::Store& store, int spare, int epoch, int rank, int ranks) {
+  const std::string place = cat(epoch, " ", rank, " ", ranks);
+  store.set(cat(prefix, "/", key_of_spare(cat(spare))), std::vector<uint8_t>(place.begin(), place.end()));
 }
 
 void MembershipServer::end() {
@@ -147,7 +156,7 @@ Membership::Membership(const mesh::Launch& launch, bool survives)
 }
 
 void Membership::wait_for_place(const std::string& spare) {
-  const std::string key = "spare/" + spare;
+  const std::string key = key_of_spare(spare);
   try {
     while (!store_->check({key})) os::sleep_for(std::chrono::milliseconds(10));
     std::istringstream place(store_->get_to_str(key));

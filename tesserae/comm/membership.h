@@ -37,7 +37,7 @@ class MembershipServer {
   /// The same with those of this epoch's ranks alone, in ascending order: others are lost, and not replaced. From then
   /// on they are numbered in this order.
   void begin_epoch_of(const std::vector<int>& left);
-  /// In that epoch a spare process has the place of this rank, of so many. Before it begins.
+  /// In that epoch a spare process has this place. Before it begins.
   void give_place(int spare, int rank, int ranks);
   /// There will be none: the job ends.
   void end();
@@ -51,6 +51,9 @@ class MembershipServer {
   uint16_t port_ = 0;
   int epoch_ = 0;
 };
+
+/// Tells a spare process, through the job's store, that it is this rank of the epoch that begins.
+void give_place(c10d::Store& store, int spare, int epoch, int rank, int ranks);
 
 /// The side of a rank. Used from the training thread.
 class Membership {

@@ -12,12 +12,14 @@
 namespace tesserae::train {
 namespace {
 
-std::map<std::string, std::string> rank_environment(const LocalJob& job, int rank, const Meeting& meeting) {
+std::map<std::string, std::string> rank_environment(const LocalJob& job, const Place& place, const Meeting& meeting) {
   std::map<std::string, std::string> environment = job.environment;
-  environment["RANK"] = std::to_string(job.host * job.ranks + rank);
-  environment["LOCAL_RANK"] = std::to_string(rank);
-  environment["WORLD_SIZE"] = std::to_string(job.hosts * meeting.ranks);
-  environment["LOCAL_WORLD_SIZE"] = std::to_string(meeting.ranks);
+  // Of several hosts none gets more ranks than it began with, and the job may have fewer than that.
+  const int local_ranks = job.hosts > 1 ? std::min(job.ranks, meeting.ranks) : meeting.ranks;
+  environment["RANK"] = std::to_string(place.rank);
+  environment["LOCAL_RANK"] = std::to_string(place.local_rank);
+  environment["WORLD_SIZE"] = std::to_string(meeting.ranks);
+  environment["LOCAL_WORLD_SIZE"] = std::to_string(local_ranks);
   environment["MASTER_ADDR"] = job.hosts > 1 ? job.address : "127.0.0.1";
   environment["MASTER_PORT"] = std::to_string(meeting.port);
   environment["TORCHELASTIC_USE_AGENT_STORE"] = meeting.epoch ? "True" : "False";
@@ -40,11 +42,13 @@ std::vector<std::string> LaunchedRank::read() {
   return bytes.empty() ? lines.rest() : lines.add(bytes);
 }
 
-LaunchedRank start_rank(const LocalJob& job, int rank, const Meeting& meeting, WaitingRanks& waiting,
+LaunchedRank start_rank(const LocalJob& job, const Place& place, const Meeting& meeting, WaitingRanks& waiting,
                         std::optional<int> spare) {
   LaunchedRank started;
-  started.started_as = job.host * job.ranks + rank;
-  auto environment = rank_environment(job, rank, meeting);
+  started.host = job.host;
+  started.local_rank = place.local_rank;
+  started.rank = started.number = place.rank;
+  auto environment = rank_environment(job, place, meeting);
   if (spare) environment[comm::spare_variable] = std::to_string(*spare);
   if (auto copy = waiting.call(environment)) {
     started.process = std::move(copy->process);
@@ -56,7 +60,7 @@ LaunchedRank start_rank(const LocalJob& job, int rank, const Meeting& meeting, W
                                         .environment = environment,
                                         .die_with_parent = true,
                                         .new_group = true,
-                                        .output = rank == 0 && !spare ? -1 : pipe.write.get(),
+                                        .output = place.local_rank == 0 && !spare ? -1 : pipe.write.get(),
                                         .errors = pipe.write.get()});
   started.output = std::move(pipe.read);
   return started;

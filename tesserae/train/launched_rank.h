@@ -14,11 +14,16 @@
 
 namespace tesserae::train {
 
-/// Where ranks meet, when, and how many of this host.
+/// Where ranks meet, when, and how many of the job.
 struct Meeting {
   uint16_t port = 0;
   std::optional<int> epoch;  ///< unset: there is one meeting, and rank 0 serves the store
   int ranks = 0;
+};
+
+/// Which rank of the job a process is to be, and which of its host: that chooses its accelerator.
+struct Place {
+  int rank = 0, local_rank = 0;
 };
 
 /// A rank as its launcher has it: a process, what it writes, and how it ended. Used from the launcher's thread.
@@ -28,15 +33,17 @@ struct LaunchedRank {
   LineReader lines;
   std::deque<std::string> last;  ///< its last lines, for the report
   std::optional<os::Exit> exit;
-  int started_as = 0;  ///< its number at the job's start
+  int host = 0, local_rank = 0;
+  int rank = 0;    ///< of the job, when it was started
+  int number = 0;  ///< of the process, over all hosts: those of the job's start are numbered as its ranks
 
   /// What can be read of it at once; at the end of its output what has no end of line.
   std::vector<std::string> read();
 };
 
-/// Starts the rank of that number on this host with the variables that torchrun sets: the next of `waiting`, or the
-/// job's command. `spare`: it has no place yet, and waits for one under this number. Throws IoError.
-LaunchedRank start_rank(const LocalJob& job, int rank, const Meeting& meeting, WaitingRanks& waiting,
+/// Starts a rank on this host with the variables that torchrun sets: the next of `waiting`, or the job's command.
+/// `spare`: it has no place yet, and waits for one under this number. Throws IoError.
+LaunchedRank start_rank(const LocalJob& job, const Place& place, const Meeting& meeting, WaitingRanks& waiting,
                         std::optional<int> spare = std::nullopt);
 
 }  // namespace tesserae::train

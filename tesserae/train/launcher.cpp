@@ -17,6 +17,8 @@
 #include "tesserae/os/signals.h"
 #include "tesserae/os/terminal.h"
 #include "tesserae/train/launched_rank.h"
+#include "tesserae/train/rank_processes.h"
+#include "tesserae/train/spare_ranks.h"
 #include "tesserae/train/waiting_ranks.h"
 
 // How a job ends:
@@ -35,33 +37,25 @@ namespace {
 constexpr size_t kept_lines = 12;
 constexpr auto blame_window = std::chrono::milliseconds(1000);
 
-/// A process that has no place yet.
-struct Spare {
-  int number = 0;
-  LaunchedRank process;
-};
-
 class Job {
  public:
   explicit Job(const LocalJob& job)
-      : job_(job), live_screen_(os::is_terminal(os::Stream::output)), waiting_(job.body ? job.ranks : 0, job.body) {
-    const bool linked = job.hosts > 1 && job.min_ranks > 0;  // otherwise a job of several hosts survives no loss
+      : job_(job), live_screen_(os::is_terminal(os::Stream::output)), waiting_(job.body ? job.ranks : 0, job.body),
+        spares_(job, meeting_, waiting_) {
+    const bool linked = job.hosts > 1 && (job.min_ranks > 0 || job.replacements > 0);  // otherwise it survives no loss
     if (job.hosts == 1 || (linked && job.host == 0)) membership_.emplace(job.hosts == 1 ? 0 : job.port);
-    if (linked && job.host == 0) others_.emplace(membership_->store(), job.hosts, job.host_patience);
     if (linked && job.host > 0) first_.emplace(job.address, job.port, job.host, job.host_patience);
-    meeting_ = {.port = membership_ ? membership_->port() : job.port, .epoch = std::nullopt, .ranks = job.ranks};
+    meeting_.port = membership_ ? membership_->port() : job.port;
+    meeting_.ranks = job.hosts * job.ranks;
     if (membership_ || first_) meeting_.epoch = 0;
-    for (int rank = 0; rank < job.ranks; ++rank) ranks_.push_back(start_rank(job, rank, meeting_, waiting_));
-    while (others_ && size() < job.hosts * job.ranks) {
-      ranks_.emplace_back();
-      ranks_.back().started_as = size() - 1;
-    }
+    processes_.emplace(job, meeting_, waiting_, spares_, membership_ ? &*membership_ : nullptr);
+    ranks_ = processes_->start();
   }
 
   int run() {
     while (running() > 0 || (first_ && !first_->status() && !first_->is_alone() && first_->cut_off().empty())) {
       wait_for_news();
-      if (others_) others_->look();
+      processes_->look();
       if (first_) follow_first();
       for (size_t rank = 0; rank < ranks_.size(); ++rank) look_at(static_cast<int>(rank));
       look_at_signals();
@@ -73,7 +67,7 @@ class Job {
         for (LaunchedRank& rank : ranks_) kill(rank);
       }
     }
-    spares_.clear();
+    spares_.keep(0);
     for (size_t rank = 0; rank < ranks_.size(); ++rank) drain(static_cast<int>(rank));
     blame(suspect_);
     excuse_late();
@@ -82,7 +76,7 @@ class Job {
     }
     forget_memory();
     const int result = status();
-    if (others_) others_->end(result);
+    processes_->end(result);
     return result;
   }
 
@@ -90,7 +84,7 @@ class Job {
   /// What a script's ranks kept in memory for each other (tsm.elastic): nobody is left to go on from it.
   void forget_memory() {
     const os::Path kept = membership_ ? membership_->remembered("memory") : "";
-    if (kept.parent_path() != "/dev/shm") return;
+    if (kept.empty() || kept.parent_path() != job_.memory) return;
     try {
       os::files().remove_all(kept);
     } catch (const IoError& error) {
@@ -102,29 +96,18 @@ class Job {
     return static_cast<int>(std::ranges::count_if(ranks_, [](const LaunchedRank& rank) { return !rank.exit; }));
   }
 
-  std::optional<os::Exit> exit_of_process(LaunchedRank& rank) {
-    if (rank.process) return rank.process->poll();
-    if (const auto told = others_->exit_of(rank.started_as)) return told;
-    const int host = rank.started_as / job_.ranks;
+  std::optional<os::Exit> exit_of_process(LaunchedRank& rank) const {
+    if (const auto exit = processes_->exit_of(rank)) return exit;
     // What others have been asked to kill is not waited for.
-    const bool gone = others_->given_up(host) || others_->has_left(host) || (kill_at_ && kill_at_->passed());
-    return gone ? std::optional(os::Exit{.code = 0, .signal = os::signal_kill}) : std::nullopt;
+    return !rank.process && kill_at_ && kill_at_->passed() ? std::optional(given_up) : std::nullopt;
   }
 
-  /// With what it has started.
-  void kill(LaunchedRank& rank) {
-    if (rank.process) return rank.process->signal_group(os::signal_kill);
-    others_->kill(rank.started_as / job_.ranks, rank.started_as);
-  }
+  void kill(LaunchedRank& rank) { processes_->kill(rank); }
 
   /// On another host than the first, whose launcher decides.
   void follow_first() {
     first_->look();
-    for (const int number : first_->to_kill()) {
-      for (LaunchedRank& rank : ranks_) {
-        if (rank.started_as == number) kill(rank);
-      }
-    }
+    for (const comm::Order& order : first_->orders()) obey(order);
     const std::string cut_off = first_->cut_off();
     if (cut_off.empty() || cut_off_) return;
     cut_off_ = true;
@@ -132,20 +115,43 @@ class Job {
     for (LaunchedRank& rank : ranks_) kill(rank);
   }
 
+  void obey(const comm::Order& order) {
+    if (order.kind == comm::Order::Kind::kill) {
+      const auto found = std::ranges::find(ranks_, order.process, &LaunchedRank::number);
+      return found != ranks_.end() ? kill(*found) : void();
+    }
+    if (cut_off_) return;
+    meeting_.epoch = order.epoch;
+    meeting_.ranks = order.ranks;
+    ++replaced_;
+    spares_.pause();
+    LaunchedRank& rank = *std::ranges::find(ranks_, order.local_rank, &LaunchedRank::local_rank);
+    const Place place{.rank = order.rank, .local_rank = order.local_rank};
+    try {
+      if (auto spare = spares_.take(place)) {
+        first_->give_place(spare->number, order);
+        rank = std::move(spare->process);
+      } else {
+        rank = start_rank(job_, place, meeting_, waiting_);
+      }
+      rank.number = order.process;
+    } catch (const IoError& error) {
+      print(cat("tesserae: rank ", order.rank, " cannot be started: ", error.what()));
+      first_->report(order.process, {.code = 1});
+    }
+  }
+
   void wait_for_news() {
     std::vector<int> descriptors;
     for (const LaunchedRank& rank : ranks_) descriptors.push_back(rank.output.get());
-    for (const Spare& spare : spares_) descriptors.push_back(spare.process.output.get());
+    spares_.add_outputs(descriptors);
     if (seen_signals_ == 0) descriptors.push_back(signals_.descriptor());
     // A rank whose output was closed or handed on tells nothing by its descriptor: hence the short deadline.
     for (const int ready : os::wait_readable(descriptors, os::Deadline(std::chrono::milliseconds(50)))) {
       for (size_t rank = 0; rank < ranks_.size(); ++rank) {
         if (ranks_[rank].output.get() == ready) read_once(static_cast<int>(rank));
       }
-      for (Spare& spare : spares_) {
-        if (spare.process.output.get() != ready) continue;
-        for (const std::string& line : spare.process.read()) print("spare: " + line);
-      }
+      for (const std::string& line : spares_.read(ready)) print("spare: " + line);
     }
   }
 
@@ -173,7 +179,7 @@ class Job {
     LaunchedRank& rank = ranks_[number];
     if (rank.exit || !(rank.exit = exit_of_process(rank))) return;
     drain(number);
-    if (first_) return first_->report(rank.started_as, *rank.exit);
+    if (first_) return first_->report(rank.number, *rank.exit);
     if (ended_well(rank)) {
       if (membership_) membership_->end();  // whoever still meets others has nobody to meet
       return;
@@ -212,7 +218,7 @@ class Job {
     if (!loss && !asked) return;
     const auto failed = std::ranges::count_if(lost_, [this](int number) { return exit_of(number).signal == 0; });
     if (failed > 0 && !failures_settled_) failures_settled_.emplace(blame_window);
-    const bool spent = loss && (replaced_ >= job_.replacements || others_);
+    const bool spent = loss && (replaced_ >= job_.replacements || is_host_lost());
     const bool with_fewer = spent && may_have_fewer();
     // What several ranks fail of at a time, new ones would fail of, too.
     if (any_ended_well() || failed > 1 || (spent && !with_fewer)) {
@@ -229,9 +235,9 @@ class Job {
       LaunchedRank& rank = ranks_[static_cast<size_t>(number)];
       print(cat(how_ended(number), "; a new process takes its place (", replaced_, " of ", job_.replacements, ")"));
       kill(rank);  // what it had started itself
-      rank = newcomer(number);
+      rank = processes_->start_one(number, rank.host, ranks_);
     }
-    spares_from_.emplace(job_.spare_pause);
+    spares_.pause();
     membership_->begin_epoch(size());
   }
 
@@ -251,32 +257,20 @@ class Job {
     return silent;
   }
 
-  /// For the next epoch.
-  LaunchedRank newcomer(int number) {
-    while (!spares_.empty()) {
-      Spare spare = std::move(spares_.front());
-      spares_.erase(spares_.begin());
-      if (spare.process.process->poll()) continue;
-      membership_->give_place(spare.number, number, meeting_.ranks);
-      return std::move(spare.process);
-    }
-    return start_rank(job_, number, meeting_, waiting_);
+  /// With a rank that was not replaced yet: nobody can be started there.
+  bool is_host_lost() const {
+    return std::ranges::any_of(lost_, [this](int number) { return processes_->is_lost(host_of(number)); });
   }
 
   /// As many as can still be needed.
   void keep_spares() {
-    const int needed = membership_ && seen_signals_ == 0 ? std::max(0, job_.replacements - replaced_) : 0;
-    const int wanted = std::min(job_.spares, needed);
-    while (static_cast<int>(spares_.size()) > wanted) spares_.pop_back();
-    if (spares_from_ && !spares_from_->passed()) return;
+    const bool replaces = (membership_ || (first_ && !first_->status() && !cut_off_)) && seen_signals_ == 0;
+    const int needed = replaces ? std::max(0, job_.replacements - replaced_) : 0;
     try {
-      while (static_cast<int>(spares_.size()) < wanted) {
-        spares_.push_back({.number = next_spare_, .process = start_rank(job_, 0, meeting_, waiting_, next_spare_)});
-        ++next_spare_;
-      }
+      spares_.keep(needed);
     } catch (const IoError& error) {
       print(cat("tesserae: no spare process can be started: ", error.what()));
-      spares_from_.emplace(job_.spare_pause);
+      spares_.pause();
     }
   }
 
@@ -315,8 +309,8 @@ class Job {
     leave_by_.emplace(job_.stop_grace);
     meeting_.ranks = ranks;
     try {
-      if (others_ && size() < ranks) throw IoError("tesserae train", "a job on several hosts gets no more ranks");
-      while (size() < ranks) ranks_.push_back(newcomer(size()));
+      if (processes_->has_other_hosts() && size() < ranks) throw IoError("tesserae train", "a job on several hosts gets no more ranks");
+      while (size() < ranks) ranks_.push_back(processes_->start_one(size(), job_.host, ranks_));
     } catch (const IoError& error) {
       print(cat("tesserae: the job keeps its ", before, " ranks, a new one cannot be started: ", error.what()));
       meeting_.ranks = before;
@@ -337,9 +331,10 @@ class Job {
 
   std::string how_ended(int number) const {
     const os::Exit& exit = exit_of(number);
-    const std::string who = cat("tesserae: rank ", rank_of_job(number), " of ", others_ ? size() : job_.hosts * size());
+    const int ranks = membership_ ? size() : meeting_.ranks;
+    const std::string who = cat("tesserae: rank ", rank_of_job(number), " of ", ranks);
     const int host = host_of(number);
-    if (others_ && host != job_.host && others_->given_up(host)) {
+    if (processes_->is_given_up(host)) {
       return cat(who, " is lost with host ", host, ", of which nothing is heard");
     }
     return cat(who, exit.signal != 0 ? " was " : " ", exit.text());
@@ -347,10 +342,9 @@ class Job {
 
   /// On several hosts, of a rank there; whoever is none counts as this host's.
   int host_of(int number) const {
-    if (!others_ || number < 0 || number >= size()) return job_.host;
-    return ranks_[static_cast<size_t>(number)].started_as / job_.ranks;
+    return number < 0 || number >= size() ? job_.host : ranks_[static_cast<size_t>(number)].host;
   }
-  int rank_of_job(int number) const { return job_.host * job_.ranks + number; }
+  int rank_of_job(int number) const { return job_.host == 0 ? number : ranks_[static_cast<size_t>(number)].rank; }
 
   const os::Exit& exit_of(int number) const { return *ranks_[static_cast<size_t>(number)].exit; }
 
@@ -445,14 +439,12 @@ class Job {
   WaitingRanks waiting_;  // made before anything that a copy must not have
   os::StopSignals signals_;
   std::optional<comm::MembershipServer> membership_;
-  std::optional<comm::OtherHosts> others_;  // of several hosts, on the first
-  std::optional<comm::FirstHost> first_;    // the same, on another one
+  std::optional<comm::FirstHost> first_;  // of several hosts, on another one
   bool cut_off_ = false;
   Meeting meeting_;
+  SpareRanks spares_;
+  std::optional<RankProcesses> processes_;
   std::vector<LaunchedRank> ranks_;
-  std::vector<Spare> spares_;                     // a few
-  int next_spare_ = 0;                            // number of the next one
-  std::optional<os::Deadline> spares_from_;       // none is started before
   std::vector<LaunchedRank> leaving_;             // they have no place since the job became smaller
   std::optional<os::Deadline> leave_by_;          // what is left of them is killed then
   std::vector<int> lost_;                         // and not replaced yet

@@ -27,11 +27,12 @@ struct LocalJob {
   std::chrono::milliseconds stop_grace{20'000};
   int early_exit_code = 0;  ///< a rank that returns it ended well, before its work was done: so does the job then
   /// So many times the job goes on after ranks were lost (killed, or failed by themselves), with new processes in their
-  /// places: comm/membership.h. Then, and where a rank says that its configuration cannot work, a loss ends the job.
-  /// With several hosts none is replaced.
+  /// places: comm/membership.h. Then, and where a rank says that its configuration cannot work, a loss ends the job. On
+  /// several hosts (the same number on all) the launcher of the lost one's host starts the new one; those of a host
+  /// that is lost itself are not replaced.
   int replacements = 0;
   /// So many processes wait, while there are replacements left, with all done that needs no place in the job
-  /// (comm::Membership): one of them takes the place of a lost rank at once, or of one that was asked for.
+  /// (comm::Membership): one of them takes the place of a lost rank of its host at once, or of one that was asked for.
   int spares = 0;
   /// The one that follows is started so long after that: until then the processors are those of the ranks that go on.
   std::chrono::milliseconds spare_pause{10'000};
@@ -39,7 +40,10 @@ struct LocalJob {
   /// anew, and ask for a number of ranks that their job can have. 0: the loss ends the job. On several hosts (the same
   /// number on all) the first one's launcher serves the store and decides, for as long as that one lives.
   int min_ranks = 0;
-  /// Of several hosts where that is not 0: one of which nothing is heard for so long is lost, with its ranks.
+  /// Where ranks of a script keep what others go on from, in a folder that they name (Membership::remember "memory"):
+  /// that one is removed when the job ends.
+  std::string memory = "/dev/shm";
+  /// Of several hosts that survive losses: one of which nothing is heard for so long is lost, with its ranks.
   std::chrono::milliseconds host_patience{300'000};
 };
 
@@ -47,9 +51,9 @@ struct LocalJob {
 /// one host the ranks may ask for another number of them (comm::Membership::ask_for_ranks): those that are missing are
 /// started, those that are too many are given `stop_grace` to end, in whatever way, and count no more.
 ///  - 0 if every rank returned 0; early_exit_code if ranks returned that;
-///  - of several hosts where min_ranks is not 0: on all of them the job's, as the first host knows it; on one that was
-///    cut off (comm/host_links.h), whose ranks are killed, exit_peer_lost;
-///    where the first host was told min_ranks 0, exit_unusable if a rank of this one ended so;
+///  - of several hosts that survive losses: on all of them the job's, as the first host knows it; on one that was cut
+///    off (comm/host_links.h), whose ranks are killed, exit_peer_lost;
+///    where the first host was told that they survive none, exit_unusable if a rank of this one ended so;
 ///  - that of the rank that failed first and was not replaced, or 128 + the signal that killed it. The other ranks of
 ///    this host are ended (those of other hosts lose a peer, and end by that), and the last lines on stderr name that
 ///    rank and repeat what it wrote last;

@@ -52,7 +52,8 @@ TEST(Surface, Train) {
 
 TEST(Surface, Run) {
   EXPECT_THAT(entries(help({"run"})),
-              ElementsAre("-h,--help", "--nproc", "--replacements", "--spares", "--min-ranks", "--grace"));
+              ElementsAre("-h,--help", "--nproc", "--replacements", "--spares", "--min-ranks", "--hosts", "--host",
+                          "--address", "--port", "--shared", "--host-deadline", "--grace"));
 }
 
 TEST(Surface, Doctor) {

@@ -50,17 +50,19 @@ TEST_F(HostLinks, TheFirstHearsHowRanksOfAnotherEnd) {
   EXPECT_FALSE(others.exit_of(0));
 }
 
-TEST_F(HostLinks, EachRankIsKilledOnce) {
-  others.kill(1, 3);
-  others.kill(1, 3);
-  others.kill(1, 2);
-  std::vector<int> killed;
+TEST_F(HostLinks, OrdersComeOnceAndInOrder) {
+  const Order kill{.kind = Order::Kind::kill, .process = 3};
+  const Order start{.kind = Order::Kind::start, .process = 4, .local_rank = 1, .rank = 3, .ranks = 4, .epoch = 2};
+  others.tell(1, kill);
+  others.tell(1, kill);
+  others.tell(1, start);
+  std::vector<Order> told;
   ASSERT_TRUE(until([&] {
-    for (const int rank : first->to_kill()) killed.push_back(rank);
-    return killed.size() >= 2;
+    for (const Order& order : first->orders()) told.push_back(order);
+    return told.size() >= 2;
   }));
-  EXPECT_THAT(killed, ElementsAre(3, 2));
-  EXPECT_THAT(first->to_kill(), IsEmpty());
+  EXPECT_THAT(told, ElementsAre(kill, start)) << "what has been killed is not killed again";
+  EXPECT_THAT(first->orders(), IsEmpty());
 }
 
 TEST_F(HostLinks, AHostThatDoesNotBeatIsGivenUpForGood) {

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import tesserae as tsm
-from ranks import run_ranks
+from ranks import free_port, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "bench"))
@@ -61,8 +61,12 @@ RAISES = textwrap.dedent("""\
 class Job:
     def __init__(self, folder: Path, options: list[str], *script: object) -> None:
         self.folder, self.output = folder, folder / "output"
-        with self.output.open("w") as output:
-            self.process = subprocess.Popen(
+        self.process = self.start(options, *script)
+
+    def start(self, options: list[str], *script: object) -> subprocess.Popen[bytes]:
+        """Another launcher, whose ranks write to the same file."""
+        with self.output.open("a") as output:
+            return subprocess.Popen(
                 [str(PROGRAM), "run", *options, *map(str, script)],
                 stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "TESSERAE_PYTHON": sys.executable},
             )  # fmt: skip
@@ -176,6 +180,51 @@ def test_replicas_hold_what_nobody_has_copied(tmp_path: Path, memory: set[str]) 
     assert job.status() == 0, job.text()
     expect_losses(job, steps)
     expect_nothing_left(job, memory)
+
+
+def test_a_spare_of_its_host_replaces_a_lost_rank(tmp_path: Path) -> None:
+    """The launchers of two hosts, both on this one."""
+    steps, shared = 120, tmp_path / "shared"
+    shared.mkdir()
+    options = ["--nproc=2", "--replacements=2", "--spares=1", f"--shared={shared}", "--hosts=2"]
+    options += ["--address=127.0.0.1", f"--port={free_port()}"]
+    script = [EXAMPLE, "--folder", tmp_path / "run", "--steps", steps, "--degree", 2, "--pause", 0.1]
+    job = Job(tmp_path, [*options, "--host=0"], *script)
+    second = job.start([*options, "--host=1"], *script)
+    first = job.wait_for_epoch(0, 4)
+    spares = set(children(second)) - set(first.values())
+    assert len(spares) == 1
+    os.kill(first[3], signal.SIGKILL)
+    ranks = job.wait_for_epoch(1, 4)
+    assert ranks[3] in spares
+    assert {rank: ranks[rank] for rank in (0, 1, 2)} == {rank: first[rank] for rank in (0, 1, 2)}
+    assert len(list(shared.iterdir())) == 1
+    assert job.status() == 0, job.text()
+    assert second.wait(timeout=60) == 0, job.text()
+    expect_losses(job, steps)
+    assert not list(shared.iterdir())
+
+
+def children(process: subprocess.Popen[bytes]) -> list[int]:
+    tasks = Path(f"/proc/{process.pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def test_several_hosts_need_what_they_share(tmp_path: Path) -> None:
+    def refused(*options: str, **environment: str) -> str:
+        variables = {**os.environ, "TESSERAE_PYTHON": sys.executable, **environment}
+        asked = [str(PROGRAM), "run", *options, str(EXAMPLE), "--folder", str(tmp_path)]
+        result = subprocess.run(asked, capture_output=True, text=True, timeout=180, env=variables)
+        assert result.returncode == 2, result.stderr
+        return result.stderr
+
+    hosts = ["--hosts=2", "--address=127.0.0.1"]
+    assert "a folder that all hosts see" in refused(*hosts, "--replacements=1")
+    assert "--shared /nowhere: there is no such folder" in refused(*hosts, "--replacements=1", "--shared=/nowhere")
+    assert "--hosts needs --address" in refused("--hosts=2")
+    torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    torchrun |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+    assert "torchrun has started 2 ranks, and `tesserae run` starts its own" in refused(**torchrun)
 
 
 @pytest.mark.long

@@ -29,6 +29,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -87,6 +88,13 @@ class _Rank:
         except ProcessLookupError:
             if self.process.is_alive():  # it has not made its process group yet
                 self.process.kill()
+
+
+def free_port() -> int:
+    """Where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def run_ranks(

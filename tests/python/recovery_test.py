@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import tesserae as tsm
-from ranks import run_ranks
+from ranks import free_port, run_ranks
 
 SCRIPT = textwrap.dedent("""\
     import os, sys, time
@@ -73,12 +72,6 @@ BY_HAND = ["bash", "-c", """
         RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "$@" & ranks+=($!)
     done
     for rank in "${ranks[@]}"; do wait "$rank" || exit; done""", "by hand", sys.executable]  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Job:

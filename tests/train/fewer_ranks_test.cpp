@@ -241,6 +241,10 @@ TEST_F(FewerRanks, MoreAgainOnceThereAreProcesses) {
   ASSERT_TRUE(program.wait_for("4 -> 3 ranks")) << program.output << program.errors;
   const dial::Json event = job_->ask("more", {{"ask", "scale"}, {"ranks", 4}});
   EXPECT_EQ(event["event"], "scaled") << event;
+  const std::vector<pid_t> processes = children_of(program.process().id());
+  const pid_t newest = *std::ranges::max_element(processes, {}, [](pid_t process) { return os::start_time(process); });
+  EXPECT_THAT(os::files().read(cat("/proc/", newest, "/environ")), HasSubstr(std::string("LOCAL_RANK=0\0", 13)))
+      << "the accelerator that is free: the others keep theirs";
   expect_end(program);
   EXPECT_LT(job_->difference_in_history("more", alone), 1e-5);
   expect_numbers("more", {4, 3, 4});

@@ -94,8 +94,8 @@ TEST_F(Launcher, OneOfSeveralHostsCountsItsRanksOn) {
        "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT; "
        "[ $RANK != 4 ] || touch $FOLDER/said; [ $RANK != 5 ] || until [ -e $FOLDER/said ]; do sleep 0.01; done; "
        "[ $RANK != 5 ] || exit 7; exec sleep 600"},
-      {{"FOLDER", folder_}, {"HOSTS", "3"}, {"HOST", "2"}, {"PORT", "4711"}, {"REPLACEMENTS", "1"}});
-  EXPECT_EQ(job.finish()->code, 7) << "of several hosts none replaces ranks";
+      {{"FOLDER", folder_}, {"HOSTS", "3"}, {"HOST", "2"}, {"PORT", "4711"}});
+  EXPECT_EQ(job.finish()->code, 7);
   EXPECT_EQ(job.output, "4/6 0/2 first-host:4711\n");
   EXPECT_THAT(job.errors, HasSubstr("rank 5: 5/6 1/2 first-host:4711\n"));
   EXPECT_THAT(job.errors, HasSubstr("tesserae: rank 5 of 6 exited with code 7; the other ranks were ended"));
@@ -104,7 +104,7 @@ TEST_F(Launcher, OneOfSeveralHostsCountsItsRanksOn) {
 /// The launchers of two hosts with a rank each, which may go on with one.
 class LaunchersOfTwoHosts : public Launcher {
  protected:
-  Program of_host(int host, const std::string& script, int patience = 60'000) const {
+  Program of_host(int host, const std::string& script, int patience = 60'000, int replacements = 0) const {
     return Program({LAUNCH_RANKS, "1", "sh", "-c", "echo $$ > $FOLDER/$RANK.pid; " + script},
                    {{"FOLDER", folder_},
                     {"HOSTS", "2"},
@@ -112,6 +112,7 @@ class LaunchersOfTwoHosts : public Launcher {
                     {"ADDRESS", "127.0.0.1"},
                     {"PORT", port_},
                     {"MIN_RANKS", "1"},
+                    {"REPLACEMENTS", std::to_string(replacements)},
                     {"PATIENCE", std::to_string(patience)}});
   }
 
@@ -125,6 +126,37 @@ TEST_F(LaunchersOfTwoHosts, ARankThatIsLostOnOneDoesNotEndTheJob) {
   os::files().write(folder_ + "/done", "");
   EXPECT_TRUE(first.finish()->success()) << first.errors;
   EXPECT_TRUE(second.finish()->success()) << "the job has ended well: " << second.errors;
+}
+
+TEST_F(LaunchersOfTwoHosts, ARankThatIsLostIsReplacedOnItsHost) {
+  Program second =
+      of_host(1,
+              "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE of epoch $TESSERAE_EPOCH >&2; "
+              "if [ $TESSERAE_EPOCH = 2 ]; then until [ -e $FOLDER/done ]; do sleep 0.05; done; exit 0; fi; "
+              "sleep 0.3; kill -9 $$",
+              60'000, /*replacements=*/2);
+  Program first = of_host(0, "until [ -e $FOLDER/done ]; do sleep 0.05; done", 60'000, 2);
+  const std::string killed = "rank 1 of 2 was killed by signal 9 (Killed); a new process takes its place ";
+  EXPECT_TRUE(first.wait_for(killed + "(1 of 2)"));
+  EXPECT_TRUE(first.wait_for(killed + "(2 of 2)")) << "that one was lost, too: " << first.errors;
+  EXPECT_TRUE(second.wait_for("rank 1: 1/2 0/1 of epoch 2"));
+  os::files().write(folder_ + "/done", "");
+  EXPECT_TRUE(first.finish()->success()) << first.errors;
+  EXPECT_TRUE(second.finish()->success()) << second.errors;
+  EXPECT_THAT(second.errors, HasSubstr("rank 1: 1/2 0/1 of epoch 1"));
+  expect_nothing_left(2);
+}
+
+TEST_F(LaunchersOfTwoHosts, NobodyReplacesTheRanksOfALostHost) {
+  Program second = of_host(1, "exec sleep 600", 1000, 5);
+  Program first = of_host(0, "until [ -e $FOLDER/done ]; do sleep 0.05; done", 1000, 5);
+  wait_until_started(2);
+  second.process().signal(SIGSTOP);
+  EXPECT_TRUE(first.wait_for("rank 1 of 2 is lost with host 1, of which nothing is heard; none takes its place"));
+  second.process().signal(SIGCONT);
+  os::files().write(folder_ + "/done", "");
+  EXPECT_TRUE(first.finish()->success()) << first.errors;
+  EXPECT_EQ(second.finish()->code, exit_peer_lost);
 }
 
 TEST_F(LaunchersOfTwoHosts, OneOfWhichNothingIsHeardHasNoPartAnyMore) {

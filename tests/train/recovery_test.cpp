@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/os/port.h"
 #include "tests/train/train_job.h"
 
 // Jobs that lose ranks and go on: real processes, real signals. What is compared is a run of the same job that nothing
@@ -249,6 +250,34 @@ TEST_F(Recovery, OnceReplacementsAreUsedUpALossEndsTheJob) {
   EXPECT_EQ(program.finish()->code, 128 + SIGKILL);
   EXPECT_THAT(program.errors, HasSubstr("a new process takes its place (1 of 1)"));
   EXPECT_THAT(program.errors, HasSubstr("rank 2 of 4 was killed by signal 9 (Killed); the other ranks were ended"));
+}
+
+/// Each host's launcher starts the new process of its own rank; the first one, which decides, also replaces rank 0.
+TEST_F(Recovery, RanksOfTwoHosts) {
+  std::vector<std::string> arguments = with({"hybrid_shard_degree=2"});
+  const std::string alone = job_->reference(arguments);
+  arguments[1] = "2";
+  const std::string port = std::to_string(os::free_port());
+  const auto start = [&](const char* host) {
+    return job_->start(
+        "hosts", arguments,
+        {{"PET_NNODES", "2"}, {"PET_NODE_RANK", host}, {"MASTER_ADDR", "127.0.0.2"}, {"MASTER_PORT", port}});
+  };
+  Program one = start("0"), other = start("1");
+  const std::vector<int> victims = {3, 0, 2};
+  for (size_t i = 0; i < victims.size(); ++i) {
+    ASSERT_TRUE(one.wait_for(cat("step ", 8 * (i + 1), "/"))) << one.output << one.errors;
+    const std::map<int, pid_t> ranks = ranks_of(victims[i] < 2 ? one : other);
+    ASSERT_TRUE(ranks.contains(victims[i]));
+    ::kill(ranks.at(victims[i]), SIGKILL);
+    ASSERT_TRUE(one.wait_for(cat("place of rank ", victims[i]))) << one.output << one.errors;
+  }
+  for (Program* program : {&one, &other}) {
+    const auto exit = program->finish(seconds(200));
+    EXPECT_TRUE(exit && exit->success()) << program->output << program->errors;
+  }
+  job_->expect_same_history("hosts", alone, steps);
+  expect_recoveries("hosts", 3, "the ranks that are left");
 }
 
 TEST_F(Recovery, SigtermStillEndsAJobThatHasRecovered) {

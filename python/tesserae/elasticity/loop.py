@@ -4,7 +4,8 @@
    left: all that is decided of that is decided there (tesserae/comm/membership.cpp has the protocol).
 2. The ranks of an epoch meet (_C.Fabric). Keys of the store carry the epoch, so whoever is of another one meets
    nobody, and what waits for a rank that is lost ends. What those that are left hold of the last step (5) they save
-   together, if it is a whole state, to the ranks' memory: a folder in /dev/shm, of which rank 0 tells the launcher.
+   together, if it is a whole state, to the ranks' memory: a folder in /dev/shm, of several hosts one that all of them
+   see, of which rank 0 tells the launcher.
    Where nobody replaces the lost ones, those that are left ask for the largest number that the job can have, and 2
    begins anew with these; the others end.
 3. torch's default group is made anew, of as many ranks, through a part of that store.
@@ -176,7 +177,7 @@ class _Loop:
         if membership.rank == 0:
             folder = membership.remembered("memory")
             if not folder:
-                folder = tempfile.mkdtemp(prefix="tesserae-elastic-", dir="/dev/shm")
+                folder = tempfile.mkdtemp(prefix="tesserae-elastic-", dir=os.environ.get("TESSERAE_SHARED", "/dev/shm"))
                 membership.remember("memory", folder)
             store.set("memory", folder)
         return store.get("memory").decode()
@@ -218,8 +219,10 @@ class _Loop:
         if why := self._why_not(ranks):
             raise _C.InvalidArgument(f"[elastic] {why}")
         if membership.served:
-            for name, number in {"RANK": rank, "WORLD_SIZE": ranks}.items():
-                os.environ[name] = os.environ[f"LOCAL_{name}"] = str(number)
+            local = fabric.host_ranks(fabric.rank)
+            numbers = {"RANK": rank, "WORLD_SIZE": ranks}
+            numbers |= {"LOCAL_RANK": local.index(fabric.rank), "LOCAL_WORLD_SIZE": len(local)}
+            os.environ.update({name: str(number) for name, number in numbers.items()})
         store = fabric.watched_store("torch/") or dist.HashStore()
         hook = sys.excepthook
         dist.init_process_group(

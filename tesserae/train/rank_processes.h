@@ -1,0 +1,56 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "tesserae/comm/host_links.h"
+#include "tesserae/comm/membership.h"
+#include "tesserae/os/signal_numbers.h"
+#include "tesserae/train/launched_rank.h"
+#include "tesserae/train/spare_ranks.h"
+
+namespace tesserae::train {
+
+/// The processes of a job's ranks for the launcher that decides on them: of this host, and of others, whose launchers
+/// do what they are told (comm/host_links.h). Used from the launcher's thread.
+class RankProcesses {
+ public:
+  /// All outlive it. `membership`: null where no loss is survived; the job's other hosts are none of ours then, nor if
+  /// this one is not the first.
+  RankProcesses(const LocalJob& job, const Meeting& meeting, WaitingRanks& waiting, SpareRanks& spares,
+                comm::MembershipServer* membership);
+
+  /// Those of the job's start: this host's are started, the others' launchers start theirs.
+  std::vector<LaunchedRank> start();
+  /// A process for the rank of that number, in the epoch of the meeting: on that host, and with the lowest local rank
+  /// that none of `ranks` has there which still runs, since these need not be in order. Throws IoError.
+  LaunchedRank start_one(int number, int host, const std::vector<LaunchedRank>& ranks);
+  /// With what it has started.
+  void kill(LaunchedRank& rank);
+  /// How it ended, if it did.
+  std::optional<os::Exit> exit_of(LaunchedRank& rank) const;
+
+  /// Hears of other hosts.
+  void look();
+  bool has_other_hosts() const { return others_.has_value(); }
+  /// Nothing was heard of it for too long.
+  bool is_given_up(int host) const { return others_ && others_->given_up(host); }
+  /// That, or its launcher has ended: nothing can be started there.
+  bool is_lost(int host) const { return others_ && (others_->given_up(host) || others_->has_left(host)); }
+  /// The job is over, with that status.
+  void end(int status);
+
+ private:
+  const LocalJob& job_;
+  const Meeting& meeting_;
+  WaitingRanks& waiting_;
+  SpareRanks& spares_;
+  comm::MembershipServer* const membership_;
+  std::optional<comm::OtherHosts> others_;
+  int next_number_;  // of the next process of another host
+};
+
+/// How a rank ends of which nothing more is heard.
+inline constexpr os::Exit given_up{.code = 0, .signal = os::signal_kill};
+
+}  // namespace tesserae::train
