@@ -12,6 +12,7 @@
 #include "tesserae/config/sagemaker.h"
 #include "tesserae/os/files.h"
 #include "tesserae/os/seconds.h"
+#include "tesserae/train/device.h"
 #include "tesserae/train/launcher.h"
 
 namespace tesserae::cli {
@@ -28,23 +29,32 @@ struct RunArguments {
 
 /// The ranks and hosts that the options name, else what the platform says of this process.
 train::LocalJob find_job(const RunArguments& arguments) {
+  const int ranks = arguments.nproc > 0 ? arguments.nproc : std::max(train::accelerators(), 1);
+  train::LocalJob job;
+  job.ranks = ranks;
   if (arguments.hosts > 0) {
     if (arguments.hosts > 1 && arguments.address.empty()) {
       throw config::ConfigError("", "--hosts needs --address, by which all of them reach the first one");
     }
-    train::LocalJob job;
-    job.ranks = std::max(arguments.nproc, 1);
     job.hosts = arguments.hosts;
     job.host = arguments.host;
     job.address = arguments.address;
     job.port = static_cast<uint16_t>(arguments.port);
     return job;
   }
-  const Start start = find_start(arguments.nproc, 1, config::sagemaker_environment());
+  const Start start = find_start(arguments.nproc, ranks, config::sagemaker_environment());
   if (start.ranks == 1 || !start.is_rank) return start.job;
-  throw config::ConfigError("",
-                            cat(start.by, " has started ", start.ranks, " ranks, and `tesserae run` starts its own: ",
-                                "run the script itself there, or one `tesserae run` on each host"));
+  const mesh::Launch& launch = start.world.launch();
+  if (launch.local_size != 1 || launch.launcher == "torchrun") {
+    throw config::ConfigError("",
+                              cat(start.by, " has started ", start.ranks, " ranks, and `tesserae run` starts its own: ",
+                                  "run the script itself there, or one `tesserae run` on each host"));
+  }
+  job.hosts = launch.size;
+  job.host = launch.rank;
+  job.address = launch.address;
+  job.port = launch.port;
+  return job;
 }
 
 /// Ranks of several hosts have no memory in common.
@@ -88,16 +98,20 @@ void add_run(CLI::App& program, int& status) {
       ->check(CLI::Range(0, 4096))
       ->type_name("N")
       ->capture_default_str();
-  verb->add_option("--hosts", arguments->hosts,
-                   "So many hosts have the job, each with a `tesserae run` like this (default: as the platform says)")
-      ->check(CLI::Range(1, 1 << 16))
-      ->type_name("N");
+  CLI::Option* hosts =
+      verb->add_option(
+              "--hosts", arguments->hosts,
+              "So many hosts have the job, each with a `tesserae run` like this (default: as the platform says)")
+          ->check(CLI::Range(1, 1 << 16))
+          ->type_name("N");
   verb->add_option("--host", arguments->host, "Which of them this one is")
+      ->needs(hosts)
       ->check(CLI::Range(0, 1 << 16))
       ->type_name("I")
       ->capture_default_str();
-  verb->add_option("--address", arguments->address, "By which all of them reach the first one");
-  verb->add_option("--port", arguments->port, "The same: where it listens")
+  verb->add_option("--address", arguments->address, "By which all of them reach the first one")->needs(hosts);
+  verb->add_option("--port", arguments->port, "Of the first one, where launchers and ranks meet")
+      ->needs(hosts)
       ->check(CLI::Range(1, 65535))
       ->type_name("P")
       ->capture_default_str();
@@ -134,6 +148,7 @@ void add_run(CLI::App& program, int& status) {
     train::LocalJob job = find_job(*arguments);
     job.command = script.command;
     job.environment = script.environment;
+    if (job.hosts > 1) job.environment["TESSERAE_HOST_DEADLINE"] = cat(arguments->host_deadline_seconds);
     job.environment["TESSERAE_MIN_RANKS"] = std::to_string(arguments->min_ranks);
     job.stop_grace = os::milliseconds(arguments->grace_seconds);
     job.replacements = arguments->replacements;

@@ -38,7 +38,9 @@ def main() -> None:
     )
     parser.add_argument("--deadline", type=float, default=60, help="seconds after which a silent rank is lost")
     parser.add_argument("--degree", type=int, default=0, help="ranks that share the state out (0: all)")
-    parser.add_argument("--memory-every", type=int, default=1, help="steps between copies in memory (0: none)")
+    parser.add_argument(
+        "--memory-every", type=int, help="steps between copies in memory (0: none; by default 1, or 0 on several hosts)"
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)

@@ -20,8 +20,9 @@
 #include "tesserae/comm/agree.h"
 #include "tesserae/offload/paged_tensor.h"
 
-// After a step, all ranks together: each sends what it alone has to the next one (that of a lost rank is then with its
-// neighbour). All else is named only: the memory is that of the model and the optimizer.
+// After a step, all ranks together: each sends what it alone has to the next one, on several hosts to one of the next
+// host (that of a lost rank or host is then with another). All else is named only: the memory is that of the model and
+// the optimizer.
 //
 // When ranks were lost, all that have met again:
 //  1. rank 0 commits what had been written whole and not been committed (writer.h), and says which step the folder has;
@@ -58,9 +59,20 @@ std::vector<Piece> unpack(const std::string& packed) {
   return pieces;
 }
 
-/// `bytes` to the next rank, and those of the previous one from it.
-std::string pass_on(comm::Fabric& fabric, const std::string& bytes) {
-  const int ranks = fabric.size(), next = (fabric.rank() + 1) % ranks, previous = (fabric.rank() + ranks - 1) % ranks;
+/// From a rank to the one that has a copy of what it alone has: the next one, or on the next host, if all hosts have as
+/// many ranks, or there are many of them.
+int distance(const mesh::World& world) {
+  int most = 1;
+  for (int rank = 0; world.hosts() > 1 && rank < world.size(); ++rank) {
+    most = std::max(most, static_cast<int>(world.host_ranks(rank).size()));
+  }
+  return most;
+}
+
+/// `bytes` to the rank that is to have them, and what this one is to have.
+std::string pass_on(comm::Fabric& fabric, int distance, const std::string& bytes) {
+  const int ranks = fabric.size(), next = (fabric.rank() + distance) % ranks;
+  const int previous = (fabric.rank() + ranks - distance) % ranks;
   const auto exchange = [&](const at::Tensor& own, int64_t elements) {
     const at::Tensor there = own.to(fabric.device());
     const at::Tensor here = at::empty({elements}, there.options());
@@ -183,9 +195,10 @@ HeldState::HeldState(comm::Fabric& fabric, State state, std::vector<Piece> own)
     piece.data = now;
   }
   if (ranks_ > 1) {
-    owners_.push_back((fabric.rank() + ranks_ - 1) % ranks_);
-    std::vector<Piece> of_previous = unpack(pass_on(fabric, pack(own)));
-    std::ranges::move(of_previous, std::back_inserter(state_.pieces));
+    const int apart = distance(fabric.world());
+    owners_.push_back((fabric.rank() + ranks_ - apart) % ranks_);
+    std::vector<Piece> of_another = unpack(pass_on(fabric, apart, pack(own)));
+    std::ranges::move(of_another, std::back_inserter(state_.pieces));
   }
   std::ranges::move(own, std::back_inserter(state_.pieces));
 }

@@ -23,7 +23,8 @@ class HeldState {
  public:
   /// `state`: all pieces that this rank holds, `written` those that it saves in a whole job; of a tensor of which it
   /// holds nothing an empty one, so that a tensor that nobody has any more is noticed. `own`: what this rank alone has
-  /// (random numbers), under names of its own: values that stay, contiguous, on the host; the next rank gets a copy.
+  /// (random numbers), under names of its own: values that stay, contiguous, on the host; the next rank gets a copy,
+  /// on several hosts one of another.
   /// Collective. Throws CommError.
   HeldState(comm::Fabric& fabric, State state, std::vector<Piece> own);
 

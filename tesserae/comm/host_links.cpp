@@ -70,16 +70,16 @@ std::vector<uint8_t> as_bytes(const std::string& text) {
 }
 
 std::string text_of(const Order& order) {
-  return cat(order.kind == Order::Kind::kill ? "kill" : "start", " ", order.process, " ", order.local_rank, " ",
-             order.rank, " ", order.ranks, " ", order.epoch);
+  return cat(static_cast<int>(order.kind), " ", order.process, " ", order.rank, " ", order.local_rank, " ", order.ranks,
+             " ", order.epoch);
 }
 
 Order order_from(const std::string& text) {
   std::istringstream words(text);
-  std::string kind;
+  int kind = 0;
   Order order;
-  words >> kind >> order.process >> order.local_rank >> order.rank >> order.ranks >> order.epoch;
-  order.kind = kind == "kill" ? Order::Kind::kill : Order::Kind::start;
+  words >> kind >> order.process >> order.rank >> order.local_rank >> order.ranks >> order.epoch;
+  order.kind = static_cast<Order::Kind>(kind);
   return order;
 }
 
@@ -153,7 +153,7 @@ struct FirstHost::Heard {
   std::mutex mutex;  // guards all below
   std::string to_say;
   std::vector<Order> orders;
-  std::vector<std::pair<int, Order>> places;  // by spare process
+  std::vector<std::pair<int64_t, Order>> places;  // by spare process
   bool given_up = false;
   bool met = false;  // the first launcher has made room for what this one says
   std::string broken;
@@ -166,7 +166,7 @@ struct FirstHost::Heard {
   bool exchange() {
     const auto sent = Clock::now();
     std::string saying;
-    std::vector<std::pair<int, Order>> giving;
+    std::vector<std::pair<int64_t, Order>> giving;
     bool is_met = false;
     {
       std::lock_guard lock(mutex);
@@ -255,7 +255,7 @@ std::vector<Order> FirstHost::orders() {
   return std::exchange(heard_->orders, {});
 }
 
-void FirstHost::give_place(int spare, const Order& order) {
+void FirstHost::give_place(int64_t spare, const Order& order) {
   std::lock_guard lock(heard_->mutex);
   heard_->places.emplace_back(spare, order);
 }

@@ -19,11 +19,12 @@ namespace tesserae::comm {
 /// What the launcher of the first host tells another one to do with a process. These are numbered over all hosts: those
 /// of the job's start as its ranks.
 struct Order {
-  enum class Kind { kill, start };
+  enum class Kind { kill, start, number };
   Kind kind = Kind::kill;
   int process = 0;
-  // To start it: in the place of one that has ended there, as a rank of the epoch that begins.
-  int local_rank = 0, rank = 0, ranks = 0, epoch = 0;
+  int rank = 0;  ///< that it is from now on, but for `kill`
+  // To start it: in the place of one that has ended there, in the epoch that begins.
+  int local_rank = 0, ranks = 0, epoch = 0;
 
   bool operator==(const Order&) const = default;
 };
@@ -81,7 +82,7 @@ class FirstHost {
   /// What is to be done, in this order; each once.
   std::vector<Order> orders();
   /// A spare process of this host has the place of one that is to be started (membership.h).
-  void give_place(int spare, const Order& order);
+  void give_place(int64_t spare, const Order& order);
   /// The job's status, once it is over.
   std::optional<int> status() const;
   /// The store is gone, and never was a first launcher's that knew of this one: it was told that the job survives no

@@ -119,11 +119,11 @@ void MembershipServer::begin_epoch_of(const std::vector<int>& left) {
   ++epoch_;
 }
 
-void MembershipServer::give_place(int spare, int rank, int ranks) {
+void MembershipServer::give_place(int64_t spare, int rank, int ranks) {
   comm::give_place(*served_, spare, epoch_ + 1, rank, ranks);
 }
 
-void give_place(c10d::Store& store, int spare, int epoch, int rank, int ranks) {
+void give_place(c10d::Store& store, int64_t spare, int epoch, int rank, int ranks) {
   const std::string place = cat(epoch, " ", rank, " ", ranks);
   store.set(cat(prefix, "/", key_of_spare(cat(spare))), std::vector<uint8_t>(place.begin(), place.end()));
 }

@@ -38,7 +38,7 @@ class MembershipServer {
   /// on they are numbered in this order.
   void begin_epoch_of(const std::vector<int>& left);
   /// In that epoch a spare process has this place. Before it begins.
-  void give_place(int spare, int rank, int ranks);
+  void give_place(int64_t spare, int rank, int ranks);
   /// There will be none: the job ends.
   void end();
   /// What a rank has told by Membership::remember().
@@ -53,7 +53,7 @@ class MembershipServer {
 };
 
 /// Tells a spare process, through the job's store, that it is this rank of the epoch that begins.
-void give_place(c10d::Store& store, int spare, int epoch, int rank, int ranks);
+void give_place(c10d::Store& store, int64_t spare, int epoch, int rank, int ranks);
 
 /// The side of a rank. Used from the training thread.
 class Membership {

@@ -43,7 +43,7 @@ std::vector<std::string> LaunchedRank::read() {
 }
 
 LaunchedRank start_rank(const LocalJob& job, const Place& place, const Meeting& meeting, WaitingRanks& waiting,
-                        std::optional<int> spare) {
+                        std::optional<int64_t> spare) {
   LaunchedRank started;
   started.host = job.host;
   started.local_rank = place.local_rank;
@@ -60,7 +60,7 @@ LaunchedRank start_rank(const LocalJob& job, const Place& place, const Meeting& 
                                         .environment = environment,
                                         .die_with_parent = true,
                                         .new_group = true,
-                                        .output = place.local_rank == 0 && !spare ? -1 : pipe.write.get(),
+                                        .output = place.rank == job.host * job.ranks && !spare ? -1 : pipe.write.get(),
                                         .errors = pipe.write.get()});
   started.output = std::move(pipe.read);
   return started;

@@ -34,7 +34,7 @@ struct LaunchedRank {
   std::deque<std::string> last;  ///< its last lines, for the report
   std::optional<os::Exit> exit;
   int host = 0, local_rank = 0;
-  int rank = 0;    ///< of the job, when it was started
+  int rank = 0;    ///< of the job; where the first host's launcher decides it knows better
   int number = 0;  ///< of the process, over all hosts: those of the job's start are numbered as its ranks
 
   /// What can be read of it at once; at the end of its output what has no end of line.
@@ -44,6 +44,6 @@ struct LaunchedRank {
 /// Starts a rank on this host with the variables that torchrun sets: the next of `waiting`, or the job's command.
 /// `spare`: it has no place yet, and waits for one under this number. Throws IoError.
 LaunchedRank start_rank(const LocalJob& job, const Place& place, const Meeting& meeting, WaitingRanks& waiting,
-                        std::optional<int> spare = std::nullopt);
+                        std::optional<int64_t> spare = std::nullopt);
 
 }  // namespace tesserae::train

@@ -40,7 +40,9 @@ constexpr auto blame_window = std::chrono::milliseconds(1000);
 class Job {
  public:
   explicit Job(const LocalJob& job)
-      : job_(job), live_screen_(os::is_terminal(os::Stream::output)), waiting_(job.body ? job.ranks : 0, job.body),
+      : job_(job),
+        live_screen_(os::is_terminal(os::Stream::output)),
+        waiting_(job.body ? job.ranks : 0, job.body),
         spares_(job, meeting_, waiting_) {
     const bool linked = job.hosts > 1 && (job.min_ranks > 0 || job.replacements > 0);  // otherwise it survives no loss
     if (job.hosts == 1 || (linked && job.host == 0)) membership_.emplace(job.hosts == 1 ? 0 : job.port);
@@ -53,7 +55,7 @@ class Job {
   }
 
   int run() {
-    while (running() > 0 || (first_ && !first_->status() && !first_->is_alone() && first_->cut_off().empty())) {
+    while (running() > 0 || waits_for_first()) {
       wait_for_news();
       processes_->look();
       if (first_) follow_first();
@@ -74,9 +76,9 @@ class Job {
     if (kill_at_) {
       for (LaunchedRank& rank : ranks_) kill(rank);  // what the ranks started themselves
     }
-    forget_memory();
     const int result = status();
     processes_->end(result);
+    forget_memory();
     return result;
   }
 
@@ -104,6 +106,18 @@ class Job {
 
   void kill(LaunchedRank& rank) { processes_->kill(rank); }
 
+  /// For the job's status, also where others go on without the ranks of this host.
+  bool waits_for_first() const {
+    return first_ && !leaves() && !first_->status() && !first_->is_alone() && first_->cut_off().empty();
+  }
+
+  /// This launcher, not the first one, was asked to end, and its ranks did not end the job well: others may go on
+  /// without them, once they know that it is gone.
+  bool leaves() const {
+    return seen_signals_ > 0 &&
+           std::ranges::any_of(ranks_, [this](const LaunchedRank& rank) { return rank.exit && !ended_well(rank); });
+  }
+
   /// On another host than the first, whose launcher decides.
   void follow_first() {
     first_->look();
@@ -120,10 +134,15 @@ class Job {
       const auto found = std::ranges::find(ranks_, order.process, &LaunchedRank::number);
       return found != ranks_.end() ? kill(*found) : void();
     }
-    if (cut_off_) return;
+    if (order.kind == comm::Order::Kind::number) {
+      const auto found = std::ranges::find(ranks_, order.process, &LaunchedRank::number);
+      if (found != ranks_.end()) found->rank = order.rank;
+      return;
+    }
+    if (cut_off_ || seen_signals_ > 0) return;  // it will be told that this host has left
+    if (meeting_.epoch != order.epoch) ++replaced_;
     meeting_.epoch = order.epoch;
     meeting_.ranks = order.ranks;
-    ++replaced_;
     spares_.pause();
     LaunchedRank& rank = *std::ranges::find(ranks_, order.local_rank, &LaunchedRank::local_rank);
     const Place place{.rank = order.rank, .local_rank = order.local_rank};
@@ -221,7 +240,8 @@ class Job {
     const bool spent = loss && (replaced_ >= job_.replacements || is_host_lost());
     const bool with_fewer = spent && may_have_fewer();
     // What several ranks fail of at a time, new ones would fail of, too.
-    if (any_ended_well() || failed > 1 || (spent && !with_fewer)) {
+    const bool ending = any_ended_well() || (seen_signals_ > 0 && running() + static_cast<int>(lost_.size()) < size());
+    if (ending || failed > 1 || (spent && !with_fewer)) {
       membership_->end();
       return lost_.empty() ? void() : blame(lost_.front());
     }
@@ -295,6 +315,7 @@ class Job {
       kill(rank);  // what it had started itself
     }
     ranks_ = std::move(ranks);
+    for (int number = 0; number < size(); ++number) processes_->number(ranks_[static_cast<size_t>(number)], number);
     lost_.clear();
     last_speaker_.reset();
     meeting_.ranks = size();
@@ -309,7 +330,8 @@ class Job {
     leave_by_.emplace(job_.stop_grace);
     meeting_.ranks = ranks;
     try {
-      if (processes_->has_other_hosts() && size() < ranks) throw IoError("tesserae train", "a job on several hosts gets no more ranks");
+      if (processes_->has_other_hosts() && size() < ranks)
+        throw IoError("tesserae", "a job on several hosts gets no more ranks");
       while (size() < ranks) ranks_.push_back(processes_->start_one(size(), job_.host, ranks_));
     } catch (const IoError& error) {
       print(cat("tesserae: the job keeps its ", before, " ranks, a new one cannot be started: ", error.what()));
@@ -408,8 +430,9 @@ class Job {
     if (first_) {
       const auto is_unusable = [](const LaunchedRank& rank) { return rank.exit->code == exit_unusable; };
       const bool unusable = first_->is_alone() && std::ranges::any_of(ranks_, is_unusable);
-      const int result = first_->status().value_or(unusable ? exit_unusable : exit_peer_lost);
-      if (result != 0 && !cut_off_ && !first_->is_alone()) {
+      const int otherwise = leaves() ? 128 + signals_.first() : unusable ? exit_unusable : exit_peer_lost;
+      const int result = first_->status().value_or(otherwise);
+      if (result != 0 && !cut_off_ && !first_->is_alone() && !leaves()) {
         print(cat("tesserae: the job ends with status ", result, ", its first host says why"));
       }
       return result;

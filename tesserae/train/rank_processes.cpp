@@ -14,12 +14,17 @@ LaunchedRank of_another_host(int host, int local_rank, int number) {
   return rank;
 }
 
-int free_local_rank(int host, const std::vector<LaunchedRank>& ranks) {
+/// That of the rank which `number` had, if it was there and is free, else the lowest.
+int free_local_rank(int number, int host, const std::vector<LaunchedRank>& ranks) {
   const auto is_taken = [&](int local_rank) {
     return std::ranges::any_of(ranks, [&](const LaunchedRank& rank) {
       return !rank.exit && rank.host == host && rank.local_rank == local_rank;
     });
   };
+  if (number < static_cast<int>(ranks.size())) {
+    const LaunchedRank& before = ranks[static_cast<size_t>(number)];
+    if (before.host == host && !is_taken(before.local_rank)) return before.local_rank;
+  }
   int local_rank = 0;
   while (is_taken(local_rank)) ++local_rank;
   return local_rank;
@@ -51,12 +56,12 @@ std::vector<LaunchedRank> RankProcesses::start() {
 }
 
 LaunchedRank RankProcesses::start_one(int number, int host, const std::vector<LaunchedRank>& ranks) {
-  const Place place{.rank = number, .local_rank = free_local_rank(host, ranks)};
+  const Place place{.rank = number, .local_rank = free_local_rank(number, host, ranks)};
   if (host != job_.host) {
     others_->tell(host, {.kind = comm::Order::Kind::start,
                          .process = next_number_,
-                         .local_rank = place.local_rank,
                          .rank = number,
+                         .local_rank = place.local_rank,
                          .ranks = meeting_.ranks,
                          .epoch = *meeting_.epoch});
     return of_another_host(host, place.local_rank, next_number_++);
@@ -65,6 +70,11 @@ LaunchedRank RankProcesses::start_one(int number, int host, const std::vector<La
   if (!spare) return start_rank(job_, place, meeting_, waiting_);
   membership_->give_place(spare->number, number, meeting_.ranks);
   return std::move(spare->process);
+}
+
+void RankProcesses::number(LaunchedRank& rank, int number) {
+  if (!rank.process)
+    others_->tell(rank.host, {.kind = comm::Order::Kind::number, .process = rank.number, .rank = number});
 }
 
 void RankProcesses::kill(LaunchedRank& rank) {

@@ -22,9 +22,12 @@ class RankProcesses {
 
   /// Those of the job's start: this host's are started, the others' launchers start theirs.
   std::vector<LaunchedRank> start();
-  /// A process for the rank of that number, in the epoch of the meeting: on that host, and with the lowest local rank
-  /// that none of `ranks` has there which still runs, since these need not be in order. Throws IoError.
+  /// A process for the rank of that number, in the epoch of the meeting: on that host, and with the local rank of the
+  /// one whose place it takes, if that is free, else the lowest that none of `ranks` has which still run there: these
+  /// need not be in order. Throws IoError.
   LaunchedRank start_one(int number, int host, const std::vector<LaunchedRank>& ranks);
+  /// It has this number in the job from now on.
+  void number(LaunchedRank& rank, int number);
   /// With what it has started.
   void kill(LaunchedRank& rank);
   /// How it ended, if it did.

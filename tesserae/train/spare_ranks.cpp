@@ -6,7 +6,7 @@
 namespace tesserae::train {
 namespace {
 
-constexpr int most_of_a_host = 1 << 20;
+constexpr int64_t most_of_a_host = 1 << 20;
 
 }  // namespace
 

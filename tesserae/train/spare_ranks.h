@@ -23,7 +23,7 @@ class SpareRanks {
   void pause();
 
   struct Spare {
-    int number = 0;  ///< over all hosts: by it its place is given
+    int64_t number = 0;  ///< over all hosts: by it its place is given
     LaunchedRank process;
   };
   /// One that still lives, for this place.
@@ -38,7 +38,7 @@ class SpareRanks {
   const Meeting& meeting_;
   WaitingRanks& waiting_;
   std::vector<Spare> spares_;  // a few
-  int next_number_;
+  int64_t next_number_;
   std::optional<os::Deadline> paused_until_;
 };
 

@@ -82,10 +82,13 @@ void expect_saved(const std::shared_ptr<comm::Fabric>& fabric, const os::Path& f
   }
 }
 
-/// args: the folder; for each case what the ranks hold, and the step that is to be saved, -1 for none.
+/// args: the folder, ranks of a host; for each case what the ranks hold, and the step that is to be saved, -1 for none.
 RANK_MAIN(saves_what_is_held) {
-  const auto fabric = comm::Fabric::connect(mesh::World::from_environment());
-  for (size_t i = 1; i < args.size(); i += held_ranks + 1) {
+  const mesh::World world = mesh::World::from_environment();
+  comm::FabricOptions options;
+  options.host = std::to_string(world.rank() / std::stoi(args.at(1)));
+  const auto fabric = comm::Fabric::connect(world, options);
+  for (size_t i = 2; i < args.size(); i += held_ranks + 1) {
     const auto begin = args.begin() + static_cast<std::ptrdiff_t>(i);
     SCOPED_TRACE(i);
     expect_saved(fabric, args.at(0), {begin, begin + held_ranks}, std::stoi(*(begin + held_ranks)));
@@ -94,8 +97,8 @@ RANK_MAIN(saves_what_is_held) {
 
 class HeldStates : public os::Scratch {
  protected:
-  void expect(testing::RankArgs cases) {
-    cases.insert(cases.begin(), folder_.native());
+  void expect(testing::RankArgs cases, int ranks_of_a_host = held_ranks) {
+    cases.insert(cases.begin(), {folder_.native(), std::to_string(ranks_of_a_host)});
     const auto results = testing::run_ranks("saves_what_is_held", held_ranks, cases);
     EXPECT_TRUE(results.all_succeeded()) << results.text();
   }
@@ -111,6 +114,14 @@ TEST_F(HeldStates, OfALostRankAReplicaHasTheRest) {
 TEST_F(HeldStates, WhatNobodyHoldsAnyMoreIsMissed) {
   expect({"5", "-", "5", "-", "-1",    // both with the second chunk, and all that have a bias
           "-", "-", "5", "5", "-1"});  // all of the state is there, but not the random numbers of the first
+}
+
+TEST_F(HeldStates, OfALostHostAnotherHasTheRest) {
+  expect({"-", "-", "1", "1", "1",  //
+          "2", "2", "-", "-", "2",  //
+          "-", "3", "3", "3", "3",  //
+          "-", "4", "-", "4", "-1"},
+         2);
 }
 
 TEST_F(HeldStates, TheNewestStepThatIsWholeCounts) {

@@ -52,16 +52,18 @@ TEST_F(HostLinks, TheFirstHearsHowRanksOfAnotherEnd) {
 
 TEST_F(HostLinks, OrdersComeOnceAndInOrder) {
   const Order kill{.kind = Order::Kind::kill, .process = 3};
-  const Order start{.kind = Order::Kind::start, .process = 4, .local_rank = 1, .rank = 3, .ranks = 4, .epoch = 2};
+  const Order start{.kind = Order::Kind::start, .process = 4, .rank = 3, .local_rank = 1, .ranks = 4, .epoch = 2};
   others.tell(1, kill);
   others.tell(1, kill);
   others.tell(1, start);
+  const Order number{.kind = Order::Kind::number, .process = 2, .rank = 1};
+  others.tell(1, number);
   std::vector<Order> told;
   ASSERT_TRUE(until([&] {
     for (const Order& order : first->orders()) told.push_back(order);
-    return told.size() >= 2;
+    return told.size() >= 3;
   }));
-  EXPECT_THAT(told, ElementsAre(kill, start)) << "what has been killed is not killed again";
+  EXPECT_THAT(told, ElementsAre(kill, start, number)) << "what has been killed is not killed again";
   EXPECT_THAT(first->orders(), IsEmpty());
 }
 

@@ -159,6 +159,31 @@ TEST_F(LaunchersOfTwoHosts, NobodyReplacesTheRanksOfALostHost) {
   EXPECT_EQ(second.finish()->code, exit_peer_lost);
 }
 
+TEST_F(LaunchersOfTwoHosts, TheOthersGoOnWithoutOneThatIsAskedToEnd) {
+  Program second = of_host(1, "exec sleep 600", 60'000, 5);
+  Program first = of_host(0, "until [ -e $FOLDER/done ]; do sleep 0.05; done", 60'000, 5);
+  wait_until_started(2);
+  second.process().signal(SIGTERM);
+  EXPECT_EQ(second.finish()->code, 128 + SIGTERM) << second.errors;
+  EXPECT_TRUE(first.wait_for("none takes its place, the job goes on")) << first.errors;
+  EXPECT_THAT(first.errors, Not(HasSubstr("(2 of 5)"))) << "nothing is started where all is to end";
+  os::files().write(folder_ + "/done", "");
+  EXPECT_TRUE(first.finish()->success()) << first.errors;
+  expect_nothing_left(2);
+}
+
+TEST_F(LaunchersOfTwoHosts, RanksThatEndWellWhenTheyAreAskedToGiveTheirHostTheStatusOfTheJob) {
+  const std::string script = "trap 'exit 0' TERM; until [ -e $FOLDER/done ]; do sleep 0.05; done";
+  Program second = of_host(1, script), first = of_host(0, script);
+  wait_until_started(2);
+  second.process().signal(SIGTERM);
+  EXPECT_TRUE(second.wait_for("stopping after this step"));
+  os::sleep_for(std::chrono::milliseconds(500));
+  os::files().write(folder_ + "/done", "");
+  EXPECT_EQ(first.finish()->code, 0) << first.errors;
+  EXPECT_EQ(second.finish()->code, 0) << second.errors;
+}
+
 TEST_F(LaunchersOfTwoHosts, OneOfWhichNothingIsHeardHasNoPartAnyMore) {
   Program second = of_host(1, "exec sleep 600", 1000);
   Program first = of_host(0, "until [ -e $FOLDER/done ]; do sleep 0.05; done", 1000);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,13 @@ from tesserae.checkpoint import loading, saving
 from tesserae.checkpoint.holding import HeldStep, Holder
 from tesserae.checkpoint.random_state import random_state, set_random_state
 from tesserae.dial.roots import roots_of, unit_of
+
+SHARED = "TESSERAE_SHARED"
+
+
+def shares_memory() -> bool:
+    """Whether what the ranks keep for each other is in a folder of several hosts."""
+    return SHARED in os.environ
 
 
 class Stateful(Protocol):
@@ -77,18 +85,18 @@ class Job:
         optimizer, `others` (schedulers and the like, the same on all ranks) and the generators of random numbers with
         the newest state: that of the ranks' memory, or the newest checkpoint in `folder`; else it begins at 0.
 
-        After every `memory_every` steps (0: never; by default 1, or 0 on several hosts, whose memory is a folder that
-        they share) it saves to memory, beside the next forward and backward; after every `every` (0: never) and the
-        last one to `folder`, of which `keep` checkpoints stay (0: all). A loss costs no step while the ranks that are
-        left hold everything together, between a step and the next one's optimizer; else the steps since those saves.
-        Whoever changes parameters there by other means than an optimizer of torch's calls
+        After every `memory_every` steps (0: never; by default 1, or 0 where `tesserae run --shared` names a folder in
+        place of memory) it saves to memory, beside the next forward and backward; after every `every` (0: never) and
+        the last one to `folder`, of which `keep` checkpoints stay (0: all). A loss costs no step while the ranks that
+        are left hold everything together, between a step and the next one's optimizer; else the steps since those
+        saves. Whoever changes parameters there by other means than an optimizer of torch's calls
         tsm.checkpoint.wait_copied() first. Collective: all ranks take the same steps, and leave the loop at the same
         one. A script that breaks off saves by itself (tsm.checkpoint.save).
 
         Raises what tsm.checkpoint.load and async_save raise; that memory is full is a warning.
         """
         if memory_every is None:
-            memory_every = 1 if self.fabric.hosts == 1 else 0
+            memory_every = 0 if shares_memory() else 1
         first = self._load(model, optimizer, folder, others)
         roots = roots_of(model)
         self.settled(first, _C.unit_degrees(unit_of(roots[0])) if roots else (1, 1, 1))

@@ -42,7 +42,7 @@ import torch.distributed as dist
 from tesserae import _C
 from tesserae.checkpoint import saving
 from tesserae.dial import automatic
-from tesserae.elasticity.job import Job, Leave, say
+from tesserae.elasticity.job import SHARED, Job, Leave, say, shares_memory
 from tesserae.fully_shard import places
 from tesserae.job import config, fabrics
 from tesserae.monitor import watching
@@ -102,6 +102,8 @@ class _Loop:
         self._train, self._backend, self._global_batch, self._can_have = train, backend, global_batch, can_have
         settings = config.current()
         self._deadline = settings.deadline_seconds if settings else 300.0
+        # A host is given up by its launcher's deadline, not by that of operations.
+        self._patience = max(self._deadline, float(os.environ.get("TESSERAE_HOST_DEADLINE", "0")))
         # A new process imports its packages before it comes.
         self._connect_deadline = max(120.0, settings.connect_deadline_seconds if settings else 0.0)
         self._least = int(os.environ.get("TESSERAE_MIN_RANKS", "0"))
@@ -125,7 +127,7 @@ class _Loop:
                 silent = self._give_up(broken=end.kind == "lost a rank")
                 if end.kind == "done":
                     return
-                deadline = self._deadline + self._connect_deadline
+                deadline = self._patience + self._connect_deadline
                 if end.kind == "scales":
                     self._wait(self._membership.wait_for_epoch(deadline))
                 else:
@@ -177,7 +179,7 @@ class _Loop:
         if membership.rank == 0:
             folder = membership.remembered("memory")
             if not folder:
-                folder = tempfile.mkdtemp(prefix="tesserae-elastic-", dir=os.environ.get("TESSERAE_SHARED", "/dev/shm"))
+                folder = tempfile.mkdtemp(prefix="tesserae-elastic-", dir=os.environ.get(SHARED, "/dev/shm"))
                 membership.remember("memory", folder)
             store.set("memory", folder)
         return store.get("memory").decode()
@@ -271,8 +273,8 @@ class _Loop:
         """For the launcher's word: whether there is another epoch."""
         if not begun:
             say(f"rank {self._membership.rank} has no ranks to go on with: the launcher says why")
-            if self._memory is not None:
-                shutil.rmtree(self._memory, ignore_errors=True)
+            if self._memory is not None and not shares_memory():
+                shutil.rmtree(self._memory, ignore_errors=True)  # the job may go on elsewhere with one that is shared
             sys.exit(PEER_LOST)
         if not self._membership.has_place:
             sys.exit(0)
