@@ -184,7 +184,7 @@ def test_replicas_hold_what_nobody_has_copied(tmp_path: Path, memory: set[str]) 
 
 def test_a_spare_of_its_host_replaces_a_lost_rank(tmp_path: Path) -> None:
     """The launchers of two hosts, both on this one."""
-    steps, shared = 120, tmp_path / "shared"
+    steps, shared = 60, tmp_path / "shared"
     shared.mkdir()
     options = ["--nproc=2", "--replacements=2", "--spares=1", f"--shared={shared}", "--hosts=2"]
     options += ["--address=127.0.0.1", f"--port={free_port()}"]
