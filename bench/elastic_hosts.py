@@ -7,7 +7,7 @@
 Four ranks, two on each host. Faults:
   rank        a rank of the second host is killed: its launcher starts another one
   first-rank  rank 0 is killed: the same
-  fewer       a rank of the second host is killed, and none takes its place: on with 3 ranks
+  fewer       a rank of the second host is killed, and none takes its place: on with 3 ranks, or 2 where the degree is 2
   host        the cable of the second host is pulled, and all its processes are killed: on with the first one's ranks
 
 All fall between two steps, while the script waits. With two replicas (degree 2) nothing is copied beside steps, without

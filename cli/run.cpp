@@ -43,8 +43,9 @@ train::LocalJob find_job(const RunArguments& arguments) {
     return job;
   }
   const Start start = find_start(arguments.nproc, ranks, config::sagemaker_environment());
-  if (start.ranks == 1 || !start.is_rank) return start.job;
+  if (!start.is_rank) return start.job;
   const mesh::Launch& launch = start.world.launch();
+  if (start.ranks == 1) return launch.launcher == "single" ? start.job : job;  // or it is the only task of all
   if (launch.local_size != 1 || launch.launcher == "torchrun") {
     throw config::ConfigError("",
                               cat(start.by, " has started ", start.ranks, " ranks, and `tesserae run` starts its own: ",
@@ -63,7 +64,8 @@ void share_memory(train::LocalJob& job, const std::string& shared) {
   if (!shared.empty()) {
     if (os::files().status(shared).kind != os::FileKind::directory)
       throw config::ConfigError("", cat("--shared ", shared, ": there is no such folder"));
-    job.memory = std::filesystem::canonical(shared);
+    // As it was named: links may lead elsewhere on another host.
+    job.memory = (std::filesystem::absolute(shared) / ".").lexically_normal().parent_path();
     job.environment["TESSERAE_SHARED"] = job.memory;
   } else if (job.hosts > 1 && survives) {
     throw config::ConfigError("",
@@ -89,19 +91,21 @@ void add_run(CLI::App& program, int& status) {
       ->type_name("N")
       ->capture_default_str();
   verb->add_option("--spares", arguments->spares,
-                   "So many processes wait for that, with all imported that the script imports")
+                   "Processes on each host that wait to do so, with the script's imports done")
       ->check(CLI::Range(0, 64))
       ->type_name("N")
       ->capture_default_str();
-  verb->add_option("--min-ranks", arguments->min_ranks,
-                   "Where none does (any more), the others go on if they are so many; 0: a loss ends the job")
+  verb->add_option(
+          "--min-ranks", arguments->min_ranks,
+          "Where no lost rank is replaced (any more), go on if at least so many are left; 0: the loss ends the "
+          "job")
       ->check(CLI::Range(0, 4096))
       ->type_name("N")
       ->capture_default_str();
   CLI::Option* hosts =
       verb->add_option(
               "--hosts", arguments->hosts,
-              "So many hosts have the job, each with a `tesserae run` like this (default: as the platform says)")
+              "Number of hosts of the job, each of which runs this same command (default: as the platform says)")
           ->check(CLI::Range(1, 1 << 16))
           ->type_name("N");
   verb->add_option("--host", arguments->host, "Which of them this one is")
@@ -115,9 +119,10 @@ void add_run(CLI::App& program, int& status) {
       ->check(CLI::Range(1, 65535))
       ->type_name("P")
       ->capture_default_str();
-  verb->add_option("--shared", arguments->shared,
-                   "A folder that all hosts see, where ranks keep what others go on from (default: /dev/shm, on one "
-                   "host)")
+  verb->add_option(
+          "--shared", arguments->shared,
+          "A folder that all hosts see, for the state from which ranks go on after a loss (default: /dev/shm, on "
+          "one host)")
       ->type_name("FOLDER");
   verb->add_option("--host-deadline", arguments->host_deadline_seconds,
                    "A host of which nothing is heard for so long is lost, with its ranks")
@@ -133,11 +138,10 @@ void add_run(CLI::App& program, int& status) {
       "A script that trains inside tsm.elastic (docs/python.md) goes on in the same processes when a rank is lost, "
       "and\n"
       "`tesserae scale` changes the number of its ranks.\n"
-      "On several hosts each has a `tesserae run`, with the same options: in a job of SageMaker, a PyTorchJob of "
-      "Kubernetes,\n"
-      "or as the only task of a node of Slurm or mpirun it finds the others by itself, else --hosts, --host and "
-      "--address\n"
-      "say it.\n"
+      "On several hosts, start `tesserae run` on each, with the same options but --host. In a job of SageMaker, a "
+      "PyTorchJob,\n"
+      "or as the only task of a node of Slurm or mpirun it finds the others; elsewhere give --hosts, --host and "
+      "--address.\n"
       "Ctrl-C, SIGTERM and SIGUSR1 are handed on to the ranks; once more ends them at once.");
   verb->callback([arguments, verb, &status] {
     const std::vector<std::string> words = verb->remaining();

@@ -59,8 +59,8 @@ std::vector<Piece> unpack(const std::string& packed) {
   return pieces;
 }
 
-/// From a rank to the one that has a copy of what it alone has: the next one, or on the next host, if all hosts have as
-/// many ranks, or there are many of them.
+/// From a rank to the one that has a copy of what it alone has: the next one; on several hosts one of another host, if
+/// no host has more than half of the ranks.
 int distance(const mesh::World& world) {
   int most = 1;
   for (int rank = 0; world.hosts() > 1 && rank < world.size(); ++rank) {

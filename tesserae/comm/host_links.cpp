@@ -16,7 +16,8 @@
 //     none of the keys that it would make. The ranks find out and end (train/same_config.h); nobody is killed here.
 //
 // So at most one side goes on, that of the first host; and what the ranks of another one may still do until 4 is
-// nothing that counts, since rank 0 is with the first: it alone writes what a run says, and commits checkpoints.
+// nothing that counts, since rank 0, which alone writes what a run says and commits checkpoints, is with the first, as
+// long as that has a rank.
 
 #include "tesserae/comm/host_links.h"
 
@@ -63,7 +64,7 @@ std::string given_up_key(int host) {
   return cat("given-up/", host);
 }
 constexpr const char* job_over = "over";
-constexpr int host_left = -1;  // in place of a process that ended
+constexpr int host_left = -1, host_closes = -2;  // in place of a process that ended
 
 std::vector<uint8_t> as_bytes(const std::string& text) {
   return {text.begin(), text.end()};
@@ -107,6 +108,8 @@ void OtherHosts::look() {
     for (int process = 0; exits >> process >> exit.code >> exit.signal;) {
       if (process == host_left)
         host.left = true;
+      else if (process == host_closes)
+        host.closes = true;
       else
         exits_[process] = exit;
     }
@@ -240,6 +243,10 @@ void FirstHost::report(int process, const os::Exit& exit) {
   heard_->to_say += cat(process, " ", exit.code, " ", exit.signal, " ");
 }
 
+void FirstHost::close() {
+  report(host_closes, {});
+}
+
 void FirstHost::look() {
   {
     std::lock_guard lock(heard_->mutex);
@@ -276,8 +283,9 @@ std::string FirstHost::cut_off() const {
   if (heard_->given_up) return "the job goes on without this host, of which nothing was heard for too long";
   if (!heard_->broken.empty()) return cat("the launcher of the job's first host is gone: ", heard_->broken);
   if (Heard::Clock::now() - heard_->answered < patience_) return "";
-  return cat("nothing was heard of the job's first host for ", patience_.count(),
-             " ms (run.deadline_seconds): the job may go on there without this one");
+  return cat(
+      "nothing was heard of the job's first host for ", patience_.count(),
+      " ms (run.deadline_seconds, or --host-deadline of `tesserae run`): the job may go on there without this one");
 }
 
 }  // namespace tesserae::comm

@@ -16,13 +16,13 @@
 
 namespace tesserae::comm {
 
-/// What the launcher of the first host tells another one to do with a process. These are numbered over all hosts: those
-/// of the job's start as its ranks.
+/// What the first host's launcher tells another to do with a process. Processes have numbers over all hosts: those of
+/// the job's start have their rank's.
 struct Order {
   enum class Kind { kill, start, number };
   Kind kind = Kind::kill;
   int process = 0;
-  int rank = 0;  ///< that it is from now on, but for `kill`
+  int rank = 0;  ///< which it is from now on; unused by `kill`
   // To start it: in the place of one that has ended there, in the epoch that begins.
   int local_rank = 0, ranks = 0, epoch = 0;
 
@@ -41,6 +41,11 @@ class OtherHosts {
   bool given_up(int host) const { return hosts_[static_cast<size_t>(host)].given_up; }
   /// Its launcher has ended: no more of its processes is told.
   bool has_left(int host) const { return hosts_[static_cast<size_t>(host)].left; }
+  /// That, or it was given up, or it is to end: no process starts there any more.
+  bool starts_none(int host) const {
+    const Host& of = hosts_[static_cast<size_t>(host)];
+    return of.given_up || of.left || of.closes;
+  }
   /// How a process of another host ended, if its launcher has said so.
   std::optional<os::Exit> exit_of(int process) const;
   /// The launcher of `host` is to do that, after what it was told before. A process is killed, with what it started,
@@ -54,7 +59,7 @@ class OtherHosts {
   struct Host {
     int64_t beats = 0;
     Clock::time_point changed;  ///< when `beats` was seen to grow
-    bool given_up = false, left = false;
+    bool given_up = false, left = false, closes = false;
     int orders = 0;
   };
 
@@ -77,6 +82,8 @@ class FirstHost {
   ~FirstHost();
 
   void report(int process, const os::Exit& exit);
+  /// This host starts no process any more.
+  void close();
   /// Tells and hears what there is.
   void look();
   /// What is to be done, in this order; each once.

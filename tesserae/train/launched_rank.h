@@ -33,6 +33,7 @@ struct LaunchedRank {
   LineReader lines;
   std::deque<std::string> last;  ///< its last lines, for the report
   std::optional<os::Exit> exit;
+  bool asked_to_end = false;  ///< it ran when its launcher was asked to end
   int host = 0, local_rank = 0;
   int rank = 0;    ///< of the job; where the first host's launcher decides it knows better
   int number = 0;  ///< of the process, over all hosts: those of the job's start are numbered as its ranks

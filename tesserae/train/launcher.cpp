@@ -55,7 +55,7 @@ class Job {
   }
 
   int run() {
-    while (running() > 0 || waits_for_first()) {
+    while (running() > 0 || (!lost_.empty() && !culprit_) || waits_for_first()) {
       wait_for_news();
       processes_->look();
       if (first_) follow_first();
@@ -111,11 +111,10 @@ class Job {
     return first_ && !leaves() && !first_->status() && !first_->is_alone() && first_->cut_off().empty();
   }
 
-  /// This launcher, not the first one, was asked to end, and its ranks did not end the job well: others may go on
-  /// without them, once they know that it is gone.
+  /// This launcher was asked to end, and none of its ranks has ended the job well since: others may go on without them.
   bool leaves() const {
-    return seen_signals_ > 0 &&
-           std::ranges::any_of(ranks_, [this](const LaunchedRank& rank) { return rank.exit && !ended_well(rank); });
+    const auto well = [this](const LaunchedRank& rank) { return rank.asked_to_end && rank.exit && ended_well(rank); };
+    return seen_signals_ > 0 && std::ranges::none_of(ranks_, well);
   }
 
   /// On another host than the first, whose launcher decides.
@@ -139,7 +138,8 @@ class Job {
       if (found != ranks_.end()) found->rank = order.rank;
       return;
     }
-    if (cut_off_ || seen_signals_ > 0) return;  // it will be told that this host has left
+    if (cut_off_) return;
+    if (seen_signals_ > 0) return first_->report(order.process, given_up);  // it was told before it heard of that
     if (meeting_.epoch != order.epoch) ++replaced_;
     meeting_.epoch = order.epoch;
     meeting_.ranks = order.ranks;
@@ -219,7 +219,7 @@ class Job {
   /// One that only lost a peer has found nothing to go on from. After a signal, one that was killed: others may still
   /// be able to save. What was asked to end and does so is not lost.
   bool may_replace(const LaunchedRank& rank) const {
-    if (!membership_ || culprit_ || seen_signals_ > 1) return false;
+    if (!membership_ || culprit_ || seen_signals_ > 1 || (kill_at_ && kill_at_->passed())) return false;
     if (job_.replacements == 0 && job_.min_ranks == 0) return false;
     if (seen_signals_ > 0) return rank.exit->signal != 0 && rank.exit->signal != asked_by_;
     return rank.exit->signal != 0 || (rank.exit->code != exit_peer_lost && rank.exit->code != exit_unusable);
@@ -240,8 +240,8 @@ class Job {
     const bool spent = loss && (replaced_ >= job_.replacements || is_host_lost());
     const bool with_fewer = spent && may_have_fewer();
     // What several ranks fail of at a time, new ones would fail of, too.
-    const bool ending = any_ended_well() || (seen_signals_ > 0 && running() + static_cast<int>(lost_.size()) < size());
-    if (ending || failed > 1 || (spent && !with_fewer)) {
+    const bool some_have_ended = seen_signals_ > 0 && running() + static_cast<int>(lost_.size()) < size();
+    if (any_ended_well() || some_have_ended || failed > 1 || (spent && !with_fewer)) {
       membership_->end();
       return lost_.empty() ? void() : blame(lost_.front());
     }
@@ -277,9 +277,9 @@ class Job {
     return silent;
   }
 
-  /// With a rank that was not replaced yet: nobody can be started there.
+  /// That of a rank which was not replaced yet: nothing starts there any more.
   bool is_host_lost() const {
-    return std::ranges::any_of(lost_, [this](int number) { return processes_->is_lost(host_of(number)); });
+    return std::ranges::any_of(lost_, [this](int number) { return processes_->starts_none(host_of(number)); });
   }
 
   /// As many as can still be needed.
@@ -393,6 +393,8 @@ class Job {
       print("tesserae: stopping after this step; once more to stop at once");
       const int number = signals_.first();
       asked_by_ = number == os::signal_interrupt ? os::signal_terminate : number;
+      for (LaunchedRank& rank : ranks_) rank.asked_to_end = !rank.exit;
+      if (first_) first_->close();
       end_others(job_.stop_grace, asked_by_);
     }
   }

@@ -15,16 +15,15 @@ namespace tesserae::train {
 /// do what they are told (comm/host_links.h). Used from the launcher's thread.
 class RankProcesses {
  public:
-  /// All outlive it. `membership`: null where no loss is survived; the job's other hosts are none of ours then, nor if
-  /// this one is not the first.
+  /// All outlive it. `membership`: null where no loss is survived, or on another host than the first: then only this
+  /// host's processes are handled.
   RankProcesses(const LocalJob& job, const Meeting& meeting, WaitingRanks& waiting, SpareRanks& spares,
                 comm::MembershipServer* membership);
 
   /// Those of the job's start: this host's are started, the others' launchers start theirs.
   std::vector<LaunchedRank> start();
   /// A process for the rank of that number, in the epoch of the meeting: on that host, and with the local rank of the
-  /// one whose place it takes, if that is free, else the lowest that none of `ranks` has which still run there: these
-  /// need not be in order. Throws IoError.
+  /// process that it replaces, if that is free, else the lowest that no running rank of that host has. Throws IoError.
   LaunchedRank start_one(int number, int host, const std::vector<LaunchedRank>& ranks);
   /// It has this number in the job from now on.
   void number(LaunchedRank& rank, int number);
@@ -38,12 +37,15 @@ class RankProcesses {
   bool has_other_hosts() const { return others_.has_value(); }
   /// Nothing was heard of it for too long.
   bool is_given_up(int host) const { return others_ && others_->given_up(host); }
-  /// That, or its launcher has ended: nothing can be started there.
-  bool is_lost(int host) const { return others_ && (others_->given_up(host) || others_->has_left(host)); }
+  /// No process starts there any more.
+  bool starts_none(int host) const { return others_ && others_->starts_none(host); }
   /// The job is over, with that status.
   void end(int status);
 
  private:
+  /// Nothing more is told of its processes.
+  bool is_lost(int host) const { return others_ && (others_->given_up(host) || others_->has_left(host)); }
+
   const LocalJob& job_;
   const Meeting& meeting_;
   WaitingRanks& waiting_;

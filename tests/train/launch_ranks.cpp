@@ -1,8 +1,9 @@
 // launch_ranks N COMMAND...: run_local_job as a program, so that a test can interrupt and kill it. REPLACEMENTS: how
 // often it replaces lost ranks. SPARES, SPARE_PAUSE (in ms): processes that wait to do so. HOSTS, HOST, ADDRESS, PORT:
 // it is one of several hosts; MIN_RANKS, PATIENCE (in ms): with which losses it goes on, and when a host counts as
-// lost. PROGRAMS: ranks are started as programs; else the first ones are copies of this process, which become that
-// command, or, if that is "threads", say with how many they would compute.
+// lost. EARLY_EXIT_CODE, STOP_GRACE (in ms): a status that is no failure, and how long ranks may take to end. PROGRAMS:
+// ranks are started as programs; else the first ones are copies of this process, which become that command, or, if that
+// is "threads", say with how many they would compute.
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
@@ -40,6 +41,8 @@ int main(int argc, char** argv) {
                                          .command = {argv + 2, argv + argc},
                                          .body = body,
                                          .environment = {{"FROM_JOB", "yes"}},
+                                         .stop_grace = std::chrono::milliseconds(number("STOP_GRACE", 20'000)),
+                                         .early_exit_code = number("EARLY_EXIT_CODE", 0),
                                          .replacements = number("REPLACEMENTS", 0),
                                          .spares = number("SPARES", 0),
                                          .spare_pause = std::chrono::milliseconds(number("SPARE_PAUSE", 10'000)),

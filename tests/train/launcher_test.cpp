@@ -106,14 +106,19 @@ class LaunchersOfTwoHosts : public Launcher {
  protected:
   Program of_host(int host, const std::string& script, int patience = 60'000, int replacements = 0) const {
     return Program({LAUNCH_RANKS, "1", "sh", "-c", "echo $$ > $FOLDER/$RANK.pid; " + script},
-                   {{"FOLDER", folder_},
-                    {"HOSTS", "2"},
-                    {"HOST", std::to_string(host)},
-                    {"ADDRESS", "127.0.0.1"},
-                    {"PORT", port_},
-                    {"MIN_RANKS", "1"},
-                    {"REPLACEMENTS", std::to_string(replacements)},
-                    {"PATIENCE", std::to_string(patience)}});
+                   variables(host, patience, replacements));
+  }
+
+  std::map<std::string, std::string> variables(int host, int patience = 60'000, int replacements = 0) const {
+    return {{"FOLDER", folder_},
+            {"HOSTS", "2"},
+            {"HOST", std::to_string(host)},
+            {"ADDRESS", "127.0.0.1"},
+            {"PORT", port_},
+            {"MIN_RANKS", "1"},
+            {"EARLY_EXIT_CODE", "75"},
+            {"REPLACEMENTS", std::to_string(replacements)},
+            {"PATIENCE", std::to_string(patience)}};
   }
 
   const std::string port_ = std::to_string(os::free_port());
@@ -166,7 +171,7 @@ TEST_F(LaunchersOfTwoHosts, TheOthersGoOnWithoutOneThatIsAskedToEnd) {
   second.process().signal(SIGTERM);
   EXPECT_EQ(second.finish()->code, 128 + SIGTERM) << second.errors;
   EXPECT_TRUE(first.wait_for("none takes its place, the job goes on")) << first.errors;
-  EXPECT_THAT(first.errors, Not(HasSubstr("(2 of 5)"))) << "nothing is started where all is to end";
+  EXPECT_THAT(first.errors, Not(HasSubstr("(2 of 5)"))) << "nothing starts where all is to end";
   os::files().write(folder_ + "/done", "");
   EXPECT_TRUE(first.finish()->success()) << first.errors;
   expect_nothing_left(2);
@@ -207,12 +212,43 @@ TEST_F(LaunchersOfTwoHosts, AFailureThatNobodySurvivesEndsBoth) {
   EXPECT_THAT(first.errors, HasSubstr("rank 1 of 2 exited with code 2"));
 }
 
+TEST_F(LaunchersOfTwoHosts, WhatWasLostLongAgoDoesNotCountWhenAllAreAskedToEnd) {
+  const std::string script = "trap 'exit 75' TERM; until [ -e $FOLDER/never ]; do sleep 0.05; done";
+  Program second(
+      {LAUNCH_RANKS, "2", "sh", "-c", "echo $$ > $FOLDER/$RANK.pid; [ $RANK != 3 ] || kill -9 $$; " + script},
+      variables(1));
+  Program first({LAUNCH_RANKS, "2", "sh", "-c", "echo $$ > $FOLDER/$RANK.pid; " + script}, variables(0));
+  EXPECT_TRUE(first.wait_for("rank 3 of 4 was killed by signal 9 (Killed); none takes its place"));
+  wait_until_started(4);
+  second.process().signal(SIGTERM);
+  first.process().signal(SIGTERM);
+  EXPECT_EQ(first.finish()->code, 75) << first.errors;
+  EXPECT_EQ(second.finish()->code, 75) << "that of the job: " << second.errors;
+}
+
+TEST_F(Launcher, TheOnlyRankIsReplacedAsWell) {
+  Program job = launch(1, "[ ! -e $FOLDER/again ] || exit 0; touch $FOLDER/again; exit 7", /*replacements=*/1);
+  EXPECT_TRUE(job.finish()->success()) << job.errors;
+  EXPECT_THAT(job.errors, HasSubstr("rank 0 of 1 exited with code 7; a new process takes its place (1 of 1)"));
+  Program lost = launch(1, "exit 7", /*replacements=*/1);
+  EXPECT_EQ(lost.finish()->code, 7) << lost.errors;
+}
+
 TEST_F(Launcher, AHostOfAJobOfSeveralMustKnowItsPlace) {
   for (const auto& [hosts, host] : {std::pair("2", "2"), std::pair("2", "-1"), std::pair("0", "0")}) {
     Program job({LAUNCH_RANKS, "1", "true"}, {{"HOSTS", hosts}, {"HOST", host}, {"PORT", "4711"}});
     EXPECT_NE(job.finish()->signal, 0);
     EXPECT_THAT(job.errors, HasSubstr("give its number and where they meet"));
   }
+}
+
+TEST_F(Launcher, WhatIsKilledBecauseItDoesNotEndIsNotReplaced) {
+  Program job = launch(2, "trap '' TERM; exec sleep 600", /*replacements=*/4, {{"STOP_GRACE", "300"}});
+  wait_until_started(2);
+  job.process().signal(SIGTERM);
+  EXPECT_EQ(job.finish()->code, 128 + SIGTERM) << job.errors;
+  EXPECT_THAT(job.errors, Not(HasSubstr("takes its place")));
+  expect_nothing_left(2);
 }
 
 TEST_F(Launcher, WhatEndsWhenItIsAskedToIsNotReplaced) {

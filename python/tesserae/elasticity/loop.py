@@ -4,8 +4,8 @@
    left: all that is decided of that is decided there (tesserae/comm/membership.cpp has the protocol).
 2. The ranks of an epoch meet (_C.Fabric). Keys of the store carry the epoch, so whoever is of another one meets
    nobody, and what waits for a rank that is lost ends. What those that are left hold of the last step (5) they save
-   together, if it is a whole state, to the ranks' memory: a folder in /dev/shm, of several hosts one that all of them
-   see, of which rank 0 tells the launcher.
+   together, if it is a whole state, to the ranks' memory: a folder in /dev/shm, or on several hosts in one that all
+   see. Rank 0 tells the launcher its name.
    Where nobody replaces the lost ones, those that are left ask for the largest number that the job can have, and 2
    begins anew with these; the others end.
 3. torch's default group is made anew, of as many ranks, through a part of that store.
@@ -281,6 +281,9 @@ class _Loop:
 
     # ---- 6: what the dial asks and is told ----
     def cannot_scale(self, ranks: int) -> str:
+        fabric, now = self._fabric, self._membership.ranks
+        if fabric is not None and fabric.hosts > 1 and ranks > now:
+            return f"a job on several hosts gets no more ranks than the {now} that it has"
         return self._why_not(ranks)
 
     def scale(self, dial: _C.Dial, ranks: int, client: int) -> None:
