@@ -1,7 +1,7 @@
 """Disturbs a Python script that trains inside tsm.elastic (examples/python/elastic.py) on two emulated hosts
 (bench/hosts.sh: root, iproute2), one `tesserae run` on each, and compares its losses with an undisturbed run's.
 
-    python bench/elastic_hosts.py                            # all of it, two minutes
+    python bench/elastic_hosts.py                            # all of it, seven minutes
     python bench/elastic_hosts.py --faults rank --degrees 2
 
 Four ranks, two on each host. Faults:
@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from elastic_undisturbed import undisturbed
+from elastic_undisturbed import losses_in, processes_in, undisturbed
 from host_faults import HOSTS_OF_JOB, Job, wait_until
 from launch import UNAVAILABLE, Unavailable
 from recovery import ROOT
@@ -47,16 +46,13 @@ class Script:
         return "".join(self._job.said(host) for host in range(HOSTS_OF_JOB))
 
     def losses(self) -> list[tuple[int, float]]:
-        """Steps in the order in which they were made: one that was made again comes twice."""
-        return [(int(step), float(loss)) for step, loss in re.findall(r"step (\d+) loss (\S+)\n", self.text())]
+        return losses_in(self.text())
 
     def last_step(self) -> int:
         return max((step for step, _ in self.losses()), default=-1)
 
     def ranks(self, epoch: int) -> dict[int, int]:
-        """Their processes."""
-        found = re.findall(rf"epoch {epoch} rank (\d+) of \d+ process (\d+)\n", self.text())
-        return {int(rank): int(process) for rank, process in found}
+        return processes_in(self.text(), epoch)
 
     def wait_for(self, step: int, seconds: float) -> None:
         wait_until(lambda: self.last_step() >= step or self._job.process.poll() is not None, seconds, f"step {step}")

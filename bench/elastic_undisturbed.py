@@ -1,9 +1,22 @@
-"""What examples/python/elastic.py comes to undisturbed, in one process: for bench/elastic.py and its tests."""
+"""What examples/python/elastic.py says, and what it comes to undisturbed, in one process: for those that disturb it."""
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import nn
+
+
+def losses_in(text: str) -> list[tuple[int, float]]:
+    """Steps and their losses, in the order in which they were made: one that was made again comes twice."""
+    return [(int(step), float(loss)) for step, loss in re.findall(r"step (\d+) loss (\S+)\n", text)]
+
+
+def processes_in(text: str, epoch: int) -> dict[int, int]:
+    """Of the ranks that have met in that epoch, by rank."""
+    found = re.findall(rf"epoch {epoch} rank (\d+) of \d+ process (\d+)\n", text)
+    return {int(rank): int(process) for rank, process in found}
 
 
 def undisturbed(steps: int, decay: float = 0.5) -> list[float]:

@@ -182,6 +182,11 @@ def deadline(arguments: argparse.Namespace) -> str:
     return f"run.deadline_seconds={arguments.deadline}"
 
 
+def step_after(job: Job, run: Path, reached: int, seconds: float) -> float:
+    """How long it takes until a step after that one is over, or the job."""
+    return wait_until(lambda: last_step(run) > reached or job.process.poll() is not None, seconds, "a step")
+
+
 def compare(outcome: Outcome, run: Path, alone: Path, steps: int) -> None:
     got, expected = lines(run), lines(alone)
     outcome.steps_lost = steps - len({line["step"] for line in got})
@@ -219,9 +224,7 @@ def cut(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: P
         time.sleep(outcome.seconds)
         stood_at = last_step(run)
         job.cable(1, "up")
-        outcome.seconds_to_next_step = wait_until(
-            lambda: last_step(run) > stood_at or job.process.poll() is not None, 300, "a step after the cut"
-        )
+        outcome.seconds_to_next_step = step_after(job, run, stood_at, 300)
         job.process.wait(300)
         note_end(outcome, job)
     if any(outcome.statuses):
@@ -292,9 +295,7 @@ def survives(outcome: Outcome, arguments: argparse.Namespace, config: Path, fold
             job.cable(1, "up")
             start = time.monotonic()
         reached = last_step(run)
-        wait_until(
-            lambda: last_step(run) > reached or job.process.poll() is not None, arguments.deadline + 120, "a step"
-        )
+        step_after(job, run, reached, arguments.deadline + 120)
         outcome.seconds_to_next_step = time.monotonic() - start
         after = job.ranks_of(0)
         if outcome.fault == "host-cut-off":
@@ -326,9 +327,7 @@ def rank_replaced(outcome: Outcome, arguments: argparse.Namespace, config: Path,
         before = [job.ranks_of(host) for host in range(HOSTS_OF_JOB)]
         victim = max(before[1])
         os.kill(victim, signal.SIGKILL)
-        start, reached = time.monotonic(), last_step(run)
-        wait_until(lambda: last_step(run) > reached or job.process.poll() is not None, 120, "a step")
-        outcome.seconds_to_next_step = time.monotonic() - start
+        outcome.seconds_to_next_step = step_after(job, run, last_step(run), 120)
         after = [job.ranks_of(host) for host in range(HOSTS_OF_JOB)]
         job.process.wait(300)
         note_end(outcome, job)

@@ -62,9 +62,11 @@ std::vector<Piece> unpack(const std::string& packed) {
 /// From a rank to the one that has a copy of what it alone has: the next one; on several hosts one of another host, if
 /// no host has more than half of the ranks.
 int distance(const mesh::World& world) {
-  int most = 1;
-  for (int rank = 0; world.hosts() > 1 && rank < world.size(); ++rank) {
-    most = std::max(most, static_cast<int>(world.host_ranks(rank).size()));
+  if (world.hosts() == 1) return 1;
+  int most = 0;
+  for (int rank = 0, ranks = 0; rank < world.size(); rank += ranks) {  // host by host
+    ranks = static_cast<int>(world.host_ranks(rank).size());
+    most = std::max(most, ranks);
   }
   return most;
 }

@@ -181,7 +181,7 @@ struct FirstHost::Heard {
       is_met = is_met || store->check({exits_of(0)});  // nobody but that launcher makes it
       if (!saying.empty()) store->append(exits_of(host), as_bytes(saying));
       for (const auto& [spare, order] : giving) {
-        comm::give_place(*of_job, spare, order.epoch, order.rank, order.ranks);
+        comm::give_place(of_job, spare, order.epoch, order.rank, order.ranks);
       }
       store->add(beats_of(host), 1);
       std::vector<Order> told;

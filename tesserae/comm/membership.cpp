@@ -26,6 +26,7 @@
 #include <cstdlib>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
@@ -120,12 +121,11 @@ void MembershipServer::begin_epoch_of(const std::vector<int>& left) {
 }
 
 void MembershipServer::give_place(int64_t spare, int rank, int ranks) {
-  comm::give_place(*served_, spare, epoch_ + 1, rank, ranks);
+  comm::give_place(served_, spare, epoch_ + 1, rank, ranks);
 }
 
-void give_place(c10d::Store& store, int64_t spare, int epoch, int rank, int ranks) {
-  const std::string place = cat(epoch, " ", rank, " ", ranks);
-  store.set(cat(prefix, "/", key_of_spare(cat(spare))), std::vector<uint8_t>(place.begin(), place.end()));
+void give_place(c10::intrusive_ptr<c10d::Store> store, int64_t spare, int epoch, int rank, int ranks) {
+  c10d::PrefixStore(prefix, std::move(store)).set(key_of_spare(cat(spare)), cat(epoch, " ", rank, " ", ranks));
 }
 
 void MembershipServer::end() {

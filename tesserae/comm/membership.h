@@ -53,7 +53,7 @@ class MembershipServer {
 };
 
 /// Tells a spare process, through the job's store, that it is this rank of the epoch that begins.
-void give_place(c10d::Store& store, int64_t spare, int epoch, int rank, int ranks);
+void give_place(c10::intrusive_ptr<c10d::Store> store, int64_t spare, int epoch, int rank, int ranks);
 
 /// The side of a rank. Used from the training thread.
 class Membership {

@@ -129,31 +129,30 @@ class Job {
   }
 
   void obey(const comm::Order& order) {
-    if (order.kind == comm::Order::Kind::kill) {
-      const auto found = std::ranges::find(ranks_, order.process, &LaunchedRank::number);
-      return found != ranks_.end() ? kill(*found) : void();
-    }
-    if (order.kind == comm::Order::Kind::number) {
-      const auto found = std::ranges::find(ranks_, order.process, &LaunchedRank::number);
-      if (found != ranks_.end()) found->rank = order.rank;
-      return;
-    }
+    if (order.kind == comm::Order::Kind::start) return start_as_told(order);
+    const auto found = std::ranges::find(ranks_, order.process, &LaunchedRank::number);
+    if (found == ranks_.end()) return;
+    order.kind == comm::Order::Kind::kill ? kill(*found) : void(found->rank = order.rank);
+  }
+
+  void start_as_told(const comm::Order& order) {
     if (cut_off_) return;
-    if (seen_signals_ > 0) return first_->report(order.process, given_up);  // it was told before it heard of that
+    const auto before = std::ranges::find(ranks_, order.local_rank, &LaunchedRank::local_rank);
+    // It was told before it heard that this launcher is to end; or this host was started with fewer ranks.
+    if (seen_signals_ > 0 || before == ranks_.end()) return first_->report(order.process, given_up);
     if (meeting_.epoch != order.epoch) ++replaced_;
     meeting_.epoch = order.epoch;
     meeting_.ranks = order.ranks;
     spares_.pause();
-    LaunchedRank& rank = *std::ranges::find(ranks_, order.local_rank, &LaunchedRank::local_rank);
     const Place place{.rank = order.rank, .local_rank = order.local_rank};
     try {
       if (auto spare = spares_.take(place)) {
         first_->give_place(spare->number, order);
-        rank = std::move(spare->process);
+        *before = std::move(spare->process);
       } else {
-        rank = start_rank(job_, place, meeting_, waiting_);
+        *before = start_rank(job_, place, meeting_, waiting_);
       }
-      rank.number = order.process;
+      before->number = order.process;
     } catch (const IoError& error) {
       print(cat("tesserae: rank ", order.rank, " cannot be started: ", error.what()));
       first_->report(order.process, {.code = 1});

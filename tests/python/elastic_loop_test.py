@@ -21,7 +21,7 @@ from ranks import free_port, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "bench"))
-from elastic_undisturbed import undisturbed  # noqa: E402
+from elastic_undisturbed import losses_in, processes_in, undisturbed  # noqa: E402
 
 PROGRAM = Path(tsm.__file__).absolute().parents[2] / "cli/tesserae"
 EXAMPLE = ROOT / "examples/python/elastic.py"
@@ -75,15 +75,14 @@ class Job:
         return self.output.read_text()
 
     def losses(self) -> dict[int, float]:
-        return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)\n", self.text())}
+        return dict(losses_in(self.text()))
 
     def epoch(self) -> int:
         return max(int(epoch) for epoch in re.findall(r"epoch (\d+) rank", self.text()))
 
     def ranks(self, epoch: int) -> dict[int, int]:
         """Their processes, of those that have met."""
-        found = re.findall(rf"epoch {epoch} rank (\d+) of \d+ process (\d+)\n", self.text())
-        return {int(rank): int(process) for rank, process in found}
+        return processes_in(self.text(), epoch)
 
     def wait_for_epoch(self, epoch: int, ranks: int) -> dict[int, int]:
         """Until its ranks have made a step that nobody made before."""
