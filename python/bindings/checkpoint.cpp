@@ -172,11 +172,13 @@ void bind_checkpoint(py::module_& module) {
   module.def(
       "list_checkpoints",
       [](const std::string& folder) {
-        std::vector<std::string> paths;
-        for (const auto& committed : checkpoint::list_checkpoints(folder)) paths.push_back(committed.path.native());
-        return paths;
+        std::vector<std::pair<int64_t, std::string>> found;
+        for (const auto& committed : checkpoint::list_checkpoints(folder)) {
+          found.emplace_back(committed.step, committed.path.native());
+        }
+        return found;
       },
-      py::arg("folder"), without_gil, "The committed checkpoints of a folder, oldest step first.");
+      py::arg("folder"), without_gil, "(step, path) of the committed checkpoints of a folder, oldest step first.");
   module.def("load_checkpoint", &load_together, py::arg("fabric"), py::arg("path"), py::arg("collect"),
              py::arg("check"),
              "Collective: loads a checkpoint, or the newest of a folder that can be loaded on all ranks; None if the "

@@ -1562,9 +1562,9 @@ def keep_freed_memory() -> None:
     What a step frees is not given back to the system; see tesserae/os/memory.h.
     """
 
-def list_checkpoints(folder: str) -> list[str]:
+def list_checkpoints(folder: str) -> list[tuple[int, str]]:
     """
-    The committed checkpoints of a folder, oldest step first.
+    (step, path) of the committed checkpoints of a folder, oldest step first.
     """
 
 def load_checkpoint(

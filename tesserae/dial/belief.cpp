@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include "tesserae/base/median.h"
+
 namespace tesserae::dial {
 namespace {
 
@@ -41,12 +43,6 @@ std::vector<double> solve(const std::vector<std::vector<double>>& root, std::vec
 }
 
 }  // namespace
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 double relative_spread(const std::vector<double>& values) {
   const double center = median(values);

@@ -5,9 +5,8 @@
 
 namespace tesserae::dial {
 
-/// The middle value; of an even count, the upper of the two. `values` must not be empty.
-double median(std::vector<double> values);
-/// The standard deviation relative to the median, from the median deviation: one slow step does not count.
+/// The standard deviation relative to the median, from the median deviation: one slow step does not count. `values`
+/// must not be empty.
 double relative_spread(const std::vector<double>& values);
 
 /// What steps of layouts are believed to take: the plan's prediction, corrected by what was measured of some.

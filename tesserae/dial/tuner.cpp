@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/base/median.h"
 #include "tesserae/cost/memory.h"
 #include "tesserae/cost/step_time.h"
 

@@ -113,7 +113,7 @@ def to_dcp(path: Folder, dcp: Folder) -> None:
 
 def _chosen(path: Folder) -> str:
     inside = _C.list_checkpoints(os.fspath(path))
-    return inside[-1] if inside else os.fspath(path)
+    return inside[-1][1] if inside else os.fspath(path)
 
 
 def _place_of(name: str) -> tuple[str, ...] | None:

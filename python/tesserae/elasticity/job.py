@@ -142,8 +142,8 @@ class Job:
             return places
         later = ""
         if self.rank == 0:
-            memory, stored = (max(map(_step_of, _C.list_checkpoints(str(place))), default=-1) for place in places)
-            later = "the folder" if stored > memory else ""
+            memory, stored = (max(_C.list_checkpoints(str(place)), default=(-1, "")) for place in places)
+            later = "the folder" if stored[0] > memory[0] else ""
         return places[::-1] if _C.agree(self.fabric, later) is not None else places
 
     def _keep(self, held: HeldStep) -> None:
@@ -162,10 +162,6 @@ class Job:
             self.ask(ranks)
         _C.agree(self.fabric, "")  # nobody leaves before rank 0 has asked
         raise Leave(ranks)
-
-
-def _step_of(checkpoint: str) -> int:
-    return int(checkpoint.rsplit("/step-", 1)[1].split(".")[0])
 
 
 def say(text: str) -> None:
