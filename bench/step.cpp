@@ -28,6 +28,7 @@
 #include "bench/start_ranks.h"
 #include "bench/step_options.h"
 #include "tesserae/comm/fabric.h"
+#include "tesserae/launch/launcher.h"
 #include "tesserae/model/gpt.h"
 #include "tesserae/model/init.h"
 #include "tesserae/offload/activations.h"
@@ -35,7 +36,6 @@
 #include "tesserae/os/memory.h"
 #include "tesserae/shard/activation_offload.h"
 #include "tesserae/shard/sharded.h"
-#include "tesserae/train/launcher.h"
 
 namespace tesserae::bench {
 namespace {
@@ -285,7 +285,7 @@ int main(int argc, char** argv) {
     bench::run(options);
   } catch (const comm::PeerLost& error) {
     std::fprintf(stderr, "bench_step: %s\n", error.what());
-    return train::exit_peer_lost;
+    return launch::exit_peer_lost;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_step: %s\n", error.what());
     return 1;

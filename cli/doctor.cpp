@@ -15,10 +15,10 @@
 #include "tesserae/doctor/report.h"
 #include "tesserae/doctor/text.h"
 #include "tesserae/doctor/torch.h"
+#include "tesserae/launch/launcher.h"
 #include "tesserae/os/host.h"
 #include "tesserae/os/program.h"
 #include "tesserae/train/device.h"
-#include "tesserae/train/launcher.h"
 
 namespace tesserae::cli {
 namespace {
@@ -99,7 +99,7 @@ int run_doctor(const DoctorArguments& arguments) {
     start.job.command = {os::program_path(),       "doctor",     "--mib",
                          cat(arguments.mebibytes), "--deadline", cat(arguments.deadline)};
     if (arguments.json) start.job.command.push_back("--json");
-    return train::run_local_job(start.job);
+    return launch::run_local_job(start.job);
   }
   append_findings(found, examine(doctor::HostFacts::look(launch.local_size)));
   append_findings(found, examine(doctor::TorchFacts::look(launch.local_size)));

@@ -6,7 +6,7 @@
 #include "cli/version.h"
 #include "tesserae/comm/error.h"
 #include "tesserae/config/json.h"
-#include "tesserae/train/launcher.h"
+#include "tesserae/launch/launcher.h"
 
 using namespace tesserae;
 
@@ -54,7 +54,7 @@ int tesserae::cli::run_program(int argc, const char* const* argv) {
   } catch (const config::ConfigError& error) {
     return report(error, cli::exit_configuration);
   } catch (const comm::CommError& error) {
-    return report(error, train::exit_peer_lost);
+    return report(error, launch::exit_peer_lost);
   } catch (const std::exception& error) {
     return report(error, cli::exit_failure);
   }

@@ -12,13 +12,13 @@
 #include "tesserae/base/error.h"
 #include "tesserae/comm/fabric.h"
 #include "tesserae/config/config.h"
+#include "tesserae/launch/launcher.h"
 #include "tesserae/offload/host_blocks.h"
 #include "tesserae/os/files.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/os/program.h"
 #include "tesserae/os/seconds.h"
 #include "tesserae/train/device.h"
-#include "tesserae/train/launcher.h"
 
 namespace tesserae::cli {
 namespace {
@@ -46,10 +46,10 @@ int run_probe(const ProbeArguments& arguments) {
   offload::use_reusable_host_blocks();  // as `tesserae train` does
   os::keep_freed_memory();
   if (launch.launcher == "single" && arguments.nproc > 1) {
-    train::LocalJob job;
+    launch::LocalJob job;
     job.ranks = arguments.nproc;
     run_in_ranks(job, command_of(arguments));
-    return train::run_local_job(job);
+    return launch::run_local_job(job);
   }
   if (arguments.nproc > 0 && launch.launcher != "single" && arguments.nproc != launch.size) {
     throw config::ConfigError("", cat("--nproc ", arguments.nproc, ", but ", launch.launcher, " has started ",

@@ -10,10 +10,10 @@
 #include "cli/verbs.h"
 #include "tesserae/config/json.h"
 #include "tesserae/config/sagemaker.h"
+#include "tesserae/launch/launcher.h"
 #include "tesserae/os/files.h"
 #include "tesserae/os/seconds.h"
 #include "tesserae/train/device.h"
-#include "tesserae/train/launcher.h"
 
 namespace tesserae::cli {
 
@@ -28,9 +28,9 @@ struct RunArguments {
 };
 
 /// The ranks and hosts that the options name, else what the platform says of this process.
-train::LocalJob find_job(const RunArguments& arguments) {
+launch::LocalJob find_job(const RunArguments& arguments) {
   const int ranks = arguments.nproc > 0 ? arguments.nproc : std::max(train::accelerators(), 1);
-  train::LocalJob job;
+  launch::LocalJob job;
   job.ranks = ranks;
   if (arguments.hosts > 0) {
     if (arguments.hosts > 1 && arguments.address.empty()) {
@@ -59,7 +59,7 @@ train::LocalJob find_job(const RunArguments& arguments) {
 }
 
 /// Ranks of several hosts have no memory in common.
-void share_memory(train::LocalJob& job, const std::string& shared) {
+void share_memory(launch::LocalJob& job, const std::string& shared) {
   const bool survives = job.replacements > 0 || job.min_ranks > 0;
   if (!shared.empty()) {
     if (os::files().status(shared).kind != os::FileKind::directory)
@@ -149,7 +149,7 @@ void add_run(CLI::App& program, int& status) {
     // CLI11 takes an option that it does not know for the script.
     if (words.front().starts_with("-")) throw CLI::ExtrasError({words.front()});
     Script script = python_script("run", words);
-    train::LocalJob job = find_job(*arguments);
+    launch::LocalJob job = find_job(*arguments);
     job.command = script.command;
     job.environment = script.environment;
     if (job.hosts > 1) job.environment["TESSERAE_HOST_DEADLINE"] = cat(arguments->host_deadline_seconds);
@@ -160,7 +160,7 @@ void add_run(CLI::App& program, int& status) {
     job.min_ranks = arguments->min_ranks;
     job.host_patience = os::milliseconds(arguments->host_deadline_seconds);
     share_memory(job, arguments->shared);
-    status = train::run_local_job(job);
+    status = launch::run_local_job(job);
   });
 }
 

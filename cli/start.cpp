@@ -56,7 +56,7 @@ Start find_start(int nproc, int otherwise, const mesh::Lookup& environment) {
           .world = mesh::World::from_environment(environment)};
 }
 
-void run_in_ranks(train::LocalJob& job, std::vector<std::string> command) {
+void run_in_ranks(launch::LocalJob& job, std::vector<std::string> command) {
   job.command = std::move(command);
   if (at::getAccelerator()) return;
   job.body = [words = job.command] {

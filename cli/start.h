@@ -3,17 +3,17 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/launch/launcher.h"
 #include "tesserae/mesh/world.h"
-#include "tesserae/train/launcher.h"
 
 namespace tesserae::cli {
 
 /// What this process is to the job: one of its ranks, or what starts the ranks of this host.
 struct Start {
-  bool is_rank = true;  ///< this process is one: train
-  int ranks = 1;        ///< of the job
-  train::LocalJob job;  ///< if not: ranks and hosts of what it starts; the command is the caller's
-  std::string by;       ///< the launcher or platform that says so, as mesh/ names it; "single": none
+  bool is_rank = true;   ///< this process is one: train
+  int ranks = 1;         ///< of the job
+  launch::LocalJob job;  ///< if not: ranks and hosts of what it starts; the command is the caller's
+  std::string by;        ///< the launcher or platform that says so, as mesh/ names it; "single": none
   mesh::World world = mesh::World::single_host(0, 1);  ///< of a rank
 };
 
@@ -26,6 +26,6 @@ struct Start {
 Start find_start(int nproc, int otherwise, const mesh::Lookup& environment);
 
 /// The ranks of such a job run this program's `command`, as copies of this process where that is possible.
-void run_in_ranks(train::LocalJob& job, std::vector<std::string> command);
+void run_in_ranks(launch::LocalJob& job, std::vector<std::string> command);
 
 }  // namespace tesserae::cli

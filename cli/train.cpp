@@ -9,12 +9,12 @@
 #include "cli/start.h"
 #include "cli/verbs.h"
 #include "tesserae/config/sagemaker.h"
+#include "tesserae/launch/launcher.h"
 #include "tesserae/offload/host_blocks.h"
 #include "tesserae/os/files.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/os/program.h"
 #include "tesserae/train/job_size.h"
-#include "tesserae/train/launcher.h"
 
 namespace tesserae::cli {
 namespace {
@@ -82,7 +82,7 @@ int run_train(TrainArguments& arguments) {
     start.job.replacements = config.recovery.replacements;
     start.job.min_ranks = config.recovery.min_ranks;
     start.job.host_patience = os::milliseconds(config.run.deadline_seconds);
-    return train::run_local_job(start.job);
+    return launch::run_local_job(start.job);
   }
   return train::train(config, setup, start.world, resume);
 }

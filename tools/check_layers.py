@@ -21,6 +21,7 @@ LAYERS = [
     "offload",
     "mesh",
     "comm",
+    "launch",
     "preemption",
     "autograd",
     "tensor",
@@ -43,7 +44,7 @@ LAYERS = [
     "doctor",
 ]
 TOP = {"tesserae", "python", "cli", "tests", "bench", "examples", "docs", "cmake", "tools"}
-TESTS = {*LAYERS, "support", "sim", "device", "parity", "cli", "bench", "python", "tools", "launch"}
+TESTS = {*LAYERS, "support", "sim", "device", "parity", "cli", "bench", "python", "tools"}
 PYTHON = {"tesserae", "bindings"}
 
 # Only tesserae/os may call the operating system: its faulty twin can then fail any call in a test.

@@ -7,6 +7,7 @@
 #include <ranges>
 
 #include "tesserae/base/error.h"
+#include "tesserae/launch/launcher.h"
 #include "tesserae/mesh/mesh.h"
 #include "tesserae/train/device.h"
 
@@ -73,7 +74,7 @@ void fit_degrees(config::Json& resolved, const config::Config& written, int from
 }  // namespace
 
 int configured_ranks(int ranks) {
-  const char* const began_with = std::getenv(configured_ranks_variable);
+  const char* const began_with = std::getenv(launch::configured_ranks_variable);
   return began_with != nullptr ? std::atoi(began_with) : ranks;
 }
 

@@ -10,9 +10,6 @@ namespace tesserae::train {
 // A configuration is written for some number of ranks: it says how many samples each of them takes, and over how many
 // the state is sharded. Here is what it says of others, on which the same job trains to the same numbers.
 
-/// In the environment of a rank that our launcher started: with how many ranks the job began.
-inline constexpr const char* configured_ranks_variable = "TESSERAE_CONFIGURED_RANKS";
-
 /// For how many ranks the configuration of this process was written: `ranks` of the job, unless the launcher says that
 /// it began with others.
 int configured_ranks(int ranks);

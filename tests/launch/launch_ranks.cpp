@@ -12,7 +12,7 @@
 #include <functional>
 #include <string_view>
 
-#include "tesserae/train/launcher.h"
+#include "tesserae/launch/launcher.h"
 
 namespace {
 
@@ -33,19 +33,19 @@ int main(int argc, char** argv) {
   std::function<int()> body;
   const char* const address = std::getenv("ADDRESS");
   if (std::getenv("PROGRAMS") == nullptr) body = [command = argv + 2] { return become(command); };
-  return tesserae::train::run_local_job({.ranks = std::atoi(argv[1]),
-                                         .hosts = number("HOSTS", 1),
-                                         .host = number("HOST", 0),
-                                         .address = address != nullptr ? address : "first-host",
-                                         .port = static_cast<uint16_t>(number("PORT", 0)),
-                                         .command = {argv + 2, argv + argc},
-                                         .body = body,
-                                         .environment = {{"FROM_JOB", "yes"}},
-                                         .stop_grace = std::chrono::milliseconds(number("STOP_GRACE", 20'000)),
-                                         .early_exit_code = number("EARLY_EXIT_CODE", 0),
-                                         .replacements = number("REPLACEMENTS", 0),
-                                         .spares = number("SPARES", 0),
-                                         .spare_pause = std::chrono::milliseconds(number("SPARE_PAUSE", 10'000)),
-                                         .min_ranks = number("MIN_RANKS", 0),
-                                         .host_patience = std::chrono::milliseconds(number("PATIENCE", 300'000))});
+  return tesserae::launch::run_local_job({.ranks = std::atoi(argv[1]),
+                                          .hosts = number("HOSTS", 1),
+                                          .host = number("HOST", 0),
+                                          .address = address != nullptr ? address : "first-host",
+                                          .port = static_cast<uint16_t>(number("PORT", 0)),
+                                          .command = {argv + 2, argv + argc},
+                                          .body = body,
+                                          .environment = {{"FROM_JOB", "yes"}},
+                                          .stop_grace = std::chrono::milliseconds(number("STOP_GRACE", 20'000)),
+                                          .early_exit_code = number("EARLY_EXIT_CODE", 0),
+                                          .replacements = number("REPLACEMENTS", 0),
+                                          .spares = number("SPARES", 0),
+                                          .spare_pause = std::chrono::milliseconds(number("SPARE_PAUSE", 10'000)),
+                                          .min_ranks = number("MIN_RANKS", 0),
+                                          .host_patience = std::chrono::milliseconds(number("PATIENCE", 300'000))});
 }

@@ -1,4 +1,4 @@
-#include "tesserae/train/launched_rank.h"
+#include "tesserae/launch/launched_rank.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -7,9 +7,8 @@
 
 #include "tesserae/comm/membership.h"
 #include "tesserae/os/host.h"
-#include "tesserae/train/job_size.h"
 
-namespace tesserae::train {
+namespace tesserae::launch {
 namespace {
 
 std::map<std::string, std::string> rank_environment(const LocalJob& job, const Place& place, const Meeting& meeting) {
@@ -42,6 +41,10 @@ std::vector<std::string> LaunchedRank::read() {
   return bytes.empty() ? lines.rest() : lines.add(bytes);
 }
 
+bool LaunchedRank::ended_well(const LocalJob& job) const {
+  return exit->success() || (exit->signal == 0 && exit->code == job.early_exit_code);
+}
+
 LaunchedRank start_rank(const LocalJob& job, const Place& place, const Meeting& meeting, WaitingRanks& waiting,
                         std::optional<int64_t> spare) {
   LaunchedRank started;
@@ -66,4 +69,4 @@ LaunchedRank start_rank(const LocalJob& job, const Place& place, const Meeting& 
   return started;
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::launch

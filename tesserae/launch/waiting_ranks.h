@@ -9,7 +9,7 @@
 #include "tesserae/os/descriptor.h"
 #include "tesserae/os/process.h"
 
-namespace tesserae::train {
+namespace tesserae::launch {
 
 /// Processes that become ranks as soon as they are told their environment: copies of this one, made while it has no
 /// other thread, which is before the job's store is served. What this process has loaded they need not load again (with
@@ -36,4 +36,4 @@ class WaitingRanks {
   std::deque<Waiting> waiting_;
 };
 
-}  // namespace tesserae::train
+}  // namespace tesserae::launch

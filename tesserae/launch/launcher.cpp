@@ -1,25 +1,23 @@
-#include "tesserae/train/launcher.h"
+#include "tesserae/launch/launcher.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <deque>
 #include <optional>
 #include <utility>
 
 #include "tesserae/base/error.h"
-#include "tesserae/comm/host_links.h"
 #include "tesserae/comm/membership.h"
+#include "tesserae/launch/ending.h"
+#include "tesserae/launch/follower.h"
+#include "tesserae/launch/launched_rank.h"
+#include "tesserae/launch/rank_processes.h"
+#include "tesserae/launch/ranks_output.h"
+#include "tesserae/launch/spare_ranks.h"
+#include "tesserae/launch/waiting_ranks.h"
 #include "tesserae/os/clock.h"
-#include "tesserae/os/descriptor.h"
 #include "tesserae/os/files.h"
 #include "tesserae/os/process.h"
 #include "tesserae/os/signal_numbers.h"
 #include "tesserae/os/signals.h"
-#include "tesserae/os/terminal.h"
-#include "tesserae/train/launched_rank.h"
-#include "tesserae/train/rank_processes.h"
-#include "tesserae/train/spare_ranks.h"
-#include "tesserae/train/waiting_ranks.h"
 
 // How a job ends:
 //  0. A rank fails, and is replaced (comm/membership.cpp has the protocol): the job goes on. So many times; then:
@@ -31,51 +29,45 @@
 //  4. All ranks are reaped; the report on the culprit is the last thing printed.
 // A signal to this process enters at 3, with nobody to blame.
 
-namespace tesserae::train {
+namespace tesserae::launch {
 namespace {
 
-constexpr size_t kept_lines = 12;
 constexpr auto blame_window = std::chrono::milliseconds(1000);
+
+/// On several hosts. Where it does not, no launcher is told of the others.
+bool survives_losses(const LocalJob& job) {
+  return job.min_ranks > 0 || job.replacements > 0;
+}
 
 class Job {
  public:
   explicit Job(const LocalJob& job)
-      : job_(job),
-        live_screen_(os::is_terminal(os::Stream::output)),
-        waiting_(job.body ? job.ranks : 0, job.body),
-        spares_(job, meeting_, waiting_) {
-    const bool linked = job.hosts > 1 && (job.min_ranks > 0 || job.replacements > 0);  // otherwise it survives no loss
-    if (job.hosts == 1 || (linked && job.host == 0)) membership_.emplace(job.hosts == 1 ? 0 : job.port);
-    if (linked && job.host > 0) first_.emplace(job.address, job.port, job.host, job.host_patience);
+      : job_(job), waiting_(job.body ? job.ranks : 0, job.body), spares_(job, meeting_, waiting_) {
+    if (job.hosts == 1 || survives_losses(job)) membership_.emplace(job.hosts == 1 ? 0 : job.port);
     meeting_.port = membership_ ? membership_->port() : job.port;
     meeting_.ranks = job.hosts * job.ranks;
-    if (membership_ || first_) meeting_.epoch = 0;
+    if (membership_) meeting_.epoch = 0;
     processes_.emplace(job, meeting_, waiting_, spares_, membership_ ? &*membership_ : nullptr);
     ranks_ = processes_->start();
   }
 
   int run() {
-    while (running() > 0 || (!lost_.empty() && !culprit_) || waits_for_first()) {
-      wait_for_news();
+    while (running() > 0 || (!lost_.empty() && !culprit_)) {
+      output_.wait(ranks_, spares_, ending_.descriptor());
       processes_->look();
-      if (first_) follow_first();
       for (size_t rank = 0; rank < ranks_.size(); ++rank) look_at(static_cast<int>(rank));
       look_at_signals();
       begin_next_epoch();
       keep_spares();
       see_off();
       blame_after_window();
-      if (kill_at_ && kill_at_->passed()) {
-        for (LaunchedRank& rank : ranks_) kill(rank);
-      }
+      if (ending_.grace_has_passed()) kill_all();
     }
     spares_.keep(0);
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) drain(static_cast<int>(rank));
+    for (LaunchedRank& rank : ranks_) output_.drain(rank);
     blame(suspect_);
     excuse_late();
-    if (kill_at_) {
-      for (LaunchedRank& rank : ranks_) kill(rank);  // what the ranks started themselves
-    }
+    if (ending_.has_begun()) kill_all();  // what the ranks started themselves
     const int result = status();
     processes_->end(result);
     forget_memory();
@@ -90,7 +82,7 @@ class Job {
     try {
       os::files().remove_all(kept);
     } catch (const IoError& error) {
-      print(cat("tesserae: ", error.what()));
+      output_.print(cat("tesserae: ", error.what()));
     }
   }
 
@@ -101,109 +93,24 @@ class Job {
   std::optional<os::Exit> exit_of_process(LaunchedRank& rank) const {
     if (const auto exit = processes_->exit_of(rank)) return exit;
     // What others have been asked to kill is not waited for.
-    return !rank.process && kill_at_ && kill_at_->passed() ? std::optional(given_up) : std::nullopt;
+    return !rank.process && ending_.grace_has_passed() ? std::optional(given_up) : std::nullopt;
   }
 
   void kill(LaunchedRank& rank) { processes_->kill(rank); }
-
-  /// For the job's status, also where others go on without the ranks of this host.
-  bool waits_for_first() const {
-    return first_ && !leaves() && !first_->status() && !first_->is_alone() && first_->cut_off().empty();
-  }
-
-  /// This launcher was asked to end, and none of its ranks has ended the job well since: others may go on without them.
-  bool leaves() const {
-    const auto well = [this](const LaunchedRank& rank) { return rank.asked_to_end && rank.exit && ended_well(rank); };
-    return seen_signals_ > 0 && std::ranges::none_of(ranks_, well);
-  }
-
-  /// On another host than the first, whose launcher decides.
-  void follow_first() {
-    first_->look();
-    for (const comm::Order& order : first_->orders()) obey(order);
-    const std::string cut_off = first_->cut_off();
-    if (cut_off.empty() || cut_off_) return;
-    cut_off_ = true;
-    print(cat("tesserae: ", cut_off, "; the ranks of this host are killed"));
+  void kill_all() {
     for (LaunchedRank& rank : ranks_) kill(rank);
-  }
-
-  void obey(const comm::Order& order) {
-    if (order.kind == comm::Order::Kind::start) return start_as_told(order);
-    const auto found = std::ranges::find(ranks_, order.process, &LaunchedRank::number);
-    if (found == ranks_.end()) return;
-    order.kind == comm::Order::Kind::kill ? kill(*found) : void(found->rank = order.rank);
-  }
-
-  void start_as_told(const comm::Order& order) {
-    if (cut_off_) return;
-    const auto before = std::ranges::find(ranks_, order.local_rank, &LaunchedRank::local_rank);
-    // It was told before it heard that this launcher is to end; or this host was started with fewer ranks.
-    if (seen_signals_ > 0 || before == ranks_.end()) return first_->report(order.process, given_up);
-    if (meeting_.epoch != order.epoch) ++replaced_;
-    meeting_.epoch = order.epoch;
-    meeting_.ranks = order.ranks;
-    spares_.pause();
-    const Place place{.rank = order.rank, .local_rank = order.local_rank};
-    try {
-      if (auto spare = spares_.take(place)) {
-        first_->give_place(spare->number, order);
-        *before = std::move(spare->process);
-      } else {
-        *before = start_rank(job_, place, meeting_, waiting_);
-      }
-      before->number = order.process;
-    } catch (const IoError& error) {
-      print(cat("tesserae: rank ", order.rank, " cannot be started: ", error.what()));
-      first_->report(order.process, {.code = 1});
-    }
-  }
-
-  void wait_for_news() {
-    std::vector<int> descriptors;
-    for (const LaunchedRank& rank : ranks_) descriptors.push_back(rank.output.get());
-    spares_.add_outputs(descriptors);
-    if (seen_signals_ == 0) descriptors.push_back(signals_.descriptor());
-    // A rank whose output was closed or handed on tells nothing by its descriptor: hence the short deadline.
-    for (const int ready : os::wait_readable(descriptors, os::Deadline(std::chrono::milliseconds(50)))) {
-      for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-        if (ranks_[rank].output.get() == ready) read_once(static_cast<int>(rank));
-      }
-      for (const std::string& line : spares_.read(ready)) print("spare: " + line);
-    }
-  }
-
-  void read_once(int number) {
-    LaunchedRank& rank = ranks_[number];
-    for (const std::string& line : rank.read()) {
-      rank.last.push_back(line);
-      if (rank.last.size() > kept_lines) rank.last.pop_front();
-      if (culprit_ || (suspect_ && number != *suspect_)) continue;
-      // Our own lines say which rank they come from.
-      print(line.starts_with("tesserae: ") ? line : cat("rank ", rank_of_job(number), ": ", line));
-      last_speaker_ = number;
-    }
-  }
-
-  /// Reads what a rank that ended has left in its pipe. A grandchild may hold the pipe open: nothing waits for it.
-  void drain(int number) {
-    while (ranks_[number].output) {
-      if (os::wait_readable({ranks_[number].output.get()}, os::Deadline(std::chrono::milliseconds(0))).empty()) return;
-      read_once(number);
-    }
   }
 
   void look_at(int number) {
     LaunchedRank& rank = ranks_[number];
     if (rank.exit || !(rank.exit = exit_of_process(rank))) return;
-    drain(number);
-    if (first_) return first_->report(rank.number, *rank.exit);
-    if (ended_well(rank)) {
+    output_.drain(rank);
+    if (rank.ended_well(job_)) {
       if (membership_) membership_->end();  // whoever still meets others has nobody to meet
       return;
     }
     if (may_replace(rank)) return lost_.push_back(number);
-    if (culprit_ || seen_signals_ > 0) return;
+    if (culprit_ || ending_.is_asked()) return;
     if (number != 0 && replaced_ > 0 && rank.exit->code == exit_peer_lost && any_ended_well()) {
       return late_.push_back(number);
     }
@@ -211,6 +118,7 @@ class Job {
     if (!only_lost_a_peer) return blame(number);
     if (!suspect_) {
       suspect_ = number;
+      output_.show_only(rank);
       blame_suspect_at_.emplace(blame_window);
     }
   }
@@ -218,9 +126,9 @@ class Job {
   /// One that only lost a peer has found nothing to go on from. After a signal, one that was killed: others may still
   /// be able to save. What was asked to end and does so is not lost.
   bool may_replace(const LaunchedRank& rank) const {
-    if (!membership_ || culprit_ || seen_signals_ > 1 || (kill_at_ && kill_at_->passed())) return false;
+    if (!membership_ || culprit_ || ending_.is_asked_again() || ending_.grace_has_passed()) return false;
     if (job_.replacements == 0 && job_.min_ranks == 0) return false;
-    if (seen_signals_ > 0) return rank.exit->signal != 0 && rank.exit->signal != asked_by_;
+    if (ending_.is_asked()) return rank.exit->signal != 0 && rank.exit->signal != ending_.passed_on();
     return rank.exit->signal != 0 || (rank.exit->code != exit_peer_lost && rank.exit->code != exit_unusable);
   }
 
@@ -239,7 +147,7 @@ class Job {
     const bool spent = loss && (replaced_ >= job_.replacements || is_host_lost());
     const bool with_fewer = spent && may_have_fewer();
     // What several ranks fail of at a time, new ones would fail of, too.
-    const bool some_have_ended = seen_signals_ > 0 && running() + static_cast<int>(lost_.size()) < size();
+    const bool some_have_ended = ending_.is_asked() && running() + static_cast<int>(lost_.size()) < size();
     if (any_ended_well() || some_have_ended || failed > 1 || (spent && !with_fewer)) {
       membership_->end();
       return lost_.empty() ? void() : blame(lost_.front());
@@ -252,7 +160,8 @@ class Job {
     resize(ranks);
     for (const int number : std::exchange(lost_, {})) {
       LaunchedRank& rank = ranks_[static_cast<size_t>(number)];
-      print(cat(how_ended(number), "; a new process takes its place (", replaced_, " of ", job_.replacements, ")"));
+      output_.print(
+          cat(how_ended(number), "; a new process takes its place (", replaced_, " of ", job_.replacements, ")"));
       kill(rank);  // what it had started itself
       rank = processes_->start_one(number, rank.host, ranks_);
     }
@@ -283,14 +192,8 @@ class Job {
 
   /// As many as can still be needed.
   void keep_spares() {
-    const bool replaces = (membership_ || (first_ && !first_->status() && !cut_off_)) && seen_signals_ == 0;
-    const int needed = replaces ? std::max(0, job_.replacements - replaced_) : 0;
-    try {
-      spares_.keep(needed);
-    } catch (const IoError& error) {
-      print(cat("tesserae: no spare process can be started: ", error.what()));
-      spares_.pause();
-    }
+    const bool replaces = membership_ && !ending_.is_asked();
+    spares_.keep(replaces ? job_.replacements - replaced_ : 0);
   }
 
   /// A rank that only lost a peer ends the job, in a moment.
@@ -310,13 +213,12 @@ class Job {
         ranks.push_back(std::move(rank));
         continue;
       }
-      print(cat(how_ended(number), "; none takes its place, the job goes on with fewer"));
+      output_.print(cat(how_ended(number), "; none takes its place, the job goes on with fewer"));
       kill(rank);  // what it had started itself
     }
     ranks_ = std::move(ranks);
     for (int number = 0; number < size(); ++number) processes_->number(ranks_[static_cast<size_t>(number)], number);
     lost_.clear();
-    last_speaker_.reset();
     meeting_.ranks = size();
     membership_->begin_epoch_of(left);
   }
@@ -333,7 +235,7 @@ class Job {
         throw IoError("tesserae", "a job on several hosts gets no more ranks");
       while (size() < ranks) ranks_.push_back(processes_->start_one(size(), job_.host, ranks_));
     } catch (const IoError& error) {
-      print(cat("tesserae: the job keeps its ", before, " ranks, a new one cannot be started: ", error.what()));
+      output_.print(cat("tesserae: the job keeps its ", before, " ranks, a new one cannot be started: ", error.what()));
       meeting_.ranks = before;
       while (size() > before) ranks_.pop_back();
     }
@@ -353,7 +255,7 @@ class Job {
   std::string how_ended(int number) const {
     const os::Exit& exit = exit_of(number);
     const int ranks = membership_ ? size() : meeting_.ranks;
-    const std::string who = cat("tesserae: rank ", rank_of_job(number), " of ", ranks);
+    const std::string who = cat("tesserae: rank ", ranks_[static_cast<size_t>(number)].rank, " of ", ranks);
     const int host = host_of(number);
     if (processes_->is_given_up(host)) {
       return cat(who, " is lost with host ", host, ", of which nothing is heard");
@@ -365,7 +267,6 @@ class Job {
   int host_of(int number) const {
     return number < 0 || number >= size() ? job_.host : ranks_[static_cast<size_t>(number)].host;
   }
-  int rank_of_job(int number) const { return job_.host == 0 ? number : ranks_[static_cast<size_t>(number)].rank; }
 
   const os::Exit& exit_of(int number) const { return *ranks_[static_cast<size_t>(number)].exit; }
 
@@ -377,33 +278,17 @@ class Job {
     if (culprit_ || !rank) return;
     culprit_ = rank;
     blame_suspect_at_.reset();
+    output_.show_none();
     if (membership_) membership_->end();
-    end_others(job_.failure_grace, os::signal_terminate);
+    ending_.ask(ranks_, os::signal_terminate, job_.failure_grace);
   }
 
   void look_at_signals() {
-    const int count = signals_.count();
-    if (count == seen_signals_) return;
-    const bool again = seen_signals_ > 0;
-    seen_signals_ = count;
-    if (again) {
-      kill_at_.emplace(std::chrono::milliseconds(0));
-    } else if (!culprit_) {
-      print("tesserae: stopping after this step; once more to stop at once");
-      const int number = signals_.first();
-      asked_by_ = number == os::signal_interrupt ? os::signal_terminate : number;
-      for (LaunchedRank& rank : ranks_) rank.asked_to_end = !rank.exit;
-      if (first_) first_->close();
-      end_others(job_.stop_grace, asked_by_);
-    }
-  }
-
-  void end_others(std::chrono::milliseconds grace, int number) {
-    // Those of other hosts hear of it from each other, or lose a peer.
-    for (LaunchedRank& rank : ranks_) {
-      if (rank.process) rank.process->signal(number);
-    }
-    kill_at_.emplace(grace);
+    const Ending::News news = ending_.look();
+    if (news == Ending::News::asked_again) return ending_.cut_short();
+    if (news == Ending::News::none || culprit_) return;
+    output_.print(stopping);
+    ending_.ask(ranks_, ending_.passed_on(), job_.stop_grace);
   }
 
   /// Those that came in place of a rank which was lost in the job's last moments met nobody. If rank 0 is done, so is
@@ -411,7 +296,7 @@ class Job {
   void excuse_late() {
     const std::optional<os::Exit> first = ranks_.front().exit;
     for (const int number : late_) {
-      if (ended_well(ranks_.front())) {
+      if (ranks_.front().ended_well(job_)) {
         ranks_[static_cast<size_t>(number)].exit = first;
       } else {
         blame(number);
@@ -420,53 +305,30 @@ class Job {
   }
 
   bool any_ended_well() const {
-    return std::ranges::any_of(ranks_, [this](const LaunchedRank& rank) { return rank.exit && ended_well(rank); });
-  }
-
-  bool ended_well(const LaunchedRank& rank) const {
-    return rank.exit->success() || (rank.exit->signal == 0 && rank.exit->code == job_.early_exit_code);
+    return std::ranges::any_of(ranks_, [this](const LaunchedRank& rank) { return rank.exit && rank.ended_well(job_); });
   }
 
   int status() {
-    if (first_) {
-      const auto is_unusable = [](const LaunchedRank& rank) { return rank.exit->code == exit_unusable; };
-      const bool unusable = first_->is_alone() && std::ranges::any_of(ranks_, is_unusable);
-      const int otherwise = leaves() ? 128 + signals_.first() : unusable ? exit_unusable : exit_peer_lost;
-      const int result = first_->status().value_or(otherwise);
-      if (result != 0 && !cut_off_ && !first_->is_alone() && !leaves()) {
-        print(cat("tesserae: the job ends with status ", result, ", its first host says why"));
-      }
-      return result;
-    }
     if (!culprit_) {
-      const bool all_well = std::ranges::all_of(ranks_, [this](const LaunchedRank& rank) { return ended_well(rank); });
-      if (!all_well) return 128 + signals_.first();
+      const bool all_well =
+          std::ranges::all_of(ranks_, [this](const LaunchedRank& rank) { return rank.ended_well(job_); });
+      if (!all_well) return 128 + ending_.signal();
       return std::ranges::max_element(ranks_, {}, [](const LaunchedRank& rank) { return rank.exit->code; })->exit->code;
     }
     const LaunchedRank& rank = ranks_[*culprit_];
     const std::string others = size() > 1 ? cat("; the other ranks were ended") : "";
-    print(cat(how_ended(*culprit_), others));
-    if (!rank.last.empty() && last_speaker_ != *culprit_) {
-      print("the last that it wrote:");
-      for (const std::string& line : rank.last) print("  " + line);
-    }
+    output_.print(cat(how_ended(*culprit_), others));
+    output_.repeat(rank);
     return rank.exit->signal != 0 ? 128 + rank.exit->signal : rank.exit->code;
   }
 
-  void print(const std::string& line) {
-    // Rank 0 may have drawn its live line on the same screen.
-    std::fprintf(stderr, "%s%s\n", live_screen_ ? "\r\033[K" : "", line.c_str());
-  }
-
   const LocalJob& job_;
-  const bool live_screen_;
   WaitingRanks waiting_;  // made before anything that a copy must not have
-  os::StopSignals signals_;
+  Ending ending_;
   std::optional<comm::MembershipServer> membership_;
-  std::optional<comm::FirstHost> first_;  // of several hosts, on another one
-  bool cut_off_ = false;
   Meeting meeting_;
   SpareRanks spares_;
+  RanksOutput output_;
   std::optional<RankProcesses> processes_;
   std::vector<LaunchedRank> ranks_;
   std::vector<LaunchedRank> leaving_;             // they have no place since the job became smaller
@@ -475,10 +337,8 @@ class Job {
   std::vector<int> late_;                         // met nobody, since others were done
   std::optional<os::Deadline> failures_settled_;  // until then others may fail of the same
   int replaced_ = 0;                              // how often
-  int seen_signals_ = 0;
-  int asked_by_ = 0;  // the signal by which the ranks were asked to end
-  std::optional<int> suspect_, culprit_, last_speaker_;
-  std::optional<os::Deadline> blame_suspect_at_, kill_at_;
+  std::optional<int> suspect_, culprit_;
+  std::optional<os::Deadline> blame_suspect_at_;
 };
 
 }  // namespace
@@ -492,7 +352,8 @@ int run_local_job(const LocalJob& job) {
                                                job.address, ":", job.port, ": give its number and where they meet"));
   }
   os::survive_broken_pipes();
-  return Job(job).run();
+  const bool decides = job.hosts == 1 || job.host == 0 || !survives_losses(job);
+  return decides ? Job(job).run() : follow_first_host(job);
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::launch

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tesserae::train {
+namespace tesserae::launch {
 
 /// Cuts a stream of bytes in lines. A carriage return starts the line anew, as on a terminal.
 class LineReader {
@@ -18,4 +18,4 @@ class LineReader {
   std::string begun_;
 };
 
-}  // namespace tesserae::train
+}  // namespace tesserae::launch

@@ -1,9 +1,9 @@
-#include "tesserae/train/line_reader.h"
+#include "tesserae/launch/line_reader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace tesserae::train {
+namespace tesserae::launch {
 namespace {
 
 using testing::ElementsAre;
@@ -28,4 +28,4 @@ TEST(LineReader, CutsALineWithoutEnd) {
 }
 
 }  // namespace
-}  // namespace tesserae::train
+}  // namespace tesserae::launch

@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/launch/launcher.h"
+#include "tesserae/launch/line_reader.h"
+#include "tesserae/launch/waiting_ranks.h"
 #include "tesserae/os/descriptor.h"
 #include "tesserae/os/process.h"
-#include "tesserae/train/launcher.h"
-#include "tesserae/train/line_reader.h"
-#include "tesserae/train/waiting_ranks.h"
 
-namespace tesserae::train {
+namespace tesserae::launch {
 
 /// Where ranks meet, when, and how many of the job.
 struct Meeting {
@@ -33,13 +33,15 @@ struct LaunchedRank {
   LineReader lines;
   std::deque<std::string> last;  ///< its last lines, for the report
   std::optional<os::Exit> exit;
-  bool asked_to_end = false;  ///< it ran when its launcher was asked to end
+  bool asked_to_end = false;  ///< it ran when its launcher, which follows the first host's, was asked to end
   int host = 0, local_rank = 0;
-  int rank = 0;    ///< of the job; where the first host's launcher decides it knows better
+  int rank = 0;    ///< of the job
   int number = 0;  ///< of the process, over all hosts: those of the job's start are numbered as its ranks
 
   /// What can be read of it at once; at the end of its output what has no end of line.
   std::vector<std::string> read();
+  /// Of one that has ended: it has done its work, or returned LocalJob::early_exit_code.
+  bool ended_well(const LocalJob& job) const;
 };
 
 /// Starts a rank on this host with the variables that torchrun sets: the next of `waiting`, or the job's command.
@@ -47,4 +49,4 @@ struct LaunchedRank {
 LaunchedRank start_rank(const LocalJob& job, const Place& place, const Meeting& meeting, WaitingRanks& waiting,
                         std::optional<int64_t> spare = std::nullopt);
 
-}  // namespace tesserae::train
+}  // namespace tesserae::launch

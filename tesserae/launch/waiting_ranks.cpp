@@ -1,4 +1,4 @@
-#include "tesserae/train/waiting_ranks.h"
+#include "tesserae/launch/waiting_ranks.h"
 
 #include <ATen/Parallel.h>
 
@@ -10,7 +10,7 @@
 
 // A copy reads its orders to their end: "NAME=VALUE" and a zero byte each. None: whoever made it is gone.
 
-namespace tesserae::train {
+namespace tesserae::launch {
 namespace {
 
 constexpr const char* threads_variable = "OMP_NUM_THREADS";
@@ -55,4 +55,4 @@ std::optional<WaitingRanks::Rank> WaitingRanks::call(const std::map<std::string,
   return std::move(next.rank);
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::launch

@@ -1,4 +1,4 @@
-#include "tesserae/train/launcher.h"
+#include "tesserae/launch/launcher.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 #include "tests/support/promise.h"
 #include "tests/train/run_program.h"
 
-namespace tesserae::train {
+namespace tesserae::launch {
 namespace {
 
 using std::chrono::seconds;
@@ -418,4 +418,4 @@ TEST_F(Launcher, AProgramThatIsNotThereIsAnError) {
 }
 
 }  // namespace
-}  // namespace tesserae::train
+}  // namespace tesserae::launch

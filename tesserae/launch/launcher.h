@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace tesserae::train {
+namespace tesserae::launch {
 
 /// A job's ranks on this host, started without a launcher. A job of several hosts has one of these on each.
 struct LocalJob {
@@ -73,4 +73,7 @@ inline constexpr int exit_peer_lost = 3;
 /// The same of one whose command line or configuration cannot work: it would fail again.
 inline constexpr int exit_unusable = 2;
 
-}  // namespace tesserae::train
+/// In the environment of each rank: with how many ranks the job began.
+inline constexpr const char* configured_ranks_variable = "TESSERAE_CONFIGURED_RANKS";
+
+}  // namespace tesserae::launch

@@ -1,8 +1,8 @@
-#include "tesserae/train/line_reader.h"
+#include "tesserae/launch/line_reader.h"
 
 #include <utility>
 
-namespace tesserae::train {
+namespace tesserae::launch {
 namespace {
 
 constexpr size_t longest_line = 4096;  // a rank that writes no line ends must not fill the memory
@@ -29,4 +29,4 @@ std::vector<std::string> LineReader::rest() {
   return {last_part(std::exchange(begun_, {}))};
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::launch

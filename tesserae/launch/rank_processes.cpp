@@ -1,15 +1,16 @@
-#include "tesserae/train/rank_processes.h"
+#include "tesserae/launch/rank_processes.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace tesserae::train {
+namespace tesserae::launch {
 namespace {
 
-LaunchedRank of_another_host(int host, int local_rank, int number) {
+LaunchedRank of_another_host(int host, const Place& place, int number) {
   LaunchedRank rank;
   rank.host = host;
-  rank.local_rank = local_rank;
+  rank.local_rank = place.local_rank;
+  rank.rank = place.rank;
   rank.number = number;
   return rank;
 }
@@ -50,7 +51,8 @@ std::vector<LaunchedRank> RankProcesses::start() {
     ranks.push_back(start_rank(job_, place, meeting_, waiting_));
   }
   for (int number = job_.ranks; others_ && number < meeting_.ranks; ++number) {
-    ranks.push_back(of_another_host(number / job_.ranks, number % job_.ranks, number));
+    const Place place{.rank = number, .local_rank = number % job_.ranks};
+    ranks.push_back(of_another_host(number / job_.ranks, place, number));
   }
   return ranks;
 }
@@ -64,7 +66,7 @@ LaunchedRank RankProcesses::start_one(int number, int host, const std::vector<La
                          .local_rank = place.local_rank,
                          .ranks = meeting_.ranks,
                          .epoch = *meeting_.epoch});
-    return of_another_host(host, place.local_rank, next_number_++);
+    return of_another_host(host, place, next_number_++);
   }
   auto spare = spares_.take(place);
   if (!spare) return start_rank(job_, place, meeting_, waiting_);
@@ -73,8 +75,9 @@ LaunchedRank RankProcesses::start_one(int number, int host, const std::vector<La
 }
 
 void RankProcesses::number(LaunchedRank& rank, int number) {
-  if (!rank.process)
-    others_->tell(rank.host, {.kind = comm::Order::Kind::number, .process = rank.number, .rank = number});
+  rank.rank = number;
+  if (rank.process) return;
+  others_->tell(rank.host, {.kind = comm::Order::Kind::number, .process = rank.number, .rank = number});
 }
 
 void RankProcesses::kill(LaunchedRank& rank) {
@@ -96,4 +99,4 @@ void RankProcesses::end(int status) {
   if (others_) others_->end(status);
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::launch

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/launch/launched_rank.h"
 #include "tesserae/os/clock.h"
-#include "tesserae/train/launched_rank.h"
 
-namespace tesserae::train {
+namespace tesserae::launch {
 
 /// Processes of this host that wait for a place in the job, with all done that needs none (comm::Membership). Ended
 /// with this object. Used from the launcher's thread.
@@ -17,7 +17,7 @@ class SpareRanks {
   SpareRanks(const LocalJob& job, const Meeting& meeting, WaitingRanks& waiting);
 
   /// Starts what is missing of so many, and of LocalJob::spares, once the last pause is over; ends those that are too
-  /// many. Throws IoError if none can be started.
+  /// many. If one cannot be started it says so, and tries again after a pause.
   void keep(int needed);
   /// None is started for LocalJob::spare_pause.
   void pause();
@@ -42,4 +42,4 @@ class SpareRanks {
   std::optional<os::Deadline> paused_until_;
 };
 
-}  // namespace tesserae::train
+}  // namespace tesserae::launch

@@ -1,9 +1,12 @@
-#include "tesserae/train/spare_ranks.h"
+#include "tesserae/launch/spare_ranks.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace tesserae::train {
+#include "tesserae/base/error.h"
+#include "tesserae/base/log.h"
+
+namespace tesserae::launch {
 namespace {
 
 constexpr int64_t most_of_a_host = 1 << 20;
@@ -17,9 +20,14 @@ void SpareRanks::keep(int needed) {
   const auto wanted = static_cast<size_t>(std::clamp(needed, 0, job_.spares));
   while (spares_.size() > wanted) spares_.pop_back();
   if (paused_until_ && !paused_until_->passed()) return;
-  while (spares_.size() < wanted) {
-    spares_.push_back({.number = next_number_, .process = start_rank(job_, {}, meeting_, waiting_, next_number_)});
-    ++next_number_;
+  try {
+    while (spares_.size() < wanted) {
+      spares_.push_back({.number = next_number_, .process = start_rank(job_, {}, meeting_, waiting_, next_number_)});
+      ++next_number_;
+    }
+  } catch (const IoError& error) {
+    log(LogLevel::warning, cat("no spare process can be started: ", error.what()));
+    pause();
   }
 }
 
@@ -50,4 +58,4 @@ std::vector<std::string> SpareRanks::read(int descriptor) {
   return {};
 }
 
-}  // namespace tesserae::train
+}  // namespace tesserae::launch

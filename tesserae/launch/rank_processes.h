@@ -5,11 +5,11 @@
 
 #include "tesserae/comm/host_links.h"
 #include "tesserae/comm/membership.h"
+#include "tesserae/launch/launched_rank.h"
+#include "tesserae/launch/spare_ranks.h"
 #include "tesserae/os/signal_numbers.h"
-#include "tesserae/train/launched_rank.h"
-#include "tesserae/train/spare_ranks.h"
 
-namespace tesserae::train {
+namespace tesserae::launch {
 
 /// The processes of a job's ranks for the launcher that decides on them: of this host, and of others, whose launchers
 /// do what they are told (comm/host_links.h). Used from the launcher's thread.
@@ -58,4 +58,4 @@ class RankProcesses {
 /// How a rank ends of which nothing more is heard.
 inline constexpr os::Exit given_up{.code = 0, .signal = os::signal_kill};
 
-}  // namespace tesserae::train
+}  // namespace tesserae::launch
