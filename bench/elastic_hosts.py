@@ -9,6 +9,7 @@ Four ranks, two on each host. Faults:
   first-rank  rank 0 is killed: the same
   fewer       a rank of the second host is killed, and none takes its place: on with 3 ranks, or 2 where the degree is 2
   host        the cable of the second host is pulled, and all its processes are killed: on with the first one's ranks
+  first-host  the same of the first host, whose launcher decides: the second one's takes over, on with its ranks
 
 All fall between two steps, while the script waits. With two replicas (degree 2) nothing is copied beside steps, without
 (0) each step is, to the folder that the hosts share. A line is printed for each; the exit status is 1 if any went
@@ -26,14 +27,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from elastic_undisturbed import losses_in, processes_in, undisturbed
+from elastic_undisturbed import last_epoch_in, losses_in, processes_in, undisturbed
 from host_faults import HOSTS_OF_JOB, Job, wait_until
 from launch import UNAVAILABLE, Unavailable
 from recovery import ROOT
 
 SCRIPT = ROOT / "examples/python/elastic.py"
 PAUSE = 0.3  # before each step, in seconds
-FAULTS = {"rank": 1, "first-rank": 1, "fewer": 0, "host": 0}  # and how often lost ranks are replaced
+FAULTS = {"rank": 1, "first-rank": 1, "fewer": 0, "host": 0, "first-host": 0}  # and how often lost ranks are replaced
 
 
 class Script:
@@ -50,6 +51,9 @@ class Script:
 
     def last_step(self) -> int:
         return max((step for step, _ in self.losses()), default=-1)
+
+    def last_epoch(self) -> int:
+        return last_epoch_in(self.text())
 
     def ranks(self, epoch: int) -> dict[int, int]:
         return processes_in(self.text(), epoch)
@@ -75,17 +79,18 @@ def disturb(fault: str, degree: int, folder: Path, arguments: argparse.Namespace
         script.wait_for(arguments.at, 120)
         before = script.ranks(0)
         time.sleep(PAUSE / 2)
-        if fault == "host":
-            job.cable(1, "down")
-            job.kill_host(1)
-            victims = {2, 3}
+        if fault.endswith("host"):
+            lost = 0 if fault == "first-host" else 1
+            job.cable(lost, "down")
+            job.kill_host(lost)
+            victims = {2 * lost, 2 * lost + 1}
         else:
             victims = {0 if fault == "first-rank" else 3}
             os.kill(before[min(victims)], signal.SIGKILL)
         start, reached = time.monotonic(), script.last_step()
         script.wait_for(reached + 2, arguments.deadline + 120)
         took = time.monotonic() - start
-        after = script.ranks(max(epoch for epoch in range(3) if script.ranks(epoch)))
+        after = script.ranks(script.last_epoch())
         job.process.wait(300)
         statuses = [job.status(host) for host in range(HOSTS_OF_JOB)]
         said, losses = script.text(), script.losses()
@@ -94,7 +99,7 @@ def disturb(fault: str, degree: int, folder: Path, arguments: argparse.Namespace
     # Three ranks cannot share out by two: then one of those that are left has no place.
     if len(kept) != (2 if fault == "fewer" and degree == 2 else len(left)):
         wrong.append(f"ranks were the processes {before}, then {after}")
-    if statuses != ([0, None] if fault == "host" else [0, 0]):
+    if statuses != {"host": [0, None], "first-host": [None, 0]}.get(fault, [0, 0]):
         wrong.append(f"statuses {statuses}: {said[-1500:]}")
     made = [step for step, _ in losses]
     if sorted(set(made)) != list(range(arguments.steps)):

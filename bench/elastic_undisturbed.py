@@ -19,6 +19,10 @@ def processes_in(text: str, epoch: int) -> dict[int, int]:
     return {int(rank): int(process) for rank, process in found}
 
 
+def last_epoch_in(text: str) -> int:
+    return max((int(epoch) for epoch in re.findall(r"epoch (\d+) rank 0 of ", text)), default=0)
+
+
 def undisturbed(steps: int, decay: float = 0.5) -> list[float]:
     """Losses of one process that trains as the script does. `decay`: of the rate, each 50 steps."""
     torch.manual_seed(1)

@@ -18,6 +18,7 @@ Four ranks, two on each host, fp32. Faults:
   host-waited    the same job; the cable is put back before (the first of --seconds)
   first-host-killed  the same job; all processes of the first host are killed, behind a pulled cable. Then the job is
                  started again with --resume auto
+  first-host-succeeded  the same, with a folder that both hosts see (recovery.shared): the second one goes on
 
 A line is printed for each as soon as it is known; the exit status is 1 if any went otherwise than docs/faults.md
 promises.
@@ -344,6 +345,37 @@ def rank_replaced(outcome: Outcome, arguments: argparse.Namespace, config: Path,
         outcome.wrong.append("losses are not the same to the bit")
 
 
+def first_host_succeeded(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
+    """The second host's launcher takes over, and its ranks go on in their processes."""
+    run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout, PLAIN)
+    shared = folder / "shared"
+    shared.mkdir()
+    settings = [*SURVIVES, deadline(arguments), f"recovery.shared={shared}"]
+    with Job(command(arguments, config, run, outcome.layout, *settings), folder / "said", arguments, a_host=1) as job:
+        at_step(job, run, arguments.at)
+        before = job.ranks_of(1)
+        job.cable(0, "down")
+        job.kill_host(0)
+        start = time.monotonic()
+        step_after(job, run, last_step(run), arguments.deadline + 120)
+        outcome.seconds_to_next_step = time.monotonic() - start
+        after = job.ranks_of(1)
+        job.process.wait(300)
+        note_end(outcome, job)
+        said = job.said(1)
+    if not before or before != after:
+        outcome.wrong.append(f"ranks were the processes {before}, now {after}")
+    if outcome.statuses != [-1, 0] or "host 1 decides from now on" not in said:
+        outcome.wrong.append(f"statuses {outcome.statuses}: {said[-800:]}")
+    if list(shared.iterdir()):
+        outcome.wrong.append(f"left behind: {list(shared.iterdir())}")
+    compare(outcome, run, alone, arguments.steps)
+    scalings = json.loads((run / "summary.json").read_text()).get("scalings", [])
+    outcome.steps_lost = sum(scaling.get("steps_back", 0) for scaling in scalings)
+    if outcome.layout == "2,2,2" and outcome.steps_lost > 0:
+        outcome.wrong.append("a finished step was lost")
+
+
 def first_host_killed(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
     """Nobody is left to decide: the second host's processes end."""
     run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout, PLAIN)
@@ -399,6 +431,7 @@ FAULTS: dict[str, Callable[[Outcome, argparse.Namespace, Path, Path], None]] = {
     "rank-stopped": survives,
     "rank-replaced": rank_replaced,
     "first-host-killed": first_host_killed,
+    "first-host-succeeded": first_host_succeeded,
 }
 
 

@@ -67,6 +67,7 @@ void share_memory(launch::LocalJob& job, const std::string& shared) {
     // As it was named: links may lead elsewhere on another host.
     job.memory = (std::filesystem::absolute(shared) / ".").lexically_normal().parent_path();
     job.environment["TESSERAE_SHARED"] = job.memory;
+    job.succession = job.memory;
   } else if (job.hosts > 1 && survives) {
     throw config::ConfigError("",
                               "on several hosts, ranks that go on after a loss need a folder that all hosts see, for "
@@ -119,10 +120,10 @@ void add_run(CLI::App& program, int& status) {
       ->check(CLI::Range(1, 65535))
       ->type_name("P")
       ->capture_default_str();
-  verb->add_option(
-          "--shared", arguments->shared,
-          "A folder that all hosts see, for the state from which ranks go on after a loss (default: /dev/shm, on "
-          "one host)")
+  verb->add_option("--shared", arguments->shared,
+                   "A folder that all hosts see, for the state from which ranks go on after a loss, and (with "
+                   "--min-ranks) by which "
+                   "another host takes over when the first one is lost (default: /dev/shm, on one host)")
       ->type_name("FOLDER");
   verb->add_option("--host-deadline", arguments->host_deadline_seconds,
                    "A host of which nothing is heard for so long is lost, with its ranks")

@@ -52,6 +52,14 @@ void require_room_for_weights(const config::Config& config) {
   }
 }
 
+/// Where another host may take over.
+std::string shared_folder(const config::Config& config) {
+  const std::string& folder = config.recovery.shared;
+  if (!folder.empty() && os::files().status(folder).kind != os::FileKind::directory)
+    throw config::ConfigError("recovery.shared", cat(folder, " is no folder"));
+  return folder;
+}
+
 int run_train(TrainArguments& arguments) {
   arguments.assignments.insert(arguments.assignments.end(), arguments.more_assignments.begin(),
                                arguments.more_assignments.end());
@@ -81,6 +89,7 @@ int run_train(TrainArguments& arguments) {
     start.job.early_exit_code = config.preemption.exit_code;
     start.job.replacements = config.recovery.replacements;
     start.job.min_ranks = config.recovery.min_ranks;
+    start.job.succession = shared_folder(config);
     start.job.host_patience = os::milliseconds(config.run.deadline_seconds);
     return launch::run_local_job(start.job);
   }

@@ -50,7 +50,7 @@ void bind_membership(py::module_& module) {
             options.deadline = milliseconds(deadline);
             options.epoch = self.epoch();
             options.cancelled = [&self] { return self.is_over(); };
-            return comm::Fabric::connect(comm::world_of_size(self.ranks(), self.rank()), options);
+            return comm::Fabric::connect(self.world(), options);
           },
           py::arg("connect_deadline"), py::arg("deadline"), py::keep_alive<0, 1>(), without_gil,
           "Collective: the ranks of this epoch meet. CommError if one is lost meanwhile.");

@@ -7,9 +7,9 @@
 
 #include "python/bindings/bindings.h"
 #include "tesserae/checkpoint/held_state.h"
-#include "tesserae/checkpoint/names.h"
 #include "tesserae/checkpoint/writer.h"
 #include "tesserae/comm/agree.h"
+#include "tesserae/os/random_name.h"
 
 namespace tesserae::bindings {
 namespace {
@@ -96,7 +96,7 @@ std::string write_checkpoint(const std::string& folder, int64_t step, const std:
     source.fill = [streamed](uint64_t offset, std::span<char> target) { streamed->fill(offset, target); };
     sources.push_back(std::move(source));
   }
-  const checkpoint::SaveJob job{.folder = folder, .step = step, .attempt = checkpoint::random_name()};
+  const checkpoint::SaveJob job{.folder = folder, .step = step, .attempt = os::random_name()};
   const auto parsed = nlohmann::json::parse(training);
   const py::gil_scoped_release release;
   checkpoint::write_part(job, sources);

@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "tesserae/checkpoint/model_state.h"
-#include "tesserae/checkpoint/names.h"
 #include "tesserae/checkpoint/placement.h"
 #include "tesserae/checkpoint/weights.h"
 #include "tesserae/checkpoint/writer.h"
 #include "tesserae/comm/agree.h"
+#include "tesserae/os/random_name.h"
 #include "tesserae/shard/agreement.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/sharded.h"
@@ -117,7 +117,7 @@ os::Path checkpoint_from_weights(const WeightFiles& files, const os::Path& folde
          .elements = {0, tensor.elements()},
          .fill = [&files, name = name](uint64_t offset, std::span<char> bytes) { files.read(name, offset, bytes); }});
   }
-  const SaveJob job{.folder = folder, .attempt = random_name()};
+  const SaveJob job{.folder = folder, .attempt = os::random_name()};
   write_part(job, sources);
   return commit(job, nlohmann::json::object());
 }

@@ -1,10 +1,6 @@
 #include "tesserae/checkpoint/names.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <random>
-
-#include "tesserae/base/checksum.h"
 
 namespace tesserae::checkpoint {
 
@@ -28,11 +24,6 @@ std::string file_name_defect(std::string_view name) {
   if (name.front() == '.') return "the name begins with a dot";
   if (name.find_first_not_of(allowed) != std::string_view::npos) return "the name has a character that is not allowed";
   return {};
-}
-
-std::string random_name() {
-  std::random_device random;
-  return to_hex(uint64_t{random()} << 32 | random());
 }
 
 }  // namespace tesserae::checkpoint

@@ -13,7 +13,4 @@ std::string tensor_name_defect(std::string_view name);
 /// not begin with a dot.
 std::string file_name_defect(std::string_view name);
 
-/// A name that no other process has: 16 hexadecimal digits from the system's randomness.
-std::string random_name();
-
 }  // namespace tesserae::checkpoint

@@ -7,12 +7,12 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
-#include "tesserae/checkpoint/names.h"
 #include "tesserae/checkpoint/snapshot.h"
 #include "tesserae/checkpoint/writer.h"
 #include "tesserae/comm/agree.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/os/fork.h"
+#include "tesserae/os/random_name.h"
 
 // How ranks agree on the outcome: each writes on a thread of its own, which talks to other ranks through the folder
 // only. The training threads meet in finish(): they exchange "I failed" and "I am busy" every few milliseconds until
@@ -39,7 +39,7 @@ class Stopwatch {
 };
 
 std::string agree_on_job_name(comm::Fabric& fabric) {
-  return comm::text_of(fabric, random_name(), 0);
+  return comm::text_of(fabric, os::random_name(), 0);
 }
 
 }  // namespace

@@ -11,7 +11,8 @@
 //     and waits a little longer. One that is heard again finds that it was given up, and does the same.
 //  5. A launcher that comes a second time (its host was started again) has no part in the job either, since nobody
 //     knows what became of the ranks of before. It is refused, and its host given up at once.
-//  6. If the first host is lost there is nobody to decide: the ranks of the others end by 4.
+//  6. If the first host is lost there is nobody to decide: the ranks of the others end by 4. Unless all hosts see one
+//     folder: then one of the others takes over, as succession.cpp says, and who decides claims before 3.
 //  7. A first launcher that was told that the job survives no loss takes no part: the store is its rank 0's, which has
 //     none of the keys that it would make. The ranks find out and end (train/same_config.h); nobody is killed here.
 //
@@ -30,6 +31,7 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/base/log.h"
 #include "tesserae/comm/error.h"
 #include "tesserae/comm/membership.h"
 #include "tesserae/os/clock.h"
@@ -63,7 +65,10 @@ std::string launchers_of(int host) {
 std::string given_up_key(int host) {
   return cat("given-up/", host);
 }
-constexpr const char* job_over = "over";
+std::string come_over_key(int host) {
+  return cat("come-over/", host);
+}
+constexpr const char *job_over = "over", *gone_hosts = "gone";
 constexpr int host_left = -1, host_closes = -2;  // in place of a process that ended
 
 std::vector<uint8_t> as_bytes(const std::string& text) {
@@ -84,12 +89,32 @@ Order order_from(const std::string& text) {
   return order;
 }
 
+std::string text_of(const std::vector<RankProcess>& processes) {
+  std::string text;
+  for (const RankProcess& each : processes) {
+    text += cat(each.number, " ", each.rank, " ", each.local_rank, " ", each.name, " ");
+  }
+  return text;
+}
+
+std::vector<int> numbers(const std::string& text) {
+  std::vector<int> found;
+  std::istringstream words(text);
+  for (int number = 0; words >> number;) found.push_back(number);
+  return found;
+}
+
 }  // namespace
 
-OtherHosts::OtherHosts(c10::intrusive_ptr<c10d::Store> store, int hosts, milliseconds patience)
+OtherHosts::OtherHosts(c10::intrusive_ptr<c10d::Store> store, int hosts, milliseconds patience,
+                       std::optional<Succession> succession, Claim own, const std::vector<int>& gone)
     : store_(c10::make_intrusive<c10d::PrefixStore>(hosts_prefix, std::move(store))),
       patience_(patience + to_be_gone),
-      hosts_(static_cast<size_t>(hosts)) {
+      hosts_(static_cast<size_t>(hosts)),
+      succession_(std::move(succession)),
+      own_(std::move(own)) {
+  for (const int host : gone) hosts_[static_cast<size_t>(host)].given_up = true;
+  tell_who_is_gone();
   for (int host = 0; host < hosts; ++host) {
     store_->set(exits_of(host), " ");
     hosts_[static_cast<size_t>(host)].changed = Clock::now() + std::max(to_come - patience_, milliseconds(0));
@@ -100,15 +125,16 @@ void OtherHosts::look() {
   const auto now = Clock::now();
   if (now < next_look_) return;
   next_look_ = now + look_every;
-  for (size_t number = 1; number < hosts_.size(); ++number) {
+  for (size_t number = 0; number < hosts_.size(); ++number) {
     Host& host = hosts_[number];
-    if (host.given_up || host.left) continue;
+    if (static_cast<int>(number) == own_.host || host.given_up || host.left) continue;
     std::istringstream exits(store_->get_to_str(exits_of(static_cast<int>(number))));
     os::Exit exit;
     for (int process = 0; exits >> process >> exit.code >> exit.signal;) {
-      if (process == host_left)
+      if (process == host_left) {
         host.left = true;
-      else if (process == host_closes)
+        tell_who_is_gone();
+      } else if (process == host_closes)
         host.closes = true;
       else
         exits_[process] = exit;
@@ -119,10 +145,56 @@ void OtherHosts::look() {
       host.beats = beats;
       host.changed = now;
     } else if ((now - host.changed >= patience_ || came_again) && !host.left) {
-      host.given_up = true;
-      store_->set(given_up_key(static_cast<int>(number)), "1");
+      give_up(static_cast<int>(number));
+      if (deposed_by_) return;
     }
   }
+}
+
+void OtherHosts::give_up(int host) {
+  Claim next = own_;
+  next.without.push_back(host);
+  if (succession_ && !claim(next)) return;
+  hosts_[static_cast<size_t>(host)].given_up = true;
+  store_->set(given_up_key(host), "1");
+  tell_who_is_gone();
+}
+
+/// Whether the next claim is this one's. Where storage is not reached it is asked again.
+bool OtherHosts::claim(Claim next) {
+  if (deposed_by_) return false;
+  ++next.generation;
+  try {
+    if (succession_->claim(next)) {
+      own_ = std::move(next);
+      return true;
+    }
+    const std::optional<Claim> newest = succession_->newest();
+    deposed_by_ = newest ? newest->host : own_.host;
+    failed_ = false;
+  } catch (const IoError& error) {
+    if (!std::exchange(failed_, true)) {
+      log(LogLevel::warning, cat("it is not known whether this host decides still: ", error.what()));
+    }
+  }
+  return false;
+}
+
+void OtherHosts::tell_who_is_gone() {
+  std::string gone = " ";
+  for (size_t host = 0; host < hosts_.size(); ++host) {
+    if (is_gone(static_cast<int>(host))) gone += cat(host, " ");
+  }
+  store_->set(gone_hosts, gone);
+}
+
+std::optional<std::vector<RankProcess>> OtherHosts::come_over(int host) {
+  const std::string key = come_over_key(host);
+  if (!store_->check({key})) return std::nullopt;
+  std::vector<RankProcess> processes;
+  std::istringstream words(store_->get_to_str(key));
+  for (RankProcess each; words >> each.number >> each.rank >> each.local_rank >> each.name;) processes.push_back(each);
+  return processes;
 }
 
 std::optional<os::Exit> OtherHosts::exit_of(int process) const {
@@ -138,11 +210,23 @@ void OtherHosts::tell(int host, const Order& order) {
 void OtherHosts::end(int status) {
   store_->set(job_over, cat(status));
   const os::Deadline deadline(to_hear);
-  const auto has_heard = [](const Host& host) { return host.left || host.given_up; };
-  while (!std::all_of(hosts_.begin() + 1, hosts_.end(), has_heard) && !deadline.passed()) {
+  const auto all_have_heard = [this] {
+    for (int host = 0; host < static_cast<int>(hosts_.size()); ++host) {
+      if (host != own_.host && !is_gone(host)) return false;
+    }
+    return true;
+  };
+  while (!all_have_heard() && !deadline.passed() && !deposed_by_) {
     os::sleep_for(look_every);
     look();
   }
+  if (!succession_ || deposed_by_) return;
+  Claim over = own_;  // for those that may still look for one
+  over.status = status;
+  for (const os::Deadline to_claim(to_hear); !claim(over) && !deposed_by_ && !to_claim.passed();) {
+    os::sleep_for(look_every);
+  }
+  if (!deposed_by_ && all_have_heard()) succession_->clear();
 }
 
 // Requests run on another thread, which may hang in one as long as the network does.
@@ -158,12 +242,19 @@ struct FirstHost::Heard {
   std::vector<Order> orders;
   std::vector<std::pair<int64_t, Order>> places;  // by spare process
   bool given_up = false;
+  bool abandoned = false;
   bool met = false;  // the first launcher has made room for what this one says
   std::string broken;
   std::optional<int> status;
+  Known known;
   Clock::time_point answered = Clock::now();  // when the last request was sent that was answered
 
   bool is_alone() const { return !broken.empty() && !met; }  // with the mutex
+
+  bool is_abandoned() {
+    std::lock_guard lock(mutex);
+    return abandoned;
+  }
 
   /// False: the store is gone.
   bool exchange() {
@@ -179,6 +270,7 @@ struct FirstHost::Heard {
     }
     try {
       is_met = is_met || store->check({exits_of(0)});  // nobody but that launcher makes it
+      if (is_abandoned()) return false;
       if (!saying.empty()) store->append(exits_of(host), as_bytes(saying));
       for (const auto& [spare, order] : giving) {
         comm::give_place(of_job, spare, order.epoch, order.rank, order.ranks);
@@ -191,7 +283,14 @@ struct FirstHost::Heard {
       const bool is_given_up = store->check({given_up_key(host)});
       const auto ended =
           store->check({job_over}) ? std::optional(std::stoi(store->get_to_str(job_over))) : std::nullopt;
+      Known now;
+      if (is_met) {
+        now.job = mandate_of(of_job).value_or(Mandate()).job;
+        now.gone = numbers(store->get_to_str(gone_hosts));
+        now.remembered = all_remembered(of_job);
+      }
       std::lock_guard lock(mutex);
+      if (is_met) known = std::move(now);
       answered = sent;
       met = is_met;
       orders.insert(orders.end(), told.begin(), told.end());
@@ -206,7 +305,8 @@ struct FirstHost::Heard {
   }
 };
 
-FirstHost::FirstHost(const std::string& address, uint16_t port, int host, milliseconds patience)
+FirstHost::FirstHost(const std::string& address, uint16_t port, int host, milliseconds patience, milliseconds to_come,
+                     const std::vector<RankProcess>& processes)
     : heard_(std::make_shared<Heard>()), patience_(patience) {
   c10d::TCPStoreOptions options;
   options.port = port;
@@ -218,15 +318,16 @@ FirstHost::FirstHost(const std::string& address, uint16_t port, int host, millis
     heard_->of_job = c10::make_intrusive<c10d::TCPStore>(address, options);
     heard_->store = c10::make_intrusive<c10d::PrefixStore>(hosts_prefix, heard_->of_job);
   } catch (const std::exception& failure) {
-    throw IoError("FirstHost", cat("the launcher of the job's first host, at ", address, ":", port,
+    throw IoError("FirstHost", cat("the launcher of the host that decides, at ", address, ":", port,
                                    ", is not reached: ", reason_of(failure)));
   }
   heard_->answered = Heard::Clock::now();
   try {
+    if (!processes.empty()) heard_->store->set(come_over_key(host), text_of(processes));
     heard_->store->add(beats_of(host), 1);  // from now on it is missed
     if (heard_->store->add(launchers_of(host), 1) == 1) return;
   } catch (const std::exception& failure) {
-    throw IoError("FirstHost", cat("the launcher of the job's first host is gone: ", reason_of(failure)));
+    throw IoError("FirstHost", cat("the launcher of the host that decides is gone: ", reason_of(failure)));
   }
   throw IoError("FirstHost",
                 cat("host ", host, " has been in this job before, and the job goes on without it: wait for ",
@@ -234,8 +335,17 @@ FirstHost::FirstHost(const std::string& address, uint16_t port, int host, millis
 }
 
 FirstHost::~FirstHost() {
+  {
+    std::lock_guard lock(heard_->mutex);
+    if (heard_->abandoned) return;
+  }
   report(host_left, {});
   limiter_.call([heard = heard_] { return heard->exchange(); }, std::chrono::seconds(1));
+}
+
+void FirstHost::abandon() {
+  std::lock_guard lock(heard_->mutex);
+  heard_->abandoned = true;
 }
 
 void FirstHost::report(int process, const os::Exit& exit) {
@@ -277,6 +387,26 @@ bool FirstHost::is_alone() const {
   return heard_->is_alone();
 }
 
+bool FirstHost::given_up() const {
+  std::lock_guard lock(heard_->mutex);
+  return heard_->given_up;
+}
+
+bool FirstHost::may_be_succeeded() const {
+  std::lock_guard lock(heard_->mutex);
+  return Heard::Clock::now() - heard_->answered >= patience_ + to_be_succeeded;
+}
+
+bool FirstHost::is_broken() const {
+  std::lock_guard lock(heard_->mutex);
+  return !heard_->broken.empty();
+}
+
+FirstHost::Known FirstHost::known() const {
+  std::lock_guard lock(heard_->mutex);
+  return heard_->known;
+}
+
 std::string FirstHost::cut_off() const {
   std::lock_guard lock(heard_->mutex);
   if (heard_->status || heard_->is_alone()) return "";
@@ -286,6 +416,22 @@ std::string FirstHost::cut_off() const {
   return cat(
       "nothing was heard of the job's first host for ", patience_.count(),
       " ms (run.deadline_seconds, or --host-deadline of `tesserae run`): the job may go on there without this one");
+}
+
+bool is_reached(const std::string& address, uint16_t port, milliseconds limit) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.isServer = false;
+  options.waitWorkers = false;
+  options.timeout = limit;
+  TimeLimiter limiter;
+  try {
+    return limiter
+        .call([address, options] { return c10::make_intrusive<c10d::TCPStore>(address, options) != nullptr; }, limit)
+        .value_or(false);
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 }  // namespace tesserae::comm

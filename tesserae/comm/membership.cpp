@@ -17,6 +17,12 @@
 //  6. Rank 0 may ask for another number of ranks. The launcher starts those that are missing, tells all with the next
 //     epoch how many it has, and expects those that have no place in it to end. A loss at the same time is 3.
 
+//  7. On several hosts the launcher may be lost itself. Where that of another host may take over (succession.cpp),
+//  ranks
+//     that do not reach theirs look for its claim, and wait for the first epoch of the new one: of those left, as in 3.
+//     What they know each other by is a name of each process, since not all need have been in the same epoch. What they
+//     had told the old one the new one knows.
+
 #include "tesserae/comm/membership.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -38,7 +44,10 @@ namespace {
 
 constexpr const char* prefix = "membership";
 constexpr const char* ends = "end";
-constexpr std::string_view of_left = "left ";
+constexpr std::string_view of_left = "left ", of_processes = "processes ";
+constexpr const char *all_names = "remembered", *mandate_key = "mandate";
+/// Epochs of a launcher that has taken over begin here, above all of those before.
+constexpr int epochs_of_a_generation = 1 << 20;
 
 std::string of_epoch(const char* what, int epoch) {
   return cat(what, "/", epoch);
@@ -50,11 +59,24 @@ std::string list(const std::vector<int>& ranks) {
   return text;
 }
 
-std::vector<int> numbers(const std::string& text) {
-  std::vector<int> ranks;
-  std::istringstream words(text);
-  for (int rank = 0; words >> rank;) ranks.push_back(rank);
-  return ranks;
+std::vector<std::string> words_of(const std::string& text) {
+  std::vector<std::string> words;
+  std::istringstream stream(text);
+  for (std::string word; stream >> word;) words.push_back(word);
+  return words;
+}
+
+int epoch_before(int64_t generation) {
+  return generation == 0 ? 0 : static_cast<int>(generation) * epochs_of_a_generation - 1;
+}
+
+std::string text_of(const Mandate& mandate) {
+  return cat(mandate.job.empty() ? "-" : mandate.job, " ", mandate.generation, " ", mandate.host);
+}
+
+std::string value_of(const char* variable) {
+  const char* const value = std::getenv(variable);
+  return value != nullptr ? value : "";
 }
 
 std::string key_of_spare(const std::string& number) {
@@ -65,6 +87,15 @@ std::string name_of_remembered(const std::string& key) {
   return "remembered/" + key;
 }
 
+/// A key has no spaces.
+void remember_in(c10d::Store& store, const std::string& key, const std::string& value) {
+  if (!store.check({name_of_remembered(key)})) {
+    const std::string name = key + " ";
+    store.append(all_names, {name.begin(), name.end()});
+  }
+  store.set(name_of_remembered(key), value);
+}
+
 std::string value_of_remembered(c10d::Store& store, const std::string& key) {
   const std::string name = name_of_remembered(key);
   return store.check({name}) ? store.get_to_str(name) : "";
@@ -72,7 +103,8 @@ std::string value_of_remembered(c10d::Store& store, const std::string& key) {
 
 }  // namespace
 
-MembershipServer::MembershipServer(uint16_t port) {
+MembershipServer::MembershipServer(uint16_t port, const Mandate& mandate)
+    : mandate_(mandate), epoch_(epoch_before(mandate.generation)) {
   c10d::TCPStoreOptions options;
   options.port = port;
   options.isServer = true;
@@ -83,6 +115,8 @@ MembershipServer::MembershipServer(uint16_t port) {
     served_ = served;
     store_ = c10::make_intrusive<c10d::PrefixStore>(prefix, served);
     store_->set(of_epoch("silent", epoch_), " ");
+    store_->set(all_names, " ");
+    store_->set(mandate_key, text_of(mandate));
   } catch (const std::exception& failure) {
     throw IoError("MembershipServer", cat("the store of the job cannot be served: ", reason_of(failure)));
   }
@@ -120,6 +154,13 @@ void MembershipServer::begin_epoch_of(const std::vector<int>& left) {
   ++epoch_;
 }
 
+void MembershipServer::begin_epoch_of(const std::vector<std::string>& processes) {
+  std::string told(of_processes);
+  for (const std::string& process : processes) told += process + " ";
+  announce(told);
+  ++epoch_;
+}
+
 void MembershipServer::give_place(int64_t spare, int rank, int ranks) {
   comm::give_place(served_, spare, epoch_ + 1, rank, ranks);
 }
@@ -136,23 +177,62 @@ std::string MembershipServer::remembered(const std::string& key) {
   return value_of_remembered(*store_, key);
 }
 
+void MembershipServer::remember(const std::map<std::string, std::string>& told) {
+  for (const auto& [key, value] : told) remember_in(*store_, key, value);
+}
+
+std::map<std::string, std::string> all_remembered(c10::intrusive_ptr<c10d::Store> store) {
+  c10d::PrefixStore told(prefix, std::move(store));
+  std::map<std::string, std::string> all;
+  for (const std::string& key : words_of(told.get_to_str(all_names))) all[key] = value_of_remembered(told, key);
+  return all;
+}
+
+std::optional<Mandate> mandate_of(c10::intrusive_ptr<c10d::Store> store) {
+  c10d::PrefixStore told(prefix, std::move(store));
+  if (!told.check({mandate_key})) return std::nullopt;
+  std::istringstream words(told.get_to_str(mandate_key));
+  Mandate mandate;
+  words >> mandate.job >> mandate.generation >> mandate.host;
+  return mandate;
+}
+
 Membership::Membership(const mesh::Launch& launch, bool survives)
-    : survives_(survives), ranks_(launch.size), rank_(launch.rank) {
+    : survives_(survives), ranks_(launch.size), rank_(launch.rank), address_(launch.address), port_(launch.port) {
   const char* const epoch = std::getenv(epoch_variable);
   if (epoch == nullptr) return;
   epoch_ = std::atoi(epoch);
+  try {
+    connect();
+  } catch (const std::exception& failure) {
+    throw IoError("Membership", cat("the launcher at ", address_, ":", port_, " is not reached: ", reason_of(failure)));
+  }
+  begin_succession();
+  if (const char* const spare = std::getenv(spare_variable); spare != nullptr) wait_for_place(spare);
+}
+
+/// Where the launcher says that another one may take over. It has told its mandate as soon as it serves.
+void Membership::begin_succession() {
+  const std::string folder = value_of(succession_variable);
+  if (folder.empty() || !survives_) return;
+  for (const os::Deadline patience(std::chrono::seconds(10)); !patience.passed();) {
+    if (const auto mandate = mandate_of(served_)) {
+      mandate_ = *mandate;
+      succession_.emplace(folder, mandate_.job);
+      return;
+    }
+    os::sleep_for(std::chrono::milliseconds(20));
+  }
+  log(LogLevel::warning, "the launcher that decides does not say by which claim: none takes over if it is lost");
+}
+
+void Membership::connect() {
   c10d::TCPStoreOptions options;
-  options.port = launch.port;
+  options.port = port_;
   options.isServer = false;
   options.waitWorkers = false;
-  try {
-    store_ =
-        c10::make_intrusive<c10d::PrefixStore>(prefix, c10::make_intrusive<c10d::TCPStore>(launch.address, options));
-  } catch (const std::exception& failure) {
-    throw IoError("Membership",
-                  cat("the launcher at ", launch.address, ":", launch.port, " is not reached: ", reason_of(failure)));
-  }
-  if (const char* const spare = std::getenv(spare_variable); spare != nullptr) wait_for_place(spare);
+  served_ = c10::make_intrusive<c10d::TCPStore>(address_, options);
+  store_ = c10::make_intrusive<c10d::PrefixStore>(prefix, served_);
 }
 
 void Membership::wait_for_place(const std::string& spare) {
@@ -167,69 +247,166 @@ void Membership::wait_for_place(const std::string& spare) {
   }
 }
 
+/// What `request` returns of the store; nothing: another launcher has taken over while it waited, or patience is over.
+template <class Request>
+auto Membership::ask(Request request, const os::Deadline* patience) {
+  if (!succession_) return std::optional(request());
+  if (!limiter_) limiter_ = std::make_unique<TimeLimiter>();
+  const auto wanted = [&] { return !(patience != nullptr && patience->passed()) && !successor(); };
+  return limiter_->call_while(wanted, std::move(request));
+}
+
+/// The same, where a launcher that is lost is a loss like any other: the ranks are gone on with by its successor.
+template <class Request>
+auto Membership::require(Request request) {
+  try {
+    if (auto answer = ask(std::move(request), nullptr)) return *std::move(answer);
+  } catch (const std::exception& failure) {
+    if (!succession_) throw;
+    log(LogLevel::warning, cat("the launcher is not reached: ", reason_of(failure)));
+  }
+  throw PeerLost("Membership", "the launcher is lost, and another one may take over", {});
+}
+
 bool Membership::next_epoch(const std::vector<int>& silent, std::chrono::milliseconds deadline) {
   if (!recovers()) return false;
+  const os::Deadline patience(deadline);
   try {
     std::string told;
     for (const int rank : silent) told += cat(rank_, " ", rank, " ");
-    if (!told.empty()) store_->append(of_epoch("silent", epoch_), {told.begin(), told.end()});
-    store_->add(of_epoch("failed", epoch_), 1);
+    const auto tell = [store = store_, epoch = epoch_, told] {
+      if (!told.empty()) store->append(of_epoch("silent", epoch), {told.begin(), told.end()});
+      return store->add(of_epoch("failed", epoch), 1);
+    };
+    if (!ask(tell, &patience)) return turn_to_successor("the launcher hears of no loss", patience);
   } catch (const std::exception& failure) {
-    log(LogLevel::warning, cat("the launcher hears of no loss: ", reason_of(failure)));
-    return false;
+    return turn_to_successor(cat("the launcher hears of no loss: ", reason_of(failure)), patience);
   }
-  return wait_for_epoch(deadline);
+  return wait_for_epoch(patience);
 }
 
 bool Membership::wait_for_epoch(std::chrono::milliseconds deadline) {
-  const os::Deadline patience(deadline);
+  return wait_for_epoch(os::Deadline(deadline));
+}
+
+bool Membership::wait_for_epoch(const os::Deadline& patience) {
   std::string told;
   try {
-    while (!is_over()) {
+    const auto read = [store = store_, key = of_epoch("epoch", epoch_ + 1)] {
+      return store->check({key}) ? store->get_to_str(key) : "";
+    };
+    for (int asked = 1; told.empty(); ++asked) {
+      const auto answer = ask(read, &patience);
+      // One that has taken over counts, also if the one before it answers still.
+      if (!answer || (asked % 10 == 0 && successor())) {
+        return turn_to_successor(cat("the launcher begins no epoch ", epoch_ + 1), patience);
+      }
+      told = *answer;
+      if (!told.empty()) break;
       if (patience.passed()) return false;
       os::sleep_for(std::chrono::milliseconds(5));
     }
-    told = store_->get_to_str(of_epoch("epoch", epoch_ + 1));
   } catch (const std::exception& failure) {
-    log(LogLevel::warning, cat("the launcher begins no epoch ", epoch_ + 1, ": ", reason_of(failure)));
-    return false;
+    return turn_to_successor(cat("the launcher begins no epoch ", epoch_ + 1, ": ", reason_of(failure)), patience);
   }
   if (told == ends) return false;
   ++epoch_;
-  of_those_left_ = told.starts_with(of_left);
+  return take_place(told);
+}
+
+/// What the launcher has announced of an epoch. False: the others go on without this process, which they do not know.
+bool Membership::take_place(const std::string& told) {
+  const bool anew = told.starts_with(of_processes);
+  of_those_left_ = anew || told.starts_with(of_left);
   if (!of_those_left_) {
     ranks_ = std::atoi(told.c_str());
     return true;
   }
-  const std::vector<int> left = numbers(told.substr(of_left.size()));
-  rank_ = static_cast<int>(std::ranges::find(left, rank_) - left.begin());
+  const std::vector<std::string> left = words_of(told.substr((anew ? of_processes : of_left).size()));
+  const std::string own = anew ? value_of(process_variable) : std::to_string(rank_);
+  rank_ = static_cast<int>(std::ranges::find(left, own) - left.begin());
   ranks_ = static_cast<int>(left.size());
+  return !anew || has_place();
+}
+
+// 7.
+
+/// The claim by which it has; nothing, too, where storage is not reached.
+std::optional<Claim> Membership::successor() const {
+  if (!succession_) return std::nullopt;
+  try {
+    std::optional<Claim> claim = succession_->newest();
+    const bool is_one =
+        claim && !claim->status && claim->generation > mandate_.generation && claim->host != mandate_.host;
+    return is_one ? std::move(claim) : std::nullopt;
+  } catch (const IoError&) {
+    return std::nullopt;
+  }
+}
+
+bool Membership::turn_to_successor(const std::string& reason, const os::Deadline& patience) {
+  if (!succession_) {
+    log(LogLevel::warning, reason);
+    return false;
+  }
+  for (; !patience.passed(); os::sleep_for(std::chrono::milliseconds(50))) {
+    try {
+      if (find_successor()) return wait_for_epoch(patience);
+      if (const auto newest = succession_->newest(); newest && newest->status) return false;  // the job is over
+    } catch (const std::exception&) {  // storage, or that launcher, is not reached now
+    }
+  }
+  log(LogLevel::warning, cat(reason, "; no other launcher has taken over"));
+  return false;
+}
+
+/// Whether there is one now, which this process follows from then on. Throws what comes of reaching for it.
+bool Membership::find_successor() {
+  const std::optional<Claim> claim = successor();
+  if (!claim) return false;
+  address_ = claim->address;
+  port_ = claim->port;
+  const Mandate before = mandate_;
+  limiter_.reset();  // it may wait for the other one for ever
+  connect();
+  const auto told = mandate_of(served_);
+  // It may have claimed again since. If it is another one, somebody else serves there now.
+  if (!told || told->job != before.job || told->host != claim->host || told->generation <= before.generation)
+    return false;
+  mandate_ = *told;
+  epoch_ = epoch_before(mandate_.generation);
   return true;
 }
 
 void Membership::ask_for_ranks(int ranks) {
-  store_->set(of_epoch("ranks", epoch_), cat(ranks));
+  require([store = store_, key = of_epoch("ranks", epoch_), ranks] { return store->set(key, cat(ranks)), true; });
 }
 
 void Membership::remember(const std::string& key, const std::string& value) {
-  if (store_ != nullptr) store_->set(name_of_remembered(key), value);
+  if (store_ == nullptr) return;
+  require([store = store_, key, value] { return remember_in(*store, key, value), true; });
 }
 
 std::string Membership::remembered(const std::string& key) {
-  return store_ != nullptr ? value_of_remembered(*store_, key) : "";
+  if (store_ == nullptr) return "";
+  return require([store = store_, key] { return value_of_remembered(*store, key); });
 }
 
 bool Membership::is_over() {
-  return store_ != nullptr && store_->check({of_epoch("epoch", epoch_ + 1)});
+  if (store_ == nullptr) return false;
+  const auto check = [store = store_, key = of_epoch("epoch", epoch_ + 1)] { return store->check({key}); };
+  return ask(check, nullptr).value_or(true);
 }
 
-mesh::World world_of_size(int ranks, int rank) {
-  return mesh::World::from_environment(
-      [size = std::to_string(ranks), rank = std::to_string(rank)](const char* name) -> const char* {
-        const std::string_view asked = name;
-        if (asked == "RANK" || asked == "LOCAL_RANK") return rank.c_str();
-        return asked == "WORLD_SIZE" || asked == "LOCAL_WORLD_SIZE" ? size.c_str() : std::getenv(name);
-      });
+mesh::World Membership::world() const {
+  const std::string size = std::to_string(ranks_), rank = std::to_string(rank_), port = std::to_string(port_);
+  return mesh::World::from_environment([&](const char* name) -> const char* {
+    const std::string_view asked = name;
+    if (asked == "RANK" || asked == "LOCAL_RANK") return rank.c_str();
+    if (served() && asked == "MASTER_ADDR") return address_.c_str();
+    if (served() && asked == "MASTER_PORT") return port.c_str();
+    return asked == "WORLD_SIZE" || asked == "LOCAL_WORLD_SIZE" ? size.c_str() : std::getenv(name);
+  });
 }
 
 }  // namespace tesserae::comm

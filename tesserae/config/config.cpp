@@ -186,6 +186,7 @@ Config::BadSteps read_bad_steps(const Json& c, const Config::Checkpoint& checkpo
 Config::Recovery read_recovery(const Json& c) {
   return {.replacements = c["recovery"]["replacements"],
           .min_ranks = c["recovery"]["min_ranks"],
+          .shared = optional_value<std::string>(c["recovery"]["shared"]).value_or(""),
           .check_replicas_every_steps = c["recovery"]["check_replicas_every_steps"]};
 }
 

@@ -72,7 +72,8 @@ struct Config {
 
   struct Recovery {
     int replacements = 0;
-    int min_ranks = 0;  ///< 0: a rank that is not replaced ends the run
+    int min_ranks = 0;   ///< 0: a rank that is not replaced ends the run
+    std::string shared;  ///< empty: the loss of the first host ends it
     int64_t check_replicas_every_steps = 0;
   } recovery;
 

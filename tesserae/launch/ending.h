@@ -21,6 +21,8 @@ class Ending {
   /// What signals have come since the last call.
   News look();
 
+  /// look() would say more than `none`.
+  bool has_news() const { return signals_.count() != seen_; }
   bool is_asked() const { return seen_ > 0; }
   bool is_asked_again() const { return seen_ > 1; }
   /// The first signal that came, or 0.

@@ -4,51 +4,50 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
-#include "tesserae/comm/host_links.h"
-#include "tesserae/launch/ending.h"
-#include "tesserae/launch/launched_rank.h"
 #include "tesserae/launch/rank_processes.h"
-#include "tesserae/launch/ranks_output.h"
-#include "tesserae/launch/spare_ranks.h"
-#include "tesserae/launch/waiting_ranks.h"
+#include "tesserae/launch/take_over.h"
 #include "tesserae/os/process.h"
 
 // How a host's part of a job ends:
-//  1. Its ranks end, each of which is told to the first host's launcher.
-//  2. The launcher waits for the job's status: others may go on without the ranks of this host, and it may be told to
-//     start new ones.
+//  1. Its ranks end, each of which is told to the launcher that decides.
+//  2. This one waits for the job's status: others may go on without the ranks of this host, and it may be told to start
+//     new ones.
 //  3. It does not wait if it was asked to end (leaves()), or if there is nobody who would tell it: this host was cut
 //     off, which kills its ranks, or the job survives no loss (FirstHost::is_alone).
+//  4. Where another host may take over (comm/succession.cpp), a host that is cut off follows the one that has, with its
+//     ranks, or decides itself from then on.
 
 namespace tesserae::launch {
 namespace {
 
 class Follower {
  public:
-  explicit Follower(const LocalJob& job)
-      : job_(job),
-        waiting_(job.body ? job.ranks : 0, job.body),
-        first_(job.address, job.port, job.host, job.host_patience),
-        meeting_{.port = job.port, .epoch = 0, .ranks = job.hosts * job.ranks},
-        spares_(job, meeting_, waiting_) {
+  explicit Follower(HostRanks& host)
+      : host_(host),
+        first_(
+            std::make_unique<comm::FirstHost>(host.job.address, host.job.port, host.job.host, host.job.host_patience)),
+        take_over_(host) {
+    const LocalJob& job = host.job;
+    host.meeting = {.port = job.port, .epoch = 0, .ranks = job.hosts * job.ranks};
     for (int local = 0; local < job.ranks; ++local) {
       const Place place{.rank = job.host * job.ranks + local, .local_rank = local};
-      ranks_.push_back(start_rank(job, place, meeting_, waiting_));
+      host.ranks.push_back(start_rank(job, place, host.meeting, host.waiting));
     }
   }
 
-  int run() {
-    while (std::ranges::any_of(ranks_, is_running) || waits_for_status()) {
-      output_.wait(ranks_, spares_, ending_.descriptor());
+  std::variant<int, Inheritance> run() {
+    while (std::ranges::any_of(host_.ranks, is_running) || waits_for_status()) {
+      host_.output.wait(host_.ranks, host_.spares, host_.ending.descriptor());
       follow();
-      for (LaunchedRank& rank : ranks_) look_at(rank);
+      if (inheritance_) return std::move(*inheritance_);
+      for (LaunchedRank& rank : host_.ranks) look_at(rank);
       look_at_signals();
       keep_spares();
-      if (ending_.grace_has_passed()) kill_all();
+      if (host_.ending.grace_has_passed()) kill_all();
     }
-    spares_.keep(0);
-    for (LaunchedRank& rank : ranks_) output_.drain(rank);
-    if (ending_.has_begun()) kill_all();  // what the ranks started themselves
+    host_.spares.keep(0);
+    for (LaunchedRank& rank : host_.ranks) host_.output.drain(rank);
+    if (host_.ending.has_begun()) kill_all();  // what the ranks started themselves
     return status();
   }
 
@@ -56,109 +55,134 @@ class Follower {
   static bool is_running(const LaunchedRank& rank) { return !rank.exit; }
 
   bool waits_for_status() const {
-    return !leaves() && !first_.status() && !first_.is_alone() && first_.cut_off().empty();
+    if (leaves() || over_ || cut_off_ || first_->status() || first_->is_alone()) return false;
+    return first_->cut_off().empty() || may_succeed();
   }
 
   /// This launcher was asked to end, and none of its ranks has ended the job well since: others may go on without them.
   bool leaves() const {
     const auto well = [this](const LaunchedRank& rank) {
-      return rank.asked_to_end && rank.exit && rank.ended_well(job_);
+      return rank.asked_to_end && rank.exit && rank.ended_well(host_.job);
     };
-    return ending_.is_asked() && std::ranges::none_of(ranks_, well);
+    return host_.ending.is_asked() && std::ranges::none_of(host_.ranks, well);
   }
 
   void follow() {
-    first_.look();
-    for (const comm::Order& order : first_.orders()) obey(order);
-    const std::string cut_off = first_.cut_off();
-    if (cut_off.empty() || cut_off_) return;
+    first_->look();
+    take_over_.note(*first_);
+    for (const comm::Order& order : first_->orders()) obey(order);
+    const std::string cut_off = first_->cut_off();
+    if (cut_off.empty() || cut_off_ || over_) return;
+    may_succeed() ? succeed(cut_off) : leave(cut_off);
+  }
+
+  void leave(const std::string& why) {
     cut_off_ = true;
-    output_.print(cat("tesserae: ", cut_off, "; the ranks of this host are killed"));
+    host_.output.print(cat("tesserae: ", why, "; the ranks of this host are killed"));
     kill_all();
   }
 
+  // 4.
+
+  bool may_succeed() const { return take_over_.possible() && !host_.ending.is_asked(); }
+
+  void succeed(const std::string& why) {
+    TakeOver::Next next = take_over_.next(*first_, why);
+    if (auto* const other = std::get_if<std::unique_ptr<comm::FirstHost>>(&next)) {
+      first_->abandon();
+      first_ = std::move(*other);
+    } else if (auto* const inheritance = std::get_if<Inheritance>(&next)) {
+      first_->abandon();
+      inheritance_ = std::move(*inheritance);
+    } else if (const auto* const over = std::get_if<TakeOver::Over>(&next)) {
+      over_ = over->status;
+      kill_all();
+    } else if (std::holds_alternative<TakeOver::GivenUp>(next)) {
+      leave(cat(why, ", and the job has gone on without this one, or is over"));
+    }
+  }
+
+  // 1 to 3.
+
   void obey(const comm::Order& order) {
     if (order.kind == comm::Order::Kind::start) return start(order);
-    const auto found = std::ranges::find(ranks_, order.process, &LaunchedRank::number);
-    if (found == ranks_.end()) return;
+    const auto found = std::ranges::find(host_.ranks, order.process, &LaunchedRank::number);
+    if (found == host_.ranks.end()) return;
     order.kind == comm::Order::Kind::kill ? kill(*found) : void(found->rank = order.rank);
   }
 
   void start(const comm::Order& order) {
     if (cut_off_) return;
-    const auto before = std::ranges::find(ranks_, order.local_rank, &LaunchedRank::local_rank);
+    const auto before = std::ranges::find(host_.ranks, order.local_rank, &LaunchedRank::local_rank);
     // It was told before it heard that this launcher is to end; or this host was started with fewer ranks.
-    if (ending_.is_asked() || before == ranks_.end()) return first_.report(order.process, given_up);
-    if (meeting_.epoch != order.epoch) ++replaced_;
-    meeting_.epoch = order.epoch;
-    meeting_.ranks = order.ranks;
-    spares_.pause();
+    if (host_.ending.is_asked() || before == host_.ranks.end()) return first_->report(order.process, given_up);
+    if (host_.meeting.epoch != order.epoch) ++replaced_;
+    host_.meeting.epoch = order.epoch;
+    host_.meeting.ranks = order.ranks;
+    host_.spares.pause();
     const Place place{.rank = order.rank, .local_rank = order.local_rank};
     try {
-      if (auto spare = spares_.take(place)) {
-        first_.give_place(spare->number, order);
+      if (auto spare = host_.spares.take(place)) {
+        first_->give_place(spare->number, order);
         *before = std::move(spare->process);
       } else {
-        *before = start_rank(job_, place, meeting_, waiting_);
+        *before = start_rank(host_.job, place, host_.meeting, host_.waiting);
       }
       before->number = order.process;
     } catch (const IoError& error) {
-      output_.print(cat("tesserae: rank ", order.rank, " cannot be started: ", error.what()));
-      first_.report(order.process, {.code = 1});
+      host_.output.print(cat("tesserae: rank ", order.rank, " cannot be started: ", error.what()));
+      first_->report(order.process, {.code = 1});
     }
   }
 
   void look_at(LaunchedRank& rank) {
     if (rank.exit || !(rank.exit = rank.process->poll())) return;
-    output_.drain(rank);
-    first_.report(rank.number, *rank.exit);
+    host_.output.drain(rank);
+    first_->report(rank.number, *rank.exit);
   }
 
   void look_at_signals() {
-    const Ending::News news = ending_.look();
-    if (news == Ending::News::asked_again) return ending_.cut_short();
+    const Ending::News news = host_.ending.look();
+    if (news == Ending::News::asked_again) return host_.ending.cut_short();
     if (news == Ending::News::none) return;
-    output_.print(stopping);
-    for (LaunchedRank& rank : ranks_) rank.asked_to_end = !rank.exit;
-    first_.close();
-    ending_.ask(ranks_, ending_.passed_on(), job_.stop_grace);
+    host_.output.print(stopping);
+    for (LaunchedRank& rank : host_.ranks) rank.asked_to_end = !rank.exit;
+    first_->close();
+    host_.ending.ask(host_.ranks, host_.ending.passed_on(), host_.job.stop_grace);
   }
 
   void keep_spares() {
-    const bool replaces = !first_.status() && !cut_off_ && !ending_.is_asked();
-    spares_.keep(replaces ? job_.replacements - replaced_ : 0);
+    const bool replaces = !first_->status() && first_->cut_off().empty() && !host_.ending.is_asked();
+    host_.spares.keep(replaces ? host_.job.replacements - replaced_ : 0);
   }
 
   static void kill(LaunchedRank& rank) { rank.process->signal_group(os::signal_kill); }
-  void kill_all() { std::ranges::for_each(ranks_, kill); }
+  void kill_all() { std::ranges::for_each(host_.ranks, kill); }
 
   int status() const {
     const auto is_unusable = [](const LaunchedRank& rank) { return rank.exit->code == exit_unusable; };
-    const bool unusable = first_.is_alone() && std::ranges::any_of(ranks_, is_unusable);
-    const int otherwise = leaves() ? 128 + ending_.signal() : unusable ? exit_unusable : exit_peer_lost;
-    const int result = first_.status().value_or(otherwise);
-    if (result != 0 && !cut_off_ && !first_.is_alone() && !leaves()) {
-      output_.print(cat("tesserae: the job ends with status ", result, ", its first host says why"));
+    const bool unusable = first_->is_alone() && std::ranges::any_of(host_.ranks, is_unusable);
+    const int otherwise = leaves() ? 128 + host_.ending.signal() : unusable ? exit_unusable : exit_peer_lost;
+    const int result = over_ ? *over_ : first_->status().value_or(otherwise);
+    if (result != 0 && !cut_off_ && !first_->is_alone() && !leaves()) {
+      host_.output.print(cat("tesserae: the job ends with status ", result, ", its first host says why"));
     }
     return result;
   }
 
-  const LocalJob& job_;
-  WaitingRanks waiting_;  // made before anything that a copy must not have
-  Ending ending_;
-  comm::FirstHost first_;
-  Meeting meeting_;
-  SpareRanks spares_;
-  RanksOutput output_;
-  std::vector<LaunchedRank> ranks_;
+  HostRanks& host_;
+  std::unique_ptr<comm::FirstHost> first_;  // the host that decides
+  TakeOver take_over_;
+  std::optional<Inheritance> inheritance_;
+  std::optional<int> over_;  // the job's status, as is known without that host
   bool cut_off_ = false;
   int replaced_ = 0;  // how often ranks of this host were
 };
 
 }  // namespace
 
-int follow_first_host(const LocalJob& job) {
-  return Follower(job).run();
+std::variant<int, Inheritance> follow_first_host(HostRanks& host) {
+  return Follower(host).run();
 }
 
 }  // namespace tesserae::launch

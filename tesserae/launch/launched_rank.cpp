@@ -7,6 +7,7 @@
 
 #include "tesserae/comm/membership.h"
 #include "tesserae/os/host.h"
+#include "tesserae/os/random_name.h"
 
 namespace tesserae::launch {
 namespace {
@@ -25,6 +26,7 @@ std::map<std::string, std::string> rank_environment(const LocalJob& job, const P
   if (meeting.epoch) {
     environment[comm::epoch_variable] = std::to_string(*meeting.epoch);
     environment[configured_ranks_variable] = std::to_string(job.hosts * job.ranks);
+    if (!job.succession.empty()) environment[comm::succession_variable] = job.succession;
   }
   // The same for ranks that come later: who computes the same as others must do it with as many threads.
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
@@ -51,7 +53,9 @@ LaunchedRank start_rank(const LocalJob& job, const Place& place, const Meeting& 
   started.host = job.host;
   started.local_rank = place.local_rank;
   started.rank = started.number = place.rank;
+  started.name = os::random_name();
   auto environment = rank_environment(job, place, meeting);
+  environment[comm::process_variable] = started.name;
   if (spare) environment[comm::spare_variable] = std::to_string(*spare);
   if (auto copy = waiting.call(environment)) {
     started.process = std::move(copy->process);

@@ -17,7 +17,7 @@ namespace tesserae::launch {
 /// Where ranks meet, when, and how many of the job.
 struct Meeting {
   uint16_t port = 0;
-  std::optional<int> epoch;  ///< unset: there is one meeting, and rank 0 serves the store
+  std::optional<int> epoch = {};  ///< unset: there is one meeting, and rank 0 serves the store
   int ranks = 0;
 };
 
@@ -33,6 +33,7 @@ struct LaunchedRank {
   LineReader lines;
   std::deque<std::string> last;  ///< its last lines, for the report
   std::optional<os::Exit> exit;
+  std::string name;           ///< of the process: no other of the job has it
   bool asked_to_end = false;  ///< it ran when its launcher, which follows the first host's, was asked to end
   int host = 0, local_rank = 0;
   int rank = 0;    ///< of the job

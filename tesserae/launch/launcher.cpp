@@ -1,21 +1,20 @@
 #include "tesserae/launch/launcher.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include "tesserae/base/error.h"
 #include "tesserae/comm/membership.h"
-#include "tesserae/launch/ending.h"
 #include "tesserae/launch/follower.h"
-#include "tesserae/launch/launched_rank.h"
+#include "tesserae/launch/host_ranks.h"
 #include "tesserae/launch/rank_processes.h"
-#include "tesserae/launch/ranks_output.h"
-#include "tesserae/launch/spare_ranks.h"
-#include "tesserae/launch/waiting_ranks.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/os/files.h"
 #include "tesserae/os/process.h"
+#include "tesserae/os/random_name.h"
 #include "tesserae/os/signal_numbers.h"
 #include "tesserae/os/signals.h"
 
@@ -41,40 +40,73 @@ bool survives_losses(const LocalJob& job) {
 
 class Job {
  public:
-  explicit Job(const LocalJob& job)
-      : job_(job), waiting_(job.body ? job.ranks : 0, job.body), spares_(job, meeting_, waiting_) {
-    if (job.hosts == 1 || survives_losses(job)) membership_.emplace(job.hosts == 1 ? 0 : job.port);
-    meeting_.port = membership_ ? membership_->port() : job.port;
-    meeting_.ranks = job.hosts * job.ranks;
-    if (membership_) meeting_.epoch = 0;
-    processes_.emplace(job, meeting_, waiting_, spares_, membership_ ? &*membership_ : nullptr);
+  explicit Job(HostRanks& host) : host_(host), job_(host.job), ranks_(host.ranks) {
+    if (job_.hosts == 1 || survives_losses(job_)) {
+      const comm::Mandate mandate{.job = os::random_name()};
+      membership_ = std::make_unique<comm::MembershipServer>(job_.hosts == 1 ? uint16_t{0} : job_.port, mandate);
+    }
+    host.meeting = {.port = membership_ ? membership_->port() : job_.port, .ranks = job_.hosts * job_.ranks};
+    if (membership_) host.meeting.epoch = 0;
+    processes_.emplace(host, membership_.get());
     ranks_ = processes_->start();
   }
 
+  /// Of a job that another host's launcher has begun.
+  Job(HostRanks& host, Inheritance inherited)
+      : host_(host), job_(host.job), ranks_(host.ranks), membership_(std::move(inherited.membership)) {
+    host.job.address = inherited.claim.address;
+    host.job.port = host.meeting.port = inherited.claim.port;
+    processes_.emplace(host, *membership_, inherited);
+    ranks_ = processes_->gather();
+    if (processes_->deposed_by()) return;
+    host.output.print(cat("tesserae: ", inherited.why, "; host ", job_.host, " decides from now on, and ", size(),
+                          size() == 1 ? " rank is" : " ranks are", " left"));
+    std::vector<std::string> names;
+    for (const LaunchedRank& rank : ranks_) names.push_back(rank.name);
+    number_anew();
+    host.meeting.epoch = membership_->epoch() + 1;
+    too_few_ = size() < job_.min_ranks;
+    too_few_ ? membership_->end() : membership_->begin_epoch_of(names);
+  }
+
   int run() {
+    if (processes_->deposed_by()) return give_way();
     while (running() > 0 || (!lost_.empty() && !culprit_)) {
-      output_.wait(ranks_, spares_, ending_.descriptor());
+      host_.output.wait(ranks_, host_.spares, host_.ending.descriptor());
       processes_->look();
+      if (processes_->deposed_by()) return give_way();
       for (size_t rank = 0; rank < ranks_.size(); ++rank) look_at(static_cast<int>(rank));
       look_at_signals();
       begin_next_epoch();
       keep_spares();
       see_off();
       blame_after_window();
-      if (ending_.grace_has_passed()) kill_all();
+      if (host_.ending.grace_has_passed()) kill_all();
     }
-    spares_.keep(0);
-    for (LaunchedRank& rank : ranks_) output_.drain(rank);
+    host_.spares.keep(0);
+    for (LaunchedRank& rank : ranks_) host_.output.drain(rank);
     blame(suspect_);
     excuse_late();
-    if (ending_.has_begun()) kill_all();  // what the ranks started themselves
+    if (host_.ending.has_begun()) kill_all();  // what the ranks started themselves
     const int result = status();
     processes_->end(result);
+    if (processes_->deposed_by()) return give_way();
     forget_memory();
     return result;
   }
 
  private:
+  /// Another host decides, since nothing was heard of this one.
+  int give_way() {
+    host_.output.print(cat("tesserae: host ", *processes_->deposed_by(), " decides on the job now, since nothing was ",
+                           "heard of this one; the ranks of this host are killed"));
+    host_.spares.keep(0);
+    for (LaunchedRank& rank : ranks_) {
+      if (rank.process) kill(rank);
+    }
+    return exit_peer_lost;
+  }
+
   /// What a script's ranks kept in memory for each other (tsm.elastic): nobody is left to go on from it.
   void forget_memory() {
     const os::Path kept = membership_ ? membership_->remembered("memory") : "";
@@ -82,7 +114,7 @@ class Job {
     try {
       os::files().remove_all(kept);
     } catch (const IoError& error) {
-      output_.print(cat("tesserae: ", error.what()));
+      host_.output.print(cat("tesserae: ", error.what()));
     }
   }
 
@@ -93,7 +125,7 @@ class Job {
   std::optional<os::Exit> exit_of_process(LaunchedRank& rank) const {
     if (const auto exit = processes_->exit_of(rank)) return exit;
     // What others have been asked to kill is not waited for.
-    return !rank.process && ending_.grace_has_passed() ? std::optional(given_up) : std::nullopt;
+    return !rank.process && host_.ending.grace_has_passed() ? std::optional(given_up) : std::nullopt;
   }
 
   void kill(LaunchedRank& rank) { processes_->kill(rank); }
@@ -104,13 +136,13 @@ class Job {
   void look_at(int number) {
     LaunchedRank& rank = ranks_[number];
     if (rank.exit || !(rank.exit = exit_of_process(rank))) return;
-    output_.drain(rank);
+    host_.output.drain(rank);
     if (rank.ended_well(job_)) {
       if (membership_) membership_->end();  // whoever still meets others has nobody to meet
       return;
     }
     if (may_replace(rank)) return lost_.push_back(number);
-    if (culprit_ || ending_.is_asked()) return;
+    if (culprit_ || host_.ending.is_asked()) return;
     if (number != 0 && replaced_ > 0 && rank.exit->code == exit_peer_lost && any_ended_well()) {
       return late_.push_back(number);
     }
@@ -118,7 +150,7 @@ class Job {
     if (!only_lost_a_peer) return blame(number);
     if (!suspect_) {
       suspect_ = number;
-      output_.show_only(rank);
+      host_.output.show_only(rank);
       blame_suspect_at_.emplace(blame_window);
     }
   }
@@ -126,9 +158,10 @@ class Job {
   /// One that only lost a peer has found nothing to go on from. After a signal, one that was killed: others may still
   /// be able to save. What was asked to end and does so is not lost.
   bool may_replace(const LaunchedRank& rank) const {
-    if (!membership_ || culprit_ || ending_.is_asked_again() || ending_.grace_has_passed()) return false;
+    if (!membership_ || too_few_ || culprit_ || host_.ending.is_asked_again() || host_.ending.grace_has_passed())
+      return false;
     if (job_.replacements == 0 && job_.min_ranks == 0) return false;
-    if (ending_.is_asked()) return rank.exit->signal != 0 && rank.exit->signal != ending_.passed_on();
+    if (host_.ending.is_asked()) return rank.exit->signal != 0 && rank.exit->signal != host_.ending.passed_on();
     return rank.exit->signal != 0 || (rank.exit->code != exit_peer_lost && rank.exit->code != exit_unusable);
   }
 
@@ -147,25 +180,25 @@ class Job {
     const bool spent = loss && (replaced_ >= job_.replacements || is_host_lost());
     const bool with_fewer = spent && may_have_fewer();
     // What several ranks fail of at a time, new ones would fail of, too.
-    const bool some_have_ended = ending_.is_asked() && running() + static_cast<int>(lost_.size()) < size();
+    const bool some_have_ended = host_.ending.is_asked() && running() + static_cast<int>(lost_.size()) < size();
     if (any_ended_well() || some_have_ended || failed > 1 || (spent && !with_fewer)) {
       membership_->end();
       return lost_.empty() ? void() : blame(lost_.front());
     }
     if (failures_settled_ && !failures_settled_->passed()) return;
     failures_settled_.reset();
-    meeting_.epoch = membership_->epoch() + 1;
+    host_.meeting.epoch = membership_->epoch() + 1;
     if (with_fewer) return go_on_with_those_left();
     if (loss) ++replaced_;
     resize(ranks);
     for (const int number : std::exchange(lost_, {})) {
       LaunchedRank& rank = ranks_[static_cast<size_t>(number)];
-      output_.print(
+      host_.output.print(
           cat(how_ended(number), "; a new process takes its place (", replaced_, " of ", job_.replacements, ")"));
       kill(rank);  // what it had started itself
       rank = processes_->start_one(number, rank.host, ranks_);
     }
-    spares_.pause();
+    host_.spares.pause();
     membership_->begin_epoch(size());
   }
 
@@ -192,8 +225,8 @@ class Job {
 
   /// As many as can still be needed.
   void keep_spares() {
-    const bool replaces = membership_ && !ending_.is_asked();
-    spares_.keep(replaces ? job_.replacements - replaced_ : 0);
+    const bool replaces = membership_ && !host_.ending.is_asked();
+    host_.spares.keep(replaces ? job_.replacements - replaced_ : 0);
   }
 
   /// A rank that only lost a peer ends the job, in a moment.
@@ -213,14 +246,19 @@ class Job {
         ranks.push_back(std::move(rank));
         continue;
       }
-      output_.print(cat(how_ended(number), "; none takes its place, the job goes on with fewer"));
+      host_.output.print(cat(how_ended(number), "; none takes its place, the job goes on with fewer"));
       kill(rank);  // what it had started itself
     }
     ranks_ = std::move(ranks);
-    for (int number = 0; number < size(); ++number) processes_->number(ranks_[static_cast<size_t>(number)], number);
+    number_anew();
     lost_.clear();
-    meeting_.ranks = size();
     membership_->begin_epoch_of(left);
+  }
+
+  /// Each has the number of its place.
+  void number_anew() {
+    for (int number = 0; number < size(); ++number) processes_->number(ranks_[static_cast<size_t>(number)], number);
+    host_.meeting.ranks = size();
   }
 
   /// From the next epoch on. Where new ranks cannot be started the job keeps the number that it has: they all have
@@ -229,14 +267,15 @@ class Job {
     const int before = size();
     for (; size() > ranks; ranks_.pop_back()) leaving_.push_back(std::move(ranks_.back()));
     leave_by_.emplace(job_.stop_grace);
-    meeting_.ranks = ranks;
+    host_.meeting.ranks = ranks;
     try {
       if (processes_->has_other_hosts() && size() < ranks)
         throw IoError("tesserae", "a job on several hosts gets no more ranks");
       while (size() < ranks) ranks_.push_back(processes_->start_one(size(), job_.host, ranks_));
     } catch (const IoError& error) {
-      output_.print(cat("tesserae: the job keeps its ", before, " ranks, a new one cannot be started: ", error.what()));
-      meeting_.ranks = before;
+      host_.output.print(
+          cat("tesserae: the job keeps its ", before, " ranks, a new one cannot be started: ", error.what()));
+      host_.meeting.ranks = before;
       while (size() > before) ranks_.pop_back();
     }
   }
@@ -254,7 +293,7 @@ class Job {
 
   std::string how_ended(int number) const {
     const os::Exit& exit = exit_of(number);
-    const int ranks = membership_ ? size() : meeting_.ranks;
+    const int ranks = membership_ ? size() : host_.meeting.ranks;
     const std::string who = cat("tesserae: rank ", ranks_[static_cast<size_t>(number)].rank, " of ", ranks);
     const int host = host_of(number);
     if (processes_->is_given_up(host)) {
@@ -278,22 +317,23 @@ class Job {
     if (culprit_ || !rank) return;
     culprit_ = rank;
     blame_suspect_at_.reset();
-    output_.show_none();
+    host_.output.show_none();
     if (membership_) membership_->end();
-    ending_.ask(ranks_, os::signal_terminate, job_.failure_grace);
+    host_.ending.ask(ranks_, os::signal_terminate, job_.failure_grace);
   }
 
   void look_at_signals() {
-    const Ending::News news = ending_.look();
-    if (news == Ending::News::asked_again) return ending_.cut_short();
+    const Ending::News news = host_.ending.look();
+    if (news == Ending::News::asked_again) return host_.ending.cut_short();
     if (news == Ending::News::none || culprit_) return;
-    output_.print(stopping);
-    ending_.ask(ranks_, ending_.passed_on(), job_.stop_grace);
+    host_.output.print(stopping);
+    host_.ending.ask(ranks_, host_.ending.passed_on(), job_.stop_grace);
   }
 
   /// Those that came in place of a rank which was lost in the job's last moments met nobody. If rank 0 is done, so is
   /// the work.
   void excuse_late() {
+    if (late_.empty()) return;
     const std::optional<os::Exit> first = ranks_.front().exit;
     for (const int number : late_) {
       if (ranks_.front().ended_well(job_)) {
@@ -309,28 +349,29 @@ class Job {
   }
 
   int status() {
+    if (too_few_) {
+      host_.output.print(cat("tesserae: these are fewer than the ", job_.min_ranks, " that the job needs"));
+      return exit_peer_lost;
+    }
     if (!culprit_) {
       const bool all_well =
           std::ranges::all_of(ranks_, [this](const LaunchedRank& rank) { return rank.ended_well(job_); });
-      if (!all_well) return 128 + ending_.signal();
+      if (!all_well) return 128 + host_.ending.signal();
       return std::ranges::max_element(ranks_, {}, [](const LaunchedRank& rank) { return rank.exit->code; })->exit->code;
     }
     const LaunchedRank& rank = ranks_[*culprit_];
     const std::string others = size() > 1 ? cat("; the other ranks were ended") : "";
-    output_.print(cat(how_ended(*culprit_), others));
-    output_.repeat(rank);
+    host_.output.print(cat(how_ended(*culprit_), others));
+    host_.output.repeat(rank);
     return rank.exit->signal != 0 ? 128 + rank.exit->signal : rank.exit->code;
   }
 
+  HostRanks& host_;
   const LocalJob& job_;
-  WaitingRanks waiting_;  // made before anything that a copy must not have
-  Ending ending_;
-  std::optional<comm::MembershipServer> membership_;
-  Meeting meeting_;
-  SpareRanks spares_;
-  RanksOutput output_;
+  std::vector<LaunchedRank>& ranks_;
+  std::unique_ptr<comm::MembershipServer> membership_;
   std::optional<RankProcesses> processes_;
-  std::vector<LaunchedRank> ranks_;
+  bool too_few_ = false;                          // were left when this launcher took over
   std::vector<LaunchedRank> leaving_;             // they have no place since the job became smaller
   std::optional<os::Deadline> leave_by_;          // what is left of them is killed then
   std::vector<int> lost_;                         // and not replaced yet
@@ -352,8 +393,13 @@ int run_local_job(const LocalJob& job) {
                                                job.address, ":", job.port, ": give its number and where they meet"));
   }
   os::survive_broken_pipes();
+  HostRanks host(job);
+  if (job.hosts == 1 || job.min_ranks == 0) host.job.succession.clear();
   const bool decides = job.hosts == 1 || job.host == 0 || !survives_losses(job);
-  return decides ? Job(job).run() : follow_first_host(job);
+  if (decides) return Job(host).run();
+  auto end = follow_first_host(host);
+  if (const int* const status = std::get_if<int>(&end)) return *status;
+  return Job(host, std::get<Inheritance>(std::move(end))).run();
 }
 
 }  // namespace tesserae::launch

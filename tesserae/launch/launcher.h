@@ -38,8 +38,11 @@ struct LocalJob {
   std::chrono::milliseconds spare_pause{10'000};
   /// Where lost ranks are not replaced (any more), those that are left go on, if they are so many. They are numbered
   /// anew, and ask for a number of ranks that their job can have. 0: the loss ends the job. On several hosts (the same
-  /// number on all) the first one's launcher serves the store and decides, for as long as that one lives.
+  /// number on all) the first one's launcher serves the store and decides.
   int min_ranks = 0;
+  /// With min_ranks, of several hosts: a folder that all of them see. If the host that decides is lost another one
+  /// takes over, as comm/succession.h says; empty: the job ends.
+  std::string succession;
   /// Where ranks of a script keep what others go on from, in a folder that they name (Membership::remember "memory"):
   /// that one is removed when the job ends.
   std::string memory = "/dev/shm";

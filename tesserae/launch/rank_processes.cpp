@@ -1,7 +1,12 @@
 #include "tesserae/launch/rank_processes.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
+
+#include "tesserae/base/error.h"
+#include "tesserae/base/log.h"
+#include "tesserae/os/clock.h"
 
 namespace tesserae::launch {
 namespace {
@@ -33,44 +38,82 @@ int free_local_rank(int number, int host, const std::vector<LaunchedRank>& ranks
 
 }  // namespace
 
-RankProcesses::RankProcesses(const LocalJob& job, const Meeting& meeting, WaitingRanks& waiting, SpareRanks& spares,
-                             comm::MembershipServer* membership)
-    : job_(job),
-      meeting_(meeting),
-      waiting_(waiting),
-      spares_(spares),
-      membership_(membership),
-      next_number_(job.hosts * job.ranks) {
-  if (membership != nullptr && job.hosts > 1) others_.emplace(membership->store(), job.hosts, job.host_patience);
+RankProcesses::RankProcesses(HostRanks& host, comm::MembershipServer* membership)
+    : host_(host), membership_(membership), next_number_(host.job.hosts * host.job.ranks) {
+  const LocalJob& job = host.job;
+  if (membership == nullptr || job.hosts == 1) return;
+  std::optional<comm::Succession> succession;
+  comm::Claim first{.address = job.address, .port = membership->port()};
+  if (!job.succession.empty()) {
+    succession.emplace(job.succession, membership->mandate().job);
+    try {
+      succession->claim(first);
+    } catch (const IoError& error) {
+      log(LogLevel::warning, cat(error.what(), ": no other host takes over if this one is lost"));
+      succession.reset();
+    }
+  }
+  others_.emplace(membership->store(), job.hosts, job.host_patience, std::move(succession), std::move(first));
+}
+
+RankProcesses::RankProcesses(HostRanks& host, comm::MembershipServer& membership, const Inheritance& inherited)
+    : host_(host),
+      membership_(&membership),
+      next_number_(static_cast<int>(inherited.claim.generation) << 20) {  // above those of whoever decided before
+  others_.emplace(membership.store(), host.job.hosts, host.job.host_patience, inherited.succession, inherited.claim,
+                  inherited.claim.without);
+}
+
+std::vector<LaunchedRank> RankProcesses::gather() {
+  std::vector<LaunchedRank> ranks;
+  const os::Deadline patience(host_.job.host_patience);
+  const auto wait = [this] { host_.output.wait(host_.ranks, host_.spares, -1); };
+  for (int host = 0; host < host_.job.hosts; ++host) {
+    if (host == host_.job.host || is_lost(host)) continue;
+    auto come = others_->come_over(host);
+    for (; !come && !patience.passed() && !host_.ending.has_news(); come = others_->come_over(host)) wait();
+    for (; !come && !is_lost(host) && !deposed_by(); wait()) others_->give_up(host);
+    for (const comm::RankProcess& each : come.value_or(std::vector<comm::RankProcess>())) {
+      ranks.push_back(of_another_host(host, {.rank = each.rank, .local_rank = each.local_rank}, each.number));
+      ranks.back().name = each.name;
+    }
+  }
+  for (LaunchedRank& rank : host_.ranks) {
+    if (!rank.exit) ranks.push_back(std::move(rank));
+  }
+  // Each keeps its place among those that are left, but rank 0, which alone writes what counts, is with who decides.
+  std::ranges::stable_sort(
+      ranks, {}, [this](const LaunchedRank& rank) { return std::pair(rank.host != host_.job.host, rank.rank); });
+  return ranks;
 }
 
 std::vector<LaunchedRank> RankProcesses::start() {
   std::vector<LaunchedRank> ranks;
-  for (int local = 0; local < job_.ranks; ++local) {
-    const Place place{.rank = job_.host * job_.ranks + local, .local_rank = local};
-    ranks.push_back(start_rank(job_, place, meeting_, waiting_));
+  for (int local = 0; local < host_.job.ranks; ++local) {
+    const Place place{.rank = host_.job.host * host_.job.ranks + local, .local_rank = local};
+    ranks.push_back(start_rank(host_.job, place, host_.meeting, host_.waiting));
   }
-  for (int number = job_.ranks; others_ && number < meeting_.ranks; ++number) {
-    const Place place{.rank = number, .local_rank = number % job_.ranks};
-    ranks.push_back(of_another_host(number / job_.ranks, place, number));
+  for (int number = host_.job.ranks; others_ && number < host_.meeting.ranks; ++number) {
+    const Place place{.rank = number, .local_rank = number % host_.job.ranks};
+    ranks.push_back(of_another_host(number / host_.job.ranks, place, number));
   }
   return ranks;
 }
 
 LaunchedRank RankProcesses::start_one(int number, int host, const std::vector<LaunchedRank>& ranks) {
   const Place place{.rank = number, .local_rank = free_local_rank(number, host, ranks)};
-  if (host != job_.host) {
+  if (host != host_.job.host) {
     others_->tell(host, {.kind = comm::Order::Kind::start,
                          .process = next_number_,
                          .rank = number,
                          .local_rank = place.local_rank,
-                         .ranks = meeting_.ranks,
-                         .epoch = *meeting_.epoch});
+                         .ranks = host_.meeting.ranks,
+                         .epoch = *host_.meeting.epoch});
     return of_another_host(host, place, next_number_++);
   }
-  auto spare = spares_.take(place);
-  if (!spare) return start_rank(job_, place, meeting_, waiting_);
-  membership_->give_place(spare->number, number, meeting_.ranks);
+  auto spare = host_.spares.take(place);
+  if (!spare) return start_rank(host_.job, place, host_.meeting, host_.waiting);
+  membership_->give_place(spare->number, number, host_.meeting.ranks);
   return std::move(spare->process);
 }
 

@@ -5,8 +5,8 @@
 
 #include "tesserae/comm/host_links.h"
 #include "tesserae/comm/membership.h"
-#include "tesserae/launch/launched_rank.h"
-#include "tesserae/launch/spare_ranks.h"
+#include "tesserae/launch/host_ranks.h"
+#include "tesserae/launch/inheritance.h"
 #include "tesserae/os/signal_numbers.h"
 
 namespace tesserae::launch {
@@ -15,13 +15,16 @@ namespace tesserae::launch {
 /// do what they are told (comm/host_links.h). Used from the launcher's thread.
 class RankProcesses {
  public:
-  /// All outlive it. `membership`: null where no loss is survived, or on another host than the first: then only this
-  /// host's processes are handled.
-  RankProcesses(const LocalJob& job, const Meeting& meeting, WaitingRanks& waiting, SpareRanks& spares,
-                comm::MembershipServer* membership);
+  /// Both outlive it. `membership`: null where no loss is survived: then only this host's processes are handled.
+  RankProcesses(HostRanks& host, comm::MembershipServer* membership);
+  /// Of a launcher that has taken over.
+  RankProcesses(HostRanks& host, comm::MembershipServer& membership, const Inheritance& inherited);
 
   /// Those of the job's start: this host's are started, the others' launchers start theirs.
   std::vector<LaunchedRank> start();
+  /// Of a launcher that has taken over: those of this host that run, and of the others that have come. Waits for all
+  /// hosts that are not known to be gone, for LocalJob::host_patience at most; those that have not come are given up.
+  std::vector<LaunchedRank> gather();
   /// A process for the rank of that number, in the epoch of the meeting: on that host, and with the local rank of the
   /// process that it replaces, if that is free, else the lowest that no running rank of that host has. Throws IoError.
   LaunchedRank start_one(int number, int host, const std::vector<LaunchedRank>& ranks);
@@ -34,6 +37,8 @@ class RankProcesses {
 
   /// Hears of other hosts.
   void look();
+  /// The host that decides in this one's place; see comm::OtherHosts.
+  std::optional<int> deposed_by() const { return others_ ? others_->deposed_by() : std::nullopt; }
   bool has_other_hosts() const { return others_.has_value(); }
   /// Nothing was heard of it for too long.
   bool is_given_up(int host) const { return others_ && others_->given_up(host); }
@@ -46,10 +51,7 @@ class RankProcesses {
   /// Nothing more is told of its processes.
   bool is_lost(int host) const { return others_ && (others_->given_up(host) || others_->has_left(host)); }
 
-  const LocalJob& job_;
-  const Meeting& meeting_;
-  WaitingRanks& waiting_;
-  SpareRanks& spares_;
+  HostRanks& host_;
   comm::MembershipServer* const membership_;
   std::optional<comm::OtherHosts> others_;
   int next_number_;  // of the next process of another host

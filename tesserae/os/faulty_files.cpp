@@ -115,6 +115,11 @@ void FaultyFiles::rename(const Path& from, const Path& to) {
   under_.rename(from, to);
 }
 
+bool FaultyFiles::link(const Path& file, const Path& name) {
+  step("link", file);
+  return under_.link(file, name);
+}
+
 void FaultyFiles::remove(const Path& path) {
   step("remove", path);
   under_.remove(path);

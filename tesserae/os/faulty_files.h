@@ -39,6 +39,7 @@ class FaultyFiles : public Files {
   std::vector<std::string> list(const Path& directory) override;
   void make_directory(const Path& path) override;
   void rename(const Path& from, const Path& to) override;
+  bool link(const Path& file, const Path& name) override;
   void remove(const Path& path) override;
   void sync_directory(const Path& path) override;
 

@@ -142,6 +142,12 @@ class PosixFiles : public Files {
     throw failure("Files::rename", from.native(), cat("cannot rename to ", to.native()));
   }
 
+  bool link(const Path& file, const Path& name) override {
+    if (::link(file.c_str(), name.c_str()) == 0) return true;
+    if (errno == EEXIST) return false;
+    throw failure("Files::link", file.native(), cat("cannot be named ", name.native(), ", too"));
+  }
+
   void remove(const Path& path) override {
     if (::remove(path.c_str()) != 0) throw failure("Files::remove", path.native(), "cannot remove");
   }

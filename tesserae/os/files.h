@@ -56,8 +56,10 @@ class Files {
   virtual std::vector<std::string> list(const Path& directory) = 0;    ///< names, sorted
   virtual void make_directory(const Path& path) = 0;                   ///< fine if it is there
   virtual void rename(const Path& from, const Path& to) = 0;           ///< atomic; replaces a file
-  virtual void remove(const Path& path) = 0;                           ///< a file or an empty directory
-  virtual void sync_directory(const Path& path) = 0;                   ///< makes its names last
+  /// Another name for a file. False, and nothing is done, if something has that name already.
+  virtual bool link(const Path& file, const Path& name) = 0;
+  virtual void remove(const Path& path) = 0;          ///< a file or an empty directory
+  virtual void sync_directory(const Path& path) = 0;  ///< makes its names last
 
   // Built on the above.
   std::string read(const Path& path);

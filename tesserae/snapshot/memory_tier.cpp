@@ -17,9 +17,9 @@
 #include "tesserae/base/checksum.h"
 #include "tesserae/base/log.h"
 #include "tesserae/checkpoint/model_state.h"
-#include "tesserae/checkpoint/names.h"
 #include "tesserae/checkpoint/random_state.h"
 #include "tesserae/comm/agree.h"
+#include "tesserae/os/random_name.h"
 #include "tesserae/snapshot/surviving_snapshots.h"
 
 // To save, all ranks together:
@@ -46,7 +46,7 @@ std::string key_of(const os::Path& checkpoints) {
 }
 
 uint64_t session_of(comm::Fabric& fabric) {
-  return from_hex(comm::text_of(fabric, checkpoint::random_name(), 0)).value();
+  return from_hex(comm::text_of(fabric, os::random_name(), 0)).value();
 }
 
 at::Tensor bytes_tensor(std::string_view bytes) {

@@ -32,7 +32,7 @@ namespace tesserae::train {
 void Run::go_on_with_fewer() {
   scaling_began_ = os::now();
   // 1.
-  world_ = comm::world_of_size(membership_.ranks(), membership_.rank());
+  world_ = membership_.world();
   if (fabric_ != nullptr) comm::give_up(*fabric_);
   fabric_.reset();  // the state keeps its own
   connect();

@@ -1,10 +1,10 @@
 #include "tesserae/train/folder_owner.h"
 
 #include "tesserae/base/log.h"
-#include "tesserae/checkpoint/names.h"
 #include "tesserae/config/json.h"
 #include "tesserae/os/host.h"
 #include "tesserae/os/process.h"
+#include "tesserae/os/random_name.h"
 
 // How a folder has one owner at a time:
 //  1. FOLDER/owner.lock is locked until the process ends. A second run is refused before it has touched anything, also
@@ -54,7 +54,7 @@ FolderOwner::FolderOwner(const os::Path& folder) : folder_(folder) {
                                    "; wait for it, stop it, or choose another run.folder"));
   }
   config::Json owner = read_owner(folder);  // 2
-  identity_ = owner.value("identity", checkpoint::random_name() + checkpoint::random_name());
+  identity_ = owner.value("identity", os::random_name() + os::random_name());
   generation_ = owner.value("generation", int64_t{0}) + 1;
   owner = {{"identity", identity_},
            {"generation", generation_},

@@ -122,7 +122,7 @@ void Run::change_size() {
   const c10::Device device = setup_.device;  // also of a process that has another number now
   setup_ = set_up_job(config_, ranks, ranks, membership_.rank());
   setup_.device = device;
-  world_ = comm::world_of_size(ranks, membership_.rank());
+  world_ = membership_.world();
 }
 
 /// What rank 0 left in 3 for as many ranks as have met now; null: nothing. Collective.

@@ -160,6 +160,15 @@ void MemoryFiles::rename(const os::Path& from, const os::Path& to) {
          });
 }
 
+bool MemoryFiles::link(const os::Path& file, const os::Path& name) {
+  const std::scoped_lock lock(mutex_);
+  const auto node = find(file);
+  if (node == nullptr) throw os::failure("MemoryFiles", file.native(), "link", ENOENT);
+  if (find(name) != nullptr) return false;
+  change(directory_of(name, "link"), [fresh = name.filename().native(), node](Names& names) { names[fresh] = node; });
+  return true;
+}
+
 void MemoryFiles::remove(const os::Path& path) {
   const std::scoped_lock lock(mutex_);
   const auto node = find(path);

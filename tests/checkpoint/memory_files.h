@@ -28,6 +28,7 @@ class MemoryFiles : public os::Files {
   std::vector<std::string> list(const os::Path& directory) override;
   void make_directory(const os::Path& path) override;
   void rename(const os::Path& from, const os::Path& to) override;
+  bool link(const os::Path& file, const os::Path& name) override;
   void remove(const os::Path& path) override;
   void sync_directory(const os::Path& path) override;
 

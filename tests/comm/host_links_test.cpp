@@ -11,6 +11,7 @@
 #include "tesserae/comm/membership.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/os/port.h"
+#include "tests/os/scratch.h"
 
 namespace tesserae::comm {
 namespace {
@@ -102,6 +103,123 @@ TEST_F(HostLinks, WhoeverHasLeftIsNotWaitedFor) {
   others.end(0);
   EXPECT_TRUE(others.has_left(1));
   EXPECT_LT(os::now() - begin, seconds(4));
+}
+
+/// The same, where another host may take over.
+class HostLinksWithSuccession : public os::Scratch {
+ protected:
+  static constexpr milliseconds patience{300};
+
+  bool until(const std::function<bool()>& condition) {
+    for (const os::Deadline deadline(seconds(60)); !deadline.passed(); os::sleep_for(milliseconds(5))) {
+      others.look();
+      if (condition()) return true;
+    }
+    return false;
+  }
+
+  /// A host that has come and beats no more.
+  void lose_the_other() { stopped.emplace("127.0.0.1", server.port(), 2, patience); }
+
+  MembershipServer server{os::free_port(), {.job = "7f3a"}};
+  Succession succession{folder_, "7f3a"};
+  const Claim own{.address = "127.0.0.1", .port = server.port()};
+  const bool claimed = succession.claim(own);
+  OtherHosts others{server.store(), 3, patience, succession, own};
+  std::optional<FirstHost> stopped;
+};
+
+TEST_F(HostLinksWithSuccession, AHostIsGivenUpByAClaim) {
+  lose_the_other();
+  ASSERT_TRUE(until([&] { return others.given_up(2); }));
+  const auto newest = succession.newest();
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->generation, 1);
+  EXPECT_EQ(newest->host, 0);
+  EXPECT_THAT(newest->without, ElementsAre(2));
+  EXPECT_FALSE(others.deposed_by());
+}
+
+TEST_F(HostLinksWithSuccession, OneThatComesTooLateDecidesNoMore) {
+  lose_the_other();
+  ASSERT_TRUE(succession.claim({.generation = 1, .host = 2, .address = "127.0.0.1", .port = 1, .without = {0}}));
+  ASSERT_TRUE(until([&] { return others.deposed_by().has_value(); }));
+  EXPECT_EQ(others.deposed_by(), 2);
+  EXPECT_FALSE(others.given_up(2));
+}
+
+TEST_F(HostLinksWithSuccession, WhileStorageIsGoneNobodyIsGivenUp) {
+  lose_the_other();
+  const os::Path aside = folder_.native() + "-aside";
+  os::files().rename(folder_, aside);
+  const os::Deadline a_while(milliseconds(5000));
+  EXPECT_TRUE(until([&] { return a_while.passed(); }));
+  EXPECT_FALSE(others.given_up(2));
+  os::files().rename(aside, folder_);
+  EXPECT_TRUE(until([&] { return others.given_up(2); }));
+}
+
+TEST_F(HostLinksWithSuccession, AtTheEndAllClaimsAreGoneOnceAllHaveHeard) {
+  lose_the_other();
+  std::optional<FirstHost> second(std::in_place, "127.0.0.1", server.port(), 1, milliseconds(60'000));
+  ASSERT_TRUE(until([&] {
+    second->look();
+    return others.given_up(2);
+  }));
+  second.reset();
+  ASSERT_TRUE(until([&] { return others.has_left(1); }));
+  others.end(0);
+  EXPECT_THAT(os::files().list(folder_), IsEmpty());
+}
+
+TEST_F(HostLinksWithSuccession, WhoeverHasNotHeardOfTheEndFindsItThere) {
+  stopped.emplace("127.0.0.1", server.port(), 2, milliseconds(60'000));
+  OtherHosts patient{server.store(), 3, milliseconds(60'000), succession, own};
+  patient.end(75);
+  EXPECT_EQ(succession.newest()->status, 75);
+}
+
+TEST_F(HostLinksWithSuccession, WhatIsToldOfTheJobIsKnownToThoseThatMayTakeOver) {
+  FirstHost second("127.0.0.1", server.port(), 1, milliseconds(60'000));
+  server.remember({{"run", "runs/7"}});
+  lose_the_other();
+  ASSERT_TRUE(until([&] {
+    second.look();
+    return others.given_up(2) && second.known().gone == std::vector{2};
+  }));
+  EXPECT_EQ(second.known().job, "7f3a");
+  EXPECT_EQ(second.known().remembered.at("run"), "runs/7");
+}
+
+TEST_F(HostLinksWithSuccession, RanksOfAHostComeOverToAnother) {
+  EXPECT_EQ(others.come_over(1), std::nullopt);
+  const std::vector<RankProcess> processes = {{4, 2, 0, "a"}, {3, 3, 1, "b"}};
+  FirstHost second("127.0.0.1", server.port(), 1, milliseconds(60'000), seconds(10), processes);
+  EXPECT_TRUE(until([&] { return others.come_over(1) == processes; }));
+}
+
+TEST_F(HostLinksWithSuccession, OneThatIsAbandonedHearsNoGoodbye) {
+  {
+    FirstHost second("127.0.0.1", server.port(), 1, milliseconds(60'000));
+    second.report(3, {.code = 0, .signal = 9});
+    second.abandon();
+  }
+  FirstHost third("127.0.0.1", server.port(), 2, milliseconds(60'000));
+  third.report(4, {});
+  ASSERT_TRUE(until([&] {
+    third.look();
+    return others.exit_of(4).has_value();
+  }));
+  EXPECT_FALSE(others.has_left(1));
+  EXPECT_FALSE(others.exit_of(3));
+}
+
+TEST(IsReached, OneThatServesAndNoOther) {
+  std::optional<MembershipServer> server{std::in_place, os::free_port()};
+  const uint16_t port = server->port();
+  EXPECT_TRUE(is_reached("127.0.0.1", port, seconds(60)));
+  server.reset();
+  EXPECT_FALSE(is_reached("127.0.0.1", port, milliseconds(300)));
 }
 
 TEST(FirstHostOfNobody, IsAloneOnceTheStoreIsGone) {

@@ -4,6 +4,13 @@
 
 #include <cstdlib>
 #include <future>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tesserae/comm/error.h"
+#include "tests/os/scratch.h"
 
 namespace tesserae::comm {
 namespace {
@@ -141,6 +148,121 @@ TEST_F(MembershipTest, AnotherLauncherReplacesNobody) {
   EXPECT_FALSE(rank.recovers());
   EXPECT_FALSE(rank.next_epoch({}, seconds(60)));
   EXPECT_EQ(rank.remembered("run"), "");
+}
+
+/// A rank of host 1, whose launcher's host is lost.
+class SuccessorTest : public os::Scratch {
+ protected:
+  SuccessorTest() {
+    ::setenv(epoch_variable, "0", /*overwrite=*/1);
+    ::setenv(process_variable, "own", 1);
+    ::setenv(succession_variable, folder_.c_str(), 1);
+    EXPECT_TRUE(succession.claim({.address = "127.0.0.1", .port = first->port()}));
+    rank.emplace(launch(), /*survives=*/true);
+    rank->remember("run", "runs/7");
+    EXPECT_EQ(rank->remembered("run"), "runs/7");
+    known = all_remembered(first->store());
+  }
+  ~SuccessorTest() override {
+    for (const char* variable : {epoch_variable, process_variable, succession_variable}) {
+      ::unsetenv(variable);
+    }
+  }
+
+  mesh::Launch launch() const {
+    mesh::Launch launch;
+    launch.size = 4;
+    launch.rank = 3;
+    launch.port = first->port();
+    return launch;
+  }
+
+  /// What the launcher of host 1 does then.
+  void take_over() {
+    second.emplace(uint16_t{0}, Mandate{.job = "7f3a", .generation = 1, .host = 1});
+    second->remember(known);
+    EXPECT_TRUE(
+        succession.claim({.generation = 1, .host = 1, .address = "127.0.0.1", .port = second->port(), .without = {0}}));
+  }
+
+  Succession succession{folder_, "7f3a"};
+  std::optional<MembershipServer> first{std::in_place, uint16_t{0}, Mandate{.job = "7f3a"}}, second;
+  std::optional<Membership> rank;
+  std::map<std::string, std::string> known;
+};
+
+TEST_F(SuccessorTest, ARankTurnsToTheLauncherThatHasTakenOver) {
+  first.reset();
+  take_over();
+  second->begin_epoch_of(std::vector<std::string>{"other", "own"});
+  ASSERT_TRUE(rank->next_epoch({0, 1}, seconds(60)));
+  EXPECT_TRUE(rank->is_of_those_left());
+  EXPECT_EQ(rank->rank(), 1);
+  EXPECT_EQ(rank->ranks(), 2);
+  EXPECT_EQ(rank->epoch(), second->epoch());
+  EXPECT_EQ(rank->remembered("run"), "runs/7");
+  EXPECT_EQ(rank->world().launch().port, second->port()) << "where the ranks meet from now on";
+  rank->ask_for_ranks(1);
+  EXPECT_FALSE(rank->is_over());
+  EXPECT_EQ(second->asked_ranks(), 1);
+}
+
+TEST_F(SuccessorTest, ItWaitsUntilThereIsOne) {
+  first.reset();
+  auto next = std::async(std::launch::async, [this] { return rank->next_epoch({}, seconds(60)); });
+  EXPECT_EQ(next.wait_for(milliseconds(200)), std::future_status::timeout);
+  take_over();
+  EXPECT_EQ(next.wait_for(milliseconds(200)), std::future_status::timeout) << "it knows not yet with whom";
+  second->begin_epoch_of(std::vector<std::string>{"own"});
+  EXPECT_TRUE(next.get());
+  EXPECT_EQ(rank->ranks(), 1);
+}
+
+TEST_F(SuccessorTest, AlsoWhileTheFirstOneAnswers) {
+  auto next = std::async(std::launch::async, [this] { return rank->next_epoch({}, seconds(60)); });
+  take_over();
+  second->begin_epoch_of(std::vector<std::string>{"own"});
+  EXPECT_TRUE(next.get()) << "whoever has claimed counts";
+  EXPECT_EQ(rank->world().launch().port, second->port());
+}
+
+TEST_F(SuccessorTest, AlsoIfThatOneHasClaimedAgain) {
+  first.reset();
+  take_over();
+  EXPECT_TRUE(succession.claim(
+      {.generation = 2, .host = 1, .address = "127.0.0.1", .port = second->port(), .without = {0, 2}}));
+  second->begin_epoch_of(std::vector<std::string>{"own"});
+  EXPECT_TRUE(rank->next_epoch({}, seconds(60)));
+  EXPECT_EQ(rank->epoch(), second->epoch());
+}
+
+TEST_F(SuccessorTest, WhatIsToldALauncherThatIsLostIsALossLikeAnother) {
+  first.reset();
+  EXPECT_THROW(rank->remember("saved", "7"), PeerLost);
+  EXPECT_THROW(rank->remembered("saved"), PeerLost);
+  EXPECT_THROW(rank->ask_for_ranks(2), PeerLost);
+}
+
+TEST_F(SuccessorTest, WhomItDoesNotKnowHasNoPart) {
+  first.reset();
+  take_over();
+  second->begin_epoch_of(std::vector<std::string>{"other", "another"});
+  EXPECT_FALSE(rank->next_epoch({}, seconds(60)));
+}
+
+TEST_F(SuccessorTest, OneThatGoesOnWithoutAnotherHostIsNoSuccessor) {
+  EXPECT_TRUE(
+      succession.claim({.generation = 1, .host = 0, .address = "127.0.0.1", .port = first->port(), .without = {2}}));
+  first->begin_epoch_of(std::vector<int>{0, 1, 3});
+  EXPECT_TRUE(rank->next_epoch({2}, seconds(60)));
+  EXPECT_EQ(rank->rank(), 2);
+  EXPECT_EQ(rank->epoch(), 1);
+}
+
+TEST_F(SuccessorTest, NobodyTakesOverAJobThatIsOver) {
+  first.reset();
+  EXPECT_TRUE(succession.claim({.generation = 1, .host = 0, .address = "127.0.0.1", .port = 7777, .status = 0}));
+  EXPECT_FALSE(rank->next_epoch({}, milliseconds(200)));
 }
 
 }  // namespace

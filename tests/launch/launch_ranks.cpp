@@ -1,9 +1,9 @@
 // launch_ranks N COMMAND...: run_local_job as a program, so that a test can interrupt and kill it. REPLACEMENTS: how
 // often it replaces lost ranks. SPARES, SPARE_PAUSE (in ms): processes that wait to do so. HOSTS, HOST, ADDRESS, PORT:
 // it is one of several hosts; MIN_RANKS, PATIENCE (in ms): with which losses it goes on, and when a host counts as
-// lost. EARLY_EXIT_CODE, STOP_GRACE (in ms): a status that is no failure, and how long ranks may take to end. PROGRAMS:
-// ranks are started as programs; else the first ones are copies of this process, which become that command, or, if that
-// is "threads", say with how many they would compute.
+// lost; SHARED: a folder through which another host takes over. EARLY_EXIT_CODE, STOP_GRACE (in ms): a status that is
+// no failure, and how long ranks may take to end. PROGRAMS: ranks are started as programs; else the first ones are
+// copies of this process, which become that command, or, if that is "threads", say with how many they would compute.
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
@@ -32,6 +32,7 @@ int become(char** command) {
 int main(int argc, char** argv) {
   std::function<int()> body;
   const char* const address = std::getenv("ADDRESS");
+  const char* const shared = std::getenv("SHARED");
   if (std::getenv("PROGRAMS") == nullptr) body = [command = argv + 2] { return become(command); };
   return tesserae::launch::run_local_job({.ranks = std::atoi(argv[1]),
                                           .hosts = number("HOSTS", 1),
@@ -47,5 +48,6 @@ int main(int argc, char** argv) {
                                           .spares = number("SPARES", 0),
                                           .spare_pause = std::chrono::milliseconds(number("SPARE_PAUSE", 10'000)),
                                           .min_ranks = number("MIN_RANKS", 0),
+                                          .succession = shared != nullptr ? shared : "",
                                           .host_patience = std::chrono::milliseconds(number("PATIENCE", 300'000))});
 }

@@ -226,6 +226,127 @@ TEST_F(LaunchersOfTwoHosts, WhatWasLostLongAgoDoesNotCountWhenAllAreAskedToEnd) 
   EXPECT_EQ(second.finish()->code, 75) << "that of the job: " << second.errors;
 }
 
+/// They see one folder, so none of them is one without which the job cannot go on.
+class LaunchersThatSucceed : public LaunchersOfTwoHosts {
+ protected:
+  LaunchersThatSucceed() { os::files().make_directory(shared_); }
+  ~LaunchersThatSucceed() override { EXPECT_THAT(os::files().list(shared_), testing::IsEmpty()) << "claims are left"; }
+
+  Program of(int host, std::map<std::string, std::string> more = {}, const std::string& script = until_done) const {
+    std::map<std::string, std::string> all = variables(host);
+    all["SHARED"] = shared_;
+    for (const auto& [name, value] : more) all[name] = value;
+    return Program({LAUNCH_RANKS, "1", "sh", "-c", "echo $$ > $FOLDER/$RANK.pid; " + script}, all);
+  }
+
+  /// All know of each other.
+  void wait_until_begun(int ranks) {
+    wait_until_started(ranks + 1);  // and the folder that they share
+    for (const os::Deadline deadline(seconds(60)); os::files().list(shared_).empty() && !deadline.passed();) {
+      os::sleep_for(std::chrono::milliseconds(10));
+    }
+    os::sleep_for(std::chrono::milliseconds(1000));
+  }
+
+  void end() { os::files().write(folder_ + "/done", ""); }
+
+  static constexpr const char* until_done = "until [ -e $FOLDER/done ]; do sleep 0.05; done";
+  const std::string shared_ = folder_ + "/shared";
+};
+
+TEST_F(LaunchersThatSucceed, WhenTheFirstHostIsLostAnotherOneTakesOver) {
+  Program second = of(1), first = of(0);
+  wait_until_begun(2);
+  first.process().signal(SIGKILL);
+  EXPECT_TRUE(second.wait_for("host 1 decides from now on, and 1 rank is left")) << second.errors;
+  end();
+  EXPECT_TRUE(second.finish()->success()) << second.errors;
+  expect_nothing_left(2);
+}
+
+TEST_F(LaunchersThatSucceed, AFirstHostThatComesBackDecidesNoMore) {
+  Program second = of(1, {{"PATIENCE", "1000"}}), first = of(0, {{"PATIENCE", "1000"}});
+  wait_until_begun(2);
+  first.process().signal(SIGSTOP);
+  EXPECT_TRUE(second.wait_for("host 1 decides from now on, and 1 rank is left")) << second.errors;
+  first.process().signal(SIGCONT);
+  EXPECT_EQ(first.finish()->code, exit_peer_lost) << first.errors;
+  EXPECT_THAT(first.errors, HasSubstr("host 1 decides on the job now"));
+  end();
+  EXPECT_TRUE(second.finish()->success()) << second.errors;
+  expect_nothing_left(2);
+}
+
+TEST_F(LaunchersThatSucceed, TheOthersFollowTheOneThatHasTakenOver) {
+  const std::map<std::string, std::string> three = {{"HOSTS", "3"}, {"REPLACEMENTS", "1"}};
+  Program first = of(0, three), second = of(1, three), third = of(2, three);
+  wait_until_begun(3);
+  first.process().signal(SIGKILL);
+  Program* decides = nullptr;
+  for (const os::Deadline deadline(seconds(60)); decides == nullptr && !deadline.passed();) {
+    for (Program* each : {&second, &third}) {
+      if (each->wait_for("2 ranks are left", seconds(1))) decides = each;
+    }
+  }
+  ASSERT_NE(decides, nullptr) << second.errors << third.errors;
+  Program& other = decides == &second ? third : second;
+  EXPECT_TRUE(other.wait_for("decides from now on")) << other.errors;
+  ::kill(std::stoi(os::files().read(folder_ + (decides == &second ? "/2.pid" : "/1.pid"))), SIGKILL);
+  EXPECT_TRUE(decides->wait_for("a new process takes its place (1 of 1)")) << decides->errors << other.errors;
+  os::sleep_for(std::chrono::milliseconds(500));
+  decides->process().signal(SIGKILL);
+  EXPECT_TRUE(other.wait_for("and 1 rank is left")) << other.errors;
+  end();
+  EXPECT_TRUE(other.finish()->success()) << other.errors;
+}
+
+TEST_F(LaunchersThatSucceed, TooFewRanksAreLeftOfTheJob) {
+  Program second = of(1, {{"MIN_RANKS", "2"}}), first = of(0, {{"MIN_RANKS", "2"}});
+  wait_until_begun(2);
+  first.process().signal(SIGKILL);
+  EXPECT_TRUE(second.wait_for("and 1 rank is left")) << second.errors;
+  end();
+  EXPECT_EQ(second.finish()->code, exit_peer_lost);
+  EXPECT_THAT(second.errors, HasSubstr("fewer than the 2 that the job needs"));
+}
+
+TEST_F(LaunchersThatSucceed, AHostWithoutRanksTakesOverNothing) {
+  Program second = of(1, {}, "kill -9 $$"), first = of(0);
+  EXPECT_TRUE(first.wait_for("rank 1 of 2 was killed by signal 9 (Killed); none takes its place")) << first.errors;
+  os::sleep_for(std::chrono::milliseconds(500));
+  first.process().signal(SIGKILL);
+  EXPECT_EQ(second.finish()->code, exit_peer_lost) << second.errors;
+  for (const std::string& claim : os::files().list(shared_)) os::files().remove(shared_ + "/" + claim);
+}
+
+/// Two of three are lost at once: the second one may have claimed, but the third one has not reached it yet.
+TEST_F(LaunchersThatSucceed, OneThatTakesOverAndIsLostIsSucceededToo) {
+  const std::map<std::string, std::string> three = {{"HOSTS", "3"}, {"PATIENCE", "1000"}};
+  Program first = of(0, three), second = of(1, three), third = of(2, three);
+  wait_until_begun(3);
+  third.process().signal(SIGSTOP);
+  first.process().signal(SIGKILL);
+  EXPECT_TRUE(second.wait_for("host 1 decides from now on")) << second.errors;
+  second.process().signal(SIGKILL);
+  third.process().signal(SIGCONT);
+  const bool goes_on = third.wait_for("host 2 decides from now on, and 1 rank is left", seconds(30));
+  end();
+  // The second one may have given it up before, by its claim.
+  EXPECT_EQ(third.finish()->code, goes_on ? 0 : exit_peer_lost) << third.errors;
+  EXPECT_THAT(third.errors, HasSubstr(goes_on ? "and 1 rank is left" : "has gone on without this one"));
+  for (const std::string& claim : os::files().list(shared_)) os::files().remove(shared_ + "/" + claim);
+}
+
+TEST_F(LaunchersThatSucceed, AHostThatSeesAnotherFolderTakesOverNothing) {
+  const std::string elsewhere = folder_ + "/elsewhere";
+  os::files().make_directory(elsewhere);
+  Program second = of(1, {{"SHARED", elsewhere}}), first = of(0);
+  EXPECT_TRUE(second.wait_for("is not to be seen: this host takes over nothing")) << second.errors;
+  end();
+  EXPECT_TRUE(first.finish()->success()) << first.errors;
+  EXPECT_TRUE(second.finish()->success()) << second.errors;
+}
+
 TEST_F(Launcher, TheOnlyRankIsReplacedAsWell) {
   Program job = launch(1, "[ ! -e $FOLDER/again ] || exit 0; touch $FOLDER/again; exit 7", /*replacements=*/1);
   EXPECT_TRUE(job.finish()->success()) << job.errors;

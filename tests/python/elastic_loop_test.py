@@ -204,6 +204,26 @@ def test_a_spare_of_its_host_replaces_a_lost_rank(tmp_path: Path) -> None:
     assert not list(shared.iterdir())
 
 
+def test_another_host_takes_over_when_the_first_is_lost(tmp_path: Path) -> None:
+    """Its launcher decides. The ranks of the other host go on in their processes."""
+    steps, shared = 60, tmp_path / "shared"
+    shared.mkdir()
+    options = ["--nproc=2", "--min-ranks=2", f"--shared={shared}", "--hosts=2"]
+    options += ["--address=127.0.0.1", f"--port={free_port()}"]
+    script = [EXAMPLE, "--folder", tmp_path / "run", "--steps", steps, "--degree", 2, "--pause", 0.1]
+    job = Job(tmp_path, [*options, "--host=0"], *script)
+    second = job.start([*options, "--host=1"], *script)
+    first = job.wait_for_epoch(0, 4)
+    job.wait_for(lambda: "step 8 " in job.text())
+    job.process.kill()
+    assert second.wait(timeout=180) == 0, job.text()
+    last = max(int(epoch) for epoch in re.findall(r"epoch (\d+) rank 0 of 2 ", job.text()))
+    assert job.ranks(last) == {0: first[2], 1: first[3]}
+    assert "host 1 decides from now on, and 2 ranks are left" in job.text()
+    expect_losses(job, steps)
+    assert not list(shared.iterdir())
+
+
 def children(process: subprocess.Popen[bytes]) -> list[int]:
     tasks = Path(f"/proc/{process.pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]

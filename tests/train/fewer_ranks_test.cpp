@@ -292,6 +292,33 @@ TEST_F(FewerRanks, HostsThatAreToldDifferentThingsAreToldSo) {
   }
 }
 
+/// The launcher that decides is gone with its ranks; the other host's takes over, and its ranks go on in their
+/// processes.
+TEST_F(FewerRanks, WhenTheFirstOfTwoHostsIsLost) {
+  const std::string shared = job_->folder() + "/shared", port = std::to_string(os::free_port());
+  os::files().make_directories(shared);
+  const std::vector<std::string> settings = {"hybrid_shard_degree=2"};
+  const std::string alone = job_->reference(with(settings));
+  std::vector<std::string> arguments = with({settings[0], "recovery.shared=" + shared});
+  arguments[1] = "2";
+  const auto start = [&](const char* host) {
+    return job_->start(
+        "succeeded", arguments,
+        {{"PET_NNODES", "2"}, {"PET_NODE_RANK", host}, {"MASTER_ADDR", "127.0.0.2"}, {"MASTER_PORT", port}});
+  };
+  Program first = start("0"), second = start("1");
+  ASSERT_TRUE(first.wait_for("step 8/")) << first.output << first.errors;
+  const std::vector<pid_t> before = children_of(second.process().id());
+  first.process().signal(SIGKILL);
+  ASSERT_TRUE(second.wait_for("host 1 decides from now on, and 2 ranks are left")) << second.errors;
+  ASSERT_TRUE(second.wait_for("4 -> 2 ranks")) << second.output << second.errors;
+  EXPECT_EQ(children_of(second.process().id()), before);
+  expect_end(second);
+  expect_same_losses("succeeded", alone);
+  expect_numbers("succeeded", {4, 2});
+  EXPECT_THAT(os::files().list(shared), IsEmpty());
+}
+
 TEST_F(FewerRanks, BelowTheLeastALossEndsTheJob) {
   Program program = job_->start("least", with({"hybrid_shard_degree=1", "recovery.min_ranks=3"}));
   ASSERT_TRUE(program.wait_for("step 8/")) << program.errors;
