@@ -176,7 +176,7 @@ def told(ratio: Spread | None) -> str:
 def headline(cases: dict[str, dict]) -> str:
     """For the README: a line for each case and model, of our Python face beside PyTorch; nothing if none was
     measured."""
-    lines, ratios, about = [], [], {}
+    lines, ratios, ddp, tokens, about = [], [], [], [], {}
     for name, entry in cases.items():
         rounds = entry["rounds"]
         ours, fsdp2, leanest = fastest_of(rounds, OURS_PYTHON), fastest_of(rounds, FSDP2), leanest_of(rounds, FSDP2)
@@ -186,7 +186,9 @@ def headline(cases: dict[str, dict]) -> str:
         about = about or entry["about"]
         ratios.append(ratio)
         speed = Spread.of([one[ours]["report"]["tokens_per_second"] for one in rounds if ours in one])
-        others = (ratio_of(rounds, ours, other) for other in (fastest_of(rounds, FSDP1), "ddp", "ceiling"))
+        others = [ratio_of(rounds, ours, other) for other in (fastest_of(rounds, FSDP1), "ddp", "ceiling")]
+        ddp += [others[1].median] if others[1] else []
+        tokens.append(CASES[name].sequence * CASES[name].batch)
         cells = [
             f"{heading(name)}: {CASES[name].title}",
             f"{speed.median:,.0f}",
@@ -201,10 +203,12 @@ def headline(cases: dict[str, dict]) -> str:
     machine, low, high = about["machine"], min(one.low for one in ratios), max(one.high for one in ratios)
     columns = ("Tesserae, Python: tokens/s", "of FSDP2 (lowest to highest round)", "of FSDP1", "of DDP")
     columns += ("of the ceiling", "memory, of FSDP2's", "Tesserae, C++: of FSDP2 (lowest to highest round)")
+    of_ddp = f", and {min(ddp):.2f} to {max(ddp):.2f} times DDP's (medians)" if ddp else ""
     above = (
         f"An FSDP script on Tesserae makes {low:.2f} to {high:.2f} times the tokens/s of FSDP2, over all rounds of all "
-        f"cases: {machine['cores']} cores ({machine['cpu']}), one thread a rank, torch {about['torch']}. The peers' "
-        "bytes go over Gloo; ours go through shared memory within a host, and between hosts over Gloo."
+        f"cases{of_ddp}: {machine['cores']} cores ({machine['cpu']}), one thread and {min(tokens)} to {max(tokens)} "
+        f"tokens a rank, torch {about['torch']}, the peers over Gloo, ours through shared memory within a host and "
+        "over Gloo between hosts."
     )
     below = (
         "Everyone in the fastest of their lines, and for memory FSDP2 in its leanest. The ceiling is computation + "

@@ -12,7 +12,8 @@
 //  5. A launcher that comes a second time (its host was started again) has no part in the job either, since nobody
 //     knows what became of the ranks of before. It is refused, and its host given up at once.
 //  6. If the first host is lost there is nobody to decide: the ranks of the others end by 4. Unless all hosts see one
-//     folder: then one of the others takes over, as succession.cpp says, and who decides claims before 3.
+//     folder: then one of the others takes over, as succession.cpp says, and who decides claims before 3. Instead of 4,
+//     ranks of a host that is cut off live until it knows of a claim; without a launcher that decides they get nowhere.
 //  7. A first launcher that was told that the job survives no loss takes no part: the store is its rank 0's, which has
 //     none of the keys that it would make. The ranks find out and end (train/same_config.h); nobody is killed here.
 //
@@ -26,6 +27,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <sstream>
 #include <utility>
@@ -90,7 +92,7 @@ Order order_from(const std::string& text) {
 }
 
 std::string text_of(const std::vector<RankProcess>& processes) {
-  std::string text;
+  std::string text = " ";
   for (const RankProcess& each : processes) {
     text += cat(each.number, " ", each.rank, " ", each.local_rank, " ", each.name, " ");
   }
@@ -154,7 +156,10 @@ void OtherHosts::look() {
 void OtherHosts::give_up(int host) {
   Claim next = own_;
   next.without.push_back(host);
-  if (succession_ && !claim(next)) return;
+  if (!succession_ || claim(next)) mark_given_up(host);
+}
+
+void OtherHosts::mark_given_up(int host) {
   hosts_[static_cast<size_t>(host)].given_up = true;
   store_->set(given_up_key(host), "1");
   tell_who_is_gone();
@@ -167,9 +172,15 @@ bool OtherHosts::claim(Claim next) {
   try {
     if (succession_->claim(next)) {
       own_ = std::move(next);
+      failed_ = false;
       return true;
     }
     const std::optional<Claim> newest = succession_->newest();
+    if (newest && newest->host == own_.host && !newest->status) {
+      own_ = *newest;  // that of a try whose answer was lost
+      for (const int host : own_.without) mark_given_up(host);
+      return false;
+    }
     deposed_by_ = newest ? newest->host : own_.host;
     failed_ = false;
   } catch (const IoError& error) {
@@ -223,10 +234,13 @@ void OtherHosts::end(int status) {
   if (!succession_ || deposed_by_) return;
   Claim over = own_;  // for those that may still look for one
   over.status = status;
-  for (const os::Deadline to_claim(to_hear); !claim(over) && !deposed_by_ && !to_claim.passed();) {
-    os::sleep_for(look_every);
+  bool claimed = false;
+  for (const os::Deadline to_claim(to_hear); !claimed && !deposed_by_ && !to_claim.passed();) {
+    over.generation = own_.generation;
+    claimed = claim(over);
+    if (!claimed) os::sleep_for(look_every);
   }
-  if (!deposed_by_ && all_have_heard()) succession_->clear();
+  if (claimed && all_have_heard()) succession_->clear();
 }
 
 // Requests run on another thread, which may hang in one as long as the network does.
@@ -243,6 +257,7 @@ struct FirstHost::Heard {
   std::vector<std::pair<int64_t, Order>> places;  // by spare process
   bool given_up = false;
   bool abandoned = false;
+  std::atomic<bool> wants_known = false;
   bool met = false;  // the first launcher has made room for what this one says
   std::string broken;
   std::optional<int> status;
@@ -271,6 +286,10 @@ struct FirstHost::Heard {
     try {
       is_met = is_met || store->check({exits_of(0)});  // nobody but that launcher makes it
       if (is_abandoned()) return false;
+      if (!saying.empty() && !store->check({exits_of(host)})) {  // nobody there yet to hear it
+        std::lock_guard lock(mutex);
+        to_say.insert(0, std::exchange(saying, ""));
+      }
       if (!saying.empty()) store->append(exits_of(host), as_bytes(saying));
       for (const auto& [spare, order] : giving) {
         comm::give_place(of_job, spare, order.epoch, order.rank, order.ranks);
@@ -284,13 +303,15 @@ struct FirstHost::Heard {
       const auto ended =
           store->check({job_over}) ? std::optional(std::stoi(store->get_to_str(job_over))) : std::nullopt;
       Known now;
-      if (is_met) {
-        now.job = mandate_of(of_job).value_or(Mandate()).job;
+      if (is_met && wants_known) {
+        const Mandate mandate = mandate_of(of_job).value_or(Mandate());
+        now.job = mandate.job;
+        now.host = mandate.host;
         now.gone = numbers(store->get_to_str(gone_hosts));
         now.remembered = all_remembered(of_job);
       }
       std::lock_guard lock(mutex);
-      if (is_met) known = std::move(now);
+      if (!now.job.empty()) known = std::move(now);
       answered = sent;
       met = is_met;
       orders.insert(orders.end(), told.begin(), told.end());
@@ -306,7 +327,7 @@ struct FirstHost::Heard {
 };
 
 FirstHost::FirstHost(const std::string& address, uint16_t port, int host, milliseconds patience, milliseconds to_come,
-                     const std::vector<RankProcess>& processes)
+                     const std::optional<std::vector<RankProcess>>& processes)
     : heard_(std::make_shared<Heard>()), patience_(patience) {
   c10d::TCPStoreOptions options;
   options.port = port;
@@ -316,6 +337,7 @@ FirstHost::FirstHost(const std::string& address, uint16_t port, int host, millis
   heard_->host = host;
   try {
     heard_->of_job = c10::make_intrusive<c10d::TCPStore>(address, options);
+    heard_->of_job->setTimeout(milliseconds(120'000));
     heard_->store = c10::make_intrusive<c10d::PrefixStore>(hosts_prefix, heard_->of_job);
   } catch (const std::exception& failure) {
     throw IoError("FirstHost", cat("the launcher of the host that decides, at ", address, ":", port,
@@ -323,7 +345,10 @@ FirstHost::FirstHost(const std::string& address, uint16_t port, int host, millis
   }
   heard_->answered = Heard::Clock::now();
   try {
-    if (!processes.empty()) heard_->store->set(come_over_key(host), text_of(processes));
+    if (processes) {
+      heard_->store->set(come_over_key(host), text_of(*processes));
+      heard_->met = true;
+    }
     heard_->store->add(beats_of(host), 1);  // from now on it is missed
     if (heard_->store->add(launchers_of(host), 1) == 1) return;
   } catch (const std::exception& failure) {
@@ -403,6 +428,7 @@ bool FirstHost::is_broken() const {
 }
 
 FirstHost::Known FirstHost::known() const {
+  heard_->wants_known = true;
   std::lock_guard lock(heard_->mutex);
   return heard_->known;
 }

@@ -40,8 +40,8 @@ struct RankProcess {
 
 /// Of a job on several hosts whose ranks survive losses: what the launcher of the host that decides (the first, unless
 /// another one has taken over), and those of the others tell each other through the store that it serves.
-/// host_links.cpp opens with the protocol. Each is used from the thread of its launcher, and never waits for the
-/// network, but for the storage of a Succession.
+/// host_links.cpp opens with the protocol. Each is used from the thread of its launcher, and does not wait for the
+/// network once it is made, but for the storage of a Succession.
 class OtherHosts {
  public:
   /// `store`: of this process. A host of which nothing is heard for `patience` is given up for good. `succession`:
@@ -84,6 +84,7 @@ class OtherHosts {
 
   bool is_gone(int host) const { return given_up(host) || has_left(host); }
   bool claim(Claim next);
+  void mark_given_up(int host);
   void tell_who_is_gone();
 
   c10::intrusive_ptr<c10d::Store> store_;
@@ -106,7 +107,7 @@ class FirstHost {
   /// host's ranks. Throws IoError if it does not come, or if this host has followed it before.
   FirstHost(const std::string& address, uint16_t port, int host, std::chrono::milliseconds patience,
             std::chrono::milliseconds to_come = std::chrono::minutes(2),
-            const std::vector<RankProcess>& processes = {});
+            const std::optional<std::vector<RankProcess>>& processes = std::nullopt);
   /// Says goodbye, if there is still somebody to hear it.
   ~FirstHost();
 
@@ -138,10 +139,12 @@ class FirstHost {
 
   /// What a launcher must know of the job that takes over.
   struct Known {
+    int host = 0;                                   ///< of the launcher that tells it
     std::string job;                                ///< its name; empty: that launcher was not heard yet
     std::vector<int> gone;                          ///< hosts that have no part in it any more
     std::map<std::string, std::string> remembered;  ///< what ranks have told that launcher
   };
+  /// From the first call on that launcher is asked for it, with what is told and heard.
   Known known() const;
 
  private:

@@ -20,8 +20,8 @@
 //  7. On several hosts the launcher may be lost itself. Where that of another host may take over (succession.cpp),
 //  ranks
 //     that do not reach theirs look for its claim, and wait for the first epoch of the new one: of those left, as in 3.
-//     What they know each other by is a name of each process, since not all need have been in the same epoch. What they
-//     had told the old one the new one knows.
+//     They are known by a name of each process, since not all need have been in the same epoch. What they had told the
+//     old one the new one knows, up to a beat ago.
 
 #include "tesserae/comm/membership.h"
 
@@ -48,6 +48,7 @@ constexpr std::string_view of_left = "left ", of_processes = "processes ";
 constexpr const char *all_names = "remembered", *mandate_key = "mandate";
 /// Epochs of a launcher that has taken over begin here, above all of those before.
 constexpr int epochs_of_a_generation = 1 << 20;
+constexpr std::chrono::milliseconds patient(300'000), to_reach(2000);
 
 std::string of_epoch(const char* what, int epoch) {
   return cat(what, "/", epoch);
@@ -87,12 +88,22 @@ std::string name_of_remembered(const std::string& key) {
   return "remembered/" + key;
 }
 
-/// A key has no spaces.
-void remember_in(c10d::Store& store, const std::string& key, const std::string& value) {
-  if (!store.check({name_of_remembered(key)})) {
-    const std::string name = key + " ";
-    store.append(all_names, {name.begin(), name.end()});
-  }
+c10::intrusive_ptr<c10d::Store> connection(const std::string& address, uint16_t port,
+                                           std::chrono::milliseconds to_come) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.isServer = false;
+  options.waitWorkers = false;
+  options.timeout = to_come;
+  auto store = c10::make_intrusive<c10d::TCPStore>(address, options);
+  store->setTimeout(patient);
+  return store;
+}
+
+/// A key has no spaces. `is_new`: nobody here has told it before.
+void remember_in(c10d::Store& store, const std::string& key, const std::string& value, bool is_new) {
+  const std::string name = key + " ";
+  if (is_new) store.append(all_names, {name.begin(), name.end()});
   store.set(name_of_remembered(key), value);
 }
 
@@ -178,7 +189,7 @@ std::string MembershipServer::remembered(const std::string& key) {
 }
 
 void MembershipServer::remember(const std::map<std::string, std::string>& told) {
-  for (const auto& [key, value] : told) remember_in(*store_, key, value);
+  for (const auto& [key, value] : told) remember_in(*store_, key, value, told_.insert(key).second);
 }
 
 std::map<std::string, std::string> all_remembered(c10::intrusive_ptr<c10d::Store> store) {
@@ -197,13 +208,22 @@ std::optional<Mandate> mandate_of(c10::intrusive_ptr<c10d::Store> store) {
   return mandate;
 }
 
+/// What `request` returns of the store; nothing: another launcher has taken over while it waited, or patience is over.
+template <class Request>
+auto Membership::ask(Request request, const os::Deadline* patience) {
+  if (!succession_) return std::optional(request());
+  if (!limiter_) limiter_ = std::make_unique<TimeLimiter>();
+  const auto wanted = [&] { return !(patience != nullptr && patience->passed()) && !successor(); };
+  return limiter_->call_while(wanted, std::move(request));
+}
+
 Membership::Membership(const mesh::Launch& launch, bool survives)
     : survives_(survives), ranks_(launch.size), rank_(launch.rank), address_(launch.address), port_(launch.port) {
   const char* const epoch = std::getenv(epoch_variable);
   if (epoch == nullptr) return;
   epoch_ = std::atoi(epoch);
   try {
-    connect();
+    take_store(connection(address_, port_, patient));
   } catch (const std::exception& failure) {
     throw IoError("Membership", cat("the launcher at ", address_, ":", port_, " is not reached: ", reason_of(failure)));
   }
@@ -226,34 +246,28 @@ void Membership::begin_succession() {
   log(LogLevel::warning, "the launcher that decides does not say by which claim: none takes over if it is lost");
 }
 
-void Membership::connect() {
-  c10d::TCPStoreOptions options;
-  options.port = port_;
-  options.isServer = false;
-  options.waitWorkers = false;
-  served_ = c10::make_intrusive<c10d::TCPStore>(address_, options);
+void Membership::take_store(c10::intrusive_ptr<c10d::Store> store) {
+  served_ = std::move(store);
   store_ = c10::make_intrusive<c10d::PrefixStore>(prefix, served_);
+  told_.clear();
 }
 
 void Membership::wait_for_place(const std::string& spare) {
   const std::string key = key_of_spare(spare);
   try {
-    while (!store_->check({key})) os::sleep_for(std::chrono::milliseconds(10));
-    std::istringstream place(store_->get_to_str(key));
+    const auto read = [store = store_, key] { return store->check({key}) ? store->get_to_str(key) : ""; };
+    std::string told;
+    for (; told.empty(); os::sleep_for(std::chrono::milliseconds(10))) {
+      const auto answer = ask(read, nullptr);
+      if (!answer) throw IoError("Membership", "another launcher has taken over");
+      told = *answer;
+    }
+    std::istringstream place(told);
     place >> epoch_ >> rank_ >> ranks_;
   } catch (const std::exception& failure) {
     throw IoError("Membership",
                   cat("the launcher has ended, and spare process ", spare, " was not needed: ", reason_of(failure)));
   }
-}
-
-/// What `request` returns of the store; nothing: another launcher has taken over while it waited, or patience is over.
-template <class Request>
-auto Membership::ask(Request request, const os::Deadline* patience) {
-  if (!succession_) return std::optional(request());
-  if (!limiter_) limiter_ = std::make_unique<TimeLimiter>();
-  const auto wanted = [&] { return !(patience != nullptr && patience->passed()) && !successor(); };
-  return limiter_->call_while(wanted, std::move(request));
 }
 
 /// The same, where a launcher that is lost is a loss like any other: the ranks are gone on with by its successor.
@@ -270,7 +284,7 @@ auto Membership::require(Request request) {
 
 bool Membership::next_epoch(const std::vector<int>& silent, std::chrono::milliseconds deadline) {
   if (!recovers()) return false;
-  const os::Deadline patience(deadline);
+  const os::Deadline patience(deadline_ = deadline);
   try {
     std::string told;
     for (const int rank : silent) told += cat(rank_, " ", rank, " ");
@@ -286,7 +300,7 @@ bool Membership::next_epoch(const std::vector<int>& silent, std::chrono::millise
 }
 
 bool Membership::wait_for_epoch(std::chrono::milliseconds deadline) {
-  return wait_for_epoch(os::Deadline(deadline));
+  return wait_for_epoch(os::Deadline(deadline_ = deadline));
 }
 
 bool Membership::wait_for_epoch(const os::Deadline& patience) {
@@ -351,7 +365,8 @@ bool Membership::turn_to_successor(const std::string& reason, const os::Deadline
   }
   for (; !patience.passed(); os::sleep_for(std::chrono::milliseconds(50))) {
     try {
-      if (find_successor()) return wait_for_epoch(patience);
+      // It waits for other hosts as long as for this one.
+      if (find_successor()) return wait_for_epoch(os::Deadline(deadline_));
       if (const auto newest = succession_->newest(); newest && newest->status) return false;  // the job is over
     } catch (const std::exception&) {  // storage, or that launcher, is not reached now
     }
@@ -364,15 +379,21 @@ bool Membership::turn_to_successor(const std::string& reason, const os::Deadline
 bool Membership::find_successor() {
   const std::optional<Claim> claim = successor();
   if (!claim) return false;
+  limiter_ = std::make_unique<TimeLimiter>();  // the one before may wait for the other launcher for ever
+  const auto reach = [address = claim->address, port = claim->port] {
+    auto store = connection(address, port, to_reach);
+    return std::pair(store, mandate_of(store));
+  };
+  const auto found = limiter_->call(reach, 2 * to_reach);
+  if (!found) return false;
+  // It may have claimed again since. If it is another one, somebody else serves there now.
+  const auto& [store, told] = *found;
+  if (!told || told->job != mandate_.job || told->host != claim->host || told->generation <= mandate_.generation) {
+    return false;
+  }
   address_ = claim->address;
   port_ = claim->port;
-  const Mandate before = mandate_;
-  limiter_.reset();  // it may wait for the other one for ever
-  connect();
-  const auto told = mandate_of(served_);
-  // It may have claimed again since. If it is another one, somebody else serves there now.
-  if (!told || told->job != before.job || told->host != claim->host || told->generation <= before.generation)
-    return false;
+  take_store(store);
   mandate_ = *told;
   epoch_ = epoch_before(mandate_.generation);
   return true;
@@ -384,7 +405,8 @@ void Membership::ask_for_ranks(int ranks) {
 
 void Membership::remember(const std::string& key, const std::string& value) {
   if (store_ == nullptr) return;
-  require([store = store_, key, value] { return remember_in(*store, key, value), true; });
+  const bool is_new = told_.insert(key).second;
+  require([store = store_, key, value, is_new] { return remember_in(*store, key, value, is_new), true; });
 }
 
 std::string Membership::remembered(const std::string& key) {

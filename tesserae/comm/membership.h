@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,7 @@ class MembershipServer {
   void announce(const std::string& what);
 
   const Mandate mandate_;
+  std::set<std::string> told_;  // keys that were remembered
   c10::intrusive_ptr<c10d::Store> served_, store_;
   uint16_t port_ = 0;
   int epoch_ = 0;
@@ -111,13 +113,14 @@ class Membership {
   /// Whether the launcher has begun a later epoch than epoch(), or ends the job: nobody meets in this one any more.
   bool is_over();
 
-  /// What those must know who come when all who knew are gone; rank 0 tells it.
+  /// What those must know who come when all who knew are gone; rank 0 tells it. Where another launcher may take over,
+  /// this one and those below throw PeerLost if the launcher is.
   void remember(const std::string& key, const std::string& value);
   std::string remembered(const std::string& key);  ///< empty: nothing was
 
  private:
   void wait_for_place(const std::string& spare);
-  void connect();
+  void take_store(c10::intrusive_ptr<c10d::Store> store);
   bool wait_for_epoch(const os::Deadline& patience);
   bool turn_to_successor(const std::string& reason, const os::Deadline& patience);
   bool find_successor();
@@ -136,9 +139,11 @@ class Membership {
   bool of_those_left_ = false;
   std::string address_;
   uint16_t port_;
-  std::optional<Succession> succession_;  // unset: the job ends with its launcher
-  Mandate mandate_;                       // of the launcher that this one follows
-  std::unique_ptr<TimeLimiter> limiter_;  // with a succession: a host that is lost answers nothing
+  std::optional<Succession> succession_;   // unset: the job ends with its launcher
+  Mandate mandate_;                        // of the launcher that this one follows
+  std::chrono::milliseconds deadline_{0};  // of the last wait
+  std::set<std::string> told_;             // keys that were remembered
+  std::unique_ptr<TimeLimiter> limiter_;   // with a succession: a host that is lost answers nothing
 };
 
 /// In the environment of a rank whose launcher has a MembershipServer: the epoch in which it begins.

@@ -9,9 +9,8 @@
 //     There is none: it serves a store, and makes the next claim. If that is granted it decides.
 //  4. It waits for the hosts of which it does not know that they are gone, and goes on with those that come, which is
 //     2 for the others.
-//  5. The end of the job, too, is a claim, if there is a host that has not heard of it. Else all claims are removed,
-//  the
-//     oldest first: so who was given up, and comes back to claim what was claimed, finds the claim before it gone.
+//  5. The end of the job, too, is a claim. Once all hosts have heard of it all claims are removed, the oldest first: so
+//     who was given up, and comes back to claim what was claimed, finds the claim before it gone. Else they stay.
 //
 // So whatever is cut off from what, at most one side goes on, and which one is decided where all can see it. Storage
 // that is not reached decides nothing: neither side goes on until it is.

@@ -72,7 +72,7 @@ class Follower {
     take_over_.note(*first_);
     for (const comm::Order& order : first_->orders()) obey(order);
     const std::string cut_off = first_->cut_off();
-    if (cut_off.empty() || cut_off_ || over_) return;
+    if ((cut_off.empty() && !take_over_.is_pending()) || cut_off_ || over_) return;
     may_succeed() ? succeed(cut_off) : leave(cut_off);
   }
 
@@ -165,7 +165,7 @@ class Follower {
     const int otherwise = leaves() ? 128 + host_.ending.signal() : unusable ? exit_unusable : exit_peer_lost;
     const int result = over_ ? *over_ : first_->status().value_or(otherwise);
     if (result != 0 && !cut_off_ && !first_->is_alone() && !leaves()) {
-      host_.output.print(cat("tesserae: the job ends with status ", result, ", its first host says why"));
+      host_.output.print(cat("tesserae: the job ends with status ", result, ", the host that decides says why"));
     }
     return result;
   }

@@ -1,6 +1,7 @@
 #include "tesserae/launch/launcher.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -32,6 +33,7 @@ namespace tesserae::launch {
 namespace {
 
 constexpr auto blame_window = std::chrono::milliseconds(1000);
+constexpr const char* replaced_key = "launcher/replaced";
 
 /// On several hosts. Where it does not, no launcher is told of the others.
 bool survives_losses(const LocalJob& job) {
@@ -59,12 +61,17 @@ class Job {
     processes_.emplace(host, *membership_, inherited);
     ranks_ = processes_->gather();
     if (processes_->deposed_by()) return;
+    if (host.ending.has_news()) {
+      membership_->end();
+      return;
+    }
     host.output.print(cat("tesserae: ", inherited.why, "; host ", job_.host, " decides from now on, and ", size(),
                           size() == 1 ? " rank is" : " ranks are", " left"));
     std::vector<std::string> names;
     for (const LaunchedRank& rank : ranks_) names.push_back(rank.name);
     number_anew();
     host.meeting.epoch = membership_->epoch() + 1;
+    replaced_ = std::atoi(membership_->remembered(replaced_key).c_str());
     too_few_ = size() < job_.min_ranks;
     too_few_ ? membership_->end() : membership_->begin_epoch_of(names);
   }
@@ -98,8 +105,10 @@ class Job {
  private:
   /// Another host decides, since nothing was heard of this one.
   int give_way() {
-    host_.output.print(cat("tesserae: host ", *processes_->deposed_by(), " decides on the job now, since nothing was ",
-                           "heard of this one; the ranks of this host are killed"));
+    const int by = *processes_->deposed_by();
+    const std::string now = by == job_.host ? "the job is over" : cat("host ", by, " decides on the job now");
+    host_.output.print(
+        cat("tesserae: ", now, ", since nothing was heard of this one; the ranks of this host are killed"));
     host_.spares.keep(0);
     for (LaunchedRank& rank : ranks_) {
       if (rank.process) kill(rank);
@@ -189,7 +198,7 @@ class Job {
     failures_settled_.reset();
     host_.meeting.epoch = membership_->epoch() + 1;
     if (with_fewer) return go_on_with_those_left();
-    if (loss) ++replaced_;
+    if (loss) membership_->remember({{replaced_key, std::to_string(++replaced_)}});
     resize(ranks);
     for (const int number : std::exchange(lost_, {})) {
       LaunchedRank& rank = ranks_[static_cast<size_t>(number)];
@@ -202,7 +211,7 @@ class Job {
     membership_->begin_epoch(size());
   }
 
-  /// Two sides of a link that is cut say it of each other: then the first host's ranks are believed.
+  /// Two sides of a link that is cut say it of each other: then the ranks of the host that decides are believed.
   std::vector<int> silent_ranks() {
     const auto told = membership_->silent();
     const auto is_blamed = [&](int host) {

@@ -49,8 +49,10 @@ RankProcesses::RankProcesses(HostRanks& host, comm::MembershipServer* membership
     try {
       succession->claim(first);
     } catch (const IoError& error) {
-      log(LogLevel::warning, cat(error.what(), ": no other host takes over if this one is lost"));
-      succession.reset();
+      if (!succession->newest()) {  // else it is there all the same, and others may have seen it
+        log(LogLevel::warning, cat(error.what(), ": no other host takes over if this one is lost"));
+        succession.reset();
+      }
     }
   }
   others_.emplace(membership->store(), job.hosts, job.host_patience, std::move(succession), std::move(first));
@@ -72,7 +74,7 @@ std::vector<LaunchedRank> RankProcesses::gather() {
     if (host == host_.job.host || is_lost(host)) continue;
     auto come = others_->come_over(host);
     for (; !come && !patience.passed() && !host_.ending.has_news(); come = others_->come_over(host)) wait();
-    for (; !come && !is_lost(host) && !deposed_by(); wait()) others_->give_up(host);
+    for (; !come && !is_lost(host) && !deposed_by() && !host_.ending.has_news(); wait()) others_->give_up(host);
     for (const comm::RankProcess& each : come.value_or(std::vector<comm::RankProcess>())) {
       ranks.push_back(of_another_host(host, {.rank = each.rank, .local_rank = each.local_rank}, each.number));
       ranks.back().name = each.name;

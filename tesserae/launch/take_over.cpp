@@ -40,8 +40,9 @@ void TakeOver::note(const comm::FirstHost& first) {
     if (!newest) return cannot(cat("what the first host has written to ", host_.job.succession, " is not to be seen"));
     // Now, since names may not be known any more when their host is lost.
     own_address_ = os::own_address_towards(host_.job.address);
-    claim_ = *newest;
+    followed_ = known_.host;
     succession_.emplace(std::move(found));
+    log(LogLevel::info, "this host may take over if the one that decides is lost");
   } catch (const IoError& error) {
     if (unseen_until_->passed()) cannot(error.what());
   }
@@ -49,35 +50,42 @@ void TakeOver::note(const comm::FirstHost& first) {
 
 TakeOver::Next TakeOver::next(const comm::FirstHost& first, const std::string& why) {
   if (first.given_up()) return GivenUp{};
-  if (!first.may_be_succeeded()) {
+  const bool is_heard = why.empty();  // again, after this host has claimed
+  if (!is_heard && !first.may_be_succeeded()) {
     // The connection may have broken alone: then the other one is waited for until it has claimed without this host.
     if (!first.is_broken()) return {};
     if (!asked_whether_gone_) {
       asked_whether_gone_ = true;
-      reach_until_.emplace(comm::is_reached(host_.job.address, host_.job.port, to_reach)
-                               ? host_.job.host_patience + comm::to_be_succeeded
-                               : milliseconds(0));
+      gone_at_.emplace(comm::is_reached(host_.job.address, host_.job.port, to_reach)
+                           ? host_.job.host_patience + comm::to_be_succeeded
+                           : milliseconds(0));
     }
-    if (!reach_until_->passed()) return {};
+    if (!gone_at_->passed()) return {};
   }
   try {
-    Next next = look(why);
+    Next next = look(why, is_heard);
     said_ = false;
     return next;
   } catch (const IoError& error) {
     if (!std::exchange(said_, true)) log(LogLevel::warning, cat(why, ", and for now ", error.what()));
+    if (auto end = without_ranks()) return std::move(*end);
     return {};
   }
 }
 
-TakeOver::Next TakeOver::look(const std::string& why) {
+TakeOver::Next TakeOver::look(const std::string& why, bool is_heard) {
   const std::optional<comm::Claim> newest = succession_->newest();
   if (!newest) return GivenUp{};  // all that was to be heard is over
   if (newest->status) return Over{*newest->status};
   if (std::ranges::find(newest->without, host_.job.host) != newest->without.end()) return GivenUp{};
+  const bool by_this = newest->host == host_.job.host;
+  if (!by_this && newest->host != followed_) return follow(*newest, why);
+  if (is_heard && !by_this) {  // what this one tried was not granted
+    served_.reset();
+    return {};
+  }
   if (auto end = without_ranks()) return std::move(*end);
-  const bool by_another = newest->host != claim_.host && newest->host != host_.job.host;
-  return by_another ? follow(*newest, why) : decide(*newest, why);
+  return decide(*newest, why);
 }
 
 /// With no rank left here there is nothing to go on with.
@@ -105,13 +113,14 @@ TakeOver::Next TakeOver::follow(const comm::Claim& claim, const std::string& why
   try {
     auto other = std::make_unique<comm::FirstHost>(claim.address, claim.port, job.host, job.host_patience, to_reach,
                                                    std::move(processes));
-    claim_ = claim;
+    followed_ = claim.host;
     job.address = claim.address;
     host_.meeting.port = job.port = claim.port;
     host_.spares.keep(0);  // they wait where nobody tells them anything
     host_.output.print(cat("tesserae: ", why, "; host ", claim.host, " decides from now on"));
     asked_whether_gone_ = false;
     served_.reset();
+    said_ = false;
     return other;
   } catch (const IoError& error) {
     if (!reach_until_->passed()) throw;

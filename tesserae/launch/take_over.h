@@ -31,13 +31,13 @@ class TakeOver {
   /// What there is to do: nothing now; follow this one, which knows of this host's ranks; decide; end with the job;
   /// end, since it goes on without this host.
   using Next = std::variant<std::monostate, std::unique_ptr<comm::FirstHost>, Inheritance, Over, GivenUp>;
-  /// That launcher is lost, and `why`.
+  /// That launcher is lost, and `why`; empty: it is heard again.
   Next next(const comm::FirstHost& first, const std::string& why);
-  /// By whose claim this launcher follows another, or does so next.
-  const comm::Claim& claim() const { return claim_; }
+  /// It is not known whether this host's claim was granted: next() finds out, also if that launcher is heard again.
+  bool is_pending() const { return served_ != nullptr; }
 
  private:
-  Next look(const std::string& why);
+  Next look(const std::string& why, bool is_heard);
   Next follow(const comm::Claim& claim, const std::string& why);
   Next decide(const comm::Claim& last, const std::string& why);
   std::optional<Next> without_ranks() const;
@@ -46,13 +46,14 @@ class TakeOver {
   HostRanks& host_;
   std::optional<comm::Succession> succession_;
   std::string own_address_;  // by which others reach this host; empty: not known yet
-  comm::Claim claim_;
+  int followed_ = 0;         // the host whose launcher decides, as far as this one knows
   comm::FirstHost::Known known_;
   std::optional<os::Deadline> unseen_until_;  // the first claim may take a moment to be seen
   // One store over all tries: what was claimed is what is served.
   std::unique_ptr<comm::MembershipServer> served_;
   int64_t unreached_ = -1;  // the claim of this generation, whose launcher is not reached, until then
   std::optional<os::Deadline> reach_until_;
+  std::optional<os::Deadline> gone_at_;  // until then one whose connection broke may live
   bool asked_whether_gone_ = false;
   bool said_ = false;  // why there is nothing to do now
 };

@@ -44,7 +44,9 @@ std::string own_address_towards(const std::string& address) {
     throw failure(function, address, "there is no way to it");
   }
   char text[NI_MAXHOST] = "";
-  ::getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  const int unknown =
+      ::getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  if (unknown != 0) throw IoError(function, cat("this host has no address towards ", address));
   return text;
 }
 

@@ -334,7 +334,11 @@ class Headline(unittest.TestCase):
         cells = "154 | 1.80 (1.60 to 2.00) | 3.96 | 0.99 |  | 2.20 |  |"  # memory: of fsdp2, which needs less
         self.assertIn(f"| A, Llama style: 118 M parameters, 128 tokens a rank, 2 ranks, fp32 | {cells}", text)
         self.assertIn(f"| A, GPT-2 style: 109 M parameters, 128 tokens a rank, 2 ranks, fp32 | {cells}", text)
-        self.assertIn("makes 1.60 to 2.00 times the tokens/s of FSDP2", text.replace("\n", " "))
+        sentence = text.replace("\n", " ").partition(". ")[0]
+        self.assertIn("makes 1.60 to 2.00 times the tokens/s of FSDP2", sentence)
+        self.assertIn("0.99 to 0.99 times DDP's", sentence)
+        self.assertIn("128 to 128 tokens a rank", sentence)
+        self.assertIn("the peers over Gloo", sentence)
         self.assertEqual(report.headline({}), "")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -101,25 +102,28 @@ def loses_a_peer(rank: int, world_size: int, folder: str) -> None:
             dist.all_reduce(torch.ones(100_000))
         assert caught.value.ranks == (2,)
         took = time.time() - float(Path(folder, "died").read_text())
-        assert took < 3.5  # ten times what it takes
         if rank == 1:
             with pytest.raises(tesserae.PeerLost) as caught:
                 dist.all_reduce(torch.ones(4), group=pair)
             assert caught.value.ranks == (2,) and "global ranks 1, 2" in str(caught.value)
-        outcome = f"noticed after {took:.2f} s"
+        outcome = f"noticed {took}"
     except BaseException as error:
         outcome = repr(error)
     Path(folder, f"rank-{rank}").write_text(outcome)
 
 
 def test_a_killed_peer_is_named_at_once(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    with pytest.raises(RankFailed, match="rank 2 failed"):
-        run_ranks(loses_a_peer, 3, str(tmp_path), init=False)
-    for rank in (0, 1):
-        outcome = (tmp_path / f"rank-{rank}").read_text()
-        record_property(f"rank {rank}", outcome)
-        print(f"rank {rank} {outcome}")
-        assert outcome.startswith("noticed")
+    """Within a second, at the median of several, and never after more than ten times that."""
+    took = []
+    for _ in range(3):
+        with pytest.raises(RankFailed, match="rank 2 failed"):
+            run_ranks(loses_a_peer, 3, str(tmp_path), init=False)
+        for rank in (0, 1):
+            outcome = (tmp_path / f"rank-{rank}").read_text()
+            assert outcome.startswith("noticed "), outcome
+            took.append(float(outcome.removeprefix("noticed ")))
+    record_property("seconds", took)
+    assert statistics.median(took) <= 1 and max(took) <= 10, took
 
 
 def waits_for_a_stopped_peer(rank: int, world_size: int, folder: str) -> None:
