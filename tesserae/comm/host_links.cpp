@@ -385,8 +385,9 @@ void FirstHost::close() {
 void FirstHost::look() {
   {
     std::lock_guard lock(heard_->mutex);
-    const bool soon =
-        heard_->to_say.empty() && heard_->places.empty() && Heard::Clock::now() - heard_->answered < beat_every;
+    const bool knows = heard_->met && (!heard_->wants_known || !heard_->known.job.empty());
+    const bool soon = heard_->to_say.empty() && heard_->places.empty() &&
+                      Heard::Clock::now() - heard_->answered < (knows ? beat_every : look_every);
     if (soon || !heard_->broken.empty()) return;
   }
   if (!limiter_.busy()) limiter_.call([heard = heard_] { return heard->exchange(); }, milliseconds(0));

@@ -56,9 +56,9 @@ TakeOver::Next TakeOver::next(const comm::FirstHost& first, const std::string& w
     if (!first.is_broken()) return {};
     if (!asked_whether_gone_) {
       asked_whether_gone_ = true;
-      gone_at_.emplace(comm::is_reached(host_.job.address, host_.job.port, to_reach)
-                           ? host_.job.host_patience + comm::to_be_succeeded
-                           : milliseconds(0));
+      const bool is_reached = comm::is_reached(host_.job.address, host_.job.port, to_reach);
+      log(LogLevel::info, cat(why, is_reached ? ", but it is reached" : ", and it is not reached anew"));
+      gone_at_.emplace(is_reached ? host_.job.host_patience + comm::to_be_succeeded : milliseconds(0));
     }
     if (!gone_at_->passed()) return {};
   }

@@ -302,11 +302,15 @@ TEST_F(FewerRanks, WhenTheFirstOfTwoHostsIsLost) {
   std::vector<std::string> arguments = with({settings[0], "recovery.shared=" + shared});
   arguments[1] = "2";
   const auto start = [&](const char* host) {
-    return job_->start(
-        "succeeded", arguments,
-        {{"PET_NNODES", "2"}, {"PET_NODE_RANK", host}, {"MASTER_ADDR", "127.0.0.2"}, {"MASTER_PORT", port}});
+    return job_->start("succeeded", arguments,
+                       {{"PET_NNODES", "2"},
+                        {"PET_NODE_RANK", host},
+                        {"MASTER_ADDR", "127.0.0.2"},
+                        {"MASTER_PORT", port},
+                        {"TESSERAE_LOG", "info"}});
   };
   Program first = start("0"), second = start("1");
+  ASSERT_TRUE(second.wait_for("this host may take over")) << second.errors;
   ASSERT_TRUE(first.wait_for("step 8/")) << first.output << first.errors;
   const std::vector<pid_t> before = children_of(second.process().id());
   first.process().signal(SIGKILL);
