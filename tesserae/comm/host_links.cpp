@@ -17,9 +17,9 @@
 //  7. A first launcher that was told that the job survives no loss takes no part: the store is its rank 0's, which has
 //     none of the keys that it would make. The ranks find out and end (train/same_config.h); nobody is killed here.
 //
-// So at most one side goes on, that of the first host; and what the ranks of another one may still do until 4 is
-// nothing that counts, since rank 0, which alone writes what a run says and commits checkpoints, is with the first, as
-// long as that has a rank.
+// So at most one side goes on, that of the host that decides; and what the ranks of another one may still do until 4 is
+// nothing that counts, since rank 0, which alone writes what a run says and commits checkpoints, is with the one that
+// decides, as long as that has a rank.
 
 #include "tesserae/comm/host_links.h"
 
@@ -438,7 +438,7 @@ std::string FirstHost::cut_off() const {
   std::lock_guard lock(heard_->mutex);
   if (heard_->status || heard_->is_alone()) return "";
   if (heard_->given_up) return "the job goes on without this host, of which nothing was heard for too long";
-  if (!heard_->broken.empty()) return cat("the launcher of the job's first host is gone: ", heard_->broken);
+  if (!heard_->broken.empty()) return cat("the launcher of the host that decides is gone: ", heard_->broken);
   if (Heard::Clock::now() - heard_->answered < patience_) return "";
   return cat(
       "nothing was heard of the job's first host for ", patience_.count(),

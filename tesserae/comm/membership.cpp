@@ -16,9 +16,7 @@
 //     (Of a job on several hosts, host_links.cpp says how its launchers do that together.)
 //  6. Rank 0 may ask for another number of ranks. The launcher starts those that are missing, tells all with the next
 //     epoch how many it has, and expects those that have no place in it to end. A loss at the same time is 3.
-
-//  7. On several hosts the launcher may be lost itself. Where that of another host may take over (succession.cpp),
-//  ranks
+//  7. On several hosts the launcher may be lost itself. Where that of another host may take over (succession.cpp) ranks
 //     that do not reach theirs look for its claim, and wait for the first epoch of the new one: of those left, as in 3.
 //     They are known by a name of each process, since not all need have been in the same epoch. What they had told the
 //     old one the new one knows, up to a beat ago.

@@ -114,7 +114,7 @@ class Membership {
   bool is_over();
 
   /// What those must know who come when all who knew are gone; rank 0 tells it. Where another launcher may take over,
-  /// this one and those below throw PeerLost if the launcher is.
+  /// remember(), remembered() and ask_for_ranks() throw PeerLost if this one is lost.
   void remember(const std::string& key, const std::string& value);
   std::string remembered(const std::string& key);  ///< empty: nothing was
 

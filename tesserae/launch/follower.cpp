@@ -6,7 +6,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/launch/rank_processes.h"
 #include "tesserae/launch/take_over.h"
-#include "tesserae/os/process.h"
+#include "tesserae/os/signal_numbers.h"
 
 // How a host's part of a job ends:
 //  1. Its ranks end, each of which is told to the launcher that decides.
@@ -72,7 +72,8 @@ class Follower {
     take_over_.note(*first_);
     for (const comm::Order& order : first_->orders()) obey(order);
     const std::string cut_off = first_->cut_off();
-    if ((cut_off.empty() && !take_over_.is_pending()) || cut_off_ || over_) return;
+    const bool is_lost = !cut_off.empty() || (take_over_.is_pending() && may_succeed());
+    if (!is_lost || cut_off_ || over_) return;
     may_succeed() ? succeed(cut_off) : leave(cut_off);
   }
 

@@ -358,6 +358,7 @@ class Job {
   }
 
   int status() {
+    if (ranks_.empty()) return 128 + host_.ending.signal();
     if (too_few_) {
       host_.output.print(cat("tesserae: these are fewer than the ", job_.min_ranks, " that the job needs"));
       return exit_peer_lost;

@@ -1,7 +1,6 @@
 #include "tesserae/launch/rank_processes.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "tesserae/base/error.h"
@@ -49,7 +48,7 @@ RankProcesses::RankProcesses(HostRanks& host, comm::MembershipServer* membership
     try {
       succession->claim(first);
     } catch (const IoError& error) {
-      if (!succession->newest()) {  // else it is there all the same, and others may have seen it
+      if (!succession->newest()) {  // else it is there all the same; if that cannot be told the job does not begin
         log(LogLevel::warning, cat(error.what(), ": no other host takes over if this one is lost"));
         succession.reset();
       }

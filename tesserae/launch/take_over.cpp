@@ -124,6 +124,7 @@ TakeOver::Next TakeOver::follow(const comm::Claim& claim, const std::string& why
     return other;
   } catch (const IoError& error) {
     if (!reach_until_->passed()) throw;
+    if (auto end = without_ranks()) return std::move(*end);
     return decide(claim, cat("host ", claim.host, " had taken over, and is lost, too"));
   }
 }

@@ -2,6 +2,7 @@
 
 #include "tesserae/base/log.h"
 #include "tesserae/config/json.h"
+#include "tesserae/os/clock.h"
 #include "tesserae/os/host.h"
 #include "tesserae/os/process.h"
 #include "tesserae/os/random_name.h"
@@ -12,6 +13,8 @@
 //  2. FOLDER/owner.json says who: the identity of the folder (random, made by its first owner and kept by the others),
 //     a generation that each owner raises, host and process. It is replaced as a whole, and lasting before anything
 //     else is written.
+//     A run that goes on without the rank that had the folder may find the lock still there: file systems of several
+//     hosts keep those of a host that has lost its power for a while. It waits, and then goes by the generation alone.
 //  3. Before a checkpoint is committed the generation is read again. Where locks do not reach, the later owner wins and
 //     the earlier one stops at its next checkpoint: there is never one of both.
 namespace tesserae::train {
@@ -37,24 +40,32 @@ std::string name_of(const config::Json& owner) {
 
 }  // namespace
 
-FolderOwner::FolderOwner(const os::Path& folder) : folder_(folder) {
+FolderOwner::FolderOwner(const os::Path& folder, const std::optional<Lost>& lost) : folder_(folder) {
   os::Files& files = os::files();
   files.make_directories(folder);
   bool locks = true;
   try {
-    lock_ = os::FileLock::try_lock(folder / lock_name);  // 1
+    const os::Deadline patience(lost.value_or(Lost()).patience);
+    do {
+      lock_ = os::FileLock::try_lock(folder / lock_name);  // 1
+      if (!lock_ && !patience.passed()) os::sleep_for(std::chrono::milliseconds(100));
+    } while (!lock_ && !patience.passed());
   } catch (const IoError& error) {
     locks = false;
     log(LogLevel::warning, cat(error.what(),
                                "; a second run in this folder will not be refused, and the first of them "
                                "stops at its next checkpoint"));
   }
+  config::Json owner = read_owner(folder);
   if (locks && !lock_) {
-    throw FolderInUse("train", cat("a live run has the folder ", folder.native(), ": ", name_of(read_owner(folder)),
-                                   "; wait for it, stop it, or choose another run.folder"));
+    if (!lost || owner.value("generation", int64_t{0}) != lost->generation) {
+      throw FolderInUse("train", cat("a live run has the folder ", folder.native(), ": ", name_of(owner),
+                                     "; wait for it, stop it, or choose another run.folder"));
+    }
+    log(LogLevel::warning, cat("the lock of ", folder.native(),
+                               ", which a lost rank had, is there still: the run goes on ", "without it"));
   }
-  config::Json owner = read_owner(folder);  // 2
-  identity_ = owner.value("identity", os::random_name() + os::random_name());
+  identity_ = owner.value("identity", os::random_name() + os::random_name());  // 2
   generation_ = owner.value("generation", int64_t{0}) + 1;
   owner = {{"identity", identity_},
            {"generation", generation_},

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -21,8 +22,13 @@ class FolderInUse : public IoError {
 class FolderOwner {
  public:
   /// Claims `folder`, which is made if it is missing. Throws FolderInUse, naming host and process, if a live run has
-  /// it, IoError where it cannot be written.
-  explicit FolderOwner(const os::Path& folder);
+  /// it, IoError where it cannot be written. `lost`: this run had it, through a rank that is lost, whose lock may stay
+  /// a while. It is waited for so long, and then done without if nobody has claimed the folder since that generation.
+  struct Lost {
+    int64_t generation = 0;
+    std::chrono::milliseconds patience{0};
+  };
+  explicit FolderOwner(const os::Path& folder, const std::optional<Lost>& lost = std::nullopt);
 
   /// 32 hexadecimal digits: the same for all runs that went on in this folder, and another one once it was removed.
   const std::string& identity() const { return identity_; }

@@ -5,6 +5,7 @@
 
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/comm/agree.h"
+#include "tesserae/os/seconds.h"
 #include "tesserae/train/metrics.h"
 #include "tesserae/train/run_folder.h"
 
@@ -68,11 +69,21 @@ void share_folders(comm::Fabric& fabric, const config::Config& config, const std
   if (fabric.rank() == 0) {
     try {
       folders = make();
-      if (!folders.run_owner) folders.run_owner = std::make_shared<const FolderOwner>(folders.run);
+      // Others wait for this meanwhile.
+      const auto lost = [&](int64_t generation) -> std::optional<FolderOwner::Lost> {
+        if (generation == 0) return std::nullopt;
+        return FolderOwner::Lost{generation, os::milliseconds(config.run.deadline_seconds / 2)};
+      };
+      if (!folders.run_owner) {
+        folders.run_owner = std::make_shared<const FolderOwner>(folders.run, lost(folders.run_generation));
+      }
+      folders.run_generation = folders.run_owner->generation();
       if (config.checkpoint.enabled() && !folders.checkpoints_owner) {
-        folders.checkpoints_owner = std::make_shared<const FolderOwner>(folders.checkpoints);
+        folders.checkpoints_owner =
+            std::make_shared<const FolderOwner>(folders.checkpoints, lost(folders.checkpoints_generation));
         folders.identity = folders.checkpoints_owner->identity();
       }
+      if (folders.checkpoints_owner) folders.checkpoints_generation = folders.checkpoints_owner->generation();
     } catch (const FolderInUse& error) {
       taken = config::without_function(error);
     } catch (const IoError& error) {
@@ -84,6 +95,8 @@ void share_folders(comm::Fabric& fabric, const config::Config& config, const std
   failure = comm::text_of(fabric, failure, 0);
   if (!failure.empty()) throw IoError("train", cat("rank 0 cannot claim its folders: ", failure));
   folders.identity = comm::text_of(fabric, folders.identity, 0);
+  folders.run_generation = std::stoll(comm::text_of(fabric, cat(folders.run_generation), 0));
+  folders.checkpoints_generation = std::stoll(comm::text_of(fabric, cat(folders.checkpoints_generation), 0));
   folders.run = comm::text_of(fabric, folders.run.native(), 0);
   folders.history = comm::text_of(fabric, folders.history.native(), 0);
   folders.continues = comm::text_of(fabric, folders.continues ? "yes" : "no", 0) == "yes";

@@ -39,6 +39,8 @@ struct RunFolders {
   std::string identity = {};
   /// Rank 0's claims; the second where this run saves checkpoints.
   std::shared_ptr<const FolderOwner> run_owner = {}, checkpoints_owner = {};
+  /// Their generations, on all ranks: whoever is rank 0 after it claims anew. 0: not claimed yet.
+  int64_t run_generation = 0, checkpoints_generation = 0;
 };
 
 /// Chooses, makes and claims the run folder, and the folder of checkpoints if there are to be any:

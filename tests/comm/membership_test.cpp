@@ -239,8 +239,8 @@ TEST_F(SuccessorTest, AlsoIfThatOneHasClaimedAgain) {
 
 TEST_F(SuccessorTest, WhatIsToldALauncherThatIsLostIsALossLikeAnother) {
   first.reset();
+  EXPECT_THROW(rank->remembered("saved"), PeerLost) << "which waits for an answer";
   EXPECT_THROW(rank->remember("saved", "7"), PeerLost);
-  EXPECT_THROW(rank->remembered("saved"), PeerLost);
   EXPECT_THROW(rank->ask_for_ranks(2), PeerLost);
 }
 

@@ -261,6 +261,7 @@ class LaunchersThatSucceed : public LaunchersOfTwoHosts {
     for (const os::Deadline deadline(seconds(60)); std::cmp_less(made(), number) && !deadline.passed();) {
       os::sleep_for(std::chrono::milliseconds(2));
     }
+    EXPECT_TRUE(std::cmp_greater_equal(made(), number));
   }
 
   void end() { os::files().write(folder_ + "/done", ""); }
@@ -280,7 +281,7 @@ TEST_F(LaunchersThatSucceed, WhenTheFirstHostIsLostAnotherOneTakesOver) {
 }
 
 TEST_F(LaunchersThatSucceed, AFirstHostThatComesBackDecidesNoMore) {
-  Program second = of(1, {{"PATIENCE", "1000"}}), first = of(0, {{"PATIENCE", "1000"}});
+  Program second = of(1, {{"PATIENCE", "3000"}}), first = of(0, {{"PATIENCE", "3000"}});
   wait_until_begun(2, {&second});
   first.process().signal(SIGSTOP);
   EXPECT_TRUE(second.wait_for("host 1 decides from now on, and 1 rank is left")) << second.errors;
@@ -341,7 +342,8 @@ TEST_F(LaunchersThatSucceed, AHostWithoutRanksTakesOverNothing) {
 /// Two of three are lost at once: the second one has claimed, and nobody has followed it yet.
 TEST_F(LaunchersThatSucceed, OneThatTakesOverAndIsLostIsSucceededToo) {
   const std::map<std::string, std::string> three = {{"HOSTS", "3"}, {"PATIENCE", "2000"}};
-  Program first = of(0, three), second = of(1, three), third = of(2, three);
+  const std::map<std::string, std::string> patient = {{"HOSTS", "3"}};  // it waits for the third one meanwhile
+  Program first = of(0, patient), second = of(1, patient), third = of(2, three);
   wait_until_begun(3, {&second, &third});
   third.process().signal(SIGSTOP);
   first.process().signal(SIGKILL);

@@ -297,9 +297,9 @@ TEST_F(FewerRanks, HostsThatAreToldDifferentThingsAreToldSo) {
 TEST_F(FewerRanks, WhenTheFirstOfTwoHostsIsLost) {
   const std::string shared = job_->folder() + "/shared", port = std::to_string(os::free_port());
   os::files().make_directories(shared);
-  const std::vector<std::string> settings = {"hybrid_shard_degree=2"};
+  const std::vector<std::string> settings = {"hybrid_shard_degree=2", "train.steps=160"};
   const std::string alone = job_->reference(with(settings));
-  std::vector<std::string> arguments = with({settings[0], "recovery.shared=" + shared});
+  std::vector<std::string> arguments = with({settings[0], settings[1], "recovery.shared=" + shared});
   arguments[1] = "2";
   const auto start = [&](const char* host) {
     return job_->start("succeeded", arguments,

@@ -53,6 +53,18 @@ TEST_F(FolderOwners, WhoHasLostItIsTold) {
   EXPECT_NO_THROW(second.require());
 }
 
+/// As on storage that keeps the locks of a host that has lost its power.
+TEST_F(FolderOwners, ALockThatALostRankHadIsDoneWithoutAfterAWhile) {
+  const FolderOwner of_lost_rank(folder_);
+  const FolderOwner::Lost lost{.generation = of_lost_rank.generation(), .patience = std::chrono::milliseconds(200)};
+  const FolderOwner after(folder_, lost);
+  EXPECT_EQ(after.generation(), 2);
+  EXPECT_EQ(after.identity(), of_lost_rank.identity());
+  EXPECT_NO_THROW(after.require());
+  EXPECT_THROW(of_lost_rank.require(), FolderInUse) << "if it lives after all";
+  EXPECT_THROW(FolderOwner(folder_, lost), FolderInUse) << "another run has claimed it since";
+}
+
 TEST_F(FolderOwners, WhatIsNotReadableIsReplaced) {
   os::files().write(folder_ / "owner.json", "{\"generation\":");
   const FolderOwner owner(folder_);

@@ -171,7 +171,7 @@ class _Loop:
             _C.agree(fabric, "")  # nobody leaves before rank 0 has asked
             fabric.leave()
             self._fabric = None
-            self._wait(membership.wait_for_epoch(2 * self._connect_deadline))
+            self._wait(membership.wait_for_epoch(self._patience + self._connect_deadline))
 
     def _find_memory(self, fabric: _C.Fabric) -> str:
         """Where the ranks keep their state: of this job alone, whoever is left of it knows it from the launcher."""
