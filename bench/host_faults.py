@@ -37,7 +37,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -198,6 +198,13 @@ def compare(outcome: Outcome, run: Path, alone: Path, steps: int) -> None:
         outcome.wrong.append(f"losses differ by {outcome.worst_loss:.1e}")
 
 
+def note_steps_lost(outcome: Outcome, steps_back: Iterable[int]) -> None:
+    """None may be where others hold all of the state."""
+    outcome.steps_lost = sum(steps_back)
+    if outcome.layout == "2,2,2" and outcome.steps_lost > 0:
+        outcome.wrong.append("a finished step was lost")
+
+
 def undisturbed(arguments: argparse.Namespace, config: Path, folder: Path, layout: str, *settings: str) -> Path:
     """The run of that job left alone, made when it is first asked for."""
     run = folder / "-".join(["alone", layout, *settings])
@@ -314,9 +321,7 @@ def survives(outcome: Outcome, arguments: argparse.Namespace, config: Path, fold
         outcome.wrong.append(f"statuses {outcome.statuses}, not {expected}; it said {said[0][-800:]} {said[1][-800:]}")
     compare(outcome, run, alone, arguments.steps)
     scalings = json.loads((run / "summary.json").read_text()).get("scalings", [])
-    outcome.steps_lost = sum(scaling.get("steps_back", 0) for scaling in scalings)
-    if outcome.layout == "2,2,2" and outcome.steps_lost > 0:
-        outcome.wrong.append("a finished step was lost")
+    note_steps_lost(outcome, (scaling.get("steps_back", 0) for scaling in scalings))
 
 
 def rank_replaced(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
@@ -338,9 +343,7 @@ def rank_replaced(outcome: Outcome, arguments: argparse.Namespace, config: Path,
     if outcome.statuses != [0, 0]:
         outcome.wrong.append(f"statuses {outcome.statuses}; it said {said[-800:]}")
     compare(outcome, run, alone, arguments.steps)
-    outcome.steps_lost = sum(int(steps) for steps in re.findall(r"(\d+) steps back", said))
-    if outcome.layout == "2,2,2" and outcome.steps_lost > 0:
-        outcome.wrong.append("a finished step was lost")
+    note_steps_lost(outcome, map(int, re.findall(r"(\d+) steps back", said)))
     if outcome.worst_loss != 0:
         outcome.wrong.append("losses are not the same to the bit")
 
@@ -371,9 +374,7 @@ def first_host_succeeded(outcome: Outcome, arguments: argparse.Namespace, config
         outcome.wrong.append(f"left behind: {list(shared.iterdir())}")
     compare(outcome, run, alone, arguments.steps)
     scalings = json.loads((run / "summary.json").read_text()).get("scalings", [])
-    outcome.steps_lost = sum(scaling.get("steps_back", 0) for scaling in scalings)
-    if outcome.layout == "2,2,2" and outcome.steps_lost > 0:
-        outcome.wrong.append("a finished step was lost")
+    note_steps_lost(outcome, (scaling.get("steps_back", 0) for scaling in scalings))
 
 
 def first_host_killed(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:

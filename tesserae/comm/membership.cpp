@@ -24,7 +24,6 @@
 #include "tesserae/comm/membership.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <cstdlib>
@@ -35,6 +34,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 #include "tesserae/comm/error.h"
+#include "tesserae/comm/open_store.h"
 #include "tesserae/os/clock.h"
 
 namespace tesserae::comm {
@@ -43,7 +43,7 @@ namespace {
 constexpr const char* prefix = "membership";
 constexpr const char* ends = "end";
 constexpr std::string_view of_left = "left ", of_processes = "processes ";
-constexpr const char *all_names = "remembered", *mandate_key = "mandate";
+constexpr const char *all_names = "remembered", *mandate_key = "mandate", *times_remembered = "times-remembered";
 /// Epochs of a launcher that has taken over begin here, above all of those before.
 constexpr int epochs_of_a_generation = 1 << 20;
 constexpr std::chrono::milliseconds patient(300'000), to_reach(2000);
@@ -52,9 +52,10 @@ std::string of_epoch(const char* what, int epoch) {
   return cat(what, "/", epoch);
 }
 
-std::string list(const std::vector<int>& ranks) {
+template <class Word>
+std::string list(const std::vector<Word>& words) {
   std::string text;
-  for (const int rank : ranks) text += cat(text.empty() ? "" : " ", rank);
+  for (const Word& word : words) text += cat(text.empty() ? "" : " ", word);
   return text;
 }
 
@@ -86,18 +87,6 @@ std::string name_of_remembered(const std::string& key) {
   return "remembered/" + key;
 }
 
-c10::intrusive_ptr<c10d::Store> connection(const std::string& address, uint16_t port,
-                                           std::chrono::milliseconds to_come) {
-  c10d::TCPStoreOptions options;
-  options.port = port;
-  options.isServer = false;
-  options.waitWorkers = false;
-  options.timeout = to_come;
-  auto store = c10::make_intrusive<c10d::TCPStore>(address, options);
-  store->setTimeout(patient);
-  return store;
-}
-
 /// A key has no spaces. `is_new`: nobody here has told it before.
 void remember_in(c10d::Store& store, const std::string& key, const std::string& value, bool is_new) {
   const std::string name = key + " ";
@@ -114,12 +103,8 @@ std::string value_of_remembered(c10d::Store& store, const std::string& key) {
 
 MembershipServer::MembershipServer(uint16_t port, const Mandate& mandate)
     : mandate_(mandate), epoch_(epoch_before(mandate.generation)) {
-  c10d::TCPStoreOptions options;
-  options.port = port;
-  options.isServer = true;
-  options.waitWorkers = false;
   try {
-    const auto served = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    const auto served = open_store("127.0.0.1", port, patient, /*serves=*/true);
     port_ = served->getPort();
     served_ = served;
     store_ = c10::make_intrusive<c10d::PrefixStore>(prefix, served);
@@ -164,9 +149,7 @@ void MembershipServer::begin_epoch_of(const std::vector<int>& left) {
 }
 
 void MembershipServer::begin_epoch_of(const std::vector<std::string>& processes) {
-  std::string told(of_processes);
-  for (const std::string& process : processes) told += process + " ";
-  announce(told);
+  announce(cat(of_processes, list(processes)));
   ++epoch_;
 }
 
@@ -188,6 +171,7 @@ std::string MembershipServer::remembered(const std::string& key) {
 
 void MembershipServer::remember(const std::map<std::string, std::string>& told) {
   for (const auto& [key, value] : told) remember_in(*store_, key, value, told_.insert(key).second);
+  store_->add(times_remembered, 1);
 }
 
 std::map<std::string, std::string> all_remembered(c10::intrusive_ptr<c10d::Store> store) {
@@ -195,6 +179,10 @@ std::map<std::string, std::string> all_remembered(c10::intrusive_ptr<c10d::Store
   std::map<std::string, std::string> all;
   for (const std::string& key : words_of(told.get_to_str(all_names))) all[key] = value_of_remembered(told, key);
   return all;
+}
+
+int64_t count_remembered(c10::intrusive_ptr<c10d::Store> store) {
+  return c10d::PrefixStore(prefix, std::move(store)).add(times_remembered, 0);
 }
 
 std::optional<Mandate> mandate_of(c10::intrusive_ptr<c10d::Store> store) {
@@ -221,7 +209,7 @@ Membership::Membership(const mesh::Launch& launch, bool survives)
   if (epoch == nullptr) return;
   epoch_ = std::atoi(epoch);
   try {
-    take_store(connection(address_, port_, patient));
+    take_store(open_store(address_, port_, patient));
   } catch (const std::exception& failure) {
     throw IoError("Membership", cat("the launcher at ", address_, ":", port_, " is not reached: ", reason_of(failure)));
   }
@@ -343,17 +331,18 @@ bool Membership::take_place(const std::string& told) {
 
 // 7.
 
-/// The claim by which it has; nothing, too, where storage is not reached.
+/// Nothing, too, where storage is not reached.
 std::optional<Claim> Membership::successor() const {
-  if (!succession_) return std::nullopt;
   try {
-    std::optional<Claim> claim = succession_->newest();
-    const bool is_one =
-        claim && !claim->status && claim->generation > mandate_.generation && claim->host != mandate_.host;
-    return is_one ? std::move(claim) : std::nullopt;
+    std::optional<Claim> claim = succession_ ? succession_->newest() : std::nullopt;
+    return claim && is_successor(*claim) ? std::move(claim) : std::nullopt;
   } catch (const IoError&) {
     return std::nullopt;
   }
+}
+
+bool Membership::is_successor(const Claim& claim) const {
+  return !claim.status && claim.generation > mandate_.generation && claim.host != mandate_.host;
 }
 
 bool Membership::turn_to_successor(const std::string& reason, const os::Deadline& patience) {
@@ -363,9 +352,10 @@ bool Membership::turn_to_successor(const std::string& reason, const os::Deadline
   }
   for (; !patience.passed(); os::sleep_for(std::chrono::milliseconds(50))) {
     try {
+      const std::optional<Claim> newest = succession_->newest();
+      if (newest && newest->status) return false;  // the job is over
       // It waits for other hosts as long as for this one.
-      if (find_successor()) return wait_for_epoch(os::Deadline(deadline_));
-      if (const auto newest = succession_->newest(); newest && newest->status) return false;  // the job is over
+      if (newest && is_successor(*newest) && follow(*newest)) return wait_for_epoch(os::Deadline(deadline_));
     } catch (const std::exception&) {  // storage, or that launcher, is not reached now
     }
   }
@@ -373,24 +363,23 @@ bool Membership::turn_to_successor(const std::string& reason, const os::Deadline
   return false;
 }
 
-/// Whether there is one now, which this process follows from then on. Throws what comes of reaching for it.
-bool Membership::find_successor() {
-  const std::optional<Claim> claim = successor();
-  if (!claim) return false;
+/// False: it is not there now. Throws what comes of reaching for it.
+bool Membership::follow(const Claim& claim) {
   limiter_ = std::make_unique<TimeLimiter>();  // the one before may wait for the other launcher for ever
-  const auto reach = [address = claim->address, port = claim->port] {
-    auto store = connection(address, port, to_reach);
+  const auto reach = [address = claim.address, port = claim.port] {
+    const auto store = open_store(address, port, to_reach);
+    store->setTimeout(patient);
     return std::pair(store, mandate_of(store));
   };
   const auto found = limiter_->call(reach, 2 * to_reach);
   if (!found) return false;
   // It may have claimed again since. If it is another one, somebody else serves there now.
   const auto& [store, told] = *found;
-  if (!told || told->job != mandate_.job || told->host != claim->host || told->generation <= mandate_.generation) {
+  if (!told || told->job != mandate_.job || told->host != claim.host || told->generation <= mandate_.generation) {
     return false;
   }
-  address_ = claim->address;
-  port_ = claim->port;
+  address_ = claim.address;
+  port_ = claim.port;
   take_store(store);
   mandate_ = *told;
   epoch_ = epoch_before(mandate_.generation);
@@ -404,7 +393,10 @@ void Membership::ask_for_ranks(int ranks) {
 void Membership::remember(const std::string& key, const std::string& value) {
   if (store_ == nullptr) return;
   const bool is_new = told_.insert(key).second;
-  require([store = store_, key, value, is_new] { return remember_in(*store, key, value, is_new), true; });
+  require([store = store_, key, value, is_new, counts = succession_.has_value()] {
+    remember_in(*store, key, value, is_new);
+    return !counts || store->add(times_remembered, 1) > 0;  // which waits for an answer, as the other does not
+  });
 }
 
 std::string Membership::remembered(const std::string& key) {

@@ -77,8 +77,10 @@ class MembershipServer {
 /// Tells a spare process, through the job's store, that it is this rank of the epoch that begins.
 void give_place(c10::intrusive_ptr<c10d::Store> store, int64_t spare, int epoch, int rank, int ranks);
 
-/// The same for whoever has a connection to that store: what ranks remember, and the mandate of its launcher.
+/// The same for whoever has a connection to that store: what ranks remember, how often they have told something, and
+/// the mandate of its launcher, once it serves.
 std::map<std::string, std::string> all_remembered(c10::intrusive_ptr<c10d::Store> store);
+int64_t count_remembered(c10::intrusive_ptr<c10d::Store> store);
 std::optional<Mandate> mandate_of(c10::intrusive_ptr<c10d::Store> store);
 
 /// The side of a rank. Used from the training thread.
@@ -123,7 +125,8 @@ class Membership {
   void take_store(c10::intrusive_ptr<c10d::Store> store);
   bool wait_for_epoch(const os::Deadline& patience);
   bool turn_to_successor(const std::string& reason, const os::Deadline& patience);
-  bool find_successor();
+  bool is_successor(const Claim& claim) const;
+  bool follow(const Claim& claim);
   bool take_place(const std::string& told);
   void begin_succession();
   template <class Request>

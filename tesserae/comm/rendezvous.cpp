@@ -1,12 +1,12 @@
 #include "tesserae/comm/rendezvous.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <cstdlib>
 
 #include "tesserae/comm/error.h"
+#include "tesserae/comm/open_store.h"
 #include "tesserae/os/clock.h"
 
 namespace tesserae::comm {
@@ -56,13 +56,8 @@ Rendezvous::Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store>
 
 c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve, milliseconds patience) const {
   const auto& launch = world_.launch();
-  c10d::TCPStoreOptions options;
-  options.port = launch.port;
-  options.isServer = serve;
-  options.waitWorkers = false;
-  options.timeout = patience;
   try {
-    return c10::make_intrusive<c10d::TCPStore>(launch.address, options);
+    return open_store(launch.address, launch.port, patience, serve);
   } catch (const std::exception& failure) {
     const std::string where = cat("the store at ", launch.address, ":", launch.port);
     if (serve) throw CommError("Fabric::connect", cat(where, " cannot be served: ", reason_of(failure)));

@@ -13,7 +13,7 @@
 //  2. This one waits for the job's status: others may go on without the ranks of this host, and it may be told to start
 //     new ones.
 //  3. It does not wait if it was asked to end (leaves()), or if there is nobody who would tell it: this host was cut
-//     off, which kills its ranks, or the job survives no loss (FirstHost::is_alone).
+//     off, which kills its ranks, or the job survives no loss (DecidingHost::is_alone).
 //  4. Where another host may take over (comm/succession.cpp), a host that is cut off follows the one that has, with its
 //     ranks, or decides itself from then on.
 
@@ -24,19 +24,15 @@ class Follower {
  public:
   explicit Follower(HostRanks& host)
       : host_(host),
-        first_(
-            std::make_unique<comm::FirstHost>(host.job.address, host.job.port, host.job.host, host.job.host_patience)),
+        decider_(std::make_unique<comm::DecidingHost>(host.job.address, host.job.port, host.job.host,
+                                                      host.job.host_patience)),
         take_over_(host) {
-    const LocalJob& job = host.job;
-    host.meeting = {.port = job.port, .epoch = 0, .ranks = job.hosts * job.ranks};
-    for (int local = 0; local < job.ranks; ++local) {
-      const Place place{.rank = job.host * job.ranks + local, .local_rank = local};
-      host.ranks.push_back(start_rank(job, place, host.meeting, host.waiting));
-    }
+    host.meeting = {.port = host.job.port, .epoch = 0, .ranks = host.job.hosts * host.job.ranks};
+    host.start_ranks();
   }
 
   std::variant<int, Inheritance> run() {
-    while (std::ranges::any_of(host_.ranks, is_running) || waits_for_status()) {
+    while (std::ranges::any_of(host_.ranks, &LaunchedRank::is_running) || waits_for_status()) {
       host_.output.wait(host_.ranks, host_.spares, host_.ending.descriptor());
       follow();
       if (inheritance_) return std::move(*inheritance_);
@@ -52,28 +48,25 @@ class Follower {
   }
 
  private:
-  static bool is_running(const LaunchedRank& rank) { return !rank.exit; }
-
   bool waits_for_status() const {
-    if (leaves() || over_ || cut_off_ || first_->status() || first_->is_alone()) return false;
-    return first_->cut_off().empty() || may_succeed();
+    if (leaves() || over_ || cut_off_ || decider_->status() || decider_->is_alone()) return false;
+    return decider_->cut_off().empty() || may_succeed();
   }
 
   /// This launcher was asked to end, and none of its ranks has ended the job well since: others may go on without them.
   bool leaves() const {
     const auto well = [this](const LaunchedRank& rank) {
-      return rank.asked_to_end && rank.exit && rank.ended_well(host_.job);
+      return rank.asked_to_end && !rank.is_running() && rank.ended_well(host_.job);
     };
     return host_.ending.is_asked() && std::ranges::none_of(host_.ranks, well);
   }
 
   void follow() {
-    first_->look();
-    take_over_.note(*first_);
-    for (const comm::Order& order : first_->orders()) obey(order);
-    const std::string cut_off = first_->cut_off();
-    const bool is_lost = !cut_off.empty() || (take_over_.is_pending() && may_succeed());
-    if (!is_lost || cut_off_ || over_) return;
+    decider_->look();
+    take_over_.note(*decider_);
+    for (const comm::Order& order : decider_->orders()) obey(order);
+    const std::string cut_off = decider_->cut_off();
+    if (cut_off_ || over_ || (cut_off.empty() && !(take_over_.is_pending() && may_succeed()))) return;
     may_succeed() ? succeed(cut_off) : leave(cut_off);
   }
 
@@ -88,18 +81,18 @@ class Follower {
   bool may_succeed() const { return take_over_.possible() && !host_.ending.is_asked(); }
 
   void succeed(const std::string& why) {
-    TakeOver::Next next = take_over_.next(*first_, why);
-    if (auto* const other = std::get_if<std::unique_ptr<comm::FirstHost>>(&next)) {
-      first_->abandon();
-      first_ = std::move(*other);
+    TakeOver::Next next = take_over_.next(*decider_, why);
+    if (auto* const other = std::get_if<std::unique_ptr<comm::DecidingHost>>(&next)) {
+      decider_->abandon();
+      decider_ = std::move(*other);
     } else if (auto* const inheritance = std::get_if<Inheritance>(&next)) {
-      first_->abandon();
+      decider_->abandon();
       inheritance_ = std::move(*inheritance);
     } else if (const auto* const over = std::get_if<TakeOver::Over>(&next)) {
       over_ = over->status;
       kill_all();
-    } else if (std::holds_alternative<TakeOver::GivenUp>(next)) {
-      leave(cat(why, ", and the job has gone on without this one, or is over"));
+    } else if (const auto* const given_up = std::get_if<TakeOver::GivenUp>(&next)) {
+      leave(cat(given_up->why, ", and the job has gone on without this one, or is over"));
     }
   }
 
@@ -116,7 +109,7 @@ class Follower {
     if (cut_off_) return;
     const auto before = std::ranges::find(host_.ranks, order.local_rank, &LaunchedRank::local_rank);
     // It was told before it heard that this launcher is to end; or this host was started with fewer ranks.
-    if (host_.ending.is_asked() || before == host_.ranks.end()) return first_->report(order.process, given_up);
+    if (host_.ending.is_asked() || before == host_.ranks.end()) return decider_->report(order.process, given_up);
     if (host_.meeting.epoch != order.epoch) ++replaced_;
     host_.meeting.epoch = order.epoch;
     host_.meeting.ranks = order.ranks;
@@ -124,7 +117,7 @@ class Follower {
     const Place place{.rank = order.rank, .local_rank = order.local_rank};
     try {
       if (auto spare = host_.spares.take(place)) {
-        first_->give_place(spare->number, order);
+        decider_->give_place(spare->number, order);
         *before = std::move(spare->process);
       } else {
         *before = start_rank(host_.job, place, host_.meeting, host_.waiting);
@@ -132,14 +125,14 @@ class Follower {
       before->number = order.process;
     } catch (const IoError& error) {
       host_.output.print(cat("tesserae: rank ", order.rank, " cannot be started: ", error.what()));
-      first_->report(order.process, {.code = 1});
+      decider_->report(order.process, {.code = 1});
     }
   }
 
   void look_at(LaunchedRank& rank) {
     if (rank.exit || !(rank.exit = rank.process->poll())) return;
     host_.output.drain(rank);
-    first_->report(rank.number, *rank.exit);
+    decider_->report(rank.number, *rank.exit);
   }
 
   void look_at_signals() {
@@ -147,13 +140,13 @@ class Follower {
     if (news == Ending::News::asked_again) return host_.ending.cut_short();
     if (news == Ending::News::none) return;
     host_.output.print(stopping);
-    for (LaunchedRank& rank : host_.ranks) rank.asked_to_end = !rank.exit;
-    first_->close();
+    for (LaunchedRank& rank : host_.ranks) rank.asked_to_end = rank.is_running();
+    decider_->close();
     host_.ending.ask(host_.ranks, host_.ending.passed_on(), host_.job.stop_grace);
   }
 
   void keep_spares() {
-    const bool replaces = !first_->status() && first_->cut_off().empty() && !host_.ending.is_asked();
+    const bool replaces = !decider_->status() && decider_->cut_off().empty() && !host_.ending.is_asked();
     host_.spares.keep(replaces ? host_.job.replacements - replaced_ : 0);
   }
 
@@ -162,17 +155,17 @@ class Follower {
 
   int status() const {
     const auto is_unusable = [](const LaunchedRank& rank) { return rank.exit->code == exit_unusable; };
-    const bool unusable = first_->is_alone() && std::ranges::any_of(host_.ranks, is_unusable);
+    const bool unusable = decider_->is_alone() && std::ranges::any_of(host_.ranks, is_unusable);
     const int otherwise = leaves() ? 128 + host_.ending.signal() : unusable ? exit_unusable : exit_peer_lost;
-    const int result = over_ ? *over_ : first_->status().value_or(otherwise);
-    if (result != 0 && !cut_off_ && !first_->is_alone() && !leaves()) {
+    const int result = over_ ? *over_ : decider_->status().value_or(otherwise);
+    if (result != 0 && !cut_off_ && !decider_->is_alone() && !leaves()) {
       host_.output.print(cat("tesserae: the job ends with status ", result, ", the host that decides says why"));
     }
     return result;
   }
 
   HostRanks& host_;
-  std::unique_ptr<comm::FirstHost> first_;  // the host that decides
+  std::unique_ptr<comm::DecidingHost> decider_;  // the host that decides
   TakeOver take_over_;
   std::optional<Inheritance> inheritance_;
   std::optional<int> over_;  // the job's status, as is known without that host
@@ -182,7 +175,7 @@ class Follower {
 
 }  // namespace
 
-std::variant<int, Inheritance> follow_first_host(HostRanks& host) {
+std::variant<int, Inheritance> follow_deciding_host(HostRanks& host) {
   return Follower(host).run();
 }
 

@@ -16,6 +16,13 @@ struct HostRanks {
   explicit HostRanks(const LocalJob& wanted)
       : job(wanted), waiting(job.body ? job.ranks : 0, job.body), spares(job, meeting, waiting) {}
 
+  /// Those of the job's start.
+  void start_ranks() {
+    for (int local = 0; local < job.ranks; ++local) {
+      ranks.push_back(start_rank(job, {.rank = job.host * job.ranks + local, .local_rank = local}, meeting, waiting));
+    }
+  }
+
   LocalJob job;          ///< `address` and `port` are those of the host that decides now
   WaitingRanks waiting;  ///< made before anything that a copy must not have
   Ending ending;

@@ -41,6 +41,7 @@ struct LaunchedRank {
 
   /// What can be read of it at once; at the end of its output what has no end of line.
   std::vector<std::string> read();
+  bool is_running() const { return !exit; }
   /// Of one that has ended: it has done its work, or returned LocalJob::early_exit_code.
   bool ended_well(const LocalJob& job) const;
 };

@@ -50,7 +50,7 @@ class Job {
     host.meeting = {.port = membership_ ? membership_->port() : job_.port, .ranks = job_.hosts * job_.ranks};
     if (membership_) host.meeting.epoch = 0;
     processes_.emplace(host, membership_.get());
-    ranks_ = processes_->start();
+    processes_->start();
   }
 
   /// Of a job that another host's launcher has begun.
@@ -59,7 +59,7 @@ class Job {
     host.job.address = inherited.claim.address;
     host.job.port = host.meeting.port = inherited.claim.port;
     processes_.emplace(host, *membership_, inherited);
-    ranks_ = processes_->gather();
+    processes_->gather();
     if (processes_->deposed_by()) return;
     if (host.ending.has_news()) {
       membership_->end();
@@ -127,9 +127,7 @@ class Job {
     }
   }
 
-  int running() const {
-    return static_cast<int>(std::ranges::count_if(ranks_, [](const LaunchedRank& rank) { return !rank.exit; }));
-  }
+  int running() const { return static_cast<int>(std::ranges::count_if(ranks_, &LaunchedRank::is_running)); }
 
   std::optional<os::Exit> exit_of_process(LaunchedRank& rank) const {
     if (const auto exit = processes_->exit_of(rank)) return exit;
@@ -354,7 +352,8 @@ class Job {
   }
 
   bool any_ended_well() const {
-    return std::ranges::any_of(ranks_, [this](const LaunchedRank& rank) { return rank.exit && rank.ended_well(job_); });
+    return std::ranges::any_of(
+        ranks_, [this](const LaunchedRank& rank) { return !rank.is_running() && rank.ended_well(job_); });
   }
 
   int status() {
@@ -407,7 +406,7 @@ int run_local_job(const LocalJob& job) {
   if (job.hosts == 1 || job.min_ranks == 0) host.job.succession.clear();
   const bool decides = job.hosts == 1 || job.host == 0 || !survives_losses(job);
   if (decides) return Job(host).run();
-  auto end = follow_first_host(host);
+  auto end = follow_deciding_host(host);
   if (const int* const status = std::get_if<int>(&end)) return *status;
   return Job(host, std::get<Inheritance>(std::move(end))).run();
 }

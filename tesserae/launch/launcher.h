@@ -55,7 +55,7 @@ struct LocalJob {
 /// started, those that are too many are given `stop_grace` to end, in whatever way, and count no more.
 ///  - 0 if every rank returned 0; early_exit_code if ranks returned that;
 ///  - of several hosts that survive losses: on all of them the job's, as the first host knows it; on one that was cut
-///    off (comm/host_links.h), whose ranks are killed, exit_peer_lost; on one that was asked to end, and whose ranks
+///    off (comm/deciding_host.h), whose ranks are killed, exit_peer_lost; on one that was asked to end, and whose ranks
 ///    did not end well, 128 + signal: the others may go on; where the first host was told that they survive none,
 ///    exit_unusable if a rank of this one ended so;
 ///  - that of the rank that failed first and was not replaced, or 128 + the signal that killed it. The other ranks of

@@ -1,6 +1,7 @@
 #include "tesserae/launch/rank_processes.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "tesserae/base/error.h"
@@ -23,7 +24,7 @@ LaunchedRank of_another_host(int host, const Place& place, int number) {
 int free_local_rank(int number, int host, const std::vector<LaunchedRank>& ranks) {
   const auto is_taken = [&](int local_rank) {
     return std::ranges::any_of(ranks, [&](const LaunchedRank& rank) {
-      return !rank.exit && rank.host == host && rank.local_rank == local_rank;
+      return rank.is_running() && rank.host == host && rank.local_rank == local_rank;
     });
   };
   if (number < static_cast<int>(ranks.size())) {
@@ -65,8 +66,9 @@ RankProcesses::RankProcesses(HostRanks& host, comm::MembershipServer& membership
                   inherited.claim.without);
 }
 
-std::vector<LaunchedRank> RankProcesses::gather() {
-  std::vector<LaunchedRank> ranks;
+void RankProcesses::gather() {
+  std::vector<LaunchedRank>& ranks = host_.ranks;
+  std::vector<LaunchedRank> theirs;
   const os::Deadline patience(host_.job.host_patience);
   const auto wait = [this] { host_.output.wait(host_.ranks, host_.spares, -1); };
   for (int host = 0; host < host_.job.hosts; ++host) {
@@ -75,30 +77,23 @@ std::vector<LaunchedRank> RankProcesses::gather() {
     for (; !come && !patience.passed() && !host_.ending.has_news(); come = others_->come_over(host)) wait();
     for (; !come && !is_lost(host) && !deposed_by() && !host_.ending.has_news(); wait()) others_->give_up(host);
     for (const comm::RankProcess& each : come.value_or(std::vector<comm::RankProcess>())) {
-      ranks.push_back(of_another_host(host, {.rank = each.rank, .local_rank = each.local_rank}, each.number));
-      ranks.back().name = each.name;
+      theirs.push_back(of_another_host(host, {.rank = each.rank, .local_rank = each.local_rank}, each.number));
+      theirs.back().name = each.name;
     }
   }
-  for (LaunchedRank& rank : host_.ranks) {
-    if (!rank.exit) ranks.push_back(std::move(rank));
-  }
+  std::erase_if(ranks, [](const LaunchedRank& rank) { return !rank.is_running(); });
+  std::ranges::move(theirs, std::back_inserter(ranks));
   // Each keeps its place among those that are left, but rank 0, which alone writes what counts, is with who decides.
   std::ranges::stable_sort(
       ranks, {}, [this](const LaunchedRank& rank) { return std::pair(rank.host != host_.job.host, rank.rank); });
-  return ranks;
 }
 
-std::vector<LaunchedRank> RankProcesses::start() {
-  std::vector<LaunchedRank> ranks;
-  for (int local = 0; local < host_.job.ranks; ++local) {
-    const Place place{.rank = host_.job.host * host_.job.ranks + local, .local_rank = local};
-    ranks.push_back(start_rank(host_.job, place, host_.meeting, host_.waiting));
-  }
+void RankProcesses::start() {
+  host_.start_ranks();
   for (int number = host_.job.ranks; others_ && number < host_.meeting.ranks; ++number) {
     const Place place{.rank = number, .local_rank = number % host_.job.ranks};
-    ranks.push_back(of_another_host(number / host_.job.ranks, place, number));
+    host_.ranks.push_back(of_another_host(number / host_.job.ranks, place, number));
   }
-  return ranks;
 }
 
 LaunchedRank RankProcesses::start_one(int number, int host, const std::vector<LaunchedRank>& ranks) {

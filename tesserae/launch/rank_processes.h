@@ -3,8 +3,8 @@
 #include <optional>
 #include <vector>
 
-#include "tesserae/comm/host_links.h"
 #include "tesserae/comm/membership.h"
+#include "tesserae/comm/other_hosts.h"
 #include "tesserae/launch/host_ranks.h"
 #include "tesserae/launch/inheritance.h"
 #include "tesserae/os/signal_numbers.h"
@@ -12,7 +12,7 @@
 namespace tesserae::launch {
 
 /// The processes of a job's ranks for the launcher that decides on them: of this host, and of others, whose launchers
-/// do what they are told (comm/host_links.h). Used from the launcher's thread.
+/// do what they are told (comm/other_hosts.h). Used from the launcher's thread.
 class RankProcesses {
  public:
   /// Both outlive it. `membership`: null where no loss is survived: then only this host's processes are handled.
@@ -21,10 +21,10 @@ class RankProcesses {
   RankProcesses(HostRanks& host, comm::MembershipServer& membership, const Inheritance& inherited);
 
   /// Those of the job's start: this host's are started, the others' launchers start theirs.
-  std::vector<LaunchedRank> start();
+  void start();
   /// Of a launcher that has taken over: those of this host that run, and of the others that have come. Waits for all
   /// hosts that are not known to be gone, for LocalJob::host_patience at most; those that have not come are given up.
-  std::vector<LaunchedRank> gather();
+  void gather();
   /// A process for the rank of that number, in the epoch of the meeting: on that host, and with the local rank of the
   /// process that it replaces, if that is free, else the lowest that no running rank of that host has. Throws IoError.
   LaunchedRank start_one(int number, int host, const std::vector<LaunchedRank>& ranks);
@@ -49,7 +49,7 @@ class RankProcesses {
 
  private:
   /// Nothing more is told of its processes.
-  bool is_lost(int host) const { return others_ && (others_->given_up(host) || others_->has_left(host)); }
+  bool is_lost(int host) const { return others_ && others_->is_gone(host); }
 
   HostRanks& host_;
   comm::MembershipServer* const membership_;

@@ -46,10 +46,10 @@ FolderOwner::FolderOwner(const os::Path& folder, const std::optional<Lost>& lost
   bool locks = true;
   try {
     const os::Deadline patience(lost.value_or(Lost()).patience);
-    do {
-      lock_ = os::FileLock::try_lock(folder / lock_name);  // 1
-      if (!lock_ && !patience.passed()) os::sleep_for(std::chrono::milliseconds(100));
-    } while (!lock_ && !patience.passed());
+    const auto try_lock = [&] { return os::FileLock::try_lock(folder / lock_name); };  // 1
+    for (lock_ = try_lock(); !lock_ && !patience.passed(); lock_ = try_lock()) {
+      os::sleep_for(std::chrono::milliseconds(100));
+    }
   } catch (const IoError& error) {
     locks = false;
     log(LogLevel::warning, cat(error.what(),

@@ -95,8 +95,9 @@ void share_folders(comm::Fabric& fabric, const config::Config& config, const std
   failure = comm::text_of(fabric, failure, 0);
   if (!failure.empty()) throw IoError("train", cat("rank 0 cannot claim its folders: ", failure));
   folders.identity = comm::text_of(fabric, folders.identity, 0);
-  folders.run_generation = std::stoll(comm::text_of(fabric, cat(folders.run_generation), 0));
-  folders.checkpoints_generation = std::stoll(comm::text_of(fabric, cat(folders.checkpoints_generation), 0));
+  const auto generations = comm::counts_over_ranks(fabric, {folders.run_generation, folders.checkpoints_generation});
+  folders.run_generation = generations[0];  // only rank 0's were not 0
+  folders.checkpoints_generation = generations[1];
   folders.run = comm::text_of(fabric, folders.run.native(), 0);
   folders.history = comm::text_of(fabric, folders.history.native(), 0);
   folders.continues = comm::text_of(fabric, folders.continues ? "yes" : "no", 0) == "yes";

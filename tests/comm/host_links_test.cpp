@@ -1,4 +1,4 @@
-#include "tesserae/comm/host_links.h"
+#include "tesserae/comm/deciding_host.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/comm/membership.h"
+#include "tesserae/comm/other_hosts.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/os/port.h"
 #include "tests/os/scratch.h"
@@ -38,7 +39,7 @@ class HostLinks : public ::testing::Test {
   static constexpr milliseconds patience{1000};
   MembershipServer server{os::free_port()};
   OtherHosts others{server.store(), 2, patience};
-  std::optional<FirstHost> first{std::in_place, "127.0.0.1", server.port(), 1, patience};
+  std::optional<DecidingHost> first{std::in_place, "127.0.0.1", server.port(), 1, patience};
 };
 
 TEST_F(HostLinks, TheFirstHearsHowRanksOfAnotherEnd) {
@@ -82,7 +83,7 @@ TEST_F(HostLinks, AHostThatDoesNotBeatIsGivenUpForGood) {
 
 TEST_F(HostLinks, AHostThatComesAgainIsRefusedAndGivenUp) {
   EXPECT_FALSE(others.given_up(1));
-  EXPECT_THROW(FirstHost("127.0.0.1", server.port(), 1, patience), IoError);
+  EXPECT_THROW(DecidingHost("127.0.0.1", server.port(), 1, patience), IoError);
   const os::TimePoint begin = os::now();
   ASSERT_TRUE(until([&] { return others.given_up(1); }, true, /*second_looks=*/false));
   EXPECT_LT(os::now() - begin, seconds(60));
@@ -126,7 +127,7 @@ class HostLinksWithSuccession : public os::Scratch {
   const Claim own{.address = "127.0.0.1", .port = server.port()};
   const bool claimed = succession.claim(own);
   OtherHosts others{server.store(), 3, patience, succession, own};
-  std::optional<FirstHost> stopped;
+  std::optional<DecidingHost> stopped;
 };
 
 TEST_F(HostLinksWithSuccession, AHostIsGivenUpByAClaim) {
@@ -161,7 +162,7 @@ TEST_F(HostLinksWithSuccession, WhileStorageIsGoneNobodyIsGivenUp) {
 
 TEST_F(HostLinksWithSuccession, AtTheEndAllClaimsAreGoneOnceAllHaveHeard) {
   lose_the_other();
-  std::optional<FirstHost> second(std::in_place, "127.0.0.1", server.port(), 1, milliseconds(60'000));
+  std::optional<DecidingHost> second(std::in_place, "127.0.0.1", server.port(), 1, milliseconds(60'000));
   ASSERT_TRUE(until([&] {
     second->look();
     return others.given_up(2);
@@ -180,32 +181,32 @@ TEST_F(HostLinksWithSuccession, WhoeverHasNotHeardOfTheEndFindsItThere) {
 }
 
 TEST_F(HostLinksWithSuccession, WhatIsToldOfTheJobIsKnownToThoseThatMayTakeOver) {
-  FirstHost second("127.0.0.1", server.port(), 1, milliseconds(60'000));
+  DecidingHost second("127.0.0.1", server.port(), 1, milliseconds(60'000));
   server.remember({{"run", "runs/7"}});
   lose_the_other();
   ASSERT_TRUE(until([&] {
     second.look();
-    return others.given_up(2) && second.known().gone == std::vector{2};
+    return others.given_up(2) && second.known()->gone == std::vector{2};
   }));
-  EXPECT_EQ(second.known().job, "7f3a");
-  EXPECT_EQ(second.known().host, 0);
-  EXPECT_EQ(second.known().remembered.at("run"), "runs/7");
+  EXPECT_EQ(second.known()->job, "7f3a");
+  EXPECT_EQ(second.known()->host, 0);
+  EXPECT_EQ(second.known()->remembered.at("run"), "runs/7");
 }
 
 TEST_F(HostLinksWithSuccession, RanksOfAHostComeOverToAnother) {
   EXPECT_EQ(others.come_over(1), std::nullopt);
   const std::vector<RankProcess> processes = {{4, 2, 0, "a"}, {3, 3, 1, "b"}};
-  FirstHost second("127.0.0.1", server.port(), 1, milliseconds(60'000), seconds(60), processes);
+  DecidingHost second("127.0.0.1", server.port(), 1, milliseconds(60'000), seconds(60), processes);
   EXPECT_TRUE(until([&] { return others.come_over(1) == processes; }));
 }
 
 TEST_F(HostLinksWithSuccession, OneThatIsAbandonedHearsNoGoodbye) {
   {
-    FirstHost second("127.0.0.1", server.port(), 1, milliseconds(60'000));
+    DecidingHost second("127.0.0.1", server.port(), 1, milliseconds(60'000));
     second.report(3, {.code = 0, .signal = 9});
     second.abandon();
   }
-  FirstHost third("127.0.0.1", server.port(), 2, milliseconds(60'000));
+  DecidingHost third("127.0.0.1", server.port(), 2, milliseconds(60'000));
   third.report(4, {});
   ASSERT_TRUE(until([&] {
     third.look();
@@ -223,9 +224,9 @@ TEST(IsReached, OneThatServesAndNoOther) {
   EXPECT_FALSE(is_reached("127.0.0.1", port, seconds(1)));
 }
 
-TEST(FirstHostOfNobody, IsAloneOnceTheStoreIsGone) {
+TEST(DecidingHostOfNobody, IsAloneOnceTheStoreIsGone) {
   std::optional<MembershipServer> server{std::in_place, os::free_port()};
-  FirstHost first("127.0.0.1", server->port(), 1, milliseconds(60'000));
+  DecidingHost first("127.0.0.1", server->port(), 1, milliseconds(60'000));
   first.look();
   os::sleep_for(milliseconds(300));
   EXPECT_FALSE(first.is_alone());
