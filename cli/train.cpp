@@ -56,7 +56,7 @@ void require_room_for_weights(const config::Config& config) {
 std::string shared_folder(const config::Config& config) {
   const std::string& folder = config.recovery.shared;
   if (!folder.empty() && os::files().status(folder).kind != os::FileKind::directory)
-    throw config::ConfigError("recovery.shared", cat(folder, " is no folder"));
+    throw config::ConfigError("recovery.shared", cat(folder, " is no folder: make it, on storage that all hosts see"));
   return folder;
 }
 

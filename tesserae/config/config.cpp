@@ -184,10 +184,15 @@ Config::BadSteps read_bad_steps(const Json& c, const Config::Checkpoint& checkpo
 }
 
 Config::Recovery read_recovery(const Json& c) {
-  return {.replacements = c["recovery"]["replacements"],
-          .min_ranks = c["recovery"]["min_ranks"],
-          .shared = optional_value<std::string>(c["recovery"]["shared"]).value_or(""),
-          .check_replicas_every_steps = c["recovery"]["check_replicas_every_steps"]};
+  const Json& r = c["recovery"];
+  if (!r["shared"].is_null() && r["min_ranks"] == 0) {
+    throw ConfigError("recovery.shared",
+                      "is for jobs that may have fewer ranks after the loss of a host: give recovery.min_ranks, too");
+  }
+  return {.replacements = r["replacements"],
+          .min_ranks = r["min_ranks"],
+          .shared = optional_value<std::string>(r["shared"]).value_or(""),
+          .check_replicas_every_steps = r["check_replicas_every_steps"]};
 }
 
 Config::Optimizer read_optimizer(const Json& c) {

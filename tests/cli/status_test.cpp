@@ -54,6 +54,8 @@ TEST_F(Status, ConfigurationErrorsAreTwoAndOneLine) {
   expect_refused(train({"--set", "model.vocabulary=100"}), "model.vocabulary");
   expect_refused(Program({TESSERAE_PROGRAM, "train", "/nowhere.json"}), "/nowhere.json");
   expect_refused(train({"--resume", "/nowhere"}), "there is no folder /nowhere");
+  expect_refused(train({"--set", "recovery.shared=/nowhere", "--set", "recovery.min_ranks=1", "--nproc", "2"}),
+                 "recovery.shared: /nowhere is no folder: make it");
   expect_refused(train({"--resume", "auto"}), "give checkpoint.every_steps or another key");
 }
 

@@ -78,6 +78,12 @@ TEST(Config, TiersAndTheMemoryLimit) {
   EXPECT_THROW(with(R"("offload": {"optimizer": "disk"}, "checkpoint": {"memory_every_steps": 1})"), ConfigError);
 }
 
+TEST(Config, AFolderByWhichAnotherHostTakesOverNeedsALeastNumberOfRanks) {
+  EXPECT_EQ(plain().recovery.shared, "");
+  EXPECT_EQ(with(R"("recovery": {"shared": "/fsx", "min_ranks": 2})").recovery.shared, "/fsx");
+  EXPECT_THROW(with(R"("recovery": {"shared": "/fsx", "replacements": 2})"), ConfigError);
+}
+
 TEST(Config, AutoBeginsWithWhateverIsChosenLater) {
   const Config config = with(R"("hybrid_shard_degree": "auto", "dial": {"headroom": 0.2, "planned_steps": 5000})");
   EXPECT_TRUE(config.sharding.automatic);
