@@ -10,7 +10,7 @@
 #include "cli/verbs.h"
 #include "tesserae/config/json.h"
 #include "tesserae/config/sagemaker.h"
-#include "tesserae/launch/launcher.h"
+#include "tesserae/launch/restarts.h"
 #include "tesserae/os/files.h"
 #include "tesserae/os/seconds.h"
 #include "tesserae/train/device.h"
@@ -23,7 +23,7 @@ struct RunArguments {
   int nproc = 0, hosts = 0, host = 0;  // 0 ranks or hosts: not given
   int port = 29500;
   std::string address, shared;
-  int replacements = 0, spares = 0, min_ranks = 0;
+  int replacements = 0, spares = 0, min_ranks = 0, max_restarts = 0;
   double grace_seconds = 20, host_deadline_seconds = 300;
 };
 
@@ -103,6 +103,13 @@ void add_run(CLI::App& program, int& status) {
       ->check(CLI::Range(0, 4096))
       ->type_name("N")
       ->capture_default_str();
+  verb->add_option(
+          "--max-restarts", arguments->max_restarts,
+          "Where ranks cannot go on: start all of them again so often, on one host. It waits before that, for 1 "
+          "s and then twice as long each time; what the same error has ended twice in a row is left")
+      ->check(CLI::Range(0, 1 << 20))
+      ->type_name("N")
+      ->capture_default_str();
   CLI::Option* hosts =
       verb->add_option(
               "--hosts", arguments->hosts,
@@ -161,7 +168,7 @@ void add_run(CLI::App& program, int& status) {
     job.min_ranks = arguments->min_ranks;
     job.host_patience = os::milliseconds(arguments->host_deadline_seconds);
     share_memory(job, arguments->shared);
-    status = launch::run_local_job(job);
+    status = launch::run_with_restarts(job, {.most = arguments->max_restarts});
   });
 }
 

@@ -8,8 +8,9 @@
 
 #include "cli/start.h"
 #include "cli/verbs.h"
+#include "tesserae/checkpoint/folder.h"
 #include "tesserae/config/sagemaker.h"
-#include "tesserae/launch/launcher.h"
+#include "tesserae/launch/restarts.h"
 #include "tesserae/offload/host_blocks.h"
 #include "tesserae/os/files.h"
 #include "tesserae/os/memory.h"
@@ -33,8 +34,8 @@ std::chrono::milliseconds stop_grace(const config::Config& config) {
   return config.checkpoint.enabled() ? std::chrono::minutes(30) : std::chrono::seconds(20);
 }
 
-std::vector<std::string> rank_command(const TrainArguments& arguments) {
-  std::vector<std::string> command = {os::program_path(), "train", arguments.config, "--resume", arguments.resume};
+std::vector<std::string> rank_command(const TrainArguments& arguments, const std::string& resume) {
+  std::vector<std::string> command = {os::program_path(), "train", arguments.config, "--resume", resume};
   for (const std::string& assignment : arguments.assignments) {
     command.push_back("--set");
     command.push_back(assignment);
@@ -58,6 +59,31 @@ std::string shared_folder(const config::Config& config) {
   if (!folder.empty() && os::files().status(folder).kind != os::FileKind::directory)
     throw config::ConfigError("recovery.shared", cat(folder, " is no folder: make it, on storage that all hosts see"));
   return folder;
+}
+
+/// Where a job goes on that has saved up to step `saved`; other runs may save to the same folder. Empty: nowhere.
+std::string newest_of(const os::Path& checkpoints, const std::string& saved) {
+  std::string path;
+  for (const checkpoint::Committed& committed : checkpoint::list_checkpoints(checkpoints)) {
+    if (std::to_string(committed.step) == saved) path = committed.path.native();
+  }
+  return path;
+}
+
+/// How a job begins again that wrote to the folder end.run: from what it has kept. Without anything, as at first.
+launch::Restarts restarts(const config::Config& config, const TrainArguments& arguments) {
+  using Mode = train::Resume::Mode;
+  const Mode mode = train::Resume::from_text(arguments.resume).mode;
+  const auto prepare = [config, arguments, mode](launch::LocalJob& job, const launch::JobEnd& end) {
+    if (end.run.empty() || !config.checkpoint.enabled()) return;
+    const bool alone = mode == Mode::never && !config.checkpoint.folder;  // what is there is of this run
+    const os::Path checkpoints = config.checkpoint.folder.value_or(end.run + "/checkpoints");
+    const std::string resume = mode == Mode::automatic || alone ? "auto" : newest_of(checkpoints, end.saved);
+    if (resume.empty()) return;
+    job.command = rank_command(arguments, resume);
+    job.command.insert(job.command.end(), {"--set", "run.folder=" + end.run});
+  };
+  return {.most = config.recovery.max_restarts, .prepare = prepare};
 }
 
 int run_train(TrainArguments& arguments) {
@@ -84,14 +110,14 @@ int run_train(TrainArguments& arguments) {
     return 0;
   }
   if (!start.is_rank) {
-    run_in_ranks(start.job, rank_command(arguments));
+    run_in_ranks(start.job, rank_command(arguments, arguments.resume));
     start.job.stop_grace = stop_grace(config);
     start.job.early_exit_code = config.preemption.exit_code;
     start.job.replacements = config.recovery.replacements;
     start.job.min_ranks = config.recovery.min_ranks;
     start.job.succession = shared_folder(config);
     start.job.host_patience = os::milliseconds(config.run.deadline_seconds);
-    return launch::run_local_job(start.job);
+    return launch::run_with_restarts(start.job, restarts(config, arguments));
   }
   return train::train(config, setup, start.world, resume);
 }

@@ -10,7 +10,7 @@ option(TESSERAE_PRECOMPILED "Compile torch's headers once (g++)" ${precompiled})
 # Those of whose units most include torch/nn/module.h or ATen/ATen.h, be it by way of others
 # (`ninja -t deps | grep -E '^[a-z]|ATen/ATen.h'` says which).
 set(TESSERAE_TARGETS_ON_TORCH
-  tesserae_checkpoint tesserae_comm tesserae_context tesserae_cost tesserae_doctor tesserae_experts tesserae_model
+  tesserae_autograd tesserae_checkpoint tesserae_comm tesserae_context tesserae_cost tesserae_doctor tesserae_experts tesserae_model
   tesserae_optim tesserae_probe tesserae_shard tesserae_snapshot tesserae_tensor tesserae_train
   bench_checkpoint bench_dial bench_host_cost bench_phases bench_reduce_scatter bench_step cpp_recipe
   test_checkpoint test_checkpoint_processes test_comm test_context test_device test_experts test_experts_parity

@@ -3,6 +3,7 @@
 #include "python/bindings/bindings.h"
 #include "python/bindings/error_class.h"
 #include "tesserae/comm/error.h"
+#include "tesserae/comm/liveness/process_waits.h"
 
 namespace tesserae::bindings {
 
@@ -17,9 +18,16 @@ void bind_comm(py::module_& module) {
   lost.attr("ranks") = py::tuple();
   py::object timeout = bind_error<Timeout>(
       module, "Timeout", error,
-      "A deadline passed. `silent`: job ranks without a sign of life; empty if all are alive.",
-      [](py::object& raised, const Timeout& timeout) { raised.attr("silent") = py::tuple(py::cast(timeout.silent)); });
+      "A deadline passed. `silent`: job ranks without a sign of life; `absent`: those that are alive, and in no "
+      "operation while others wait: they did not call it. Both are empty where it cannot be told.",
+      [](py::object& raised, const Timeout& timeout) {
+        raised.attr("silent") = py::tuple(py::cast(timeout.silent));
+        raised.attr("absent") = py::tuple(py::cast(timeout.absent));
+      });
   timeout.attr("silent") = py::tuple();
+  timeout.attr("absent") = py::tuple();
+  module.def("waits_unseen", &waits_unseen,
+             "This process may wait in groups that are not ours: no other rank takes it for absent any more.");
   bind_error<Mismatch>(module, "Mismatch", error, "Ranks disagree on what they do. The text gives both sides.");
 }
 

@@ -79,8 +79,8 @@ void bind_fabric(py::module_& module) {
       .def("leave", &Fabric::leave, without_gil, "Says goodbye before the process ends.")
       .def("give_up", &comm::give_up, without_gil,
            "Leaves what is broken, for a process that goes on: nothing blocks in it any more, and no verb is called.")
-      .def("silent_ranks", &comm::silent_ranks, without_gil,
-           "Ranks, as they joined, of which nothing was heard when operations failed at their deadline.")
+      .def("missing_ranks", &comm::missing_ranks, without_gil,
+           "Ranks, as they joined, for which others waited when operations failed at their deadline.")
       .def("watched_store", &comm::watched_store, py::arg("prefix"), without_gil,
            "A part of the store through which the ranks met, whose waits end when one is lost. None: there is none.");
 

@@ -29,10 +29,10 @@ void bind_membership(py::module_& module) {
       .def_property_readonly("is_of_those_left", &Membership::is_of_those_left)
       .def(
           "next_epoch",
-          [](Membership& self, const std::vector<int>& silent, double deadline) {
-            return self.next_epoch(silent, milliseconds(deadline));
+          [](Membership& self, const std::vector<int>& missing, double deadline) {
+            return self.next_epoch(missing, milliseconds(deadline));
           },
-          py::arg("silent"), py::arg("deadline"), without_gil,
+          py::arg("missing"), py::arg("deadline"), without_gil,
           "After a loss: waits until the launcher begins the next epoch. False: there is none.")
       .def(
           "wait_for_epoch",

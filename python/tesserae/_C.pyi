@@ -116,6 +116,7 @@ __all__: list[str] = [
     "validate_init_config",
     "vocabulary_cross_entropy",
     "vocabulary_embedding",
+    "waits_unseen",
     "write_checkpoint",
 ]
 
@@ -469,9 +470,10 @@ class PeerLost(CommError):
 
 class Timeout(CommError):
     """
-    A deadline passed. `silent`: job ranks without a sign of life; empty if all are alive.
+    A deadline passed. `silent`: job ranks without a sign of life; `absent`: those that are alive, and in no operation while others wait: they did not call it. Both are empty where it cannot be told.
     """
 
+    absent: typing.ClassVar[tuple] = tuple()
     silent: typing.ClassVar[tuple] = tuple()
 
 class Mismatch(CommError):
@@ -531,9 +533,9 @@ class Fabric:
         """
         Says goodbye before the process ends.
         """
-    def silent_ranks(self) -> list[int]:
+    def missing_ranks(self) -> list[int]:
         """
-        Ranks, as they joined, of which nothing was heard when operations failed at their deadline.
+        Ranks, as they joined, for which others waited when operations failed at their deadline.
         """
     def watched_store(self, prefix: str) -> torch.distributed.distributed_c10d.Store:
         """
@@ -583,7 +585,7 @@ class Membership:
         """
     def next_epoch(
         self,
-        silent: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        missing: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         deadline: typing.SupportsFloat | typing.SupportsIndex,
     ) -> bool:
         """
@@ -1274,7 +1276,12 @@ class Saver:
         Of a save whose other ranks may be lost: this rank's part is written to its end.
         """
     def save(
-        self, folder: str, keep: typing.SupportsInt | typing.SupportsIndex, state: State, asynchronous: bool
+        self,
+        folder: str,
+        keep: typing.SupportsInt | typing.SupportsIndex,
+        read_back: bool,
+        state: State,
+        asynchronous: bool,
     ) -> None:
         """
         Collective: finishes the last save, then saves the state, or begins to.
@@ -1742,6 +1749,11 @@ def vocabulary_cross_entropy(
     """
 
 def vocabulary_embedding(tokens: torch.Tensor, weight: torch.Tensor, parallel: Parallel) -> torch.Tensor: ...
+def waits_unseen() -> None:
+    """
+    This process may wait in groups that are not ours: no other rank takes it for absent any more.
+    """
+
 def write_checkpoint(
     folder: str,
     step: typing.SupportsInt | typing.SupportsIndex,

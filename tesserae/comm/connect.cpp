@@ -111,7 +111,7 @@ class ConnectedFabric final : public Fabric {
     return now().own_store(prefix);
   }
   c10::intrusive_ptr<c10d::Store> watched_store(const std::string& prefix) const { return now().watched_store(prefix); }
-  std::vector<int> silent_ranks() const { return now_ ? now_->silent_ranks() : std::vector<int>(); }
+  std::vector<int> missing_ranks() const { return now_ ? now_->missing_ranks() : std::vector<int>(); }
   Counters counters() const override { return now_ ? now_->counters() : Counters(); }
 
  protected:
@@ -167,9 +167,9 @@ c10::intrusive_ptr<c10d::Store> watched_store(Fabric& fabric, const std::string&
   return connected != nullptr ? connected->watched_store(prefix) : nullptr;
 }
 
-std::vector<int> silent_ranks(const Fabric& fabric) {
+std::vector<int> missing_ranks(const Fabric& fabric) {
   const auto* const connected = dynamic_cast<const ConnectedFabric*>(&fabric);
-  return connected != nullptr ? connected->silent_ranks() : std::vector<int>();
+  return connected != nullptr ? connected->missing_ranks() : std::vector<int>();
 }
 
 void Fabric::reconnect(int /*epoch*/) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
+#include "tesserae/comm/liveness/process_waits.h"
 #include "tesserae/comm/liveness/watched_store.h"
 #include "tesserae/comm/transports/c10d_group.h"
 #include "tesserae/comm/transports/nccl.h"
@@ -65,6 +66,7 @@ Connections::Connections(Rendezvous rendezvous, const FabricOptions& options, co
       liveness_(std::make_shared<Liveness>(world_, signs_of_life_, server())),
       table_(world_.rank(), world_.size(), on_streams_ || staged_ ? Lane::Kind::stream : Lane::Kind::threaded,
              options.device) {
+  if (on_streams_) waits_unseen();
   if (options.names_process) set_log_rank(world_.rank());
 }
 
@@ -89,6 +91,7 @@ void Connections::give_up() {
 
 Group& Connections::group(const std::vector<int>& members, Traffic traffic) {
   return table_.group(members, traffic, [&](std::string name, const std::vector<int>& members, int rank) {
+    liveness_->take_time_out();
     try {
       return make_group(name, members, rank, traffic);
     } catch (const Error&) {
@@ -98,13 +101,14 @@ Group& Connections::group(const std::vector<int>& members, Traffic traffic) {
       std::rethrow_exception(users.thrown);
     } catch (const std::exception& failure) {
       require_members(name, members);
+      if (const auto late = liveness_->take_time_out()) throw *late;
       throw CommError("Fabric::group", cat(name, " is not made: ", reason_of(failure)));
     }
   });
 }
 
 mesh::World Connections::meet() {
-  Liveness::introduce(rendezvous_.world().launch().rank, signs_of_life_);
+  rendezvous_.introduce(signs_of_life_);
   return rendezvous_.meet(options_.host.empty() ? os::host_identity() : options_.host, options_.cancelled);
 }
 
@@ -135,9 +139,9 @@ Connections::StorePtr Connections::watched_store(const std::string& prefix) {
   return store_of("the job's group", all, prefix);
 }
 
-std::vector<int> Connections::silent_ranks() const {
+std::vector<int> Connections::missing_ranks() const {
   std::vector<int> ranks;
-  for (const int rank : liveness_->silent()) ranks.push_back(world_.launcher_rank(rank));
+  for (const int rank : liveness_->missing()) ranks.push_back(world_.launcher_rank(rank));
   return ranks;
 }
 

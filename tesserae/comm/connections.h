@@ -43,8 +43,8 @@ class Connections {
   bool may_share() const { return shm_; }
   StorePtr store() const { return rendezvous_.store(""); }
   StorePtr own_store(const std::string& prefix) const { return rendezvous_.own_connection(prefix); }
-  StorePtr watched_store(const std::string& prefix);  ///< meeting_store.h has what it is for, and silent_ranks()
-  std::vector<int> silent_ranks() const;
+  StorePtr watched_store(const std::string& prefix);  ///< meeting_store.h has what it is for, and missing_ranks()
+  std::vector<int> missing_ranks() const;
   Group& group(const std::vector<int>& members, Traffic traffic);
   Lane& lane(Traffic traffic) { return table_.lane(traffic); }
   Counters counters() const { return table_.counters(); }

@@ -2,7 +2,16 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace tesserae::comm {
+
+std::vector<int> Timeout::missing() const {
+  std::vector<int> ranks = silent;
+  ranks.insert(ranks.end(), absent.begin(), absent.end());
+  std::ranges::sort(ranks);
+  return ranks;
+}
 
 PeerLost lost_while_made(const std::string& group, std::vector<int> gone) {
   const std::string text = cat(group, " is not made: rank ", gone.front(), " ended or left the job while it was");

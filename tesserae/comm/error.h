@@ -36,13 +36,16 @@ class PeerLost : public CommError {
 /// Of a group that is not made, because these of its members ended or left the job meanwhile.
 PeerLost lost_while_made(const std::string& group, std::vector<int> gone);
 
-/// The deadline passed. `silent` are the job ranks that have shown no sign of life for a while (stopped, swapped out),
-/// empty when all ranks are alive and one of them simply did not call the operation.
+/// The deadline passed. Job ranks that others have waited for, ascending; both are empty where it cannot be told.
 class Timeout : public CommError {
  public:
-  Timeout(std::string_view function, const std::string& message, std::vector<int> silent_ranks)
-      : CommError(function, message), silent(std::move(silent_ranks)) {}
-  std::vector<int> silent;  ///< those that gave no answer before the deadline, ascending
+  Timeout(std::string_view function, const std::string& message, std::vector<int> silent_ranks,
+          std::vector<int> absent_ranks = {})
+      : CommError(function, message), silent(std::move(silent_ranks)), absent(std::move(absent_ranks)) {}
+  /// Both together.
+  std::vector<int> missing() const;
+  std::vector<int> silent;  ///< no sign of life for a while: stopped, swapped out, or never come
+  std::vector<int> absent;  ///< alive, while all others wait in operations, and these in none: they did not call it
 };
 
 /// Thrown in a child that was forked from a rank: what `function` needs, threads and connections, are the parent's.

@@ -2,7 +2,7 @@
 //
 //  1. The launcher of the first host serves the job's store and counts epochs, as on one host (membership.cpp); the
 //     others start their ranks and tell it how these end. Each of these launchers beats.
-//  2. Ranks whose operations failed name those of which nothing was heard. Of such a rank on another host the first
+//  2. Ranks whose operations failed name those for which they waited. Of such a rank on another host the first
 //     launcher asks that host's to kill it, and counts it as lost once it says that it has ended. If it is replaced,
 //     that host's launcher is told to start the new process.
 //  3. A host whose launcher has not beaten for `patience` is given up, with all of its ranks, and for good.

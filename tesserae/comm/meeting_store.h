@@ -14,9 +14,9 @@ namespace tesserae::comm {
 /// the fabric. Null where the ranks did not meet through a store (one process, null, ranks that are threads).
 c10::intrusive_ptr<c10d::Store> watched_store(Fabric& fabric, const std::string& prefix);
 
-/// Of which ranks (as they joined: mesh::World::launcher_rank) nothing was heard when operations of this fabric failed
-/// at their deadline. What Timeout::silent says, also for who saw the failure as another library's error. Before
+/// For which ranks (as they joined: mesh::World::launcher_rank) others waited when operations of this fabric failed at
+/// their deadline. What Timeout::missing() says, also for who saw the failure as another library's error. Before
 /// give_up().
-std::vector<int> silent_ranks(const Fabric& fabric);
+std::vector<int> missing_ranks(const Fabric& fabric);
 
 }  // namespace tesserae::comm

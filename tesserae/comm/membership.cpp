@@ -2,9 +2,10 @@
 //
 //  1. The launcher serves the job's store, so that no rank's end takes it along, and counts epochs; ranks first meet in
 //     epoch 0.
-//  2. A rank whose operation failed says so, and of which ranks nothing was heard: these may be stopped, which the
-//     launcher does not see. It kills them. From then on they are like others that have ended: whoever is replaced has
-//     no process any more that could write.
+//  2. A rank whose operation failed says so, and for which ranks it had waited to its deadline: these may be stopped,
+//  or
+//     hang, which the launcher does not see. It kills them. From then on they are like others that have ended: whoever
+//     is replaced has no process any more that could write.
 //  3. The launcher starts a process for each rank that has ended and tells it the next epoch. Then it announces that
 //     epoch; or, if it does not replace any more, that there is none. Where the job may have fewer ranks, it announces
 //     who is left instead, which gives them new numbers: they meet to ask for a number that the job can have (6).
@@ -108,7 +109,7 @@ MembershipServer::MembershipServer(uint16_t port, const Mandate& mandate)
     port_ = served->getPort();
     served_ = served;
     store_ = c10::make_intrusive<c10d::PrefixStore>(prefix, served);
-    store_->set(of_epoch("silent", epoch_), " ");
+    store_->set(of_epoch("missing", epoch_), " ");
     store_->set(all_names, " ");
     store_->set(mandate_key, text_of(mandate));
   } catch (const std::exception& failure) {
@@ -116,11 +117,11 @@ MembershipServer::MembershipServer(uint16_t port, const Mandate& mandate)
   }
 }
 
-std::vector<MembershipServer::Silence> MembershipServer::silent() {
-  std::istringstream told(store_->get_to_str(of_epoch("silent", epoch_)));
-  std::vector<Silence> silences;
-  for (Silence silence; told >> silence.by >> silence.rank;) silences.push_back(silence);
-  return silences;
+std::vector<MembershipServer::Missing> MembershipServer::missing() {
+  std::istringstream told(store_->get_to_str(of_epoch("missing", epoch_)));
+  std::vector<Missing> all;
+  for (Missing each; told >> each.by >> each.rank;) all.push_back(each);
+  return all;
 }
 
 int MembershipServer::failed() {
@@ -134,7 +135,7 @@ std::optional<int> MembershipServer::asked_ranks() {
 }
 
 void MembershipServer::announce(const std::string& what) {
-  store_->set(of_epoch("silent", epoch_ + 1), " ");
+  store_->set(of_epoch("missing", epoch_ + 1), " ");
   store_->set(of_epoch("epoch", epoch_ + 1), what);
 }
 
@@ -268,14 +269,14 @@ auto Membership::require(Request request) {
   throw PeerLost("Membership", "the launcher is lost, and another one may take over", {});
 }
 
-bool Membership::next_epoch(const std::vector<int>& silent, std::chrono::milliseconds deadline) {
+bool Membership::next_epoch(const std::vector<int>& missing, std::chrono::milliseconds deadline) {
   if (!recovers()) return false;
   const os::Deadline patience(deadline_ = deadline);
   try {
     std::string told;
-    for (const int rank : silent) told += cat(rank_, " ", rank, " ");
+    for (const int rank : missing) told += cat(rank_, " ", rank, " ");
     const auto tell = [store = store_, epoch = epoch_, told] {
-      if (!told.empty()) store->append(of_epoch("silent", epoch), {told.begin(), told.end()});
+      if (!told.empty()) store->append(of_epoch("missing", epoch), {told.begin(), told.end()});
       return store->add(of_epoch("failed", epoch), 1);
     };
     if (!ask(tell, &patience)) return turn_to_successor("the launcher hears of no loss", patience);

@@ -38,11 +38,11 @@ class MembershipServer {
   /// What it serves, for what launchers tell each other.
   c10::intrusive_ptr<c10d::Store> store() const { return served_; }
   int epoch() const { return epoch_; }
-  struct Silence {
+  struct Missing {
     int by = 0, rank = 0;
   };
-  /// Ranks that others have heard nothing of, in this epoch, each with who says so.
-  std::vector<Silence> silent();
+  /// Ranks for which others have waited in vain, in this epoch, each with who says so.
+  std::vector<Missing> missing();
   /// How many ranks have said that their operations failed, in this epoch.
   int failed();
   /// How many ranks the next epoch is to have, if anybody asked for another number.
@@ -104,10 +104,11 @@ class Membership {
   mesh::World world() const;
   /// Those that meet are what is left of the ranks before: nobody has the place of the lost ones.
   bool is_of_those_left() const { return of_those_left_; }
-  /// An operation failed because of a lost rank, and nothing was heard of `silent`. Waits for the launcher to begin the
-  /// next epoch; where that of another host may take over (succession_variable), and this one is not reached, for the
-  /// first epoch of that. False: there will be none, now or within the deadline, or a loss ends the job.
-  bool next_epoch(const std::vector<int>& silent, std::chrono::milliseconds deadline);
+  /// An operation failed because of a lost rank, or at its deadline because of the `missing` ones (Timeout::missing()),
+  /// which the launcher will end. Waits for it to begin the next epoch; where that of another host may take over
+  /// (succession_variable), and this one is not reached, for the first epoch of that. False: there will be none, now or
+  /// within the deadline, or a loss ends the job.
+  bool next_epoch(const std::vector<int>& missing, std::chrono::milliseconds deadline);
   /// The same where nothing was lost: after ask_for_ranks().
   bool wait_for_epoch(std::chrono::milliseconds deadline);
   /// The next epoch is to have so many ranks, and to begin at once. Rank 0 asks; all of them leave this one.

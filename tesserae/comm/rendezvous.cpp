@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "tesserae/comm/error.h"
+#include "tesserae/comm/liveness/liveness.h"
 #include "tesserae/comm/open_store.h"
 #include "tesserae/os/clock.h"
 
@@ -18,6 +19,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kStayAfterFailure{1500};
 constexpr milliseconds kAsk{5};
+// A busy store may take so long, also once the deadline has passed and one looks who has come.
+constexpr milliseconds kAnswer{2000};
 
 std::string below(int epoch) {
   return epoch == 0 ? "" : cat("epoch-", epoch, "/");
@@ -57,14 +60,21 @@ Rendezvous::Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store>
 c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve, milliseconds patience) const {
   const auto& launch = world_.launch();
   try {
-    return open_store(launch.address, launch.port, patience, serve);
+    if (serve) return open_store(launch.address, launch.port, patience, /*serves=*/true);
+    // A process that is stopped takes connections, and answers nothing.
+    TimeLimiter limiter;
+    const auto open = [address = launch.address, port = launch.port, patience] {
+      return open_store(address, port, patience, /*serves=*/false);
+    };
+    if (auto store = limiter.call(open, patience + kAnswer)) return *store;
+    throw std::runtime_error("it does not answer");
   } catch (const std::exception& failure) {
     const std::string where = cat("the store at ", launch.address, ":", launch.port);
     if (serve) throw CommError("Fabric::connect", cat(where, " cannot be served: ", reason_of(failure)));
     throw Timeout("Fabric::connect",
                   cat(where, " was not reached within ", deadline_.count(), " ms; it is served by ",
                       launch.store_is_served ? "the launcher" : "launcher rank 0", ": ", reason_of(failure)),
-                  launch.store_is_served ? std::vector<int>{} : std::vector<int>{0});
+                  server());
   }
 }
 
@@ -77,13 +87,41 @@ c10::intrusive_ptr<c10d::Store> Rendezvous::own_connection(const std::string& pr
                                                 joined_ ? store_->clone() : connect(/*serve=*/false, deadline_));
 }
 
+// The process that serves the store may be stopped: then no question is answered, also none with a limit of its own.
+template <class Request>
+auto Rendezvous::ask(Request request) const {
+  const auto used = std::chrono::duration_cast<milliseconds>(Clock::now() - start_);
+  if (auto answer = limiter_->call(std::move(request), std::max(deadline_ - used, milliseconds(0)) + kAnswer)) {
+    return *answer;
+  }
+  throw Timeout("Fabric::connect",
+                cat("the store of the job did not answer within ", deadline_.count(), " ms; it is served by ",
+                    world_.launch().store_is_served ? "the launcher" : "launcher rank 0"),
+                server());
+}
+
+std::vector<int> Rendezvous::server() const {
+  return world_.launch().store_is_served ? std::vector<int>{} : std::vector<int>{0};
+}
+
+void Rendezvous::introduce(const c10::intrusive_ptr<c10d::Store>& signs_of_life) const {
+  try {
+    ask([rank = world_.launch().rank, signs_of_life] { return Liveness::introduce(rank, signs_of_life), true; });
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& failure) {
+    throw PeerLost("Fabric::connect", cat("the store was lost while the ranks met: ", reason_of(failure)), server());
+  }
+}
+
 // Asks, instead of waiting: somebody may have to be told that nobody comes.
-void Rendezvous::wait_for_all(c10d::Store& store, const std::function<bool()>& cancelled) const {
+void Rendezvous::wait_for_all(const c10::intrusive_ptr<c10d::Store>& store,
+                              const std::function<bool()>& cancelled) const {
   std::vector<std::string> keys;
   for (int rank = 0; rank < world_.size(); ++rank) keys.push_back(std::to_string(rank));
   // Also once all have come: some of them may have left again.
   for (bool met = false; !met && Clock::now() - start_ < deadline_; os::sleep_for(met ? milliseconds(0) : kAsk)) {
-    met = store.check(keys);
+    met = ask([store, keys] { return store->check(keys); });
     if (cancelled()) throw CommError("Fabric::connect", "another rank was lost while the ranks met");
   }
 }
@@ -94,12 +132,14 @@ mesh::World Rendezvous::meet(const std::string& host, const std::function<bool()
   const auto key = [](int rank) { return std::to_string(rank); };
   std::vector<std::string> host_of(static_cast<size_t>(size));
   try {
-    hosts->set(key(world_.launch().rank), host);
-    if (cancelled) wait_for_all(*hosts, cancelled);
+    ask([hosts, own = key(world_.launch().rank), host] { return hosts->set(own, host), true; });
+    if (cancelled) wait_for_all(hosts, cancelled);
     for (int rank = 0; rank < size; ++rank) {
       const auto used = std::chrono::duration_cast<milliseconds>(Clock::now() - start_);
-      hosts->wait({key(rank)}, std::max(deadline_ - used, milliseconds(1)));
-      host_of[static_cast<size_t>(rank)] = hosts->get_to_str(key(rank));
+      ask([hosts, of = key(rank), left = std::max(deadline_ - used, milliseconds(1))] {
+        return hosts->wait({of}, left), true;
+      });
+      host_of[static_cast<size_t>(rank)] = ask([hosts, of = key(rank)] { return hosts->get_to_str(of); });
     }
   } catch (const CommError&) {
     throw;
@@ -107,11 +147,12 @@ mesh::World Rendezvous::meet(const std::string& host, const std::function<bool()
     std::vector<int> missing;
     try {
       for (int rank = 0; rank < size; ++rank) {
-        if (!hosts->check({key(rank)})) missing.push_back(rank);
+        if (!ask([hosts, of = key(rank)] { return hosts->check({of}); })) missing.push_back(rank);
       }
+    } catch (const CommError&) {
+      throw;
     } catch (const std::exception&) {
-      throw PeerLost("Fabric::connect", cat("the store was lost while the ranks met: ", reason_of(failure)),
-                     world_.launch().store_is_served ? std::vector<int>{} : std::vector<int>{0});
+      throw PeerLost("Fabric::connect", cat("the store was lost while the ranks met: ", reason_of(failure)), server());
     }
     // The others' deadlines pass at about the same time, and they need the store to see who is missing.
     if (serves_) os::sleep_for(kStayAfterFailure);
@@ -121,6 +162,7 @@ mesh::World Rendezvous::meet(const std::string& host, const std::function<bool()
                   cat("launcher ranks ", list, " of ", size, " did not come within ", deadline_.count(), " ms"),
                   missing);
   }
+  limiter_.reset();
   return world_.with_hosts(host_of);
 }
 

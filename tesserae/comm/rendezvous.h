@@ -4,8 +4,11 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
+#include "tesserae/comm/liveness/time_limiter.h"
 #include "tesserae/mesh/world.h"
 
 namespace tesserae::comm {
@@ -22,9 +25,11 @@ class Rendezvous {
   Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds deadline,
              int epoch = 0);
 
+  /// Liveness::introduce of this rank; before meet().
+  void introduce(const c10::intrusive_ptr<c10d::Store>& signs_of_life) const;
   /// Tells the others on which host this rank is, waits until all have come, and orders the ranks by host. Throws
-  /// Timeout naming those (by launcher rank: no other is known yet) that have not come by the deadline.
-  /// `cancelled` may be empty; see FabricOptions.
+  /// Timeout naming those (by launcher rank: no other is known yet) that have not come by the deadline, or launcher
+  /// rank 0 if it serves a store that does not answer. Once. `cancelled` may be empty; see FabricOptions.
   mesh::World meet(const std::string& host, const std::function<bool()>& cancelled = {});
 
   const mesh::World& world() const { return world_; }  ///< as the launcher has it
@@ -36,7 +41,10 @@ class Rendezvous {
 
  private:
   c10::intrusive_ptr<c10d::Store> connect(bool serve, std::chrono::milliseconds patience) const;
-  void wait_for_all(c10d::Store& store, const std::function<bool()>& cancelled) const;
+  void wait_for_all(const c10::intrusive_ptr<c10d::Store>& store, const std::function<bool()>& cancelled) const;
+  std::vector<int> server() const;
+  template <class Request>
+  auto ask(Request request) const;
 
   mesh::World world_;
   std::chrono::milliseconds deadline_;
@@ -45,6 +53,7 @@ class Rendezvous {
   bool joined_ = false;  ///< the store is somebody else's
   std::string job_;      ///< prefix of all keys: an agent's store outlives the restarts of a job
   c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<TimeLimiter> limiter_ = std::make_shared<TimeLimiter>();  // until the ranks have met
 };
 
 }  // namespace tesserae::comm

@@ -121,6 +121,7 @@ Config::Checkpoint read_checkpoint(const Json& c) {
           .every_minutes = k["every_minutes"],
           .keep = k["keep"],
           .asynchronous = k["async"],
+          .read_back = k["read_back"],
           .stop_on_error = k["on_error"] == "stop",
           .memory_every_steps = k["memory_every_steps"]};
 }
@@ -190,6 +191,7 @@ Config::Recovery read_recovery(const Json& c) {
                       "is for jobs that may have fewer ranks after the loss of a host: give recovery.min_ranks, too");
   }
   return {.replacements = r["replacements"],
+          .max_restarts = r["max_restarts"],
           .min_ranks = r["min_ranks"],
           .shared = optional_value<std::string>(r["shared"]).value_or(""),
           .check_replicas_every_steps = r["check_replicas_every_steps"]};

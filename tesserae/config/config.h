@@ -56,6 +56,7 @@ struct Config {
     double every_minutes = 0;
     int keep = 0;
     bool asynchronous = false;
+    bool read_back = false;
     bool stop_on_error = true;
     int64_t memory_every_steps = 0;
 
@@ -71,7 +72,7 @@ struct Config {
   } bad_steps;
 
   struct Recovery {
-    int replacements = 0;
+    int replacements = 0, max_restarts = 0;
     int min_ranks = 0;   ///< 0: a rank that is not replaced ends the run
     std::string shared;  ///< empty: the loss of the first host ends it
     int64_t check_replicas_every_steps = 0;

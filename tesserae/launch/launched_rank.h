@@ -35,6 +35,7 @@ struct LaunchedRank {
   std::optional<os::Exit> exit;
   std::string name;           ///< of the process: no other of the job has it
   bool asked_to_end = false;  ///< it ran when its launcher, which follows the first host's, was asked to end
+  bool is_missing = false;    ///< others waited for it to their deadline: it was killed
   int host = 0, local_rank = 0;
   int rank = 0;    ///< of the job
   int number = 0;  ///< of the process, over all hosts: those of the job's start are numbered as its ranks

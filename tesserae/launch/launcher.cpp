@@ -35,6 +35,11 @@ namespace {
 constexpr auto blame_window = std::chrono::milliseconds(1000);
 constexpr const char* replaced_key = "launcher/replaced";
 
+std::string last_words(const LaunchedRank& rank) {
+  const auto said = std::ranges::find_if_not(rank.last.rbegin(), rank.last.rend(), &std::string::empty);
+  return said == rank.last.rend() ? rank.exit->text() : *said;
+}
+
 /// On several hosts. Where it does not, no launcher is told of the others.
 bool survives_losses(const LocalJob& job) {
   return job.min_ranks > 0 || job.replacements > 0;
@@ -76,7 +81,20 @@ class Job {
     too_few_ ? membership_->end() : membership_->begin_epoch_of(names);
   }
 
-  int run() {
+  JobEnd run() {
+    JobEnd end{.status = run_to_end()};
+    if (!culprit_ || host_.ending.is_asked() || host_.ending.has_news()) return end;
+    const LaunchedRank& rank = ranks_[static_cast<size_t>(*culprit_)];
+    end.failed = rank.exit->signal != 0 || rank.exit->code != exit_unusable;
+    if (rank.exit->signal == 0) end.error = last_words(rank);
+    if (!membership_) return end;
+    end.run = membership_->remembered("run");
+    end.saved = membership_->remembered("saved");
+    return end;
+  }
+
+ private:
+  int run_to_end() {
     if (processes_->deposed_by()) return give_way();
     while (running() > 0 || (!lost_.empty() && !culprit_)) {
       host_.output.wait(ranks_, host_.spares, host_.ending.descriptor());
@@ -102,7 +120,6 @@ class Job {
     return result;
   }
 
- private:
   /// Another host decides, since nothing was heard of this one.
   int give_way() {
     const int by = *processes_->deposed_by();
@@ -175,7 +192,7 @@ class Job {
   /// If ranks are lost, or another number of them is wanted. Once all ranks have been looked at.
   void begin_next_epoch() {
     if (!membership_ || culprit_) return;
-    for (const int silent : silent_ranks()) kill(ranks_[static_cast<size_t>(silent)]);
+    for (const int missing : missing_ranks()) end_missing(ranks_[static_cast<size_t>(missing)]);
     const std::optional<int> asked = membership_->asked_ranks();
     const int ranks = asked.value_or(size());
     std::erase_if(lost_, [ranks](int number) { return number >= ranks; });
@@ -210,19 +227,26 @@ class Job {
   }
 
   /// Two sides of a link that is cut say it of each other: then the ranks of the host that decides are believed.
-  std::vector<int> silent_ranks() {
-    const auto told = membership_->silent();
+  std::vector<int> missing_ranks() {
+    const auto told = membership_->missing();
     const auto is_blamed = [&](int host) {
       return std::ranges::any_of(
-          told, [&](const auto& silence) { return host_of(silence.by) == job_.host && host_of(silence.rank) == host; });
+          told, [&](const auto& each) { return host_of(each.by) == job_.host && host_of(each.rank) == host; });
     };
-    std::vector<int> silent;
+    std::vector<int> missing;
     for (const auto& [by, rank] : told) {
       if (rank < 0 || rank >= size()) continue;
       const bool of_each_other = host_of(by) != job_.host && host_of(rank) == job_.host && is_blamed(host_of(by));
-      if (!of_each_other) silent.push_back(rank);
+      if (!of_each_other) missing.push_back(rank);
     }
-    return silent;
+    return missing;
+  }
+
+  void end_missing(LaunchedRank& rank) {
+    if (!rank.is_running() || std::exchange(rank.is_missing, true)) return;
+    host_.output.print(cat("tesserae: rank ", rank.rank, " of ", size(),
+                           " is killed: it stopped or hangs, and the others waited for it to their deadline"));
+    kill(rank);
   }
 
   /// That of a rank which was not replaced yet: nothing starts there any more.
@@ -394,6 +418,10 @@ class Job {
 }  // namespace
 
 int run_local_job(const LocalJob& job) {
+  return run_job(job).status;
+}
+
+JobEnd run_job(const LocalJob& job) {
   if (job.ranks < 1 || job.command.empty()) {
     throw InvalidArgument("run_local_job", cat("needs a command and at least one rank, got ", job.ranks, " ranks"));
   }
@@ -407,7 +435,7 @@ int run_local_job(const LocalJob& job) {
   const bool decides = job.hosts == 1 || job.host == 0 || !survives_losses(job);
   if (decides) return Job(host).run();
   auto end = follow_deciding_host(host);
-  if (const int* const status = std::get_if<int>(&end)) return *status;
+  if (const int* const status = std::get_if<int>(&end)) return {.status = *status};
   return Job(host, std::get<Inheritance>(std::move(end))).run();
 }
 

@@ -18,7 +18,7 @@ struct LocalJob {
   /// The same as a function, which returns the exit status: the first ranks are then copies of this process where that
   /// is possible (waiting_ranks.h). Empty: they are not, as must be where this process has used an accelerator, whose
   /// drivers do not survive it.
-  std::function<int()> body;
+  std::function<int()> body = {};
   std::map<std::string, std::string> environment;  ///< for every rank, beside torchrun's variables
   /// Between a rank's failure and the end of the others: they are asked to end (SIGTERM) and then killed.
   std::chrono::milliseconds failure_grace{2000};
@@ -42,7 +42,7 @@ struct LocalJob {
   int min_ranks = 0;
   /// With min_ranks, of several hosts: a folder that all of them see. If the host that decides is lost another one
   /// takes over, as comm/succession.h says; empty: the job ends.
-  std::string succession;
+  std::string succession = {};
   /// Where ranks of a script keep what others go on from, in a folder that they name (Membership::remember "memory"):
   /// that one is removed when the job ends.
   std::string memory = "/dev/shm";
@@ -70,6 +70,16 @@ struct LocalJob {
 /// process, not even if it is killed by SIGKILL. Throws IoError if a rank cannot be started (after ending those that
 /// were), InvalidArgument for several hosts without a port.
 int run_local_job(const LocalJob& job);
+
+/// The same, with what whoever begins the job again must know.
+struct JobEnd {
+  int status = 0;          ///< the job's exit status
+  bool failed = false;     ///< by the failure or loss of a rank that may go well another time; known on one host
+  std::string error = {};  ///< the last line of the rank that failed first; empty: it was killed
+  std::string run = {};    ///< what ranks remembered (comm::Membership) of "run", the folder that they write, ...
+  std::string saved = {};  ///< ... and of "saved", the step of its newest checkpoint; empty: there is none
+};
+JobEnd run_job(const LocalJob& job);
 
 /// The exit status of a rank that failed because another one was lost: never the first cause of a job's end.
 inline constexpr int exit_peer_lost = 3;

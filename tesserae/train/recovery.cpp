@@ -118,12 +118,12 @@ void Run::meet() {
       cat(who, ": on from step ", state_->step, lost > 0 ? cat(", ", lost, " steps back") : "", ", ", seconds, " s"));
 }
 
-std::vector<int> Run::silent(const comm::CommError& failure) const {
+std::vector<int> Run::missing(const comm::CommError& failure) const {
   const auto* const timeout = dynamic_cast<const comm::Timeout*>(&failure);
   if (timeout == nullptr) return {};
-  if (fabric_ == nullptr) return timeout->silent;  // while the ranks met they knew no other numbers
+  if (fabric_ == nullptr) return timeout->missing();  // while the ranks met they knew no other numbers
   std::vector<int> ranks;
-  for (const int rank : timeout->silent) ranks.push_back(fabric_->world().launcher_rank(rank));
+  for (const int rank : timeout->missing()) ranks.push_back(fabric_->world().launcher_rank(rank));
   return ranks;
 }
 

@@ -76,8 +76,8 @@ class Run {
   /// with another number of ranks. Throws what train() (trainer.h) throws.
   std::optional<int> train();
 
-  /// The launcher's ranks of whom a failed operation has heard nothing.
-  std::vector<int> silent(const comm::CommError& failure) const;
+  /// The launcher's ranks for which a failed operation has waited (comm::Timeout::missing).
+  std::vector<int> missing(const comm::CommError& failure) const;
 
  private:
   struct Standing;

@@ -15,7 +15,7 @@ int train(const config::Config& config, const JobSetup& setup, const mesh::World
   os::name_process(cat("tesserae:", world.rank()));
   os::survive_broken_pipes();
   comm::Membership membership(world.launch(), config.recovery.replacements > 0 || config.recovery.min_ranks > 0);
-  // Ranks give up on a silent one one after the other, each at its own deadline.
+  // Ranks give up on a missing one one after the other, each at its own deadline.
   const auto deadline = os::milliseconds(config.run.deadline_seconds + config.run.connect_deadline_seconds);
   Run run(config, setup, resume, world, membership);
   for (;;) {
@@ -30,7 +30,7 @@ int train(const config::Config& config, const JobSetup& setup, const mesh::World
       throw;
     } catch (const comm::CommError& failure) {
       log(LogLevel::info, failure.what());
-      if (!membership.next_epoch(run.silent(failure), deadline)) throw;
+      if (!membership.next_epoch(run.missing(failure), deadline)) throw;
     }
     if (scales && !membership.wait_for_epoch(deadline)) {
       throw comm::CommError("train", "the job has ended while the number of its ranks was to change");

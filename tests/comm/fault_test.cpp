@@ -6,9 +6,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <thread>
 
+#include "tesserae/base/error.h"
 #include "tesserae/comm/fabric.h"
 #include "tesserae/os/clock.h"
 #include "tests/support/promise.h"
@@ -232,6 +234,152 @@ TEST(Fault, ARankThatEndsWhileAGroupIsMadeIsNamed) {
       }
     }
     expect_promise(seconds, 1);
+  }
+}
+
+// args: backend, victim, after how many milliseconds of connecting it is killed or stopped, and which of them.
+RANK_MAIN(ends_while_ranks_meet) {
+  const auto world = mesh::World::from_environment();
+  FabricOptions options;
+  options.backend = args[0];
+  options.connect_deadline = options.deadline = std::chrono::seconds(4);
+  if (world.rank() == std::stoi(args[1])) {
+    std::thread([after = std::stoi(args[2]), stopped = args[3] == "stopped"] {
+      os::sleep_for(std::chrono::milliseconds(after));
+      std::raise(stopped ? SIGSTOP : SIGKILL);
+    }).detach();
+  }
+  const double began = seconds_now();
+  try {
+    const auto fabric = Fabric::connect(world, options);
+    for (;;) fabric->everyone().barrier();
+  } catch (const PeerLost& lost) {
+    report("named", first_of(lost.ranks));
+    std::printf("%s\n", lost.what());
+  } catch (const Timeout& timeout) {
+    report("named", first_of(timeout.silent));
+    std::printf("%s\n", timeout.what());
+  }
+  report("seconds", seconds_now() - began);
+}
+
+// Whenever it happens: who has not come yet is named at the deadline, who has come within a second.
+TEST(Fault, ARankThatIsKilledWhileTheRanksMeetIsNamed) {
+  for (const std::string backend : {"gloo", "shm"}) {
+    for (const int victim : {1, 0}) {
+      for (const int after : {0, 2, 4, 8, 16, 64}) {
+        SCOPED_TRACE(cat(backend, ", rank ", victim, " after ", after, " ms"));
+        const auto results =
+            run_ranks("ends_while_ranks_meet", 3, {backend, std::to_string(victim), std::to_string(after), "killed"});
+        for (int rank = 0; rank < 3; ++rank) {
+          if (rank == victim) continue;
+          ASSERT_TRUE(results[rank].exit.success()) << results.text();
+          EXPECT_EQ(results[rank].value("named"), victim) << results.text();
+          EXPECT_LT(results[rank].value("seconds"), 40) << results.text();
+        }
+      }
+    }
+  }
+}
+
+// One that serves the store for the others answers them nothing from then on.
+TEST(Fault, ARankThatIsStoppedWhileTheRanksMeetIsNamed) {
+  for (const int victim : {1, 0}) {
+    for (const int after : {0, 4, 16}) {
+      SCOPED_TRACE(cat("rank ", victim, " after ", after, " ms"));
+      RankJob job;
+      job.main = "ends_while_ranks_meet";
+      job.ranks = 3;
+      job.args = {"shm", std::to_string(victim), std::to_string(after), "stopped"};
+      job.left_behind = {victim};
+      const auto results = run_ranks(job);
+      for (int rank = 0; rank < 3; ++rank) {
+        if (rank == victim) continue;
+        ASSERT_TRUE(results[rank].exit.success()) << results.text();
+        EXPECT_EQ(results[rank].value("named"), victim) << results.text();
+      }
+    }
+  }
+}
+
+// args: backend, where. Rank 1 waits for rank 0, rank 3 for 1, and rank 2 for 3: who hangs is in one group of three.
+RANK_MAIN(waits_for_one_that_hangs) {
+  const auto world = mesh::World::from_environment();
+  FabricOptions options;
+  options.backend = args[0];
+  options.deadline = std::chrono::seconds(4);
+  if (args[1] == "halves") options.host = std::to_string(world.rank() / 2);
+  const auto fabric = Fabric::connect(world, options);
+  std::vector<Group*> groups;
+  for (const std::vector<int>& pair : {std::vector<int>{0, 1}, {1, 3}, {2, 3}}) {
+    if (std::ranges::find(pair, fabric->rank()) != pair.end()) groups.push_back(&fabric->group(pair, Traffic::gather));
+  }
+  fabric->everyone().barrier();
+  const double began = seconds_now();
+  if (fabric->rank() != 0) {
+    try {
+      groups.front()->barrier();
+    } catch (const Timeout& timeout) {
+      report("seconds", seconds_now() - began);
+      report("silent", first_of(timeout.silent));
+      report("absent", first_of(timeout.absent));
+      report("absent_ranks", static_cast<double>(timeout.absent.size()));
+      std::printf("%s\n", timeout.what());
+    }
+  }
+  os::sleep_for(std::chrono::seconds(fabric->rank() == 0 ? 12 : 6));  // whoever ends is another reason to fail
+}
+
+TEST(Fault, ARankThatHangsIsNamedByAllThatWaitForIt) {
+  for (const auto& [backend, where] :
+       std::vector<std::pair<std::string, std::string>>{{"gloo", "together"}, {"shm", "together"}, {"shm", "halves"}}) {
+    const auto results = run_ranks("waits_for_one_that_hangs", 4, {backend, where});
+    ASSERT_TRUE(results.all_succeeded()) << results.text();
+    for (int rank = 1; rank < 4; ++rank) {
+      EXPECT_EQ(results[rank].value("absent"), 0) << results.text();
+      EXPECT_EQ(results[rank].value("absent_ranks"), 1) << results.text();
+      EXPECT_EQ(results[rank].value("silent"), -1) << results.text();
+      EXPECT_GT(results[rank].value("seconds"), 3.9) << results.text();
+    }
+  }
+}
+
+// args: backend; how a rank is missing while the others make a group with it: "stopped" or "hangs".
+RANK_MAIN(is_missing_while_a_group_is_made) {
+  FabricOptions options;
+  options.backend = args[0];
+  options.connect_deadline = std::chrono::seconds(8);
+  const auto fabric = Fabric::connect(mesh::World::from_environment(), options);
+  fabric->everyone().barrier();
+  if (fabric->rank() == 1) {
+    if (args[1] == "stopped") std::raise(SIGSTOP);
+    return os::sleep_for(std::chrono::seconds(30));
+  }
+  try {
+    fabric->group(fabric->everyone().members(), Traffic::reduce);
+  } catch (const Timeout& timeout) {
+    report("silent", first_of(timeout.silent));
+    report("absent", first_of(timeout.absent));
+    std::printf("%s\n", timeout.what());
+  }
+  os::sleep_for(std::chrono::seconds(8));
+}
+
+TEST(Fault, ARankThatIsMissingWhileAGroupIsMadeIsNamed) {
+  for (const std::string backend : {"gloo", "shm"}) {
+    for (const std::string how : {"stopped", "hangs"}) {
+      RankJob job;
+      job.main = "is_missing_while_a_group_is_made";
+      job.ranks = 4;
+      job.args = {backend, how};
+      if (how == "stopped") job.left_behind = {1};
+      const auto results = run_ranks(job);
+      for (const int rank : {0, 2, 3}) {
+        ASSERT_TRUE(results[rank].exit.success()) << results.text();
+        EXPECT_EQ(results[rank].value("silent"), how == "stopped" ? 1 : -1) << results.text();
+        EXPECT_EQ(results[rank].value("absent"), how == "stopped" ? -1 : 1) << results.text();
+      }
+    }
   }
 }
 

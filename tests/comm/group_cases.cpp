@@ -564,6 +564,7 @@ void a_member_that_never_calls_makes_the_others_time_out(Fabric& fabric, std::ch
     ADD_FAILURE() << "no Timeout was thrown";
   } catch (const Timeout& timeout) {
     EXPECT_TRUE(timeout.silent.empty()) << timeout.what();
+    EXPECT_EQ(timeout.absent, std::vector<int>{fabric.size() - 1}) << timeout.what();
     EXPECT_NE(std::string(timeout.what()).find("barrier #1"), std::string::npos) << timeout.what();
   }
 }

@@ -50,15 +50,15 @@ TEST_F(MembershipTest, ARankWaitsForTheNextEpochAndTellsWhoIsSilent) {
   auto next = std::async(std::launch::async, [&rank] { return rank.next_epoch({1}, seconds(60)); });
   while (server_.failed() == 0) {
   }
-  ASSERT_EQ(server_.silent().size(), 1);
-  EXPECT_EQ(server_.silent()[0].rank, 1);
-  EXPECT_EQ(server_.silent()[0].by, 0);
+  ASSERT_EQ(server_.missing().size(), 1);
+  EXPECT_EQ(server_.missing()[0].rank, 1);
+  EXPECT_EQ(server_.missing()[0].by, 0);
   server_.begin_epoch(2);
   EXPECT_TRUE(next.get());
   EXPECT_EQ(rank.epoch(), 1);
   EXPECT_FALSE(rank.is_over());
   EXPECT_EQ(server_.failed(), 0) << "in the new epoch";
-  EXPECT_TRUE(server_.silent().empty());
+  EXPECT_TRUE(server_.missing().empty());
 }
 
 TEST_F(MembershipTest, AnEpochIsOverOnceTheNextHasBegun) {

@@ -295,6 +295,24 @@ def test_a_rank_that_is_stopped_is_lost(tmp_path: Path, memory: set[str]) -> Non
     expect_nothing_left(job, memory)
 
 
+def test_a_rank_that_hangs_is_lost(tmp_path: Path) -> None:
+    """It is alive, and waits for something that does not come."""
+    script = tmp_path / "hangs.py"
+    hangs = 'import time; print("rank 1 hangs", flush=True); time.sleep(600)'
+    text = RAISES.replace('raise ValueError(f"bad batch of step {step}")', hangs)
+    over_ours = 'tsm.init({"run": {"deadline_seconds": 8}})\ntsm.elastic(train'
+    text = text.replace('tsm.elastic(train, backend="gloo"', over_ours)
+    assert hangs in text
+    assert over_ours in text
+    script.write_text(text)
+    job = Job(tmp_path, ["--nproc=3", "--replacements=1", "--spares=1"], script)
+    assert job.status() == 0, job.text()
+    assert "rank 1 of 3 is killed: it stopped or hangs" in job.text()
+    first, second = job.ranks(0), job.ranks(1)
+    assert {rank for rank in first if first[rank] == second[rank]} == {0, 2}, job.text()
+    assert sorted(job.losses()) == list(range(20)), job.text()
+
+
 @pytest.mark.long
 def test_a_signal_ends_it(tmp_path: Path, memory: set[str]) -> None:
     job = example(tmp_path, "--nproc=2", "--replacements=4", steps=100000)

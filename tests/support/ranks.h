@@ -44,9 +44,9 @@ struct RankJob {
   int ranks = 2;
   RankArgs args;
   std::chrono::seconds deadline{120};
-  std::map<std::string, std::string> environment;  ///< for all ranks
-  bool own_memory = false;                         ///< measured: what a copy has in common with the test is not there
-  std::vector<int> left_behind;                    ///< ranks that never end by themselves: killed once the others ended
+  std::map<std::string, std::string> environment = {};  ///< for all ranks
+  bool own_memory = false;            ///< measured: what a copy has in common with the test is not there
+  std::vector<int> left_behind = {};  ///< ranks that never end by themselves: killed once the others ended
 };
 
 /// Starts the ranks and waits for their ends; kills all that still run at the deadline. None outlives this process.

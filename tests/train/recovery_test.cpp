@@ -1,9 +1,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/ptrace.h>
+#include <sys/user.h>
+#include <sys/wait.h>
+
 #include <csignal>
 #include <map>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -230,6 +235,73 @@ TEST_F(Recovery, SavesBesideTrainingGoOn) {
 TEST_F(Recovery, ARankThatIsStoppedForTooLongIsReplaced) {
   disturbed("stopped", {"hybrid_shard_degree=2", "run.deadline_seconds=8"}, {1}, SIGSTOP);
   expect_recoveries("stopped", 1, "the ranks that are left");
+}
+
+#if defined(__x86_64__)
+/// Of a thread that is held: whether it is in torch's kernels, and so in no operation between ranks.
+bool computes(pid_t process) {
+  user_regs_struct registers = {};
+  EXPECT_EQ(::ptrace(PTRACE_GETREGS, process, nullptr, &registers), 0);
+  std::istringstream maps(os::files().read(cat("/proc/", process, "/maps")));
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("libtorch_cpu") == std::string::npos) continue;
+    uint64_t begin = 0, end = 0;
+    char dash = 0;
+    std::istringstream(line) >> std::hex >> begin >> dash >> end;
+    if (registers.rip >= begin && registers.rip < end) return true;
+  }
+  return false;
+}
+
+/// Holds the main thread of a process, which trains there, while it computes; the other threads go on: it hangs, and is
+/// alive. Returns the signal that has ended it, which nobody else can see before; 0: none has within a minute.
+int hang_until_end(pid_t process) {
+  EXPECT_EQ(::ptrace(PTRACE_SEIZE, process, nullptr, nullptr), 0);
+  for (bool held = false; !held;) {
+    EXPECT_EQ(::ptrace(PTRACE_INTERRUPT, process, nullptr, nullptr), 0);
+    int status = 0;
+    if (::waitpid(process, &status, __WALL) != process || !WIFSTOPPED(status)) return 0;
+    held = computes(process);
+    if (held) break;
+    ::ptrace(PTRACE_CONT, process, nullptr, nullptr);
+    os::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (const os::Deadline ending{seconds(60)}; !ending.passed(); os::sleep_for(std::chrono::milliseconds(5))) {
+    int status = 0;
+    if (::waitpid(process, &status, __WALL | WNOHANG) == process && WIFSIGNALED(status)) return WTERMSIG(status);
+  }
+  ::ptrace(PTRACE_DETACH, process, nullptr, nullptr);
+  return 0;
+}
+
+TEST_F(Recovery, ARankThatHangsIsReplaced) {
+  const auto arguments = with({"hybrid_shard_degree=2", "run.deadline_seconds=8", "model.dimension=128",
+                               "train.batch_per_rank=4", "train.accumulate=1"});
+  const std::string alone = job_->reference(arguments);
+  Program program = job_->start("hangs", arguments);
+  ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
+  EXPECT_EQ(hang_until_end(ranks_of(program).at(2)), SIGKILL);
+  const auto exit = program.finish(seconds(200));
+  ASSERT_TRUE(exit && exit->success()) << program.output << program.errors;
+  EXPECT_THAT(program.output + program.errors, HasSubstr("rank 2 of 4 is killed: it stopped or hangs"));
+  expect_recoveries("hangs", 1, "the ranks that are left");
+  job_->expect_same_history("hangs", alone, steps);
+}
+#endif
+
+TEST_F(Recovery, WhereRanksCannotGoOnAllBeginAgain) {
+  const std::vector<std::string> settings = {"hybrid_shard_degree=4", "recovery.replacements=0",
+                                             "recovery.max_restarts=2", "checkpoint.every_steps=5"};
+  const std::string alone = job_->reference(with(settings));
+  Program program = job_->start("begins-again", with(settings));
+  ASSERT_TRUE(program.wait_for("saved step 10 ")) << program.output << program.errors;
+  ASSERT_TRUE(program.wait_for("step 12/")) << program.output << program.errors;
+  ::kill(ranks_of(program).at(1), SIGKILL);
+  const auto exit = program.finish(seconds(200));
+  ASSERT_TRUE(exit && exit->success()) << program.output << program.errors;
+  EXPECT_THAT(program.errors, HasSubstr("all ranks begin again in 1 s (1 of 2)"));
+  EXPECT_THAT(program.output, HasSubstr("resumed at step "));
+  job_->expect_same_history("begins-again", alone, steps);
 }
 
 TEST_F(Recovery, WithoutAnyCopyTheJobEndsAndSaysWhatWouldHaveHelped) {

@@ -14,8 +14,8 @@
 5. A rank is lost: operations of the others fail. They give up all connections of the epoch, which aborts what still
    blocks elsewhere, then torch's groups, saves at hand (what goes to memory is written, the rest not), and what the
    frames of train() hold. Of the last step's state they keep what is their part, unless an optimizer has begun to
-   change it. Then they tell the launcher, also of whom nothing was heard (it kills these), and wait for the next
-   epoch: 2.
+   change it. Then they tell the launcher, also for whom they have waited in vain (it kills these), and wait for the
+   next epoch: 2.
 6. Another number of ranks is asked for (`tesserae scale`): the dial tells all ranks at a step edge. They finish the
    next step, save it in memory, and rank 0 asks the launcher. Then they leave, as in 5 but with a goodbye: 2.
 7. train() raises something else: the process ends with it, and is a rank that was lost.
@@ -70,9 +70,9 @@ def elastic(
     has in all; a number of ranks that does not divide it cannot be, and job.samples are this rank's. `can_have`: which
     numbers of ranks can be besides; those that tsm.init's degrees do not divide cannot.
 
-    A rank is lost that is killed, gives no sign of life for run.deadline_seconds, or raises an exception of its own,
-    which ends its process. With tsm.init({"run": {"folder": RUN}}) and a model of Tesserae's, `tesserae scale RUN`
-    changes the number of ranks. A rank that has no place any more ends with status 0 in here.
+    A rank is lost that is killed, lets the others wait for run.deadline_seconds (it is stopped, or hangs), or raises an
+    exception of its own, which ends its process. With tsm.init({"run": {"folder": RUN}}) and a model of Tesserae's,
+    `tesserae scale RUN` changes the number of ranks. A rank that has no place any more ends with status 0 in here.
 
     Collective over the job. Under another launcher, or none, train(job) runs once, and a loss ends the job. Raises
     InvalidArgument where torch.distributed is set up already; a rank that the others have lost, or that has nothing to
@@ -88,7 +88,7 @@ class _End:
     """Of an epoch, for this rank."""
 
     kind: Literal["done", "scales", "lost a rank"]
-    silent: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
 
 
 class _Loop:
@@ -124,14 +124,14 @@ class _Loop:
         try:
             while True:
                 end = self._run_epoch()
-                silent = self._give_up(broken=end.kind == "lost a rank")
+                missing = self._give_up(broken=end.kind == "lost a rank")
                 if end.kind == "done":
                     return
                 deadline = self._patience + self._connect_deadline
                 if end.kind == "scales":
                     self._wait(self._membership.wait_for_epoch(deadline))
                 else:
-                    self._wait(self._membership.next_epoch(sorted({*silent, *end.silent}), deadline))
+                    self._wait(self._membership.next_epoch(sorted({*missing, *end.missing}), deadline))
         finally:
             automatic.scales(None)
             if not frozen:
@@ -154,7 +154,8 @@ class _Loop:
             say(f"rank {self._membership.rank} goes on after: {str(error).splitlines()[0][:300]}")
             self._left_at = time.monotonic()
             _clear_frames(error)
-            return _End("lost a rank", tuple(getattr(error, "silent", ())))
+            met = self._fabric is not None  # then fabrics know the numbers that the launcher has
+            return _End("lost a rank", () if met else tuple(getattr(error, "silent", ())))
 
     def _meet(self) -> None:
         membership = self._membership
@@ -225,6 +226,8 @@ class _Loop:
             numbers = {"RANK": rank, "WORLD_SIZE": ranks}
             numbers |= {"LOCAL_RANK": local.index(fabric.rank), "LOCAL_WORLD_SIZE": len(local)}
             os.environ.update({name: str(number) for name, number in numbers.items()})
+        if self._backend != "tesserae":
+            _C.waits_unseen()
         store = fabric.watched_store("torch/") or dist.HashStore()
         hook = sys.excepthook
         dist.init_process_group(
@@ -249,11 +252,11 @@ class _Loop:
 
     # ---- 5 ----
     def _give_up(self, broken: bool) -> set[int]:
-        """All that is of this epoch. Returns the ranks of which nothing was heard."""
-        silent: set[int] = set()
+        """All that is of this epoch. Returns the ranks for which others waited to their deadline."""
+        missing: set[int] = set()
         fabric, self._fabric = self._fabric, None
         if broken:
-            silent.update(fabrics.give_up(), fabric.silent_ranks() if fabric is not None else ())
+            missing.update(fabrics.give_up(), fabric.missing_ranks() if fabric is not None else ())
             if fabric is not None:
                 fabric.give_up()
         self._held = saving.give_up(self._memory) or self._held
@@ -267,7 +270,7 @@ class _Loop:
         del fabric
         gc.collect()  # models refer to themselves
         retire_meshes()
-        return silent
+        return missing
 
     def _wait(self, begun: bool) -> None:
         """For the launcher's word: whether there is another epoch."""

@@ -178,6 +178,8 @@ def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...], device: torch.dev
     me = ranks.index(dist.get_rank())
     if "fake" in dist.get_backend(group):
         return _C.Fabric.null(me, len(ranks), device)
+    if dist.get_backend() != "tesserae":
+        _C.waits_unseen()
     count = _counts[ranks] = _counts.get(ranks, 0) + 1
     store = default_store()
     name = "-".join(map(str, ranks)) if len(ranks) < dist.get_world_size() else "all"
@@ -238,13 +240,13 @@ def leave() -> None:
 
 def give_up() -> list[int]:
     """After an operation failed, for a process that goes on: nothing blocks in any of them any more, and the next ones
-    are made as by a new process. Returns the ranks of the job of which nothing was heard."""
+    are made as by a new process. Returns the ranks of the job for which others waited to their deadline."""
     whole = max((fabric.size for fabric in _connected), default=0)  # those of fewer ranks number them otherwise
-    silent = {rank for fabric in _connected if fabric.size == whole for rank in fabric.silent_ranks()}
+    missing = {rank for fabric in _connected if fabric.size == whole for rank in fabric.missing_ranks()}
     for fabric in _connected:
         fabric.give_up()
     _forget()
-    return sorted(silent)
+    return sorted(missing)
 
 
 def _forget() -> None:

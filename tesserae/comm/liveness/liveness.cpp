@@ -5,10 +5,10 @@
 #include <c10/util/thread_name.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "tesserae/base/log.h"
-#include "tesserae/comm/error.h"
 #include "tesserae/comm/rank_list.h"
 #include "tesserae/os/host.h"
 #include "tesserae/os/process.h"
@@ -38,6 +38,9 @@ constexpr milliseconds kBroken{1000};
 // A rank that beats, though its connection broke: nobody else blames another one for so long, so it is the one to name.
 constexpr milliseconds kPatience{2500};
 constexpr milliseconds kStoreTimeout{2000};
+// Who is in no operation at a deadline, and for a tenth of it after that, but at least and at most so long, is absent.
+// Transports give up by themselves 15 s after their deadlines.
+constexpr milliseconds kShortestConfirmation{2000}, kLongestConfirmation{8000};
 // A collective over shared memory that still blocks after so many looks since a member left will not end: what that
 // member had given lies there. Looks and not time, since this process may have been stopped meanwhile.
 constexpr int kDeserted = 4;
@@ -47,6 +50,10 @@ constexpr milliseconds kFarewell{5000};
 // A thousand ranks may beat into one store.
 milliseconds beat_interval(int ranks) {
   return std::max(milliseconds(250), milliseconds(2 * ranks));
+}
+
+milliseconds confirmation(milliseconds deadline) {
+  return std::clamp(deadline / 10, kShortestConfirmation, kLongestConfirmation);
 }
 
 bool contains(const std::vector<int>& ranks, int rank) {
@@ -60,6 +67,11 @@ void Verdict::raise(const std::string& what) const {
   switch (kind) {
     case Kind::lost:
       throw PeerLost("Group", cat(what, ": lost ", rank_list(ranks), because), ranks);
+    case Kind::absent:
+      throw Timeout(
+          "Group",
+          cat(what, ": ", text, "; all ranks are alive, and in no operation while others wait: ", rank_list(ranks)), {},
+          ranks);
     case Kind::timeout:
       throw Timeout("Group",
                     cat(what, ": ", text, "; ",
@@ -87,10 +99,16 @@ Liveness::Liveness(const mesh::World& world, c10::intrusive_ptr<c10d::Store> sto
   const std::string here = os::host_identity();
   for (const int rank : world.host_ranks(world.rank())) {
     if (rank == world.rank()) continue;
-    const auto peer = store_->identity(world.launcher_rank(rank));
-    if (peer.host != here) continue;  // the label of its host says otherwise: it cannot be watched here
-    const auto peer_started = peer.started ? std::optional(peer.started) : std::nullopt;
-    local_.push_back({rank, os::ProcessWatch(static_cast<pid_t>(peer.process), peer_started)});
+    const auto ask = [store = store_, number = world.launcher_rank(rank)] { return store->identity(number); };
+    std::optional<LivenessStore::Identity> peer;
+    try {
+      peer = limiter_.call(ask, 5 * kStoreTimeout);
+    } catch (const std::exception&) {
+    }
+    if (!peer) break;  // whoever serves the store is stopped or gone: the channel's thread finds that out
+    if (peer->host != here) continue;  // the label of its host says otherwise: it cannot be watched here
+    const auto peer_started = peer->started ? std::optional(peer->started) : std::nullopt;
+    local_.push_back({rank, os::ProcessWatch(static_cast<pid_t>(peer->process), peer_started)});
   }
   thread_ = std::thread([this] { run(); });
 }
@@ -177,7 +195,11 @@ void Liveness::run() {
       if (ending_) return;
       for (const auto& [group, state] : cases_) groups.push_back(group);
     }
-    for (auto* group : groups) examine(group);
+    bool waits = waits_ > 0 || has_failed_;
+    for (auto* group : groups) waits |= examine(group);
+    waits_for_others_.set(waits);
+    tell_of_waiting();
+    look_for_missing();
   }
 }
 
@@ -288,16 +310,17 @@ std::vector<int> Liveness::others_among(const std::vector<int>& members, const s
   return found;
 }
 
-void Liveness::examine(Watched* group) {
+bool Liveness::examine(Watched* group) {
   Case state;
   {
     std::lock_guard lock(mutex_);
     const auto found = cases_.find(group);
-    if (found == cases_.end() || found->second.verdict) return;
+    if (found == cases_.end() || found->second.verdict) return false;
     state = found->second;
     examined_ = group;
   }
-  const auto verdict = decide(group, state, group->pending());
+  const auto pending = group->pending();
+  const auto verdict = decide(group, state, pending);
   if (verdict) group->abort(*verdict);
   std::lock_guard lock(mutex_);
   if (const auto found = cases_.find(group); found != cases_.end()) {
@@ -308,18 +331,74 @@ void Liveness::examine(Watched* group) {
     found->second.next_check = state.next_check;
     found->second.verdict = verdict;
   }
-  if (verdict && verdict->kind == Verdict::Kind::timeout) {
-    for (const int rank : verdict->ranks) {
-      if (std::ranges::find(silent_, rank) == silent_.end()) silent_.push_back(rank);
-    }
+  if (verdict) {
+    has_failed_ = true;
+    note_missing(*verdict);
   }
   examined_ = nullptr;
   changed_.notify_all();
+  return pending && Clock::now() - pending->since >= kSlow;
 }
 
-std::vector<int> Liveness::silent() const {
+// With the mutex.
+void Liveness::note_missing(const Verdict& verdict) {
+  if (verdict.kind != Verdict::Kind::timeout && verdict.kind != Verdict::Kind::absent) return;
+  std::ranges::copy_if(verdict.ranks, std::back_inserter(missing_),
+                       [this](int rank) { return !contains(missing_, rank); });
+}
+
+std::vector<int> Liveness::missing() const {
   std::lock_guard lock(mutex_);
-  return silent_;
+  return missing_;
+}
+
+// Who has failed is not waited for: it may say so a moment before others come to their deadlines.
+void Liveness::tell_of_waiting() {
+  const bool waits = process_waits();
+  if (waits == told_waiting_) return;
+  const auto told = ask_store(
+      [waits, self = world_.rank()](LivenessStore& store) { return store.report_waiting(self, waits), true; });
+  if (told) told_waiting_ = waits;
+}
+
+void Liveness::look_for_missing() {
+  std::optional<Question> question;
+  {
+    std::lock_guard lock(mutex_);
+    question = question_;
+  }
+  if (!question) return;
+  auto found = timeout_of(question->members, "", question->deadline);
+  std::lock_guard lock(mutex_);
+  if (!found) return;
+  question_.reset();
+  found_ = std::move(found);
+  changed_.notify_all();
+}
+
+void Liveness::time_out(std::string_view function, const std::string& message, const std::vector<int>& members,
+                        milliseconds deadline) {
+  std::lock_guard alone(asking_);
+  std::unique_lock lock(mutex_);
+  found_.reset();
+  question_ = Question{members, deadline};
+  changed_.wait_for(lock, kObserve + confirmation(deadline) + 2 * kStoreTimeout, [&] { return found_.has_value(); });
+  question_.reset();
+  const Verdict verdict = found_.value_or(Verdict{Verdict::Kind::timeout, {}, ""});
+  const std::string who = rank_list(verdict.ranks);
+  if (verdict.kind == Verdict::Kind::absent) {
+    const std::string text = cat(message, "; alive, and in no operation while others wait: ", who);
+    timed_out_ = Timeout(function, text, {}, verdict.ranks);
+  } else {
+    const std::string text = verdict.ranks.empty() ? message : cat(message, "; no sign of life from ", who);
+    timed_out_ = Timeout(function, text, verdict.ranks);
+  }
+  throw *timed_out_;
+}
+
+std::optional<Timeout> Liveness::take_time_out() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(timed_out_, std::nullopt);
 }
 
 std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::optional<Watched::Pending>& pending) {
@@ -358,14 +437,14 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
     group->check_connections();
   }
   const auto told = ask_store([name = group->watched_name()](LivenessStore& store) { return store.verdict(name); });
-  if (told && *told) return *told;
+  if (told && *told) return without_this_rank(**told);
   const auto deadline = group->watched_deadline();
-  std::optional<std::vector<int>> silent;
-  if (asked || (pending && blocked >= deadline - kObserve)) silent = silent_of(members);
   if (pending && blocked >= deadline) {
-    if (!silent) return std::nullopt;
-    return conclude(group, {Verdict::Kind::timeout, *silent, cat("the deadline of ", deadline.count(), " ms passed")});
+    const std::string text = cat("the deadline of ", deadline.count(), " ms passed");
+    auto verdict = timeout_of(members, text, deadline);
+    return verdict ? std::optional(conclude(group, *std::move(verdict))) : std::nullopt;
   }
+  if (asked || (pending && blocked >= deadline - kObserve)) silent_of(members);
   if (pending && blocked >= kTellSlow) {
     if (auto mismatch = find_mismatch(group, state, *pending)) return conclude(group, std::move(*mismatch));
   }
@@ -388,7 +467,7 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
 Verdict Liveness::conclude(Watched* group, Verdict verdict) {
   const auto first = ask_store(
       [name = group->watched_name(), verdict](LivenessStore& store) { return store.report_verdict(name, verdict); });
-  return first.value_or(verdict);
+  return without_this_rank(first.value_or(verdict));
 }
 
 // The members that are silent; nothing while it cannot be told yet of one of them.
@@ -416,6 +495,45 @@ std::optional<std::vector<int>> Liveness::silent_of(const std::vector<int>& memb
   }
   if (unsure) return std::nullopt;
   return silent;
+}
+
+// Those of the job, not of a group alone, for a group may wait for one that waits for a rank of another group. Looked
+// at for a while: who comes late comes meanwhile, and waits. Nothing until then. None where more than half are in no
+// operation: something else keeps them.
+std::optional<std::vector<int>> Liveness::absent_ranks(milliseconds deadline) {
+  std::vector<int> others;
+  {
+    std::lock_guard lock(mutex_);
+    for (int rank = 0; rank < world_.size(); ++rank) {
+      if (rank != world_.rank() && !contains(lost_, rank) && !contains(left_, rank)) others.push_back(rank);
+    }
+  }
+  const auto found = ask_store([others](LivenessStore& store) { return store.not_waiting(others); });
+  if (!found) return std::vector<int>();
+  const auto now = Clock::now();
+  if (now - suspects_.seen > kSilence) suspects_ = {.ranks = *found, .since = now, .seen = now};
+  suspects_.seen = now;
+  std::erase_if(suspects_.ranks, [&](int rank) { return !contains(*found, rank); });
+  if (suspects_.ranks.empty() || 2 * static_cast<int>(found->size()) > world_.size()) return std::vector<int>();
+  return now - suspects_.since < confirmation(deadline) ? std::nullopt : std::optional(suspects_.ranks);
+}
+
+// Nothing while it cannot be told yet who lives, and who waits.
+std::optional<Verdict> Liveness::timeout_of(const std::vector<int>& members, const std::string& text,
+                                            milliseconds deadline) {
+  const auto silent = silent_of(members);
+  if (!silent) return std::nullopt;
+  if (!silent->empty()) return Verdict{Verdict::Kind::timeout, *silent, text};
+  const auto absent = absent_ranks(deadline);
+  if (!absent) return std::nullopt;
+  return Verdict{absent->empty() ? Verdict::Kind::timeout : Verdict::Kind::absent, *absent, text};
+}
+
+// Another member may name this one, which waits now.
+Verdict Liveness::without_this_rank(Verdict verdict) const {
+  if (verdict.kind == Verdict::Kind::absent) std::erase(verdict.ranks, world_.rank());
+  if (verdict.kind == Verdict::Kind::absent && verdict.ranks.empty()) verdict.kind = Verdict::Kind::timeout;
+  return verdict;
 }
 
 // If any two members are in different operations, one of the two differs from member 0: to compare with it is enough.

@@ -1,15 +1,20 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "tesserae/comm/error.h"
 #include "tesserae/comm/liveness/liveness_store.h"
+#include "tesserae/comm/liveness/process_waits.h"
 #include "tesserae/comm/liveness/time_limiter.h"
 #include "tesserae/comm/liveness/watched.h"
 #include "tesserae/mesh/world.h"
@@ -24,10 +29,11 @@ namespace tesserae::comm {
 /// 2. it watches the processes of the ranks on its host; one that ends without a goodbye is reported lost at once;
 /// 3. it reads who is lost and who has left, so a loss on another host is known a beat later;
 /// 4. it looks at the operations that block: if a member is lost, the deadline has passed or the members are in
-///    different operations, it decides the verdict, tells it to the other members, and aborts the operation.
-/// Transports tell of broken sockets first (judge). Who is lost is decided by the order of reports in the store, not by
-/// whose socket broke: when ranks give up one after the other, all of them name the first. While the rank that serves
-/// the store is silent there is no such order, and that rank is the one to name.
+///    different operations, it decides the verdict, tells it to the other members, and aborts the operation;
+/// 5. it tells whether this process waits for others, so that after a deadline those are found that let all others
+/// wait. Transports tell of broken sockets first (judge). Who is lost is decided by the order of reports in the store,
+/// not by whose socket broke: when ranks give up one after the other, all of them name the first. While the rank that
+/// serves the store is silent there is no such order, and that rank is the one to name.
 class Liveness {
  public:
   /// Tells the others where this process can be watched. Before the ranks meet: who has met need not wait for it.
@@ -56,8 +62,34 @@ class Liveness {
   /// Those of `members`, but for this rank, that are lost or have left.
   std::vector<int> gone_among(const std::vector<int>& members) const;
 
-  /// Of which ranks nothing was heard when operations of any group failed at their deadline.
-  std::vector<int> silent() const;
+  /// For which ranks others waited when operations of any group failed at their deadline: Timeout::missing().
+  std::vector<int> missing() const;
+
+  /// From its making to its end this rank waits for others in something that is no operation of a group.
+  class Wait {
+   public:
+    explicit Wait(Liveness& liveness) : liveness_(liveness) { ++liveness_.waits_; }
+    ~Wait() { --liveness_.waits_; }
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+    /// It ends without what was waited for.
+    void fail() { liveness_.has_failed_ = true; }
+
+   private:
+    Liveness& liveness_;
+  };
+  /// Throws the Timeout of something that `members` of the job did together, and that has failed at such a deadline.
+  /// Looks for some seconds who of them is missing.
+  [[noreturn]] void time_out(std::string_view function, const std::string& message, const std::vector<int>& members,
+                             std::chrono::milliseconds deadline);
+  /// The last one that it threw since this function was called: a library may have made another exception of it.
+  std::optional<Timeout> take_time_out();
+
+  /// A question to the job's store, through any connection: nothing if it takes longer. Captures values (TimeLimiter).
+  template <class Request>
+  auto within(std::chrono::milliseconds limit, Request request) {
+    return limiter_.call(std::move(request), limit);
+  }
 
   /// Says goodbye: from now on this process may end without being taken for lost. Before its sockets close.
   void leave();
@@ -89,6 +121,12 @@ class Liveness {
     Clock::time_point changed;  ///< when `beats` was seen for the first time
     Clock::time_point alive;    ///< when it was seen to change between two looks in short order
   };
+  /// Ranks that were in no operation whenever one looked, since some deadline has passed.
+  struct Suspects {
+    std::vector<int> ranks;
+    Clock::time_point since;
+    Clock::time_point seen;
+  };
   struct LocalPeer {
     int rank;
     os::ProcessWatch watch;
@@ -97,9 +135,17 @@ class Liveness {
   void run();
   void watch_processes();
   void exchange_news();
-  void examine(Watched* group);
+  /// Whether an operation of it blocks.
+  bool examine(Watched* group);
+  void tell_of_waiting();
+  void look_for_missing();
+  void note_missing(const Verdict& verdict);
   std::optional<Verdict> decide(Watched* group, Case& state, const std::optional<Watched::Pending>& pending);
   std::optional<std::vector<int>> silent_of(const std::vector<int>& members);
+  std::optional<std::vector<int>> absent_ranks(std::chrono::milliseconds deadline);
+  std::optional<Verdict> timeout_of(const std::vector<int>& members, const std::string& text,
+                                    std::chrono::milliseconds deadline);
+  Verdict without_this_rank(Verdict verdict) const;
   std::optional<Verdict> find_mismatch(Watched* group, Case& state, const Watched::Pending& pending);
   Verdict conclude(Watched* group, Verdict verdict);
   /// What `request(store)` returns; nothing if the store cannot be asked (any more). Captures values only
@@ -116,20 +162,33 @@ class Liveness {
   const std::shared_ptr<LivenessStore> store_;
   TimeLimiter limiter_;
   std::vector<LocalPeer> local_;
-  std::vector<int> ended_;       // of this host, not yet known whether with a goodbye; of the channel's thread
-  bool store_works_ = true;      // of the channel's thread
-  bool store_stalls_ = false;    // it may answer again; of the channel's thread
-  bool server_silent_ = false;   // of the channel's thread
-  std::map<int, Pulse> pulses_;  // of the channel's thread
-  Clock::time_point next_beat_;  // of the channel's thread
+  std::vector<int> ended_;            // of this host, not yet known whether with a goodbye; of the channel's thread
+  bool store_works_ = true;           // of the channel's thread
+  bool store_stalls_ = false;         // it may answer again; of the channel's thread
+  bool server_silent_ = false;        // of the channel's thread
+  WaitsForOthers waits_for_others_;   // of the channel's thread
+  std::optional<bool> told_waiting_;  // of the channel's thread
+  Suspects suspects_;                 // of the channel's thread
+  std::map<int, Pulse> pulses_;       // of the channel's thread
+  Clock::time_point next_beat_;       // of the channel's thread
 
-  mutable std::mutex mutex_;  // guards all below
+  std::atomic<int> waits_ = 0;
+  std::atomic<bool> has_failed_ = false;  // an operation or wait here: this rank may not come to others any more
+  std::mutex asking_;                     // one at a time asks who is missing
+  mutable std::mutex mutex_;              // guards all below
   std::condition_variable changed_;
   std::map<Watched*, Case> cases_;
   Watched* examined_ = nullptr;
-  std::vector<int> lost_, left_, silent_;
+  std::vector<int> lost_, left_, missing_;
   Clock::time_point lost_since_;
-  bool leaving_ = false;  // asked for
+  struct Question {
+    std::vector<int> members;
+    std::chrono::milliseconds deadline;
+  };
+  std::optional<Question> question_;  // who is missing, ...
+  std::optional<Verdict> found_;      // ... and the answer
+  std::optional<Timeout> timed_out_;  // what time_out() threw last
+  bool leaving_ = false;              // asked for
   Clock::time_point leaving_since_;
   bool giving_up_ = false;  // this rank, ...
   bool given_up_ = false;   // ... or another: no group of the job is of use any more

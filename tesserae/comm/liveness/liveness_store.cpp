@@ -105,6 +105,22 @@ std::optional<LivenessStore::Slow> LivenessStore::slow(const std::string& group,
   return operation;
 }
 
+void LivenessStore::report_waiting(int rank, bool waits) {
+  store_->set(cat("waits/", rank), waits ? "1" : "0");
+}
+
+std::vector<int> LivenessStore::not_waiting(const std::vector<int>& ranks) {
+  std::vector<std::string> keys;
+  for (const int rank : ranks) keys.push_back(cat("waits/", rank));
+  if (!store_->check(keys)) return {};
+  const auto told = store_->multiGet(keys);
+  std::vector<int> found;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (text_of(told[i]) == "0") found.push_back(ranks[i]);
+  }
+  return found;
+}
+
 Verdict LivenessStore::report_verdict(const std::string& group, const Verdict& verdict) {
   std::string text = cat(static_cast<int>(verdict.kind), " ", verdict.ranks.size());
   for (const int rank : verdict.ranks) text += cat(" ", rank);

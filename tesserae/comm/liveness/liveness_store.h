@@ -48,6 +48,10 @@ class LivenessStore {
   void report_slow(const std::string& group, int rank, const Slow& operation);
   std::optional<Slow> slow(const std::string& group, int rank);
 
+  /// Whether `rank` waits for others, and which of `ranks` do not; none while not all of them have said so.
+  void report_waiting(int rank, bool waits);
+  std::vector<int> not_waiting(const std::vector<int>& ranks);
+
   /// Why a group has failed; the first report stays, and is returned.
   Verdict report_verdict(const std::string& group, const Verdict& verdict);
   std::optional<Verdict> verdict(const std::string& group);

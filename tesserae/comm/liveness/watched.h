@@ -10,9 +10,9 @@ namespace tesserae::comm {
 
 /// Why an operation cannot go on.
 struct Verdict {
-  enum class Kind { lost, timeout, mismatch };
+  enum class Kind { lost, timeout, mismatch, absent };  ///< absent: a timeout whose ranks are alive
   Kind kind = Kind::lost;
-  std::vector<int> ranks;  ///< job ranks: lost (the first in front) or silent
+  std::vector<int> ranks;  ///< job ranks: lost (the first in front), silent or absent (comm::Timeout)
   std::string text;        ///< what is known besides the ranks
 
   /// Throws PeerLost, Timeout or Mismatch; `what` describes the operation.

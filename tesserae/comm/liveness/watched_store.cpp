@@ -1,6 +1,7 @@
 #include "tesserae/comm/liveness/watched_store.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "tesserae/comm/error.h"
@@ -21,18 +22,33 @@ constexpr milliseconds kFirstPause{1}, kLongestPause{100};
 WatchedStore::WatchedStore(Party party, const std::string& prefix, c10::intrusive_ptr<c10d::Store> store)
     : PrefixStore(prefix, std::move(store)), party_(std::move(party)) {}
 
+// The process that serves it may be stopped: then no answer comes.
+template <class Request>
+auto WatchedStore::ask(milliseconds limit, Request request) {
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(prefix_, store_);
+  return party_.liveness->within(limit, [store, request = std::move(request)] { return request(*store); });
+}
+
 void WatchedStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
   const os::Deadline deadline(timeout);
-  for (milliseconds pause = kFirstPause; !check(keys); pause = std::min(2 * pause, kLongestPause)) {
+  std::optional<Liveness::Wait> waiting;  // not for what is there
+  const auto give_up = [&] {
+    const std::string text = cat(party_.name, " is not made: not all of its ", party_.members.size(),
+                                 " ranks asked for it within ", timeout.count(), " ms; all must, in the same order");
+    if (timeout < party_.deadline) throw Timeout("Fabric::group", text, {});  // of one that may ask again
+    if (waiting) waiting->fail();
+    party_.liveness->time_out("Fabric::group", text, party_.members, timeout);
+  };
+  for (milliseconds pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+    const auto there = ask(timeout, [keys](c10d::Store& store) { return store.check(keys); });
+    if (!there) give_up();
+    if (*there) return;
+    if (!waiting) waiting.emplace(*party_.liveness);
     if (std::vector<int> gone = party_.liveness->gone_among(party_.members); !gone.empty()) {
+      waiting->fail();
       throw lost_while_made(party_.name, std::move(gone));
     }
-    if (deadline.passed()) {
-      throw Timeout("Fabric::group",
-                    cat(party_.name, " is not made: not all of its ", party_.members.size(),
-                        " ranks asked for it within ", timeout.count(), " ms; all must, in the same order"),
-                    {});
-    }
+    if (deadline.passed()) give_up();
     os::sleep_for(pause);
   }
 }

@@ -20,11 +20,12 @@ class WatchedStore final : public c10d::PrefixStore {
     std::string name;
     std::vector<int> members;            ///< job ranks
     std::chrono::milliseconds deadline;  ///< of each wait
-    std::shared_ptr<const Liveness> liveness;
+    std::shared_ptr<Liveness> liveness;
   };
   WatchedStore(Party party, const std::string& prefix, c10::intrusive_ptr<c10d::Store> store);
 
-  /// Throws PeerLost if a member is lost or has left, Timeout once the deadline has passed.
+  /// Throws PeerLost if a member is lost or has left, Timeout once the deadline has passed; some seconds after the one
+  /// of the party, which say who is missing.
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
   void wait(const std::vector<std::string>& keys) override { wait(keys, party_.deadline); }
   std::vector<uint8_t> get(const std::string& key) override;
@@ -32,6 +33,9 @@ class WatchedStore final : public c10d::PrefixStore {
   c10::intrusive_ptr<c10d::Store> clone() override;
 
  private:
+  template <class Request>
+  auto ask(std::chrono::milliseconds limit, Request request);
+
   Party party_;
 };
 

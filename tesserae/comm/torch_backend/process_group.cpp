@@ -129,7 +129,7 @@ void ProcessGroup::rethrow_with_global_ranks() const {
   } catch (const PeerLost& error) {
     throw PeerLost("ProcessGroup", text(error), global(error.ranks));
   } catch (const Timeout& error) {
-    throw Timeout("ProcessGroup", text(error), global(error.silent));
+    throw Timeout("ProcessGroup", text(error), global(error.silent), global(error.absent));
   } catch (const Mismatch& error) {
     throw Mismatch("ProcessGroup", text(error));
   } catch (const CommError& error) {

@@ -1,6 +1,7 @@
 // The operations of torch's process groups in which ranks get different data (process_group_verbs.cpp says how).
 #include <ATen/ops/empty.h>
 
+#include "tesserae/comm/liveness/process_waits.h"
 #include "tesserae/comm/torch_backend/process_group_arguments.h"
 
 namespace tesserae::comm {
@@ -115,6 +116,7 @@ ProcessGroup::WorkPtr ProcessGroup::send(Tensors& tensors, int to, int tag) {
   check_connected();
   only("tesserae:send", tensors);
   check_rank("tesserae:send", to, size_);
+  waits_unseen();
   return messages_->send(tensors, to, tag);
 }
 
@@ -122,12 +124,14 @@ ProcessGroup::WorkPtr ProcessGroup::recv(Tensors& tensors, int from, int tag) {
   check_connected();
   only("tesserae:recv", tensors);
   check_rank("tesserae:recv", from, size_);
+  waits_unseen();
   return messages_->recv(tensors, from, tag);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::recvAnysource(Tensors& tensors, int tag) {
   check_connected();
   only("tesserae:recv", tensors);
+  waits_unseen();
   return messages_->recvAnysource(tensors, tag);
 }
 

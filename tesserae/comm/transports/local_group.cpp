@@ -1,6 +1,7 @@
 #include "tesserae/comm/transports/local_group.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "tesserae/comm/equal_pieces.h"
 #include "tesserae/comm/link_log.h"
@@ -10,12 +11,13 @@ namespace tesserae::comm {
 namespace {
 
 // Carry the kind of failure from the transport to rethrow(), which knows the operation's description.
-struct Absent : std::runtime_error {
-  explicit Absent(std::vector<int> ranks) : std::runtime_error("absent"), ranks(std::move(ranks)) {}
+struct Departed : std::runtime_error {
+  explicit Departed(std::vector<int> ranks) : std::runtime_error("departed"), ranks(std::move(ranks)) {}
   std::vector<int> ranks;
 };
 struct Late : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  Late(const std::string& what, std::vector<int> absent) : std::runtime_error(what), absent(std::move(absent)) {}
+  std::vector<int> absent;
 };
 struct LocalDisagreement : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -49,22 +51,26 @@ LocalGroup::LocalGroup(std::string name, std::shared_ptr<LocalRoom> room, int ra
 // Waits for `condition`, as long as it can still come true: `missing(member)` says whose departure would end that.
 template <class Condition, class Missing>
 void LocalGroup::wait(std::unique_lock<std::mutex>& lock, const Condition& condition, const Missing& missing) {
-  std::vector<int> absent;
+  std::vector<int> departed;
   const auto hopeless = [&] {
-    absent.clear();
+    departed.clear();
     for (const int rank : room_->gone) {
       const auto member = std::find(members().begin(), members().end(), rank) - members().begin();
-      if (missing(static_cast<int>(member))) absent.push_back(rank);
+      if (missing(static_cast<int>(member))) departed.push_back(rank);
     }
-    return !absent.empty();
+    return !departed.empty();
   };
   const auto over = [&] { return condition() || room_->late || hopeless(); };
   const bool in_time = room_->changed.wait_for(lock, deadline_, over);
   if (condition()) return;
-  if (in_time && !room_->late) throw Absent(absent);
-  room_->late = true;
+  if (in_time && !room_->late) throw Departed(departed);
+  if (!std::exchange(room_->late, true)) {
+    for (int member = 0; member < size(); ++member) {
+      if (missing(member)) room_->absent.push_back(members()[member]);
+    }
+  }
   room_->changed.notify_all();
-  throw Late(cat("the deadline of ", deadline_.count(), " ms passed"));
+  throw Late(cat("the deadline of ", deadline_.count(), " ms passed"), room_->absent);
 }
 
 template <class Move>
@@ -192,10 +198,14 @@ void LocalGroup::do_packed_exchange(const std::string& verb, const at::Tensor& b
 }
 
 void LocalGroup::rethrow(const std::string& what, const std::exception& cause) {
-  if (const auto* absent = dynamic_cast<const Absent*>(&cause)) {
-    throw PeerLost("Group", cat(what, ": rank ", list_of(absent->ranks), " ended before it took part"), absent->ranks);
+  if (const auto* departed = dynamic_cast<const Departed*>(&cause)) {
+    throw PeerLost("Group", cat(what, ": rank ", list_of(departed->ranks), " ended before it took part"),
+                   departed->ranks);
   }
-  if (dynamic_cast<const Late*>(&cause)) throw Timeout("Group", cat(what, ": ", cause.what()), {});
+  if (const auto* late = dynamic_cast<const Late*>(&cause)) {
+    throw Timeout("Group", cat(what, ": ", cause.what(), "; rank ", list_of(late->absent), " did not call it"), {},
+                  late->absent);
+  }
   if (dynamic_cast<const LocalDisagreement*>(&cause)) {
     throw Mismatch("Group", cat(what, ": the ranks disagree: ", cause.what()));
   }

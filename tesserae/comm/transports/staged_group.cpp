@@ -159,7 +159,7 @@ void StagedGroup::rethrow(const std::string& what, const std::exception& cause) 
   const std::string reason = end_of_verb == std::string::npos ? theirs : theirs.substr(end_of_verb + separator.size());
   const std::string text = cat(what, separator, reason);
   if (const auto* lost = dynamic_cast<const PeerLost*>(error)) throw PeerLost("Group", text, lost->ranks);
-  if (const auto* late = dynamic_cast<const Timeout*>(error)) throw Timeout("Group", text, late->silent);
+  if (const auto* late = dynamic_cast<const Timeout*>(error)) throw Timeout("Group", text, late->silent, late->absent);
   if (dynamic_cast<const Mismatch*>(error) != nullptr) throw Mismatch("Group", text);
   throw CommError("Group", text);
 }

@@ -273,7 +273,7 @@ void TwoLevelGroup::rethrow(const std::string& what, const std::exception& cause
     // A rank may have left because members disagreed: this group is told so, the inner ones are not.
     liveness_.judge(*this, lost->ranks.front(), cause.what()).raise(what);
   }
-  if (const auto* late = dynamic_cast<const Timeout*>(&cause)) throw Timeout("Group", text, late->silent);
+  if (const auto* late = dynamic_cast<const Timeout*>(&cause)) throw Timeout("Group", text, late->silent, late->absent);
   if (dynamic_cast<const Mismatch*>(&cause)) throw Mismatch("Group", text);
   throw CommError("Group", text);
 }
