@@ -34,8 +34,8 @@ struct Saver {
   std::shared_ptr<comm::Fabric> fabric;
   checkpoint::Saver saver;
 
-  void save(const std::string& folder, int keep, checkpoint::State state, bool asynchronous) {
-    saver.set_target(folder, keep);
+  void save(const std::string& folder, int keep, bool read_back, checkpoint::State state, bool asynchronous) {
+    saver.set_target(folder, keep, read_back);
     saver.save(std::move(state), asynchronous);
   }
 
@@ -134,8 +134,9 @@ void bind_saver(py::module_& module) {
              });
            }),
            py::arg("fabric"), without_gil, "Collective.")
-      .def("save", &Saver::save, py::arg("folder"), py::arg("keep"), py::arg("state"), py::arg("asynchronous"),
-           without_gil, "Collective: finishes the last save, then saves the state, or begins to.")
+      .def("save", &Saver::save, py::arg("folder"), py::arg("keep"), py::arg("read_back"), py::arg("state"),
+           py::arg("asynchronous"), without_gil,
+           "Collective: finishes the last save, then saves the state, or begins to.")
       .def(
           "wait_copied", [](Saver& self) { self.saver.wait_copied(); }, without_gil)
       .def(

@@ -20,6 +20,8 @@ class BlockReader {
   uint64_t begin(uint64_t block) const { return block * block_bytes_; }
   uint64_t end(uint64_t block) const;
 
+  /// Blocks are read from the medium from now on (os::ReadableFile).
+  void forget_cached() const { file_->forget_cached(); }
   /// Reads a block into `bytes` (of exactly its size). What is wrong with it; empty: nothing. Throws IoError.
   std::string read(uint64_t block, std::span<char> bytes) const;
 

@@ -197,6 +197,7 @@ void Saver::begin(State state, bool asynchronous) {
                                              .axes = state.axes,
                                              .rank = fabric_->rank(),
                                              .keep = options_.keep,
+                                             .read_back = options_.read_back,
                                              .block_bytes = static_cast<uint64_t>(options_.block_bytes),
                                              .deadline = options_.deadline,
                                              .fence = fence_});
@@ -225,9 +226,10 @@ void Saver::begin(State state, bool asynchronous) {
   save_ = std::move(save);
 }
 
-void Saver::set_target(os::Path folder, int keep) {
+void Saver::set_target(os::Path folder, int keep, bool read_back) {
   options_.folder = std::move(folder);
   options_.keep = keep;
+  options_.read_back = read_back;
 }
 
 void Saver::wait_copied() {

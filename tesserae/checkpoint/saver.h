@@ -18,6 +18,7 @@ struct SaverOptions {
   os::Path folder;
   int keep = 0;                                                   ///< how many checkpoints stay; 0: all
   bool asynchronous = false;                                      ///< save() returns at once and a thread writes
+  bool read_back = false;                                         ///< each rank reads what it wrote: SaveJob
   std::chrono::milliseconds deadline = std::chrono::minutes(30);  ///< until the slowest rank has committed
   int64_t block_bytes = 1 << 20;                                  ///< for checksums: docs/format.md
 };
@@ -61,8 +62,9 @@ class Saver {
   /// The same, whatever SaverOptions::asynchronous says.
   void save(State state, bool asynchronous);
 
-  /// Saves that begin from now on go to `folder`, of which `keep` checkpoints stay. All ranks alike; not collective.
-  void set_target(os::Path folder, int keep);
+  /// Saves that begin from now on go to `folder`, of which `keep` checkpoints stay, and are read back or not. All ranks
+  /// alike; not collective.
+  void set_target(os::Path folder, int keep, bool read_back = false);
 
   /// Rank 0 calls it on the thread that writes, before each commit; what it throws fails the save. For saves that begin
   /// from now on; not collective.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
+#include "tesserae/checkpoint/block_reader.h"
 #include "tesserae/checkpoint/crash_point.h"
 #include "tesserae/checkpoint/data_file.h"
 #include "tesserae/checkpoint/fault.h"
@@ -20,7 +21,8 @@
 //    1. Makes WORK, and FOLDER if it is missing (then it syncs the directory above); before that, rank 0 removes what
 //       dead jobs left (*.tmp).
 //    2. Writes WORK/rank-R.safetensors, syncs, closes.
-//    3. Syncs WORK, so that the name of the file lasts.
+//    3. Syncs WORK, so that the name of the file lasts. If it is asked to, reads the file from the medium and compares
+//       its blocks with the checksums of what was written.
 //    4. Writes its fragment of the manifest as WORK/rank-R.part, syncs, closes, and renames it to WORK/rank-R.done: who
 //       sees the name sees all of it. Rank 0's has what 6 adds to the fragments, in case it never gets to 6.
 //   A rank that fails in 1 to 4 leaves WORK/rank-R.failed with the reason, if it still can.
@@ -90,6 +92,25 @@ void leave_failure(const SaveJob& job, const std::string& reason) noexcept {
   } catch (const std::exception& second) {
     log(LogLevel::info, cat("the other ranks cannot be told through the folder: ", second.what()));
   }
+}
+
+/// Of step 3.
+void read_back(const SaveJob& job, const Manifest& written, const std::stop_token& stop) try {
+  std::string bytes;
+  for (const DataFile& file : written.files) {
+    const BlockReader reader(work_of(job), file, job.block_bytes);
+    reader.forget_cached();
+    for (uint64_t block = 0; block < reader.blocks(); ++block) {
+      if (stop.stop_requested()) throw Cancelled("write_part", cat("step ", job.step, " was given up"));
+      bytes.resize(reader.end(block) - reader.begin(block));
+      const std::string wrong = reader.read(block, bytes);
+      if (wrong.empty()) continue;
+      throw IoError("write_part", cat(reader.path().native(), " is not what was written, at byte ", reader.begin(block),
+                                      " of step ", job.step, ": ", wrong, "; its storage damages data"));
+    }
+  }
+} catch (const Damaged& damaged) {
+  throw IoError("write_part", cat("step ", job.step, " is not what was written: ", damaged.fault().text()));
 }
 
 /// Step 5.
@@ -240,6 +261,7 @@ void write_part(const SaveJob& job, const std::vector<Source>& sources, const st
 
     Manifest written = write_data_file(job, work, sources, stop);  // 2
     os::files().sync_directory(work);                              // 3
+    if (job.read_back) read_back(job, written, stop);
     crash_point("data-synced", job.rank);
 
     if (training != nullptr) written.training = *training;

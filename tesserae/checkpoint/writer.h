@@ -30,6 +30,7 @@ struct SaveJob {
   mesh::AxisDegrees axes = {};  ///< of the job's mesh
   int rank = 0;                 ///< in [0, ranks())
   int keep = 0;                 ///< how many committed checkpoints stay; 0: all
+  bool read_back = false;       ///< each rank reads from the medium what it wrote before it says that it is there
   uint64_t block_bytes = 1 << 20;
   std::chrono::milliseconds deadline = std::chrono::minutes(30);  ///< for the slowest rank to have written
   std::function<void()> fence = {};  ///< rank 0's, before it commits: throws if the folder is another run's by now
@@ -60,8 +61,9 @@ class Cancelled : public Error {
 };
 
 /// Writes this rank's part: steps 1 to 4 of the protocol in writer.cpp. Every rank of the job calls it, also one that
-/// has nothing to write. Throws IoError (the folder then says so to rank 0), InvalidArgument for sources that cannot
-/// be, Cancelled. `training`, of rank 0: what commit() will be given, for commit_left_behind().
+/// has nothing to write. Throws IoError (the folder then says so to rank 0), also if it is not read back as written,
+/// InvalidArgument for sources that cannot be, Cancelled. `training`, of rank 0: what commit() will be given, for
+/// commit_left_behind().
 void write_part(const SaveJob& job, const std::vector<Source>& sources, const std::stop_token& stop = {},
                 const nlohmann::json* training = nullptr);
 

@@ -13,6 +13,10 @@ class FaultyFiles::Readable : public ReadableFile {
     twin_.step("read_at", path_);
     return under_->read_at(offset, bytes);
   }
+  void forget_cached() override {
+    twin_.step("forget_cached", path_);
+    under_->forget_cached();
+  }
 
  private:
   FaultyFiles& twin_;

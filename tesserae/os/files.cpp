@@ -50,6 +50,12 @@ class PosixReadable : public ReadableFile {
     return done;
   }
 
+  void forget_cached() override {
+    if (const int error = ::posix_fadvise(descriptor_.get(), 0, 0, POSIX_FADV_DONTNEED)) {
+      throw failure("ReadableFile::forget_cached", path_.native(), "cannot take it out of the host's memory", error);
+    }
+  }
+
  private:
   Path path_;
   Descriptor descriptor_;

@@ -19,6 +19,9 @@ class ReadableFile {
   virtual ~ReadableFile() = default;
   /// Fills `bytes` from `offset` on and returns how many there were: fewer only at the end of the file.
   virtual size_t read_at(uint64_t offset, std::span<char> bytes) = 0;
+  /// From now on reads come from the medium, not from memory of the host, as far as the system can do that: not what
+  /// was written and not synced.
+  virtual void forget_cached() {}
 };
 
 /// A file open for writing at its end. Nothing is buffered here: write() hands over to the kernel, sync() makes it

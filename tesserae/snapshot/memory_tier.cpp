@@ -19,7 +19,9 @@
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/random_state.h"
 #include "tesserae/comm/agree.h"
+#include "tesserae/os/clock.h"
 #include "tesserae/os/random_name.h"
+#include "tesserae/os/seconds.h"
 #include "tesserae/snapshot/surviving_snapshots.h"
 
 // To save, all ranks together:
@@ -67,6 +69,19 @@ bool has_state(const checkpoint::Manifest& manifest, std::string_view name) {
   });
 }
 
+/// From its making to its end.
+class AddsTime {
+ public:
+  explicit AddsTime(double& seconds) : seconds_(seconds) {}
+  ~AddsTime() { seconds_ += os::seconds_since(begin_); }
+  AddsTime(const AddsTime&) = delete;
+  AddsTime& operator=(const AddsTime&) = delete;
+
+ private:
+  double& seconds_;
+  os::TimePoint begin_ = os::now();
+};
+
 }  // namespace
 
 MemoryTier::MemoryTier(const Subject& subject, const mesh::Layout& layout, const os::Path& checkpoints,
@@ -87,6 +102,7 @@ MemoryTier::~MemoryTier() {
 void MemoryTier::save(int64_t step, const nlohmann::json& description) {
   wait_copied();
   if (broken_) return;
+  const AddsTime adds(figures_.waited_seconds);
   std::vector<checkpoint::Piece> pieces = own_pieces();
   for (checkpoint::Piece& piece : exchange_random()) pieces.push_back(std::move(piece));  // 1
   checkpoint::Manifest manifest;
@@ -109,15 +125,23 @@ void MemoryTier::save(int64_t step, const nlohmann::json& description) {
   }
   SnapshotBuffer* const buffer = &buffers_[next_];  // 3
   next_ = (next_ + 1) % buffers_per_rank;
+  ++figures_.copies;
+  figures_.bytes = buffer->bytes().size();
+  const auto copy = [buffer] {
+    const os::TimePoint begin = os::now();
+    buffer->fill();
+    return os::seconds_since(begin);
+  };
   if (on_host) {
-    copying_ = std::async(std::launch::async, [buffer] { buffer->fill(); });
+    copying_ = std::async(std::launch::async, copy);
   } else {
-    buffer->fill();  // on this thread's stream, behind what computes the values
+    figures_.seconds += copy();  // on this thread's stream, behind what computes the values
   }
 }
 
 void MemoryTier::wait_copied() {
-  if (copying_.valid()) copying_.get();
+  const AddsTime adds(figures_.waited_seconds);
+  if (copying_.valid()) figures_.seconds += copying_.get();
 }
 
 void MemoryTier::layout_changed(const mesh::Layout& layout) {

@@ -63,6 +63,15 @@ class MemoryTier {
   /// there are none. Collective. Throws checkpoint::SaveFailed.
   std::optional<int64_t> save_surviving(int64_t after);
 
+  /// What keeping them has cost this rank.
+  struct Figures {
+    int64_t copies = 0;
+    uint64_t bytes = 0;         ///< of the newest one
+    double seconds = 0;         ///< that all copies took, beside forward and backward where the state is on the host
+    double waited_seconds = 0;  ///< of these calls, by the training thread
+  };
+  const Figures& figures() const { return figures_; }
+
   /// Takes this rank's snapshots away: the job ended well.
   void remove() noexcept;
   /// Takes everybody's away, also what a larger job left: this one does not continue them.
@@ -85,8 +94,9 @@ class MemoryTier {
   std::vector<SnapshotBuffer> buffers_;
   size_t next_ = 0;  // the buffer that may be written: not the newest
   bool broken_ = false;
-  bool refused_ = false;  // what restore() found does not fit
-  std::future<void> copying_;
+  bool refused_ = false;         // what restore() found does not fit
+  std::future<double> copying_;  // how many seconds it took
+  Figures figures_;
 };
 
 }  // namespace tesserae::snapshot

@@ -25,9 +25,11 @@ Checkpointing::Checkpointing(const config::Config& config, TrainingState& state,
 }
 
 std::unique_ptr<checkpoint::Saver> Checkpointing::make_saver() const {
-  return std::make_unique<checkpoint::Saver>(
-      state_.fabric,
-      checkpoint::SaverOptions{.folder = folder_, .keep = options_.keep, .asynchronous = options_.asynchronous});
+  return std::make_unique<checkpoint::Saver>(state_.fabric,
+                                             checkpoint::SaverOptions{.folder = folder_,
+                                                                      .keep = options_.keep,
+                                                                      .asynchronous = options_.asynchronous,
+                                                                      .read_back = options_.read_back});
 }
 
 void Checkpointing::begin(std::optional<os::TimePoint> last_save) {
@@ -137,6 +139,7 @@ void Checkpointing::finish() {
 Checkpointing::Figures Checkpointing::figures() const {
   Figures figures = figures_;
   if (saver_) figures.waited_seconds = std::chrono::duration<double>(saver_->waited()).count();
+  if (memory_) figures.in_memory = memory_->figures();
   return figures;
 }
 

@@ -79,7 +79,8 @@ class Checkpointing {
   struct Figures {
     int64_t saved = 0;
     int64_t failed = 0;
-    double waited_seconds = 0;  ///< by training
+    double waited_seconds = 0;                               ///< by training
+    std::optional<snapshot::MemoryTier::Figures> in_memory;  ///< unset: nothing is kept there
   };
   Figures figures() const;
 

@@ -63,6 +63,12 @@ config::Json make_summary(const RunFigures& figures, const RunFacts& facts) {
     summary["checkpoints"] = {{"saved", facts.checkpoints->saved},
                               {"failed", facts.checkpoints->failed},
                               {"waited_seconds", facts.checkpoints->waited_seconds}};
+    if (const auto& memory = facts.checkpoints->in_memory) {
+      summary["checkpoints"]["in_memory"] = {{"copies", memory->copies},
+                                             {"bytes", memory->bytes},
+                                             {"seconds", memory->seconds},
+                                             {"waited_seconds", memory->waited_seconds}};
+    }
   }
   if (facts.origin) summary["resumed"] = {{"step", facts.origin->step}, {"from", facts.origin->from}};
   if (!facts.recoveries.empty()) summary["recoveries"] = facts.recoveries;

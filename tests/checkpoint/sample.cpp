@@ -51,6 +51,7 @@ checkpoint::SaveJob sample_job(const SampleSave& save, int rank) {
           .layout = mesh::Layout(save.ranks, {1, 1, save.ranks}),
           .rank = rank,
           .keep = save.keep,
+          .read_back = save.read_back,
           .block_bytes = save.block_bytes,
           .deadline = save.deadline};
 }

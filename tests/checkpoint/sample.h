@@ -28,6 +28,7 @@ struct SampleSave {
   int64_t step = 1;
   int ranks = 3;
   int keep = 0;
+  bool read_back = false;
   std::string attempt = "";  ///< empty: from the step
   uint64_t block_bytes = 512;
   std::chrono::milliseconds deadline = std::chrono::seconds(10);

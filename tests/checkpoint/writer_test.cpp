@@ -164,6 +164,33 @@ TEST_F(WriterTest, AFailedRankEndsTheSaveWithItsReason) {
   EXPECT_THAT(memory_.list("/f"), ElementsAre("step-1"));
 }
 
+/// Keeps another bit than was written to the file of that name.
+class DamagingFiles : public testing::MemoryFiles {
+ public:
+  explicit DamagingFiles(const testing::MemoryFiles& other) : MemoryFiles(other) {}
+  std::unique_ptr<os::ReadableFile> open(const os::Path& path) override {
+    if (path.filename() == "rank-1.safetensors") bytes(path)[600] ^= 4;
+    return MemoryFiles::open(path);
+  }
+};
+
+TEST_F(WriterTest, WhatStorageDamagesIsNotCommittedIfItIsReadBack) {
+  save_sample({.folder = "/f", .step = 1});
+  DamagingFiles damaging(memory_);
+  const os::ScopedFiles scoped(damaging);
+  const testing::SampleSave save{.folder = "/f", .step = 2, .ranks = 2, .read_back = true};
+  const auto tensors = testing::sample_tensors(2);
+  write_part(testing::sample_job(save, 0), testing::sample_sources(tensors, 0, 2));
+  try {
+    write_part(testing::sample_job(save, 1), testing::sample_sources(tensors, 1, 2));
+    FAIL() << "said that it is there";
+  } catch (const IoError& failure) {
+    EXPECT_THAT(failure.what(), HasSubstr("rank-1.safetensors is not what was written, at byte 512 of step 2"));
+  }
+  EXPECT_THROW(commit(testing::sample_job(save, 0), {}), IoError);
+  EXPECT_EQ(list_checkpoints("/f").back().step, 1);
+}
+
 TEST_F(WriterTest, AMissingRankIsNamedAtTheDeadline) {
   const testing::SampleSave save{.folder = "/f", .ranks = 3, .deadline = std::chrono::milliseconds(50)};
   const auto tensors = testing::sample_tensors(1);
@@ -232,13 +259,13 @@ TEST_F(WriterTest, SourcesThatAreMadeWhileTheyAreWrittenComeInBlocks) {
 // Each single operation of the system fails once, as a disk that has a bad moment or is full.
 TEST_F(WriterTest, AnyFailureLeavesOlderCheckpointsAndTheNextSaveWorks) {
   save_sample({.folder = "/f", .step = 1});
-  save_sample({.folder = "/f", .step = 2});
+  save_sample({.folder = "/f", .step = 2, .read_back = true});
   int operations = 0;
   {
     testing::MemoryFiles copy(memory_);
     os::FaultyFiles faulty(copy);
     const os::ScopedFiles scoped(faulty);
-    save_sample({.folder = "/f", .step = 3, .keep = 2});
+    save_sample({.folder = "/f", .step = 3, .keep = 2, .read_back = true});
     operations = faulty.operations();
   }
   ASSERT_GT(operations, 40);
@@ -251,7 +278,8 @@ TEST_F(WriterTest, AnyFailureLeavesOlderCheckpointsAndTheNextSaveWorks) {
       {
         const os::ScopedFiles scoped(faulty);
         try {
-          save_sample({.folder = "/f", .step = 3, .keep = 2, .deadline = std::chrono::milliseconds(1)});
+          save_sample(
+              {.folder = "/f", .step = 3, .keep = 2, .read_back = true, .deadline = std::chrono::milliseconds(1)});
           saved = true;
         } catch (const IoError&) {
         }

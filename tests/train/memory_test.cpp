@@ -284,6 +284,15 @@ TEST_F(Memory, SnapshotsThatAreNotContinuedAreTakenAway) {
   EXPECT_THAT(left(), IsEmpty()) << "also that of rank 1, which this job does not have";
 }
 
+TEST_F(Memory, TheSummaryHasWhatCopiesCost) {
+  job_.run("cost", {"--nproc", "2", "--set", "checkpoint.memory_every_steps=2", "train.steps=6"});
+  const config::Json cost = job_.summary("cost")["checkpoints"]["in_memory"];
+  EXPECT_EQ(cost["copies"], 3);
+  EXPECT_GT(cost["bytes"], 10'000);
+  EXPECT_GT(cost["seconds"], 0);
+  EXPECT_GT(cost["waited_seconds"], 0);
+}
+
 TEST_F(Memory, AnotherModelIsNotFilledFromMemory) {
   run_and_kill(1, 1);
   const std::string said = job_.run("run", arguments(1, 1, {"model.dimension=16", "train.steps=3"}));

@@ -84,6 +84,7 @@ def save(
     step: int,
     rank_extra: Any = None,
     keep: int = 0,
+    read_back: bool = False,
     process_group: dist.ProcessGroup | None = None,
 ) -> None:
     """Saves to `folder`/step-N, and returns when it is committed: complete, on disk, and found by load().
@@ -91,13 +92,14 @@ def save(
     `model`: any module, sharded by FSDP or not. `optimizer`: a torch.optim.Optimizer over its parameters, or a list of
     them. `extra`: what else is the same on all ranks (rank 0's is saved); `rank_extra`: what differs, such as
     random_state(). Both are made of None, bool, int, float, str, lists, tuples, dictionaries and tensors. `keep`: how
-    many checkpoints stay in the folder; 0: all. `process_group`: the ranks that save together; the model's own group if
-    FSDP has it, else the default group.
+    many checkpoints stay in the folder; 0: all. `read_back`: each rank reads back what it wrote, from the medium where
+    the system lets it, and compares checksums, before the checkpoint is committed. `process_group`: the ranks that save
+    together; the model's own group if FSDP has it, else the default group.
 
     Collective. Without torch.distributed it saves from one process. Raises InvalidArgument for what cannot be saved,
     SaveFailed (an IoError) on all ranks if a rank could not write: older checkpoints are then as they were.
     """
-    _save(folder, model, optimizer, extra, rank_extra, step, keep, process_group, asynchronous=False)
+    _save(folder, model, optimizer, extra, rank_extra, step, keep, read_back, process_group, asynchronous=False)
 
 
 def async_save(
@@ -109,6 +111,7 @@ def async_save(
     step: int,
     rank_extra: Any = None,
     keep: int = 0,
+    read_back: bool = False,
     process_group: dist.ProcessGroup | None = None,
 ) -> None:
     """As save(), but returns at once: the values saved are those at the call. They are copied to host memory beside the
@@ -117,7 +120,7 @@ def async_save(
 
     Collective. Raises what save() raises, SaveFailed also for the last save.
     """
-    _save(folder, model, optimizer, extra, rank_extra, step, keep, process_group, asynchronous=True)
+    _save(folder, model, optimizer, extra, rank_extra, step, keep, read_back, process_group, asynchronous=True)
 
 
 def wait_copied() -> None:
@@ -149,6 +152,7 @@ def _save(
     rank_extra: Any,
     step: int,
     keep: int,
+    read_back: bool,
     process_group: dist.ProcessGroup | None,
     asynchronous: bool,
 ) -> None:
@@ -163,9 +167,8 @@ def _save(
         return pieces, training
 
     pieces, training = together(content.fabric, "save", collect)
-    save_state(
-        content.fabric, folder, content.state(step, pieces.pieces, training), keep=keep, asynchronous=asynchronous
-    )
+    state = content.state(step, pieces.pieces, training)
+    save_state(content.fabric, folder, state, keep=keep, read_back=read_back, asynchronous=asynchronous)
 
 
 class Content:
@@ -229,7 +232,9 @@ def save_pieces(
     save_state(fabric, folder, state, keep=1, asynchronous=asynchronous)
 
 
-def save_state(fabric: _C.Fabric, folder: Folder, state: _C.State, *, keep: int, asynchronous: bool) -> None:
+def save_state(
+    fabric: _C.Fabric, folder: Folder, state: _C.State, *, keep: int, asynchronous: bool, read_back: bool = False
+) -> None:
     """What all savers do."""
     global _count
     _heed_steps()
@@ -237,7 +242,7 @@ def save_state(fabric: _C.Fabric, folder: Folder, state: _C.State, *, keep: int,
         _jobs[fabric] = _Job(fabric)
     target = _jobs[fabric]
     with target.told_of_failure():
-        target.saver.save(os.path.abspath(folder), keep, state, asynchronous)
+        target.saver.save(os.path.abspath(folder), keep, read_back, state, asynchronous)
     target.folder = os.path.abspath(folder)
     if asynchronous:
         target.calls.append(_count)
