@@ -9,6 +9,7 @@ python bench/plot.py --out /tmp/out --images /tmp/images
 from __future__ import annotations
 
 import argparse
+import bisect
 import json
 import sys
 import textwrap
@@ -243,37 +244,46 @@ def auto(out: Path) -> Figure | None:
 
 
 def recovery(out: Path) -> Figure | None:
-    """How far a job comes whose ranks die (recovery_time.py): its steps, as seconds that they take undisturbed."""
+    """The speed of a job whose ranks die (recovery_time.py), of steps that nobody had made before."""
     file = out / "recovery.json"
     if not file.exists():
         return None
     run = json.loads(file.read_text())
-    figure, axes = pyplot.subplots(figsize=(WIDTH, 3.4))
+    if "tokens" not in run:
+        return None  # of an older recovery_time.py
     names = {
-        "tesserae": ("Tesserae: lost ranks are replaced", OURS, "-"),
-        "elastic": ("Tesserae in Python: the others keep their processes", OURS, "-."),
-        "script": ("Tesserae in Python: all ranks begin again", OURS, "--"),
-        "torchrun": ("FSDP2, torchrun and DCP", PEER, "-"),
+        "tesserae": ("Tesserae: lost ranks are replaced", OURS),
+        "elastic": ("Tesserae in Python: the others keep their processes", OURS),
+        "script": ("Tesserae in Python: all ranks begin again", OURS),
+        "torchrun": ("FSDP2, torchrun and DCP", PEER),
     }
-    for side, (name, paint, line) in names.items():
-        found = run["sides"].get(side)
-        if found is None:
-            continue
-        trained = [index * found["step_seconds"] for index in range(len(found["times"]))]
-        label = f"{name} ({found['effective']:.2f})"
-        axes.plot(found["times"], trained, color=paint, linestyle=line, linewidth=1.6, label=label)
+    sides = {side: found for side, found in run["sides"].items() if side in names}
+    size = WIDTH, 0.6 + 1.25 * len(sides)
+    figure, places = pyplot.subplots(len(sides), 1, figsize=size, sharex=True, sharey=True, squeeze=False)
+    for axes, (side, found) in zip(places[:, 0], sides.items(), strict=True):
+        name, paint = names[side]
+        seconds, speeds = speed_over_time(found["times"], run["tokens"], run["seconds"])
+        undisturbed = run["tokens"] / found["step_seconds"]
+        axes.fill_between(seconds, speeds, color=paint, alpha=0.25, linewidth=0)
+        axes.plot(seconds, speeds, color=paint, linewidth=1.2)
+        axes.axhline(undisturbed, color=CEILING, linewidth=1)
         for kill in found["kills"]:
-            axes.axvline(kill, color=INK, linewidth=0.5, linestyle=(0, (4, 3)))
-    axes.plot([0, run["seconds"]], [0, run["seconds"]], color=INK, linewidth=0.7, label="undisturbed")
-    from_zero(axes)
-    axes.set(
-        title=f"A rank is killed every {run['every']:.0f} s (dashed)",
-        xlabel="seconds",
-        ylabel="seconds of training done",
-    )
-    axes.legend(frameon=False, fontsize=8)
+            axes.axvline(kill, color=INK, linewidth=0.7, linestyle=(0, (4, 3)))
+        axes.set_title(f"{name}: {100 * found['effective']:.0f} % of its time", loc="left", fontsize=9)
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.25 * undisturbed))
+        axes.set_xlim(0, run["seconds"])
+    places[-1, 0].set_xlabel(f"seconds; a rank is killed every {run['every']:.0f} s (dashed)")
+    figure.supylabel("tokens/s, of new steps in the last 5 s", fontsize=9)
     figure.tight_layout()
     return figure
+
+
+def speed_over_time(ends: list[float], tokens: int, seconds: float) -> tuple[list[float], list[float]]:
+    """Twice a second: the tokens of the steps that ended in the five seconds before, a second."""
+    window = 5.0
+    at = [0.5 * half for half in range(2 * int(seconds) + 1)]
+    counts = [bisect.bisect_right(ends, time) - bisect.bisect_right(ends, time - window) for time in at]
+    return at, [tokens * count / min(max(time, 1.0), window) for time, count in zip(at, counts, strict=True)]
 
 
 def dial_cost(out: Path) -> Figure | None:
@@ -332,8 +342,11 @@ def predictions(out: Path) -> Figure | None:
         return None
     figure, places = pyplot.subplots(1, 2, figsize=(WIDTH, 4.6))
     for axes, key, scale, unit in ((places[0], "step", 1e3, "ms a step"), (places[1], "memory", 1e-6, "MB of a job")):
-        said = [scale * result["predicted"][key] for result in results]
-        seen = [scale * result["free"][key] for result in results]
+        both = [(result["predicted"][key], result["free"][key]) for result in results if key in result["free"]]
+        if not both:  # bench/predictions.py --memory
+            axes.set_axis_off()
+            continue
+        said, seen = ([scale * each[side] for each in both] for side in (0, 1))
         ends = [0.8 * min(said + seen), 1.25 * max(said + seen)]
         axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=FAINT, linewidth=0)
         axes.plot(ends, ends, color=CEILING, linewidth=1)

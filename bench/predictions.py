@@ -1,7 +1,9 @@
 """Does the plan tell the truth? Random jobs (model, layout, ranks, precision, recomputation, accumulation) are planned
 with the numbers that `tesserae probe` has measured on this machine, and then run.
 
-    python bench/predictions.py                          # about 40 minutes; two hosts and memory limits need root
+    python bench/predictions.py                          # two hours; two hosts and memory limits need root
+    python bench/predictions.py --memory                 # the memory alone, in steps that are enough for that
+    python bench/predictions.py --go-on                  # those to which an earlier call did not come
     python bench/predictions.py --jobs 10 --seed 3       # some of them
     python bench/predictions.py --quick                  # three: proves that it works
 
@@ -39,6 +41,7 @@ from train_run import Degrees, newest_tesserae, on_hosts
 
 GROUPS = Path("/sys/fs/cgroup/memory")  # of v1, where a test may make one of its own as root
 STEPS, WARM = 12, 4
+ENOUGH = 4  # steps, for memory: the fullest is the second, when there is optimizer state
 HEADROOM = 0.03  # of the limit: what the plan is asked to leave free
 LIMITS = (0.75, 1.5)  # of what is predicted
 RATE = "1gbit"  # of the link between two hosts
@@ -78,7 +81,7 @@ class Job:
             "vocabulary": self.vocabulary,
         }
 
-    def config(self, folder: str) -> dict[str, object]:
+    def config(self, folder: str, steps: int) -> dict[str, object]:
         p, g, o = self.layout
         return {
             "degrees": {"parameters": p, "gradients": g, "optimizer": o},
@@ -90,7 +93,7 @@ class Job:
             "train": {
                 "batch_per_rank": self.batch,
                 "accumulate": self.accumulate,
-                "steps": STEPS,
+                "steps": steps,
                 "eval_every": 0,
                 "eval_batches": 0,
                 "sample_tokens": 0,
@@ -178,11 +181,11 @@ def limited(limit: float | None) -> Iterator[Path | None]:
         group.rmdir()
 
 
-def run(program: Path, job: Job, limit: float | None, deadline: float) -> dict:
-    """Its median step in seconds, its peak in bytes, or that it did not survive its limit."""
+def run(program: Path, job: Job, limit: float | None, deadline: float, steps: int) -> dict:
+    """Its median step in seconds (if steps are many), its peak in bytes, or that it did not survive its limit."""
     with tempfile.TemporaryDirectory() as folder, limited(limit) as group:
         config = Path(folder, "job.json")
-        config.write_text(json.dumps(job.config(f"{folder}/run")))
+        config.write_text(json.dumps(job.config(f"{folder}/run", steps)))
         command = on_hosts([str(program), "train", str(config)], job.hosts, job.ranks, RATE)
         if group:
             command = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$0" "$@"', *command]
@@ -206,8 +209,9 @@ def run(program: Path, job: Job, limit: float | None, deadline: float) -> dict:
                 return {"survived": False, "killed": killed, "output": text[-2000:]}
             raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}\n{text}")
         lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
-        steps = [line["step_ms"] / 1e3 for line in lines[WARM:]]
-        return {"survived": True, "step": statistics.median(steps), "steps": steps, "memory": memory.peak}
+        times = [line["step_ms"] / 1e3 for line in lines[WARM:]]
+        result = {"survived": True, "memory": memory.peak}
+        return {**result, "step": statistics.median(times), "steps": times} if times else result
 
 
 def error(predicted: float, measured: float) -> float:
@@ -215,16 +219,16 @@ def error(predicted: float, measured: float) -> float:
 
 
 def summary(results: list[dict]) -> dict:
-    times = [abs(error(r["predicted"]["step"], r["free"]["step"])) for r in results]
+    times = [abs(error(r["predicted"]["step"], r["free"]["step"])) for r in results if "step" in r["free"]]
     peaks = [abs(error(r["predicted"]["memory"], r["free"]["memory"])) for r in results]
     judged = [r for r in results if r.get("limited") is not None]
     fits = [r for r in judged if r["fits"]]
     refused = [r for r in judged if not r["fits"]]
     return {
         "jobs": len(results),
-        "time_mean": statistics.mean(times),
-        "time_median": statistics.median(times),
-        "time_worst": max(times),
+        "time_mean": statistics.mean(times) if times else None,
+        "time_median": statistics.median(times) if times else None,
+        "time_worst": max(times) if times else None,
         "memory_median": statistics.median(peaks),
         "memory_worst": max(peaks),
         "said_to_fit": len(fits),
@@ -236,18 +240,42 @@ def summary(results: list[dict]) -> dict:
 
 def write(options: argparse.Namespace, results: list[dict]) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
-    document = {"seed": options.seed, "summary": summary(results), "results": results}
+    document = {
+        "seed": options.seed,
+        "memory_alone": options.memory,
+        "summary": summary(results),
+        "results": results,
+    }
     (options.out / "predictions.json").write_text(json.dumps(document, indent=1))
+
+
+def earlier(options: argparse.Namespace) -> list[dict]:
+    """What an earlier call has found, of the same jobs as this one's first."""
+    file = options.out / "predictions.json"
+    if not options.go_on or not file.exists():
+        return []
+    document = json.loads(file.read_text())
+    if (document["seed"], document.get("memory_alone")) != (options.seed, options.memory):
+        raise SystemExit(
+            f"predictions: {file} is of another seed ({document['seed']}), or with other steps: move it away"
+        )
+    return document["results"][: options.jobs]
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
     random_ = random.Random(options.seed)
-    results: list[dict] = []
+    results = earlier(options)
+    done = len(results)
+    steps = ENOUGH if options.memory else STEPS
     machines: dict[tuple[int, int], Path] = {}
     hosts_too = os.geteuid() == 0 and not options.one_host
     can_limit = not options.no_limits and os.geteuid() == 0 and (GROUPS / "cgroup.procs").exists()
     for number in range(options.jobs):
         job = draw(random_, hosts_too)
+        if number < done:
+            if results[number]["name"] != job.name:
+                raise SystemExit("predictions: what was measured before is of other jobs: move it away")
+            continue
         if number % options.reprobe == 0:
             machines.clear()
         key = (job.hosts, job.ranks)
@@ -256,19 +284,21 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
         entry = plan(options.tesserae, job, machines[key])
         predicted = {"step": entry["seconds"]["step"], "memory": entry["memory"]["total"] * job.hosts, "entry": entry}
         result = {"job": asdict(job), "name": job.name, "predicted": predicted}
-        result["free"] = run(options.tesserae, job, None, options.deadline)
+        result["free"] = run(options.tesserae, job, None, options.deadline, steps)
         if can_limit:
             limit = job.limit * predicted["memory"]
             result["limit"] = limit
             # A host's share of the limit: hosts are planned alike.
             result["fits"] = plan(options.tesserae, job, machines[key], limit / job.hosts)["fits"]
-            result["limited"] = run(options.tesserae, job, limit, options.deadline)
+            result["limited"] = run(options.tesserae, job, limit, options.deadline, ENOUGH)
         results.append(result)
         write(options, results)  # whatever becomes of the next one
         free = result["free"]
-        said = (
-            f"step {1e3 * predicted['step']:.0f} for {1e3 * free['step']:.0f} ms "
-            f"({100 * error(predicted['step'], free['step']):+.0f} %), "
+        said = ""
+        if "step" in free:
+            said = f"step {1e3 * predicted['step']:.0f} for {1e3 * free['step']:.0f} ms "
+            said += f"({100 * error(predicted['step'], free['step']):+.0f} %), "
+        said += (
             f"memory {predicted['memory'] / 1e6:.0f} for {free['memory'] / 1e6:.0f} MB "
             f"({100 * error(predicted['memory'], free['memory']):+.1f} %)"
         )
@@ -284,6 +314,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--reprobe", type=int, default=25, help="probe again after so many jobs (25)")
+    parser.add_argument("--memory", action="store_true", help="compare the memory alone, in short runs")
+    parser.add_argument("--go-on", action="store_true", help="keep what an earlier call with this seed has measured")
     parser.add_argument("--one-host", action="store_true", help="no jobs on two hosts")
     parser.add_argument("--no-limits", action="store_true", help="do not run under limits of memory")
     parser.add_argument("--quick", action="store_true", help="three jobs on one host, no limits")

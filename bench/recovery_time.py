@@ -29,6 +29,7 @@ from recovery import lines, processes
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE.parent / "build/release/cli/tesserae"
+RANKS = 4
 SHAPE = {"dimension": 512, "layers": 8, "heads": 8, "vocabulary": 8192, "sequence": 128}
 
 
@@ -132,7 +133,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    report = {"seconds": options.seconds, "every": options.every, "save_every": options.save_every, "sides": {}}
+    report = {
+        "seconds": options.seconds,
+        "every": options.every,
+        "save_every": options.save_every,
+        "tokens": RANKS * SHAPE["sequence"],  # of a step
+        "sides": {},
+    }
     with (
         tempfile.TemporaryDirectory(prefix="tesserae-recovery-") as name,
         tempfile.TemporaryDirectory(prefix="tesserae-recovery-", dir="/dev/shm") as memory,
@@ -140,17 +147,17 @@ def main() -> int:
         folder = Path(name)
         until = time.time() + 4 * (options.seconds + 300)
         sides = {
-            "tesserae": (lambda: ours(folder, 4), folder / "run"),
+            "tesserae": (lambda: ours(folder, RANKS), folder / "run"),
             "elastic": (
-                lambda: script("recovery_script.py", folder / "elastic", 4, 1, until, elastic=True),
+                lambda: script("recovery_script.py", folder / "elastic", RANKS, 1, until, elastic=True),
                 folder / "elastic",
             ),
             "script": (
-                lambda: script("recovery_script.py", folder / "script", 4, 1, until, "--memory", memory),
+                lambda: script("recovery_script.py", folder / "script", RANKS, 1, until, "--memory", memory),
                 folder / "script",
             ),
             "torchrun": (
-                lambda: script("recovery_peer.py", folder / "peer", 4, options.save_every, until),
+                lambda: script("recovery_peer.py", folder / "peer", RANKS, options.save_every, until),
                 folder / "peer",
             ),
         }

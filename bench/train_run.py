@@ -27,6 +27,7 @@ class TrainRun:
     steps: list[dict]  # the records of metrics.jsonl
     change_seconds: dict[int, float]  # by the step after which the degrees changed
     output: str
+    summary: dict  # summary.json
 
     def layout(self, at: int) -> Degrees:
         p, g, o = self.steps[at]["degrees"]
@@ -94,11 +95,12 @@ def train(
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}\n{output}")
         lines = (place / "metrics.jsonl").read_text().splitlines()
+        summary = json.loads((place / "summary.json").read_text())
         if record:
             record.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(place / "dial.jsonl", record)
     seconds = {int(step): float(value) * SECONDS[unit] for step, value, unit in CHANGE.findall(output)}
-    return TrainRun([json.loads(line) for line in lines], seconds, output)
+    return TrainRun([json.loads(line) for line in lines], seconds, output, summary)
 
 
 def schedule_of(layouts: list[Degrees], steps: int) -> list[dict]:

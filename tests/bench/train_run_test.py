@@ -23,7 +23,7 @@ FULL, NONE = (4, 4, 4), (1, 1, 1)
 def run(layouts: list[train_run.Degrees], step_ms: list[float], seconds: dict[int, float]) -> train_run.TrainRun:
     records = zip(layouts, step_ms, strict=True)
     steps = [{"step": at, "degrees": list(layout), "step_ms": ms} for at, (layout, ms) in enumerate(records, 1)]
-    return train_run.TrainRun(steps, seconds, "")
+    return train_run.TrainRun(steps, seconds, "", {})
 
 
 class TrainRun(unittest.TestCase):

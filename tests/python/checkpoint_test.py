@@ -173,7 +173,7 @@ def fails_beside_training(rank: int, world_size: int, folder: Path) -> None:
     train(model, optimizer, range(1), rank)
     with pytest.raises(SaveFailed, match="step 3"):
         save(folder / "good", model, optimizer, step=4)
-    save(folder / "good", model, optimizer, step=5, keep=1)
+    save(folder / "good", model, optimizer, step=5, keep=1, read_back=True)
 
 
 LOSES_ITS_LAST_SAVE = """
