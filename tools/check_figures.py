@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """No figure without a command: what README.md, docs/performance.md and docs/faults.md say was measured, anybody can
-measure again.
+measure again. And no command in any document of docs/ that is not there.
 
  1. A section (from one heading of the second or third level to the next) in which a figure has a unit of time, of
     memory or of speed, a percentage or "times", names a command: in a code span or a code block.
  2. What a table's markers (<!-- name:begin -->) are filled in by, stands in its section: the script that has that name
     in it, or a target of make.
- 3. Every command of these documents is there: script, program or target; and the options that it is given.
+ 3. Every command of these and all other documents of docs/ is there: script, program or target; and the options that
+    it is given.
 
 Prints one line per violation, exit status 1 if any.
 """
@@ -65,7 +66,7 @@ class Tree:
             return f"there is no {name}"
         if command["target"] or command["program"]:
             return None  # make has no options of ours, those of the program are checked by its own tests
-        allowed = "".join(sources) + "--gtest_filter"
+        allowed = "".join(sources) + "--gtest_filter --help"
         for option in OPTION.findall(command["rest"].partition(" -- ")[0]):
             if not re.search(re.escape(option) + r"(?![\w-])", allowed):
                 return f"{name} has no option {option}"
@@ -83,7 +84,10 @@ class Tree:
         if command["test"]:
             rules = self.read(f"tests/{command['layer']}/CMakeLists.txt") or ""
             name = command["test"].removeprefix("test_")
-            return [rules] if re.search(rf"\b{name}\b", rules) else [], f"{command['layer']}/{command['test']}"
+            in_a_loop = f"{command['layer']}_${{name}}" in rules  # foreach(name a b) ... LAYER_${name}
+            names = [name, name.removeprefix(f"{command['layer']}_")] if in_a_loop else [name]
+            there = any(re.search(rf"\b{each}\b", rules) for each in names)
+            return [rules] if there else [], f"{command['layer']}/{command['test']}"
         if command["target"]:
             rules = self.read("Makefile") or ""
             there = re.search(rf"^{command['target']}:", rules, re.MULTILINE)
@@ -97,12 +101,15 @@ class Tree:
         return any(f'"{marker}"' in text for text in self.sources(command)[0]) if command["script"] else False
 
 
-def check(path, text, tree):
+def check(path, text, tree, measures=True):
+    """`measures`: it is one of DOCUMENTS."""
     found = []
     for heading, body, line in sections(text):
         commands = commands_of(body)
         where = f"{path}:{line}: {heading!r}"
         found += [f"{where}: {wrong}" for command in commands if (wrong := tree.missing(command))]
+        if not measures:
+            continue
         measuring = [c for c in commands if not c["program"] and c["target"] not in ("setup", "demo", "build", "check")]
         for marker in MARKER.findall(body):
             if not any(tree.fills(command, marker) for command in measuring):
@@ -118,6 +125,7 @@ def self_test():
         "bench/CMakeLists.txt": "tesserae_bench(step SOURCES step.cpp LINK tesserae::train)\n",
         "bench/step.cpp": 'app.add_option("--nproc")',
         "tests/comm/CMakeLists.txt": "tesserae_test(comm)\n",
+        "tests/train/CMakeLists.txt": "foreach(name data dial)\n  tesserae_test(train_${name})\n",
         "Makefile": "bench: build\nsetup:\n",
     }
     measured = "## Speed\nA step takes 3.5 ms.\n"
@@ -142,6 +150,8 @@ def self_test():
         ("## A\n`python bench/a.py`\n<!-- a:begin -->\n<!-- a:end -->\n", None),
         ("## A\n`make bench`\n<!-- b:begin -->\n<!-- b:end -->\n", None),
         ("## A\n`python bench/a.py`\n<!-- b:begin -->\n<!-- b:end -->\n", "<!-- b:begin -->"),
+        ("## A\n`build/release/tests/train/test_train_dial`, `python bench/a.py --help`\n", None),
+        ("## A\n`build/release/tests/train/test_train_dish`\n", "no train/test_train_dish"),
     ]
     tree = Tree(files.get)
     results = [(text, check("a.md", text, tree), wanted) for text, wanted in cases]
@@ -162,8 +172,16 @@ def main(arguments):
         return 2
     root = Path(__file__).resolve().parent.parent
     tree = Tree(lambda path: (root / path).read_text() if (root / path).is_file() else None)
-    found = [wrong for path in DOCUMENTS for wrong in check(path, (root / path).read_text(), tree)]
-    print("\n".join(found) if found else f"figures: {len(DOCUMENTS)} documents say how theirs were measured")
+    others = {str(path.relative_to(root)) for path in (root / "docs").glob("*.md") if not path.is_symlink()}
+    found = [
+        wrong
+        for path in (*DOCUMENTS, *sorted(others - {*DOCUMENTS}))
+        for wrong in check(path, (root / path).read_text(), tree, measures=path in DOCUMENTS)
+    ]
+    said = (
+        f"figures: {len(DOCUMENTS)} documents say how theirs were measured, the commands of {len(others) + 1} are there"
+    )
+    print("\n".join(found) if found else said)
     return bool(found)
 
 
