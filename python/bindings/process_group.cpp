@@ -33,6 +33,8 @@ void bind_process_group(py::module_& module) {
       },
       py::arg("group"), py::call_guard<py::gil_scoped_release>(),
       "A process group of torch that has failed, in a process that goes on: what blocks in it fails, also elsewhere.");
+  module.def("missing_in_process_groups", &ProcessGroup::all_missing_ranks,
+             "Torch's ranks for which others waited when operations of our process groups failed at their deadline.");
   module.def("shutdown_process_groups", &ProcessGroup::shutdown_all, py::call_guard<py::gil_scoped_release>(),
              "Ends all of them, before the process ends.");
 }

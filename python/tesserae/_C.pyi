@@ -90,6 +90,7 @@ __all__: list[str] = [
     "keep_freed_memory",
     "list_checkpoints",
     "load_checkpoint",
+    "missing_in_process_groups",
     "parameter_group",
     "part_of",
     "plan_dispatch",
@@ -1579,6 +1580,11 @@ def load_checkpoint(
 ) -> Checkpoint | None:
     """
     Collective: loads a checkpoint, or the newest of a folder that can be loaded on all ranks; None if the folder has none. collect(checkpoint) -> the pieces to fill, check() when they are filled.
+    """
+
+def missing_in_process_groups() -> list[int]:
+    """
+    Torch's ranks for which others waited when operations of our process groups failed at their deadline.
     """
 
 def parameter_group(

@@ -20,7 +20,7 @@ namespace tesserae::comm {
 namespace {
 
 // Of the members of one host within a larger group: that group's own deadline passes first, and knows more.
-constexpr std::chrono::seconds kNearMargin{5};
+constexpr std::chrono::seconds kNearMargin{12};
 // A connection breaks before the end of the process behind it is known.
 constexpr std::chrono::milliseconds kNewsOfALoss{1500};
 
@@ -129,8 +129,9 @@ MembersByHost Connections::hosts_of(const std::vector<int>& members) const {
 // What the members tell each other while the group is made.
 Connections::StorePtr Connections::store_of(const std::string& name, const std::vector<int>& members,
                                             const std::string& prefix) {
-  return c10::make_intrusive<WatchedStore>(WatchedStore::Party{name, members, options_.connect_deadline, liveness_},
-                                           prefix + name, rendezvous_.store(""));
+  return c10::make_intrusive<WatchedStore>(
+      WatchedStore::Party{name, members, options_.connect_deadline, liveness_, questions_}, prefix + name,
+      rendezvous_.store(""));
 }
 
 Connections::StorePtr Connections::watched_store(const std::string& prefix) {

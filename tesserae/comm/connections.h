@@ -89,6 +89,7 @@ class Connections {
   bool even_hosts_;
   bool serves_;
   bool broken_ = false;
+  std::shared_ptr<TimeLimiter> questions_ = std::make_shared<TimeLimiter>();  // to the store, while groups are made
   std::shared_ptr<Liveness> liveness_;  // also of what is left behind when a group could not be made
   std::map<Traffic, GlooDevice> devices_;
   GroupTable table_;

@@ -45,7 +45,7 @@ class Timeout : public CommError {
   /// Both together.
   std::vector<int> missing() const;
   std::vector<int> silent;  ///< no sign of life for a while: stopped, swapped out, or never come
-  std::vector<int> absent;  ///< alive, while all others wait in operations, and these in none: they did not call it
+  std::vector<int> absent;  ///< alive, and in no operation for some seconds while others wait
 };
 
 /// Thrown in a child that was forked from a rank: what `function` needs, threads and connections, are the parent's.

@@ -3,9 +3,8 @@
 //  1. The launcher serves the job's store, so that no rank's end takes it along, and counts epochs; ranks first meet in
 //     epoch 0.
 //  2. A rank whose operation failed says so, and for which ranks it had waited to its deadline: these may be stopped,
-//  or
-//     hang, which the launcher does not see. It kills them. From then on they are like others that have ended: whoever
-//     is replaced has no process any more that could write.
+//     or hang, which the launcher does not see. It kills them. From then on they are like others that have ended:
+//     whoever is replaced has no process any more that could write.
 //  3. The launcher starts a process for each rank that has ended and tells it the next epoch. Then it announces that
 //     epoch; or, if it does not replace any more, that there is none. Where the job may have fewer ranks, it announces
 //     who is left instead, which gives them new numbers: they meet to ask for a number that the job can have (6).

@@ -141,9 +141,9 @@ mesh::World Rendezvous::meet(const std::string& host, const std::function<bool()
       });
       host_of[static_cast<size_t>(rank)] = ask([hosts, of = key(rank)] { return hosts->get_to_str(of); });
     }
-  } catch (const CommError&) {
-    throw;
   } catch (const std::exception& failure) {
+    const bool late = dynamic_cast<const Timeout*>(&failure) != nullptr;  // of a store that is watched
+    if (!late && dynamic_cast<const CommError*>(&failure) != nullptr) throw;
     std::vector<int> missing;
     try {
       for (int rank = 0; rank < size; ++rank) {

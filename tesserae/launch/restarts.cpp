@@ -6,13 +6,22 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/os/clock.h"
+#include "tesserae/os/descriptor.h"
 #include "tesserae/os/seconds.h"
+#include "tesserae/os/signals.h"
 
 namespace tesserae::launch {
 namespace {
 
 void say(const std::string& text) {
   std::fprintf(stderr, "tesserae: %s\n", text.c_str());
+}
+
+/// Returns the signal that asked this process to end meanwhile, or 0.
+int wait(std::chrono::milliseconds pause) {
+  const os::StopSignals signals;
+  os::wait_readable({signals.descriptor()}, os::Deadline(pause));
+  return signals.first();
 }
 
 }  // namespace
@@ -22,13 +31,13 @@ int run_with_restarts(LocalJob job, const Restarts& restarts) {
     throw InvalidArgument("run_with_restarts", cat("a job of ", job.hosts, " hosts is not begun again by itself: its ",
                                                    "scheduler does that, on all of them"));
   }
-  std::string last_error;
+  std::string last_error, last_saved;
   auto pause = restarts.first_pause;
   for (int restarted = 0;; ++restarted) {
     const os::TimePoint began = os::now();
     const JobEnd end = run_job(job);
     if (!end.failed || restarts.most == 0) return end.status;
-    if (!end.error.empty() && end.error == last_error) {
+    if (!end.error.empty() && end.error == last_error && end.saved == last_saved) {
       say("the same error ended the try before, so the job is not begun again");
       return end.status;
     }
@@ -38,12 +47,18 @@ int run_with_restarts(LocalJob job, const Restarts& restarts) {
     }
     if (os::now() - began > restarts.longest_pause) pause = restarts.first_pause;
     say(cat("all ranks begin again in ", os::seconds_of(pause), " s (", restarted + 1, " of ", restarts.most, ")"));
-    os::sleep_for(pause);  // with nothing to end well: a signal ends this process
+    if (const int signal = wait(pause)) return 128 + signal;
     pause = std::min(2 * pause, restarts.longest_pause);
     last_error = end.error;
+    last_saved = end.saved;
     job.body = nullptr;  // this process has served a store by now: its copies would have half of that
     job.environment["TORCHELASTIC_RESTART_COUNT"] = std::to_string(restarted + 1);
-    if (restarts.prepare) restarts.prepare(job, end);
+    try {
+      if (restarts.prepare) restarts.prepare(job, end);
+    } catch (const IoError& error) {
+      say(cat("the job is not begun again: ", error.what()));
+      return end.status;
+    }
   }
 }
 

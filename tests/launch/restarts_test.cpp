@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tesserae/base/error.h"
@@ -68,6 +69,17 @@ TEST_F(Restarting, TheNextTryMayBeAnother) {
   };
   EXPECT_EQ(run("echo no checkpoint >&2; exit 7", 1, prepare), 0);
   EXPECT_THAT(ends, ElementsAre(7));
+}
+
+TEST_F(Restarting, ASignalInThePauseEndsIt) {
+  const LocalJob job{.ranks = 1, .command = {"sh", "-c", "exit 5"}, .environment = {}};
+  std::thread([] {
+    os::sleep_for(milliseconds(1500));
+    ::kill(::getpid(), SIGTERM);
+  }).detach();
+  EXPECT_EQ(run_with_restarts(
+                job, {.most = 1, .first_pause = std::chrono::minutes(10), .longest_pause = std::chrono::minutes(10)}),
+            128 + SIGTERM);
 }
 
 TEST_F(Restarting, SeveralHostsAreBegunAgainByTheirScheduler) {

@@ -16,6 +16,7 @@ from tesserae.checkpoint import loading, saving
 from tesserae.checkpoint.holding import HeldStep, Holder
 from tesserae.checkpoint.random_state import random_state, set_random_state
 from tesserae.dial.roots import roots_of, unit_of
+from tesserae.job import fabrics
 
 SHARED = "TESSERAE_SHARED"
 
@@ -107,6 +108,7 @@ class Job:
         for step in range(first, until):
             yield step
             done = step + 1
+            fabrics.heed_other_groups()
             ranks = self.asked()
             kept = self.memory is not None and (ranks is not None or (memory_every > 0 and done % memory_every == 0))
             stored = folder is not None and ((every > 0 and done % every == 0) or done == until)

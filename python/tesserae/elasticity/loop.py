@@ -226,13 +226,12 @@ class _Loop:
             numbers = {"RANK": rank, "WORLD_SIZE": ranks}
             numbers |= {"LOCAL_RANK": local.index(fabric.rank), "LOCAL_WORLD_SIZE": len(local)}
             os.environ.update({name: str(number) for name, number in numbers.items()})
-        if self._backend != "tesserae":
-            _C.waits_unseen()
         store = fabric.watched_store("torch/") or dist.HashStore()
         hook = sys.excepthook
         dist.init_process_group(
             self._backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=self._deadline)
         )
+        fabrics.heed_other_groups()
         sys.excepthook = hook  # torch puts another one around it each time
 
     def _job(self) -> Job:

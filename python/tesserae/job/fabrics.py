@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from tesserae import _C
 from tesserae.job import config
-from tesserae.torch_compat.distributed import default_store
+from tesserae.torch_compat.distributed import backends, default_store
 
 # What carries the bytes of CPU tensors: "shm", which is Gloo between hosts, or "gloo" everywhere.
 HOST_BACKEND = "shm"
@@ -36,7 +36,8 @@ _counts: dict[tuple[int, ...], int] = {}
 _meshes: dict[tuple[_C.Fabric, _Degrees], _C.MeshFabric] = {}
 _parallels: dict[tuple[_C.Fabric, _Degrees], _C.Parallel] = {}
 _contexts: dict[tuple[_C.Fabric, _Degrees, str], _C.ContextParallel] = {}
-_connected: list[_C.Fabric] = []  # all of them, also when their default group is gone
+_connected: list[tuple[_C.Fabric, tuple[int, ...]]] = []  # all, with their ranks, also when their group is gone
+_unmet: set[int] = set()  # ranks that did not come when one of them was made
 
 
 def fabric_of(group: dist.ProcessGroup | None, device: torch.device) -> _C.Fabric:
@@ -54,7 +55,7 @@ def fabric_of(group: dist.ProcessGroup | None, device: torch.device) -> _C.Fabri
     key = (tuple(dist.get_process_group_ranks(group)), str(device))
     if key not in fabrics:
         fabrics[key] = _connect(group, key[0], device)
-        _connected.append(fabrics[key])
+        _connected.append((fabrics[key], key[0]))
     return fabrics[key]
 
 
@@ -178,22 +179,25 @@ def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...], device: torch.dev
     me = ranks.index(dist.get_rank())
     if "fake" in dist.get_backend(group):
         return _C.Fabric.null(me, len(ranks), device)
-    if dist.get_backend() != "tesserae":
-        _C.waits_unseen()
+    heed_other_groups()
     count = _counts[ranks] = _counts.get(ranks, 0) + 1
     store = default_store()
     name = "-".join(map(str, ranks)) if len(ranks) < dist.get_world_size() else "all"
     settings = config.current()
-    return _C.Fabric.join(
-        dist.PrefixStore(f"tesserae/{name}/{device.type}/{count}", store),
-        me,
-        len(ranks),
-        served=outlives_rank_zero(store) or ranks[0] != 0,
-        device=device,
-        **_transport(ranks, device),
-        connect_deadline=settings.connect_deadline_seconds if settings else 60.0,
-        deadline=settings.deadline_seconds if settings else 300.0,
-    )
+    try:
+        return _C.Fabric.join(
+            dist.PrefixStore(f"tesserae/{name}/{device.type}/{count}", store),
+            me,
+            len(ranks),
+            served=outlives_rank_zero(store) or ranks[0] != 0,
+            device=device,
+            **_transport(ranks, device),
+            connect_deadline=settings.connect_deadline_seconds if settings else 60.0,
+            deadline=settings.deadline_seconds if settings else 300.0,
+        )
+    except _C.Timeout as error:
+        _unmet.update(ranks[each] for each in error.silent)
+        raise
 
 
 def _transport(ranks: tuple[int, ...], device: torch.device) -> dict[str, Any]:
@@ -233,7 +237,7 @@ def outlives_rank_zero(store: dist.Store) -> bool:
 @atexit.register
 def leave() -> None:
     """Says goodbye, so that the ranks that still run do not take this one for lost."""
-    for fabric in _connected:
+    for fabric, _ in _connected:
         fabric.leave()
     _forget()
 
@@ -241,12 +245,18 @@ def leave() -> None:
 def give_up() -> list[int]:
     """After an operation failed, for a process that goes on: nothing blocks in any of them any more, and the next ones
     are made as by a new process. Returns the ranks of the job for which others waited to their deadline."""
-    whole = max((fabric.size for fabric in _connected), default=0)  # those of fewer ranks number them otherwise
-    missing = {rank for fabric in _connected if fabric.size == whole for rank in fabric.missing_ranks()}
-    for fabric in _connected:
+    missing = {*_C.missing_in_process_groups(), *_unmet}
+    missing.update(ranks[each] for fabric, ranks in _connected for each in fabric.missing_ranks())
+    for fabric, _ in _connected:
         fabric.give_up()
     _forget()
     return sorted(missing)
+
+
+def heed_other_groups() -> None:
+    """Who waits in a group of another backend is not seen to wait: no other rank may take it for absent."""
+    if backends() - {"tesserae"}:
+        _C.waits_unseen()
 
 
 def _forget() -> None:
@@ -256,3 +266,4 @@ def _forget() -> None:
     _meshes.clear()
     _jobs.clear()
     _connected.clear()
+    _unmet.clear()

@@ -55,3 +55,8 @@ def move_inputs(device: torch.device, args: tuple, kwargs: dict[str, Any]) -> tu
 def broadcast_from_first(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
     """Collective, in place: all have what the first rank of the group has."""
     _sync_params_and_buffers(group, list(tensors), _BUCKET_BYTES, 0)
+
+
+def backends() -> set[str]:
+    """Of all groups of torch.distributed that this process has."""
+    return {dist.get_backend(group) for group in _world.pg_map}

@@ -38,9 +38,11 @@ constexpr milliseconds kBroken{1000};
 // A rank that beats, though its connection broke: nobody else blames another one for so long, so it is the one to name.
 constexpr milliseconds kPatience{2500};
 constexpr milliseconds kStoreTimeout{2000};
+// A rank that was in some operation within this time is in one for the others: between two it computes.
+constexpr milliseconds kBusy{2000};
 // Who is in no operation at a deadline, and for a tenth of it after that, but at least and at most so long, is absent.
 // Transports give up by themselves 15 s after their deadlines.
-constexpr milliseconds kShortestConfirmation{2000}, kLongestConfirmation{8000};
+constexpr milliseconds kShortestConfirmation{3000}, kLongestConfirmation{8000};
 // A collective over shared memory that still blocks after so many looks since a member left will not end: what that
 // member had given lies there. Looks and not time, since this process may have been stopped meanwhile.
 constexpr int kDeserted = 4;
@@ -105,7 +107,10 @@ Liveness::Liveness(const mesh::World& world, c10::intrusive_ptr<c10d::Store> sto
       peer = limiter_.call(ask, 5 * kStoreTimeout);
     } catch (const std::exception&) {
     }
-    if (!peer) break;  // whoever serves the store is stopped or gone: the channel's thread finds that out
+    if (!peer) {  // whoever serves the store is stopped or gone: the channel's thread finds that out
+      log(LogLevel::warning, "the store of the job does not say where ranks run: not all of this host are watched");
+      break;
+    }
     if (peer->host != here) continue;  // the label of its host says otherwise: it cannot be watched here
     const auto peer_started = peer->started ? std::optional(peer->started) : std::nullopt;
     local_.push_back({rank, os::ProcessWatch(static_cast<pid_t>(peer->process), peer_started)});
@@ -190,14 +195,18 @@ void Liveness::run() {
     watch_processes();
     exchange_news();
     std::vector<Watched*> groups;
+    bool leaving = false;
     {
       std::lock_guard lock(mutex_);
       if (ending_) return;
+      leaving = leaving_;
       for (const auto& [group, state] : cases_) groups.push_back(group);
     }
+    // Who has failed is not waited for: it may say so a moment before others come to their deadlines.
     bool waits = waits_ > 0 || has_failed_;
     for (auto* group : groups) waits |= examine(group);
-    waits_for_others_.set(waits);
+    if (waits) last_pending_ = Clock::now();
+    waits_for_others_.set(!leaving && Clock::now() - last_pending_ < kBusy);
     tell_of_waiting();
     look_for_missing();
   }
@@ -337,7 +346,7 @@ bool Liveness::examine(Watched* group) {
   }
   examined_ = nullptr;
   changed_.notify_all();
-  return pending && Clock::now() - pending->since >= kSlow;
+  return pending.has_value();
 }
 
 // With the mutex.
@@ -352,10 +361,10 @@ std::vector<int> Liveness::missing() const {
   return missing_;
 }
 
-// Who has failed is not waited for: it may say so a moment before others come to their deadlines.
 void Liveness::tell_of_waiting() {
   const bool waits = process_waits();
   if (waits == told_waiting_) return;
+  told_waiting_.reset();  // a request that is given up may be carried out later
   const auto told = ask_store(
       [waits, self = world_.rank()](LivenessStore& store) { return store.report_waiting(self, waits), true; });
   if (told) told_waiting_ = waits;
@@ -370,7 +379,7 @@ void Liveness::look_for_missing() {
   if (!question) return;
   auto found = timeout_of(question->members, "", question->deadline);
   std::lock_guard lock(mutex_);
-  if (!found) return;
+  if (!found || !question_ || question_->number != question->number) return;
   question_.reset();
   found_ = std::move(found);
   changed_.notify_all();
@@ -381,10 +390,11 @@ void Liveness::time_out(std::string_view function, const std::string& message, c
   std::lock_guard alone(asking_);
   std::unique_lock lock(mutex_);
   found_.reset();
-  question_ = Question{members, deadline};
+  question_ = Question{++questions_, members, deadline};
   changed_.wait_for(lock, kObserve + confirmation(deadline) + 2 * kStoreTimeout, [&] { return found_.has_value(); });
   question_.reset();
   const Verdict verdict = found_.value_or(Verdict{Verdict::Kind::timeout, {}, ""});
+  note_missing(verdict);
   const std::string who = rank_list(verdict.ranks);
   if (verdict.kind == Verdict::Kind::absent) {
     const std::string text = cat(message, "; alive, and in no operation while others wait: ", who);
@@ -482,7 +492,7 @@ std::optional<std::vector<int>> Liveness::silent_of(const std::vector<int>& memb
   for (size_t i = 0; i < others.size(); ++i) {
     auto& pulse = pulses_.try_emplace(others[i], Pulse{(*beats)[i], now, now, {}}).first->second;
     if (pulse.beats != (*beats)[i]) {
-      if (now - pulse.sampled < kLively) pulse.alive = now;
+      if (now - pulse.sampled < kLively + slack) pulse.alive = now;
       pulse.beats = (*beats)[i];
       pulse.changed = now;
     }
@@ -509,13 +519,15 @@ std::optional<std::vector<int>> Liveness::absent_ranks(milliseconds deadline) {
     }
   }
   const auto found = ask_store([others](LivenessStore& store) { return store.not_waiting(others); });
-  if (!found) return std::vector<int>();
+  if (found && found->empty()) return *found;  // all wait
   const auto now = Clock::now();
-  if (now - suspects_.seen > kSilence) suspects_ = {.ranks = *found, .since = now, .seen = now};
+  if (now - suspects_.seen > kSilence + 2 * beat_) suspects_ = {.ranks = others, .since = now, .seen = now};
   suspects_.seen = now;
-  std::erase_if(suspects_.ranks, [&](int rank) { return !contains(*found, rank); });
-  if (suspects_.ranks.empty() || 2 * static_cast<int>(found->size()) > world_.size()) return std::vector<int>();
-  return now - suspects_.since < confirmation(deadline) ? std::nullopt : std::optional(suspects_.ranks);
+  if (found) std::erase_if(suspects_.ranks, [&](int rank) { return !contains(*found, rank); });
+  if (suspects_.ranks.empty()) return suspects_.ranks;
+  if (now - suspects_.since < confirmation(deadline)) return std::nullopt;
+  const bool told = found && 2 * static_cast<int>(suspects_.ranks.size()) <= world_.size();
+  return told ? suspects_.ranks : std::vector<int>();
 }
 
 // Nothing while it cannot be told yet who lives, and who waits.
@@ -526,6 +538,9 @@ std::optional<Verdict> Liveness::timeout_of(const std::vector<int>& members, con
   if (!silent->empty()) return Verdict{Verdict::Kind::timeout, *silent, text};
   const auto absent = absent_ranks(deadline);
   if (!absent) return std::nullopt;
+  const auto stopped = silent_of(*absent);  // of other groups
+  if (!stopped) return std::nullopt;
+  if (!stopped->empty()) return Verdict{Verdict::Kind::timeout, *stopped, text};
   return Verdict{absent->empty() ? Verdict::Kind::timeout : Verdict::Kind::absent, *absent, text};
 }
 

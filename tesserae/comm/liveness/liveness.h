@@ -30,8 +30,9 @@ namespace tesserae::comm {
 /// 3. it reads who is lost and who has left, so a loss on another host is known a beat later;
 /// 4. it looks at the operations that block: if a member is lost, the deadline has passed or the members are in
 ///    different operations, it decides the verdict, tells it to the other members, and aborts the operation;
-/// 5. it tells whether this process waits for others, so that after a deadline those are found that let all others
-/// wait. Transports tell of broken sockets first (judge). Who is lost is decided by the order of reports in the store,
+/// 5. it tells whether this process waits for others, so that after a deadline those are found that let others wait.
+///
+/// Transports tell of broken sockets first (judge). Who is lost is decided by the order of reports in the store,
 /// not by whose socket broke: when ranks give up one after the other, all of them name the first. While the rank that
 /// serves the store is silent there is no such order, and that rank is the one to name.
 class Liveness {
@@ -84,12 +85,6 @@ class Liveness {
                              std::chrono::milliseconds deadline);
   /// The last one that it threw since this function was called: a library may have made another exception of it.
   std::optional<Timeout> take_time_out();
-
-  /// A question to the job's store, through any connection: nothing if it takes longer. Captures values (TimeLimiter).
-  template <class Request>
-  auto within(std::chrono::milliseconds limit, Request request) {
-    return limiter_.call(std::move(request), limit);
-  }
 
   /// Says goodbye: from now on this process may end without being taken for lost. Before its sockets close.
   void leave();
@@ -167,6 +162,7 @@ class Liveness {
   bool store_stalls_ = false;         // it may answer again; of the channel's thread
   bool server_silent_ = false;        // of the channel's thread
   WaitsForOthers waits_for_others_;   // of the channel's thread
+  Clock::time_point last_pending_;    // when an operation of any group was seen to block; of the channel's thread
   std::optional<bool> told_waiting_;  // of the channel's thread
   Suspects suspects_;                 // of the channel's thread
   std::map<int, Pulse> pulses_;       // of the channel's thread
@@ -182,9 +178,11 @@ class Liveness {
   std::vector<int> lost_, left_, missing_;
   Clock::time_point lost_since_;
   struct Question {
+    int64_t number = 0;
     std::vector<int> members;
     std::chrono::milliseconds deadline;
   };
+  int64_t questions_ = 0;
   std::optional<Question> question_;  // who is missing, ...
   std::optional<Verdict> found_;      // ... and the answer
   std::optional<Timeout> timed_out_;  // what time_out() threw last

@@ -16,51 +16,57 @@ namespace {
 // Asked again and again, not waited for with a limit: the connection is used by one request at a time, and torch warns
 // of each limit that passes.
 constexpr milliseconds kFirstPause{1}, kLongestPause{100};
+constexpr milliseconds kAnswer{2000};
 
 }  // namespace
 
 WatchedStore::WatchedStore(Party party, const std::string& prefix, c10::intrusive_ptr<c10d::Store> store)
     : PrefixStore(prefix, std::move(store)), party_(std::move(party)) {}
 
-// The process that serves it may be stopped: then no answer comes.
+// The process that serves it may be stopped: then no answer comes. One that is slow is asked again.
 template <class Request>
-auto WatchedStore::ask(milliseconds limit, Request request) {
+auto WatchedStore::ask(Request request) {
   const auto store = c10::make_intrusive<c10d::PrefixStore>(prefix_, store_);
-  return party_.liveness->within(limit, [store, request = std::move(request)] { return request(*store); });
+  return party_.limiter->call([store, request = std::move(request)] { return request(*store); }, kAnswer);
+}
+
+void WatchedStore::give_up(milliseconds timeout) {
+  const std::string text = cat(party_.name, " is not made: not all of its ", party_.members.size(),
+                               " ranks asked for it within ", timeout.count(), " ms; all must, in the same order");
+  if (timeout < party_.deadline) throw Timeout("Fabric::group", text, {});  // of one that may ask again
+  party_.liveness->time_out("Fabric::group", text, party_.members, timeout);
 }
 
 void WatchedStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
   const os::Deadline deadline(timeout);
   std::optional<Liveness::Wait> waiting;  // not for what is there
-  const auto give_up = [&] {
-    const std::string text = cat(party_.name, " is not made: not all of its ", party_.members.size(),
-                                 " ranks asked for it within ", timeout.count(), " ms; all must, in the same order");
-    if (timeout < party_.deadline) throw Timeout("Fabric::group", text, {});  // of one that may ask again
-    if (waiting) waiting->fail();
-    party_.liveness->time_out("Fabric::group", text, party_.members, timeout);
-  };
   for (milliseconds pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
-    const auto there = ask(timeout, [keys](c10d::Store& store) { return store.check(keys); });
-    if (!there) give_up();
-    if (*there) return;
+    if (ask([keys](c10d::Store& store) { return store.check(keys); }).value_or(false)) return;
     if (!waiting) waiting.emplace(*party_.liveness);
     if (std::vector<int> gone = party_.liveness->gone_among(party_.members); !gone.empty()) {
       waiting->fail();
       throw lost_while_made(party_.name, std::move(gone));
     }
-    if (deadline.passed()) give_up();
+    if (deadline.passed()) {
+      if (timeout >= party_.deadline) waiting->fail();
+      give_up(timeout);
+    }
     os::sleep_for(pause);
   }
 }
 
 std::vector<uint8_t> WatchedStore::get(const std::string& key) {
   wait({key});
-  return PrefixStore::get(key);
+  const auto value = ask([key](c10d::Store& store) { return store.get(key); });
+  if (!value) give_up(party_.deadline);
+  return *value;
 }
 
 std::vector<std::vector<uint8_t>> WatchedStore::multiGet(const std::vector<std::string>& keys) {
   wait(keys);
-  return PrefixStore::multiGet(keys);
+  const auto values = ask([keys](c10d::Store& store) { return store.multiGet(keys); });
+  if (!values) give_up(party_.deadline);
+  return *values;
 }
 
 c10::intrusive_ptr<c10d::Store> WatchedStore::clone() {

@@ -21,11 +21,12 @@ class WatchedStore final : public c10d::PrefixStore {
     std::vector<int> members;            ///< job ranks
     std::chrono::milliseconds deadline;  ///< of each wait
     std::shared_ptr<Liveness> liveness;
+    std::shared_ptr<TimeLimiter> limiter;  ///< for questions to the store
   };
   WatchedStore(Party party, const std::string& prefix, c10::intrusive_ptr<c10d::Store> store);
 
-  /// Throws PeerLost if a member is lost or has left, Timeout once the deadline has passed; some seconds after the one
-  /// of the party, which say who is missing.
+  /// Throws PeerLost if a member is lost or has left, Timeout once the deadline has passed. With that of the party it
+  /// looks for some seconds more who is missing, and names them.
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
   void wait(const std::vector<std::string>& keys) override { wait(keys, party_.deadline); }
   std::vector<uint8_t> get(const std::string& key) override;
@@ -34,7 +35,8 @@ class WatchedStore final : public c10d::PrefixStore {
 
  private:
   template <class Request>
-  auto ask(std::chrono::milliseconds limit, Request request);
+  auto ask(Request request);
+  [[noreturn]] void give_up(std::chrono::milliseconds timeout);
 
   Party party_;
 };

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "tesserae/comm/give_up.h"
+#include "tesserae/comm/meeting_store.h"
 #include "tesserae/comm/transports/gloo_group.h"
 
 namespace tesserae::comm {
@@ -71,6 +72,19 @@ void ProcessGroup::shutdown() {
 void ProcessGroup::shutdown_all() {
   std::lock_guard lock(living_mutex);
   for (ProcessGroup* group : living) group->shutdown();
+}
+
+std::vector<int> ProcessGroup::all_missing_ranks() {
+  std::vector<int> all;
+  std::lock_guard lock(living_mutex);
+  for (const ProcessGroup* group : living) {
+    if (group->fabric_ == nullptr) continue;
+    const auto& global = group->setup_.global_ranks;
+    for (const int rank : missing_ranks(*group->fabric_)) {
+      all.push_back(global.empty() ? rank : static_cast<int>(global[static_cast<size_t>(rank)]));
+    }
+  }
+  return all;
 }
 
 void ProcessGroup::abort() {

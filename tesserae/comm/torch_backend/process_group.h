@@ -46,6 +46,9 @@ class ProcessGroup final : public c10d::Backend {
   /// Ends all groups of this process: what was submitted is finished, and peers do not take this rank for lost. For a
   /// process that is about to end.
   static void shutdown_all();
+  /// For which ranks (torch's global ones) others waited when operations of any of them failed at their deadline; see
+  /// comm/meeting_store.h.
+  static std::vector<int> all_missing_ranks();
   void shutdown() override;
   /// After an operation failed, for a process that goes on without this group: what blocks is aborted (give_up.h).
   void abort() override;

@@ -212,6 +212,8 @@ GlooGroup::GlooGroup(std::string name, std::vector<int> members, int rank, const
     if (options_.liveness) gone = options_.liveness->gone_among(this->members());
     return gone.empty();
   };
+  std::optional<Liveness::Wait> waiting;
+  if (options_.liveness) waiting.emplace(*options_.liveness);
   TimeLimiter limiter;
   auto connected = limiter.call_while(all_live, connect);
   if (!connected) throw lost_while_made(this->name(), std::move(gone));

@@ -64,13 +64,13 @@ void LocalGroup::wait(std::unique_lock<std::mutex>& lock, const Condition& condi
   const bool in_time = room_->changed.wait_for(lock, deadline_, over);
   if (condition()) return;
   if (in_time && !room_->late) throw Departed(departed);
-  if (!std::exchange(room_->late, true)) {
-    for (int member = 0; member < size(); ++member) {
-      if (missing(member)) room_->absent.push_back(members()[member]);
-    }
-  }
+  room_->late = true;
   room_->changed.notify_all();
-  throw Late(cat("the deadline of ", deadline_.count(), " ms passed"), room_->absent);
+  std::vector<int> absent;
+  for (int member = 0; member < size(); ++member) {
+    if (member != rank() && missing(member)) absent.push_back(members()[member]);
+  }
+  throw Late(cat("the deadline of ", deadline_.count(), " ms passed"), absent);
 }
 
 template <class Move>
@@ -203,7 +203,7 @@ void LocalGroup::rethrow(const std::string& what, const std::exception& cause) {
                    departed->ranks);
   }
   if (const auto* late = dynamic_cast<const Late*>(&cause)) {
-    throw Timeout("Group", cat(what, ": ", cause.what(), "; rank ", list_of(late->absent), " did not call it"), {},
+    throw Timeout("Group", cat(what, ": ", cause.what(), "; it waited for rank ", list_of(late->absent)), {},
                   late->absent);
   }
   if (dynamic_cast<const LocalDisagreement*>(&cause)) {

@@ -40,7 +40,6 @@ struct LocalRoom {
   uint64_t round = 0;
   std::string disagreement;  ///< of the members; such a room is never used again
   bool late = false;         ///< a member met its deadline: the others need not wait for theirs
-  std::vector<int> absent;   ///< job ranks for which that one waited
   std::map<std::pair<int, int>, std::deque<Parcel*>> mail;
   std::vector<int> gone;  ///< job ranks whose body ended, in that order
 };
