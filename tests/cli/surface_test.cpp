@@ -52,8 +52,8 @@ TEST(Surface, Train) {
 
 TEST(Surface, Run) {
   EXPECT_THAT(entries(help({"run"})),
-              ElementsAre("-h,--help", "--nproc", "--replacements", "--spares", "--min-ranks", "--hosts", "--host",
-                          "--address", "--port", "--shared", "--host-deadline", "--grace"));
+              ElementsAre("-h,--help", "--nproc", "--replacements", "--spares", "--min-ranks", "--max-restarts",
+                          "--hosts", "--host", "--address", "--port", "--shared", "--host-deadline", "--grace"));
 }
 
 TEST(Surface, Doctor) {
