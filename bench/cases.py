@@ -4,6 +4,7 @@ candidates (a program that trains it).
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import re
 import sys
@@ -104,6 +105,13 @@ CASES = {
         rate="100mbit",
     ),
 }
+
+
+def add_model(parser: argparse.ArgumentParser, sequence: int) -> None:
+    """Options for a model, by default that of case C with sequences so long."""
+    for name in ("dimension", "layers", "heads", "vocabulary"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(CASES["C"], name))
+    parser.add_argument("--sequence", type=int, default=sequence)
 
 
 def gpt2(case: Case, size: str) -> Case:

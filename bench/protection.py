@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from cases import find_tesserae
+from cases import add_model, find_tesserae
 from checkpoint_peer import FIXED, Bench
 from launch import environment
 
@@ -33,11 +33,7 @@ KINDS = ("unprotected", "held", "held and copied")
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dimension", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--sequence", type=int, default=128)
+    add_model(parser, sequence=128)
     parser.add_argument("--degree", type=int, default=2, help="ranks that share the state out")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=6, help="turns of each")

@@ -13,6 +13,7 @@ import argparse
 import statistics
 import sys
 
+from cases import add_model
 from train_run import TrainRun, newest_tesserae, train
 
 WARM = 4  # steps: buffers are made
@@ -33,11 +34,7 @@ def steps_of(run: TrainRun) -> list[float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dimension", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--sequence", type=int, default=128)
+    add_model(parser, sequence=128)
     parser.add_argument("--degree", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)

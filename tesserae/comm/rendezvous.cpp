@@ -72,8 +72,8 @@ c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve, milliseconds pat
     const std::string where = cat("the store at ", launch.address, ":", launch.port);
     if (serve) throw CommError("Fabric::connect", cat(where, " cannot be served: ", reason_of(failure)));
     throw Timeout("Fabric::connect",
-                  cat(where, " was not reached within ", deadline_.count(), " ms; it is served by ",
-                      launch.store_is_served ? "the launcher" : "launcher rank 0", ": ", reason_of(failure)),
+                  cat(where, " was not reached within ", deadline_.count(), " ms; it is served by ", server_name(),
+                      ": ", reason_of(failure)),
                   server());
   }
 }
@@ -94,10 +94,14 @@ auto Rendezvous::ask(Request request) const {
   if (auto answer = limiter_->call(std::move(request), std::max(deadline_ - used, milliseconds(0)) + kAnswer)) {
     return *answer;
   }
-  throw Timeout("Fabric::connect",
-                cat("the store of the job did not answer within ", deadline_.count(), " ms; it is served by ",
-                    world_.launch().store_is_served ? "the launcher" : "launcher rank 0"),
-                server());
+  throw Timeout(
+      "Fabric::connect",
+      cat("the store of the job did not answer within ", deadline_.count(), " ms; it is served by ", server_name()),
+      server());
+}
+
+std::string Rendezvous::server_name() const {
+  return world_.launch().store_is_served ? "the launcher" : "launcher rank 0";
 }
 
 std::vector<int> Rendezvous::server() const {

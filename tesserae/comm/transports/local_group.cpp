@@ -5,6 +5,7 @@
 
 #include "tesserae/comm/equal_pieces.h"
 #include "tesserae/comm/link_log.h"
+#include "tesserae/comm/rank_list.h"
 
 namespace tesserae::comm {
 
@@ -35,12 +36,6 @@ bool agree(const LocalRoom::Offer& a, const LocalRoom::Offer& b) {
   if (a.verb != b.verb || a.root != b.root || a.buffer.defined() != b.buffer.defined()) return false;
   return !a.buffer.defined() ||
          (a.buffer.numel() == b.buffer.numel() && a.buffer.scalar_type() == b.buffer.scalar_type());
-}
-
-std::string list_of(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  return text;
 }
 
 }  // namespace
@@ -199,11 +194,10 @@ void LocalGroup::do_packed_exchange(const std::string& verb, const at::Tensor& b
 
 void LocalGroup::rethrow(const std::string& what, const std::exception& cause) {
   if (const auto* departed = dynamic_cast<const Departed*>(&cause)) {
-    throw PeerLost("Group", cat(what, ": rank ", list_of(departed->ranks), " ended before it took part"),
-                   departed->ranks);
+    throw PeerLost("Group", cat(what, ": ", rank_list(departed->ranks), " ended before it took part"), departed->ranks);
   }
   if (const auto* late = dynamic_cast<const Late*>(&cause)) {
-    throw Timeout("Group", cat(what, ": ", cause.what(), "; it waited for rank ", list_of(late->absent)), {},
+    throw Timeout("Group", cat(what, ": ", cause.what(), "; it waited for ", rank_list(late->absent)), {},
                   late->absent);
   }
   if (dynamic_cast<const LocalDisagreement*>(&cause)) {
