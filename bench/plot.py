@@ -336,14 +336,21 @@ def auto_sweep(out: Path) -> Figure | None:
 
 def predictions(out: Path) -> Figure | None:
     """What the plan said, beside what was measured: seconds of a step, and bytes of a job."""
-    file = out / "predictions.json"
-    results = json.loads(file.read_text())["results"] if file.exists() else []
-    if not results:
+
+    def results_of(*names: str) -> list[dict]:
+        file = next((out / name for name in names if (out / name).exists()), None)
+        return json.loads(file.read_text())["results"] if file else []
+
+    both_runs = {
+        "step": results_of("predictions.json"),
+        "memory": results_of("predictions-memory.json", "predictions.json"),
+    }
+    if not any(both_runs.values()):
         return None
     figure, places = pyplot.subplots(1, 2, figsize=(WIDTH, 4.6))
     for axes, key, scale, unit in ((places[0], "step", 1e3, "ms a step"), (places[1], "memory", 1e-6, "MB of a job")):
-        both = [(result["predicted"][key], result["free"][key]) for result in results if key in result["free"]]
-        if not both:  # bench/predictions.py --memory
+        both = [(result["predicted"][key], result["free"][key]) for result in both_runs[key]]
+        if not both:
             axes.set_axis_off()
             continue
         said, seen = ([scale * each[side] for each in both] for side in (0, 1))

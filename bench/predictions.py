@@ -14,7 +14,8 @@ random around what was predicted: one that the plan says fits must not be killed
 The machine is probed for each number of ranks and hosts, first and again after every --reprobe jobs: what is
 predicted is that minute's machine.
 
-Writes bench/out/predictions.json, which bench/plot.py draws (--only predictions).
+Writes bench/out/predictions.json, or predictions-memory.json with --memory, which bench/plot.py draws (--only
+predictions).
 """
 
 from __future__ import annotations
@@ -224,6 +225,7 @@ def summary(results: list[dict]) -> dict:
     judged = [r for r in results if r.get("limited") is not None]
     fits = [r for r in judged if r["fits"]]
     refused = [r for r in judged if not r["fits"]]
+    ran = [r for r in refused if r["limited"]["survived"]]
     return {
         "jobs": len(results),
         "time_mean": statistics.mean(times) if times else None,
@@ -234,31 +236,34 @@ def summary(results: list[dict]) -> dict:
         "said_to_fit": len(fits),
         "of_them_died": sum(not r["limited"]["survived"] for r in fits),
         "refused": len(refused),
-        "of_them_ran": sum(r["limited"]["survived"] for r in refused),
+        "of_them_ran": len(ran),
+        # What others have mapped already (libraries in the cache of files) is not charged to a control group.
+        "of_these_within_their_limit": sum(r["limited"]["memory"] <= r["limit"] for r in ran),
     }
+
+
+def file_of(options: argparse.Namespace) -> Path:
+    return options.out / ("predictions-memory.json" if options.memory else "predictions.json")
 
 
 def write(options: argparse.Namespace, results: list[dict]) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     document = {
         "seed": options.seed,
-        "memory_alone": options.memory,
         "summary": summary(results),
         "results": results,
     }
-    (options.out / "predictions.json").write_text(json.dumps(document, indent=1))
+    file_of(options).write_text(json.dumps(document, indent=1))
 
 
 def earlier(options: argparse.Namespace) -> list[dict]:
     """What an earlier call has found, of the same jobs as this one's first."""
-    file = options.out / "predictions.json"
+    file = file_of(options)
     if not options.go_on or not file.exists():
         return []
     document = json.loads(file.read_text())
-    if (document["seed"], document.get("memory_alone")) != (options.seed, options.memory):
-        raise SystemExit(
-            f"predictions: {file} is of another seed ({document['seed']}), or with other steps: move it away"
-        )
+    if document["seed"] != options.seed:
+        raise SystemExit(f"predictions: {file} is of another seed ({document['seed']}): move it away")
     return document["results"][: options.jobs]
 
 

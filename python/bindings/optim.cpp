@@ -6,6 +6,7 @@
 #include "python/bindings/unit.h"
 #include "tesserae/comm/fabric.h"
 #include "tesserae/mesh/layout.h"
+#include "tesserae/optim/bad_steps.h"
 #include "tesserae/optim/clip.h"
 #include "tesserae/optim/whole_matrices.h"
 
@@ -37,6 +38,30 @@ void bind_optim(py::module_& module) {
           },
           py::arg("whole"), py::arg("like"), without_gil,
           "This rank's rows of all matrices, from those that the ranks own. Collective.");
+  py::class_<optim::BadSteps>(module, "BadSteps", "Which steps are bad; see tesserae/optim/bad_steps.h.")
+      .def(py::init<std::optional<double>>(), py::arg("loss_spike"))
+      .def("judge", &optim::judge, py::arg("fabric"), py::arg("loss"), py::arg("norm"), py::arg("overflow_expected"),
+           without_gil, "Collective.")
+      .def(
+          "judge_alone",
+          [](optim::BadSteps& self, double loss, double norm, bool overflow_expected) {
+            std::string why = self.verdict(loss, norm, overflow_expected);
+            self.add(loss, !why.empty());
+            return why;
+          },
+          py::arg("loss"), py::arg("norm"), py::arg("overflow_expected"))
+      .def_property_readonly("in_a_row", &optim::BadSteps::in_a_row)
+      .def_property_readonly("description", [](const optim::BadSteps& self) { return self.description().dump(); })
+      .def(
+          "take_over",
+          [](optim::BadSteps& self, const std::string& text) {
+            try {
+              self.take_over(nlohmann::json::parse(text));
+            } catch (const nlohmann::json::exception& error) {
+              throw InvalidArgument("BadSteps.load_state_dict", error.what());
+            }
+          },
+          py::arg("description"));
   module.def(
       "clip_gradients",
       [](Unit& unit, double max_norm, double norm_type) {

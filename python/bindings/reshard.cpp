@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/bindings/unit.h"
+#include "tesserae/shard/replica_check.h"
 
 namespace tesserae::bindings {
 namespace {
@@ -61,6 +62,27 @@ void bind_reshard(py::module_& module) {
       "keeps "
       "tensors beside its shards: dtypes(shard), take(shard) and put(shard, tensors), as in "
       "tesserae/shard/companion.h.");
+
+  py::class_<shard::ReplicaReport>(module, "ReplicaReport",
+                                   "What a comparison of replicas found; the same on all ranks.")
+      .def_readonly("suspects", &shard::ReplicaReport::suspects,
+                    "Ranks whose bytes are not those of most; of all, where none are.")
+      .def_readonly("decided", &shard::ReplicaReport::decided,
+                    "Whether some bytes had a majority wherever they differ.")
+      .def_readonly("text", &shard::ReplicaReport::text, "Which parameters, by rank.");
+  module.def(
+      "compare_replicas",
+      [](Unit& unit, const py::object& state) {
+        auto& engine = unit.engine();
+        PythonCompanion companion(state);
+        const auto added = engine.add_companion(companion);
+        const py::gil_scoped_release release;
+        return shard::compare_replicas(engine);
+      },
+      py::arg("unit"), py::arg("state"),
+      "Collective: compares what ranks of the unit's engine hold alike; see tesserae/shard/replica_check.h. `state`: "
+      "as "
+      "for reshard().");
 }
 
 }  // namespace tesserae::bindings

@@ -13,6 +13,7 @@ import typing
 __all__: list[str] = [
     "ActivationCounters",
     "Activations",
+    "BadSteps",
     "Checkpoint",
     "CommError",
     "ContextParallel",
@@ -44,6 +45,7 @@ __all__: list[str] = [
     "Parallel",
     "PeerLost",
     "Piece",
+    "ReplicaReport",
     "Resharding",
     "SaveFailed",
     "Saved",
@@ -71,6 +73,7 @@ __all__: list[str] = [
     "clip_gradients",
     "column_linear",
     "combine",
+    "compare_replicas",
     "connect_process_group",
     "context_attention",
     "copy_paged",
@@ -936,6 +939,26 @@ class Resharding:
         Until the model could train again.
         """
 
+class ReplicaReport:
+    """
+    What a comparison of replicas found; the same on all ranks.
+    """
+    @property
+    def decided(self) -> bool:
+        """
+        Whether some bytes had a majority wherever they differ.
+        """
+    @property
+    def suspects(self) -> list[int]:
+        """
+        Ranks whose bytes are not those of most; of all, where none are.
+        """
+    @property
+    def text(self) -> str:
+        """
+        Which parameters, by rank.
+        """
+
 class SplitRandom:
     """
     Random numbers of split computation; tesserae/tensor/split_random.h.
@@ -1051,6 +1074,33 @@ class WholeMatrices:
         """
         By matrix: which of these ranks gets it.
         """
+
+class BadSteps:
+    """
+    Which steps are bad; see tesserae/optim/bad_steps.h.
+    """
+    def __init__(self, loss_spike: typing.SupportsFloat | typing.SupportsIndex | None) -> None: ...
+    def judge(
+        self,
+        fabric: Fabric,
+        loss: typing.SupportsFloat | typing.SupportsIndex,
+        norm: typing.SupportsFloat | typing.SupportsIndex,
+        overflow_expected: bool,
+    ) -> str:
+        """
+        Collective.
+        """
+    def judge_alone(
+        self,
+        loss: typing.SupportsFloat | typing.SupportsIndex,
+        norm: typing.SupportsFloat | typing.SupportsIndex,
+        overflow_expected: bool,
+    ) -> str: ...
+    def take_over(self, description: str) -> None: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def in_a_row(self) -> int: ...
 
 class Dispatch:
     """
@@ -1457,6 +1507,11 @@ def column_linear(
 def combine(rows: torch.Tensor, weights: torch.Tensor, plan: Dispatch) -> torch.Tensor:
     """
     The reverse: for each token the sum of its rows, times weights [tokens, k].
+    """
+
+def compare_replicas(unit: Unit, state: typing.Any) -> ReplicaReport:
+    """
+    Collective: compares what ranks of the unit's engine hold alike; see tesserae/shard/replica_check.h. `state`: as for reshard().
     """
 
 def connect_process_group(

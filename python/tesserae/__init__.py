@@ -36,6 +36,7 @@ from tesserae._C import (
 )
 from tesserae.job import backend as _backend
 from tesserae.job import config as _config
+from tesserae.job.bad_steps import BadNumbers, bad_steps
 from tesserae.job.preemption import preemption
 from tesserae.job.state import state
 from tesserae.smp.transformation import transform
@@ -43,6 +44,7 @@ from tesserae.smp.transformation import transform
 if TYPE_CHECKING:
     from tesserae import checkpoint, data
     from tesserae.context.scope import context_parallel
+    from tesserae.dial.replicas import ReplicasDiffer, compare_replicas
     from tesserae.dial.turning import reshard
     from tesserae.elasticity.loop import elastic
     from tesserae.fully_shard.whole_matrices import on_whole_matrices
@@ -55,6 +57,7 @@ __version__ = VERSION
 # Where find_package(Tesserae) of CMake finds the libraries and headers of an installed package.
 cmake_prefix_path = os.path.dirname(os.path.abspath(__file__))
 __all__ = [
+    "BadNumbers",
     "CommError",
     "Corruption",
     "Error",
@@ -64,8 +67,11 @@ __all__ = [
     "OutOfMemory",
     "PeerLost",
     "RecoveryFailed",
+    "ReplicasDiffer",
     "Timeout",
+    "bad_steps",
     "checkpoint",
+    "compare_replicas",
     "context_parallel",
     "data",
     "elastic",
@@ -90,6 +96,8 @@ _backend.register()
 # Names that need parts of torch which take a second to import: at their first use. So does tsm.init.
 _LATER = {
     "RecoveryFailed": "tesserae.recovery.watcher",
+    "ReplicasDiffer": "tesserae.dial.replicas",
+    "compare_replicas": "tesserae.dial.replicas",
     "context_parallel": "tesserae.context.scope",
     "elastic": "tesserae.elasticity.loop",
     "metrics": "tesserae.monitor.watching",

@@ -14,15 +14,16 @@ namespace {
 
 // Groups move tensors of the job's device.
 template <class T>
-std::vector<T> summed(Fabric& fabric, const std::vector<T>& values, const Label& label) {
+std::vector<T> reduced(Fabric& fabric, const std::vector<T>& values, const Label& label,
+                       Reduction how = Reduction::sum) {
   if (fabric.size() == 1) return values;
   at::Tensor tensor = at::empty({static_cast<int64_t>(values.size())}, c10::CppTypeToScalarType<T>::value);
   std::ranges::copy(values, tensor.mutable_data_ptr<T>());
   const at::Tensor moved = tensor.to(fabric.device());
-  fabric.everyone().all_reduce(moved, label);
+  fabric.everyone().all_reduce(moved, label, how);
   tensor = fabric.everyone().to_host(moved);
-  const T* sums = tensor.const_data_ptr<T>();
-  return {sums, sums + values.size()};
+  const T* const results = tensor.const_data_ptr<T>();
+  return {results, results + values.size()};
 }
 
 }  // namespace
@@ -38,11 +39,15 @@ std::vector<double> from_all_ranks(Fabric& fabric, double value, const Label& la
 }
 
 std::vector<double> sums_over_ranks(Fabric& fabric, const std::vector<double>& values, const Label& label) {
-  return summed(fabric, values, label);
+  return reduced(fabric, values, label);
 }
 
 std::vector<int64_t> counts_over_ranks(Fabric& fabric, const std::vector<int64_t>& values, const Label& label) {
-  return summed(fabric, values, label);
+  return reduced(fabric, values, label);
+}
+
+std::vector<int64_t> largest_over_ranks(Fabric& fabric, const std::vector<int64_t>& values, const Label& label) {
+  return reduced(fabric, values, label, Reduction::maximum);
 }
 
 double sum_over_ranks(Fabric& fabric, double value, const Label& label) {

@@ -18,6 +18,8 @@ std::vector<double> from_all_ranks(Fabric& fabric, double value, const Label& la
 std::vector<double> sums_over_ranks(Fabric& fabric, const std::vector<double>& values, const Label& label = {});
 std::vector<int64_t> counts_over_ranks(Fabric& fabric, const std::vector<int64_t>& values, const Label& label = {});
 double sum_over_ranks(Fabric& fabric, double value, const Label& label = {});
+/// The largest of each value.
+std::vector<int64_t> largest_over_ranks(Fabric& fabric, const std::vector<int64_t>& values, const Label& label = {});
 
 /// The largest value of all ranks; NaN if one is.
 double max_over_ranks(Fabric& fabric, double value, const Label& label = {});

@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <array>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -50,8 +51,10 @@ struct FabricOptions {
   std::function<c10::intrusive_ptr<c10d::Backend>(const DeviceGroup& group)> make_backend = {};
 };
 
-/// What a lane carries. Groups are made for one lane, so that lanes never wait for each other.
-enum class Traffic { gather, reduce, control };
+/// What a lane carries. Groups are made for one lane, so that lanes never wait for each other. `copies`: what is sent
+/// to other hosts in case that this one is lost.
+enum class Traffic { gather, reduce, control, copies };
+inline constexpr std::array all_traffic = {Traffic::gather, Traffic::reduce, Traffic::control, Traffic::copies};
 
 /// The live connections of this rank in a job: its groups, its lanes and the liveness channel.
 ///

@@ -24,7 +24,7 @@ void scale_to(const at::Tensor& output, const at::Tensor& input, double scale) {
 
 /// The lane that a group was made for, which its name begins with.
 std::string_view lane_of(const std::string& name) {
-  for (const Traffic traffic : {Traffic::gather, Traffic::reduce, Traffic::control}) {
+  for (const Traffic traffic : all_traffic) {
     if (name.starts_with(traffic_name(traffic))) return traffic_name(traffic);
   }
   return "other";

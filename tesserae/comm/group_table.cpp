@@ -15,6 +15,8 @@ std::string_view traffic_name(Traffic traffic) {
       return "reduce";
     case Traffic::control:
       return "control";
+    case Traffic::copies:
+      return "copies";
   }
   return "?";
 }
@@ -119,7 +121,7 @@ int GroupTable::size() const {
 }
 
 Lane& GroupTable::lane(Traffic traffic) {
-  auto& lane = lanes_[static_cast<int>(traffic)];
+  auto& lane = lanes_[static_cast<size_t>(traffic)];
   if (!lane) lane = std::make_unique<Lane>(std::string(traffic_name(traffic)), kind_, device_);
   return *lane;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -60,7 +61,7 @@ class GroupTable {
   std::map<std::string, int> ended_;  // by name: how many of it
   Counters of_ended_;
   bool borrowing_ = false;
-  std::unique_ptr<Lane> lanes_[3];
+  std::array<std::unique_ptr<Lane>, all_traffic.size()> lanes_;
 };
 
 std::string_view traffic_name(Traffic traffic);

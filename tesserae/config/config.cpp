@@ -123,7 +123,8 @@ Config::Checkpoint read_checkpoint(const Json& c) {
           .asynchronous = k["async"],
           .read_back = k["read_back"],
           .stop_on_error = k["on_error"] == "stop",
-          .memory_every_steps = k["memory_every_steps"]};
+          .memory_every_steps = k["memory_every_steps"],
+          .memory_on_other_hosts = k["memory_on_other_hosts"]};
 }
 
 /// "2GiB", "1.5 GB", "800000000".

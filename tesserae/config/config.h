@@ -59,6 +59,7 @@ struct Config {
     bool read_back = false;
     bool stop_on_error = true;
     int64_t memory_every_steps = 0;
+    bool memory_on_other_hosts = true;
 
     bool enabled() const { return folder || every_steps > 0 || every_minutes > 0 || memory_every_steps > 0; }
   } checkpoint;

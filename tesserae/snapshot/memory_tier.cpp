@@ -29,7 +29,8 @@
 //     part is there already;
 //  2. each makes room in the buffer that does not hold its newest snapshot. If any rank cannot, the tier is switched
 //     off on all: a set with a hole is no use;
-//  3. each copies its part and seals it, beside the next forward and backward.
+//  3. each copies its part and seals it, beside the next forward and backward;
+//  4. what would be lost with a host goes to another one, beside training (host_copies.cpp).
 // Killed at any moment, every rank still has a whole snapshot of this save or of the one before, and not all of them
 // need be equally far: that is why there are two buffers. (No rank is two saves ahead: in the step between two saves
 // the ranks agree on something after each has waited for its copy.)
@@ -85,14 +86,20 @@ class AddsTime {
 }  // namespace
 
 MemoryTier::MemoryTier(const Subject& subject, const mesh::Layout& layout, const os::Path& checkpoints,
-                       const std::string& identity)
-    : subject_(subject), layout_(layout), checkpoints_(checkpoints), session_(session_of(*subject.job())) {
-  const std::string folder = cat("tesserae-", comm::text_of(*subject.job(), key_of(checkpoints), 0), "-");
-  prefix_ = cat(folder, identity, "-rank-");
-  remove_orphans(folder, prefix_);
+                       const std::string& identity, bool on_other_hosts)
+    : subject_(subject),
+      layout_(layout),
+      checkpoints_(checkpoints),
+      folder_(cat("tesserae-", comm::text_of(*subject.job(), key_of(checkpoints), 0), "-")),
+      prefix_(cat(folder_, identity, "-rank-")),
+      session_(session_of(*subject.job())),
+      on_other_hosts_(on_other_hosts),
+      copies_(subject.job(), prefix_) {
+  remove_orphans(folder_, prefix_);
   for (size_t buffer = 0; buffer < buffers_per_rank; ++buffer) {
-    buffers_.emplace_back(cat(prefix_, subject.job()->rank(), "-", buffer));
+    buffers_.push_back(std::make_shared<SnapshotBuffer>(cat(prefix_, subject.job()->rank(), "-", buffer)));
   }
+  choose_keepers();
 }
 
 MemoryTier::~MemoryTier() {
@@ -103,6 +110,7 @@ void MemoryTier::save(int64_t step, const nlohmann::json& description) {
   wait_copied();
   if (broken_) return;
   const AddsTime adds(figures_.waited_seconds);
+  copies_.end();
   std::vector<checkpoint::Piece> pieces = own_pieces();
   for (checkpoint::Piece& piece : exchange_random()) pieces.push_back(std::move(piece));  // 1
   checkpoint::Manifest manifest;
@@ -115,7 +123,7 @@ void MemoryTier::save(int64_t step, const nlohmann::json& description) {
   const bool on_host = std::ranges::all_of(pieces, [](const checkpoint::Piece& piece) { return piece.data.is_cpu(); });
   std::string failure;
   try {
-    buffers_[next_].prepare(std::move(manifest), std::move(pieces));  // 2
+    buffers_[next_]->prepare(std::move(manifest), std::move(pieces));  // 2
   } catch (const IoError& error) {
     failure = error.what();
   }
@@ -123,30 +131,60 @@ void MemoryTier::save(int64_t step, const nlohmann::json& description) {
     broken_ = true;
     return remove();
   }
-  SnapshotBuffer* const buffer = &buffers_[next_];  // 3
-  next_ = (next_ + 1) % buffers_per_rank;
+  const size_t slot = std::exchange(next_, (next_ + 1) % buffers_per_rank);  // 3
   ++figures_.copies;
-  figures_.bytes = buffer->bytes().size();
-  const auto copy = [buffer] {
+  figures_.bytes = buffers_[slot]->bytes().size();
+  const auto copy = [buffer = buffers_[slot]] {
     const os::TimePoint begin = os::now();
     buffer->fill();
     return os::seconds_since(begin);
   };
-  if (on_host) {
-    copying_ = std::async(std::launch::async, copy);
-  } else {
-    figures_.seconds += copy();  // on this thread's stream, behind what computes the values
-  }
+  // What is on a device is copied on this thread's stream, behind what computes the values.
+  copying_ = std::async(on_host ? std::launch::async : std::launch::deferred, copy).share();
+  if (!on_host) copying_.wait();
+  send_copies(slot);  // 4
 }
 
 void MemoryTier::wait_copied() {
   const AddsTime adds(figures_.waited_seconds);
-  if (copying_.valid()) figures_.seconds += copying_.get();
+  if (copying_.valid()) figures_.seconds += std::exchange(copying_, {}).get();
+}
+
+/// Step 4 of a save.
+void MemoryTier::send_copies(size_t slot) {
+  if (!copies_.any()) return;
+  comm::Fabric& fabric = *subject_.job();
+  std::vector<int64_t> bytes(static_cast<size_t>(fabric.size()), 0);
+  bytes[static_cast<size_t>(fabric.rank())] = static_cast<int64_t>(buffers_[slot]->bytes().size());
+  bytes = comm::counts_over_ranks(fabric, bytes);
+  std::string failure;
+  try {
+    copies_.prepare(slot, bytes);
+  } catch (const IoError& error) {
+    failure = error.what();
+  }
+  if (!agree_on(failure, "snapshots in memory are lost with their host from here on; is /dev/shm too small?")) {
+    return copies_.give_up();
+  }
+  copies_.begin(slot, buffers_[slot], copying_);
+}
+
+void MemoryTier::choose_keepers() {
+  const mesh::World& world = subject_.job()->world();
+  if (on_other_hosts_) copies_.use(keepers(world, subject_.mesh->mesh(), layout_));
+}
+
+MemoryTier::Figures MemoryTier::figures() const {
+  Figures figures = figures_;
+  figures.sent = copies_.figures();
+  return figures;
 }
 
 void MemoryTier::layout_changed(const mesh::Layout& layout) {
   wait_copied();
+  copies_.end();
   layout_ = layout;
+  choose_keepers();
 }
 
 /// Step 1 of a save: the random numbers of the previous replica's rank, as pieces.
@@ -180,7 +218,7 @@ std::optional<MemoryTier::Restored> MemoryTier::restore(int64_t at_least) {
       newest_complete_set(subject_.mesh->mesh(), layout_, held_by_ranks(), at_least);  // 1, 2
   if (!set) return std::nullopt;
   const int buffer = set->buffer[static_cast<size_t>(subject_.job()->rank())];
-  const std::string_view own = buffer < 0 ? std::string_view() : buffers_[static_cast<size_t>(buffer)].bytes();
+  const std::string_view own = buffer < 0 ? std::string_view() : buffers_[static_cast<size_t>(buffer)]->bytes();
   const std::optional<std::string> fetched = fetch(*set, own);  // 3
   const std::optional<MemorySnapshot> snapshot = parse_snapshot(fetched ? *fetched : own, "of this rank");
   const std::string failure = snapshot ? refusal(*snapshot) : "the snapshot arrived damaged";
@@ -205,7 +243,7 @@ HeldByRank MemoryTier::held_by_ranks() {
   HeldByRank held(static_cast<size_t>(fabric.size()));
   std::vector<int64_t> table(held.size() * buffers_per_rank * 2, 0);  // for each buffer: session, step + 1
   for (size_t buffer = 0; buffer < buffers_per_rank; ++buffer) {
-    const std::optional<MemorySnapshot> snapshot = buffers_[buffer].read();
+    const std::optional<MemorySnapshot> snapshot = buffers_[buffer]->read();
     if (!snapshot || snapshot->manifest.layout != layout_) continue;
     if (snapshot->manifest.axes != subject_.mesh->mesh().degrees()) continue;
     const size_t place = (static_cast<size_t>(fabric.rank()) * buffers_per_rank + buffer) * 2;
@@ -316,8 +354,9 @@ void MemoryTier::remove_all() noexcept {
 
 void MemoryTier::remove() noexcept {
   try {
+    copies_.remove();
     wait_copied();
-    for (SnapshotBuffer& buffer : buffers_) buffer.remove();
+    for (const auto& buffer : buffers_) buffer->remove();
   } catch (const std::exception& error) {
     log(LogLevel::warning, cat("a snapshot in memory could not be taken away: ", error.what()));
   }

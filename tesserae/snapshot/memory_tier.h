@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <future>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "tesserae/checkpoint/state.h"
 #include "tesserae/os/files.h"
+#include "tesserae/snapshot/host_copies.h"
 #include "tesserae/snapshot/snapshot_buffer.h"
 #include "tesserae/snapshot/snapshot_set.h"
 #include "tesserae/snapshot/subject.h"
@@ -22,16 +24,17 @@ namespace tesserae::snapshot {
 /// /dev/shm/tesserae-FOLDER-RUN-rank-R-0 and -1, where FOLDER stands for the checkpoint folder and RUN for its
 /// identity: a folder that was removed and made again has another, and what is left of the old one is taken away. A
 /// rank of the next replica holds the same chunks, and is told the random numbers: with replicas, the state of a host
-/// that is gone is there twice.
+/// that is gone is there twice. Where that rank is on the same host, or there is none, another host keeps a copy
+/// (host_copies.h), under the same names with -kept behind them.
 ///
 /// All ranks have one and call it alike, from the training thread. What it cannot do is logged, not thrown: training
 /// goes on without it.
 class MemoryTier {
  public:
   /// `layout`: of the ranks that shard state, as it is now. `identity`: of the folder, the same on all ranks; empty: it
-  /// has none.
+  /// has none. `on_other_hosts`: whether other hosts keep copies.
   MemoryTier(const Subject& subject, const mesh::Layout& layout, const os::Path& checkpoints,
-             const std::string& identity = "");
+             const std::string& identity = "", bool on_other_hosts = true);
   ~MemoryTier();
   MemoryTier(const MemoryTier&) = delete;
   MemoryTier& operator=(const MemoryTier&) = delete;
@@ -69,8 +72,9 @@ class MemoryTier {
     uint64_t bytes = 0;         ///< of the newest one
     double seconds = 0;         ///< that all copies took, beside forward and backward where the state is on the host
     double waited_seconds = 0;  ///< of these calls, by the training thread
+    HostCopies::Figures sent;   ///< to another host
   };
-  const Figures& figures() const { return figures_; }
+  Figures figures() const;
 
   /// Takes this rank's snapshots away: the job ended well.
   void remove() noexcept;
@@ -84,18 +88,22 @@ class MemoryTier {
   std::optional<std::string> fetch(const SnapshotSet& set, std::string_view own);
   std::string refusal(const MemorySnapshot& snapshot);
   void take_over(const MemorySnapshot& snapshot);
+  void choose_keepers();
+  void send_copies(size_t slot);
   bool agree_on(const std::string& failure, const std::string& consequence);
 
   const Subject subject_;
   mesh::Layout layout_;
-  os::Path checkpoints_;
-  std::string prefix_;    // of the names of all ranks' snapshots
-  uint64_t session_ = 0;  // of this job: snapshots of different jobs never mix
-  std::vector<SnapshotBuffer> buffers_;
+  const os::Path checkpoints_;
+  const std::string folder_, prefix_;  // what names of snapshots begin with, of this folder's runs and of this run
+  const uint64_t session_;             // of this job: snapshots of different jobs never mix
+  std::vector<std::shared_ptr<SnapshotBuffer>> buffers_;
   size_t next_ = 0;  // the buffer that may be written: not the newest
   bool broken_ = false;
-  bool refused_ = false;         // what restore() found does not fit
-  std::future<double> copying_;  // how many seconds it took
+  bool refused_ = false;                // what restore() found does not fit
+  std::shared_future<double> copying_;  // how many seconds it took
+  const bool on_other_hosts_;
+  HostCopies copies_;
   Figures figures_;
 };
 

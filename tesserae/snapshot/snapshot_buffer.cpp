@@ -154,6 +154,14 @@ void SnapshotBuffer::fill() {
   std::memcpy(memory_of(*memory_), &header, sizeof(header));
 }
 
+void SnapshotBuffer::make_room(uint64_t bytes) {
+  if (!memory_ || memory_->size() != bytes) {
+    remove();
+    memory_.emplace(os::SharedMemory::create(name_, bytes));
+  }
+  std::memset(memory_of(*memory_), 0, std::min<uint64_t>(bytes, sizeof(Header)));
+}
+
 void SnapshotBuffer::remove() {
   memory_.reset();
   os::SharedMemory::remove(name_);

@@ -48,6 +48,10 @@ class SnapshotBuffer {
   /// Copies what was prepared and seals it with checksums. The pieces' memory must not change meanwhile; it is let go.
   void fill();
 
+  /// Makes room for a snapshot of so many bytes that come from elsewhere; until they are there it holds none. Throws
+  /// IoError: the host has no room.
+  void make_room(uint64_t bytes);
+
   /// Gives the memory back.
   void remove();
 

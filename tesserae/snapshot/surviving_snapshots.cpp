@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -26,7 +27,8 @@
 //  2. they agree on a past job: the one with the newest snapshot, its mesh and layout;
 //  3. each says which snapshots of that job it has read, so that all know of which ranks of the past job there is one,
 //     and choose the newest complete set, as if that job had been restarted (snapshot_set.h). If there is none, they
-//     try the job with the next older snapshot;
+//     try the job with the next older snapshot. What two have read, a rank's own and the copy that another host kept of
+//     it, counts once: the later step, and the lower of those who have it;
 //  4. of ranks of the past job that held the same, the first that has one is written: each rank writes those that it
 //     has read, as parts of an ordinary checkpoint.
 namespace tesserae::snapshot {
@@ -67,7 +69,7 @@ std::vector<std::string> share_of(const comm::Fabric& fabric, const std::string&
   return share;
 }
 
-/// Step 1. What a name ends with is "RANK-SLOT".
+/// Step 1. What a name ends with is "RANK-SLOT", or "RANK-SLOT-kept".
 std::vector<Survivor> read_share(const comm::Fabric& fabric, const std::string& prefix) {
   std::vector<Survivor> found;
   for (const std::string& name : share_of(fabric, prefix)) {
@@ -123,22 +125,41 @@ std::optional<Past> newest_past(comm::Fabric& fabric, const std::vector<Survivor
               .newest = *best - 1};
 }
 
+/// A set, and what of it this rank has.
+struct Chosen {
+  SnapshotSet set;
+  std::vector<const Survivor*> own;
+};
+
 /// Step 3.
-std::optional<SnapshotSet> complete_set(comm::Fabric& fabric, const std::vector<Survivor>& found, const Past& past,
-                                        int64_t after) {
+std::optional<Chosen> complete_set(comm::Fabric& fabric, const std::vector<Survivor>& found, const Past& past,
+                                   int64_t after) {
   HeldByRank held(static_cast<size_t>(past.mesh().ranks()));
-  std::vector<int64_t> steps(held.size() * buffers_per_rank, 0);
+  std::vector<const Survivor*> own(held.size() * buffers_per_rank, nullptr);
   for (const Survivor& survivor : found) {
-    if (past.made(survivor)) {
-      steps[static_cast<size_t>(survivor.rank) * buffers_per_rank + survivor.buffer] =
-          survivor.snapshot.manifest.step + 1;
-    }
+    if (!past.made(survivor)) continue;
+    const Survivor*& best = own[static_cast<size_t>(survivor.rank) * buffers_per_rank + survivor.buffer];
+    if (best == nullptr || survivor.snapshot.manifest.step > best->snapshot.manifest.step) best = &survivor;
   }
-  steps = comm::counts_over_ranks(fabric, steps);
-  for (size_t i = 0; i < steps.size(); ++i) {
-    held[i / buffers_per_rank][i % buffers_per_rank] = {.session = past.session, .step = steps[i] - 1};
+  // The later step is the larger number, and of the same the lower rank's.
+  const int64_t ranks = fabric.size();
+  const auto bid = [&](const Survivor* survivor) {
+    return survivor ? (survivor->snapshot.manifest.step + 1) * ranks + ranks - 1 - fabric.rank() : 0;
+  };
+  std::vector<int64_t> bids;
+  std::ranges::transform(own, std::back_inserter(bids), bid);
+  const std::vector<int64_t> best = comm::largest_over_ranks(fabric, bids);
+  for (size_t i = 0; i < best.size(); ++i) {
+    held[i / buffers_per_rank][i % buffers_per_rank] = {.session = past.session, .step = best[i] / ranks - 1};
   }
-  return newest_complete_set(past.mesh(), past.layout, held, after + 1);
+  const auto set = newest_complete_set(past.mesh(), past.layout, held, after + 1);
+  if (!set) return std::nullopt;
+  Chosen chosen{.set = *set, .own = {}};
+  for (size_t i = 0; i < own.size(); ++i) {
+    const bool in_set = set->buffer[i / buffers_per_rank] == static_cast<int>(i % buffers_per_rank);
+    if (own[i] != nullptr && in_set && bids[i] == best[i]) chosen.own.push_back(own[i]);
+  }
+  return chosen;
 }
 
 /// Whether this one of the set writes the chunk that it shares with ranks of other replicas; `experts`: of experts.
@@ -215,16 +236,15 @@ bool fits(const Subject& subject, const std::vector<checkpoint::Piece>& pieces) 
   });
 }
 
-bool save(const Subject& subject, const mesh::Layout& layout, const std::vector<Survivor>& found, const Past& past,
-          const SnapshotSet& set, const os::Path& folder) {
+bool save(const Subject& subject, const mesh::Layout& layout, const Chosen& chosen, const Past& past,
+          const os::Path& folder) {
+  const SnapshotSet& set = chosen.set;
   comm::Fabric& fabric = *subject.job();
   checkpoint::State whole{.step = set.step, .layout = layout, .axes = subject.mesh->mesh().degrees(), .pieces = {}};
   std::string description;
-  for (const Survivor& survivor : found) {
-    if (!past.made(survivor) || static_cast<int>(survivor.buffer) != set.buffer[static_cast<size_t>(survivor.rank)])
-      continue;
-    add_pieces(survivor, past, set, past.axes == subject.mesh->mesh().degrees(), whole.pieces);
-    nlohmann::json said = survivor.snapshot.manifest.training;
+  for (const Survivor* const survivor : chosen.own) {
+    add_pieces(*survivor, past, set, past.axes == subject.mesh->mesh().degrees(), whole.pieces);
+    nlohmann::json said = survivor->snapshot.manifest.training;
     said.erase(memory_key);
     description = said.dump();
   }
@@ -263,8 +283,8 @@ std::optional<int64_t> save_surviving_snapshots(const Subject& subject, const me
   for (int64_t before = INT64_MAX;;) {
     const std::optional<Past> past = newest_past(fabric, found, after, before);
     if (!past) return std::nullopt;
-    if (const std::optional<SnapshotSet> set = complete_set(fabric, found, *past, after)) {
-      return save(subject, layout, found, *past, *set, folder) ? std::optional(set->step) : std::nullopt;
+    if (const std::optional<Chosen> chosen = complete_set(fabric, found, *past, after)) {
+      return save(subject, layout, *chosen, *past, folder) ? std::optional(chosen->set.step) : std::nullopt;
     }
     before = past->newest;
   }

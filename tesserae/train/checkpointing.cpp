@@ -20,7 +20,7 @@ Checkpointing::Checkpointing(const config::Config& config, TrainingState& state,
   if (const auto owner = folders.checkpoints_owner) saver_->set_fence([owner] { owner->require(); });
   if (options_.memory_every_steps > 0) {
     memory_.emplace(snapshot::Subject{state.mesh, state.sharded, *state.optimizer, state.buffers()}, state.layout(),
-                    folder_, folders.identity);
+                    folder_, folders.identity, options_.memory_on_other_hosts);
   }
 }
 

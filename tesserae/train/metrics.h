@@ -43,7 +43,7 @@ struct StepRecord {
   double memory_bytes = 0;         ///< the most that any rank held during it
   double state_bytes = 0;          ///< parameters, masters and gradients that rank 0 holds between steps
   bool skipped = false;            ///< nothing was updated: see bad; or a loss scale was too high
-  std::string bad = {};            ///< why its numbers are bad (bad_steps.h); empty: they are good
+  std::string bad = {};            ///< why its numbers are bad (optim/bad_steps.h); empty: they are good
   double replica_check_ms = 0;     ///< what comparing replicas after this step took; 0: they were not compared
   int64_t rolled_back_from = 0;    ///< the first step after the run went back from that one; 0: it did not
   std::optional<double> val_loss;  ///< if the model was evaluated after this step

@@ -1,5 +1,5 @@
-// What a run does with a step whose numbers are bad, which has updated nothing (bad_steps.h). All ranks know of it from
-// the sums of the step, and do the same:
+// What a run does with a step whose numbers are bad, which has updated nothing (optim/bad_steps.h). All ranks know of
+// it from the sums of the step, and do the same:
 //
 //  1. They find out where it began, and rank 0 says so.
 //  2. skip: the step stays left out. After `limit` of them in a row the run ends, as with `stop`.
@@ -25,7 +25,7 @@ using Policy = config::Config::BadSteps::Policy;
 bool Run::leaves_out_bad_step() {
   const Policy policy = config_.bad_steps.policy;
   const int64_t limit = config_.bad_steps.limit;
-  const std::string where = where_not_finite(*fabric_, own_loss_, state_->sharded.shards());  // 1
+  const std::string where = optim::where_not_finite(*fabric_, own_loss_, state_->sharded.shards());  // 1
   const std::string what = cat("step ", record_.step, ": ", record_.bad, where.empty() ? "" : cat(" (", where, ")"));
   nlohmann::json entry = {{"step", record_.step}, {"why", record_.bad}};
   if (!where.empty()) entry["where"] = where;

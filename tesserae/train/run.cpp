@@ -24,7 +24,7 @@
 //     moment when the norm is known the step counts, whatever happens to other ranks (recovery.cpp): what is said of it
 //     (the loss, the loads of experts) is summed with the norm;
 //  3. one all-reduce in which the ranks agree on whether anyone was asked to stop, and on what is to be saved;
-//  4. a step whose numbers are bad was not updated with: it is left out, or the run goes back, or ends (bad_steps.cpp);
+//  4. a step whose numbers are bad was not updated with: it is left out, or the run goes back, or ends (rollback.cpp);
 //  5. at the steps that want it: replicas are compared; evaluation;
 //  6. rank 0 writes the record;
 //  7. at the steps that want it: degrees and tiers change (dial/dial.h; that was agreed on in 3);
@@ -62,7 +62,7 @@ std::optional<int> Run::train() {
   if (config_.run.weights_folder && state_->step == config_.train.steps) write_weights(*config_.run.weights_folder);
   if (!broken_off_.empty()) {
     if (monitor_) monitor_->end("stopped for its bad numbers");
-    throw BadNumbers("train", cat(broken_off_, "; ", end_of_bad_run()));
+    throw optim::BadNumbers("train", cat(broken_off_, "; ", end_of_bad_run()));
   }
   checkpoints_->finish();
   if (monitor_) monitor_->end(stopped_by_ == 0 ? "done" : cat("stopped, asked by ", stop_reason_));

@@ -68,6 +68,10 @@ config::Json make_summary(const RunFigures& figures, const RunFacts& facts) {
                                              {"bytes", memory->bytes},
                                              {"seconds", memory->seconds},
                                              {"waited_seconds", memory->waited_seconds}};
+      if (memory->sent.bytes > 0) {
+        summary["checkpoints"]["in_memory"]["to_another_host"] = {{"bytes", memory->sent.bytes},
+                                                                  {"seconds", memory->sent.seconds}};
+      }
     }
   }
   if (facts.origin) summary["resumed"] = {{"step", facts.origin->step}, {"from", facts.origin->from}};

@@ -111,7 +111,7 @@ TrainingState::TrainingState(const config::Config& config, const JobSetup& setup
       sharded(shard(model, mesh, disk, config, setup, values)),
       activations(offload_activations(model, sharded, config, setup)),
       optimizer(make_optimizer(sharded, config.optimizer)),
-      bad_steps(config.bad_steps),
+      bad_steps(config.bad_steps.loss_spike),
       config_(config),
       setup_(setup),
       setting_{setup.strategy.degrees, setup.tiers} {

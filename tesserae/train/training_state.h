@@ -15,12 +15,12 @@
 #include "tesserae/model/gpt.h"
 #include "tesserae/offload/activations.h"
 #include "tesserae/offload/disk.h"
+#include "tesserae/optim/bad_steps.h"
 #include "tesserae/optim/loss_scaler.h"
 #include "tesserae/optim/optimizer.h"
 #include "tesserae/shard/resharding.h"
 #include "tesserae/shard/sharded.h"
 #include "tesserae/tensor/functions.h"
-#include "tesserae/train/bad_steps.h"
 #include "tesserae/train/job_setup.h"
 
 namespace tesserae::train {
@@ -52,7 +52,7 @@ class TrainingState {
   const std::shared_ptr<offload::Activations> activations;  ///< null: they stay where they are
   std::unique_ptr<optim::Optimizer> optimizer;
   std::optional<optim::LossScaler> scaler;  ///< with fp16
-  BadSteps bad_steps;                       ///< and what is a bad one
+  optim::BadSteps bad_steps;                ///< and what is a bad one
   int64_t step = 0;                         ///< how many are done
   data::Position position;                  ///< where the next one begins
 

@@ -15,11 +15,14 @@ from tesserae.fsdp.instance import Instance, instances_of
 from tesserae.fsdp.optim_contents import Like, Purpose, agree, kinds_of
 from tesserae.fsdp.optim_keys import Keys
 
-_PURPOSE = Purpose("tsm.reshard", "can move to another degree. Save a checkpoint, and start again at that degree")
+MISFIT = "can move to another degree. Save a checkpoint, and start again at that degree"
 
 
 class Moving:
     """The optimizers' state of one root's parameters, for the engine: see shard::Companion. Making it is collective."""
+
+    function = "tsm.reshard"  # that asks, for error texts
+    keeps = False  # what the engine takes stays here, too
 
     def __init__(self, root: Instance, optimizers: list[Optimizer]) -> None:
         keys = Keys.of_instances(root)
@@ -27,7 +30,7 @@ class Moving:
         self._owner = {p: each for each in optimizers for group in each.param_groups for p in group["params"]}
         self._group = {p: group for each in optimizers for group in each.param_groups for p in group["params"]}
         self._empty = [p for p, held in keys.held.items() if held.numel == 0 and p in self._owner]
-        self._contents = agree(keys, mine, root._everyone, _PURPOSE)
+        self._contents = agree(keys, mine, root._everyone, Purpose(self.function, MISFIT))
         self._buffers: dict[int, tuple[_C.FlatBuffer, list[nn.Parameter]]] = {}
         self._kinds: dict[int, list[tuple[str, Like]]] = {}
         for instance in instances_of(root):
@@ -93,6 +96,6 @@ class Moving:
             return None
         now = self._owner[member].state.get(member, {})
         tensor = now.get(name)
-        if tensor is not None:
+        if tensor is not None and not self.keeps:
             now[name] = None
         return tensor

@@ -15,6 +15,7 @@ from tesserae import _C
 from tesserae.checkpoint import loading, saving
 from tesserae.checkpoint.holding import HeldStep, Holder
 from tesserae.checkpoint.random_state import random_state, set_random_state
+from tesserae.dial.replicas import ReplicasDiffer, compare_replicas
 from tesserae.dial.roots import roots_of, unit_of
 from tesserae.job import fabrics
 
@@ -59,6 +60,7 @@ class Job:
     ask: Callable[[int], None] = field(repr=False)  # the launcher for them; rank 0's
     settled: Callable[[int, tuple[int, int, int]], None] = field(repr=False)  # the step and the degrees of a start
     _warned: bool = field(default=False, repr=False)
+    _agreed: int = field(default=0, repr=False)  # the last step after which replicas were compared, and equal
 
     @property
     def samples(self) -> range:
@@ -81,6 +83,7 @@ class Job:
         keep: int = 2,
         memory_every: int | None = None,
         others: Sequence[Stateful] = (),
+        check_replicas_every: int = 0,
     ) -> Iterator[int]:
         """Yields the numbers of the steps that are left, up to `until` (exclusive), after it has filled model,
         optimizer, `others` (schedulers and the like, the same on all ranks) and the generators of random numbers with
@@ -94,7 +97,11 @@ class Job:
         tsm.checkpoint.wait_copied() first. Collective: all ranks take the same steps, and leave the loop at the same
         one. A script that breaks off saves by itself (tsm.checkpoint.save).
 
-        Raises what tsm.checkpoint.load and async_save raise; that memory is full is a warning.
+        After every `check_replicas_every` steps (0: never) replicas are compared (tsm.compare_replicas), before
+        anything is saved. Where a majority says which bytes are right the others' ranks raise ReplicasDiffer, which
+        loses them: new processes get the bytes of the rest. Where nothing says so, all ranks raise it.
+
+        Raises what tsm.checkpoint.load and async_save raise, and ReplicasDiffer; that memory is full is a warning.
         """
         if memory_every is None:
             memory_every = 0 if shares_memory() else 1
@@ -112,9 +119,12 @@ class Job:
             ranks = self.asked()
             kept = self.memory is not None and (ranks is not None or (memory_every > 0 and done % memory_every == 0))
             stored = folder is not None and ((every > 0 and done % every == 0) or done == until)
-            if self.memory is not None or stored:
+            checked = check_replicas_every > 0 and done % check_replicas_every == 0
+            if self.memory is not None or stored or checked:
                 extra = {"others": [each.state_dict() for each in others]} if others else None
                 held = holder.hold(extra, step=done, rank_extra=random_state())
+                if checked:
+                    self._check_replicas(model, optimizer, done)
                 if kept:
                     self._keep(held)
                 if stored and folder is not None:
@@ -123,6 +133,22 @@ class Job:
             if ranks is not None:
                 self._leave(ranks)
         saving.maybe_finalize_async_calls()
+
+    def _check_replicas(self, model: nn.Module, optimizer: Any, step: int) -> None:
+        """What differs is nobody's to go on from: those that are left hold the same step."""
+        for report in compare_replicas(model, optimizer):
+            what = f"[Job.steps] after step {step} the state of replicas differs: {report.text}"
+            if not report.decided:
+                since = f"they agreed after step {self._agreed}" if self._agreed else "they were not compared before"
+                raise ReplicasDiffer(
+                    f"{what}. Nothing says which are right; {since}: what was saved later may be wrong"
+                )
+            if self.rank in report.suspects:
+                raise ReplicasDiffer(f"{what}. Look at this rank's memory and device")
+            lost = _C.PeerLost(what)
+            lost.ranks = tuple(report.suspects)
+            raise lost
+        self._agreed = step
 
     def _load(self, model: nn.Module, optimizer: Any, folder: saving.Folder | None, others: Sequence[Stateful]) -> int:
         found = None

@@ -28,11 +28,8 @@ constexpr milliseconds kCheck{600};
 constexpr milliseconds kTellSlow{1500};
 // What a lost rank had sent may still arrive and complete the operation.
 constexpr milliseconds kGrace{300};
-// A rank that has not beaten for this long is silent. A busy machine may hold a thread up for a second.
-constexpr milliseconds kSilence{3000};
-constexpr milliseconds kLively{1000};
 // So long before the deadline one begins to look who beats.
-constexpr milliseconds kObserve = 2 * kSilence;
+constexpr milliseconds kObserve = 2 * Pulses::silence;
 // A rank whose connection broke and that does not beat for this long is lost, even where nobody watches its process.
 constexpr milliseconds kBroken{1000};
 // A rank that beats, though its connection broke: nobody else blames another one for so long, so it is the one to name.
@@ -40,9 +37,6 @@ constexpr milliseconds kPatience{2500};
 constexpr milliseconds kStoreTimeout{2000};
 // A rank that was in some operation within this time is in one for the others: between two it computes.
 constexpr milliseconds kBusy{2000};
-// Who is in no operation at a deadline, and for a tenth of it after that, but at least and at most so long, is absent.
-// Transports give up by themselves 15 s after their deadlines.
-constexpr milliseconds kShortestConfirmation{3000}, kLongestConfirmation{8000};
 // A collective over shared memory that still blocks after so many looks since a member left will not end: what that
 // member had given lies there. Looks and not time, since this process may have been stopped meanwhile.
 constexpr int kDeserted = 4;
@@ -54,37 +48,11 @@ milliseconds beat_interval(int ranks) {
   return std::max(milliseconds(250), milliseconds(2 * ranks));
 }
 
-milliseconds confirmation(milliseconds deadline) {
-  return std::clamp(deadline / 10, kShortestConfirmation, kLongestConfirmation);
-}
-
 bool contains(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
 }  // namespace
-
-void Verdict::raise(const std::string& what) const {
-  const std::string because = text.empty() ? "" : ": " + text;
-  switch (kind) {
-    case Kind::lost:
-      throw PeerLost("Group", cat(what, ": lost ", rank_list(ranks), because), ranks);
-    case Kind::absent:
-      throw Timeout(
-          "Group",
-          cat(what, ": ", text, "; all ranks are alive, and in no operation while others wait: ", rank_list(ranks)), {},
-          ranks);
-    case Kind::timeout:
-      throw Timeout("Group",
-                    cat(what, ": ", text, "; ",
-                        ranks.empty() ? "all ranks are alive, so one of them did not call it"
-                                      : cat("no sign of life from ", rank_list(ranks))),
-                    ranks);
-    case Kind::mismatch:
-      throw Mismatch("Group", cat(what, ": the ranks disagree: ", text));
-  }
-  throw CommError("Group", what);
-}
 
 void Liveness::introduce(int rank, const c10::intrusive_ptr<c10d::Store>& store) {
   LivenessStore told(store);
@@ -97,6 +65,8 @@ Liveness::Liveness(const mesh::World& world, c10::intrusive_ptr<c10d::Store> sto
       server_(server),
       beat_(beat_interval(world.size())),
       store_(std::make_shared<LivenessStore>(std::move(store))),
+      absent_(world.size(), Pulses::silence + 2 * beat_),
+      pulses_(beat_),
       next_beat_(Clock::now()) {
   const std::string here = os::host_identity();
   for (const int rank : world.host_ranks(world.rank())) {
@@ -146,7 +116,7 @@ Verdict Liveness::judge(const Watched& group, int suspect, const std::string& sy
     state.suspect = suspect;
     state.symptom = symptom;
   }
-  changed_.wait_for(lock, kPatience + kSilence + 2 * kStoreTimeout, [&] { return state.verdict.has_value(); });
+  changed_.wait_for(lock, kPatience + Pulses::silence + 2 * kStoreTimeout, [&] { return state.verdict.has_value(); });
   return state.verdict.value_or(Verdict{Verdict::Kind::lost, {suspect}, symptom});
 }
 
@@ -351,7 +321,7 @@ bool Liveness::examine(Watched* group) {
 
 // With the mutex.
 void Liveness::note_missing(const Verdict& verdict) {
-  if (verdict.kind != Verdict::Kind::timeout && verdict.kind != Verdict::Kind::absent) return;
+  if (!verdict.is_timeout()) return;
   std::ranges::copy_if(verdict.ranks, std::back_inserter(missing_),
                        [this](int rank) { return !contains(missing_, rank); });
 }
@@ -391,18 +361,14 @@ void Liveness::time_out(std::string_view function, const std::string& message, c
   std::unique_lock lock(mutex_);
   found_.reset();
   question_ = Question{++questions_, members, deadline};
-  changed_.wait_for(lock, kObserve + confirmation(deadline) + 2 * kStoreTimeout, [&] { return found_.has_value(); });
+  changed_.wait_for(lock, kObserve + AbsentRanks::confirmation(deadline) + 2 * kStoreTimeout,
+                    [&] { return found_.has_value(); });
   question_.reset();
   const Verdict verdict = found_.value_or(Verdict{Verdict::Kind::timeout, {}, ""});
   note_missing(verdict);
-  const std::string who = rank_list(verdict.ranks);
-  if (verdict.kind == Verdict::Kind::absent) {
-    const std::string text = cat(message, "; alive, and in no operation while others wait: ", who);
-    timed_out_ = Timeout(function, text, {}, verdict.ranks);
-  } else {
-    const std::string text = verdict.ranks.empty() ? message : cat(message, "; no sign of life from ", who);
-    timed_out_ = Timeout(function, text, verdict.ranks);
-  }
+  const std::string who = verdict.missing(), text = who.empty() ? message : cat(message, "; ", who);
+  const bool absent = verdict.kind == Verdict::Kind::absent;
+  timed_out_ = absent ? Timeout(function, text, {}, verdict.ranks) : Timeout(function, text, verdict.ranks);
   throw *timed_out_;
 }
 
@@ -465,8 +431,7 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
     if (asked_for < kPatience) return std::nullopt;
     return Verdict{Verdict::Kind::timeout, {server_}, state.symptom};
   }
-  const auto pulse = pulses_.find(state.suspect);
-  if (pulse != pulses_.end() && now - pulse->second.changed >= kBroken) {
+  if (pulses_.still_for(kBroken, state.suspect, now)) {
     mark_lost(state.suspect, "its connection broke and it does not beat");
     return Verdict{Verdict::Kind::lost, {state.suspect}, state.symptom};
   }
@@ -485,31 +450,10 @@ std::optional<std::vector<int>> Liveness::silent_of(const std::vector<int>& memb
   const std::vector<int> others = others_among(members, members);
   const auto beats = ask_store([others](LivenessStore& store) { return store.beats(others); });
   if (!beats) return server_silent_ ? std::vector<int>{server_} : std::vector<int>{};
-  const auto now = Clock::now();
-  const auto slack = 2 * beat_;
-  std::vector<int> silent;
-  bool unsure = false;
-  for (size_t i = 0; i < others.size(); ++i) {
-    auto& pulse = pulses_.try_emplace(others[i], Pulse{(*beats)[i], now, now, {}}).first->second;
-    if (pulse.beats != (*beats)[i]) {
-      if (now - pulse.sampled < kLively + slack) pulse.alive = now;
-      pulse.beats = (*beats)[i];
-      pulse.changed = now;
-    }
-    pulse.sampled = now;
-    if (now - pulse.changed >= kSilence + slack) {
-      silent.push_back(others[i]);
-    } else if (now - pulse.alive >= kLively + slack) {
-      unsure = true;
-    }
-  }
-  if (unsure) return std::nullopt;
-  return silent;
+  return pulses_.look(others, *beats, Clock::now());
 }
 
-// Those of the job, not of a group alone, for a group may wait for one that waits for a rank of another group. Looked
-// at for a while: who comes late comes meanwhile, and waits. Nothing until then. None where more than half are in no
-// operation: something else keeps them.
+// Those of the job, not of a group alone, for a group may wait for one that waits for a rank of another group.
 std::optional<std::vector<int>> Liveness::absent_ranks(milliseconds deadline) {
   std::vector<int> others;
   {
@@ -518,16 +462,8 @@ std::optional<std::vector<int>> Liveness::absent_ranks(milliseconds deadline) {
       if (rank != world_.rank() && !contains(lost_, rank) && !contains(left_, rank)) others.push_back(rank);
     }
   }
-  const auto found = ask_store([others](LivenessStore& store) { return store.not_waiting(others); });
-  if (found && found->empty()) return *found;  // all wait
-  const auto now = Clock::now();
-  if (now - suspects_.seen > kSilence + 2 * beat_) suspects_ = {.ranks = others, .since = now, .seen = now};
-  suspects_.seen = now;
-  if (found) std::erase_if(suspects_.ranks, [&](int rank) { return !contains(*found, rank); });
-  if (suspects_.ranks.empty()) return suspects_.ranks;
-  if (now - suspects_.since < confirmation(deadline)) return std::nullopt;
-  const bool told = found && 2 * static_cast<int>(suspects_.ranks.size()) <= world_.size();
-  return told ? suspects_.ranks : std::vector<int>();
+  const auto idle = ask_store([others](LivenessStore& store) { return store.not_waiting(others); });
+  return absent_.look(others, idle, deadline, Clock::now());
 }
 
 // Nothing while it cannot be told yet who lives, and who waits.

@@ -13,9 +13,12 @@
 #include <vector>
 
 #include "tesserae/comm/error.h"
+#include "tesserae/comm/liveness/absent_ranks.h"
 #include "tesserae/comm/liveness/liveness_store.h"
 #include "tesserae/comm/liveness/process_waits.h"
+#include "tesserae/comm/liveness/pulses.h"
 #include "tesserae/comm/liveness/time_limiter.h"
+#include "tesserae/comm/liveness/verdict.h"
 #include "tesserae/comm/liveness/watched.h"
 #include "tesserae/mesh/world.h"
 #include "tesserae/os/process_watch.h"
@@ -110,18 +113,6 @@ class Liveness {
     std::optional<Verdict> dispute;  ///< one that a member gave
     std::optional<Verdict> verdict;
   };
-  struct Pulse {
-    int64_t beats = 0;
-    Clock::time_point sampled;  ///< when it was looked at last
-    Clock::time_point changed;  ///< when `beats` was seen for the first time
-    Clock::time_point alive;    ///< when it was seen to change between two looks in short order
-  };
-  /// Ranks that were in no operation whenever one looked, since some deadline has passed.
-  struct Suspects {
-    std::vector<int> ranks;
-    Clock::time_point since;
-    Clock::time_point seen;
-  };
   struct LocalPeer {
     int rank;
     os::ProcessWatch watch;
@@ -164,8 +155,8 @@ class Liveness {
   WaitsForOthers waits_for_others_;   // of the channel's thread
   Clock::time_point last_pending_;    // when an operation of any group was seen to block; of the channel's thread
   std::optional<bool> told_waiting_;  // of the channel's thread
-  Suspects suspects_;                 // of the channel's thread
-  std::map<int, Pulse> pulses_;       // of the channel's thread
+  AbsentRanks absent_;                // of the channel's thread
+  Pulses pulses_;                     // of the channel's thread
   Clock::time_point next_beat_;       // of the channel's thread
 
   std::atomic<int> waits_ = 0;

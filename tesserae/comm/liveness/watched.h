@@ -6,18 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/comm/liveness/verdict.h"
+
 namespace tesserae::comm {
-
-/// Why an operation cannot go on.
-struct Verdict {
-  enum class Kind { lost, timeout, mismatch, absent };  ///< absent: a timeout whose ranks are alive
-  Kind kind = Kind::lost;
-  std::vector<int> ranks;  ///< job ranks: lost (the first in front), silent or absent (comm::Timeout)
-  std::string text;        ///< what is known besides the ranks
-
-  /// Throws PeerLost, Timeout or Mismatch; `what` describes the operation.
-  [[noreturn]] void raise(const std::string& what) const;
-};
 
 /// A group as the liveness channel sees it. All functions are called from the channel's thread.
 class Watched {

@@ -1,4 +1,4 @@
-#include "tesserae/train/bad_steps.h"
+#include "tesserae/optim/bad_steps.h"
 
 #include <ATen/ops/isfinite.h>
 
@@ -9,7 +9,7 @@
 #include "tesserae/comm/rank_list.h"
 #include "tesserae/offload/paged_tensor.h"
 
-namespace tesserae::train {
+namespace tesserae::optim {
 namespace {
 
 // Losses of single steps are noisy: fewer would call noise a spike, more would lag behind a loss that falls.
@@ -25,10 +25,10 @@ bool all_finite(const at::Tensor& tensor) {
 std::string BadSteps::verdict(double loss, double norm, bool overflow_expected) const {
   if (!std::isfinite(loss)) return "the loss is not finite";
   if (!std::isfinite(norm)) return overflow_expected ? "" : "the gradients are not finite";
-  if (!options_.loss_spike || losses_.size() < fewest) return "";
+  if (!loss_spike_ || losses_.size() < fewest) return "";
   const double usual = median(losses_);
-  if (loss <= *options_.loss_spike * usual) return "";
-  return cat("the loss is ", loss, ", which is more than ", *options_.loss_spike, " times ", usual, ", the median of ",
+  if (loss <= *loss_spike_ * usual) return "";
+  return cat("the loss is ", loss, ", which is more than ", *loss_spike_, " times ", usual, ", the median of ",
              losses_.size(), " steps before");
 }
 
@@ -38,7 +38,7 @@ void BadSteps::add(double loss, bool bad) {
     return;
   }
   in_a_row_ = 0;
-  if (!options_.loss_spike) return;
+  if (!loss_spike_) return;
   if (losses_.size() == window) losses_.erase(losses_.begin());
   losses_.push_back(loss);
 }
@@ -81,4 +81,14 @@ std::string where_not_finite(comm::Fabric& fabric, double own_loss, const shard:
   return cat(name, ", on rank ", first);
 }
 
-}  // namespace tesserae::train
+std::string judge(BadSteps& steps, comm::Fabric& fabric, double own_loss, double norm, bool overflow_expected) {
+  const std::vector<double> sums = comm::sums_over_ranks(fabric, {own_loss, norm});
+  const double loss = sums[0] / fabric.size();
+  std::string why = steps.verdict(loss, sums[1] / fabric.size(), overflow_expected);
+  steps.add(loss, !why.empty());
+  if (why.empty()) return why;
+  const std::string where = where_not_finite(fabric, own_loss, {});
+  return where.empty() ? why : cat(why, " (", where, ")");
+}
+
+}  // namespace tesserae::optim
