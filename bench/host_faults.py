@@ -199,8 +199,8 @@ def compare(outcome: Outcome, run: Path, alone: Path, steps: int) -> None:
         outcome.wrong.append(f"losses differ by {outcome.worst_loss:.1e}")
 
 
-def survives_with(arguments: argparse.Namespace) -> list[str]:
-    return [*SURVIVES, *([f"checkpoint.memory_every_steps={arguments.memory}"] if arguments.memory else [])]
+def with_memory(settings: list[str], arguments: argparse.Namespace) -> list[str]:
+    return [*settings, *([f"checkpoint.memory_every_steps={arguments.memory}"] if arguments.memory else [])]
 
 
 def note_steps_lost(outcome: Outcome, steps_back: Iterable[int], arguments: argparse.Namespace) -> None:
@@ -292,7 +292,7 @@ def cut_for_good(outcome: Outcome, arguments: argparse.Namespace, config: Path, 
 def survives(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
     """The first host goes on without the second, in the same processes; or both do, if it was not for long."""
     run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout, PLAIN)
-    settings = survives_with(arguments) + ([] if outcome.fault == "host-waited" else [deadline(arguments)])
+    settings = with_memory(SURVIVES, arguments) + ([] if outcome.fault == "host-waited" else [deadline(arguments)])
     with Job(command(arguments, config, run, outcome.layout, *settings), folder / "said", arguments, a_host=1) as job:
         at_step(job, run, arguments.at)
         before = job.ranks_of(0)
@@ -334,7 +334,7 @@ def survives(outcome: Outcome, arguments: argparse.Namespace, config: Path, fold
 def rank_replaced(outcome: Outcome, arguments: argparse.Namespace, config: Path, folder: Path) -> None:
     """The launcher of its host starts a new process; all others go on in theirs, to the bit."""
     run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout, PLAIN)
-    made = command(arguments, config, run, outcome.layout, *REPLACES)
+    made = command(arguments, config, run, outcome.layout, *with_memory(REPLACES, arguments))
     with Job(made, folder / "said", arguments, a_host=1) as job:
         at_step(job, run, arguments.at)
         before = [job.ranks_of(host) for host in range(HOSTS_OF_JOB)]
@@ -360,7 +360,7 @@ def first_host_succeeded(outcome: Outcome, arguments: argparse.Namespace, config
     run, alone = folder / "run", undisturbed(arguments, config, folder.parent, outcome.layout, PLAIN)
     shared = folder / "shared"
     shared.mkdir()
-    settings = [*survives_with(arguments), deadline(arguments), f"recovery.shared={shared}"]
+    settings = [*with_memory(SURVIVES, arguments), deadline(arguments), f"recovery.shared={shared}"]
     with Job(command(arguments, config, run, outcome.layout, *settings), folder / "said", arguments, a_host=1) as job:
         at_step(job, run, arguments.at)
         before = job.ranks_of(1)
@@ -482,7 +482,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--at", type=int, default=13, help="the step after which the job is disturbed")
     parser.add_argument("--rate", default="1gbit", help="of each link")
-    parser.add_argument("--memory", type=int, default=0, help="checkpoint.memory_every_steps of jobs that survive (0)")
+    parser.add_argument("--memory", type=int, default=0, help="checkpoint.memory_every_steps of jobs that go on (0)")
     parser.add_argument(
         "--rto-max", default="", help="net.ipv4.tcp_rto_max_ms of the hosts (Linux 6.15; then tcp_retries2 is 255)"
     )

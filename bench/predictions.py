@@ -1,15 +1,16 @@
 """Does the plan tell the truth? Random jobs (model, layout, ranks, precision, recomputation, accumulation) are planned
 with the numbers that `tesserae probe` has measured on this machine, and then run.
 
-    python bench/predictions.py                          # two hours; two hosts and memory limits need root
-    python bench/predictions.py --memory                 # the memory alone, in steps that are enough for that
+    python bench/predictions.py                          # times: an hour; two hosts need root
+    python bench/predictions.py --memory                 # memory, in steps that are enough for that: half an hour
     python bench/predictions.py --go-on                  # those to which an earlier call did not come
     python bench/predictions.py --jobs 10 --seed 3       # some of them
     python bench/predictions.py --quick                  # three: proves that it works
 
-Of each job are compared: the time of a step (the median of those after the first ones) and the most memory that all
-its processes had together (PSS). Every job runs once more under a limit of its memory (a control group), drawn at
-random around what was predicted: one that the plan says fits must not be killed.
+Of each job is compared the time of a step, the median of those after the first ones; or with --memory the most that
+all its processes had together (PSS: who reads it over and over makes steps take longer). Then every job runs once more
+under a limit of its memory (a control group, which needs root), drawn at random around what was predicted: one that the
+plan says fits must not be killed.
 
 The machine is probed for each number of ranks and hosts, first and again after every --reprobe jobs: what is
 predicted is that minute's machine.
@@ -182,8 +183,9 @@ def limited(limit: float | None) -> Iterator[Path | None]:
         group.rmdir()
 
 
-def run(program: Path, job: Job, limit: float | None, deadline: float, steps: int) -> dict:
-    """Its median step in seconds (if steps are many), its peak in bytes, or that it did not survive its limit."""
+def run(program: Path, job: Job, deadline: float, *, watched: bool = False, limit: float | None = None) -> dict:
+    """Its median step in seconds, or, `watched`, its peak in bytes, or that it did not survive its limit."""
+    steps = ENOUGH if watched else STEPS
     with tempfile.TemporaryDirectory() as folder, limited(limit) as group:
         config = Path(folder, "job.json")
         config.write_text(json.dumps(job.config(f"{folder}/run", steps)))
@@ -196,7 +198,8 @@ def run(program: Path, job: Job, limit: float | None, deadline: float, steps: in
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)
             end = time.monotonic() + deadline
             while process.poll() is None:
-                memory.look([process.pid])
+                if watched:
+                    memory.look([process.pid])
                 if time.monotonic() > end:
                     process.kill()
                 time.sleep(0.02)
@@ -209,10 +212,11 @@ def run(program: Path, job: Job, limit: float | None, deadline: float, steps: in
             if group and (killed or "cannot allocate" in text or "can't allocate memory" in text):
                 return {"survived": False, "killed": killed, "output": text[-2000:]}
             raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}\n{text}")
+        if watched:
+            return {"survived": True, "memory": memory.peak}
         lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
         times = [line["step_ms"] / 1e3 for line in lines[WARM:]]
-        result = {"survived": True, "memory": memory.peak}
-        return {**result, "step": statistics.median(times), "steps": times} if times else result
+        return {"step": statistics.median(times), "steps": times}
 
 
 def error(predicted: float, measured: float) -> float:
@@ -221,6 +225,13 @@ def error(predicted: float, measured: float) -> float:
 
 def summary(results: list[dict]) -> dict:
     times = [abs(error(r["predicted"]["step"], r["free"]["step"])) for r in results if "step" in r["free"]]
+    if times:
+        return {
+            "jobs": len(results),
+            "time_mean": statistics.mean(times),
+            "time_median": statistics.median(times),
+            "time_worst": max(times),
+        }
     peaks = [abs(error(r["predicted"]["memory"], r["free"]["memory"])) for r in results]
     judged = [r for r in results if r.get("limited") is not None]
     fits = [r for r in judged if r["fits"]]
@@ -228,9 +239,6 @@ def summary(results: list[dict]) -> dict:
     ran = [r for r in refused if r["limited"]["survived"]]
     return {
         "jobs": len(results),
-        "time_mean": statistics.mean(times) if times else None,
-        "time_median": statistics.median(times) if times else None,
-        "time_worst": max(times) if times else None,
         "memory_median": statistics.median(peaks),
         "memory_worst": max(peaks),
         "said_to_fit": len(fits),
@@ -271,10 +279,9 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
     random_ = random.Random(options.seed)
     results = earlier(options)
     done = len(results)
-    steps = ENOUGH if options.memory else STEPS
     machines: dict[tuple[int, int], Path] = {}
     hosts_too = os.geteuid() == 0 and not options.one_host
-    can_limit = not options.no_limits and os.geteuid() == 0 and (GROUPS / "cgroup.procs").exists()
+    can_limit = options.memory and not options.no_limits and os.geteuid() == 0 and (GROUPS / "cgroup.procs").exists()
     for number in range(options.jobs):
         job = draw(random_, hosts_too)
         if number < done:
@@ -289,24 +296,18 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
         entry = plan(options.tesserae, job, machines[key])
         predicted = {"step": entry["seconds"]["step"], "memory": entry["memory"]["total"] * job.hosts, "entry": entry}
         result = {"job": asdict(job), "name": job.name, "predicted": predicted}
-        result["free"] = run(options.tesserae, job, None, options.deadline, steps)
+        result["free"] = run(options.tesserae, job, options.deadline, watched=options.memory)
         if can_limit:
             limit = job.limit * predicted["memory"]
             result["limit"] = limit
             # A host's share of the limit: hosts are planned alike.
             result["fits"] = plan(options.tesserae, job, machines[key], limit / job.hosts)["fits"]
-            result["limited"] = run(options.tesserae, job, limit, options.deadline, ENOUGH)
+            result["limited"] = run(options.tesserae, job, options.deadline, watched=True, limit=limit)
         results.append(result)
         write(options, results)  # whatever becomes of the next one
-        free = result["free"]
-        said = ""
-        if "step" in free:
-            said = f"step {1e3 * predicted['step']:.0f} for {1e3 * free['step']:.0f} ms "
-            said += f"({100 * error(predicted['step'], free['step']):+.0f} %), "
-        said += (
-            f"memory {predicted['memory'] / 1e6:.0f} for {free['memory'] / 1e6:.0f} MB "
-            f"({100 * error(predicted['memory'], free['memory']):+.1f} %)"
-        )
+        key, scale, unit = ("memory", 1e-6, "MB") if options.memory else ("step", 1e3, "ms")
+        found, measured = predicted[key], result["free"][key]
+        said = f"{key} {scale * found:.0f} for {scale * measured:.0f} {unit} ({100 * error(found, measured):+.1f} %)"
         if can_limit:
             said += f"; under {result['limit'] / 1e6:.0f} MB said to {'fit' if result['fits'] else 'not fit'}, "
             said += "survived" if result["limited"]["survived"] else "died"
@@ -319,7 +320,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--reprobe", type=int, default=25, help="probe again after so many jobs (25)")
-    parser.add_argument("--memory", action="store_true", help="compare the memory alone, in short runs")
+    parser.add_argument("--memory", action="store_true", help="compare memory, in short runs, and run under limits")
     parser.add_argument("--go-on", action="store_true", help="keep what an earlier call with this seed has measured")
     parser.add_argument("--one-host", action="store_true", help="no jobs on two hosts")
     parser.add_argument("--no-limits", action="store_true", help="do not run under limits of memory")

@@ -64,9 +64,10 @@ void bind_reshard(py::module_& module) {
       "tesserae/shard/companion.h.");
 
   py::class_<shard::ReplicaReport>(module, "ReplicaReport",
-                                   "What a comparison of replicas found; the same on all ranks.")
+                                   "What a comparison of replicas found; the same on all ranks, but for `here`.")
       .def_readonly("suspects", &shard::ReplicaReport::suspects,
                     "Ranks whose bytes are not those of most; of all, where none are.")
+      .def_readonly("here", &shard::ReplicaReport::here, "Whether this rank is one of them.")
       .def_readonly("decided", &shard::ReplicaReport::decided,
                     "Whether some bytes had a majority wherever they differ.")
       .def_readonly("text", &shard::ReplicaReport::text, "Which parameters, by rank.");

@@ -941,12 +941,17 @@ class Resharding:
 
 class ReplicaReport:
     """
-    What a comparison of replicas found; the same on all ranks.
+    What a comparison of replicas found; the same on all ranks, but for `here`.
     """
     @property
     def decided(self) -> bool:
         """
         Whether some bytes had a majority wherever they differ.
+        """
+    @property
+    def here(self) -> bool:
+        """
+        Whether this rank is one of them.
         """
     @property
     def suspects(self) -> list[int]:

@@ -101,9 +101,13 @@ Entry entry_of(const cost::Workload& workload, const Training& training, const C
   entry.tensor_hop = hop_of(workload.tensor_traffic(run), cluster, times, tensor);
   entry.context_hop = hop_of(workload.context_traffic(run), cluster, times, tensor * context);
   entry.expert_hop = hop_of(workload.expert_traffic(run), cluster, times, tensor * expert);
-  entry.tensor_seconds = cost::hop_seconds(entry.tensor_hop, cluster.machine.links);
-  entry.context_seconds = cost::hop_seconds(entry.context_hop, cluster.machine.links);
-  entry.expert_seconds = cost::hop_seconds(entry.expert_hop, cluster.machine.links);
+  // Ranks compute until they meet, and nothing hides that.
+  const auto shown = [&](const cost::Traffic::Hop& hop) {
+    return cost::hop_seconds(hop, cluster.machine.links) + hop.calls * cluster.machine.meeting;
+  };
+  entry.tensor_seconds = shown(entry.tensor_hop);
+  entry.context_seconds = shown(entry.context_hop);
+  entry.expert_seconds = shown(entry.expert_hop);
   entry.compute = times * workload.compute_time(run, cluster.machine, training.dtype).total();
   const double process = cluster.machine.shares_place ? workload.process() : 0;
   const int in_place = cluster.machine.shares_place ? std::min(cluster.devices, cluster.per_host) : 1;

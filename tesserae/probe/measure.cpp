@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
+#include <cstdint>
 
 #include "tesserae/comm/agree.h"
 #include "tesserae/os/seconds.h"
@@ -12,11 +12,23 @@
 namespace tesserae::probe {
 namespace {
 
-constexpr double most_repeats = 4096;
+constexpr int64_t most_repeats = 4096;
 
 /// What was queued has been done.
 void wait_for_device(const comm::Fabric& fabric) {
   if (!fabric.device().is_cpu()) at::accelerator::synchronizeDevice(fabric.device().index());
+}
+
+/// Of three measurements that begin together, on the slowest rank.
+double median_of_windows(comm::Fabric& fabric, const std::function<double()>& measure) {
+  std::array<double, 3> seconds{};
+  for (double& value : seconds) {
+    wait_for_device(fabric);
+    fabric.everyone().barrier();
+    value = measure();
+  }
+  std::ranges::sort(seconds);
+  return comm::max_over_ranks(fabric, seconds[1]);
 }
 
 }  // namespace
@@ -25,24 +37,42 @@ c10::ScalarType scalar_type_of(const std::string& dtype) {
   return dtype == "bf16" ? at::kBFloat16 : dtype == "fp16" ? at::kHalf : at::kFloat;
 }
 
-// One by one they would look too fast where ranks share cores: each fits into a time slice that no other rank has.
+// One by one they would look too fast where ranks share cores: each fits into a time slice that no other rank has. And
+// ranks that meet take longer for that than a small product does: what is timed begins behind a barrier and ends by
+// each rank's own clock.
 double seconds_of(comm::Fabric& fabric, double window, const std::function<void()>& body) {
+  body();  // makes what is made once
+  return median_of_windows(fabric, [&] {
+    const os::TimePoint begin = os::now();
+    double passed = 0;
+    int64_t done = 0;
+    while (passed < window) {
+      const int64_t more = std::max<int64_t>(1, done / 4);  // a device has something to do while the host looks
+      for (int64_t i = 0; i < more; ++i) body();
+      wait_for_device(fabric);
+      done += more;
+      passed = os::seconds_since(begin);
+    }
+    return passed / static_cast<double>(done);
+  });
+}
+
+double seconds_together(comm::Fabric& fabric, double window, const std::function<void()>& body) {
   const auto timed = [&](int64_t repeats) {
-    wait_for_device(fabric);
-    fabric.everyone().barrier();
     const os::TimePoint begin = os::now();
     for (int64_t i = 0; i < repeats; ++i) body();
     wait_for_device(fabric);
-    fabric.everyone().barrier();
-    return os::seconds_since(begin) / static_cast<double>(repeats);
+    return os::seconds_since(begin);
   };
-  timed(1);  // makes what is made once
-  const double once = comm::max_over_ranks(fabric, timed(1));
-  const auto repeats = static_cast<int64_t>(std::clamp(std::ceil(window / once), 1.0, most_repeats));
-  std::array<double, 3> seconds{};
-  for (double& value : seconds) value = timed(repeats);
-  std::ranges::sort(seconds);
-  return comm::max_over_ranks(fabric, seconds[1]);
+  timed(1);
+  int64_t repeats = 1;
+  for (;;) {
+    const double passed = comm::max_over_ranks(fabric, timed(repeats));
+    if (passed >= window || repeats >= most_repeats) break;
+    const double enough = 1.2 * window / passed * static_cast<double>(repeats);
+    repeats = std::clamp(static_cast<int64_t>(enough), 2 * repeats, most_repeats);
+  }
+  return median_of_windows(fabric, [&] { return timed(repeats) / static_cast<double>(repeats); });
 }
 
 }  // namespace tesserae::probe

@@ -8,10 +8,12 @@
 
 namespace tesserae::probe {
 
-/// Seconds that `body` takes while every rank of the fabric does it at the same time, again and again for `window`
-/// seconds: cores and memory that ranks share count. The median of three windows, on the slowest rank. Collective; the
-/// same on all ranks.
+/// Seconds that `body`, which calls no other rank, takes while every rank of the fabric does it at the same time, again
+/// and again for `window` seconds: cores and memory that ranks share count. The median of three windows, on the slowest
+/// rank. Collective; the same on all ranks.
 double seconds_of(comm::Fabric& fabric, double window, const std::function<void()>& body);
+/// The same of a body that all ranks do together: as many times on each.
+double seconds_together(comm::Fabric& fabric, double window, const std::function<void()>& body);
 
 c10::ScalarType scalar_type_of(const std::string& dtype);
 

@@ -52,7 +52,8 @@ Curve collective(const Bench& bench, comm::Group& group, double sent_of_buffer,
   for (const int64_t bytes : {1 << 14, 1 << 17, 1 << 20, 1 << 23, 1 << 25}) {
     const int64_t elements = bytes / 4 / group.size() * group.size();
     const at::Tensor buffer = at::zeros({elements}, at::TensorOptions(bench.fabric.device()).dtype(at::kFloat));
-    const double seconds = seconds_of(bench.fabric, bench.window, [&] { lane.submit([&] { call(buffer); }).wait(); });
+    const double seconds =
+        seconds_together(bench.fabric, bench.window, [&] { lane.submit([&] { call(buffer); }).wait(); });
     const double sent = sent_of_buffer * 4 * static_cast<double>(elements);
     points.push_back({.size = sent, .rate = sent / seconds});
   }
@@ -63,18 +64,19 @@ Curve collective(const Bench& bench, comm::Group& group, double sent_of_buffer,
 double overlap(const Bench& bench, comm::Group& group) {
   const auto options = at::TensorOptions(bench.fabric.device()).dtype(at::kFloat);
   const int64_t side = bench.fabric.device().is_cpu() ? 512 : 4096;
+  const double window = 4 * bench.window;  // of times that differ little
   const at::Tensor x = at::randn({side, side}, options);
   const at::Tensor buffer = at::zeros({(8 << 20) / group.size() * group.size()}, options);
   comm::Lane& lane = bench.fabric.lane(comm::Traffic::control);
   const auto reduce = [&] { return lane.submit([&] { group.reduce_scatter(buffer); }); };
-  const double reducing = seconds_of(bench.fabric, bench.window, [&] { reduce().wait(); });
-  const double once = seconds_of(bench.fabric, bench.window, [&] { x.mm(x); });
+  const double reducing = seconds_together(bench.fabric, window, [&] { reduce().wait(); });
+  const double once = seconds_of(bench.fabric, window, [&] { x.mm(x); });
   const auto products = std::max<int64_t>(1, std::llround(reducing / once));
   const auto multiply = [&] {
     for (int64_t i = 0; i < products; ++i) x.mm(x);
   };
-  const double multiplying = seconds_of(bench.fabric, bench.window, multiply);
-  const double both = seconds_of(bench.fabric, bench.window, [&] {
+  const double multiplying = seconds_of(bench.fabric, window, multiply);
+  const double both = seconds_together(bench.fabric, window, [&] {
     const comm::Ticket ticket = reduce();
     multiply();
     ticket.wait();
@@ -82,16 +84,18 @@ double overlap(const Bench& bench, comm::Group& group) {
   return std::clamp((reducing + multiplying - both) / std::min(reducing, multiplying), 0.0, 1.0);
 }
 
-/// Ranks that share cores do not come at once, and who waits may have to be woken.
+/// Ranks that share cores do not come at once, and who waits may have to be woken. What is computed is short, as
+/// between two layers: of a long product, what varies would be more than the meeting.
 double meeting(const Bench& bench, comm::Group& group) {
-  const int64_t side = bench.fabric.device().is_cpu() ? 512 : 4096;
+  const int64_t side = bench.fabric.device().is_cpu() ? 256 : 4096;
+  const double window = 4 * bench.window;
   const at::Tensor x = at::randn({side, side}, at::TensorOptions(bench.fabric.device()));
   const at::Tensor one = at::zeros({1}, x.options());
   const auto multiply = [&] {
     for (int i = 0; i < 4; ++i) (void)x.mm(x);
   };
-  const double alone = seconds_of(bench.fabric, bench.window, multiply);
-  const double met = seconds_of(bench.fabric, bench.window, [&] {
+  const double alone = seconds_of(bench.fabric, window, multiply);
+  const double met = seconds_together(bench.fabric, window, [&] {
     multiply();
     group.all_reduce(one);
   });

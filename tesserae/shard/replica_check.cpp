@@ -145,6 +145,7 @@ ReplicaReport compare_replicas(Engine& engine) {
   for (size_t rank = 0; rank < suspected.size(); ++rank) {
     if (suspected[rank] == 0) continue;
     report.suspects.push_back(static_cast<int>(rank));
+    report.here = report.here || static_cast<int>(rank) == job.rank();
     const std::string names = comm::text_of(job, text_of(own), static_cast<int>(rank));
     report.text += cat(report.text.empty() ? "" : "; ", "rank ", rank, ": ", names);
   }

@@ -12,6 +12,7 @@ struct ReplicaReport {
   /// Job ranks, ascending, whose bytes are not those that most of the ranks hold which should have the same; where no
   /// bytes have a majority, all of these ranks. Empty: all replicas agree.
   std::vector<int> suspects;
+  bool here = false;    ///< this rank is one of them: the only member in which ranks differ
   bool decided = true;  ///< false: some chunk has no bytes that more than half of its ranks hold
   std::string text;     ///< "rank 2: blocks.0.first and 3 more", one after the other; empty: all agree
 };

@@ -9,17 +9,22 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/os/clock.h"
 #include "tesserae/os/seconds.h"
+#include "tesserae/os/shared_memory.h"
 
-// Each save, after the one before has ended (end()):
-//  1. every rank knows how large the others' buffers are, and makes room for those that it keeps: in the slot that the
-//     other writes, so that the copy of the one before stays. Room that there is not is known before anything is sent;
+// Each save, if all ranks are done with the one before (all_are_done; else there is no save: training waits for no
+// copy):
+//  1. every rank knows which of the others' buffers are sent, and how large they are, and makes room for those that it
+//     keeps: in the slot that the other has written, so that the copy of the one before stays. Room that there is not
+//     is known before anything is sent;
 //  2. on a lane of its own, beside training: once its own buffer is sealed, a rank sends it to its keeper and receives
 //     what it keeps, a piece at a time, so that a deadline is one of a piece. A copy is the bytes of the buffer: whole
 //     once its checksums fit;
-//  3. before the next save all ranks have waited for 2, and know it of each other: until then nobody writes over the
-//     snapshot before. So at any moment there is a set of which each part is on two hosts.
+//  3. until all ranks are done with 2 nobody writes over the snapshot before: from the second save on there is a set at
+//     any moment of which each part is on two hosts. A job that goes on sends its newest snapshot again before it makes
+//     another one (MemoryTier::restore, keep_newest): the process that was lost may have had it half sent.
 // Whoever goes on after a host was lost reads what is in memory of the hosts that are left, whichever rank it is of
 // (surviving_snapshots.h).
 namespace tesserae::snapshot {
@@ -45,9 +50,10 @@ std::vector<int> connected(const std::vector<int>& keepers, int rank) {
 struct Side {
   int peer;  ///< member of the group
   std::shared_ptr<SnapshotBuffer> buffer;
+  at::Tensor staged;  ///< a piece on the device; undefined where messages are of the host
 };
 
-/// The n-th piece of a buffer; not defined behind its end.
+/// The n-th piece of a buffer; undefined behind its end.
 at::Tensor piece_of(const SnapshotBuffer& buffer, int64_t number) {
   const std::string_view bytes = buffer.bytes();
   const int64_t begin = number * piece_bytes, left = static_cast<int64_t>(bytes.size()) - begin;
@@ -55,29 +61,60 @@ at::Tensor piece_of(const SnapshotBuffer& buffer, int64_t number) {
   return at::from_blob(const_cast<char*>(bytes.data()) + begin, {std::min(left, piece_bytes)}, at::kByte);
 }
 
-/// Step 2. Buffers on host, messages on the group's device.
-void exchange(comm::Group& group, c10::Device device, const std::vector<Side>& out, const std::vector<Side>& in) {
-  for (int64_t number = 0;; ++number) {
+at::Tensor staging(const SnapshotBuffer& buffer, c10::Device device) {
+  if (device.is_cpu()) return {};
+  const auto size = std::min(static_cast<int64_t>(buffer.bytes().size()), piece_bytes);
+  return at::empty({size}, at::TensorOptions().dtype(at::kByte).device(device));
+}
+
+/// What travels of a piece.
+at::Tensor message_of(const Side& side, const at::Tensor& piece) {
+  return side.staged.defined() ? side.staged.narrow(0, 0, piece.numel()) : piece;
+}
+
+}  // namespace
+
+/// Owns all that it touches: after a loss nobody waits for it.
+struct HostCopies::Transfer {
+  comm::Group* group;
+  std::vector<Side> out, in;
+  std::shared_future<double> filled;
+  Figures figures;
+
+  /// Step 2. Buffers are of the host, messages of the group's device.
+  void run() {
+    filled.wait();
+    const os::TimePoint begin = os::now();
+    for (int64_t number = 0; exchange(number); ++number) {
+    }
+    figures.seconds = os::seconds_since(begin);
+    for (const Side& side : out) figures.bytes += side.buffer->bytes().size();
+  }
+
+  /// The n-th piece of all; false: there is none.
+  bool exchange(int64_t number) {
     std::vector<comm::Message> sends, receives;
     std::vector<at::Tensor> places;
     for (const Side& side : out) {
       const at::Tensor piece = piece_of(*side.buffer, number);
-      if (piece.defined()) sends.push_back({.peer = side.peer, .data = piece.to(device)});
+      if (!piece.defined()) continue;
+      sends.push_back({.peer = side.peer, .data = message_of(side, piece)});
+      if (side.staged.defined()) sends.back().data.copy_(piece);
     }
     for (const Side& side : in) {
       const at::Tensor piece = piece_of(*side.buffer, number);
       if (!piece.defined()) continue;
       places.push_back(piece);
-      receives.push_back({.peer = side.peer, .data = device.is_cpu() ? piece : at::empty_like(piece, device)});
+      receives.push_back({.peer = side.peer, .data = message_of(side, piece)});
     }
-    if (sends.empty() && receives.empty()) return;
-    group.exchange(sends, receives, {"snapshots"});
-    if (device.is_cpu()) continue;
-    for (size_t i = 0; i < places.size(); ++i) places[i].copy_(group.to_host(receives[i].data));
+    if (sends.empty() && receives.empty()) return false;
+    group->exchange(sends, receives, {"snapshots"});
+    for (size_t i = 0; i < places.size(); ++i) {
+      if (!receives[i].data.is_same(places[i])) places[i].copy_(group->to_host(receives[i].data));
+    }
+    return true;
   }
-}
-
-}  // namespace
+};
 
 std::vector<int> keepers(const mesh::World& world, const mesh::Mesh& mesh, const mesh::Layout& layout) {
   std::vector<int> found(static_cast<size_t>(world.size()), -1);
@@ -98,6 +135,7 @@ HostCopies::HostCopies(std::shared_ptr<comm::Fabric> job, std::string prefix)
     : job_(std::move(job)), prefix_(std::move(prefix)) {}
 
 void HostCopies::use(const std::vector<int>& keepers) {
+  if (given_up_) return;
   const int rank = job_->rank();
   any_ = std::ranges::any_of(keepers, [](int keeper) { return keeper >= 0; });
   keeper_ = keepers[static_cast<size_t>(rank)];
@@ -111,80 +149,77 @@ void HostCopies::use(const std::vector<int>& keepers) {
 }
 
 void HostCopies::give_up() noexcept {
+  given_up_ = true;
   any_ = false;
-  keeper_ = -1;
-  wards_.clear();
-  group_ = nullptr;
   remove();
 }
 
-HostCopies::Buffers& HostCopies::buffers_of(int rank) {
+SnapshotBuffer& HostCopies::kept(int rank, size_t slot) {
   Buffers& buffers = kept_[rank];
-  for (size_t slot = buffers.size(); slot < buffers_per_rank; ++slot) {
-    buffers.push_back(std::make_shared<SnapshotBuffer>(cat(prefix_, rank, "-", slot, kept_suffix)));
+  for (size_t next = buffers.size(); next < buffers_per_rank; ++next) {
+    buffers.push_back(std::make_shared<SnapshotBuffer>(cat(prefix_, rank, "-", next, kept_suffix)));
   }
-  return buffers;
+  return *buffers[slot];
 }
 
-void HostCopies::prepare(size_t slot, const std::vector<int64_t>& bytes) {
-  if (++saves_ > static_cast<int>(buffers_per_rank)) {
-    std::erase_if(kept_, [this](const auto& entry) {
-      if (std::ranges::find(wards_, entry.first) != wards_.end()) return false;
-      for (const auto& buffer : entry.second) buffer->remove();
-      return true;
-    });
+bool HostCopies::all_are_done() {
+  const bool done = sending_.ready();
+  if (done) {
+    sending_.wait();  // throws what it failed of
+    if (const auto last = std::exchange(transfer_, nullptr)) {
+      figures_.bytes += last->figures.bytes;
+      figures_.seconds += last->figures.seconds;
+    }
   }
-  for (const int ward : wards_) {
-    buffers_of(ward)[slot]->make_room(static_cast<uint64_t>(bytes[static_cast<size_t>(ward)]));
-  }
+  return comm::lowest_rank_with(*job_, !done) < 0;
 }
 
-void HostCopies::begin(size_t slot, std::shared_ptr<SnapshotBuffer> own, std::shared_future<double> filled) {
-  if (group_ == nullptr) return;
+void HostCopies::prepare(const std::vector<Sent>& sent) {
   const auto member = [this](int rank) {
     return static_cast<int>(std::ranges::find(members_, rank) - members_.begin());
   };
-  std::vector<Side> out, in;
-  if (keeper_ >= 0) out.push_back({.peer = member(keeper_), .buffer = own});
-  for (const int ward : wards_) in.push_back({.peer = member(ward), .buffer = buffers_of(ward)[slot]});
-  of_this_ = std::make_shared<Figures>();
-  // It owns all that it touches: after a loss nobody waits for it.
-  sending_ = job_->lane(comm::Traffic::copies)
-                 .submit([group = group_, device = job_->device(), out = std::move(out), in = std::move(in),
-                          filled = std::move(filled), figures = of_this_] {
-                   filled.wait();
-                   const os::TimePoint begin = os::now();
-                   exchange(*group, device, out, in);
-                   figures->seconds = os::seconds_since(begin);
-                   for (const Side& side : out) figures->bytes += side.buffer->bytes().size();
-                 });
+  transfer_ = std::make_shared<Transfer>(Transfer{.group = group_, .out = {}, .in = {}, .filled = {}, .figures = {}});
+  for (const int ward : wards_) {
+    const auto& [bytes, slot] = sent[static_cast<size_t>(ward)];
+    if (bytes == 0) continue;
+    SnapshotBuffer& buffer = kept(ward, slot);
+    buffer.make_room(static_cast<uint64_t>(bytes));
+    transfer_->in.push_back(
+        {.peer = member(ward), .buffer = kept_[ward][slot], .staged = staging(buffer, job_->device())});
+  }
+  if (keeper_ >= 0) transfer_->out.push_back({.peer = member(keeper_), .buffer = nullptr, .staged = {}});
 }
 
-void HostCopies::end() {
-  if (!any_) return;
-  wait();
-  job_->everyone().barrier({"copies of snapshots"});
+void HostCopies::begin(const std::shared_ptr<SnapshotBuffer>& own, std::shared_future<double> filled) {
+  if (own == nullptr) transfer_->out.clear();
+  for (Side& side : transfer_->out) {
+    side.buffer = own;
+    side.staged = staging(*own, job_->device());
+  }
+  if (group_ == nullptr) return;
+  transfer_->filled = std::move(filled);
+  sending_ = job_->lane(comm::Traffic::copies).submit([transfer = transfer_] { transfer->run(); });
 }
 
-void HostCopies::wait() {
-  std::exchange(sending_, {}).wait();
-  if (const auto done = std::exchange(of_this_, nullptr)) {
-    figures_.bytes += done->bytes;
-    figures_.seconds += done->seconds;
+void HostCopies::tidy() {
+  if (++saves_ <= static_cast<int>(buffers_per_rank)) return;
+  for (auto entry = kept_.begin(); entry != kept_.end();) {
+    if (any_ && std::ranges::find(wards_, entry->first) != wards_.end()) {
+      ++entry;
+      continue;
+    }
+    for (auto& buffer : entry->second) release(buffer);
+    entry = kept_.erase(entry);
   }
 }
 
 void HostCopies::remove() noexcept {
+  kept_.clear();
   try {
-    wait();
-  } catch (const comm::CommError&) {
-    // Who was lost is told by those who go on.
-  }
-  try {
-    for (const auto& [rank, buffers] : kept_) {
-      for (const auto& buffer : buffers) buffer->remove();
+    // Also what a process had that this one has taken the place of.
+    for (const std::string& name : os::SharedMemory::names(prefix_)) {
+      if (name.ends_with(kept_suffix)) os::SharedMemory::remove(name);
     }
-    kept_.clear();
   } catch (const std::exception& error) {
     log(LogLevel::warning, cat("a copy of another host's snapshot could not be taken away: ", error.what()));
   }

@@ -70,6 +70,9 @@ bool has_state(const checkpoint::Manifest& manifest, std::string_view name) {
   });
 }
 
+constexpr std::string_view without_copies =
+    "snapshots in memory are lost with their host from here on; is /dev/shm too small?";
+
 /// From its making to its end.
 class AddsTime {
  public:
@@ -106,11 +109,11 @@ MemoryTier::~MemoryTier() {
   if (copying_.valid()) copying_.wait();
 }
 
-void MemoryTier::save(int64_t step, const nlohmann::json& description) {
+void MemoryTier::save(int64_t step, const nlohmann::json& description, bool last) {
   wait_copied();
   if (broken_) return;
   const AddsTime adds(figures_.waited_seconds);
-  copies_.end();
+  if (copies_.any() && !copies_.all_are_done() && !last) return;
   std::vector<checkpoint::Piece> pieces = own_pieces();
   for (checkpoint::Piece& piece : exchange_random()) pieces.push_back(std::move(piece));  // 1
   checkpoint::Manifest manifest;
@@ -121,13 +124,7 @@ void MemoryTier::save(int64_t step, const nlohmann::json& description) {
   manifest.training = description;
   manifest.training[memory_key] = notes_of(pieces);
   const bool on_host = std::ranges::all_of(pieces, [](const checkpoint::Piece& piece) { return piece.data.is_cpu(); });
-  std::string failure;
-  try {
-    buffers_[next_]->prepare(std::move(manifest), std::move(pieces));  // 2
-  } catch (const IoError& error) {
-    failure = error.what();
-  }
-  if (!agree_on(failure, "training goes on without snapshots in memory; is /dev/shm too small?")) {
+  if (!make_room(manifest, pieces)) {  // 2
     broken_ = true;
     return remove();
   }
@@ -142,7 +139,25 @@ void MemoryTier::save(int64_t step, const nlohmann::json& description) {
   // What is on a device is copied on this thread's stream, behind what computes the values.
   copying_ = std::async(on_host ? std::launch::async : std::launch::deferred, copy).share();
   if (!on_host) copying_.wait();
-  send_copies(slot);  // 4
+  if (!last) send_copies(slot);  // 4
+  copies_.tidy();
+}
+
+/// Step 2 of a save. False, on all ranks: some rank has none.
+bool MemoryTier::make_room(const checkpoint::Manifest& manifest, const std::vector<checkpoint::Piece>& pieces) {
+  const auto failure = [&]() -> std::string {
+    try {
+      buffers_[next_]->prepare(manifest, pieces);
+      return "";
+    } catch (const IoError& error) {
+      return error.what();
+    }
+  };
+  if (copies_.any()) {
+    if (agree_on(failure(), std::string(without_copies))) return true;
+    copies_.give_up();  // which makes room
+  }
+  return agree_on(failure(), "training goes on without snapshots in memory; is /dev/shm too small?");
 }
 
 void MemoryTier::wait_copied() {
@@ -150,23 +165,35 @@ void MemoryTier::wait_copied() {
   if (copying_.valid()) figures_.seconds += std::exchange(copying_, {}).get();
 }
 
-/// Step 4 of a save.
-void MemoryTier::send_copies(size_t slot) {
+/// Step 4 of a save. `slot`: of this rank's newest snapshot; nothing: it has none. The one before may be copied still.
+void MemoryTier::send_copies(std::optional<size_t> slot) {
   if (!copies_.any()) return;
   comm::Fabric& fabric = *subject_.job();
-  std::vector<int64_t> bytes(static_cast<size_t>(fabric.size()), 0);
-  bytes[static_cast<size_t>(fabric.rank())] = static_cast<int64_t>(buffers_[slot]->bytes().size());
-  bytes = comm::counts_over_ranks(fabric, bytes);
+  std::vector<int64_t> table(static_cast<size_t>(fabric.size()) * 2, 0);
+  if (slot) {
+    const size_t own = static_cast<size_t>(fabric.rank()) * 2;
+    table[own] = static_cast<int64_t>(buffers_[*slot]->bytes().size());
+    table[own + 1] = static_cast<int64_t>(*slot);
+  }
+  table = comm::counts_over_ranks(fabric, table);
+  std::vector<HostCopies::Sent> sent;
+  for (size_t i = 0; i < table.size(); i += 2) {
+    sent.push_back({.bytes = table[i], .slot = static_cast<size_t>(table[i + 1])});
+  }
   std::string failure;
   try {
-    copies_.prepare(slot, bytes);
+    copies_.prepare(sent);
   } catch (const IoError& error) {
     failure = error.what();
   }
-  if (!agree_on(failure, "snapshots in memory are lost with their host from here on; is /dev/shm too small?")) {
-    return copies_.give_up();
+  if (!agree_on(failure, std::string(without_copies))) return copies_.give_up();
+  std::shared_future<double> filled = copying_;
+  if (!filled.valid()) {
+    std::promise<double> done;
+    done.set_value(0);
+    filled = done.get_future().share();
   }
-  copies_.begin(slot, buffers_[slot], copying_);
+  copies_.begin(slot ? buffers_[*slot] : nullptr, std::move(filled));
 }
 
 void MemoryTier::choose_keepers() {
@@ -180,9 +207,12 @@ MemoryTier::Figures MemoryTier::figures() const {
   return figures;
 }
 
+bool MemoryTier::is_elsewhere() {
+  return !copies_.any() || copies_.all_are_done();
+}
+
 void MemoryTier::layout_changed(const mesh::Layout& layout) {
   wait_copied();
-  copies_.end();
   layout_ = layout;
   choose_keepers();
 }
@@ -210,7 +240,10 @@ std::vector<checkpoint::Piece> MemoryTier::exchange_random() {
 
 void MemoryTier::keep_newest() {
   const auto set = newest_complete_set(subject_.mesh->mesh(), layout_, held_by_ranks(), /*at_least=*/0);
-  if (set) next_ = set->buffer[static_cast<size_t>(subject_.job()->rank())] == 0 ? 1 : 0;
+  if (!set) return;
+  const int newest = set->buffer[static_cast<size_t>(subject_.job()->rank())];
+  next_ = newest == 0 ? 1 : 0;
+  send_copies(newest < 0 ? std::nullopt : std::optional(static_cast<size_t>(newest)));
 }
 
 std::optional<MemoryTier::Restored> MemoryTier::restore(int64_t at_least) {
@@ -227,6 +260,7 @@ std::optional<MemoryTier::Restored> MemoryTier::restore(int64_t at_least) {
   take_over(*snapshot);                                         // 4
   remove_surviving_snapshots(prefix_, subject_.job()->size());  // of a larger job: this one has no ranks that could
   next_ = buffer == 0 ? 1 : 0;
+  send_copies(buffer < 0 ? std::nullopt : std::optional(static_cast<size_t>(buffer)));
   return Restored{.step = set->step, .description = snapshot->manifest.training};
 }
 
@@ -356,7 +390,7 @@ void MemoryTier::remove() noexcept {
   try {
     copies_.remove();
     wait_copied();
-    for (const auto& buffer : buffers_) buffer->remove();
+    for (auto& buffer : buffers_) release(buffer);  // it may be on its way to another host
   } catch (const std::exception& error) {
     log(LogLevel::warning, cat("a snapshot in memory could not be taken away: ", error.what()));
   }

@@ -40,10 +40,13 @@ class MemoryTier {
   MemoryTier& operator=(const MemoryTier&) = delete;
 
   /// Keeps the values that the state has now, after `step`, and what is said of it. Collective. Returns before they are
-  /// copied: see wait_copied().
-  void save(int64_t step, const nlohmann::json& description);
+  /// copied: see wait_copied(). Nothing while copies of the snapshot before are still on their way to other hosts.
+  /// `last`: the job ends, and keeps them in storage, too; no copies are sent.
+  void save(int64_t step, const nlohmann::json& description, bool last = false);
   /// Returns when the state's memory may be written again.
   void wait_copied();
+  /// Whether other hosts have all that they are to keep of the newest snapshot. Collective.
+  bool is_elsewhere();
   /// Snapshots are of the state's new layout from now on; those of the old one stay until they are replaced.
   void layout_changed(const mesh::Layout& layout);
 
@@ -89,7 +92,8 @@ class MemoryTier {
   std::string refusal(const MemorySnapshot& snapshot);
   void take_over(const MemorySnapshot& snapshot);
   void choose_keepers();
-  void send_copies(size_t slot);
+  bool make_room(const checkpoint::Manifest& manifest, const std::vector<checkpoint::Piece>& pieces);
+  void send_copies(std::optional<size_t> slot);
   bool agree_on(const std::string& failure, const std::string& consequence);
 
   const Subject subject_;

@@ -167,4 +167,9 @@ void SnapshotBuffer::remove() {
   os::SharedMemory::remove(name_);
 }
 
+void release(std::shared_ptr<SnapshotBuffer>& buffer) {
+  os::SharedMemory::remove(buffer->name());
+  buffer = std::make_shared<SnapshotBuffer>(buffer->name());
+}
+
 }  // namespace tesserae::snapshot

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -54,6 +55,7 @@ class SnapshotBuffer {
 
   /// Gives the memory back.
   void remove();
+  const std::string& name() const { return name_; }
 
  private:
   std::string name_;
@@ -63,5 +65,9 @@ class SnapshotBuffer {
   std::vector<uint64_t> offsets_;  // of pieces_, in the data
   uint64_t data_begin_ = 0;
 };
+
+/// Takes its memory away as soon as nobody uses it: who shares `buffer` keeps what it has, and `buffer` is another one
+/// of its name.
+void release(std::shared_ptr<SnapshotBuffer>& buffer);
 
 }  // namespace tesserae::snapshot

@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <functional>
@@ -19,6 +20,7 @@
 #include "tesserae/mesh/mesh.h"
 #include "tesserae/os/shared_memory.h"
 #include "tesserae/shard/engine.h"
+#include "tesserae/snapshot/host_copies.h"
 #include "tesserae/snapshot/snapshot_buffer.h"
 #include "tesserae/snapshot/snapshot_set.h"
 
@@ -27,8 +29,7 @@
 //  2. they agree on a past job: the one with the newest snapshot, its mesh and layout;
 //  3. each says which snapshots of that job it has read, so that all know of which ranks of the past job there is one,
 //     and choose the newest complete set, as if that job had been restarted (snapshot_set.h). If there is none, they
-//     try the job with the next older snapshot. What two have read, a rank's own and the copy that another host kept of
-//     it, counts once: the later step, and the lower of those who have it;
+//     try the job with the next older snapshot. A rank's own and the copy that another host kept of it count once;
 //  4. of ranks of the past job that held the same, the first that has one is written: each rank writes those that it
 //     has read, as parts of an ordinary checkpoint.
 namespace tesserae::snapshot {
@@ -38,6 +39,7 @@ namespace {
 struct Survivor {
   int rank;
   size_t buffer;
+  size_t kept;  ///< 1: by a rank of another host
   SnapshotBuffer memory;
   MemorySnapshot snapshot;
 
@@ -81,7 +83,11 @@ std::vector<Survivor> read_share(const comm::Fabric& fabric, const std::string& 
     if (std::from_chars(dash + 1, end, buffer).ec != std::errc() || buffer >= buffers_per_rank) continue;
     SnapshotBuffer memory(name);
     if (std::optional<MemorySnapshot> snapshot = memory.read()) {
-      found.push_back({.rank = rank, .buffer = buffer, .memory = std::move(memory), .snapshot = std::move(*snapshot)});
+      found.push_back({.rank = rank,
+                       .buffer = buffer,
+                       .kept = name.ends_with(kept_suffix) ? size_t{1} : size_t{0},
+                       .memory = std::move(memory),
+                       .snapshot = std::move(*snapshot)});
     }
   }
   return found;
@@ -134,12 +140,12 @@ struct Chosen {
 /// Step 3.
 std::optional<Chosen> complete_set(comm::Fabric& fabric, const std::vector<Survivor>& found, const Past& past,
                                    int64_t after) {
-  HeldByRank held(static_cast<size_t>(past.mesh().ranks()));
-  std::vector<const Survivor*> own(held.size() * buffers_per_rank, nullptr);
+  constexpr size_t places = 2 * buffers_per_rank;  // of a past rank: its own buffers, and their copies
+  const auto past_ranks = static_cast<size_t>(past.mesh().ranks());
+  std::vector<const Survivor*> own(past_ranks * places, nullptr);
   for (const Survivor& survivor : found) {
     if (!past.made(survivor)) continue;
-    const Survivor*& best = own[static_cast<size_t>(survivor.rank) * buffers_per_rank + survivor.buffer];
-    if (best == nullptr || survivor.snapshot.manifest.step > best->snapshot.manifest.step) best = &survivor;
+    own[static_cast<size_t>(survivor.rank) * places + survivor.kept * buffers_per_rank + survivor.buffer] = &survivor;
   }
   // The later step is the larger number, and of the same the lower rank's.
   const int64_t ranks = fabric.size();
@@ -149,15 +155,29 @@ std::optional<Chosen> complete_set(comm::Fabric& fabric, const std::vector<Survi
   std::vector<int64_t> bids;
   std::ranges::transform(own, std::back_inserter(bids), bid);
   const std::vector<int64_t> best = comm::largest_over_ranks(fabric, bids);
-  for (size_t i = 0; i < best.size(); ++i) {
-    held[i / buffers_per_rank][i % buffers_per_rank] = {.session = past.session, .step = best[i] / ranks - 1};
+  const auto step_at = [&](size_t place) { return best[place] / ranks - 1; };
+
+  // The two newest of each rank, wherever they are.
+  HeldByRank held(past_ranks);
+  std::vector<std::array<size_t, buffers_per_rank>> where(past_ranks);
+  for (size_t rank = 0; rank < past_ranks; ++rank) {
+    for (size_t buffer = 0; buffer < buffers_per_rank; ++buffer) {
+      held[rank][buffer] = {.session = past.session, .step = -1};
+      for (size_t place = rank * places; place < (rank + 1) * places; ++place) {
+        const bool older = buffer == 0 || step_at(place) < held[rank][buffer - 1].step;
+        if (!older || step_at(place) <= held[rank][buffer].step) continue;
+        held[rank][buffer].step = step_at(place);
+        where[rank][buffer] = place;
+      }
+    }
   }
   const auto set = newest_complete_set(past.mesh(), past.layout, held, after + 1);
   if (!set) return std::nullopt;
   Chosen chosen{.set = *set, .own = {}};
-  for (size_t i = 0; i < own.size(); ++i) {
-    const bool in_set = set->buffer[i / buffers_per_rank] == static_cast<int>(i % buffers_per_rank);
-    if (own[i] != nullptr && in_set && bids[i] == best[i]) chosen.own.push_back(own[i]);
+  for (size_t rank = 0; rank < past_ranks; ++rank) {
+    if (set->buffer[rank] < 0) continue;
+    const size_t place = where[rank][static_cast<size_t>(set->buffer[rank])];
+    if (own[place] != nullptr && bids[place] == best[place]) chosen.own.push_back(own[place]);
   }
   return chosen;
 }

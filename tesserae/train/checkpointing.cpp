@@ -71,7 +71,7 @@ void Checkpointing::after_step(const Wishes& all, bool ending) {
   if (all.failed > 0) settle(ending);  // 1
   announce();
   if (memory_ && (ending || state_.step % options_.memory_every_steps == 0)) {  // 2
-    memory_->save(state_.step, state_.description());
+    memory_->save(state_.step, state_.description(), ending);
     if (ending) memory_->wait_copied();
   }
   if (ending || due(all)) save(ending);  // 3

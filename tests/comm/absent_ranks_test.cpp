@@ -79,8 +79,8 @@ TEST_F(AbsentRanksTest, AfterAPauseOneLooksAnew) {
 }
 
 TEST_F(AbsentRanksTest, WhoIsLostOrHasLeftIsNotNamed) {
-  at(0, idle({2}), {1, 2});
-  EXPECT_THAT(at(3000, idle({2}), {1, 2}), Optional(ElementsAre(2)));
+  at(0, idle({2, 3}), {1, 2});
+  EXPECT_THAT(at(3000, idle({2, 3}), {1, 2}), Optional(ElementsAre(2)));
 }
 
 TEST(AbsentRanks, AreLookedForATenthOfTheDeadlineWithinBounds) {

@@ -3,13 +3,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "tesserae/base/error.h"
+#include "tesserae/os/clock.h"
 #include "tesserae/plan/plan.h"
+#include "tesserae/probe/measure.h"
 
 namespace tesserae::probe {
 namespace {
@@ -61,6 +65,33 @@ TEST(Probe, MeasuresWhatAPlanNeeds) {
     EXPECT_GT(entries.front().memory(), 2 * machine.of("fp32").process);
   });
   EXPECT_EQ(of_rank[0], of_rank[1]);
+}
+
+// Ranks that meet take longer than a small product: what counts is what each does in its own time.
+TEST(Probe, EachRankRepeatsItsWorkByItsOwnClock) {
+  std::array<int, 2> calls{};
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    int& own = calls[static_cast<size_t>(fabric.rank())];
+    const auto slower_on_rank_0 = [&] {
+      ++own;
+      os::sleep_for(std::chrono::milliseconds(fabric.rank() == 0 ? 8 : 1));
+    };
+    EXPECT_GE(seconds_of(fabric, 0.05, slower_on_rank_0), 8e-3) << "the slowest rank's";
+  });
+  EXPECT_GE(calls[0], 3) << "three windows";
+  EXPECT_GT(calls[1], calls[0]);
+}
+
+TEST(Probe, WhatRanksDoTogetherTheyDoEquallyOften) {
+  std::array<int, 2> calls{};
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    const double seconds = seconds_together(fabric, 0.01, [&] {
+      ++calls[static_cast<size_t>(fabric.rank())];
+      fabric.everyone().barrier();
+    });
+    EXPECT_GT(seconds, 0);
+  });
+  EXPECT_EQ(calls[0], calls[1]);
 }
 
 TEST(Probe, RefusesADtypeThatNobodyTrainsIn) {

@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,7 @@
 #include "tesserae/comm/mesh_fabric.h"
 #include "tesserae/model/gpt.h"
 #include "tesserae/optim/adamw.h"
+#include "tesserae/os/clock.h"
 #include "tesserae/os/files.h"
 #include "tesserae/os/shared_memory.h"
 #include "tesserae/shard/sharded.h"
@@ -38,6 +41,7 @@ using tesserae::testing::report;
 using tesserae::testing::run_ranks;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 std::vector<int> keepers_of(const std::vector<std::string>& hosts, const mesh::Degrees& degrees, int tensor = 1) {
   const int ranks = static_cast<int>(hosts.size());
@@ -100,8 +104,9 @@ class Job {
     return values;
   }
 
-  const comm::Fabric& fabric() const { return *fabric_; }
-  const mesh::Layout& layout() const { return layout_; }
+  void wait_until_elsewhere() {
+    while (!tier.is_elsewhere()) os::sleep_for(std::chrono::milliseconds(1));
+  }
 
  private:
   std::shared_ptr<comm::Fabric> fabric_;
@@ -133,7 +138,8 @@ std::vector<std::string> memory_of_first_host(const std::string& folder) {
   return names;
 }
 
-// Steps 1 to `steps`, each saved in memory; the last to storage, too. The processes end without taking anything away.
+// Steps 1 to `steps`, each saved in memory; the last two to storage, too. The processes end without taking anything
+// away.
 RANK_MAIN(loses_its_job) {
   const std::string& folder = args[0];
   const int64_t steps = std::stoll(args[1]);
@@ -142,11 +148,21 @@ RANK_MAIN(loses_its_job) {
   for (int64_t step = 1; step <= steps; ++step) {
     job.step(step);
     job.tier.save(step, {{"of", step}});
+    if (step >= steps - 1) job.save_to(folder + "/expected", step);
+    job.wait_until_elsewhere();
   }
-  job.save_to(folder + "/expected", steps);
-  job.tier.layout_changed(job.layout());  // all have what they keep
   report("sent", static_cast<double>(job.tier.figures().sent.bytes));
   report("own", static_cast<double>(job.tier.figures().bytes));
+}
+
+// All of its ranks are started again, and go on from memory.
+RANK_MAIN(goes_on) {
+  const std::string& folder = args[0];
+  const int launched = mesh::World::from_environment().rank();
+  Job job(host_of(launched), {4, 4, 4}, folder + "/checkpoints");
+  const auto restored = job.tier.restore(0);
+  ASSERT_TRUE(restored.has_value());
+  job.wait_until_elsewhere();
 }
 
 // The second host's ranks are a job of their own now.
@@ -156,49 +172,117 @@ RANK_MAIN(goes_on_without_the_first_host) {
   const auto step = job.tier.save_surviving(0);
   ASSERT_TRUE(step.has_value());
   report("step", static_cast<double>(*step));
-  const auto found = job.load(folder + "/checkpoints"), expected = job.load(folder + "/expected");
+  const auto found = job.load(folder + "/checkpoints");
+  const auto expected = job.load(cat(folder, "/expected/step-", *step));
   ASSERT_EQ(found.size(), expected.size());
   for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].equal(expected[i])) << i;
   job.tier.remove_all();
 }
 
-class HostIsLost : public ::testing::TestWithParam<int> {
+RANK_MAIN(ends_well) {
+  const int launched = mesh::World::from_environment().rank();
+  Job job(host_of(launched), {4, 4, 4}, args[0] + "/checkpoints");
+  for (int64_t step = 1; step <= 4; ++step) {
+    job.step(step);
+    job.tier.save(step, {}, /*last=*/step == 4);
+  }
+  job.tier.remove();
+}
+
+class HostIsLost : public ::testing::Test {
  protected:
   ~HostIsLost() override {
-    for (const std::string& name : os::SharedMemory::names(prefix_of(folder_ + "/checkpoints"))) {
-      os::SharedMemory::remove(name);
-    }
+    for (const std::string& name : all()) os::SharedMemory::remove(name);
     os::files().remove_all(folder_);
+  }
+
+  std::vector<std::string> all() const { return os::SharedMemory::names(prefix_of(folder_ + "/checkpoints")); }
+  std::string name_of(int rank, int slot, bool kept) const {
+    return cat(prefix_of(folder_ + "/checkpoints"), "-rank-", rank, "-", slot, kept ? kept_suffix : "");
+  }
+  static int64_t step_of(const std::string& name) {
+    const auto snapshot = SnapshotBuffer(name).read();
+    return snapshot ? snapshot->manifest.step : -1;
+  }
+
+  void train(int64_t steps) {
+    const auto results = run_ranks("loses_its_job", 4, {folder_, std::to_string(steps)});
+    ASSERT_TRUE(results.all_succeeded()) << results.text();
+    for (int rank = 0; rank < 4; ++rank) {
+      const double sent = static_cast<double>(steps) * results[rank].value("own");
+      EXPECT_NEAR(results[rank].value("sent"), sent, static_cast<double>(steps) * 4096) << rank;
+    }
+  }
+  void lose_the_first_host() {
+    for (const std::string& name : memory_of_first_host(folder_ + "/checkpoints")) os::SharedMemory::remove(name);
+  }
+  /// From which step the other one goes on, with the values of that step.
+  double others_go_on() {
+    const auto results = run_ranks("goes_on_without_the_first_host", 2, {folder_});
+    EXPECT_TRUE(results.all_succeeded()) << results.text();
+    EXPECT_THAT(all(), IsEmpty());
+    return results[0].value("step");
   }
 
   const std::string folder_ = cat("/tmp/tesserae-host-copies-", ::getpid());
 };
 
-TEST_P(HostIsLost, TheOtherHasAllOfTheState) {
-  const auto before = run_ranks("loses_its_job", 4, {folder_, std::to_string(GetParam())});
-  ASSERT_TRUE(before.all_succeeded()) << before.text();
-  for (int rank = 0; rank < 4; ++rank) {
-    EXPECT_NEAR(before[rank].value("sent"), GetParam() * before[rank].value("own"), GetParam() * 4096) << rank;
+class HostIsLostAfter : public HostIsLost, public ::testing::WithParamInterface<int64_t> {};
+
+TEST_P(HostIsLostAfter, TheOtherHasAllOfTheState) {
+  train(GetParam());
+  EXPECT_EQ(memory_of_first_host(folder_ + "/checkpoints").size(), 4 * std::min<size_t>(2, GetParam()));
+  lose_the_first_host();
+  EXPECT_EQ(others_go_on(), GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Steps, HostIsLostAfter, ::testing::Values(1, 2, 5));
+
+TEST_F(HostIsLost, WhileTheNewestIsOnItsWayTheOneBeforeCounts) {
+  train(3);
+  for (const std::string& name : all()) {
+    if (name.ends_with("rank-1-0-kept") || name.ends_with("rank-1-1-kept")) {
+      if (step_of(name) == 3) os::SharedMemory::remove(name);
+    }
   }
-  const auto lost = memory_of_first_host(folder_ + "/checkpoints");
-  EXPECT_EQ(lost.size(), 4 * std::min<size_t>(buffers_per_rank, static_cast<size_t>(GetParam())));
-  for (const std::string& name : lost) EXPECT_TRUE(os::SharedMemory::remove(name));
-
-  const auto after = run_ranks("goes_on_without_the_first_host", 2, {folder_});
-  ASSERT_TRUE(after.all_succeeded()) << after.text();
-  EXPECT_EQ(after[0].value("step"), GetParam());
-  EXPECT_TRUE(os::SharedMemory::names(prefix_of(folder_ + "/checkpoints")).empty());
+  lose_the_first_host();
+  EXPECT_EQ(others_go_on(), 2);
 }
 
-TEST_P(HostIsLost, BothHaveItTwiceAndItIsWrittenOnce) {
-  const auto before = run_ranks("loses_its_job", 4, {folder_, std::to_string(GetParam())});
-  ASSERT_TRUE(before.all_succeeded()) << before.text();
-  const auto after = run_ranks("goes_on_without_the_first_host", 2, {folder_});
-  ASSERT_TRUE(after.all_succeeded()) << after.text();
-  EXPECT_EQ(after[0].value("step"), GetParam());
+// A process that took another one's place writes to the other slot.
+TEST_F(HostIsLost, OwnAndKeptNeedNotBeInTheSameSlots) {
+  train(3);
+  const std::string first = "/dev/shm/" + name_of(0, 0, true), second = "/dev/shm/" + name_of(0, 1, true);
+  std::filesystem::rename(first, first + "-");
+  std::filesystem::rename(second, first);
+  std::filesystem::rename(first + "-", second);
+  for (const std::string& name : all()) {
+    if (name.find("-rank-2-") != std::string::npos && step_of(name) == 3) os::SharedMemory::remove(name);
+  }
+  EXPECT_EQ(others_go_on(), 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(AfterSteps, HostIsLost, ::testing::Values(1, 2, 5));
+TEST_F(HostIsLost, WhoGoesOnFromMemorySendsWhatOthersLack) {
+  train(2);
+  for (const std::string& name : all()) {
+    if (name.ends_with(kept_suffix)) os::SharedMemory::remove(name);
+  }
+  const auto results = run_ranks("goes_on", 4, {folder_});
+  ASSERT_TRUE(results.all_succeeded()) << results.text();
+  lose_the_first_host();
+  EXPECT_EQ(others_go_on(), 2);
+}
+
+TEST_F(HostIsLost, BothHaveItTwiceAndItIsWrittenOnce) {
+  train(2);
+  EXPECT_EQ(others_go_on(), 2);
+}
+
+TEST_F(HostIsLost, AJobThatEndsWellLeavesNothing) {
+  const auto results = run_ranks("ends_well", 4, {folder_});
+  ASSERT_TRUE(results.all_succeeded()) << results.text();
+  EXPECT_THAT(all(), IsEmpty());
+}
 
 // The host has no room for what it is to keep: it says so before anything is sent.
 RANK_MAIN(has_no_room_to_keep) {
@@ -211,13 +295,14 @@ RANK_MAIN(has_no_room_to_keep) {
     std::signal(SIGXFSZ, SIG_IGN);
     const rlimit none{4096, 4096};
     ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &none), 0);
-    EXPECT_THROW(copies.prepare(0, {1 << 20, 1 << 20}), IoError);
+    EXPECT_THROW(copies.prepare({{.bytes = 1 << 20}, {.bytes = 1 << 20}}), IoError);
   } else {
-    copies.prepare(0, {1 << 20, 1 << 20});
+    copies.prepare({{.bytes = 1 << 20}, {.bytes = 1 << 20}});
   }
   copies.give_up();
   EXPECT_FALSE(copies.any());
-  copies.end();
+  copies.use({1, 0});
+  EXPECT_FALSE(copies.any()) << "once and for all";
 }
 
 TEST(HostCopies, WithoutRoomNothingIsKept) {

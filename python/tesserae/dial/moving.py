@@ -12,17 +12,14 @@ from torch.optim import Optimizer
 
 from tesserae import _C
 from tesserae.fsdp.instance import Instance, instances_of
-from tesserae.fsdp.optim_contents import Like, Purpose, agree, kinds_of
+from tesserae.fsdp.optim_contents import Like, Purpose, State, agree, kinds_of
 from tesserae.fsdp.optim_keys import Keys
 
-MISFIT = "can move to another degree. Save a checkpoint, and start again at that degree"
+_PURPOSE = Purpose("tsm.reshard", "can move to another degree. Save a checkpoint, and start again at that degree")
 
 
 class Moving:
     """The optimizers' state of one root's parameters, for the engine: see shard::Companion. Making it is collective."""
-
-    function = "tsm.reshard"  # that asks, for error texts
-    keeps = False  # what the engine takes stays here, too
 
     def __init__(self, root: Instance, optimizers: list[Optimizer]) -> None:
         keys = Keys.of_instances(root)
@@ -30,7 +27,7 @@ class Moving:
         self._owner = {p: each for each in optimizers for group in each.param_groups for p in group["params"]}
         self._group = {p: group for each in optimizers for group in each.param_groups for p in group["params"]}
         self._empty = [p for p, held in keys.held.items() if held.numel == 0 and p in self._owner]
-        self._contents = agree(keys, mine, root._everyone, Purpose(self.function, MISFIT))
+        self._contents = self._agree(keys, mine, root)
         self._buffers: dict[int, tuple[_C.FlatBuffer, list[nn.Parameter]]] = {}
         self._kinds: dict[int, list[tuple[str, Like]]] = {}
         for instance in instances_of(root):
@@ -38,6 +35,11 @@ class Moving:
                 if flat.shard is not None:
                     self._buffers[flat.shard] = flat, members
                     self._kinds[flat.shard] = kinds_of(members, self._contents)
+
+    _gives_away = True  # what the engine takes
+
+    def _agree(self, keys: Keys, mine: dict[nn.Parameter, State], root: Instance) -> dict[nn.Parameter, State]:
+        return agree(keys, mine, root._everyone, _PURPOSE)
 
     def forget_what_stood_still(self) -> None:
         """What is left of a time when there were elements here: its counters have not moved since."""
@@ -96,6 +98,6 @@ class Moving:
             return None
         now = self._owner[member].state.get(member, {})
         tensor = now.get(name)
-        if tensor is not None and not self.keeps:
+        if tensor is not None and self._gives_away:
             now[name] = None
         return tensor

@@ -19,8 +19,6 @@ from tesserae.fully_shard.state import State
 class MovingDTensors:
     """That of one root's parameters: see shard::Companion. `places`: where each state goes."""
 
-    function = "tsm.reshard"  # that asks, for error texts
-
     def __init__(self, root: State, optimizers: list[Optimizer], places: dict[State, Places]) -> None:
         self._buffers: dict[int, tuple[_C.FlatBuffer, Managed, Places]] = {}
         self._state: dict[int, dict[str, Any]] = {}
@@ -41,7 +39,7 @@ class MovingDTensors:
         for name, value in self._state[shard].items():
             if isinstance(value, Tensor) and value.dim() > 0 and value.shape != managed.parameter.shape:
                 raise _C.InvalidArgument(
-                    f"[{self.function}] state {name!r} of {managed.name} has shape {list(value.shape)}, the parameter "
+                    f"[tsm.reshard] state {name!r} of {managed.name} has shape {list(value.shape)}, the parameter "
                     f"{list(managed.parameter.shape)}: only state of the parameter's shape, and scalars, can move to "
                     "another degree. Save a checkpoint, and start again at that degree"
                 )

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tesserae import _C
@@ -17,6 +18,8 @@ from tesserae.dial.moving import Moving
 from tesserae.dial.moving_dtensors import MovingDTensors
 from tesserae.dial.roots import Root, roots_of, unit_of
 from tesserae.fsdp.instance import Instance
+from tesserae.fsdp.optim_contents import State, held_here
+from tesserae.fsdp.optim_keys import Keys
 
 ReplicaReport = _C.ReplicaReport
 NAME = "tsm.compare_replicas"
@@ -30,13 +33,14 @@ class ReplicasDiffer(_C.Error):
 def compare_replicas(model: nn.Module, optimizer: Optimizer | Iterable[Optimizer] | None) -> list[ReplicaReport]:
     """Compares parameters and the tensors in the state of `optimizer` (one or several; None if there is none) between
     the ranks that hold the same part of them, which are equal to the bit after any number of steps. One report for each
-    root of FSDP in `model` in which something differs: `suspects`, the ranks whose bytes are not those that most of
-    them have; `decided`, whether there was such a majority (three replicas vote, of two nobody knows which is right);
-    `text`, the parameters. Empty: all are equal, or no part of the state has a replica.
+    root of FSDP in `model` in which something differs: `suspects`, the ranks (of that root) whose bytes are not those
+    that most of them have, and `here`, whether this rank is one; `decided`, whether there was such a majority (three
+    replicas vote, of two nobody knows which is right); `text`, the parameters. Empty: all are equal, or no part of the
+    state has a replica.
 
     Reads the state once, in memory for one flat buffer's besides; ranks tell each other 8 bytes a buffer. Between two
-    steps. Collective. Counters and what is no tensor are not compared. Raises InvalidArgument where no module in
-    `model` is sharded by Tesserae, and for state that could not move to another degree (tsm.reshard).
+    steps. Collective. State of another shape than its parameter's (counters) is not compared. Raises InvalidArgument
+    where no module in `model` is sharded by Tesserae.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or [])
     roots = roots_of(model)
@@ -55,17 +59,24 @@ def _shown(root: Root, optimizers: list[Optimizer]) -> Moving | MovingDTensors:
 
 
 class _Shown(Moving):
-    """What is taken stays where it is."""
+    """What is taken stays where it is. Ranks that hold the same have the same kinds of state, so nothing is told."""
 
-    function = NAME
-    keeps = True
+    _gives_away = False
+
+    def _agree(self, keys: Keys, mine: dict[nn.Parameter, State], root: Instance) -> dict[nn.Parameter, State]:
+        return held_here(keys, mine)
 
     def put(self, shard: int, tensors: list[Tensor]) -> None:
         """Nothing has gone."""
 
 
 class _ShownDTensors(MovingDTensors):
-    function = NAME
+    """take() copies. What is not of its parameter's shape is left out."""
+
+    def _check(self, shard: int) -> None:
+        managed, state = self._buffers[shard][1], self._state[shard]
+        shape = managed.parameter.shape
+        self._state[shard] = {n: v for n, v in state.items() if isinstance(v, DTensor) and v.shape == shape}
 
     def put(self, shard: int, tensors: list[Tensor]) -> None:
-        """Nothing has gone: take() copies."""
+        """Nothing has gone."""

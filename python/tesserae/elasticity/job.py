@@ -136,19 +136,27 @@ class Job:
 
     def _check_replicas(self, model: nn.Module, optimizer: Any, step: int) -> None:
         """What differs is nobody's to go on from: those that are left hold the same step."""
-        for report in compare_replicas(model, optimizer):
-            what = f"[Job.steps] after step {step} the state of replicas differs: {report.text}"
-            if not report.decided:
-                since = f"they agreed after step {self._agreed}" if self._agreed else "they were not compared before"
-                raise ReplicasDiffer(
-                    f"{what}. Nothing says which are right; {since}: what was saved later may be wrong"
-                )
-            if self.rank in report.suspects:
-                raise ReplicasDiffer(f"{what}. Look at this rank's memory and device")
+        reports = compare_replicas(model, optimizer)
+        # Not all ranks need have parts of the same roots.
+        undecided = self._told_by_any([report.text for report in reports if not report.decided])
+        differs = self._told_by_any([report.text for report in reports if report.here])
+        what = f"[Job.steps] after step {step} the state of replicas differs: {undecided or differs}"
+        if undecided:
+            agreed = f"after step {self._agreed}" if self._agreed else "at the last meeting"
+            raise ReplicasDiffer(
+                f"{what}. Nothing says which are right. They agreed {agreed}: begin again from what was saved before"
+            )
+        if any(report.here for report in reports):
+            raise ReplicasDiffer(f"{what}. Look at this rank's memory and device")
+        if differs:
             lost = _C.PeerLost(what)
-            lost.ranks = tuple(report.suspects)
+            lost.ranks = tuple(rank for report in reports for rank in report.suspects)
             raise lost
         self._agreed = step
+
+    def _told_by_any(self, texts: list[str]) -> str:
+        told = _C.agree(self.fabric, "; ".join(texts))
+        return "" if told is None else told[1]
 
     def _load(self, model: nn.Module, optimizer: Any, folder: saving.Folder | None, others: Sequence[Stateful]) -> int:
         found = None

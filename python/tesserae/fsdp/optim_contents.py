@@ -58,6 +58,15 @@ def agree(
     return contents
 
 
+def held_here(keys: Keys, mine: dict[nn.Parameter, State]) -> dict[nn.Parameter, State]:
+    """What this rank has of each tensor's state that is of the slice's size."""
+    found = {}
+    for parameter, held in keys.held.items():
+        described = {name: _describe(value, held.numel) for name, value in mine.get(parameter, {}).items()}
+        found[parameter] = {name: value for name, value in described.items() if isinstance(value, Like)}
+    return found
+
+
 def kinds_of(members: list[nn.Parameter], contents: dict[nn.Parameter, State]) -> list[tuple[str, Like]]:
     """The kinds of tensors that these parameters have, in an order that is the same on all ranks."""
     states = (contents.get(member, {}) for member in members)
