@@ -54,6 +54,7 @@ struct FabricOptions {
 /// What a lane carries. Groups are made for one lane, so that lanes never wait for each other. `copies`: what is sent
 /// to other hosts in case that this one is lost.
 enum class Traffic { gather, reduce, control, copies };
+/// Each of them.
 inline constexpr std::array all_traffic = {Traffic::gather, Traffic::reduce, Traffic::control, Traffic::copies};
 
 /// The live connections of this rank in a job: its groups, its lanes and the liveness channel.
