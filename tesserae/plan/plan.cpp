@@ -101,9 +101,12 @@ Entry entry_of(const cost::Workload& workload, const Training& training, const C
   entry.tensor_hop = hop_of(workload.tensor_traffic(run), cluster, times, tensor);
   entry.context_hop = hop_of(workload.context_traffic(run), cluster, times, tensor * context);
   entry.expert_hop = hop_of(workload.expert_traffic(run), cluster, times, tensor * expert);
-  // Ranks compute until they meet, and nothing hides that.
+  // Ranks compute until they meet, and nothing hides that. What is measured is a meeting of all ranks: of several hosts
+  // it says nothing of ranks that meet inside one.
   const auto shown = [&](const cost::Traffic::Hop& hop) {
-    return cost::hop_seconds(hop, cluster.machine.links) + hop.calls * cluster.machine.meeting;
+    const bool is_such = hop.crosses || cluster.devices <= cluster.per_host;
+    const double meeting = is_such ? cluster.machine.meeting : 0;
+    return cost::hop_seconds(hop, cluster.machine.links) + hop.calls * meeting;
   };
   entry.tensor_seconds = shown(entry.tensor_hop);
   entry.context_seconds = shown(entry.context_hop);

@@ -104,6 +104,14 @@ TEST(Plan, TrafficAndTimeByHand) {
   EXPECT_DOUBLE_EQ(split.seconds(),
                    std::max(split.compute + split.tensor_seconds, split.data_seconds) + split.optimizer_seconds);
 
+  // A meeting of all ranks is one inside a host only where there is no other.
+  Cluster meets = small_cluster();
+  meets.machine.meeting = 2;
+  EXPECT_DOUBLE_EQ(find(make_plan(tiny_model(), step_of(4), meets), 2, {1, 1, 2}).tensor_seconds, 25.44);
+  meets.per_host = 4;
+  const Entry inside = find(make_plan(tiny_model(), step_of(4), meets), 2, {1, 1, 2});
+  EXPECT_DOUBLE_EQ(inside.tensor_seconds, 25.44 + 2 * inside.tensor_hop.calls);
+
   Cluster lonely = small_cluster();
   lonely.per_host = 1;
   EXPECT_TRUE(find(make_plan(tiny_model(), step_of(4), lonely), 2, {1, 1, 1}).tensor_hop.crosses);
