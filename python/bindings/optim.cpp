@@ -42,14 +42,6 @@ void bind_optim(py::module_& module) {
       .def(py::init<std::optional<double>>(), py::arg("loss_spike"))
       .def("judge", &optim::judge, py::arg("fabric"), py::arg("loss"), py::arg("norm"), py::arg("overflow_expected"),
            without_gil, "Collective.")
-      .def(
-          "judge_alone",
-          [](optim::BadSteps& self, double loss, double norm, bool overflow_expected) {
-            std::string why = self.verdict(loss, norm, overflow_expected);
-            self.add(loss, !why.empty());
-            return why;
-          },
-          py::arg("loss"), py::arg("norm"), py::arg("overflow_expected"))
       .def_property_readonly("in_a_row", &optim::BadSteps::in_a_row)
       .def_property_readonly("description", [](const optim::BadSteps& self) { return self.description().dump(); })
       .def(

@@ -81,9 +81,8 @@ void bind_reshard(py::module_& module) {
         return shard::compare_replicas(engine);
       },
       py::arg("unit"), py::arg("state"),
-      "Collective: compares what ranks of the unit's engine hold alike; see tesserae/shard/replica_check.h. `state`: "
-      "as "
-      "for reshard().");
+      "Collective: compares what ranks of the unit's engine hold alike; see tesserae/shard/replica_check.h. "
+      "`state`: as for reshard().");
 }
 
 }  // namespace tesserae::bindings

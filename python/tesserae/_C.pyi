@@ -1095,12 +1095,6 @@ class BadSteps:
         """
         Collective.
         """
-    def judge_alone(
-        self,
-        loss: typing.SupportsFloat | typing.SupportsIndex,
-        norm: typing.SupportsFloat | typing.SupportsIndex,
-        overflow_expected: bool,
-    ) -> str: ...
     def take_over(self, description: str) -> None: ...
     @property
     def description(self) -> str: ...

@@ -86,7 +86,7 @@ std::string judge(BadSteps& steps, comm::Fabric& fabric, double own_loss, double
   const double loss = sums[0] / fabric.size();
   std::string why = steps.verdict(loss, sums[1] / fabric.size(), overflow_expected);
   steps.add(loss, !why.empty());
-  if (why.empty()) return why;
+  if (why.empty() || fabric.size() == 1) return why;
   const std::string where = where_not_finite(fabric, own_loss, {});
   return where.empty() ? why : cat(why, " (", where, ")");
 }

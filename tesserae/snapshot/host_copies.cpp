@@ -83,7 +83,7 @@ struct HostCopies::Transfer {
 
   /// Step 2. Buffers are of the host, messages of the group's device.
   void run() {
-    filled.wait();
+    if (filled.valid()) filled.wait();
     const os::TimePoint begin = os::now();
     for (int64_t number = 0; exchange(number); ++number) {
     }

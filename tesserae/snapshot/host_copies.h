@@ -52,8 +52,8 @@ class HostCopies {
   };
   /// Makes room for those that this rank keeps. `sent`: by rank. Throws IoError: the host has none.
   void prepare(const std::vector<Sent>& sent);
-  /// Begins to send and receive them, once `own` is `filled`: returns at once where tensors that travel are on the
-  /// host, else when it is done.
+  /// Begins to send and receive them, once `own` is `filled` (not valid: it is): returns at once where tensors that
+  /// travel are on the host, else when it is done.
   void begin(const std::shared_ptr<SnapshotBuffer>& own, std::shared_future<double> filled);
   /// A save has come to its end, also one of which nothing is sent: what nobody needs any more is taken away.
   void tidy();

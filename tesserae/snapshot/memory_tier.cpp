@@ -70,7 +70,7 @@ bool has_state(const checkpoint::Manifest& manifest, std::string_view name) {
   });
 }
 
-constexpr std::string_view without_copies =
+constexpr const char* without_copies =
     "snapshots in memory are lost with their host from here on; is /dev/shm too small?";
 
 /// From its making to its end.
@@ -154,7 +154,7 @@ bool MemoryTier::make_room(const checkpoint::Manifest& manifest, const std::vect
     }
   };
   if (copies_.any()) {
-    if (agree_on(failure(), std::string(without_copies))) return true;
+    if (agree_on(failure(), without_copies)) return true;
     copies_.give_up();  // which makes room
   }
   return agree_on(failure(), "training goes on without snapshots in memory; is /dev/shm too small?");
@@ -186,14 +186,15 @@ void MemoryTier::send_copies(std::optional<size_t> slot) {
   } catch (const IoError& error) {
     failure = error.what();
   }
-  if (!agree_on(failure, std::string(without_copies))) return copies_.give_up();
-  std::shared_future<double> filled = copying_;
-  if (!filled.valid()) {
-    std::promise<double> done;
-    done.set_value(0);
-    filled = done.get_future().share();
-  }
-  copies_.begin(slot ? buffers_[*slot] : nullptr, std::move(filled));
+  if (!agree_on(failure, without_copies)) return copies_.give_up();
+  copies_.begin(slot ? buffers_[*slot] : nullptr, copying_);
+}
+
+/// `buffer`: of this rank's newest snapshot; -1: it has none. That one is not written over first, and is elsewhere,
+/// too.
+void MemoryTier::go_on_from(int buffer) {
+  next_ = buffer == 0 ? 1 : 0;
+  send_copies(buffer < 0 ? std::nullopt : std::optional(static_cast<size_t>(buffer)));
 }
 
 void MemoryTier::choose_keepers() {
@@ -240,10 +241,7 @@ std::vector<checkpoint::Piece> MemoryTier::exchange_random() {
 
 void MemoryTier::keep_newest() {
   const auto set = newest_complete_set(subject_.mesh->mesh(), layout_, held_by_ranks(), /*at_least=*/0);
-  if (!set) return;
-  const int newest = set->buffer[static_cast<size_t>(subject_.job()->rank())];
-  next_ = newest == 0 ? 1 : 0;
-  send_copies(newest < 0 ? std::nullopt : std::optional(static_cast<size_t>(newest)));
+  if (set) go_on_from(set->buffer[static_cast<size_t>(subject_.job()->rank())]);
 }
 
 std::optional<MemoryTier::Restored> MemoryTier::restore(int64_t at_least) {
@@ -259,8 +257,7 @@ std::optional<MemoryTier::Restored> MemoryTier::restore(int64_t at_least) {
   if (refused_) return std::nullopt;
   take_over(*snapshot);                                         // 4
   remove_surviving_snapshots(prefix_, subject_.job()->size());  // of a larger job: this one has no ranks that could
-  next_ = buffer == 0 ? 1 : 0;
-  send_copies(buffer < 0 ? std::nullopt : std::optional(static_cast<size_t>(buffer)));
+  go_on_from(buffer);
   return Restored{.step = set->step, .description = snapshot->manifest.training};
 }
 

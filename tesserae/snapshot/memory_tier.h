@@ -94,6 +94,7 @@ class MemoryTier {
   void choose_keepers();
   bool make_room(const checkpoint::Manifest& manifest, const std::vector<checkpoint::Piece>& pieces);
   void send_copies(std::optional<size_t> slot);
+  void go_on_from(int buffer);
   bool agree_on(const std::string& failure, const std::string& consequence);
 
   const Subject subject_;

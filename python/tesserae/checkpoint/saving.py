@@ -68,7 +68,6 @@ class _Job:
 
 
 _jobs: dict[_C.Fabric, _Job] = {}
-_alone: _C.Fabric | None = None
 _count = 0  # of asynchronous saves
 _held: _C.HeldState | None = None  # as long as it is what the memory has
 holders: weakref.WeakSet[Any] = weakref.WeakSet()  # have a forget(), for who moves the training state
@@ -298,10 +297,7 @@ def fabric_for(model: ModelState | None, process_group: dist.ProcessGroup | None
         return fabric
     if dist.is_initialized():
         return fabrics.fabric_of(process_group, model.device if model is not None else torch.device("cpu"))
-    global _alone
-    if _alone is None:
-        _alone = _C.Fabric.null(0, 1, torch.device("cpu"))
-    return _alone
+    return fabrics.alone()
 
 
 def give_up(to_the_end: Folder | None = None) -> _C.HeldState | None:

@@ -21,6 +21,8 @@ _PURPOSE = Purpose("tsm.reshard", "can move to another degree. Save a checkpoint
 class Moving:
     """The optimizers' state of one root's parameters, for the engine: see shard::Companion. Making it is collective."""
 
+    _gives_away = True  # what the engine takes
+
     def __init__(self, root: Instance, optimizers: list[Optimizer]) -> None:
         keys = Keys.of_instances(root)
         mine = {p: each.state[p] for each in optimizers for p in keys.held if p in each.state}
@@ -35,8 +37,6 @@ class Moving:
                 if flat.shard is not None:
                     self._buffers[flat.shard] = flat, members
                     self._kinds[flat.shard] = kinds_of(members, self._contents)
-
-    _gives_away = True  # what the engine takes
 
     def _agree(self, keys: Keys, mine: dict[nn.Parameter, State], root: Instance) -> dict[nn.Parameter, State]:
         return agree(keys, mine, root._everyone, _PURPOSE)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tesserae import _C
-from tesserae.job.fabrics import fabric_of
+from tesserae.job.fabrics import alone, fabric_of
 
 
 class BadNumbers(_C.Error):
@@ -46,9 +46,10 @@ class BadSteps:
         """
         values = float(loss), float(norm)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            why = self._steps.judge(fabric_of(None, torch.device("cpu")), *values, overflow_expected)
+            fabric = fabric_of(None, torch.device("cpu"))
         else:
-            why = self._steps.judge_alone(*values, overflow_expected)
+            fabric = alone()
+        why = self._steps.judge(fabric, *values, overflow_expected)
         if self._steps.in_a_row >= self._limit:
             raise BadNumbers(f"[tsm.bad_steps] {why}; that makes {self._limit} bad steps in a row, which is the limit")
         return why

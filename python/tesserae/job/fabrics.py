@@ -40,6 +40,12 @@ _connected: list[tuple[_C.Fabric, tuple[int, ...]]] = []  # all, with their rank
 _unmet: set[int] = set()  # ranks that did not come when one of them was made
 
 
+@functools.cache
+def alone() -> _C.Fabric:
+    """The fabric of a script without torch.distributed: one process."""
+    return _C.Fabric.null(0, 1, torch.device("cpu"))
+
+
 def fabric_of(group: dist.ProcessGroup | None, device: torch.device) -> _C.Fabric:
     """The fabric of the ranks of `group` (None: of the default group), which compute on `device`.
 
