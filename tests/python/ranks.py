@@ -79,8 +79,11 @@ class _Rank:
     killed: bool = False  # by a signal, before it reported
 
     def tail(self, lines: int = 40) -> str:
+        """The end of what it wrote; of one that aborted, from where it says why on: stacks of all threads follow."""
         written = self.output.read_text(errors="replace").splitlines() if self.output.exists() else []
-        return "\n".join(["--- what it wrote last ---", *written[-lines:]]) if written else "(it wrote nothing)"
+        whys = [i for i, line in enumerate(written) if line.startswith("Fatal Python error")]
+        start = max(whys[0] - 10, 0) if whys else max(len(written) - lines, 0)
+        return "\n".join(["--- what it wrote last ---", *written[start:]]) if written else "(it wrote nothing)"
 
     def kill(self, number: int) -> None:
         try:
