@@ -14,7 +14,8 @@ namespace tesserae::cli {
 namespace {
 
 Start start_ranks(std::string by, int ranks, int hosts, int host, std::string address, uint16_t port) {
-  Start start{.is_rank = hosts * ranks == 1, .ranks = hosts * ranks, .job = {}, .by = std::move(by)};
+  const bool alone = hosts * ranks == 1;
+  Start start{.is_rank = alone, .alone = alone, .ranks = hosts * ranks, .job = {}, .by = std::move(by)};
   start.job.ranks = ranks;
   start.job.hosts = hosts;
   start.job.host = host;

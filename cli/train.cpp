@@ -101,6 +101,7 @@ int run_train(TrainArguments& arguments) {
   offload::use_reusable_host_blocks();
   if (!config.offload.memory_limit) os::keep_freed_memory();  // what one phase needed would stay in the next
   Start start = find_start(arguments.nproc, config.run.nproc, environment);
+  if (start.alone && config.recovery.max_restarts > 0) start.is_rank = false;  // somebody must begin it again
   // Everything that can be known to fail fails here, before any rank starts.
   const train::JobSetup setup = train::set_up_job(
       train::for_ranks(config, train::configured_ranks(start.ranks), start.ranks), start.ranks,

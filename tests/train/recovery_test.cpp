@@ -304,6 +304,21 @@ TEST_F(Recovery, WhereRanksCannotGoOnAllBeginAgain) {
   job_->expect_same_history("begins-again", alone, steps);
 }
 
+TEST_F(Recovery, AJobOfOneRankBeginsAgain) {
+  std::vector<std::string> arguments =
+      with({"hybrid_shard_degree=1", "recovery.replacements=0", "recovery.max_restarts=1", "checkpoint.every_steps=5"});
+  arguments[1] = "1";
+  const std::string alone = job_->reference(arguments);
+  Program program = job_->start("one-begins-again", arguments);
+  ASSERT_TRUE(program.wait_for("saved step 10 ")) << program.output << program.errors;
+  ::kill(ranks_of(program).at(0), SIGKILL);
+  const auto exit = program.finish(seconds(200));
+  ASSERT_TRUE(exit && exit->success()) << program.output << program.errors;
+  EXPECT_THAT(program.errors, HasSubstr("all ranks begin again in 1 s (1 of 1)"));
+  EXPECT_THAT(program.output, HasSubstr("resumed at step "));
+  job_->expect_same_history("one-begins-again", alone, steps);
+}
+
 TEST_F(Recovery, WithoutAnyCopyTheJobEndsAndSaysWhatWouldHaveHelped) {
   Program program = job_->start("nothing", with({"hybrid_shard_degree=4"}));
   ASSERT_TRUE(program.wait_for("step 8/")) << program.errors;
