@@ -11,6 +11,8 @@ namespace tesserae::monitor {
 namespace {
 
 constexpr uint64_t many_faults = 10;  // once a job has begun there are none
+// A machine that takes a processor away in every fifth step may do so in the next two.
+constexpr double usually_held = 0.8;
 
 /// Of each value: by how much it is beyond the median of the others.
 std::vector<double> beyond_others(const std::vector<double>& values) {
@@ -30,6 +32,16 @@ double usually(const std::vector<StepTimes>& ranks, const std::function<double(c
   std::vector<double> values;
   for (const StepTimes& times : ranks) values.push_back(value(times));
   return lower_median(std::move(values));
+}
+
+/// For how long a rank could not run, as far as is known: its process was stopped, or its thread had no processor where
+/// it computes.
+double held_of(const StepTimes& times) {
+  double off = 0;
+  for (const Stage stage : {Stage::forward, Stage::backward, Stage::optimizer}) {
+    off += times.off_processor[static_cast<size_t>(stage)];
+  }
+  return std::max(off, sum_of(times.stopped));
 }
 
 // Who waits for a disk has no processor either, so that comes last.
@@ -73,19 +85,23 @@ std::vector<SlowRanks::Change> SlowRanks::add(const std::vector<StepTimes>& rank
   const int64_t step = ranks.front().step;
   beyond_.resize(ranks.size());
   ranks_.resize(ranks.size());
+  held_.resize(ranks.size());
   std::vector<PerStage> work;
-  std::vector<double> sums;
+  std::vector<double> sums, holds;
   for (const StepTimes& times : ranks) {
     work.push_back(work_of(times));
     sums.push_back(sum_of(work.back()));
+    holds.push_back(held_of(times));
   }
   const double step_seconds = longest_of(ranks);
-  const std::vector<double> all_beyond = beyond_others(sums);
+  const std::vector<double> all_beyond = beyond_others(sums), all_held = beyond_others(holds);
   if (step_seconds_.enough()) {
-    const Episode::Usual usual{.step_seconds = std::min(step_seconds, step_seconds_.median()),
-                               .variation = variation(beyond_)};
+    Episode::Usual usual{.step_seconds = std::min(step_seconds, step_seconds_.median()),
+                         .variation = variation(beyond_),
+                         .accounted_variation = deviation(held_, usually_held)};
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       auto& [episode, is] = ranks_[rank];
+      usual.accounted = all_held[rank];
       const Episode::Turn turn = episode.add(step, all_beyond[rank], usual);
       if (episode.suspected()) {
         const size_t worst = worst_stage(work, rank);
@@ -101,7 +117,10 @@ std::vector<SlowRanks::Change> SlowRanks::add(const std::vector<StepTimes>& rank
   }
   if (suspects()) return changes;  // it would count as what is usual
   step_seconds_.add(step_seconds);
-  for (size_t rank = 0; rank < ranks.size(); ++rank) beyond_[rank].add(all_beyond[rank]);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    beyond_[rank].add(all_beyond[rank]);
+    held_[rank].add(all_held[rank]);
+  }
   return changes;
 }
 

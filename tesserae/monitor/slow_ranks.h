@@ -26,8 +26,9 @@ struct SlowRank {
 /// farthest beyond theirs is the cause. (The frontier of arXiv 2606.06751 takes maxima of sums up to each stage; ours
 /// are sums over stages since a step has a point where all ranks meet, its last reduction.)
 ///
-/// From when on that makes a rank slow, Episode says; what varies is the median of all ranks' deviations. The first
-/// steps of a job teach it, and name nobody.
+/// From when on that makes a rank slow, Episode says; what varies is the median of all ranks' deviations. For how long
+/// a rank could not run (stopped, without a processor) is judged beside that, by what such times vary: where steps vary
+/// much, those may not. The first steps of a job teach it, and name nobody.
 class SlowRanks {
  public:
   struct Change {
@@ -52,6 +53,7 @@ class SlowRanks {
 
   std::vector<Rank> ranks_;
   std::vector<Recent> beyond_;  // by rank: work beyond that of the others
+  std::vector<Recent> held_;    // by rank: for how long it could not run, beyond that of the others
   Recent step_seconds_;
   int64_t seen_ = 0;
 };

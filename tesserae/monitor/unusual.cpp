@@ -10,6 +10,7 @@ namespace {
 constexpr double least_seconds = 0.01;  // a scheduler's tick is nobody's fault
 constexpr double least_variations = 4;
 constexpr double share_at_once = 0.5, variations_at_once = 8;
+constexpr double accounted_at_once = 0.3;  // of a step: what is accounted for is no noise of a clock
 constexpr double worse = 4;
 constexpr int64_t steps_until_slow = 2, steps_until_over = 3;
 
@@ -27,20 +28,31 @@ void Recent::add(double value) {
   values_.push_back(value);
 }
 
-double variation(std::span<const Recent> all) {
+double deviation(std::span<const Recent> all, double share) {
   std::vector<double> deviations;
   for (const Recent& one : all) {
     const double middle = one.median();
     for (const double value : one) deviations.push_back(std::abs(value - middle));
   }
-  return 1.4826 * lower_median(std::move(deviations));
+  if (deviations.empty()) return 0;
+  const auto at = deviations.begin() + static_cast<std::ptrdiff_t>(share * static_cast<double>(deviations.size() - 1));
+  std::nth_element(deviations.begin(), at, deviations.end());
+  return *at;
+}
+
+double variation(std::span<const Recent> all) {
+  return 1.4826 * deviation(all, 0.5);
 }
 
 Episode::Turn Episode::add(int64_t step, double beyond, const Usual& usual) {
-  const auto exceeds = [&](double share, double times) {
-    return beyond > std::max({least_seconds, share * usual.step_seconds, times * usual.variation});
+  const auto exceeds = [&](double share, double accounted_share, double times) {
+    const auto is_more = [&](double value, double of_step, double variation) {
+      return value > std::max({least_seconds, of_step * usual.step_seconds, times * variation});
+    };
+    return is_more(beyond, share, usual.variation) ||
+           is_more(std::min(beyond, usual.accounted), accounted_share, usual.accounted_variation);
   };
-  if (!exceeds(usual.least_share, least_variations)) {
+  if (!exceeds(usual.least_share, usual.least_share, least_variations)) {
     suspected_ = 0;
     if (slow() && ++quiet_ < steps_until_over) return Turn::none;
     return std::exchange(*this, {}).slow() ? Turn::over : Turn::none;
@@ -48,7 +60,7 @@ Episode::Turn Episode::add(int64_t step, double beyond, const Usual& usual) {
   if (since_ == 0) since_ = step;
   quiet_ = 0;
   ++suspected_;
-  const bool at_once = exceeds(share_at_once, variations_at_once);
+  const bool at_once = exceeds(share_at_once, accounted_at_once, variations_at_once);
   const bool tell = slow() ? at_once && beyond >= worse * told_ : at_once || suspected_ >= steps_until_slow;
   if (!tell) return Turn::none;
   told_ = beyond;

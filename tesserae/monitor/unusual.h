@@ -27,22 +27,25 @@ class Recent {
   std::deque<double> values_;
 };
 
-/// Of several, by how much one of their values is usually off its own median: 1.4826 times the median of all
-/// deviations, which is the standard deviation of what is normally distributed.
+/// Of several, by how much one of their values is off its own median, or less, in that share of all.
+double deviation(std::span<const Recent> all, double share);
+/// 1.4826 times the median of that, which is the standard deviation of what is normally distributed.
 double variation(std::span<const Recent> all);
 
 /// When something has become slow, and when that is over, from by how many seconds it is beyond what is usual in each
 /// step.
 ///
 /// It is slow if that is more than 10 ms, `least_share` of a step and four times its variation: in two steps in a row,
-/// or in one by half a step and eight times its variation. It no longer is when it was not for three steps; meanwhile
-/// it is told of again if it becomes four times as slow.
+/// or in one by half a step and eight times its variation. So it is if the part of it that is accounted for is, with a
+/// variation of its own, for which 0.3 of a step are enough in one. It no longer is when it was not for three steps;
+/// meanwhile it is told of again if it becomes four times as slow.
 class Episode {
  public:
   struct Usual {
     double step_seconds = 0;
     double variation = 0;
     double least_share = 0.1;
+    double accounted = 0, accounted_variation = 0;  ///< the part of a value of which it is known where it has gone
   };
   enum class Turn { none, slow, over };
 

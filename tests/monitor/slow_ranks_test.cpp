@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <random>
 #include <string>
 #include <vector>
 
@@ -125,6 +126,48 @@ TEST(SlowRanks, ARankWithoutAProcessorIsToldApartFromOneThatComputesMore) {
     for (int step = 1; step <= 30; ++step) slow.add(job.step());
     ASSERT_THAT(slow.slow(), SizeIs(1));
     EXPECT_EQ(slow.slow()[0].why, off ? "it had no processor for 0.20 s of it" : "");
+  }
+}
+
+// Stages that vary by 30 % hide what it takes; for how long it had no processor does not vary.
+TEST(SlowRanks, ARankWithoutAProcessorIsNamedAtOnceWhereStepsVary) {
+  for (const bool off : {true, false}) {
+    Job job(2, 0.3);
+    SlowRanks slow;
+    job.disturb = [off](int64_t step, auto& all) {
+      if (step < 40) return;
+      Job::at(all[1], Stage::backward) += 0.25;
+      if (off) all[1].off_processor[static_cast<size_t>(Stage::backward)] = 0.25;
+    };
+    std::vector<SlowRanks::Change> changes;
+    for (int step = 1; step <= 41; ++step) {
+      for (const auto& change : slow.add(job.step())) changes.push_back(change);
+    }
+    ASSERT_THAT(changes, SizeIs(off ? 1 : 0));
+    if (!off) continue;
+    EXPECT_EQ(changes[0].rank.rank, 1);
+    EXPECT_EQ(changes[0].step, 40);
+  }
+}
+
+TEST(SlowRanks, NobodyIsNamedWhereProcessorsAreTakenAwayNowAndThen) {
+  for (const double share : {0.05, 0.3, 1.0}) {
+    Job job(4, 0.1);
+    SlowRanks slow;
+    std::mt19937 random(3);
+    std::uniform_real_distribution<double> uniform;
+    job.disturb = [&](int64_t, auto& all) {
+      for (StepTimes& times : all) {
+        if (uniform(random) >= share) continue;
+        const double off = (share < 0.1 ? 0.025 : 0.05) * uniform(random);  // of steps of 0.28 s
+        Job::at(times, Stage::backward) += off;
+        times.off_processor[static_cast<size_t>(Stage::backward)] = off;
+      }
+    };
+    for (int step = 0; step < 1000; ++step) {
+      const auto changes = slow.add(job.step());
+      ASSERT_THAT(changes, IsEmpty()) << share << ": " << describe(changes[0].rank);
+    }
   }
 }
 
