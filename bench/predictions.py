@@ -5,6 +5,7 @@ with the numbers that `tesserae probe` has measured on this machine, and then ru
     python bench/predictions.py --memory                 # memory, in steps that are enough for that: half an hour
     python bench/predictions.py --go-on                  # those to which an earlier call did not come
     python bench/predictions.py --jobs 10 --seed 3       # some of them
+    python bench/predictions.py --jobs 36 --again        # and how much one job differs from itself: 20 minutes
     python bench/predictions.py --quick                  # three: proves that it works
 
 Of each job is compared the time of a step, the median of those after the first ones; or with --memory the most that
@@ -13,7 +14,8 @@ under a limit of its memory (a control group, which needs root), drawn at random
 plan says fits must not be killed.
 
 The machine is probed for each number of ranks and hosts, first and again after every --reprobe jobs: what is
-predicted is that minute's machine.
+predicted is that minute's machine. --again measures every step a second time, in the opposite order: two measurements
+of one job differ, too, and no prediction is nearer to both than half of that.
 
 Writes bench/out/predictions.json, or predictions-memory.json with --memory, which bench/plot.py draws (--only
 predictions).
@@ -223,6 +225,14 @@ def error(predicted: float, measured: float) -> float:
     return predicted / measured - 1
 
 
+def repeated(results: list[dict]) -> dict:
+    """How far two measurements of one job are apart."""
+    apart = [abs(error(r["again"]["step"], r["free"]["step"])) for r in results if "again" in r]
+    if not apart:
+        return {}
+    return {"again_mean": statistics.mean(apart), "again_median": statistics.median(apart), "again_worst": max(apart)}
+
+
 def summary(results: list[dict]) -> dict:
     times = [abs(error(r["predicted"]["step"], r["free"]["step"])) for r in results if "step" in r["free"]]
     if times:
@@ -231,7 +241,7 @@ def summary(results: list[dict]) -> dict:
             "time_mean": statistics.mean(times),
             "time_median": statistics.median(times),
             "time_worst": max(times),
-        }
+        } | repeated(results)
     peaks = [abs(error(r["predicted"]["memory"], r["free"]["memory"])) for r in results]
     judged = [r for r in results if r.get("limited") is not None]
     fits = [r for r in judged if r["fits"]]
@@ -312,7 +322,22 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
             said += f"; under {result['limit'] / 1e6:.0f} MB said to {'fit' if result['fits'] else 'not fit'}, "
             said += "survived" if result["limited"]["survived"] else "died"
         print(f"{number + 1:3}/{options.jobs} {job.name}: {said}", flush=True)
+    if options.again:
+        measure_again(options, results)
     return results
+
+
+def measure_again(options: argparse.Namespace, results: list[dict]) -> None:
+    for number, result in reversed(list(enumerate(results, 1))):
+        if options.go_on and "again" in result:
+            continue
+        fields = result["job"]
+        job = Job(**(fields | {"layout": tuple(fields["layout"])}))
+        result["again"] = run(options.tesserae, job, options.deadline)
+        write(options, results)
+        first, second = result["free"]["step"], result["again"]["step"]
+        said = f"step {1e3 * first:.0f}, then {1e3 * second:.0f} ms ({100 * error(second, first):+.1f} %)"
+        print(f"{number:3}/{options.jobs} {job.name}: {said}", flush=True)
 
 
 def main() -> int:
@@ -322,6 +347,7 @@ def main() -> int:
     parser.add_argument("--reprobe", type=int, default=25, help="probe again after so many jobs (25)")
     parser.add_argument("--memory", action="store_true", help="compare memory, in short runs, and run under limits")
     parser.add_argument("--go-on", action="store_true", help="keep what an earlier call with this seed has measured")
+    parser.add_argument("--again", action="store_true", help="measure each step twice")
     parser.add_argument("--one-host", action="store_true", help="no jobs on two hosts")
     parser.add_argument("--no-limits", action="store_true", help="do not run under limits of memory")
     parser.add_argument("--quick", action="store_true", help="three jobs on one host, no limits")
@@ -329,6 +355,8 @@ def main() -> int:
     parser.add_argument("--tesserae", type=Path, default=newest_tesserae(), help="the program")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out")
     options = parser.parse_args()
+    if options.again and options.memory:
+        parser.error("--again is for times, not with --memory")
     if options.quick:
         options.jobs, options.one_host, options.no_limits = 3, True, True
     if options.tesserae is None:
