@@ -131,11 +131,10 @@ LOOP = textwrap.dedent("""\
 """)
 
 
-def loop(folder: Path, *options: str, ranks: int, at: int) -> Job:
+def loop(folder: Path, *options: str, ranks: int, at: int, sharded: bool = True) -> Job:
     script = folder / "script.py"
-    script.write_text(
-        LOOP.format(ranks=ranks, at=at).replace("[job.samples]", "[job.samples.start : job.samples.stop]")
-    )
+    text = LOOP.format(ranks=ranks, at=at).replace("[job.samples]", "[job.samples.start : job.samples.stop]")
+    script.write_text(text if sharded else text.replace("    fully_shard(model)\n", ""))
     return Job(folder, ["--nproc", str(ranks), *options], script)
 
 
@@ -159,3 +158,10 @@ def test_a_loop_of_two_replicas_ends(tmp_path: Path) -> None:
     job = loop(tmp_path, "--replacements", "1", ranks=2, at=6)
     assert job.status() != 0
     assert "Nothing says which are right. They agreed after step 4: begin again from what was" in job.text()
+
+
+def test_a_model_that_is_not_sharded_has_nothing_to_compare(tmp_path: Path) -> None:
+    job = loop(tmp_path, ranks=2, at=-1, sharded=False)
+    assert job.status() != 0
+    assert "check_replicas_every: there is no module in the model that tesserae has sharded" in job.text()
+    assert not job.losses(), "before the first step"

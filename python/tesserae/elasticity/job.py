@@ -101,12 +101,17 @@ class Job:
         anything is saved. Where a majority says which bytes are right the others' ranks raise ReplicasDiffer, which
         loses them: new processes get the bytes of the rest. Where nothing says so, all ranks raise it.
 
-        Raises what tsm.checkpoint.load and async_save raise, and ReplicasDiffer; that memory is full is a warning.
+        Raises what tsm.checkpoint.load and async_save raise, ReplicasDiffer, and InvalidArgument where replicas are to
+        be compared of a model that Tesserae has not sharded; that memory is full is a warning.
         """
         if memory_every is None:
             memory_every = 0 if shares_memory() else 1
-        first = self._load(model, optimizer, folder, others)
         roots = roots_of(model)
+        if check_replicas_every > 0 and not roots:
+            raise _C.InvalidArgument(
+                "[Job.steps] check_replicas_every: there is no module in the model that tesserae has sharded"
+            )
+        first = self._load(model, optimizer, folder, others)
         self.settled(first, _C.unit_degrees(unit_of(roots[0])) if roots else (1, 1, 1))
         if self.epoch > 0 and self.rank == 0:
             seconds = time.monotonic() - self.began
