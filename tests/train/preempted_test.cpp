@@ -52,15 +52,15 @@ class Preempted : public testing::Test {
 
 TEST_F(Preempted, TwentyFourTimesAndTheResultIsThatOfAnUndisturbedRun) {
   struct Request {
-    std::string told;  // as the summary begins
+    std::string told;  // as the summary begins; what the launcher is told it hands on, and any rank may hear it first
     std::function<void(Program&)> make;
   };
   const std::vector<Request> requests = {
-      {"SIGTERM (rank 0)", [](Program& launcher) { launcher.process().signal(SIGTERM); }},
+      {"SIGTERM (rank ", [](Program& launcher) { launcher.process().signal(SIGTERM); }},
       {"SIGUSR1 (rank 1)", [](Program& launcher) { signal_rank(launcher, 1, SIGUSR1); }},
       {"the file " + file_, [this](Program&) { os::files().write(file_, ""); }},
       {"the command `test -e " + notice_, [this](Program&) { os::files().write(notice_, ""); }},
-      {"SIGUSR1 (rank 0)", [](Program& launcher) { launcher.process().signal(SIGUSR1); }},
+      {"SIGUSR1 (rank ", [](Program& launcher) { launcher.process().signal(SIGUSR1); }},
       {"SIGTERM (rank 1)", [](Program& launcher) { signal_rank(launcher, 1, SIGTERM); }},
   };
   int64_t done = 0;
