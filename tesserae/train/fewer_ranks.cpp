@@ -44,7 +44,7 @@ void Run::go_on_with_fewer() {
   nlohmann::json told = text.empty() ? nullptr : nlohmann::json::parse(text);
   const int most = told.is_null() ? fabric_->size() : told.at("scaling").at("to").get<int>();
   const int ranks = ranks_for_those_left(most);
-  if (told.is_null() && !all.run.empty()) {
+  if (told.is_null() && all.begun) {
     folders_ = join_folders(*fabric_, config_, all.run, folders_);
     told = what_those_left_tell(all);
   }
@@ -75,12 +75,12 @@ nlohmann::json Run::what_those_left_tell(const Standing& all) {
     told["checkpoint"] = keep_what_is_left(all, told);
   } else {
     told = past();
-    told["strategy"] = nlohmann::json::parse(remembered("strategy"));
+    told["strategy"] = nlohmann::json::parse(remembered(strategy_key));
     told["checkpoint"] = "";
   }
   told["step"] = all.step;
   told["pending"] = all.pending;
-  if (told["checkpoint"].get<std::string>().empty()) require_saved("a lost rank");
+  if (told["checkpoint"].get<std::string>().empty()) require_saved("a lost rank", all);
   return told;
 }
 
@@ -111,8 +111,8 @@ std::string Run::keep_what_is_left(const Standing& all, const nlohmann::json& to
     if (leads()) log(LogLevel::warning, cat("what is left in memory is lost: ", failure.what()));
     return "";
   }
-  if (!leads()) return "kept";
   saved_ = all.step;
+  if (!leads()) return "kept";
   membership_.remember("saved", cat(saved_));
   std::string path;  // of the last of that step
   for (const checkpoint::Committed& committed : checkpoint::list_checkpoints(folders_->checkpoints)) {

@@ -92,11 +92,11 @@ void Run::meet() {
   end_broken_step();  // 2
   hear_of_experts();
   const Standing all = agree_on_standing();  // 3
-  if (all.run.empty()) {
+  if (!all.run.empty()) folders_ = join_folders(*fabric_, config_, all.run, folders_);
+  if (!all.begun) {
     start(resume_);
     return fabric_->forget_broken();
   }
-  folders_ = join_folders(*fabric_, config_, all.run, folders_);
   if (config_.sharding.automatic) links_ = cost::measure_links(*fabric_);
   if (const nlohmann::json told = scaling_at_hand(); !told.is_null()) {
     take_up(told, all, begin);
@@ -206,7 +206,8 @@ Run::Standing Run::agree_on_standing() {
   const int broken = comm::lowest_rank_with(*fabric_, !broken_off_.empty());
   if (broken >= 0) broken_off_ = comm::text_of(*fabric_, broken_off_, broken);
   all.pending = all.pending || all.save_broken || stopped_by_ != 0 || all.step == config_.train.steps;
-  all.run = remembered("run");
+  all.run = remembered(run_key);
+  all.begun = !remembered(strategy_key).empty();
   return all;
 }
 
@@ -238,8 +239,21 @@ void Run::hear(const nlohmann::json& told) {
   agreed_ = told.at("agreed");
 }
 
-std::string Run::remembered(const char* what) {
-  return comm::text_of(*fabric_, leads() ? membership_.remembered(what) : "", 0);
+/// What every rank of this run is to know; for those that come later the launcher knows it, too. On all ranks.
+void Run::remember(const std::string& what, const std::string& value) {
+  known_[what] = value;
+  if (leads()) membership_.remember(what, value);
+}
+
+/// Ranks that are left know better than the launcher: one that has just taken over may not have heard of it.
+/// Collective.
+std::string Run::remembered(const std::string& what) {
+  const auto own = known_.find(what);
+  const int knows = comm::lowest_rank_with(*fabric_, own != known_.end());
+  if (knows < 0) return comm::text_of(*fabric_, leads() ? membership_.remembered(what) : "", 0);
+  const std::string text = comm::text_of(*fabric_, own != known_.end() ? own->second : "", knows);
+  remember(what, text);
+  return text;
 }
 
 void Run::take_strategy(const nlohmann::json& told) {
@@ -302,7 +316,8 @@ bool Run::take_over(const Standing& all, const nlohmann::json& told) {
 
 // 7.
 
-void Run::require_saved(const std::string& lost) {
+void Run::require_saved(const std::string& lost, const Standing& all) {
+  if (all.reference >= 0 && all.step == 0) return;  // the beginning is as good
   if (config_.checkpoint.enabled() || newest_saved() > 0) return;
   throw StateLost("train", cat("of what ", lost, " held, no other rank has a copy, and nothing was saved: lower ",
                                "hybrid_shard_degree so that there are replicas, or set checkpoint.memory_every_steps ",
@@ -310,9 +325,9 @@ void Run::require_saved(const std::string& lost) {
 }
 
 std::string Run::go_back(const Standing& all) {
-  require_saved(comm::rank_list(all.new_ones));
+  require_saved(comm::rank_list(all.new_ones), all);
   whole_ = false;
-  const nlohmann::json begun = nlohmann::json::parse(remembered("strategy"));
+  const nlohmann::json begun = nlohmann::json::parse(remembered(strategy_key));
   if (!state_) {
     take_strategy(begun);
     make_state(TrainingState::Values::zeros);
@@ -340,12 +355,12 @@ std::string Run::go_back(const Standing& all) {
 
 /// The step of this run's last checkpoint, on all ranks; 0: it has none.
 int64_t Run::newest_saved() {
-  int64_t saved = 0;
+  int64_t saved = saved_;
   if (leads()) {
     const std::string text = membership_.remembered("saved");
-    saved = std::max<int64_t>(saved_, text.empty() ? 0 : std::stoll(text));
+    saved = std::max<int64_t>(saved, text.empty() ? 0 : std::stoll(text));
   }
-  return comm::counts_over_ranks(*fabric_, {saved})[0];
+  return comm::largest_over_ranks(*fabric_, {saved})[0];
 }
 
 /// A folder of checkpoints may hold those of other runs, which count only for one that was to continue them. This one

@@ -10,6 +10,9 @@
 
 namespace tesserae::train {
 
+// What all ranks of a run know, and those that come later from the launcher (Run::remember).
+inline constexpr const char *run_key = "run", *strategy_key = "strategy";  // its folder; how its state is sharded
+
 // What ranks tell a new one of how the state is sharded: degrees, lifetimes, tiers, and why these were chosen.
 nlohmann::json strategy_json(const mesh::Strategy& strategy, const offload::Tiers& tiers, const std::string& choice);
 mesh::Strategy strategy_from(const nlohmann::json& told, mesh::Strategy strategy);
@@ -19,7 +22,8 @@ struct Run::Standing {
   std::vector<bool> whole;  ///< by rank
   std::vector<int> new_ones;
   int reference = -1;        ///< the lowest whole rank of the latest step; -1: nobody has a state
-  std::string run;           ///< where the run writes; empty: it has not begun
+  std::string run;           ///< where the run writes; empty: nobody has chosen that yet
+  bool begun = false;        ///< all have had the state of its first step
   int64_t step = 0;          ///< of the reference
   bool pending = false;      ///< that step is not finished on all that count it, or something of it was undone
   bool save_broken = false;  ///< a save has been given up

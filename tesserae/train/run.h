@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -172,8 +173,9 @@ class Run {
   void hear(const nlohmann::json& told);
   void give_up_state();
   void take_strategy(const nlohmann::json& told);
-  void require_saved(const std::string& lost);
-  std::string remembered(const char* what);
+  void require_saved(const std::string& lost, const Standing& all);
+  void remember(const std::string& what, const std::string& value);
+  std::string remembered(const std::string& what);
   int64_t newest_saved();
 
   const config::Config& launched_;  // as a new process of this job has it
@@ -234,7 +236,8 @@ class Run {
   nlohmann::json differing_ = nlohmann::json::array();  // replicas that were
   int64_t agreed_ = 0;                                  // the last step after which replicas agreed
   int64_t rolled_back_from_ = 0;                        // before the next step
-  int64_t saved_ = 0;                                   // of checkpoints of this process; rank 0's
+  int64_t saved_ = 0;                                   // of checkpoints that this process knows to be committed
+  std::map<std::string, std::string> known_;            // what was remembered
 };
 
 }  // namespace tesserae::train

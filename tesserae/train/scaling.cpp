@@ -156,7 +156,7 @@ void Run::take_up(const nlohmann::json& told, Standing all, os::TimePoint begin)
   const Resume kept{.mode = Resume::Mode::path, .path = told.at("checkpoint").get<std::string>()};
   record_ = {};
   save_broken_ = false;
-  if (leads()) membership_.remember("strategy", told.at("strategy").dump());
+  remember(strategy_key, told.at("strategy").dump());
   if (kept.path.empty()) {  // of what lost ranks held there was no copy
     all.step = scaling.at("step");
     scaling["back"] = go_back(all);

@@ -22,11 +22,8 @@ void Run::start(const Resume& resume) {
     choose_degrees(setup_, config_, fabric_, *links_);
   }
   make_state(TrainingState::Values::initial);
-  folders_ = choose_folders(*fabric_, config_, resume);
-  if (leads()) {
-    membership_.remember("run", folders_->run.native());
-    membership_.remember("strategy", strategy_json(setup_.strategy, setup_.tiers, setup_.choice).dump());
-  }
+  if (!folders_) folders_ = choose_folders(*fabric_, config_, resume);  // else ranks were lost while it began
+  remember(run_key, folders_->run.native());
   make_services();
   origin_ = restore(*state_, resume, *folders_, checkpoints_->memory());
   checkpoints_->begin();
@@ -36,6 +33,7 @@ void Run::start(const Resume& resume) {
   tell_of_activations();
   warn_if_nothing_is_compared();
   whole_ = true;
+  remember(strategy_key, strategy_json(setup_.strategy, setup_.tiers, setup_.choice).dump());
 }
 
 void Run::make_state(TrainingState::Values values) {

@@ -7,7 +7,7 @@
 //  expert
 //     is another), and gets it from what the others have, through memory that all see (checkpoint/handover.h).
 //  3. All agree that they have it. Rank 0 leaves the degree in the launcher's store, for those who come in the place of
-//     lost ranks. All agree that it has.
+//     lost ranks. All agree that it has, and remember the degree themselves.
 //  4. Every rank gives up the first state.
 //
 // A rank that is lost before 3 is a loss as any other: those that are left have the first state still, and the degree
@@ -40,7 +40,6 @@
 namespace tesserae::train {
 namespace {
 
-// In the launcher's store.
 constexpr const char* degree_key = "expert_parallel_degree";
 
 mesh::Mesh mesh_with_experts(const mesh::Mesh& mesh, int degree) {
@@ -108,8 +107,8 @@ bool Run::share_out() {
   const nlohmann::json change = {{"step", state_->step}, {"from", before}, {"to", degree}, {"seconds", seconds}};
   sharings_.push_back(change);
   const auto asked = std::exchange(scaling_, std::nullopt);
+  remember(strategy_key, strategy.dump());
   if (leads()) {
-    membership_.remember("strategy", strategy.dump());
     const std::string text = cat("experts are shared out over ", degree, " ranks, before over ", before);
     output_->say(cat("step ", state_->step, ": ", text, ", in ", seconds, " s"));
     tell("dial", text);
@@ -138,9 +137,10 @@ void Run::hand_over(int degree, const nlohmann::json& strategy, const at::Tensor
   counted_ = state_->optimizer->steps_done();
   comm::lowest_rank_with(*fabric_, false);
   checkpoint::crash_point("handed-over", fabric_->rank());
-  if (leads()) membership_.remember(degree_key, cat(degree));
+  if (leads()) remember(degree_key, cat(degree));
   checkpoint::crash_point("degree-left", fabric_->rank());
   comm::lowest_rank_with(*fabric_, false);
+  remember(degree_key, cat(degree));
   before_change_.reset();
   make_services();
   if (checkpoints_->memory() != nullptr) checkpoints_->memory()->keep_newest();
@@ -153,10 +153,11 @@ bool Run::go_through_checkpoint(int degree, const nlohmann::json& strategy) {
   std::string kept;
   if (leads()) {
     kept = checkpoint::list_checkpoints(folders_->checkpoints).back().path.native();
-    membership_.remember(degree_key, cat(degree));
+    remember(degree_key, cat(degree));
     output_->clear_line();
   }
   kept = comm::text_of(*fabric_, kept, 0);
+  remember(degree_key, cat(degree));
   dial_server_ = dial_->hand_over();
   end_services("experts are shared out over other ranks");
   give_up_state();

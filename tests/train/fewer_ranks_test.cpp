@@ -293,16 +293,19 @@ TEST_F(FewerRanks, HostsThatAreToldDifferentThingsAreToldSo) {
 }
 
 /// The launcher that decides is gone with its ranks; the other host's takes over, and its ranks go on in their
-/// processes.
-TEST_F(FewerRanks, WhenTheFirstOfTwoHostsIsLost) {
-  const std::string shared = job_->folder() + "/shared", port = std::to_string(os::free_port());
+/// processes. Also where that launcher has heard nothing of the run, which has just begun.
+class FirstOfTwoHosts : public FewerRanks, public testing::WithParamInterface<const char*> {};
+
+TEST_P(FirstOfTwoHosts, IsLost) {
+  const bool has_heard = std::string_view(GetParam()) == "later";
+  const std::string shared = job_->path(cat("shared-", GetParam())), port = std::to_string(os::free_port());
   os::files().make_directories(shared);
   const std::vector<std::string> settings = {"hybrid_shard_degree=2", "train.steps=160"};
   const std::string alone = job_->reference(with(settings));
   std::vector<std::string> arguments = with({settings[0], settings[1], "recovery.shared=" + shared});
   arguments[1] = "2";
   const auto start = [&](const char* host) {
-    return job_->start("succeeded", arguments,
+    return job_->start(GetParam(), arguments,
                        {{"PET_NNODES", "2"},
                         {"PET_NODE_RANK", host},
                         {"MASTER_ADDR", "127.0.0.2"},
@@ -310,18 +313,30 @@ TEST_F(FewerRanks, WhenTheFirstOfTwoHostsIsLost) {
                         {"TESSERAE_LOG", "info"}});
   };
   Program first = start("0"), second = start("1");
+  std::vector<pid_t> held;
+  while (!has_heard && held.empty()) held = children_of(first.process().id());
+  if (!has_heard) ::kill(held.front(), SIGSTOP);  // a rank without which the run does not begin
   ASSERT_TRUE(second.wait_for("this host may take over")) << second.errors;
+  if (!has_heard) {
+    second.process().signal(SIGSTOP);
+    ::kill(held.front(), SIGCONT);
+  }
   ASSERT_TRUE(first.wait_for("step 8/")) << first.output << first.errors;
   const std::vector<pid_t> before = children_of(second.process().id());
   first.process().signal(SIGKILL);
+  ASSERT_TRUE(first.finish().has_value());
+  if (!has_heard) second.process().signal(SIGCONT);
   ASSERT_TRUE(second.wait_for("host 1 decides from now on, and 2 ranks are left")) << second.errors;
   ASSERT_TRUE(second.wait_for("4 -> 2 ranks")) << second.output << second.errors;
   EXPECT_EQ(children_of(second.process().id()), before);
   expect_end(second);
-  expect_same_losses("succeeded", alone);
-  expect_numbers("succeeded", {4, 2});
+  expect_same_losses(GetParam(), alone);
+  expect_numbers(GetParam(), {4, 2});
   EXPECT_THAT(os::files().list(shared), IsEmpty());
 }
+
+INSTANTIATE_TEST_SUITE_P(Lost, FirstOfTwoHosts, testing::Values("later", "unheard"),
+                         [](const auto& info) { return info.param == std::string("later") ? "Later" : "Unheard"; });
 
 TEST_F(FewerRanks, BelowTheLeastALossEndsTheJob) {
   Program program = job_->start("least", with({"hybrid_shard_degree=1", "recovery.min_ranks=3"}));

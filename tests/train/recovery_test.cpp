@@ -119,6 +119,28 @@ TEST_F(Recovery, ANewRankMayBeKilledAsWell) {
   expect_recoveries("again", 3, "the ranks that are left");
 }
 
+/// Its folder has an owner, and nobody may have a state yet.
+TEST_F(Recovery, WhileTheRunBegins) {
+  const std::vector<std::string> arguments = with({"hybrid_shard_degree=1"});
+  const std::string alone = job_->reference(arguments);
+  for (const int victim : {0, 1, 2, 3}) {
+    const std::string name = cat("begins-", victim);
+    Program program = job_->start(name, arguments);
+    const os::Deadline deadline(seconds(60));
+    while (!os::files().exists(job_->path(name) + "/owner.json") && !deadline.passed()) {
+      os::sleep_for(std::chrono::milliseconds(1));
+    }
+    const std::map<int, pid_t> ranks = ranks_of(program);
+    ASSERT_TRUE(ranks.contains(victim)) << program.output << program.errors;
+    ::kill(ranks.at(victim), SIGKILL);
+    const auto exit = program.finish(seconds(200));
+    EXPECT_TRUE(exit && exit->success()) << program.output << program.errors;
+    // One that was lost before all knew of the folder leaves it empty, but for its claim.
+    const std::string other = name + "-2";
+    job_->expect_same_history(os::files().exists(job_->path(other)) ? other : name, alone, steps);
+  }
+}
+
 TEST_F(Recovery, UnequalDegreesAndMixedPrecision) {
   disturbed("unequal",
             {R"(degrees={"parameters": 1, "gradients": 2, "optimizer": 2})", "precision=fp16", "optimizer.name=sgd",

@@ -178,10 +178,11 @@ class _Loop:
         """Where the ranks keep their state: of this job alone, whoever is left of it knows it from the launcher."""
         membership, store = self._membership, fabric.watched_store("elastic/") or dist.HashStore()
         if membership.rank == 0:
-            folder = membership.remembered("memory")
+            # A launcher that has just taken over may not have heard of it.
+            folder = self._memory or membership.remembered("memory")
             if not folder:
                 folder = tempfile.mkdtemp(prefix="tesserae-elastic-", dir=os.environ.get(SHARED, "/dev/shm"))
-                membership.remember("memory", folder)
+            membership.remember("memory", folder)
             store.set("memory", folder)
         return store.get("memory").decode()
 
