@@ -22,6 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from memory import children
 from recovery import MODELS, configuration, last_step, lines
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,11 +42,6 @@ def command(arguments: argparse.Namespace, job: Path, run: Path, layout: str, le
     return made + [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
-def alive(launcher: int) -> list[int]:
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return [int(child) for child in children]
-
-
 def disturb(job: subprocess.Popen, run: Path, arguments: argparse.Namespace, dice: random.Random) -> list[float]:
     """Returns the seconds from each kill to the end of the next step that was not done before."""
     waits = []
@@ -54,7 +50,7 @@ def disturb(job: subprocess.Popen, run: Path, arguments: argparse.Namespace, dic
     for _ in range(3):
         time.sleep(dice.uniform(0.05, arguments.pause))
         step, at = last_step(run), time.monotonic()
-        os.kill(dice.choice(alive(job.pid)), signal.SIGKILL)
+        os.kill(dice.choice(children(job.pid)), signal.SIGKILL)
         # The step at hand may be finished by those that are left: it is not the next one.
         while job.poll() is None and last_step(run) <= step + 1:
             time.sleep(0.01)

@@ -49,13 +49,17 @@ def shared(pid: int) -> tuple[int, int, int]:
     return (kib["Pss_File"] + kib["Pss_Shmem"]) * 1024, (kib["Rss"] - kib["Anonymous"]) * 1024, in_common * 1024
 
 
+def children(pid: int) -> list[int]:
+    """The processes that it has started and that have not been waited for; none once it has ended."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
 def family(pid: int) -> list[int]:
     """The process and all below it."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return [pid]
-    return [pid] + [below for child in children for below in family(int(child))]
+    return [pid] + [below for child in children(pid) for below in family(child)]
 
 
 class Memory:

@@ -27,6 +27,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from memory import children
+
 ROOT = Path(__file__).resolve().parent.parent
 LAYOUTS = "1,1,1 1,1,2 1,1,4 1,2,2 1,2,4 1,4,4 2,2,2 2,2,4 2,4,4 4,4,4".split()
 MODELS = {
@@ -95,11 +97,7 @@ def last_step(run: Path) -> int:
 def processes(launcher: int) -> dict[int, int]:
     """By rank, of the launcher's children that live."""
     found: dict[int, int] = {}
-    try:
-        children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    except FileNotFoundError:
-        return found  # it has ended
-    for child in children:
+    for child in children(launcher):
         try:
             name = Path(f"/proc/{child}/comm").read_text().strip()
             variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
@@ -109,7 +107,7 @@ def processes(launcher: int) -> dict[int, int]:
         # Ours has its rank in its name once it trains: a copy of the launcher has its environment.
         ranks = [name.partition(":")[2]] if ":" in name else [v[5:].decode() for v in variables if v[:5] == b"RANK="]
         if ranks and state != "Z":
-            found[int(ranks[0])] = int(child)
+            found[int(ranks[0])] = child
     return found
 
 

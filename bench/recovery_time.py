@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 
 from launch import environment
+from memory import children
 from recovery import lines, processes
 
 HERE = Path(__file__).resolve().parent
@@ -70,8 +71,7 @@ def process_of(job: int, rank: int, folder: Path) -> int | None:
     process = processes(job).get(rank)
     if process is None:
         return None
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return int(children[0]) if children else process
+    return next(iter(children(process)), process)
 
 
 def watch(command: list[str], steps: Path, seconds: float, every: float, seed: int, log: Path) -> dict:

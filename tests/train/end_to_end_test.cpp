@@ -165,11 +165,15 @@ TEST_F(EndToEnd, JoinsALauncherThatOnlySetsVariables) {
         {"RANK", rank},        {"WORLD_SIZE", "2"},          {"LOCAL_RANK", rank},    {"LOCAL_WORLD_SIZE", "2"},
         {"MASTER_PORT", port}, {"MASTER_ADDR", "127.0.0.1"}, {"OMP_NUM_THREADS", "1"}};
   };
-  Program other(command({}), environment("1")), leader(command({}), environment("0"));
+  const auto asking = command({"--set", "recovery.replacements=1", "--set", "recovery.max_restarts=2"});
+  Program other(asking, environment("1")), leader(asking, environment("0"));
   const auto exit = leader.finish(seconds(200));
   ASSERT_TRUE(exit && exit->success()) << leader.errors << other.errors;
+  EXPECT_THAT(leader.errors, HasSubstr("recovery.replacements, recovery.max_restarts: without effect here, since "
+                                       "another launcher has started the ranks"));
   EXPECT_TRUE(other.finish(seconds(60))->success()) << other.errors;
   EXPECT_EQ(other.output, "") << "only rank 0 writes";
+  EXPECT_THAT(other.errors, testing::Not(HasSubstr("without effect")));
   expect_trained(2, {{"N", 2}, {"P", 2}, {"G", 2}, {"O", 2}});
 }
 
