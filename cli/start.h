@@ -11,7 +11,7 @@ namespace tesserae::cli {
 /// What this process is to the job: one of its ranks, or what starts the ranks of this host.
 struct Start {
   bool is_rank = true;   ///< this process is one: train
-  bool alone = false;    ///< the only one of a job that it begins itself; its launcher, if told that it is no rank
+  bool alone = false;    ///< the job's only rank, which nobody started: is_rank may be taken back to launch it
   int ranks = 1;         ///< of the job
   launch::LocalJob job;  ///< if not: ranks and hosts of what it starts; the command is the caller's
   std::string by;        ///< the launcher or platform that says so, as mesh/ names it; "single": none

@@ -19,7 +19,8 @@
 //  7. On several hosts the launcher may be lost itself. Where that of another host may take over (succession.cpp) ranks
 //     that do not reach theirs look for its claim, and wait for the first epoch of the new one: of those left, as in 3.
 //     They are known by a name of each process, since not all need have been in the same epoch. What they had told the
-//     old one the new one knows, up to a beat ago: what matters they tell it again.
+//     old one the new one knows, up to a beat ago: who tells what must not be lost remembers it, too
+//     (train/recovery.cpp).
 
 #include "tesserae/comm/membership.h"
 

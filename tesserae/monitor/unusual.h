@@ -27,7 +27,7 @@ class Recent {
   std::deque<double> values_;
 };
 
-/// Of several, by how much one of their values is off its own median, or less, in that share of all.
+/// By how much values of several are off their own medians: what that share of all values does not exceed.
 double deviation(std::span<const Recent> all, double share);
 /// 1.4826 times the median of that, which is the standard deviation of what is normally distributed.
 double variation(std::span<const Recent> all);

@@ -56,6 +56,7 @@ double activations_of_rank(const JobSetup& setup, const config::Config& config) 
 
 void choose_degrees(JobSetup& setup, const config::Config& config, const std::shared_ptr<comm::Fabric>& fabric,
                     const cost::Links& links) {
+  setup.tiers = config.offload.tiers;  // not those of a choice before, which a new rank knows nothing of
   const cost::PlaceMemory place = cost::fullest_place(*fabric);
   comm::MeshFabric mesh(fabric, setup.mesh);
   double total = place.total, free = place.free;

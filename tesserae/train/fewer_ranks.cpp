@@ -44,8 +44,10 @@ void Run::go_on_with_fewer() {
   nlohmann::json told = text.empty() ? nullptr : nlohmann::json::parse(text);
   const int most = told.is_null() ? fabric_->size() : told.at("scaling").at("to").get<int>();
   const int ranks = ranks_for_those_left(most);
-  if (told.is_null() && all.begun) {
-    folders_ = join_folders(*fabric_, config_, all.run, folders_);
+  // A launcher that has taken over may know of one that is over.
+  const bool later = all.reference >= 0 && (told.is_null() || all.step > told.at("scaling").at("step").get<int64_t>());
+  if (all.begun && (told.is_null() || later)) {
+    folders_ = join_folders(*fabric_, config_, resume_, all.run, folders_);
     told = what_those_left_tell(all);
   }
   if (!told.is_null()) {

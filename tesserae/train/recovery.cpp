@@ -11,7 +11,8 @@
 //  6. Those that are left make their groups again, while new ones build their models; new ones get their part from a
 //     replica that has the same.
 //  7. If some part has no replica left, or nobody has a state: all go back to the newest snapshot in memory, or
-//     checkpoint, or to the beginning if there is none yet. Without checkpoints the job ends.
+//     checkpoint, or to the beginning if there is none yet. Without checkpoints the job ends, unless no step was done.
+//     A run that had not begun (not all had a state yet) begins, in its folder if any rank that is left knows it.
 //  8. The run goes on: what the last step still lacks (evaluation, its line, its checkpoint) is done, by all.
 //
 // Another loss at any point begins at 1 again. A state counts as whole from the end of 6 or 7 on, and for a rank that
@@ -92,7 +93,7 @@ void Run::meet() {
   end_broken_step();  // 2
   hear_of_experts();
   const Standing all = agree_on_standing();  // 3
-  if (!all.run.empty()) folders_ = join_folders(*fabric_, config_, all.run, folders_);
+  if (!all.run.empty()) folders_ = join_folders(*fabric_, config_, resume_, all.run, folders_);
   if (!all.begun) {
     start(resume_);
     return fabric_->forget_broken();
@@ -160,7 +161,7 @@ void Run::give_up_state() {
 // 3.
 
 Run::Standing Run::agree_on_standing() {
-  enum Word : size_t { has, step, pending, stopped, save, parameters, gradients, optimizer, tiers, words };
+  enum Word : size_t { has, step, origin, pending, stopped, save, parameters, gradients, optimizer, tiers, words };
   const auto ranks = static_cast<size_t>(fabric_->size());
   std::vector<int64_t> table(ranks * words, 0);
   int64_t* const own = table.data() + static_cast<size_t>(fabric_->rank()) * words;
@@ -170,6 +171,7 @@ Run::Standing Run::agree_on_standing() {
     const auto& [degrees, on] = state_->setting();
     own[has] = 1;
     own[step] = state_->step;
+    own[origin] = origin_ ? origin_->step : 0;
     own[pending] = pending_ ? 1 : 0;
     own[parameters] = degrees.parameters;
     own[gradients] = degrees.gradients;
@@ -185,6 +187,7 @@ Run::Standing Run::agree_on_standing() {
     if (of(rank, has) == 0 || (all.reference >= 0 && of(rank, step) <= all.step)) continue;
     all.reference = static_cast<int>(rank);
     all.step = of(rank, step);
+    all.origin = of(rank, origin);
   }
   const auto first = static_cast<size_t>(all.reference);
   for (size_t rank = 0; rank < ranks; ++rank) {
@@ -245,8 +248,7 @@ void Run::remember(const std::string& what, const std::string& value) {
   if (leads()) membership_.remember(what, value);
 }
 
-/// Ranks that are left know better than the launcher: one that has just taken over may not have heard of it.
-/// Collective.
+/// Ranks that are left are asked first: a launcher that has just taken over may not have heard of it. Collective.
 std::string Run::remembered(const std::string& what) {
   const auto own = known_.find(what);
   const int knows = comm::lowest_rank_with(*fabric_, own != known_.end());
@@ -271,9 +273,13 @@ nlohmann::json Run::hear_of_reference(const Standing& all) {
 
 /// Returns from what.
 std::string Run::go_on(const Standing& all) {
-  if (all.reference < 0) return go_back(all);
+  const auto go_back_if_saved = [&] {
+    require_saved(comm::rank_list(all.new_ones), all);
+    return go_back(all);
+  };
+  if (all.reference < 0) return go_back_if_saved();
   const nlohmann::json told = hear_of_reference(all);
-  if (!take_over(all, told)) return go_back(all);
+  if (!take_over(all, told)) return go_back_if_saved();
   make_services();
   if (checkpoints_->memory() != nullptr) checkpoints_->memory()->keep_newest();
   checkpoints_->begin(last_save_);
@@ -317,7 +323,7 @@ bool Run::take_over(const Standing& all, const nlohmann::json& told) {
 // 7.
 
 void Run::require_saved(const std::string& lost, const Standing& all) {
-  if (all.reference >= 0 && all.step == 0) return;  // the beginning is as good
+  if (all.reference >= 0 && all.step == all.origin) return;  // the beginning is as good
   if (config_.checkpoint.enabled() || newest_saved() > 0) return;
   throw StateLost("train", cat("of what ", lost, " held, no other rank has a copy, and nothing was saved: lower ",
                                "hybrid_shard_degree so that there are replicas, or set checkpoint.memory_every_steps ",
@@ -325,7 +331,6 @@ void Run::require_saved(const std::string& lost, const Standing& all) {
 }
 
 std::string Run::go_back(const Standing& all) {
-  require_saved(comm::rank_list(all.new_ones), all);
   whole_ = false;
   const nlohmann::json begun = nlohmann::json::parse(remembered(strategy_key));
   if (!state_) {

@@ -23,8 +23,9 @@ struct Run::Standing {
   std::vector<int> new_ones;
   int reference = -1;        ///< the lowest whole rank of the latest step; -1: nobody has a state
   std::string run;           ///< where the run writes; empty: nobody has chosen that yet
-  bool begun = false;        ///< all have had the state of its first step
+  bool begun = false;        ///< all have had the state with which it begins
   int64_t step = 0;          ///< of the reference
+  int64_t origin = 0;        ///< with which its state began
   bool pending = false;      ///< that step is not finished on all that count it, or something of it was undone
   bool save_broken = false;  ///< a save has been given up
 };

@@ -125,15 +125,16 @@ RunFolders choose_folders(comm::Fabric& fabric, const config::Config& config, co
   return folders;
 }
 
-RunFolders join_folders(comm::Fabric& fabric, const config::Config& config, const os::Path& run,
+RunFolders join_folders(comm::Fabric& fabric, const config::Config& config, const Resume& resume, const os::Path& run,
                         const std::optional<RunFolders>& own) {
   RunFolders folders;
   const auto join = [&] {
     RunFolders joined = own.value_or(RunFolders{});
     joined.run = run;
     joined.checkpoints = checkpoints_of(config, run);
-    joined.continues = true;
+    joined.continues = resume.mode == Resume::Mode::automatic || os::files().exists(run / metrics_name);
     joined.history = run / metrics_name;
+    if (!joined.continues && resume.mode == Resume::Mode::path) joined.history = metrics_beside(resume.path);
     return joined;
   };
   share_folders(fabric, config, join, folders);

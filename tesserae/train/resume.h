@@ -52,9 +52,10 @@ struct RunFolders {
 /// folders, and has touched nothing in it then; IoError if a folder cannot be made.
 RunFolders choose_folders(comm::Fabric& fabric, const config::Config& config, const Resume& resume);
 
-/// The folders of a run that goes on in `run` after ranks were lost; `own`, what this rank knew of them, is kept where
-/// it has claims. A new rank 0 claims them: the process that had is gone. Collective; throws as choose_folders() does.
-RunFolders join_folders(comm::Fabric& fabric, const config::Config& config, const os::Path& run,
+/// The folders of a run that goes on in `run` after ranks were lost, or begins there, as `resume` says; `own`, what
+/// this rank knew of them, is kept where it has claims. A new rank 0 claims them: the process that had is gone.
+/// Collective; throws as choose_folders() does.
+RunFolders join_folders(comm::Fabric& fabric, const config::Config& config, const Resume& resume, const os::Path& run,
                         const std::optional<RunFolders>& own);
 
 }  // namespace tesserae::train

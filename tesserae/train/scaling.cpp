@@ -52,6 +52,7 @@ bool Run::keep_for_change() {
   checkpoints_->settle();
   try {
     checkpoints_->keep();
+    saved_ = state_->step;
     return true;
   } catch (const checkpoint::SaveFailed& failure) {
     dial_->refuse(*std::exchange(scaling_, std::nullopt), failure.what());

@@ -3,6 +3,8 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
+#include "tesserae/checkpoint/crash_point.h"
+#include "tesserae/comm/agree.h"
 #include "tesserae/cost/transformer.h"
 #include "tesserae/os/seconds.h"
 #include "tesserae/preemption/agree.h"
@@ -24,6 +26,7 @@ void Run::start(const Resume& resume) {
   make_state(TrainingState::Values::initial);
   if (!folders_) folders_ = choose_folders(*fabric_, config_, resume);  // else ranks were lost while it began
   remember(run_key, folders_->run.native());
+  checkpoint::crash_point("run-begins", fabric_->rank());
   make_services();
   origin_ = restore(*state_, resume, *folders_, checkpoints_->memory());
   checkpoints_->begin();
@@ -33,7 +36,9 @@ void Run::start(const Resume& resume) {
   tell_of_activations();
   warn_if_nothing_is_compared();
   whole_ = true;
+  comm::lowest_rank_with(*fabric_, false);  // all have it
   remember(strategy_key, strategy_json(setup_.strategy, setup_.tiers, setup_.choice).dump());
+  checkpoint::crash_point("run-begun", fabric_->rank());
 }
 
 void Run::make_state(TrainingState::Values values) {

@@ -11,8 +11,8 @@
 //  4. Every rank gives up the first state.
 //
 // A rank that is lost before 3 is a loss as any other: those that are left have the first state still, and the degree
-// stays. From then on whoever meets finds the degree in the store, and all that are left have the second state
-// (hear_of_experts).
+// stays. From then on whoever meets hears of the degree, from a rank that remembers it or from the store, and all that
+// are left have the second state (hear_of_experts).
 //
 // Where ranks are on several hosts or have their state on a device or a disk, or there is no memory for two states, 2
 // to 4 go through a checkpoint: it is saved (where that fails, the run goes on as it was), rank 0 leaves the degree in
@@ -124,6 +124,7 @@ bool Run::share_out() {
 
 void Run::hand_over(int degree, const nlohmann::json& strategy, const at::Tensor& window) {
   if (leads()) output_->clear_line();
+  known_.erase(degree_key);  // who has not heard of the new one asks those who have
   dial_server_ = dial_->hand_over();
   end_services("experts are shared out over other ranks");
   loads_.reset();
@@ -150,6 +151,7 @@ void Run::hand_over(int degree, const nlohmann::json& strategy, const at::Tensor
 /// False: it could not be saved.
 bool Run::go_through_checkpoint(int degree, const nlohmann::json& strategy) {
   if (!keep_for_change()) return false;
+  known_.erase(degree_key);
   std::string kept;
   if (leads()) {
     kept = checkpoint::list_checkpoints(folders_->checkpoints).back().path.native();

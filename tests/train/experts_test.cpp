@@ -248,6 +248,21 @@ struct Death {
   int degree;     // afterwards
 };
 
+/// Rank 0 has left the second degree in the launcher's store, and nobody else has heard of it: the first one, which
+/// all remember, does not count any more.
+TEST_F(LiveExperts, ARankIsKilledInTheSecondOfTwoChanges) {
+  Program program =
+      job_.start("second", with({"expert_parallel_degree=2", "recovery.replacements=1", "hybrid_shard_degree=1"}),
+                 {{"TESSERAE_CRASH_AT", "degree-left@0#2"}});
+  ASSERT_TRUE(program.wait_for("step 10/")) << program.output << program.errors;
+  EXPECT_EQ(dial("second", {"--expert", "4"}).first, 0);
+  EXPECT_EQ(dial("second", {"--expert", "1"}).first, 1);
+  ASSERT_TRUE(program.wait_for("a new process has the place of rank 0: on from step ")) << program.errors;
+  stop("second", program);
+  EXPECT_EQ(job_.summary("second")["expert_parallel_degree"], 1);
+  EXPECT_EQ(program.output.find("steps back"), std::string::npos) << program.output;
+}
+
 class KilledWhileSharingOut : public LiveExperts, public testing::WithParamInterface<Death> {};
 
 TEST_P(KilledWhileSharingOut, TheJobGoesOn) {

@@ -314,8 +314,12 @@ TEST_P(FirstOfTwoHosts, IsLost) {
   };
   Program first = start("0"), second = start("1");
   std::vector<pid_t> held;
-  while (!has_heard && held.empty()) held = children_of(first.process().id());
-  if (!has_heard) ::kill(held.front(), SIGSTOP);  // a rank without which the run does not begin
+  if (!has_heard) {
+    const os::Deadline deadline(seconds(60));
+    while (held.empty() && !deadline.passed()) held = children_of(first.process().id());
+    ASSERT_FALSE(held.empty()) << first.errors;
+    ::kill(held.front(), SIGSTOP);  // a rank without which the run does not begin
+  }
   ASSERT_TRUE(second.wait_for("this host may take over")) << second.errors;
   if (!has_heard) {
     second.process().signal(SIGSTOP);
@@ -337,6 +341,18 @@ TEST_P(FirstOfTwoHosts, IsLost) {
 
 INSTANTIATE_TEST_SUITE_P(Lost, FirstOfTwoHosts, testing::Values("later", "unheard"),
                          [](const auto& info) { return info.param == std::string("later") ? "Later" : "Unheard"; });
+
+/// Before it has done a step there is nothing to lose, although no rank has a copy of what another one holds.
+TEST_F(FewerRanks, WhileTheRunBegins) {
+  const std::string alone = job_->reference(with({"hybrid_shard_degree=4"}));
+  for (const std::string at : {"run-begins", "run-begun"}) {
+    Program program = job_->start(at, with({"hybrid_shard_degree=4"}), {{"TESSERAE_CRASH_AT", at + "@3"}});
+    expect_end(program);
+    expect_same_losses(at, alone);
+    EXPECT_EQ(job_->summary(at)["world_size"], 3);
+    EXPECT_EQ(job_->summary(at)["scalings"].size(), at == "run-begun" ? 1u : 0u) << "of a run that had begun";
+  }
+}
 
 TEST_F(FewerRanks, BelowTheLeastALossEndsTheJob) {
   Program program = job_->start("least", with({"hybrid_shard_degree=1", "recovery.min_ranks=3"}));

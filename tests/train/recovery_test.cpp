@@ -328,12 +328,15 @@ TEST_F(Recovery, WhereRanksCannotGoOnAllBeginAgain) {
 
 TEST_F(Recovery, AJobOfOneRankBeginsAgain) {
   std::vector<std::string> arguments =
-      with({"hybrid_shard_degree=1", "recovery.replacements=0", "recovery.max_restarts=1", "checkpoint.every_steps=5"});
+      with({"hybrid_shard_degree=1", "recovery.replacements=0", "recovery.max_restarts=1", "checkpoint.every_steps=5",
+            "model.dimension=128", "train.batch_per_rank=4"});  // steps that take long enough to be killed in
   arguments[1] = "1";
   const std::string alone = job_->reference(arguments);
   Program program = job_->start("one-begins-again", arguments);
   ASSERT_TRUE(program.wait_for("saved step 10 ")) << program.output << program.errors;
-  ::kill(ranks_of(program).at(0), SIGKILL);
+  const std::map<int, pid_t> ranks = ranks_of(program);
+  ASSERT_TRUE(ranks.contains(0)) << program.output << program.errors;
+  ::kill(ranks.at(0), SIGKILL);
   const auto exit = program.finish(seconds(200));
   ASSERT_TRUE(exit && exit->success()) << program.output << program.errors;
   EXPECT_THAT(program.errors, HasSubstr("all ranks begin again in 1 s (1 of 1)"));
