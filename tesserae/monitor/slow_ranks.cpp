@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t many_faults = 10;  // once a job has begun there are none
 // A machine that takes a processor away in every fifth step may do so in the next two.
-constexpr double usually_held = 0.8;
+constexpr double share_of_usual = 0.8;
 
 /// Of each value: by how much it is beyond the median of the others.
 std::vector<double> beyond_others(const std::vector<double>& values) {
@@ -42,6 +42,11 @@ double held_of(const StepTimes& times) {
     off += times.off_processor[static_cast<size_t>(stage)];
   }
   return std::max(off, sum_of(times.stopped));
+}
+
+/// What is judged by itself, since it varies less than computing does: in SlowRanks::parts_, in this order.
+std::array<double, SlowRanks::part_count> parts_of(const StepTimes& times) {
+  return {held_of(times), times.seconds[static_cast<size_t>(Stage::data)]};
 }
 
 // Who waits for a disk has no processor either, so that comes last.
@@ -85,23 +90,30 @@ std::vector<SlowRanks::Change> SlowRanks::add(const std::vector<StepTimes>& rank
   const int64_t step = ranks.front().step;
   beyond_.resize(ranks.size());
   ranks_.resize(ranks.size());
-  held_.resize(ranks.size());
   std::vector<PerStage> work;
-  std::vector<double> sums, holds;
+  std::vector<double> sums;
+  std::array<std::vector<double>, part_count> all_parts;
   for (const StepTimes& times : ranks) {
     work.push_back(work_of(times));
     sums.push_back(sum_of(work.back()));
-    holds.push_back(held_of(times));
+    const auto parts = parts_of(times);
+    for (size_t part = 0; part < part_count; ++part) all_parts[part].push_back(parts[part]);
   }
   const double step_seconds = longest_of(ranks);
-  const std::vector<double> all_beyond = beyond_others(sums), all_held = beyond_others(holds);
+  const std::vector<double> all_beyond = beyond_others(sums);
+  for (size_t part = 0; part < part_count; ++part) {
+    all_parts[part] = beyond_others(all_parts[part]);
+    parts_[part].resize(ranks.size());
+  }
   if (step_seconds_.enough()) {
-    Episode::Usual usual{.step_seconds = std::min(step_seconds, step_seconds_.median()),
-                         .variation = variation(beyond_),
-                         .accounted_variation = deviation(held_, usually_held)};
+    std::array<Episode::Part, part_count> parts;
+    for (size_t part = 0; part < part_count; ++part) parts[part].variation = deviation(parts_[part], share_of_usual);
+    const Episode::Usual usual{.step_seconds = std::min(step_seconds, step_seconds_.median()),
+                               .variation = variation(beyond_),
+                               .parts = parts};
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       auto& [episode, is] = ranks_[rank];
-      usual.accounted = all_held[rank];
+      for (size_t part = 0; part < part_count; ++part) parts[part].beyond = all_parts[part][rank];
       const Episode::Turn turn = episode.add(step, all_beyond[rank], usual);
       if (episode.suspected()) {
         const size_t worst = worst_stage(work, rank);
@@ -119,7 +131,7 @@ std::vector<SlowRanks::Change> SlowRanks::add(const std::vector<StepTimes>& rank
   step_seconds_.add(step_seconds);
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     beyond_[rank].add(all_beyond[rank]);
-    held_[rank].add(all_held[rank]);
+    for (size_t part = 0; part < part_count; ++part) parts_[part][rank].add(all_parts[part][rank]);
   }
   return changes;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -27,8 +28,8 @@ struct SlowRank {
 /// are sums over stages since a step has a point where all ranks meet, its last reduction.)
 ///
 /// From when on that makes a rank slow, Episode says; what varies is the median of all ranks' deviations. For how long
-/// a rank could not run (stopped, without a processor) is judged beside that, by what such times vary: where steps vary
-/// much, those may not. The first steps of a job teach it, and name nobody.
+/// a rank could not run (stopped, without a processor) and for how long it read data is judged beside that, each by
+/// what such times vary: where steps vary much, those may not. The first steps of a job teach it, and name nobody.
 class SlowRanks {
  public:
   struct Change {
@@ -36,6 +37,8 @@ class SlowRanks {
     int64_t step;
     SlowRank rank;
   };
+
+  static constexpr size_t part_count = 2;  ///< of a rank's work that are judged by themselves
 
   /// The times of one step, by rank; steps ascend. What has changed by it.
   std::vector<Change> add(const std::vector<StepTimes>& ranks);
@@ -52,8 +55,8 @@ class SlowRanks {
   };
 
   std::vector<Rank> ranks_;
-  std::vector<Recent> beyond_;  // by rank: work beyond that of the others
-  std::vector<Recent> held_;    // by rank: for how long it could not run, beyond that of the others
+  std::vector<Recent> beyond_;                         // by rank: work beyond that of the others
+  std::array<std::vector<Recent>, part_count> parts_;  // by rank: of it what is judged by itself, beyond the others'
   Recent step_seconds_;
   int64_t seen_ = 0;
 };

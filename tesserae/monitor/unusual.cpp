@@ -10,7 +10,7 @@ namespace {
 constexpr double least_seconds = 0.01;  // a scheduler's tick is nobody's fault
 constexpr double least_variations = 4;
 constexpr double share_at_once = 0.5, variations_at_once = 8;
-constexpr double accounted_at_once = 0.3;  // of a step: what is accounted for is no noise of a clock
+constexpr double part_at_once = 0.3;  // of a step: what it is known to have gone to is no noise of a clock
 constexpr double worse = 4;
 constexpr int64_t steps_until_slow = 2, steps_until_over = 3;
 
@@ -45,12 +45,13 @@ double variation(std::span<const Recent> all) {
 }
 
 Episode::Turn Episode::add(int64_t step, double beyond, const Usual& usual) {
-  const auto exceeds = [&](double share, double accounted_share, double times) {
+  const auto exceeds = [&](double share, double share_of_part, double times) {
     const auto is_more = [&](double value, double of_step, double variation) {
       return value > std::max({least_seconds, of_step * usual.step_seconds, times * variation});
     };
-    return is_more(beyond, share, usual.variation) ||
-           is_more(std::min(beyond, usual.accounted), accounted_share, usual.accounted_variation);
+    return is_more(beyond, share, usual.variation) || std::ranges::any_of(usual.parts, [&](const Part& part) {
+             return is_more(std::min(beyond, part.beyond), share_of_part, part.variation);
+           });
   };
   if (!exceeds(usual.least_share, usual.least_share, least_variations)) {
     suspected_ = 0;
@@ -60,7 +61,7 @@ Episode::Turn Episode::add(int64_t step, double beyond, const Usual& usual) {
   if (since_ == 0) since_ = step;
   quiet_ = 0;
   ++suspected_;
-  const bool at_once = exceeds(share_at_once, accounted_at_once, variations_at_once);
+  const bool at_once = exceeds(share_at_once, part_at_once, variations_at_once);
   const bool tell = slow() ? at_once && beyond >= worse * told_ : at_once || suspected_ >= steps_until_slow;
   if (!tell) return Turn::none;
   told_ = beyond;

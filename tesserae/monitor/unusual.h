@@ -36,16 +36,20 @@ double variation(std::span<const Recent> all);
 /// step.
 ///
 /// It is slow if that is more than 10 ms, `least_share` of a step and four times its variation: in two steps in a row,
-/// or in one by half a step and eight times its variation. So it is if the part of it that is accounted for is, with a
-/// variation of its own, for which 0.3 of a step are enough in one. It no longer is when it was not for three steps;
-/// meanwhile it is told of again if it becomes four times as slow.
+/// or in one by half a step and eight times its variation. So it is if a part of it is, with a variation of its own,
+/// for which 0.3 of a step are enough in one. It no longer is when it was not for three steps; meanwhile it is told of
+/// again if it becomes four times as slow.
 class Episode {
  public:
+  /// Of a value: what of it is known to have gone somewhere.
+  struct Part {
+    double beyond = 0, variation = 0;
+  };
   struct Usual {
     double step_seconds = 0;
     double variation = 0;
     double least_share = 0.1;
-    double accounted = 0, accounted_variation = 0;  ///< the part of a value of which it is known where it has gone
+    std::span<const Part> parts = {};
   };
   enum class Turn { none, slow, over };
 
