@@ -1,6 +1,11 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "python/bindings/bindings.h"
 #include "python/bindings/unit.h"
@@ -56,24 +61,34 @@ void bind_optim(py::module_& module) {
           py::arg("description"));
   module.def(
       "clip_gradients",
-      [](Unit& unit, double max_norm, double norm_type) {
+      [](Unit& unit, double max_norm, double norm_type, const std::vector<at::Tensor>& whole) {
         const at::NoGradGuard no_grad;
         auto& engine = unit.engine();
         engine.take_gradients();
         const auto target = optim::target_of(engine);
-        const double norm = optim::global_norm(*target, norm_type);
+        double norm = optim::global_norm(*target, norm_type);
+        const bool most = std::isinf(norm_type);
+        for (const at::Tensor& gradient : whole) {
+          const double other = at::linalg_vector_norm(gradient, norm_type).item<double>();
+          norm = most ? std::max(norm, other)
+                      : std::pow(std::pow(norm, norm_type) + std::pow(other, norm_type), 1 / norm_type);
+        }
+        if (most) norm = target->max_over_chunks(norm);  // as torch: of those, too
         // As torch.nn.utils.clip_grad_norm_ has it: a norm that is not finite makes the gradients so.
         const double coefficient = max_norm / (norm + 1e-6);
         if (!(coefficient >= 1.0)) {
           for (auto& shard : engine.shards()) {
             if (shard.grad.defined()) shard.grad.mul_(coefficient);
           }
+          for (const at::Tensor& gradient : whole) gradient.mul_(coefficient);
         }
         engine.show_gradients();
         return norm;
       },
-      py::arg("unit"), py::arg("max_norm"), py::arg("norm_type"), py::call_guard<py::gil_scoped_release>(),
-      "Collective: scales the gradients of the unit's engine to this norm at most; returns the norm that they had.");
+      py::arg("unit"), py::arg("max_norm"), py::arg("norm_type"), py::arg("whole"),
+      py::call_guard<py::gil_scoped_release>(),
+      "Collective: scales the gradients of the unit's engine, and `whole` of each rank, to this norm at most together; "
+      "returns the norm that they had.");
 }
 
 }  // namespace tesserae::bindings

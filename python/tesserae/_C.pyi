@@ -1488,9 +1488,10 @@ def clip_gradients(
     unit: Unit,
     max_norm: typing.SupportsFloat | typing.SupportsIndex,
     norm_type: typing.SupportsFloat | typing.SupportsIndex,
+    whole: collections.abc.Sequence[torch.Tensor],
 ) -> float:
     """
-    Collective: scales the gradients of the unit's engine to this norm at most; returns the norm that they had.
+    Collective: scales the gradients of the unit's engine, and `whole` of each rank, to this norm at most together; returns the norm that they had.
     """
 
 def column_linear(

@@ -1,5 +1,8 @@
 #include "tesserae/shard/flat_buffer.h"
 
+#include <ATen/ops/empty.h>
+#include <c10/core/StorageImpl.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -39,6 +42,22 @@ void take_local(const Slot& slot, const at::Tensor& local, const at::Tensor& mas
   if (local.numel() > 0) offload::copy(master.narrow(0, 0, local.numel()), slot.flattened(local));
 }
 
+// `master`, which has the values of `local` already, in the storage of that: others may show it (state dicts that were
+// made before), and follow what happens to it.
+at::Tensor in_storage_of(const at::Tensor& local, const at::Tensor& master) {
+  if (offload::is_paged(master) || local.numel() == 0 || local.device() != master.device() ||
+      local.scalar_type() != master.scalar_type() || !local.is_contiguous() || local.storage_offset() != 0 ||
+      local.nbytes() != local.storage().nbytes() || master.storage_offset() != 0) {
+    return master;
+  }
+  c10::StorageImpl* const made = master.storage().unsafeGetStorageImpl();
+  c10::StorageImpl* const kept = local.storage().unsafeGetStorageImpl();
+  const size_t bytes = made->nbytes();
+  kept->set_data_ptr_noswap(made->set_data_ptr(c10::DataPtr(nullptr, master.device())));
+  kept->set_nbytes(bytes);
+  return at::empty({0}, master.options()).set_(local.storage(), 0, master.sizes(), master.strides());
+}
+
 }  // namespace
 
 FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), tensors_(spec.parameters) {
@@ -48,10 +67,13 @@ FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), t
   flat_ = std::make_unique<Flat>(unit.name(), spec.slots, dtypes, spec.trainable, sharding.layout,
                                  sharding.fabric->rank(), spec.cut_by);
   // Padding must be finite: it travels with the rest.
-  const at::Tensor master = new_local(context, *flat_, dtypes.master, master_tier(sharding.options.tiers, *flat_));
-  if (!offload::is_paged(master)) at::Tensor(master).zero_();
+  at::Tensor master = new_local(context, *flat_, dtypes.master, master_tier(sharding.options.tiers, *flat_));
+  if (!offload::is_paged(master)) master.zero_();
+  for (const at::Tensor& local : spec.local) {
+    take_local(flat_->slots().front(), local, master);
+    if (spec.local.size() == 1) master = in_storage_of(local, master);
+  }
   const at::Tensor piece = piece_for(context, *flat_, master);
-  for (const at::Tensor& local : spec.local) take_local(flat_->slots().front(), local, master);
   for (size_t i = spec.local.size(); i < tensors_.size(); ++i) {
     const Slot& slot = flat_->slots()[i];
     const bool in_piece = piece.defined() && !flat_->master_is_piece();

@@ -324,6 +324,14 @@ void FlatGradient::give_back() {
   if (context_.pool().elastic() && !offload::is_paged(grad_)) grad_ = at::Tensor();
 }
 
+void FlatGradient::part_with() {
+  if (!offload::is_paged(grad_)) grad_ = at::Tensor();
+}
+
+bool FlatGradient::is_shared_beyond(size_t views) const {
+  return grad_.defined() && !offload::is_paged(grad_) && grad_.storage().use_count() > 1 + views;
+}
+
 void FlatGradient::zero() {
   discard();
   shard_.grad = at::Tensor();

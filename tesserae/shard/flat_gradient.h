@@ -63,6 +63,9 @@ class FlatGradient {
   /// discard(), and Shard::grad becomes undefined; its memory is kept for the next backward, or until give_back().
   void zero();
   void give_back();  ///< after zero(): drops the memory of Shard::grad, if the pool is elastic
+  void part_with();  ///< after zero(): leaves the memory of Shard::grad to who else has it
+  /// Whether anybody has the memory of Shard::grad besides Shard::grad itself and so many views of it.
+  bool is_shared_beyond(size_t views) const;
   /// Makes `grad` ([chunk], master dtype) the memory of Shard::grad.
   void set_memory(at::Tensor grad) { grad_ = std::move(grad); }
 

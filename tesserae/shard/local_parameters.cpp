@@ -95,6 +95,7 @@ bool LocalParameters::any_gradient() const {
 void LocalParameters::take_gradients(Shard& shard) {
   if (!any_gradient()) {
     shard.grad = at::Tensor();
+    let_go_of_kept();
     return;
   }
   const at::NoGradGuard no_grad;
@@ -109,6 +110,17 @@ void LocalParameters::take_gradients(Shard& shard) {
       mine.copy_(elements_in(theirs));
     }
   }
+}
+
+/// A `.grad` that the user has put aside stays as it is: the next backward gets other memory.
+void LocalParameters::let_go_of_kept() {
+  if (gradients_ == nullptr || !shown_.defined()) return;
+  const auto views = static_cast<size_t>(std::ranges::count_if(views_, &at::Tensor::defined));
+  const bool kept = std::ranges::any_of(views_, [](const at::Tensor& view) { return view.use_count() > 1; });
+  if (!kept && !gradients_->is_shared_beyond(views)) return;
+  gradients_->part_with();
+  shown_ = at::Tensor();
+  views_.clear();
 }
 
 void LocalParameters::show_gradients(const Shard& shard) {

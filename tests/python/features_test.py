@@ -97,6 +97,26 @@ def test_sharded_grad_scaler() -> None:
     run_ranks(same_as_fsdp1, 2, scaled)
 
 
+def clips_what_is_ignored(norm_type: float) -> list[float]:
+    """Parameters that FSDP leaves alone count in the norm, once, and are clipped with the others."""
+    model = make_model()
+    model = FSDP(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        use_orig_params=True,
+        ignored_modules=[model[2]],
+        device_id=torch.device("cpu"),
+    )
+    (100 * loss_of(model, 0)).backward()
+    norm = model.clip_grad_norm_(0.5, norm_type)
+    return [norm.item(), *(p.grad.norm(norm_type).item() for p in model.module[2].parameters())]
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 3.0, float("inf")])
+def test_clipping_with_ignored_modules(norm_type: float) -> None:
+    run_ranks(same_as_fsdp1, 2, functools.partial(clips_what_is_ignored, norm_type))
+
+
 def compiled(whole: bool) -> list[float]:
     torch._dynamo.reset()
     model = make_model()

@@ -101,7 +101,7 @@ def unshards_between(rank: int, world_size: int, config: dict[str, Any]) -> None
             seen.losses.append(loss.item())
         return seen
 
-    both(run, config)
+    both(run)
 
 
 @pytest.mark.parametrize(
@@ -328,3 +328,90 @@ def fails_in_a_hook(rank: int, world_size: int) -> None:
 
 def test_an_error_in_a_hook_ends_the_backward() -> None:
     run_ranks(fails_in_a_hook, 2)
+
+
+def keeps_a_state_dict(rank: int, world_size: int) -> None:
+    def run() -> Seen:
+        model = shard_all(make_model())
+        cached = model.state_dict()  # as torchtitan does: what is saved is what this shows then
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        seen = run_steps(model, optimizer, lambda step: model(batch(step)).square().mean())
+        for name, tensor in cached.items():
+            seen.add(f"cached {name}", tensor)
+        with torch.no_grad():
+            for tensor in cached.values():
+                tensor.to_local().fill_(0.25)
+        seen.losses.append(model(batch(3)).sum().item())
+        return seen
+
+    both(run)
+
+
+def test_a_state_dict_from_before_the_first_step_shows_what_is_trained() -> None:
+    run_ranks(keeps_a_state_dict, 3)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.middle, self.last = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
+
+
+def ties_afterwards(rank: int, world_size: int, units: tuple[str, ...]) -> None:
+    def run() -> Seen:
+        model = Tied()
+        for name in units:
+            fully_shard(getattr(model, name))
+        fully_shard(model)
+        model.last.weight = model.first.weight  # as transformers do once they have sharded a model
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        return run_steps(model, optimizer, lambda step: model(batch(step)).square().mean())
+
+    both(run)
+
+
+@pytest.mark.parametrize("units", [("middle",), ("first", "middle"), ("middle", "last"), ("first", "last")])
+def test_weights_that_are_tied_after_fully_shard(units: tuple[str, ...]) -> None:
+    run_ranks(ties_afterwards, 2, units)
+
+
+def ties_too_late(rank: int, world_size: int) -> None:
+    with ours():
+        model = Tied()
+        fully_shard(model.first)
+        fully_shard(model)
+        model(batch(0)).sum().backward()
+        model.last.weight = model.first.weight
+        with pytest.raises(tsm.InvalidArgument, match="was tied to that of Linear.weight after the first step"):
+            model(batch(1))
+
+
+def test_weights_that_are_tied_after_the_first_step_are_an_error() -> None:
+    run_ranks(ties_too_late, 2)
+
+
+def keeps_gradients(rank: int, world_size: int) -> None:
+    def run() -> Seen:
+        model = shard_all(make_model())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen = Seen()
+        kept: list[tuple[str, Tensor]] = []
+        for step in range(3):
+            loss = model(batch(step)).square().mean()
+            kept += [(f"step {step} {name}", p.grad) for name, p in model.named_parameters() if p.grad is not None]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        for name, gradient in kept:
+            seen.add(name, gradient)
+        return seen
+
+    both(run)
+
+
+def test_gradients_that_a_script_keeps_stay_as_they_are() -> None:
+    run_ranks(keeps_gradients, 2)

@@ -106,9 +106,11 @@ class FullyShardedDataParallel(OptimStateDicts, StateDicts):
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float | int, norm_type: float | int = 2.0) -> torch.Tensor:
         """Scales gradients to this norm at most, over all parameters and ranks; returns the norm that they had, a
-        scalar in the dtype of the gradients. Collective."""
+        scalar in the dtype of the gradients. Each rank counts its own of ignored parameters, too, as
+        torch does. Collective."""
         require_root(self, "clip_grad_norm_")
-        norm = _C.clip_gradients(self._unit, float(max_norm), float(norm_type))
+        others = [p.grad for p in self.parameters() if p.grad is not None and not hasattr(p, "_tesserae_managed")]
+        norm = _C.clip_gradients(self._unit, float(max_norm), float(norm_type), others)
         gradients = [p.grad.dtype for p in self.parameters() if p.grad is not None]
         dtype = gradients[0] if gradients else torch.float32
         for other in gradients[1:]:

@@ -22,7 +22,7 @@ from tesserae.fully_shard import parameters as faces
 from tesserae.fully_shard.places import Places
 from tesserae.fully_shard.state import State, states_below
 from tesserae.job import activations
-from tesserae.torch_compat.fsdp2 import placed_as
+from tesserae.torch_compat.fsdp2 import before_state_dicts, placed_as
 from tesserae.torch_compat.parameters import hooks_after_accumulation
 
 
@@ -31,9 +31,11 @@ def prepare(state: State) -> None:
     """Called before a step of a root, and for any state without a unit. Collective at the first call of a model."""
     if state.root is None:
         _build(state.outermost)
-    if state.root is state:
-        for each in state.below:
-            _take_over(each)
+    if state.root is not state:
+        return
+    replaced = [each for each in state.below if _take_over(each)]
+    if replaced:
+        _require_tied_before(state.below)
 
 
 def _build(root: State) -> None:
@@ -55,6 +57,7 @@ def _build(root: State) -> None:
     for state in paths:
         for managed in state.parameters:
             faces.find_replaced(managed)
+    _join_tied(root, list(paths))
     _require_values(root, paths)
     # 2.
     for state in paths:
@@ -78,6 +81,40 @@ def _build(root: State) -> None:
             "optimizer over %d (tsm.status(model) says more)",
             *(len(paths), type(root.modules[0]).__name__, p, g, o),
         )
+
+
+def _join_tied(root: State, states: list[State]) -> None:
+    """Weights that were tied after fully_shard are one parameter: of the state that had both, or of the root."""
+    found: dict[torch.nn.Parameter, list[tuple[State, faces.Managed]]] = {}
+    for state in states:
+        for managed in state.parameters:
+            found.setdefault(managed.parameter, []).append((state, managed))
+    for (first, managed), *others in found.values():
+        for state, other in others:
+            managed.entries += [entry for entry in other.entries if entry not in managed.entries]
+            state.parameters[:] = [each for each in state.parameters if each is not other]
+        if any(state is not first for state, _ in others) and first is not root:
+            if first.places.mesh != root.places.mesh:
+                raise _C.InvalidArgument(
+                    f"[fully_shard] parameter {managed.name} was tied to that of another module after fully_shard, and "
+                    "the module around both is sharded over other ranks; tie them before"
+                )
+            first.parameters[:] = [each for each in first.parameters if each is not managed]
+            root.parameters.append(managed)
+            before_state_dicts({module for module, _ in managed.entries}, root.show_shards)
+
+
+def _require_tied_before(states: list[State]) -> None:
+    seen: dict[torch.nn.Parameter, str] = {}
+    for state in states:
+        for managed in state.parameters:
+            name = managed.name
+            if managed.parameter in seen:
+                raise _C.InvalidArgument(
+                    f"[fully_shard] parameter {name} was tied to that of {seen[managed.parameter]} after the "
+                    "first step; tie them before it"
+                )
+            seen[managed.parameter] = name
 
 
 def _make_unit(state: State) -> None:
@@ -119,8 +156,8 @@ def _show(state: State) -> None:
     unit.set_entries(faces.entries_of(state.parameters), while_gathered=True)
 
 
-def _take_over(state: State) -> None:
-    """4."""
+def _take_over(state: State) -> bool:
+    """4. True: there were some."""
     replaced = False
     for managed in state.parameters:
         before = managed.parameter
@@ -140,6 +177,7 @@ def _take_over(state: State) -> None:
         state.hooked = hooked
         # The unit must not keep the state alive: what C++ holds no collector sees.
         state.prepared().set_after_backward(functools.partial(_run_hooks, weakref.ref(state)) if hooked else None)
+    return replaced
 
 
 def _run_hooks(of: weakref.ref[State]) -> None:
