@@ -137,9 +137,12 @@ std::string keys_as_markdown() {
          "key, for "
          "example\n`--set train.steps=50`. VALUE is read as JSON, and as text where it is no JSON. Every key has a "
          "default "
-         "except `data.path`.\nA key that is not listed here is an error. Paths are relative to the current folder.\n\n"
-         "The keys before the first section are those of the SageMaker model parallelism library v2, with its "
-         "defaults.\n\n"
+         "except `data.path`,\nand the three of `degrees` if that section is given. A key that is not listed here is "
+         "an error. Paths are relative to the current folder.\n\n"
+         "Except `context_parallel_method`, `memory_limit` and `$comment`, the keys before the first section are those "
+         "of the\n"
+         "SageMaker model parallelism library v2, with its defaults (`activation_loading_horizon`: see [from "
+         "SMP v2](from-smp.md#the-keys)). A script takes\n[some of these keys](python.md#configuration).\n\n"
          "| key | type | default | meaning |\n|---|---|---|---|\n";
   for (const Key& key : config_keys()) {
     if (key.section) {
