@@ -69,7 +69,9 @@ void bind_optim(py::module_& module) {
         double norm = optim::global_norm(*target, norm_type);
         const bool most = std::isinf(norm_type);
         for (const at::Tensor& gradient : whole) {
-          const double other = at::linalg_vector_norm(gradient, norm_type).item<double>();
+          const auto precise = c10::promoteTypes(gradient.scalar_type(), at::kFloat);  // as torch: not that of bf16
+          const double other =
+              at::linalg_vector_norm(gradient, norm_type, std::nullopt, /*keepdim=*/false, precise).item<double>();
           norm = most ? std::max(norm, other)
                       : std::pow(std::pow(norm, norm_type) + std::pow(other, norm_type), 1 / norm_type);
         }

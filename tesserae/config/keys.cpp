@@ -130,20 +130,22 @@ std::string keys_as_text(int width, const std::string& under) {
 
 std::string keys_as_markdown() {
   std::ostringstream out;
-  out << "# Configuration\n\n"
-         "<!-- Made from tesserae/config/schema.json by `tesserae config --markdown`: change that file, not this one. "
-         "-->\n\n"
-         "`tesserae train CONFIG.json` reads one JSON file (`//` comments are allowed); `--set KEY=VALUE` changes one "
-         "key, for "
-         "example\n`--set train.steps=50`. VALUE is read as JSON, and as text where it is no JSON. Every key has a "
-         "default "
-         "except `data.path`,\nand the three of `degrees` if that section is given. A key that is not listed here is "
-         "an error. Paths are relative to the current folder.\n\n"
-         "Except `context_parallel_method`, `memory_limit` and `$comment`, the keys before the first section are those "
-         "of the\n"
-         "SageMaker model parallelism library v2, with its defaults (`activation_loading_horizon`: see [from "
-         "SMP v2](from-smp.md#the-keys)). A script takes\n[some of these keys](python.md#configuration).\n\n"
-         "| key | type | default | meaning |\n|---|---|---|---|\n";
+  out << R"(# Configuration
+
+<!-- Made from tesserae/config/schema.json by `tesserae config --markdown`: change that file, not this one. -->
+
+`tesserae train CONFIG.json` reads one JSON file (`//` comments are allowed); `--set KEY=VALUE` changes one key, for
+example `--set train.steps=50`. VALUE is parsed as JSON; what is not valid JSON is taken as text. Every key has a default,
+except `data.path`, and the three keys of `degrees` where that section is given. A key that is not listed here is an
+error. Paths are relative to the current folder.
+
+Except `context_parallel_method`, `memory_limit` and `$comment`, the keys before the first section are those of the
+SageMaker model parallelism library v2, with its defaults (`activation_loading_horizon`: see
+[from SMP v2](from-smp.md#the-keys)). A script takes [some of these keys](python.md#configuration).
+
+| key | type | default | meaning |
+|---|---|---|---|
+)";
   for (const Key& key : config_keys()) {
     if (key.section) {
       out << "\n## " << key.path << "\n\n" << key.description << "\n";

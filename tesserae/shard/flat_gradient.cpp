@@ -321,7 +321,7 @@ void FlatGradient::discard() {
 }
 
 void FlatGradient::give_back() {
-  if (context_.pool().elastic() && !offload::is_paged(grad_)) grad_ = at::Tensor();
+  if (context_.pool().elastic()) part_with();
 }
 
 void FlatGradient::part_with() {

@@ -44,9 +44,9 @@ void Run::go_on_with_fewer() {
   nlohmann::json told = text.empty() ? nullptr : nlohmann::json::parse(text);
   const int most = told.is_null() ? fabric_->size() : told.at("scaling").at("to").get<int>();
   const int ranks = ranks_for_those_left(most);
-  // A launcher that has taken over may know of one that is over.
-  const bool later = all.reference >= 0 && (told.is_null() || all.step > told.at("scaling").at("step").get<int64_t>());
-  if (all.begun && (told.is_null() || later)) {
+  // A launcher that has taken over may know of one that is over: those left are beyond its step.
+  const bool over = !told.is_null() && all.reference >= 0 && all.step > told.at("scaling").at("step").get<int64_t>();
+  if (all.begun && (told.is_null() || over)) {
     folders_ = join_folders(*fabric_, config_, resume_, all.run, folders_);
     told = what_those_left_tell(all);
   }

@@ -273,13 +273,10 @@ nlohmann::json Run::hear_of_reference(const Standing& all) {
 
 /// Returns from what.
 std::string Run::go_on(const Standing& all) {
-  const auto go_back_if_saved = [&] {
+  if (all.reference < 0 || !take_over(all, hear_of_reference(all))) {
     require_saved(comm::rank_list(all.new_ones), all);
     return go_back(all);
-  };
-  if (all.reference < 0) return go_back_if_saved();
-  const nlohmann::json told = hear_of_reference(all);
-  if (!take_over(all, told)) return go_back_if_saved();
+  }
   make_services();
   if (checkpoints_->memory() != nullptr) checkpoints_->memory()->keep_newest();
   checkpoints_->begin(last_save_);

@@ -138,10 +138,10 @@ void Run::hand_over(int degree, const nlohmann::json& strategy, const at::Tensor
   counted_ = state_->optimizer->steps_done();
   comm::lowest_rank_with(*fabric_, false);
   checkpoint::crash_point("handed-over", fabric_->rank());
-  if (leads()) remember(degree_key, cat(degree));
+  if (leads()) membership_.remember(degree_key, cat(degree));
   checkpoint::crash_point("degree-left", fabric_->rank());
   comm::lowest_rank_with(*fabric_, false);
-  remember(degree_key, cat(degree));
+  known_[degree_key] = cat(degree);
   before_change_.reset();
   make_services();
   if (checkpoints_->memory() != nullptr) checkpoints_->memory()->keep_newest();
@@ -155,11 +155,11 @@ bool Run::go_through_checkpoint(int degree, const nlohmann::json& strategy) {
   std::string kept;
   if (leads()) {
     kept = checkpoint::list_checkpoints(folders_->checkpoints).back().path.native();
-    remember(degree_key, cat(degree));
+    membership_.remember(degree_key, cat(degree));
     output_->clear_line();
   }
   kept = comm::text_of(*fabric_, kept, 0);
-  remember(degree_key, cat(degree));
+  known_[degree_key] = cat(degree);
   dial_server_ = dial_->hand_over();
   end_services("experts are shared out over other ranks");
   give_up_state();

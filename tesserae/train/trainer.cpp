@@ -27,8 +27,9 @@ void warn_of_another_launcher(const config::Config& config, const comm::Membersh
   }
   if (keys.empty()) return;
   log(LogLevel::warning,
-      cat(keys, ": without effect here, since another launcher has started the ranks: the loss of ",
-          "one ends the job; `tesserae train --nproc`, once on each host, starts ranks that ", "survive it"));
+      keys +
+          ": without effect here, since another launcher has started the ranks: the loss of one ends the job; "
+          "`tesserae train --nproc`, once on each host, starts ranks that survive it");
 }
 
 }  // namespace

@@ -117,6 +117,36 @@ def test_clipping_with_ignored_modules(norm_type: float) -> None:
     run_ranks(same_as_fsdp1, 2, functools.partial(clips_what_is_ignored, norm_type))
 
 
+class InBf16(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(WIDTH, 4, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.bfloat16()).float()
+
+
+def norm_with_bf16() -> list[float]:
+    """The norm of an ignored module's gradients is not rounded to their dtype."""
+    model = make_model()
+    model[2] = InBf16()
+    with torch.no_grad():
+        for parameter in model[2].parameters():
+            parameter.fill_(0.01)
+    model = FSDP(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        use_orig_params=True,
+        ignored_modules=[model[2]],
+        device_id=torch.device("cpu"),
+    )
+    (100 * loss_of(model, 0)).backward()
+    return [model.clip_grad_norm_(1e6).item()]
+
+
+def test_clipping_with_an_ignored_module_in_bf16() -> None:
+    run_ranks(same_as_fsdp1, 2, norm_with_bf16)
+
+
 def compiled(whole: bool) -> list[float]:
     torch._dynamo.reset()
     model = make_model()

@@ -101,7 +101,7 @@ def unshards_between(rank: int, world_size: int, config: dict[str, Any]) -> None
             seen.losses.append(loss.item())
         return seen
 
-    both(run)
+    both(run, config)
 
 
 @pytest.mark.parametrize(
