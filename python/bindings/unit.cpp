@@ -90,7 +90,6 @@ Unit::Unit(std::shared_ptr<comm::Fabric> fabric, shard::Options options, const s
       }
     }
     flats_.push_back(std::move(order));
-    has_frozen_ = has_frozen_ || !flat.trainable;
   }
   std::vector<shard::UnitSpec> specs{std::move(spec)};
   engine_ = std::make_shared<shard::Engine>(std::move(specs), std::move(fabric), std::move(options));
@@ -143,7 +142,8 @@ void Unit::adopt(Unit& inner, const std::string& name) {
   engine().adopt(*theirs, name);
 }
 
-void Unit::enter() {
+void Unit::enter(const py::handle& input) {
+  for_each_tensor(input, [this](const at::Tensor& tensor) { sharded().on_input(tensor); });
   {
     const py::gil_scoped_release release;
     sharded().before_forward();
@@ -284,10 +284,6 @@ void Unit::add_gradient(int number, const at::Tensor& gradient) {
   }
 }
 
-void Unit::watch_inputs(const py::handle& input) {
-  for_each_tensor(input, [this](const at::Tensor& tensor) { sharded().on_input(tensor); });
-}
-
 void bind_unit(py::module_& module) {
   using shard::Options;
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
@@ -338,7 +334,6 @@ void bind_unit(py::module_& module) {
            "each parameter, which then has only a shape, the rows that this rank holds. `dims`: of which dimension.")
       .def_property_readonly("flats", &Unit::flats,
                              "For each flat buffer, which of the constructor's parameters are in it, by slot.")
-      .def_property_readonly("has_frozen", &Unit::has_frozen)
       .def_property_readonly("strategy", [](const Unit& unit) { return unit.sharded().sharding().options.strategy; })
       .def_property_readonly("name", [](const Unit& unit) { return unit.sharded().name(); })
       .def_property_readonly("is_root", [](const Unit& unit) { return &unit.sharded() == &unit.engine().root(); })
@@ -399,6 +394,9 @@ void bind_unit(py::module_& module) {
           "set_reduces_gradients", [](Unit& unit, bool reduces) { unit.sharded().set_reduces_gradients(reduces); },
           py::arg("reduces"), "False: gradients stay on the rank, whole.")
       .def(
+          "set_keeps_pieces", [](Unit& unit, bool keeps) { unit.sharded().set_keeps_pieces(keeps); }, py::arg("keeps"),
+          "True: gradients that stay on the rank do so as its shards; else whole.")
+      .def(
           "set_reduces_unused", [](Unit& unit, bool reduces) { unit.sharded().set_reduces_unused(reduces); },
           py::arg("reduces"), "True: parameters without a gradient on this rank count as zeros.")
       .def(
@@ -408,14 +406,13 @@ void bind_unit(py::module_& module) {
           "set_master_dtype", [](Unit& unit, at::ScalarType dtype) { unit.sharded().set_master_dtype(dtype); },
           py::arg("dtype"), "Masters, gradients and optimizer state are in that dtype from the first step on.")
       .def("require_between_steps", &Unit::require_between_steps, py::arg("function"))
-      .def("enter", &Unit::enter)
+      .def("enter", &Unit::enter, py::arg("inputs"))
       .def("enter_again", &Unit::enter_again)
       .def("cancel", &Unit::cancel)
       .def("finish", &Unit::finish, py::arg("output"))
       .def("watch_outputs", &Unit::watch_outputs, py::arg("outputs"))
       .def("add_gradient", &Unit::add_gradient, py::arg("number"), py::arg("gradient"), without_gil,
            "In a backward: a gradient of the parameter of that number, which autograd has left elsewhere.")
-      .def("watch_inputs", &Unit::watch_inputs, py::arg("inputs"))
       .def(
           "set_boundary", [](Unit& unit, bool boundary) { unit.engine().set_boundary(boundary); }, py::arg("boundary"))
       .def("boundary", [](const Unit& unit) { return unit.engine().boundary(); })

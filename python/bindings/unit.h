@@ -84,8 +84,9 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   void show_shards();
   /// A forward or backward that did not come to its end is forgotten: entries show shards.
   void forget_step();
-  /// The beginning of a forward: parameters are there, entries swapped. finish() or cancel() follows.
-  void enter();
+  /// The beginning of a forward of `input` (as finish's output, and watched for the end of the unit's backward):
+  /// parameters are there, entries swapped. finish() or cancel() follows.
+  void enter(const py::handle& input);
   /// The end of a forward that returned `output`: finds its tensors (in tuples, lists, dictionaries and dataclasses).
   void finish(const py::handle& output);
   /// A forward that is recomputed in a backward: entries show parameters until that ends.
@@ -94,12 +95,9 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   void cancel();
   /// Watches where the backward of the unit begins: part of finish().
   void watch_outputs(const py::handle& output);
-  /// Watches where the backward of the unit ends; needed if it has frozen parameters. `input`: as finish's output.
-  void watch_inputs(const py::handle& input);
   /// A gradient of the constructor's parameter of that number which autograd does not find by itself: part of a
   /// backward.
   void add_gradient(int number, const at::Tensor& gradient);
-  bool has_frozen() const { return has_frozen_; }
 
  private:
   void leave();
@@ -115,7 +113,6 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   int depth_ = 0;           // of the unit's forward within itself
   bool backward_ = false;   // the unit has begun its backward
   bool computing_ = false;  // entries show compute parameters
-  bool has_frozen_ = false;
   bool while_gathered_ = false;
 };
 

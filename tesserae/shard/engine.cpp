@@ -4,18 +4,19 @@
 //     limit_all_gathers. The root's call begins the step.
 //  2. after_forward(unit): free, if the lifetime says so and the schedule does not need the unit next.
 //  3. before_backward(unit), from a hook on the unit's outputs: gather again and look ahead in backward order. The
-//     first one asks autograd to call step 5 when the backward ends.
+//     first one asks autograd to call step 6 when the backward ends.
 //  4. on_gradient(): a parameter's gradient is final for this backward (hook on its AccumulateGrad node; the tensor's
 //     own post-accumulate slot belongs to the user). It moves into the unit's buffer, unless it was computed there
 //     (gradient_destination); the last one of a flat buffer frees its parameters, if the lifetime says so, the last
 //     one of the unit starts its reduction (at a boundary, or with two_hop).
-//  5. end_backward(): reduce what is left, in unit order, the same on all ranks; wait for all reductions; free
-//     what the lifetimes say.
+//  5. after_input_gradient(unit), from a hook on the unit's inputs: its backward is over, and parameters that have had
+//     no gradient get none. Frozen ones are freed; once this was the unit's last call, all are, and what gradients
+//     there are start their reduction: where other ranks, which had them all, have started theirs.
+//  6. end_backward(): reduce what is left (units whose inputs have no gradient), in unit order, the same on all ranks;
+//     wait for all reductions; free what the lifetimes say.
 //
 // [Note: completion] A unit may complete zero, one or several times in a backward; each completion reduces and adds.
 // A forward that happens during a backward (recomputation) only gathers: its after_forward may never come.
-//
-// Frozen parameters have no gradients and are freed when the gradient of the unit's inputs is there, or in step 5.
 
 #include "tesserae/shard/engine.h"
 
@@ -232,10 +233,6 @@ bool Engine::frees_after_backward(const ShardedUnit& unit) const {
          unit.phase() != ShardedUnit::Phase::forward;
 }
 
-void Engine::after_input_gradient(ShardedUnit& unit) {
-  if (frees_after_backward(unit)) unit.free_frozen(keeps_freed_memory());
-}
-
 // 4. Gradients.
 
 void Engine::on_gradient(FlatBuffer& buffer, int slot, const at::Tensor& gradient) {
@@ -272,7 +269,7 @@ at::Tensor Engine::gradient_destination(FlatBuffer& buffer, int slot) {
 }
 
 bool Engine::reduces_now(const ShardedUnit& unit) const {
-  return is_boundary(unit) || root().sharding().options.accumulation == Accumulation::two_hop;
+  return is_boundary(unit) || unit.keeps_pieces();
 }
 
 void Engine::reduce(ShardedUnit& unit, bool boundary) {
@@ -296,7 +293,17 @@ void Engine::wait_for_reductions(int most) {
   }
 }
 
-// 5. The end of a backward.
+// 5. The end of a unit's backward.
+
+void Engine::after_input_gradient(ShardedUnit& unit) {
+  const bool last = unit.end_call();
+  const bool boundary = is_boundary(unit);
+  if (last && reduces_now(unit) && !unit.reduces_unused() && unit.has_gradients(boundary)) reduce(unit, boundary);
+  if (!frees_after_backward(unit)) return;
+  last ? free(unit) : unit.free_frozen(keeps_freed_memory());
+}
+
+// 6. The end of a backward.
 
 void Engine::end_backward() {
   for (const auto& unit : units_) {

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/lifetime.h"
@@ -24,7 +25,6 @@ ShardedUnit::ShardedUnit(Engine& engine, int index, const UnitSpec& spec, UnitCo
       frees_after_backward_(frees(sharding().options, &mesh::Strategy::free_after_backward)) {
   for (const auto& flat : spec.flats) {
     buffers_.push_back(std::make_unique<FlatBuffer>(*this, flat));
-    has_frozen_ = has_frozen_ || !flat.trainable;
   }
   handle_->set_unit(this);
 }
@@ -62,7 +62,9 @@ at::Tensor ShardedUnit::on_input(const at::Tensor& input) {
   if (precision.cast_inputs && precision.parameters && input.defined() && input.is_floating_point()) {
     watched = input.to(*precision.parameters);
   }
-  if (has_frozen_ && watched.defined() && watched.requires_grad() && !watched.is_leaf()) {
+  // A forward that is recomputed is watched since the first time, unless that kept no graph.
+  const bool seen = forwards_ > 0 && autograd::in_backward();
+  if (watched.defined() && watched.requires_grad() && !watched.is_leaf() && !seen) {
     watched.register_hook([alive = std::weak_ptr<ShardedUnit*>(alive_)](const at::TensorBase&) {
       if (const auto unit = alive.lock()) (*unit)->engine().after_input_gradient(**unit);
     });
@@ -267,9 +269,15 @@ void ShardedUnit::enter_backward() {
   if (depth_ == 0) phase_ = Phase::backward;  // else a forward is around this backward, and goes on
 }
 
+// An input that another call or unit also has may come late and count once more: what is freed too early for that is
+// gathered again.
+bool ShardedUnit::end_call() {
+  return ++ended_ >= forwards_;
+}
+
 void ShardedUnit::leave_backward() {
   phase_ = depth_ > 0 ? Phase::forward : Phase::idle;
-  forwards_ = 0;
+  forwards_ = ended_ = 0;
   gathered_early_ = false;
 }
 
@@ -280,7 +288,7 @@ void ShardedUnit::reset() {
 
 void ShardedUnit::cut_short() {
   reset();
-  forwards_ = 0;
+  forwards_ = ended_ = 0;
 }
 
 }  // namespace tesserae::shard

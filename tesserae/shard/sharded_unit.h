@@ -96,6 +96,7 @@ class ShardedUnit {
   void enter_forward();
   void leave_forward();
   void enter_backward();
+  bool end_call();  ///< the backward of one of its forwards is over; true for the last of them
   void leave_backward();
   void reset();      ///< no forward of it is going on any more
   void cut_short();  ///< nor will a backward follow the forwards of before
@@ -122,6 +123,10 @@ class ShardedUnit {
   /// on all ranks.
   bool reduces_gradients() const { return reduces_gradients_; }
   void set_reduces_gradients(bool reduces) { reduces_gradients_ = reduces; }
+  /// Gradients that stay on the rank do so as pieces over G, as with Accumulation::two_hop; else whole. Between steps,
+  /// and the same on all ranks. Not beside an observer that reduces.
+  bool keeps_pieces() const { return keeps_pieces_ || sharding().options.accumulation == Accumulation::two_hop; }
+  void set_keeps_pieces(bool keeps) { keeps_pieces_ = keeps; }
   /// True: every backward at a boundary reduces all of the unit's trainable parameters, those without a gradient on
   /// this rank as zeros, so that ranks may use different ones; at the end of the backward, since that is the only
   /// moment that all have in common. Between steps, and the same on all ranks.
@@ -177,13 +182,14 @@ class ShardedUnit {
   Phase phase_ = Phase::idle;
   int depth_ = 0;  // of the forward within itself
   int forwards_ = 0;
-  bool has_frozen_ = false;
+  int ended_ = 0;  // of their backwards
   int rest_ranks_ = 0;
   // Of that many, or of what they come to; null: parameters rest as masters do.
   std::shared_ptr<comm::Group> rest_group_;
   bool frees_after_forward_;
   bool frees_after_backward_;
   bool reduces_gradients_ = true;
+  bool keeps_pieces_ = false;
   bool reduces_unused_ = false;
   bool accumulating_ = false;
   bool gathered_early_ = false;

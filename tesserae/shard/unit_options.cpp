@@ -104,10 +104,12 @@ void ShardedUnit::attach(std::shared_ptr<StepObserver> observer) {
                                                        to_string(sharding().layout.degrees()),
                                                        ": all three degrees must be 1 or ", sharding().layout.ranks()));
     }
-    if (sharding().options.accumulation == Accumulation::two_hop) {
-      throw InvalidArgument("ShardedUnit::attach",
-                            cat("a hook in place of the reduction of unit \"", name_,
-                                "\" with Accumulation::two_hop, which reduces over G before it: use local"));
+    if (keeps_pieces()) {
+      throw InvalidArgument(
+          "ShardedUnit::attach",
+          cat("a hook in place of the reduction of unit \"", name_,
+              "\", which reduces over G before it (Accumulation::two_hop, or set_keeps_pieces()): use "
+              "local, and whole gradients"));
     }
     context_.reducer = observer;
   }

@@ -117,6 +117,58 @@ def test_clipping_with_ignored_modules(norm_type: float) -> None:
     run_ranks(same_as_fsdp1, 2, functools.partial(clips_what_is_ignored, norm_type))
 
 
+class Either(nn.Module):
+    """A block of which only one half has gradients, or both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = Block(), Block()
+
+    def forward(self, x: Tensor, both: bool) -> Tensor:
+        x = self.one(x)
+        return self.other(x) if both else x
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Either() for _ in range(4))
+
+    def forward(self, x: Tensor, halves: tuple[int, ...]) -> Tensor:
+        x = self.first(x)
+        for number, block in enumerate(self.blocks):
+            x = block(x, number not in halves)
+        return x
+
+
+def takes_branches(halves: tuple[int, ...]) -> list[float]:
+    """The last rank leaves out half of some blocks: the others reduce all of these, and in the same order."""
+    torch.manual_seed(0)
+    model = FSDP(
+        Branches(),
+        auto_wrap_policy=ModuleWrapPolicy({Either}),
+        use_orig_params=True,
+        device_id=torch.device("cpu"),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(STEPS):
+        inputs = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        last = dist.get_rank() == dist.get_world_size() - 1
+        loss = model(inputs, halves if last else ()).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("halves", [(0,), (2,), (1, 3)])
+def test_branches_that_only_some_ranks_take(halves: tuple[int, ...]) -> None:
+    run_ranks(same_as_fsdp1, 2, functools.partial(takes_branches, halves))
+
+
 class InBf16(nn.Linear):
     def __init__(self) -> None:
         super().__init__(WIDTH, 4, dtype=torch.bfloat16)

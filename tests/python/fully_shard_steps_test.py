@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 import tesserae as tsm
 from fully_shard_runs import WIDTH, Seen, batch, both, look, make_model, ours, run_steps, shard_all
 from ranks import run_ranks
+from tesserae.fully_shard.module import _state
 
 
 def run_parts(
@@ -55,6 +56,32 @@ def accumulates(rank: int, world_size: int, keep: bool) -> None:
 @pytest.mark.parametrize("keep", [False, True])
 def test_accumulation(keep: bool) -> None:
     run_ranks(accumulates, 2, keep)
+
+
+def accumulates_shards(rank: int, world_size: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+    def run() -> Seen:
+        model = shard_all(make_model(), mesh=mesh)
+        return run_parts(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            3,
+            lambda part: model.set_requires_all_reduce(part == 2),
+        )
+
+    both(run)
+    with ours():
+        model = shard_all(make_model(), mesh=mesh)
+        model.set_requires_all_reduce(False)
+        model(batch(0)).square().mean().backward()
+        statistics = _state(model).prepared().statistics()
+        assert statistics.reductions == len(list(model.parameters())), "they are shards already"
+        assert all(parameter.grad is None for parameter in model.parameters()), "and not final"
+
+
+def test_accumulation_before_the_all_reduce() -> None:
+    run_ranks(accumulates_shards, 4)
 
 
 def unshards(rank: int, world_size: int) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -54,6 +55,36 @@ def is_hybrid(rank: int, world_size: int) -> None:
 
 def test_hybrid_mesh() -> None:
     run_ranks(is_hybrid, 4)
+
+
+def places_one_rank(rank: int, world_size: int) -> None:
+    """Where one rank has all rows, DTensors say Shard all the same: of replicas, and of a job of one rank."""
+
+    def run() -> Seen:
+        mesh = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicate", "shard"))
+        for model in (shard_all(make_model(), mesh=mesh), shard_all(make_model(), mesh=mesh["shard"])):
+            parameter = model[0].wide.weight
+            assert parameter.placements == (Replicate(), Shard(0))[-parameter.device_mesh.ndim :]
+        return train(lambda: shard_all(make_model(), mesh=mesh))
+
+    both(run)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_shards_of_one_rank(world_size: int) -> None:
+    run_ranks(places_one_rank, world_size)
+
+
+def begins_the_job(rank: int, world_size: int) -> None:
+    with ours():
+        model = shard_all(make_model())
+        assert dist.is_initialized() and dist.get_world_size() == world_size
+        train(lambda: model, steps=1)
+    dist.destroy_process_group()
+
+
+def test_makes_the_default_group() -> None:
+    run_ranks(begins_the_job, 2, init=False)
 
 
 def takes_the_configuration(rank: int, world_size: int, config: dict[str, Any], placements: tuple) -> None:

@@ -259,11 +259,12 @@ class Gate {
   std::promise<void> opened_;
 };
 
-TEST(Engine, AReductionIsSentBeforeTheBackwardOfTheUnitBeforeAndNotWaitedForInIt) {
+void expect_reduction_before_the_next(bool unused) {
   for (const mesh::Degrees degrees : {mesh::Degrees{4, 4, 4}, {1, 1, 1}}) {
     comm::run_local(4, [&](comm::Fabric& fabric) {
       NetOptions shape;
       shape.blocks = 2;
+      shape.unused = unused;
       Net net(shape);
       fill_all(*net);
       Options options;
@@ -283,6 +284,45 @@ TEST(Engine, AReductionIsSentBeforeTheBackwardOfTheUnitBeforeAndNotWaitedForInIt
       });
       loss.backward();
       EXPECT_EQ(sent, 1) << to_string(degrees) << ": the reduction of the second block";
+    });
+  }
+}
+
+TEST(Engine, AReductionIsSentBeforeTheBackwardOfTheUnitBeforeAndNotWaitedForInIt) {
+  expect_reduction_before_the_next(/*unused=*/false);
+}
+
+// Other ranks may have all of the unit's gradients: the order must be the same on all.
+TEST(Engine, WithAParameterThatHasNoGradientTheReductionIsSentAtTheSamePlace) {
+  expect_reduction_before_the_next(/*unused=*/true);
+}
+
+// All parameters of a block are frozen after it was wrapped, or one has no gradient.
+TEST(Engine, AUnitIsFreedWhenItsBackwardIsOverWhicheverGradientsItHasHad) {
+  for (const bool frozen : {false, true}) {
+    comm::run_local(2, [&](comm::Fabric& fabric) {
+      NetOptions shape;
+      shape.blocks = 5;
+      shape.unused = true;
+      Net net(shape);
+      fill_all(*net);
+      Options options;
+      options.strategy = {{2, 2, 2}, true, true};
+      Sharded sharded = shard_model(net, share(fabric), options);
+      if (frozen) {
+        for (int block = 1; block < 5; ++block) {
+          for (at::Tensor& parameter : net->blocks[block]->parameters()) parameter.set_requires_grad(false);
+        }
+      }
+      const Batch batch = batch_of(shape, 0, fabric.rank(), 2);
+      at::Tensor loss = net(batch.tokens, batch.targets);
+      int holding = 0;
+      net->blocks[0]->scale.register_hook([&](const at::Tensor&) {
+        const auto& units = sharded.engine().units();
+        for (size_t unit = 2; unit < units.size(); ++unit) holding += units[unit]->holds_buffers();
+      });
+      loss.backward();
+      EXPECT_EQ(holding, 0) << (frozen ? "frozen" : "one unused");
     });
   }
 }

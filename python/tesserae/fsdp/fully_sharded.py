@@ -80,9 +80,7 @@ class FullyShardedDataParallel(OptimStateDicts, StateDicts):
         if unit.is_root:
             args, kwargs = begin_step(self, args, kwargs)
         args, kwargs = cast(self, args, kwargs)
-        if unit.has_frozen:
-            unit.watch_inputs((args, kwargs))
-        unit.enter()
+        unit.enter((args, kwargs))
         try:
             output = wrapped(self)(*args, **kwargs)
         except BaseException:

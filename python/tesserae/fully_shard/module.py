@@ -61,7 +61,7 @@ class FSDPModule(TorchFSDPModule):
             state.apply_settings()
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """With replicas, the same; without, nothing."""
+        """False: with replicas, gradients of the next backwards stay on the rank as shards; without, nothing."""
         for state in _states(self, recurse):
             state.all_reduces = requires_all_reduce
             state.apply_settings()

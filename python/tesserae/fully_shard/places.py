@@ -79,9 +79,14 @@ class Places:
         return math.gcd(self.strategy.degrees[2], self.fabric.size)
 
     @property
+    def shards(self) -> bool:
+        """Whether a dimension of the mesh is for shards, if only of one rank; else all of it is for replicas."""
+        return self.degree == self.mesh.size(self.mesh.ndim - 1)
+
+    @property
     def shard_mesh(self) -> DeviceMesh:
         """One dimension: the ranks that share rows out with this one."""
-        if self.mesh.ndim == 1 and self.degree > 1:
+        if self.mesh.ndim == 1 and self.shards:
             return self.mesh
         mesh = self.mesh if self.mesh.ndim > 1 else _mesh_of_degree(self.given, 1)
         assert mesh.mesh_dim_names is not None
@@ -92,7 +97,7 @@ class Places:
             experts = (Replicate(), Replicate(), Shard(0))
             rows = shard_within(placement, self.mesh, experts, [2]) if self.degree > 1 else Replicate()
             return Replicate(), rows, Shard(0)
-        if self.degree == 1:
+        if not self.shards:
             return (Replicate(),)
         return (Replicate(), placement) if self.replicates else (placement,)
 
@@ -158,10 +163,7 @@ def sharing_of(tensor: DTensor) -> Sharing | None:
 
 def _default_mesh() -> DeviceMesh:
     if not dist.is_initialized():
-        raise _C.InvalidArgument(
-            "[fully_shard] torch.distributed is not initialised; call torch.distributed.init_process_group() before, "
-            "or pass a mesh"
-        )
+        dist.init_process_group()  # as torch's does
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return init_device_mesh(accelerator.type if accelerator is not None else "cpu", (dist.get_world_size(),))
 
@@ -191,7 +193,7 @@ def _place(mesh: DeviceMesh, fabric: _C.Fabric, strategy: _C.Strategy, device: t
 def _places(mesh: DeviceMesh, fabric: _C.Fabric, strategy: _C.Strategy, device: torch.device) -> Places:
     degree = strategy.degrees[2]
     _require_rows_in_order(fabric, strategy.degrees)
-    if degree == mesh.size(mesh.ndim - 1) and degree > 1:
+    if degree == mesh.size(mesh.ndim - 1):
         return Places(fabric, strategy, device, mesh, mesh, mesh.ndim == 2)
     if degree in (1, fabric.size):
         return Places(fabric, strategy, device, mesh, _flat(mesh), replicates=False)

@@ -75,7 +75,7 @@ class Split:
         shard = self.axes.shard
         if places.mesh == places.given and len(shard) <= 1:  # the script's mesh, as it is
             placements = list(self.placements)
-            for index in shard if places.degree > 1 else ():
+            for index in shard if places.shards else ():
                 placements[index] = shard_within(
                     placement, self.mesh, self.placements, range(index + 1, self.mesh.ndim)
                 )

@@ -95,7 +95,9 @@ class State(FSDPState):
         self.unit.set_rest_ranks(self.rest_ranks if self.frees_after_forward else 0)
         # Without replicas there is no all-reduce to leave out.
         replicas = self.places.fabric.size > self.places.degree
-        self.unit.set_reduces_gradients(self.syncs and (self.all_reduces or not replicas))
+        keeps_pieces = self.syncs and not self.all_reduces and replicas
+        self.unit.set_reduces_gradients(self.syncs and not keeps_pieces)
+        self.unit.set_keeps_pieces(keeps_pieces)
         self.unit.set_reduces_unused(self.reduces_unused)
         if self.divisor is not None:
             self.unit.set_gradient_divisor(self.divisor)
@@ -144,9 +146,7 @@ class State(FSDPState):
             if self.root is self:
                 args, kwargs = self._begin_step(args, kwargs)
             args, kwargs = self._cast_inputs(args, kwargs)
-            if unit.has_frozen:
-                unit.watch_inputs((args, kwargs))
-            unit.enter()
+            unit.enter((args, kwargs))
             self._inside = True
             self._to_run = set(self.modules)
             return args, kwargs
