@@ -127,6 +127,7 @@ class Run {
 
   // verification.cpp
   void warn_if_nothing_is_compared();
+  void warn_if_nothing_is_kept() const;
   void check_replicas();
 
   // scaling.cpp

@@ -8,6 +8,7 @@
 #include "tesserae/cost/transformer.h"
 #include "tesserae/os/seconds.h"
 #include "tesserae/preemption/agree.h"
+#include "tesserae/shard/replica_check.h"
 #include "tesserae/train/dial_setup.h"
 #include "tesserae/train/progress.h"
 #include "tesserae/train/recovery.h"
@@ -35,10 +36,22 @@ void Run::start(const Resume& resume) {
   if (leads() && state_->disk != nullptr) output_->say(describe_offload());
   tell_of_activations();
   warn_if_nothing_is_compared();
+  warn_if_nothing_is_kept();
   whole_ = true;
   comm::lowest_rank_with(*fabric_, false);  // all have it
   remember(strategy_key, strategy_json(setup_.strategy, setup_.tiers, setup_.choice).dump());
   checkpoint::crash_point("run-begun", fabric_->rank());
+}
+
+/// A lost rank is survived with what others, or a storage, have of its state.
+void Run::warn_if_nothing_is_kept() const {
+  if (!leads() || !membership_.recovers() || fabric_->size() == 1) return;
+  if (config_.checkpoint.enabled() || shard::has_replicas(state_->sharded.engine())) return;
+  log(LogLevel::warning,
+      cat("at ", to_string(state_->setting()),
+          " no rank has a copy of another's state, and nothing is saved: the loss ",
+          "of one will end the job, whatever `recovery` says; set checkpoint.memory_every_steps=1 or ",
+          "checkpoint.every_steps, or lower hybrid_shard_degree"));
 }
 
 void Run::make_state(TrainingState::Values values) {

@@ -367,6 +367,7 @@ TEST_F(FewerRanks, BelowTheLeastALossEndsTheJob) {
 TEST_F(FewerRanks, WithoutAnyCopyTheJobEndsAndSaysWhatWouldHaveHelped) {
   Program program = job_->start("nothing", with({"hybrid_shard_degree=4"}));
   ASSERT_TRUE(program.wait_for("step 8/")) << program.errors;
+  EXPECT_THAT(program.errors, HasSubstr("nothing is saved: the loss of one will end the job"));
   lose(program, 1);
   EXPECT_EQ(program.finish()->code, 3);
   EXPECT_THAT(program.errors, AllOf(HasSubstr("no other rank has a copy, and nothing was saved"),

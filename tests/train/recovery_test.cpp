@@ -347,6 +347,7 @@ TEST_F(Recovery, AJobOfOneRankBeginsAgain) {
 TEST_F(Recovery, WithoutAnyCopyTheJobEndsAndSaysWhatWouldHaveHelped) {
   Program program = job_->start("nothing", with({"hybrid_shard_degree=4"}));
   ASSERT_TRUE(program.wait_for("step 8/")) << program.errors;
+  EXPECT_THAT(program.errors, HasSubstr("nothing is saved: the loss of one will end the job"));
   ::kill(ranks_of(program).at(1), SIGKILL);
   EXPECT_EQ(program.finish()->code, 3);
   EXPECT_THAT(program.errors, HasSubstr("of what rank 1 held, no other rank has a copy, and nothing was saved"));
