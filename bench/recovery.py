@@ -45,6 +45,8 @@ class Outcome:
     kills: int = 0
     recoveries: list[dict] = field(default_factory=list)
     steps_lost: int = 0
+    killed: list[tuple[float, int]] = field(default_factory=list)  # when, and the last step that had a line then
+    ended: dict[int, float] = field(default_factory=dict)  # when a step's line was there, after a kill
     seconds_to_next_step: list[float] = field(default_factory=list)
     survivors_kept: int = 0  # kills after which every other rank still had its process
     worst_loss: float = float("inf")  # relative difference to the undisturbed run
@@ -142,11 +144,21 @@ def disturb(job: subprocess.Popen, run: Path, outcome: Outcome, arguments: argpa
         except KeyError:
             pass  # a rank has not been replaced yet
         limit = at + 10 * (arguments.deadline + 30)
+        outcome.killed.append((at, step))
         while job.poll() is None and time.monotonic() < limit and last_step(run) <= step + 1:
+            outcome.ended.setdefault(last_step(run), time.monotonic())
             time.sleep(0.01)
-        outcome.seconds_to_next_step.append(time.monotonic() - at)
+        outcome.ended.setdefault(last_step(run), time.monotonic())
         after = processes(job.pid)
         outcome.survivors_kept += all(after.get(r) == p for r, p in before.items() if r not in victims)
+
+
+def time_to_next_steps(outcome: Outcome) -> None:
+    """A step that was over at the kill may get its line after it: the next one is what follows the recovery's."""
+    for at, step in outcome.killed:
+        over = [r["step"] for r in outcome.recoveries if step <= r["step"] <= step + 1]
+        ends = [when for number, when in outcome.ended.items() if over and number == max(over) + 1]
+        outcome.seconds_to_next_step += [when - at for when in ends]
 
 
 def one(program: Path, folder: Path, layout: str, arguments: argparse.Namespace, dice: random.Random) -> Outcome:
@@ -193,6 +205,7 @@ def one(program: Path, folder: Path, layout: str, arguments: argparse.Namespace,
         outcome.recoveries = json.loads((run / "summary.json").read_text()).get("recoveries", [])
     except FileNotFoundError:
         outcome.status, outcome.words = -2, text
+    time_to_next_steps(outcome)
     outcome.step_seconds = statistics.median(line["step_ms"] for line in expected) / 1e3
     return outcome
 
@@ -203,7 +216,7 @@ def row(outcome: Outcome) -> str:
     inside = [r["seconds"] for r in outcome.recoveries] or [float("nan")]
     return (
         f"| {outcome.layout} | {outcome.kills} | {len(outcome.recoveries)} | {went_on} | {outcome.survivors_kept} of "
-        f"{len(outcome.seconds_to_next_step)} | {outcome.steps_lost} | {'yes' if outcome.every_step_once else 'NO'} | "
+        f"{len(outcome.killed)} | {outcome.steps_lost} | {'yes' if outcome.every_step_once else 'NO'} | "
         f"{outcome.worst_loss:.1e} | {statistics.median(inside):.2f} | {statistics.median(waits):.2f} "
         f"({max(waits):.2f}) | {outcome.step_seconds:.2f} |"
     )

@@ -8,6 +8,7 @@
 #include "tesserae/comm/fabric.h"
 #include "tesserae/comm/give_up.h"
 #include "tesserae/comm/meeting_store.h"
+#include "tesserae/comm/rank_list.h"
 #include "tesserae/comm/rendezvous.h"
 #include "tesserae/comm/transports/nccl.h"
 #include "tesserae/os/fork.h"
@@ -116,6 +117,7 @@ class ConnectedFabric final : public Fabric {
 
  protected:
   GroupTable* table() const override { return now_ ? &now_->table() : nullptr; }
+  std::vector<int> lost() const override { return now_ ? now_->lost_ranks() : std::vector<int>(); }
 
  private:
   Connections& now() const {
@@ -175,6 +177,15 @@ std::vector<int> missing_ranks(const Fabric& fabric) {
 void Fabric::reconnect(int /*epoch*/) {
   throw InvalidArgument("Fabric::reconnect", cat("a fabric of ", size(), size() == 1 ? " rank" : " ranks",
                                                  " that did not meet through a store has nobody to meet again"));
+}
+
+void Fabric::require_alive(const Label& label) const {
+  if (std::vector<int> ranks = lost(); !ranks.empty()) {
+    throw PeerLost(
+        "Fabric",
+        cat("unit ", label.unit, ", step ", label.step, ": lost ", rank_list(ranks), " while this one computed"),
+        std::move(ranks));
+  }
 }
 
 c10::intrusive_ptr<c10d::Store> Fabric::own_store(const std::string& /*prefix*/) const {

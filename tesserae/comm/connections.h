@@ -45,6 +45,7 @@ class Connections {
   StorePtr own_store(const std::string& prefix) const { return rendezvous_.own_connection(prefix); }
   StorePtr watched_store(const std::string& prefix);  ///< meeting_store.h has what it is for, and missing_ranks()
   std::vector<int> missing_ranks() const;
+  std::vector<int> lost_ranks() const { return liveness_->lost(); }
   Group& group(const std::vector<int>& members, Traffic traffic);
   Lane& lane(Traffic traffic) { return table_.lane(traffic); }
   Counters counters() const { return table_.counters(); }

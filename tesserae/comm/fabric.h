@@ -115,6 +115,10 @@ class Fabric {
   /// The lane for that traffic; owned by the fabric, made at the first call. Tasks run in the order of submission.
   virtual Lane& lane(Traffic traffic) = 0;
 
+  /// For who computes, and waits for nobody meanwhile: throws PeerLost if one of these ranks has ended without a
+  /// goodbye, since what comes of it is of no use then. Costs as good as nothing. From the threads that compute.
+  void require_alive(const Label& label) const;
+
   /// The store through which the ranks of the job met, by a connection of the caller's own, restricted to keys below
   /// `prefix`: for what they tell each other beside training. Null where they did not meet (one process, null, ranks
   /// that are threads). Used by one thread at a time, whichever; it may outlive the fabric.
@@ -126,7 +130,11 @@ class Fabric {
  protected:
   /// Where the groups of this process are; null: borrow() is group().
   virtual GroupTable* table() const { return nullptr; }
-  static GroupTable* table_of(const Fabric& other) { return other.table(); }  ///< for fabrics made of others
+  /// Job ranks of this fabric that have ended without a goodbye, the first in front.
+  virtual std::vector<int> lost() const { return {}; }
+  // For fabrics made of others.
+  static GroupTable* table_of(const Fabric& other) { return other.table(); }
+  static std::vector<int> lost_of(const Fabric& other) { return other.lost(); }
 
  private:
   Group* everyone_ = nullptr;

@@ -1,5 +1,6 @@
 #include "tesserae/comm/sub_fabric.h"
 
+#include <algorithm>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -47,6 +48,11 @@ class SubFabric final : public Fabric {
 
  protected:
   GroupTable* table() const override { return table_of(*whole_); }
+  std::vector<int> lost() const override {
+    std::vector<int> ranks = lost_of(*whole_);
+    std::erase_if(ranks, [this](int rank) { return std::ranges::find(members_, rank) == members_.end(); });
+    return ranks;
+  }
 
  private:
   std::shared_ptr<Fabric> whole_;

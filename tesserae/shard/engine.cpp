@@ -100,6 +100,11 @@ void Engine::abandon_step() {
 }
 
 void Engine::gather(ShardedUnit& unit, bool backward) {
+  // A gather may wait for nobody (P is 1, or the ranks share their copy), and a backward may reduce nothing: the rest
+  // of a broken step would be computed before anybody heard of the loss.
+  if (backward || at::GradMode::is_enabled()) {
+    unit.sharding().fabric->require_alive({unit.name(), workspace_->statistics.steps});
+  }
   if (!schedule_.use({unit.index(), backward})) ++workspace_->statistics.departures;
   unit.tell([&](StepObserver& observer) { observer.before_gather(unit); });
   for (const auto& buffer : unit.buffers()) {

@@ -297,6 +297,35 @@ TEST(Engine, WithAParameterThatHasNoGradientTheReductionIsSentAtTheSamePlace) {
   expect_reduction_before_the_next(/*unused=*/true);
 }
 
+// Nothing is gathered, and without a boundary nothing reduced.
+TEST(Engine, ARankThatWaitsForNobodyHearsOfALossInItsForwardOrBackward) {
+  const auto body = [](comm::Fabric& fabric) {
+    const NetOptions shape;
+    Net net(shape);
+    fill_all(*net);
+    Options options;
+    options.strategy = {{1, 1, 1}, false, false};
+    Sharded sharded = shard_model(net, share(fabric), options);
+    const NoSync no_sync(sharded.engine());
+    const Batch batch = batch_of(shape, 0, fabric.rank(), 2);
+    for (int i = 0; i < 100000; ++i) {
+      if (fabric.rank() == 1 && i == 2) throw std::runtime_error("lost");
+      net(batch.tokens, batch.targets).backward();
+    }
+  };
+  EXPECT_THROW(comm::run_local(2,
+                               [&](comm::Fabric& fabric) {
+                                 if (fabric.rank() == 1) return body(fabric);
+                                 try {
+                                   body(fabric);
+                                   ADD_FAILURE() << "it went on without its peer";
+                                 } catch (const comm::PeerLost& lost) {
+                                   EXPECT_EQ(lost.ranks, std::vector<int>{1}) << lost.what();
+                                 }
+                               }),
+               std::runtime_error);
+}
+
 // All parameters of a block are frozen after it was wrapped, or one has no gradient.
 TEST(Engine, AUnitIsFreedWhenItsBackwardIsOverWhicheverGradientsItHasHad) {
   for (const bool frozen : {false, true}) {

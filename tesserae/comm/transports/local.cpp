@@ -26,10 +26,17 @@ class LocalJob {
     return room;
   }
 
-  void leave(int rank) {
+  /// `threw`: its end is a loss.
+  void leave(int rank, bool threw) {
     std::lock_guard lock(mutex_);
     gone_.push_back(rank);
+    if (threw) lost_.push_back(rank);
     for (const auto& [name, room] : rooms_) tell(*room, rank);
+  }
+
+  std::vector<int> lost() const {
+    std::lock_guard lock(mutex_);
+    return lost_;
   }
 
  private:
@@ -41,9 +48,9 @@ class LocalJob {
     room.changed.notify_all();
   }
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<LocalRoom>> rooms_;
-  std::vector<int> gone_;
+  std::vector<int> gone_, lost_;
 };
 
 class LocalFabric final : public Fabric {
@@ -65,6 +72,7 @@ class LocalFabric final : public Fabric {
 
  protected:
   GroupTable* table() const override { return &table_; }
+  std::vector<int> lost() const override { return job_.lost(); }
 
  private:
   LocalJob& job_;
@@ -98,11 +106,12 @@ void run_local(int ranks, const std::function<void(Fabric&)>& body, std::chrono:
           body(fabric);
         } catch (...) {
           failures[static_cast<size_t>(rank)] = std::current_exception();
-          job.leave(rank);  // before the lanes finish: their tasks may wait for peers that wait for this rank
+          job.leave(rank,
+                    /*threw=*/true);  // before the lanes finish: their tasks may wait for peers that wait for this rank
         }
         fabric.finish();
       }
-      if (!failures[static_cast<size_t>(rank)]) job.leave(rank);
+      if (!failures[static_cast<size_t>(rank)]) job.leave(rank, /*threw=*/false);
     });
   }
   for (auto& thread : threads) thread.join();
