@@ -37,11 +37,13 @@ void WatchedStore::give_up(milliseconds timeout) {
   party_.liveness->time_out("Fabric::group", text, party_.members, timeout);
 }
 
-void WatchedStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
+// `request` finds nothing while what it asks for is not there.
+template <class Request>
+auto WatchedStore::find(const Request& request, milliseconds timeout) {
   const os::Deadline deadline(timeout);
   std::optional<Liveness::Wait> waiting;  // not for what is there
   for (milliseconds pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
-    if (ask([keys](c10d::Store& store) { return store.check(keys); }).value_or(false)) return;
+    if (auto found = ask(request).value_or(std::nullopt)) return *std::move(found);
     if (!waiting) waiting.emplace(*party_.liveness);
     if (std::vector<int> gone = party_.liveness->gone_among(party_.members); !gone.empty()) {
       waiting->fail();
@@ -55,18 +57,19 @@ void WatchedStore::wait(const std::vector<std::string>& keys, const milliseconds
   }
 }
 
+void WatchedStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
+  find([keys](c10d::Store& store) { return store.check(keys) ? std::optional(true) : std::nullopt; }, timeout);
+}
+
 std::vector<uint8_t> WatchedStore::get(const std::string& key) {
-  wait({key});
-  const auto value = ask([key](c10d::Store& store) { return store.get(key); });
-  if (!value) give_up(party_.deadline);
-  return *value;
+  return find([key](c10d::Store& store) { return store.check({key}) ? std::optional(store.get(key)) : std::nullopt; },
+              party_.deadline);
 }
 
 std::vector<std::vector<uint8_t>> WatchedStore::multiGet(const std::vector<std::string>& keys) {
-  wait(keys);
-  const auto values = ask([keys](c10d::Store& store) { return store.multiGet(keys); });
-  if (!values) give_up(party_.deadline);
-  return *values;
+  return find(
+      [keys](c10d::Store& store) { return store.check(keys) ? std::optional(store.multiGet(keys)) : std::nullopt; },
+      party_.deadline);
 }
 
 c10::intrusive_ptr<c10d::Store> WatchedStore::clone() {

@@ -36,6 +36,8 @@ class WatchedStore final : public c10d::PrefixStore {
  private:
   template <class Request>
   auto ask(Request request);
+  template <class Request>
+  auto find(const Request& request, std::chrono::milliseconds timeout);
   [[noreturn]] void give_up(std::chrono::milliseconds timeout);
 
   Party party_;

@@ -106,8 +106,8 @@ void run_local(int ranks, const std::function<void(Fabric&)>& body, std::chrono:
           body(fabric);
         } catch (...) {
           failures[static_cast<size_t>(rank)] = std::current_exception();
-          job.leave(rank,
-                    /*threw=*/true);  // before the lanes finish: their tasks may wait for peers that wait for this rank
+          // Before the lanes finish: their tasks may wait for peers that wait for this rank.
+          job.leave(rank, /*threw=*/true);
         }
         fabric.finish();
       }
