@@ -132,9 +132,8 @@ class Fabric {
   virtual GroupTable* table() const { return nullptr; }
   /// Job ranks of this fabric that have ended without a goodbye, the first in front.
   virtual std::vector<int> lost() const { return {}; }
-  // For fabrics made of others.
-  static GroupTable* table_of(const Fabric& other) { return other.table(); }
-  static std::vector<int> lost_of(const Fabric& other) { return other.lost(); }
+  static GroupTable* table_of(const Fabric& other) { return other.table(); }     ///< for fabrics made of others
+  static std::vector<int> lost_of(const Fabric& other) { return other.lost(); }  ///< the same
 
  private:
   Group* everyone_ = nullptr;
