@@ -83,8 +83,12 @@ def put_links_right(app: Sphinx, page: str, source: list[str]) -> None:
             path = path.removeprefix("docs")
         elif path in OUTSIDE.values():
             path = f"/{path.lower()}"
+        elif base:
+            path = f"{base}/{path}"
+        elif path.endswith(".md"):
+            return found[1]  # taken for a page, which the site does not have
         else:
-            path = f"{base}/{path}" if base else f"/../{path}"
+            path = f"/../{path}"
         return f"[{found[1]}]({path}{found[3] or ''})"
 
     source[0] = re.sub(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)", link, source[0])
