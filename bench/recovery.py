@@ -145,10 +145,11 @@ def disturb(job: subprocess.Popen, run: Path, outcome: Outcome, arguments: argpa
             pass  # a rank has not been replaced yet
         limit = at + 10 * (arguments.deadline + 30)
         outcome.killed.append((at, step))
-        while job.poll() is None and time.monotonic() < limit and last_step(run) <= step + 1:
-            outcome.ended.setdefault(last_step(run), time.monotonic())
+        now = step
+        while job.poll() is None and time.monotonic() < limit and now <= step + 1:
             time.sleep(0.01)
-        outcome.ended.setdefault(last_step(run), time.monotonic())
+            now = last_step(run)
+            outcome.ended.setdefault(now, time.monotonic())
         after = processes(job.pid)
         outcome.survivors_kept += all(after.get(r) == p for r, p in before.items() if r not in victims)
 

@@ -203,9 +203,10 @@ class Job {
     if (failed > 0 && !failures_settled_) failures_settled_.emplace(blame_window);
     const bool spent = loss && (replaced_ >= job_.replacements || is_host_lost());
     const bool with_fewer = spent && may_have_fewer();
+    const bool meets_again = spent && lost_.empty() && may_meet_again();
     // What several ranks fail of at a time, new ones would fail of, too.
     const bool some_have_ended = host_.ending.is_asked() && running() + static_cast<int>(lost_.size()) < size();
-    if (any_ended_well() || some_have_ended || failed > 1 || (spent && !with_fewer)) {
+    if (any_ended_well() || some_have_ended || failed > 1 || (spent && !with_fewer && !meets_again)) {
       membership_->end();
       return lost_.empty() ? void() : blame(lost_.front());
     }
@@ -213,7 +214,8 @@ class Job {
     failures_settled_.reset();
     host_.meeting.epoch = membership_->epoch() + 1;
     if (with_fewer) return go_on_with_those_left();
-    if (loss) membership_->remember({{replaced_key, std::to_string(++replaced_)}});
+    if (meets_again) ++met_again_;
+    if (loss && !meets_again) membership_->remember({{replaced_key, std::to_string(++replaced_)}});
     resize(ranks);
     for (const int number : std::exchange(lost_, {})) {
       LaunchedRank& rank = ranks_[static_cast<size_t>(number)];
@@ -265,6 +267,9 @@ class Job {
     const int left = size() - static_cast<int>(lost_.size());
     return job_.min_ranks > 0 && left >= job_.min_ranks && !lost_.empty() && !suspect_;
   }
+
+  /// All failed and none has ended: as often as the job could lose a rank, since what is wrong may stay so.
+  bool may_meet_again() const { return met_again_ < size() - job_.min_ranks && job_.min_ranks > 0; }
 
   /// From the next epoch on each has the number of its place among those that are left.
   void go_on_with_those_left() {
@@ -411,6 +416,7 @@ class Job {
   std::vector<int> late_;                         // met nobody, since others were done
   std::optional<os::Deadline> failures_settled_;  // until then others may fail of the same
   int replaced_ = 0;                              // how often
+  int met_again_ = 0;                             // how often, without a loss and beside those
   std::optional<int> suspect_, culprit_;
   std::optional<os::Deadline> blame_suspect_at_;
 };

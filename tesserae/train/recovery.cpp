@@ -134,7 +134,7 @@ std::vector<int> Run::missing(const comm::CommError& failure) const {
 void Run::end_services(const std::string& why) {
   dial_.reset();
   if (monitor_) monitor_->end(why);
-  save_broken_ = checkpoints_ && checkpoints_->busy();
+  save_broken_ = save_broken_ || (checkpoints_ && checkpoints_->busy());  // of a loss before this one, too
   if (checkpoints_) last_save_ = checkpoints_->last_save();
   checkpoints_.reset();
   wishes_ = {};
@@ -286,10 +286,14 @@ std::string Run::go_on(const Standing& all) {
   scheduled_until_ = state_->step;
   const std::string from = "the ranks that are left";
   if (!leads()) return from;
-  if (!output_) output_.emplace(config_, setup_, *folders_, Origin{.step = state_->step, .from = from});
-  // One that was lost between the end of a step and its line.
-  if (!pending_ && record_.step == state_->step && record_.step > output_->last_step()) output_->add(record_);
+  begin_output(Origin{.step = state_->step, .from = from});
   return from;
+}
+
+/// Rank 0's. The rank 0 before it may have been lost between the end of a step and its line.
+void Run::begin_output(const std::optional<Origin>& origin) {
+  if (!output_) output_.emplace(config_, setup_, *folders_, origin);
+  if (!pending_ && record_.step == state_->step && record_.step > output_->last_step()) output_->add(record_);
 }
 
 // 5, 6.
@@ -322,9 +326,8 @@ bool Run::take_over(const Standing& all, const nlohmann::json& told) {
 void Run::require_saved(const std::string& lost, const Standing& all) {
   if (all.reference >= 0 && all.step == all.origin) return;  // the beginning is as good
   if (config_.checkpoint.enabled() || newest_saved() > 0) return;
-  throw StateLost("train", cat("of what ", lost, " held, no other rank has a copy, and nothing was saved: lower ",
-                               "hybrid_shard_degree so that there are replicas, or set checkpoint.memory_every_steps ",
-                               "or checkpoint.every_steps"));
+  throw StateLost("train",
+                  cat("of what ", lost, " held, no other rank has a copy, and nothing was saved: ", how_to_keep_it));
 }
 
 std::string Run::go_back(const Standing& all) {
@@ -345,7 +348,7 @@ std::string Run::go_back(const Standing& all) {
   }
   checkpoints_->begin(last_save_);
   whole_ = true;
-  pending_ = false;
+  pending_ = save_broken_ = false;
   agreed_ = std::min(agreed_, origin_ ? origin_->step : 0);
   // The bad step that ended the run is undone, if its own end is not what was saved.
   if (!origin_ || origin_->step < all.step) broken_off_.clear();

@@ -13,6 +13,11 @@ namespace tesserae::train {
 // What all ranks of a run know, and those that come later from the launcher (Run::remember).
 inline constexpr const char *run_key = "run", *strategy_key = "strategy";  // its folder; how its state is sharded
 
+/// What would let a job survive the loss of what a rank alone holds.
+inline constexpr const char* how_to_keep_it =
+    "lower hybrid_shard_degree so that there are replicas, or set checkpoint.memory_every_steps or "
+    "checkpoint.every_steps";
+
 // What ranks tell a new one of how the state is sharded: degrees, lifetimes, tiers, and why these were chosen.
 nlohmann::json strategy_json(const mesh::Strategy& strategy, const offload::Tiers& tiers, const std::string& choice);
 mesh::Strategy strategy_from(const nlohmann::json& told, mesh::Strategy strategy);

@@ -8,6 +8,7 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
+#include "tesserae/checkpoint/crash_point.h"
 #include "tesserae/checkpoint/weights.h"
 #include "tesserae/comm/agree.h"
 #include "tesserae/model/generate.h"
@@ -201,6 +202,7 @@ void Run::finish_step() {
   check_replicas();
   // A run that was asked to stop does not start something long.
   if ((last || due) && stopped_by_ == 0 && broken_off_.empty()) record_.val_loss = evaluate();
+  checkpoint::crash_point("before-line", fabric_->rank());
   if (output_ && record_.step > output_->last_step()) output_->add(record_);
   warn_of(record_);
   compare_with_forecast();
@@ -208,6 +210,7 @@ void Run::finish_step() {
   turn_to_.reset();
   if (scaling_ && !last && (scaling_->experts > 0 ? share_out() : leave_for_scaling())) return;
   checkpoints_->after_step(wishes_, last);
+  save_broken_ = false;  // what was broken has begun again
   pending_ = false;
 }
 

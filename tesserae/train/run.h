@@ -164,6 +164,7 @@ class Run {
   void end_services(const std::string& why);
   void end_broken_step();
   std::string go_on(const Standing& all);
+  void begin_output(const std::optional<Origin>& origin);
   nlohmann::json hear_of_reference(const Standing& all);
   void catch_up(const Standing& all, const nlohmann::json& told);
   bool take_over(const Standing& all, const nlohmann::json& told);

@@ -170,9 +170,9 @@ void Run::take_up(const nlohmann::json& told, Standing all, os::TimePoint begin)
     checkpoints_->begin(last_save_);
     whole_ = true;
     pending_ = told.value("pending", false);
-    if (pending_) record_ = from_line(told.at("record").get<std::string>()).value_or(StepRecord());
+    record_ = from_line(told.at("record").get<std::string>()).value_or(StepRecord());
     scheduled_until_ = state_->step;
-    if (leads()) output_.emplace(config_, setup_, *folders_, origin_);
+    if (leads()) begin_output(origin_);
   }
   scaling["step"] = state_->step;
   const double seconds = os::seconds_since(scaling_began_.value_or(begin));

@@ -47,11 +47,9 @@ void Run::start(const Resume& resume) {
 void Run::warn_if_nothing_is_kept() const {
   if (!leads() || !membership_.recovers() || fabric_->size() == 1) return;
   if (config_.checkpoint.enabled() || shard::has_replicas(state_->sharded.engine())) return;
-  log(LogLevel::warning,
-      cat("at ", to_string(state_->setting()),
-          " no rank has a copy of another's state, and nothing is saved: the loss ",
-          "of one will end the job, whatever `recovery` says; set checkpoint.memory_every_steps=1 or ",
-          "checkpoint.every_steps, or lower hybrid_shard_degree"));
+  log(LogLevel::warning, cat("at ", to_string(state_->setting()),
+                             " no rank has a copy of another's state, and nothing is saved: the loss ",
+                             "of one will end the job, whatever `recovery` says; ", how_to_keep_it));
 }
 
 void Run::make_state(TrainingState::Values values) {

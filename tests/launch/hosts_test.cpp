@@ -111,8 +111,8 @@ TEST_F(LaunchersOfTwoHosts, RanksThatEndWellWhenTheyAreAskedToGiveTheirHostTheSt
 }
 
 TEST_F(LaunchersOfTwoHosts, OneOfWhichNothingIsHeardHasNoPartAnyMore) {
-  Program second = of_host(1, "exec sleep 600", 1000);
-  Program first = of_host(0, "until [ -e $FOLDER/done ]; do sleep 0.05; done", 1000);
+  Program second = of_host(1, "exec sleep 600", 3000);
+  Program first = of_host(0, "until [ -e $FOLDER/done ]; do sleep 0.05; done", 3000);
   wait_until_started(2);
   second.process().signal(SIGSTOP);
   EXPECT_TRUE(first.wait_for("rank 1 of 2 is lost with host 1, of which nothing is heard; none takes its place"));

@@ -3,7 +3,8 @@
 // it is one of several hosts; MIN_RANKS, PATIENCE (in ms): with which losses it goes on, and when a host counts as
 // lost; SHARED: a folder through which another host takes over. EARLY_EXIT_CODE, STOP_GRACE (in ms): a status that is
 // no failure, and how long ranks may take to end. PROGRAMS: ranks are started as programs; else the first ones are
-// copies of this process, which become that command, or, if that is "threads", say with how many they would compute.
+// copies of this process, which become that command, or, if that is "threads", say with how many they would compute,
+// or, if it is "fail", tell the launcher that an operation failed, as often as FAILURES says (once more: status 3).
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
@@ -12,7 +13,9 @@
 #include <functional>
 #include <string_view>
 
+#include "tesserae/comm/membership.h"
 #include "tesserae/launch/launcher.h"
+#include "tesserae/mesh/world.h"
 
 namespace {
 
@@ -21,7 +24,17 @@ int number(const char* variable, int otherwise) {
   return value != nullptr ? std::atoi(value) : otherwise;
 }
 
+int fail() {
+  tesserae::comm::Membership membership(tesserae::mesh::World::from_environment().launch(), true);
+  for (int failures = number("FAILURES", 0); membership.epoch() < failures;) {
+    if (!membership.next_epoch({}, std::chrono::minutes(2))) return 3;
+  }
+  std::printf("epoch %d\n", membership.epoch());
+  return 0;
+}
+
 int become(char** command) {
+  if (std::string_view(command[0]) == "fail") return fail();
   if (std::string_view(command[0]) != "threads") return ::execvp(command[0], command);
   std::printf("%d\n", at::get_num_threads());
   return 0;

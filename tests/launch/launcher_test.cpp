@@ -247,6 +247,17 @@ TEST_F(Launcher, DoesNotReplaceOnceOthersAreDone) {
   EXPECT_THAT(job.errors, HasSubstr("rank 1 of 2 exited with code 1; the other ranks were ended"));
 }
 
+// What is wrong may stay so: as often as ranks may be lost.
+TEST_F(Launcher, RanksThatAllFailAndLiveMeetAgainWhereNoneWouldBeReplaced) {
+  for (const int failures : {2, 3}) {
+    Program job({LAUNCH_RANKS, "3", "fail"}, {{"MIN_RANKS", "1"}, {"FAILURES", std::to_string(failures)}});
+    const auto exit = job.finish();
+    ASSERT_TRUE(exit) << job.errors;
+    EXPECT_EQ(exit->code, failures == 2 ? 0 : 3) << job.errors;
+    EXPECT_EQ(job.output, failures == 2 ? "epoch 2\n" : "");
+  }
+}
+
 TEST_F(Launcher, AProgramThatIsNotThereIsAnError) {
   EXPECT_THROW(run_local_job({.ranks = 2, .command = {"/nowhere/program"}, .environment = {}}), IoError);
   EXPECT_THROW(run_local_job({.ranks = 0, .command = {"true"}, .environment = {}}), InvalidArgument);

@@ -178,7 +178,8 @@ TEST_F(Recovery, DegreesThatTheDialHasChanged) {
 }
 
 TEST_F(Recovery, StateThatTheDialHasPutOnADisk) {
-  const std::vector<std::string> arguments = with({"hybrid_shard_degree=2"});
+  // Long enough for a program that has to load first.
+  const std::vector<std::string> arguments = with({"hybrid_shard_degree=2", "train.steps=300"});
   const std::string alone = job_->reference(arguments);
   Program program = job_->start("disk-later", arguments);
   ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
@@ -189,7 +190,7 @@ TEST_F(Recovery, StateThatTheDialHasPutOnADisk) {
   EXPECT_TRUE(program.wait_for("place of rank 2")) << program.output << program.errors;
   const auto exit = program.finish(std::chrono::seconds(200));
   EXPECT_TRUE(exit && exit->success()) << program.output << program.errors;
-  job_->expect_same_history("disk-later", alone, steps);
+  job_->expect_same_history("disk-later", alone, 300);
   expect_recoveries("disk-later", 1, "the ranks that are left");
   EXPECT_TRUE(job_->metrics("disk-later").back().contains("disk_read_bytes")) << "it is still there";
 }
@@ -288,7 +289,7 @@ int hang_until_end(pid_t process) {
     ::ptrace(PTRACE_CONT, process, nullptr, nullptr);
     os::sleep_for(std::chrono::milliseconds(1));
   }
-  for (const os::Deadline ending{seconds(60)}; !ending.passed(); os::sleep_for(std::chrono::milliseconds(5))) {
+  for (const os::Deadline ending{seconds(120)}; !ending.passed(); os::sleep_for(std::chrono::milliseconds(5))) {
     int status = 0;
     if (::waitpid(process, &status, __WALL | WNOHANG) == process && WIFSIGNALED(status)) return WTERMSIG(status);
   }
@@ -347,7 +348,8 @@ TEST_F(Recovery, AJobOfOneRankBeginsAgain) {
 TEST_F(Recovery, WithoutAnyCopyTheJobEndsAndSaysWhatWouldHaveHelped) {
   Program program = job_->start("nothing", with({"hybrid_shard_degree=4"}));
   ASSERT_TRUE(program.wait_for("step 8/")) << program.errors;
-  EXPECT_THAT(program.errors, HasSubstr("nothing is saved: the loss of one will end the job"));
+  // By way of the launcher, as all that ranks write there: it may come later.
+  ASSERT_TRUE(program.wait_for("nothing is saved: the loss of one will end the job")) << program.errors;
   ::kill(ranks_of(program).at(1), SIGKILL);
   EXPECT_EQ(program.finish()->code, 3);
   EXPECT_THAT(program.errors, HasSubstr("of what rank 1 held, no other rank has a copy, and nothing was saved"));
