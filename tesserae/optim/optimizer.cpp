@@ -58,6 +58,10 @@ StepResult Optimizer::finish_step(double norm, const StepOptions& options) {
 }
 
 StepResult Optimizer::finish(double norm, const StepOptions& options, bool publish) {
+  if (states_.size() != target_->shards().size()) {
+    throw InvalidArgument("Optimizer", cat("made for ", states_.size(), " shards, of which there are ",
+                                           target_->shards().size(), " since parameters were unfrozen: make it anew"));
+  }
   ++steps_done_;
   const StepResult result = last_step_ = {.norm = norm, .skipped = !std::isfinite(norm)};
   double divisor = options.scaler != nullptr ? options.scaler->scale() : 1.0;

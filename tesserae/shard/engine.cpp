@@ -77,10 +77,22 @@ void Engine::begin_step() {
     const bool accumulates = unit->accumulating();
     unit->tell([&](StepObserver& observer) { observer.begin_step(*unit, accumulates); });
   }
-  for (const FlatBuffer* buffer : buffers_) buffer->require_still_frozen();
+  for (FlatBuffer* buffer : buffers_) {
+    if (buffer->is_thawing()) thaw(*buffer);
+  }
   enter(Phase::idle);  // from a forward that was cut short, if there was one
   enter(Phase::forward);
   schedule_.restart();
+}
+
+/// Shards keep their numbers.
+void Engine::thaw(FlatBuffer& buffer) {
+  buffer.unit().tell([&](StepObserver& observer) { observer.before_recut(buffer); });
+  buffer.thaw();
+  buffer.shard()->index = static_cast<int>(shards_.size());
+  shards_.add(buffer.shard());
+  workspace_->pool.reserve(buffer.gradient()->buffer_bytes(), 1, buffer.gradient());
+  buffer.unit().tell([&](StepObserver& observer) { observer.after_recut(buffer); });
 }
 
 void Engine::abandon_step() {
@@ -102,9 +114,7 @@ void Engine::abandon_step() {
 void Engine::gather(ShardedUnit& unit, bool backward) {
   // A gather may wait for nobody (P is 1, or the ranks share their copy), and a backward may reduce nothing: the rest
   // of a broken step would be computed before anybody heard of the loss.
-  if (backward || at::GradMode::is_enabled()) {
-    unit.sharding().fabric->require_alive({unit.name(), workspace_->statistics.steps});
-  }
+  if (backward || at::GradMode::is_enabled()) unit.sharding().fabric->require_alive(unit.label());
   if (!schedule_.use({unit.index(), backward})) ++workspace_->statistics.departures;
   unit.tell([&](StepObserver& observer) { observer.before_gather(unit); });
   for (const auto& buffer : unit.buffers()) {
@@ -184,6 +194,7 @@ void Engine::open_backward() {
   if (phase_ == Phase::backward) return;
   require_not_torn();
   around_backward_ = phase_;
+  makes_graph_ = at::GradMode::is_enabled();
   enter(Phase::backward);
   for (const FlatBuffer* buffer : buffers_) {
     if (buffer->gradient() != nullptr) buffer->gradient()->expect_all();
@@ -196,7 +207,7 @@ void Engine::open_backward() {
 
 void Engine::close_backward() {
   enter(around_backward_);
-  for (const auto& unit : units_) unit->leave_backward();
+  for (const auto& unit : units_) unit->leave_backward(makes_graph_);
   tell(units_, [](StepObserver& observer, ShardedUnit& unit) { observer.end_backward(unit); });
 }
 
@@ -232,10 +243,11 @@ void Engine::wait_for_copies() {
   }
 }
 
-// A unit whose forward is around this backward goes on computing.
+// A unit whose forward is around this backward goes on computing. With create_graph, the backward of the graph that is
+// made here reads parameters again, and nothing will announce it: they stay until that is over.
 bool Engine::frees_after_backward(const ShardedUnit& unit) const {
   return unit.frees_after_backward() && (boundary_ || unit.frees_after_forward()) &&
-         unit.phase() != ShardedUnit::Phase::forward;
+         unit.phase() != ShardedUnit::Phase::forward && !makes_graph_;
 }
 
 // 4. Gradients.

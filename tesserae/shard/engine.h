@@ -104,6 +104,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void list_buffers();
   void reserve_pool();
   void begin_step();
+  void thaw(FlatBuffer& buffer);
   void abandon_step();
   void gather(ShardedUnit& unit, bool backward);
   void look_ahead(bool backward);
@@ -135,6 +136,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<Engine*> alive_;       // callbacks that outlive the engine find it empty
   Phase phase_ = Phase::setup;
   Phase around_backward_ = Phase::idle;  // where the end of the backward returns to
+  bool makes_graph_ = false;             // the backward at hand, or the last one: create_graph
   bool boundary_ = true;
 };
 

@@ -63,6 +63,7 @@ class Flat {
   const Dtypes& dtypes() const { return dtypes_; }
   void set_master_dtype(c10::ScalarType dtype) { dtypes_.master = dtype; }
   bool trainable() const { return trainable_; }
+  void set_trainable() { trainable_ = true; }  ///< by rows only: what is frozen is cut the same
 
   int64_t elements() const { return elements_; }              ///< without padding at the end
   int64_t parameter_elements() const { return parameters_; }  ///< sum over slots, without any padding

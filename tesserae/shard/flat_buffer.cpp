@@ -85,9 +85,12 @@ FlatBuffer::FlatBuffer(ShardedUnit& unit, const FlatSpec& spec) : unit_(unit), t
   }
   parameter_ = std::make_unique<FlatParameter>(context, *flat_, ComputeStorage(*flat_, sharding.device, tensors_),
                                                master, piece);
-  if (!flat_->trainable()) return;
-  shard_ = shard_of(master);
-  gradient_ = std::make_unique<FlatGradient>(context, *flat_, shard_);
+  if (flat_->trainable()) take_gradients();
+}
+
+void FlatBuffer::take_gradients() {
+  shard_ = shard_of(parameter_->local());
+  gradient_ = std::make_unique<FlatGradient>(unit_.context(), *flat_, shard_);
   hooks_ = std::make_unique<autograd::GradientHooks>(
       tensors_, [this](int slot, const at::Tensor& gradient) { unit_.engine().on_gradient(*this, slot, gradient); },
       [this](int slot) { return unit_.engine().gradient_destination(*this, slot); });
@@ -109,14 +112,25 @@ void FlatBuffer::set_master_dtype(c10::ScalarType dtype) {
   shard_.grad = at::Tensor();
 }
 
-void FlatBuffer::require_still_frozen() const {
-  if (gradient_) return;
-  for (size_t slot = 0; slot < tensors_.size(); ++slot) {
-    if (!tensors_[slot].requires_grad()) continue;
-    throw InvalidArgument("Engine", cat("parameter ", flat_->slots()[slot].names.front(),
+bool FlatBuffer::is_thawing() const {
+  return !gradient_ && std::ranges::any_of(tensors_, &at::Tensor::requires_grad);
+}
+
+void FlatBuffer::thaw() {
+  const Options& options = unit_.sharding().options;
+  Flat flat = flat_->with(flat_->layout());
+  flat.set_trainable();
+  const bool same_master = master_tier(options.tiers, flat) == master_tier(options.tiers, *flat_) &&
+                           options.precision.masters.value_or(flat.dtypes().master) == flat.dtypes().master;
+  if (flat.cut_by() != CutBy::rows || !same_master) {
+    const auto thawed = std::ranges::find_if(tensors_, &at::Tensor::requires_grad) - tensors_.begin();
+    throw InvalidArgument("Engine", cat("parameter ", flat_->slots()[static_cast<size_t>(thawed)].names.front(),
                                         " was frozen when the model was sharded and has requires_grad now: it has no "
                                         "gradient buffer. Unfreeze it before the model is sharded"));
   }
+  flat_->set_trainable();
+  take_gradients();
+  take_room();
 }
 
 void FlatBuffer::replace(State state) {

@@ -40,8 +40,11 @@ class FlatBuffer {
   void rename(const std::string& prefix);
   /// See ShardedUnit::set_master_dtype.
   void set_master_dtype(c10::ScalarType dtype);
-  /// Throws InvalidArgument naming a parameter that was frozen at set-up and has requires_grad now.
-  void require_still_frozen() const;
+  /// Frozen at set-up, and one of its parameters has requires_grad now.
+  bool is_thawing() const;
+  /// Makes it trainable, between steps; its shard has no index yet. Throws InvalidArgument naming the parameter if it
+  /// is not by rows, in a buffer of its own, or would have to lie elsewhere.
+  void thaw();
 
   /// See FlatParameter::extend; it stays in changes of degrees.
   void extend(std::shared_ptr<GatherExtension> extension);
@@ -61,6 +64,7 @@ class FlatBuffer {
 
  private:
   Shard shard_of(const at::Tensor& master) const;
+  void take_gradients();
 
   ShardedUnit& unit_;
   std::unique_ptr<Flat> flat_;

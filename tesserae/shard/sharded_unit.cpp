@@ -275,9 +275,10 @@ bool ShardedUnit::end_call() {
   return ++ended_ >= forwards_;
 }
 
-void ShardedUnit::leave_backward() {
+void ShardedUnit::leave_backward(bool made_graph) {
   phase_ = depth_ > 0 ? Phase::forward : Phase::idle;
-  forwards_ = ended_ = 0;
+  if (!made_graph) forwards_ = 0;  // else the same calls have another backward
+  ended_ = 0;
   gathered_early_ = false;
 }
 

@@ -41,6 +41,7 @@ class ShardedUnit {
   Engine& engine() const { return *engine_; }
   int index() const { return index_; }  ///< in Engine::units(), the same on all ranks; 0 is the root
   const std::string& name() const { return name_; }
+  comm::Label label() const;  ///< for what is done of it in this step
   const std::vector<std::unique_ptr<FlatBuffer>>& buffers() const { return buffers_; }
   const UnitContext& context() const { return context_; }
   const Sharding& sharding() const { return *context_.sharding; }
@@ -96,10 +97,10 @@ class ShardedUnit {
   void enter_forward();
   void leave_forward();
   void enter_backward();
-  bool end_call();  ///< the backward of one of its forwards is over; true for the last of them
-  void leave_backward();
-  void reset();      ///< no forward of it is going on any more
-  void cut_short();  ///< nor will a backward follow the forwards of before
+  bool end_call();                       ///< the backward of one of its forwards is over; true for the last of them
+  void leave_backward(bool made_graph);  ///< with create_graph: the same forwards have another one
+  void reset();                          ///< no forward of it is going on any more
+  void cut_short();                      ///< nor will a backward follow the forwards of before
   /// Forwards with gradients since the last backward.
   int forwards() const { return forwards_; }
 
@@ -124,9 +125,9 @@ class ShardedUnit {
   bool reduces_gradients() const { return reduces_gradients_; }
   void set_reduces_gradients(bool reduces) { reduces_gradients_ = reduces; }
   /// Gradients that stay on the rank do so as pieces over G, as with Accumulation::two_hop; else whole. Between steps,
-  /// and the same on all ranks. Not beside an observer that reduces.
+  /// and the same on all ranks. Throws InvalidArgument beside an observer that reduces.
   bool keeps_pieces() const { return keeps_pieces_ || sharding().options.accumulation == Accumulation::two_hop; }
-  void set_keeps_pieces(bool keeps) { keeps_pieces_ = keeps; }
+  void set_keeps_pieces(bool keeps);
   /// True: every backward at a boundary reduces all of the unit's trainable parameters, those without a gradient on
   /// this rank as zeros, so that ranks may use different ones; at the end of the backward, since that is the only
   /// moment that all have in common. Between steps, and the same on all ranks.
@@ -163,7 +164,6 @@ class ShardedUnit {
  private:
   void begin_updates();
   void forget_gather();
-  comm::Label label() const;
   bool travels(const FlatBuffer& buffer, bool boundary) const;
 
   Engine* engine_;

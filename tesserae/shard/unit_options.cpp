@@ -93,6 +93,16 @@ void ShardedUnit::set_gradient_divisor(double divisor) {
   }
 }
 
+void ShardedUnit::set_keeps_pieces(bool keeps) {
+  if (keeps && context_.reducer != nullptr) {
+    throw InvalidArgument("ShardedUnit::set_keeps_pieces",
+                          cat("unit \"", name_,
+                              "\" has a hook in place of its reduction, which starts from whole "
+                              "gradients; detach it first"));
+  }
+  keeps_pieces_ = keeps;
+}
+
 void ShardedUnit::attach(std::shared_ptr<StepObserver> observer) {
   if (observer->reduces()) {
     if (context_.reducer != nullptr) {

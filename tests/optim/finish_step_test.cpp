@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "tesserae/base/error.h"
 #include "tesserae/optim/adamw.h"
 #include "tests/optim/cut_model.h"
 #include "tests/optim/joined_target.h"
@@ -110,6 +111,25 @@ TEST(Step, ThatCannotTellOthersHasUpdatedEveryShard) {
   EXPECT_THROW(optimizer.step(), std::runtime_error);
   EXPECT_EQ(optimizer.steps_done(), 1);
   expect_equal(whole, cut_off);
+}
+
+/// As a model has that is sharded by rows, once frozen parameters are to be trained.
+class GrowingTarget final : public LocalTarget {
+ public:
+  using LocalTarget::LocalTarget;
+  const shard::ShardList& shards() const override { return all; }
+  shard::ShardList all = LocalTarget::shards();
+};
+
+TEST(FinishStep, ShardsThatTheOptimizerDoesNotKnowAreAnError) {
+  CutModel model = model_with_gradients();
+  const auto target = std::make_shared<GrowingTarget>(model.rank(0));
+  AdamW optimizer(target, {.lr = 0.1});
+  optimizer.step();
+  shard::Shard thawed = target->all[0];
+  target->all.add(&thawed);
+  EXPECT_THROW(optimizer.step(), InvalidArgument);
+  AdamW(target, {.lr = 0.1}).step();
 }
 
 }  // namespace

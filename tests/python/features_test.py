@@ -4,7 +4,7 @@ gradient scaler, torch.compile, communication hooks, checkpoint wrappers."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -38,12 +38,18 @@ def make_model() -> nn.Sequential:
     return nn.Sequential(Block(), Block(), nn.Linear(WIDTH, 4))
 
 
-def wrap(model: nn.Module, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD) -> FSDP:
+def wrap(
+    model: nn.Module,
+    strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD,
+    unit: type[nn.Module] = Block,
+    ignored: Sequence[nn.Module] = (),
+) -> FSDP:
     return FSDP(
         model,
         sharding_strategy=strategy,
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        auto_wrap_policy=ModuleWrapPolicy({unit}),
         use_orig_params=True,
+        ignored_modules=ignored,
         device_id=torch.device("cpu"),
     )
 
@@ -54,7 +60,7 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
     return F.cross_entropy(model(inputs), torch.randint(4, (3,), generator=random))
 
 
-def train(model: nn.Module, steps: int = STEPS) -> list[float]:
+def train(model: nn.Module, steps: int = STEPS, loss_of: Callable[[nn.Module, int], Tensor] = loss_of) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for step in range(steps):
@@ -100,13 +106,7 @@ def test_sharded_grad_scaler() -> None:
 def clips_what_is_ignored(norm_type: float) -> list[float]:
     """Parameters that FSDP leaves alone count in the norm, once, and are clipped with the others."""
     model = make_model()
-    model = FSDP(
-        model,
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
-        use_orig_params=True,
-        ignored_modules=[model[2]],
-        device_id=torch.device("cpu"),
-    )
+    model = wrap(model, ignored=[model[2]])
     (100 * loss_of(model, 0)).backward()
     norm = model.clip_grad_norm_(0.5, norm_type)
     return [norm.item(), *(p.grad.norm(norm_type).item() for p in model.module[2].parameters())]
@@ -144,24 +144,14 @@ class Branches(nn.Module):
 
 def takes_branches(halves: tuple[int, ...]) -> list[float]:
     """The last rank leaves out half of some blocks: the others reduce all of these, and in the same order."""
-    torch.manual_seed(0)
-    model = FSDP(
-        Branches(),
-        auto_wrap_policy=ModuleWrapPolicy({Either}),
-        use_orig_params=True,
-        device_id=torch.device("cpu"),
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for step in range(STEPS):
+
+    def loss(model: nn.Module, step: int) -> Tensor:
         inputs = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
         last = dist.get_rank() == dist.get_world_size() - 1
-        loss = model(inputs, halves if last else ()).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
+        return model(inputs, halves if last else ()).square().mean()
+
+    torch.manual_seed(0)
+    return train(wrap(Branches(), unit=Either), loss_of=loss)
 
 
 @pytest.mark.parametrize("halves", [(0,), (2,), (1, 3)])
@@ -184,13 +174,7 @@ def norm_with_bf16() -> list[float]:
     with torch.no_grad():
         for parameter in model[2].parameters():
             parameter.fill_(0.01)
-    model = FSDP(
-        model,
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
-        use_orig_params=True,
-        ignored_modules=[model[2]],
-        device_id=torch.device("cpu"),
-    )
+    model = wrap(model, ignored=[model[2]])
     (100 * loss_of(model, 0)).backward()
     return [model.clip_grad_norm_(1e6).item()]
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 import tesserae as tsm
@@ -442,3 +442,38 @@ def keeps_gradients(rank: int, world_size: int) -> None:
 
 def test_gradients_that_a_script_keeps_stay_as_they_are() -> None:
     run_ranks(keeps_gradients, 2)
+
+
+def freezes_in_turn(rank: int, world_size: int, before: bool, replicas: int, arguments: dict[str, Any]) -> None:
+    """Frozen before the call, or between it and the first forward; trained and frozen in turn later."""
+    mesh = init_device_mesh("cpu", (replicas, world_size // replicas), mesh_dim_names=("replicate", "shard"))
+
+    def run() -> Seen:
+        def freeze(frozen: bool) -> None:
+            for parameter in (*model[1].parameters(), model[0].wide.weight):
+                parameter.requires_grad_(not frozen)
+
+        def loss(step: int) -> Tensor:
+            freeze(step % 3 != 1)
+            return model(batch(step)).square().mean()
+
+        model = make_model()
+        freeze(before)
+        shard_all(model, mesh=mesh, **arguments)
+        freeze(True)
+        return run_steps(model, torch.optim.AdamW(model.parameters(), lr=1e-2), loss, steps=6)
+
+    both(run)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"reshard_after_forward": False}, {"offload_policy": CPUOffloadPolicy(pin_memory=False)}]
+)
+@pytest.mark.parametrize("before", [True, False])
+def test_parameters_are_frozen_at_first(before: bool, arguments: dict[str, Any]) -> None:
+    run_ranks(freezes_in_turn, 2, before, 1, arguments)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_parameters_are_frozen_at_first_beside_replicas(replicas: int) -> None:
+    run_ranks(freezes_in_turn, 4, True, replicas, {})

@@ -259,20 +259,30 @@ class Gate {
   std::promise<void> opened_;
 };
 
+/// A small network on an engine, and the first batch of this rank.
+struct SmallJob {
+  Net net;
+  Sharded sharded;
+  Batch batch;
+};
+
+SmallJob small_job(comm::Fabric& fabric, const NetOptions& shape, const mesh::Strategy& strategy) {
+  Net net(shape);
+  fill_all(*net);
+  Options options;
+  options.strategy = strategy;
+  return {net, shard_model(net, share(fabric), options), batch_of(shape, 0, fabric.rank(), fabric.size())};
+}
+
 void expect_reduction_before_the_next(bool unused) {
   for (const mesh::Degrees degrees : {mesh::Degrees{4, 4, 4}, {1, 1, 1}}) {
     comm::run_local(4, [&](comm::Fabric& fabric) {
       NetOptions shape;
       shape.blocks = 2;
       shape.unused = unused;
-      Net net(shape);
-      fill_all(*net);
-      Options options;
-      options.strategy = {degrees, true, true};
-      Sharded sharded = shard_model(net, std::shared_ptr<comm::Fabric>(&fabric, [](comm::Fabric*) {}), options);
+      auto [net, sharded, batch] = small_job(fabric, shape, {degrees, true, true});
       comm::Lane& lane = fabric.lane(comm::Traffic::reduce);
       const comm::Group& group = fabric.group({0, 1, 2, 3}, comm::Traffic::reduce);
-      const Batch batch = batch_of(shape, 0, fabric.rank(), 4);
       at::Tensor loss = net(batch.tokens, batch.targets);
 
       Gate gate(lane);
@@ -300,14 +310,8 @@ TEST(Engine, WithAParameterThatHasNoGradientTheReductionIsSentAtTheSamePlace) {
 // Nothing is gathered, and without a boundary nothing reduced.
 TEST(Engine, ARankThatWaitsForNobodyHearsOfALossInItsForwardOrBackward) {
   const auto body = [](comm::Fabric& fabric) {
-    const NetOptions shape;
-    Net net(shape);
-    fill_all(*net);
-    Options options;
-    options.strategy = {{1, 1, 1}, false, false};
-    Sharded sharded = shard_model(net, share(fabric), options);
+    auto [net, sharded, batch] = small_job(fabric, NetOptions{}, {{1, 1, 1}, false, false});
     const NoSync no_sync(sharded.engine());
-    const Batch batch = batch_of(shape, 0, fabric.rank(), 2);
     for (int i = 0; i < 100000; ++i) {
       if (fabric.rank() == 1 && i == 2) throw std::runtime_error("lost");
       net(batch.tokens, batch.targets).backward();
@@ -333,21 +337,16 @@ TEST(Engine, AUnitIsFreedWhenItsBackwardIsOverWhicheverGradientsItHasHad) {
       NetOptions shape;
       shape.blocks = 5;
       shape.unused = true;
-      Net net(shape);
-      fill_all(*net);
-      Options options;
-      options.strategy = {{2, 2, 2}, true, true};
-      Sharded sharded = shard_model(net, share(fabric), options);
+      auto [net, sharded, batch] = small_job(fabric, shape, {{2, 2, 2}, true, true});
       if (frozen) {
         for (int block = 1; block < 5; ++block) {
           for (at::Tensor& parameter : net->blocks[block]->parameters()) parameter.set_requires_grad(false);
         }
       }
-      const Batch batch = batch_of(shape, 0, fabric.rank(), 2);
       at::Tensor loss = net(batch.tokens, batch.targets);
+      const auto& units = sharded.engine().units();
       int holding = 0;
       net->blocks[0]->scale.register_hook([&](const at::Tensor&) {
-        const auto& units = sharded.engine().units();
         for (size_t unit = 2; unit < units.size(); ++unit) holding += units[unit]->holds_buffers();
       });
       loss.backward();

@@ -136,6 +136,29 @@ TEST(Rules, AFrozenParameterCanNotBeUnfrozenAfterwards) {
   EXPECT_THAT(error_of([&] { loss_of(net); }), HasSubstr("block1.bias"));
 }
 
+TEST(Rules, ByRowsAFrozenParameterCanBeUnfrozenAfterwards) {
+  NetOptions shape;
+  shape.frozen_block = 1;
+  Net net(shape), reference{NetOptions{}};
+  fill_all(*net);
+  fill_all(*reference);
+  Options options;
+  options.cut_by = CutBy::rows;
+  auto sharded = shard_model(net, alone(), options);
+  loss_of(net).backward();
+  const size_t before = sharded.shards().size();
+  sharded.zero_grad();
+  for (at::Tensor& parameter : net->blocks[1]->parameters()) parameter.set_requires_grad(true);
+  loss_of(net).backward();
+  loss_of(reference).backward();
+  ASSERT_EQ(sharded.shards().size(), before + net->blocks[1]->parameters().size());
+  for (const auto& shard : sharded.shards()) {
+    ASSERT_EQ(shard.slices.size(), 1U);
+    const at::Tensor& expected = reference->named_parameters()[shard.slices[0].name].grad();
+    EXPECT_TRUE(at::allclose(shard.grad.narrow(0, 0, expected.numel()), expected.flatten())) << shard.slices[0].name;
+  }
+}
+
 TEST(Rules, ATrainableParameterThatIsFrozenAfterwardsHasAZeroGradient) {
   Net net{NetOptions{}};
   fill_all(*net);

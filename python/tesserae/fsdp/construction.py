@@ -155,10 +155,12 @@ def _uses_in(module: nn.Module) -> WeakIdKeyDictionary:
 
 
 def _find_parameters(instance: Instance, module: nn.Module, inner: dict[str, Instance]) -> list[faces.Managed]:
-    skip = {*inner.values(), *ignored_modules(instance)}
-    managed = [m for m in faces.find_parameters(module, skip, ignored_parameters(instance)) if _is_ours_alone(m)]
+    instances = {instance, *inner.values()}
+    skip = {part for each in instances for part in ignored_modules(each)}
+    ignored = {parameter for each in instances for parameter in ignored_parameters(each)}
+    managed = [m for m in faces.find_parameters(module, skip, ignored, {*inner.values()}) if _is_ours_alone(m)]
     for m in managed:
-        if getattr(m.parameter, "_tesserae_managed", False):
+        if faces.is_managed(m.parameter):
             raise _C.InvalidArgument(
                 f"[FSDP] parameter {m.names[0]} belongs to an FSDP instance already: its module was wrapped twice, or "
                 "it is tied to a parameter inside another instance. Wrap each module once, and let one instance "

@@ -7,7 +7,7 @@ entry is the compute parameter: the whole parameter, a view of the gathered buff
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -31,23 +31,34 @@ class Managed:
         self.dtype = self.parameter.dtype
 
 
-def find_parameters(module: nn.Module, skip: set[nn.Module], ignored: set[nn.Parameter]) -> list[Managed]:
-    """The parameters below `module`, without those below the modules in `skip` and those in `ignored`."""
+def find_parameters(
+    module: nn.Module, skip: set[nn.Module], ignored: set[nn.Parameter], inner: Set[nn.Module] = frozenset()
+) -> list[Managed]:
+    """The parameters below `module`, without those below the modules in `skip` and those in `ignored`; of what is below
+    those in `inner`, which are instances already, what they have left to the instance around them."""
     found: dict[nn.Parameter, Managed] = {}
+    seen: set[nn.Module] = set()  # a module may have several names
 
-    def visit(part: nn.Module, path: str) -> None:
+    def visit(part: nn.Module, path: str, is_inner: bool) -> None:
         for name, parameter in own_parameters(part).items():
-            if parameter is None or parameter in ignored:
+            if parameter is None or parameter in ignored or (is_inner and is_managed(parameter)):
                 continue
             managed = found.setdefault(parameter, Managed(parameter))
-            managed.entries.append((part, name))
+            if part not in seen:
+                managed.entries.append((part, name))
             managed.names.append(path + name)
+        seen.add(part)
         for name, child in own_modules(part).items():
             if child is not None and child not in skip:
-                visit(child, path + step_name(name))
+                visit(child, path + step_name(name), is_inner or child in inner)
 
-    visit(module, "")
+    visit(module, "", False)
     return list(found.values())
+
+
+def is_managed(parameter: nn.Parameter) -> bool:
+    """By an instance, which shards it."""
+    return getattr(parameter, "_tesserae_managed", False)
 
 
 def make_compute(managed: Managed, as_parameter: bool) -> torch.Tensor:
