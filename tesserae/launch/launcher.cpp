@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -78,6 +79,7 @@ class Job {
     host.meeting.epoch = membership_->epoch() + 1;
     replaced_ = std::atoi(membership_->remembered(replaced_key).c_str());
     too_few_ = size() < job_.min_ranks;
+    are_those_left_ = true;
     too_few_ ? membership_->end() : membership_->begin_epoch_of(names);
   }
 
@@ -225,7 +227,16 @@ class Job {
       rank = processes_->start_one(number, rank.host, ranks_);
     }
     host_.spares.pause();
+    if (meets_again && are_those_left_) return begin_epoch_of_all();
+    are_those_left_ = false;
     membership_->begin_epoch(size());
+  }
+
+  /// They are as before those that are left, of whom none has a place in the job's state yet.
+  void begin_epoch_of_all() {
+    std::vector<int> all(static_cast<size_t>(size()));
+    std::iota(all.begin(), all.end(), 0);
+    membership_->begin_epoch_of(all);
   }
 
   /// Two sides of a link that is cut say it of each other: then the ranks of the host that decides are believed.
@@ -288,6 +299,7 @@ class Job {
     ranks_ = std::move(ranks);
     number_anew();
     lost_.clear();
+    are_those_left_ = true;
     membership_->begin_epoch_of(left);
   }
 
@@ -416,6 +428,7 @@ class Job {
   std::vector<int> late_;                         // met nobody, since others were done
   std::optional<os::Deadline> failures_settled_;  // until then others may fail of the same
   int replaced_ = 0;                              // how often
+  bool are_those_left_ = false;                   // of a loss, and no number of ranks was asked for since
   int met_again_ = 0;                             // how often, without a loss and beside those
   std::optional<int> suspect_, culprit_;
   std::optional<os::Deadline> blame_suspect_at_;

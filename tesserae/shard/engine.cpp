@@ -47,7 +47,11 @@ void tell(const Units& units, const Event& event) {
 
 void Engine::before_forward(ShardedUnit& unit) {
   const bool recomputing = autograd::in_backward();
-  if (!recomputing && &unit == &root()) begin_step();
+  if (!recomputing && &unit == &root()) {
+    begin_step();
+  } else if (!recomputing && phase_ != Phase::forward) {
+    begin_alone(unit);
+  }
   unit.tell([&](StepObserver& observer) { observer.before_forward(unit); });
   if (recomputing) {
     gather(unit, /*backward=*/true);
@@ -77,22 +81,42 @@ void Engine::begin_step() {
     const bool accumulates = unit->accumulating();
     unit->tell([&](StepObserver& observer) { observer.begin_step(*unit, accumulates); });
   }
-  for (FlatBuffer* buffer : buffers_) {
-    if (buffer->is_thawing()) thaw(*buffer);
-  }
+  thaw();
   enter(Phase::idle);  // from a forward that was cut short, if there was one
   enter(Phase::forward);
   schedule_.restart();
 }
 
-/// Shards keep their numbers.
-void Engine::thaw(FlatBuffer& buffer) {
-  buffer.unit().tell([&](StepObserver& observer) { observer.before_recut(buffer); });
-  buffer.thaw();
-  buffer.shard()->index = static_cast<int>(shards_.size());
-  shards_.add(buffer.shard());
-  workspace_->pool.reserve(buffer.gradient()->buffer_bytes(), 1, buffer.gradient());
-  buffer.unit().tell([&](StepObserver& observer) { observer.after_recut(buffer); });
+/// What was frozen at set-up and is to be trained now. Shards keep their numbers.
+void Engine::thaw() {
+  std::vector<FlatBuffer*> thawing;
+  for (FlatBuffer* buffer : buffers_) {
+    if (buffer->is_thawing()) thawing.push_back(buffer);
+  }
+  if (thawing.empty()) return;
+  for (const FlatBuffer* buffer : thawing) buffer->require_can_thaw();
+  std::vector<PoolPart> planned = plan_of_pool();
+  for (FlatBuffer* buffer : thawing) {
+    buffer->unit().tell([&](StepObserver& observer) { observer.before_recut(*buffer); });
+    buffer->thaw();
+    buffer->shard()->index = static_cast<int>(shards_.size());
+    shards_.add(buffer->shard());
+    buffer->unit().tell([&](StepObserver& observer) { observer.after_recut(*buffer); });
+  }
+  std::vector<PoolPart> more;
+  for (const PoolPart& part : plan_of_pool()) {
+    const auto same = std::ranges::find(planned, part);
+    same == planned.end() ? more.push_back(part) : void(planned.erase(same));
+  }
+  if (prepared()) reserve(more);
+}
+
+/// A part of the model is called by itself: no forward of the root has begun a step.
+void Engine::begin_alone(ShardedUnit& unit) {
+  require_not_torn();
+  if (phase_ == Phase::backward) abandon_step();
+  unit.tell([&](StepObserver& observer) { observer.begin_alone(unit); });
+  thaw();
 }
 
 void Engine::abandon_step() {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tesserae/shard/companion.h"
+#include "tesserae/shard/pool_plan.h"
 #include "tesserae/shard/resharding.h"
 #include "tesserae/shard/schedule.h"
 #include "tesserae/shard/sharded_unit.h"
@@ -103,8 +104,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void enter(Phase next);
   void list_buffers();
   void reserve_pool();
+  void reserve(const std::vector<PoolPart>& parts);
+  std::vector<PoolPart> plan_of_pool() const;
   void begin_step();
-  void thaw(FlatBuffer& buffer);
+  void begin_alone(ShardedUnit& unit);
+  void thaw();
   void abandon_step();
   void gather(ShardedUnit& unit, bool backward);
   void look_ahead(bool backward);

@@ -116,18 +116,20 @@ bool FlatBuffer::is_thawing() const {
   return !gradient_ && std::ranges::any_of(tensors_, &at::Tensor::requires_grad);
 }
 
-void FlatBuffer::thaw() {
+void FlatBuffer::require_can_thaw() const {
   const Options& options = unit_.sharding().options;
   Flat flat = flat_->with(flat_->layout());
   flat.set_trainable();
   const bool same_master = master_tier(options.tiers, flat) == master_tier(options.tiers, *flat_) &&
                            options.precision.masters.value_or(flat.dtypes().master) == flat.dtypes().master;
-  if (flat.cut_by() != CutBy::rows || !same_master) {
-    const auto thawed = std::ranges::find_if(tensors_, &at::Tensor::requires_grad) - tensors_.begin();
-    throw InvalidArgument("Engine", cat("parameter ", flat_->slots()[static_cast<size_t>(thawed)].names.front(),
-                                        " was frozen when the model was sharded and has requires_grad now: it has no "
-                                        "gradient buffer. Unfreeze it before the model is sharded"));
-  }
+  if (flat.cut_by() == CutBy::rows && same_master) return;
+  const auto thawed = std::ranges::find_if(tensors_, &at::Tensor::requires_grad) - tensors_.begin();
+  throw InvalidArgument("Engine", cat("parameter ", flat_->slots()[static_cast<size_t>(thawed)].names.front(),
+                                      " was frozen when the model was sharded and has requires_grad now: it has no "
+                                      "gradient buffer. Unfreeze it before the model is sharded"));
+}
+
+void FlatBuffer::thaw() {
   flat_->set_trainable();
   take_gradients();
   take_room();

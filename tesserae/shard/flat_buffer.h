@@ -42,8 +42,10 @@ class FlatBuffer {
   void set_master_dtype(c10::ScalarType dtype);
   /// Frozen at set-up, and one of its parameters has requires_grad now.
   bool is_thawing() const;
-  /// Makes it trainable, between steps; its shard has no index yet. Throws InvalidArgument naming the parameter if it
-  /// is not by rows, in a buffer of its own, or would have to lie elsewhere.
+  /// Throws InvalidArgument naming the parameter if it is not by rows, in a buffer of its own, or would have to lie
+  /// elsewhere.
+  void require_can_thaw() const;
+  /// Makes it trainable, between steps; its shard has no index yet.
   void thaw();
 
   /// See FlatParameter::extend; it stays in changes of degrees.

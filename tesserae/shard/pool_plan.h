@@ -27,6 +27,7 @@ struct PoolPart {
   int64_t bytes = 0;
   int count = 0;
   const void* owner = nullptr;
+  bool operator==(const PoolPart&) const = default;
 };
 
 /// Units that are gathered one after the other share buffers; the root, and every unit that stays gathered, has its

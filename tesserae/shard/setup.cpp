@@ -13,7 +13,6 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/shard/engine.h"
-#include "tesserae/shard/pool_plan.h"
 
 namespace tesserae::shard {
 namespace {
@@ -118,6 +117,14 @@ void Engine::prepare() {
 }
 
 void Engine::reserve_pool() {
+  reserve(plan_of_pool());
+}
+
+void Engine::reserve(const std::vector<PoolPart>& parts) {
+  for (const PoolPart& part : parts) workspace_->pool.reserve(part.bytes, part.count, part.owner);
+}
+
+std::vector<PoolPart> Engine::plan_of_pool() const {
   std::vector<UnitNeeds> needs;
   for (const auto& unit : units_) {
     auto& of_unit = needs.emplace_back(UnitNeeds{unit->name(), !unit->frees_after_forward(), {}});
@@ -130,9 +137,7 @@ void Engine::reserve_pool() {
     }
   }
   const auto& options = root().sharding().options;
-  for (const PoolPart& part : plan_pool(needs, options.limit_all_gathers, options.limit_reductions)) {
-    workspace_->pool.reserve(part.bytes, part.count, part.owner);
-  }
+  return plan_pool(needs, options.limit_all_gathers, options.limit_reductions);
 }
 
 }  // namespace tesserae::shard

@@ -26,6 +26,8 @@ class StepObserver {
   /// All: a forward of the root begins, nothing is gathered for it yet. `accumulating`: gradients of earlier backwards
   /// wait for their reduction.
   virtual void begin_step(ShardedUnit& /*unit*/, bool /*accumulating*/) {}
+  /// The unit's forward begins, and no forward of the root is around it.
+  virtual void begin_alone(ShardedUnit& /*unit*/) {}
   /// The unit's forward begins (also one that is recomputed in a backward); its parameters are about to be gathered.
   virtual void before_forward(ShardedUnit& /*unit*/) {}
   /// The training thread needs the unit's parameters ...

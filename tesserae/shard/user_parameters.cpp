@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
 #include "tesserae/shard/engine.h"
 
@@ -45,7 +44,7 @@ void UserParameters::show(FlatBuffer& buffer, size_t index) {
 
 void UserParameters::begin_step(ShardedUnit& unit, bool accumulating) {
   take_values(unit);
-  for (size_t i = 0; i < local_.size(); ++i) local_[i]->show_requires_grad(unit.buffers()[i]->tensors());
+  show_requires_grad(unit);
   if (accumulating) return;
   if (unit.context().pool().elastic()) {
     // The memory of gradients that the user has let go.
@@ -60,10 +59,13 @@ void UserParameters::begin_step(ShardedUnit& unit, bool accumulating) {
   if (!unit.gathered_early()) unit.publish();
 }
 
-void UserParameters::before_forward(ShardedUnit& unit) {
-  // Called by itself: no forward of the root has begun a step.
-  const bool alone = !autograd::in_backward() && unit.engine().phase() != Engine::Phase::forward;
-  if (alone && !unit.gathered_early()) unit.publish();
+void UserParameters::begin_alone(ShardedUnit& unit) {
+  show_requires_grad(unit);
+  if (!unit.gathered_early()) unit.publish();
+}
+
+void UserParameters::show_requires_grad(ShardedUnit& unit) {
+  for (size_t i = 0; i < local_.size(); ++i) of(i).show_requires_grad(unit.buffers()[i]->tensors());
 }
 
 void UserParameters::begin_backward(ShardedUnit& unit, bool boundary) {

@@ -24,7 +24,7 @@ class UserParameters final : public StepObserver {
   LocalParameters& of(size_t index) const;
 
   void begin_step(ShardedUnit& unit, bool accumulating) override;
-  void before_forward(ShardedUnit& unit) override;
+  void begin_alone(ShardedUnit& unit) override;
   void begin_backward(ShardedUnit& unit, bool boundary) override;
   void take_values(ShardedUnit& unit) override;
   void take_gradients(ShardedUnit& unit) override;
@@ -36,6 +36,7 @@ class UserParameters final : public StepObserver {
  private:
   explicit UserParameters(std::vector<UserTensors> parameters) : parameters_(std::move(parameters)) {}
   void show(FlatBuffer& buffer, size_t index);
+  void show_requires_grad(ShardedUnit& unit);
 
   std::vector<UserTensors> parameters_;
   std::vector<std::unique_ptr<LocalParameters>> local_;  // by flat buffer of the unit; null while one is recut

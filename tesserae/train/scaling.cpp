@@ -172,6 +172,7 @@ void Run::take_up(const nlohmann::json& told, Standing all, os::TimePoint begin)
     pending_ = told.value("pending", false);
     record_ = from_line(told.at("record").get<std::string>()).value_or(StepRecord());
     scheduled_until_ = state_->step;
+    output_.reset();  // the configuration is that of another number of ranks
     if (leads()) begin_output(origin_);
   }
   scaling["step"] = state_->step;

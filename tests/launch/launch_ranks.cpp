@@ -4,10 +4,12 @@
 // lost; SHARED: a folder through which another host takes over. EARLY_EXIT_CODE, STOP_GRACE (in ms): a status that is
 // no failure, and how long ranks may take to end. PROGRAMS: ranks are started as programs; else the first ones are
 // copies of this process, which become that command, or, if that is "threads", say with how many they would compute,
-// or, if it is "fail", tell the launcher that an operation failed, as often as FAILURES says (once more: status 3).
+// or, if it is "fail", tell the launcher that an operation failed, in each epoch before that of number FAILURES; with
+// LOSS the last one is lost first.
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -26,10 +28,11 @@ int number(const char* variable, int otherwise) {
 
 int fail() {
   tesserae::comm::Membership membership(tesserae::mesh::World::from_environment().launch(), true);
+  if (std::getenv("LOSS") != nullptr && membership.rank() == membership.ranks() - 1) std::raise(SIGKILL);
   for (int failures = number("FAILURES", 0); membership.epoch() < failures;) {
     if (!membership.next_epoch({}, std::chrono::minutes(2))) return 3;
   }
-  std::printf("epoch %d\n", membership.epoch());
+  std::printf("epoch %d%s\n", membership.epoch(), membership.is_of_those_left() ? ", of those left" : "");
   return 0;
 }
 

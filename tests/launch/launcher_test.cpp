@@ -258,6 +258,15 @@ TEST_F(Launcher, RanksThatAllFailAndLiveMeetAgainWhereNoneWouldBeReplaced) {
   }
 }
 
+// Whoever is left holds the state of more ranks until it has asked for a number.
+TEST_F(Launcher, ThoseLeftMeetAgainAsSuch) {
+  Program job({LAUNCH_RANKS, "3", "fail"}, {{"MIN_RANKS", "1"}, {"LOSS", "yes"}, {"FAILURES", "2"}});
+  const auto exit = job.finish();
+  ASSERT_TRUE(exit) << job.errors;
+  EXPECT_TRUE(exit->success()) << job.errors;
+  EXPECT_EQ(job.output, "epoch 2, of those left\n");
+}
+
 TEST_F(Launcher, AProgramThatIsNotThereIsAnError) {
   EXPECT_THROW(run_local_job({.ranks = 2, .command = {"/nowhere/program"}, .environment = {}}), IoError);
   EXPECT_THROW(run_local_job({.ranks = 0, .command = {"true"}, .environment = {}}), InvalidArgument);

@@ -276,3 +276,29 @@ def checkpointed() -> list[float]:
 
 def test_checkpoint_wrapper_and_eval() -> None:
     run_ranks(same_as_fsdp1, 2, checkpointed)
+
+
+def refuses_to_train_what_was_frozen(rank: int, world_size: int) -> None:
+    """One flat buffer has frozen parameters: they cannot be trained later, and nothing has changed by the attempt."""
+    tsm.init()
+    model = make_model()
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    model = wrap(model)
+    before = loss_of(model, 0).item()
+    frozen = list(model.module[0].parameters())
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    for _ in range(2):
+        with pytest.raises(tsm.InvalidArgument, match="was frozen when the model was sharded"):
+            loss_of(model, 0)
+    assert model.state_dict()["0.linear.weight"].shape == (WIDTH, WIDTH)
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    loss = loss_of(model, 0)
+    assert loss.item() == before
+    loss.backward()
+
+
+def test_what_was_frozen_is_not_trained() -> None:
+    run_ranks(refuses_to_train_what_was_frozen, 2)

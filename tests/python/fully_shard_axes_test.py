@@ -69,21 +69,31 @@ def make(name: str, shard_placement_fn: Any = None) -> tuple[nn.Module, DeviceMe
     return model, mesh
 
 
-def train(name: str, shard_placement_fn: Any = None) -> Seen:
+def train(name: str, shard_placement_fn: Any = None, freezes: bool = False) -> Seen:
+    """`freezes`: `wide` is frozen in every other step, first in the first."""
     model, mesh = make(name, shard_placement_fn)
     index = mesh.get_rank() if not MESHES[name][3] else mesh.get_rank() // 2  # ranks of a tensor group read one batch
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     def loss(step: int) -> Tensor:
+        model.wide.requires_grad_(not freezes or step % 2 == 1)
         x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(10 * step + index))
         given = DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
         return model(given).square().mean().full_tensor()
 
-    return run_steps(model, optimizer, loss)
+    return run_steps(model, optimizer, loss, steps=4 if freezes else 3)
 
 
 def trains_like_torch(rank: int, world_size: int, name: str) -> None:
     both(lambda: train(name))
+
+
+def freezes_in_turn(rank: int, world_size: int) -> None:
+    both(lambda: train("tensor parallel", freezes=True))
+
+
+def test_split_parameters_are_frozen_in_turn() -> None:
+    run_ranks(freezes_in_turn, 4)
 
 
 @pytest.mark.parametrize("name", MESHES)

@@ -477,3 +477,62 @@ def test_parameters_are_frozen_at_first(before: bool, arguments: dict[str, Any])
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_parameters_are_frozen_at_first_beside_replicas(replicas: int) -> None:
     run_ranks(freezes_in_turn, 4, True, replicas, {})
+
+
+class Pair(nn.Module):
+    """Never called itself: as a GAN, whose parts train in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = make_model(1), make_model(2)
+
+
+def trains_parts_in_turn(rank: int, world_size: int) -> None:
+    def run() -> Seen:
+        pair = Pair()
+        pair.second.requires_grad_(False)
+        for part in (pair.first, pair.second, pair):
+            shard_all(part, reshard_after_forward=True)  # torch shows whole ones after a forward that has no backward
+        optimizer = torch.optim.AdamW(pair.parameters(), lr=1e-2)
+
+        def loss(step: int) -> Tensor:
+            pair.first.requires_grad_(step % 2 == 0)
+            pair.second.requires_grad_(step % 2 == 1)
+            return pair.second(torch.cat([batch(step)[:, :7], pair.first(batch(step))], 1)).square().mean()
+
+        return run_steps(pair, optimizer, loss, steps=4)
+
+    both(run)
+
+
+def test_parts_are_trained_in_turn() -> None:
+    run_ranks(trains_parts_in_turn, 2)
+
+
+def begins_a_part_anew(rank: int, world_size: int) -> None:
+    """A backward of a part that is called by itself threw: the next one is whole."""
+    with ours():
+        pair = Pair()
+        for part in (pair.first, pair.second, pair):
+            shard_all(part)
+
+        def gradients(throws: bool) -> list[Tensor]:
+            output = pair.first(batch(0))
+            if throws:
+                output.register_hook(lambda gradient: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    output.square().mean().backward()
+                output = pair.first(batch(0))
+            output.square().mean().backward()
+            found = [p.grad.full_tensor() for p in pair.first.parameters()]
+            for parameter in pair.parameters():
+                parameter.grad = None
+            return found
+
+        expected = gradients(throws=False)
+        for gradient, wanted in zip(gradients(throws=True), expected, strict=True):
+            torch.testing.assert_close(gradient, wanted)
+
+
+def test_a_part_begins_anew_after_a_backward_that_threw() -> None:
+    run_ranks(begins_a_part_anew, 2)

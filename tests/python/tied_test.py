@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp import MixedPrecision, ShardingStrategy, StateDictType
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import tesserae as tsm
@@ -136,9 +137,12 @@ def trains_as_one_process(rank: int, world_size: int, cases: list[Case]) -> list
         with FSDP.summon_full_params(model):
             whole = {clean_tensor_name(n): p.detach().clone() for n, p in model.named_parameters()}
         texts += differences(whole, {name: state[name] for name in whole}, 0.0, "summoned")
-        other = wrap(case, build(case, seed=1))
-        other.load_state_dict(state)
-        texts += differences(other.state_dict(), state, 0.0, "loaded")
+        kinds = [StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT, StateDictType.LOCAL_STATE_DICT]
+        for kind in kinds:
+            other = wrap(case, build(case, seed=1))
+            with FSDP.state_dict_type(model, kind), FSDP.state_dict_type(other, kind):
+                other.load_state_dict(model.state_dict())
+            texts += differences(other.state_dict(), state, 0.0, f"{kind}, loaded")
         shards = sum(p.numel() for p in model.parameters())
         if case.strategy != "NO_SHARD" and not shards < 0.6 * sum(p.numel() for p in alone.parameters()):
             texts.append(f"{shards} elements of parameters on a rank")
@@ -165,3 +169,32 @@ def ignored_stay_so(rank: int, world_size: int) -> None:
 
 def test_ignored_stay_so() -> None:
     run_ranks(ignored_stay_so, RANKS)
+
+
+def computes_in_bf16(rank: int, world_size: int) -> None:
+    """An instance casts its inputs also where all that it computes with belongs to the one around it."""
+    tsm.init()
+    model = Decoder(Block, tied=True)
+    bf16 = MixedPrecision(param_dtype=torch.bfloat16, cast_forward_inputs=True)
+    sharded = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({Block, nn.Linear}), mixed_precision=bf16)
+    norm = nn.LayerNorm(WIDTH)  # in fp32, as its inputs
+    model.head.register_forward_pre_hook(lambda module, inputs: norm(inputs[0].float()), prepend=True)
+    next_token_loss(sharded, tokens(0, 0, rank)).backward()
+    assert sharded(tokens(0, 0, rank)).dtype == torch.bfloat16
+
+
+def test_computes_in_bf16() -> None:
+    run_ranks(computes_in_bf16, RANKS)
+
+
+def wrapped_by_hand(rank: int, world_size: int) -> None:
+    """Inside out, with flat parameters: the error of python.md, at wrapping."""
+    tsm.init()
+    model = Decoder(Block, tied=True)
+    model.embedding = FSDP(model.embedding, use_orig_params=False)
+    with pytest.raises(tsm.InvalidArgument, match="belongs to an FSDP instance already"):
+        FSDP(model, use_orig_params=False)
+
+
+def test_wrapped_by_hand() -> None:
+    run_ranks(wrapped_by_hand, RANKS)

@@ -87,6 +87,7 @@ def construct(instance: Instance, module: nn.Module, arguments: Arguments, auto_
         remember_buffers(instance, module)
         inner = instances_below(module)
         instance._managed = _find_parameters(instance, module, inner)
+        instance._computes = bool(instance._managed) or _has_left_some(instance, module, inner)
         instance._holds_experts = any(holds_experts(part) for m in instance._managed for part, _ in m.entries)
         if arguments.sync_module_states:
             _sync_from_rank_zero(instance, module)
@@ -175,6 +176,12 @@ def _find_parameters(instance: Instance, module: nn.Module, inner: dict[str, Ins
     return managed
 
 
+def _has_left_some(instance: Instance, module: nn.Module, inner: dict[str, Instance]) -> bool:
+    """It computes with parameters of which an instance around it will have all."""
+    skip = {*inner.values(), *ignored_modules(instance)}
+    return bool(faces.find_parameters(module, skip, ignored_parameters(instance)))
+
+
 def _is_ours_alone(managed: faces.Managed) -> bool:
     """False for a parameter that is also used outside of the unit: the instance that encloses all of its users owns
     it."""
@@ -220,6 +227,7 @@ def _shard(instance: Instance, module: nn.Module, fabric: _C.Fabric, options: _C
             instance._flat_entries[faces.flat_name(i)] = parameter
         for m in managed:
             m.parameter.data = m.parameter.data.new_empty(0)
+            m.parameter._tesserae_managed = True
         retire((m.parameter for m in managed), "FSDP(..., use_orig_params=False)", ", or pass use_orig_params=True")
     unit.show_parameters(local)
     for parameters in local:

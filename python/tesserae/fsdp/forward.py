@@ -37,7 +37,7 @@ def begin_step(root: Instance, args: tuple, kwargs: dict[str, Any]) -> Arguments
 def cast(instance: Instance, args: tuple, kwargs: dict[str, Any]) -> Arguments:
     """Inputs in the dtype in which the unit computes, as the mixed precision says."""
     precision = instance.mixed_precision
-    casts = precision.cast_forward_inputs and bool(instance._managed)
+    casts = precision.cast_forward_inputs and instance._computes
     casts = casts or (precision.cast_root_forward_inputs and instance._unit.is_root)
     if precision.param_dtype is None or not casts:
         return args, kwargs

@@ -22,6 +22,7 @@ class Instance(TorchInstance):
     compute_device: torch.device
     _unit: _C.Unit
     _managed: list[Managed]  # the parameters of the unit
+    _computes: bool  # with these, or with some that belong to an instance around it
     _holds_experts: bool  # that ranks share out: its state is sharded over those that have the same
     _flats: list[_C.FlatBuffer]
     _local: list[list[nn.Parameter]]  # what an optimizer holds, by flat buffer: a parameter for each slot, or one

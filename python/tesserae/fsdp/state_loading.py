@@ -63,8 +63,8 @@ def _own_entries(instance: Instance) -> Iterator[tuple[str, Managed]]:
         for name, m in entries.get(part, ()):
             yield path + name, m
         for name, child in own_modules(part).items():
-            if child is not None and not isinstance(child, Instance):
-                yield from visit(child, path + step_key(name))
+            if child is not None:  # an instance has not put its prefix in yet
+                yield from visit(wrapped(child) if isinstance(child, Instance) else child, path + step_key(name))
 
     return visit(wrapped(instance), "")
 

@@ -160,6 +160,7 @@ def _take_over(state: State) -> bool:
     """4. True: there were some."""
     replaced = False
     for managed in state.parameters:
+        faces.follow(managed)
         before = managed.parameter
         if faces.find_replaced(managed):
             if managed.parameter.dtype != before.dtype:

@@ -153,6 +153,13 @@ def show_split(managed: Managed, unit: _C.Unit, number: int) -> None:
         managed.shown = managed.split.make(managed.compute, managed.parameter, unit, number)
 
 
+def follow(managed: Managed) -> None:
+    """The script may freeze a parameter, and unfreeze it; of one that is not split the engine sees to that."""
+    shown, wanted = managed.shown, managed.parameter.requires_grad
+    if managed.split is not None and shown is not None and shown.requires_grad != wanted:
+        shown.requires_grad_(wanted)
+
+
 def inner_tensors(tensor: torch.Tensor) -> list[str]:
     """Of what attributes a tensor of a class of its own (__torch_dispatch__) is made; [] for one that is dense."""
     return list(tensor.__tensor_flatten__()[0]) if hasattr(tensor, "__tensor_flatten__") else []

@@ -89,8 +89,7 @@ class Split:
     def make(self, compute: nn.Parameter, like: DTensor, unit: _C.Unit, number: int) -> nn.Parameter:
         """The DTensor of a gathered part; `number`: of the parameter in the unit."""
         part = dtensor(compute.detach(), self.mesh, self.placements, like, requires_grad=False)
-        shown = nn.Parameter(part, requires_grad=like.requires_grad)
-
+        shown = nn.Parameter(part, requires_grad=False)
         to = weakref.ref(unit)  # which has this parameter: what C++ holds no collector sees
 
         def give_gradient(parameter: torch.Tensor) -> None:
@@ -102,9 +101,9 @@ class Split:
             assert owner is not None
             owner.add_gradient(number, local_of(gradient))
 
-        if like.requires_grad:
-            shown.register_post_accumulate_grad_hook(give_gradient)
-        return shown
+        shown.requires_grad_()
+        shown.register_post_accumulate_grad_hook(give_gradient)
+        return shown.requires_grad_(like.requires_grad)
 
     def _placements_of_gradient(self, gradient: DTensor) -> tuple[Placement, ...]:
         """What data-parallel ranks contribute is added up by the engine."""
