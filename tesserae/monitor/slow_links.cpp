@@ -42,7 +42,9 @@ std::optional<SlowLinks::Change> SlowLinks::add(const std::vector<StepTimes>& ra
     degrees_ = ranks.front().degrees;
     if (was_slow) return Change{Episode::Turn::over, ranks.front().step, was};
   }
-  if (++seen_ <= ignored_steps || rank_is_slow) return std::nullopt;
+  // Steps of ranks end at moments of their own: for what one lost at the end of a step, others wait in the next.
+  const bool was_slow = std::exchange(rank_was_slow_, rank_is_slow);
+  if (++seen_ <= ignored_steps || rank_is_slow || was_slow) return std::nullopt;
   const double step_seconds = longest_of(ranks), waited = unexplained(ranks);
   std::optional<Change> change;
   if (step_seconds_.enough()) {

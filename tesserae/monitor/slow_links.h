@@ -23,9 +23,9 @@ struct SlowLink {
 /// Who sends over a slow link and who receives both wait, so no rank can be named; but then a step takes longer than
 /// any rank's work explains. What it can explain is the sum over stages of the longest work in each (the frontier of
 /// maxima, arXiv 2606.06751): ranks may be slow by turns. The rest is compared with what it usually is under the same
-/// degrees; the first steps under new ones teach it. In a step in which a rank works longer than the others nothing is
-/// said of links, nor learned. From a quarter of a step on a link is slow, else as Episode says. What stays so for 64
-/// steps is usual from then on.
+/// degrees; the first steps under new ones teach it. In a step in which a rank works longer than the others, and in the
+/// next one, nothing is said of links, nor learned. From a quarter of a step on a link is slow, else as Episode says.
+/// What stays so for 64 steps is usual from then on.
 class SlowLinks {
  public:
   struct Change {
@@ -46,6 +46,7 @@ class SlowLinks {
   Recent waited_;          // what no work explains, in seconds
   Recent step_seconds_;
   int64_t seen_ = 0, suspected_ = 0;  // steps under these degrees; those in a row
+  bool rank_was_slow_ = false;
 };
 
 /// "steps take 0.31 s longer than any rank works, in reduce, 78 % of a step".

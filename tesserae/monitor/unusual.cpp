@@ -11,8 +11,11 @@ constexpr double least_seconds = 0.01;  // a scheduler's tick is nobody's fault
 constexpr double least_variations = 4;
 constexpr double share_at_once = 0.5, variations_at_once = 8;
 constexpr double part_at_once = 0.3;  // of a step: what it is known to have gone to is no noise of a clock
+constexpr double part_variations_at_once = 5;
 constexpr double worse = 4;
-constexpr int64_t steps_until_slow = 2, steps_until_over = 3;
+// Less than that for two steps in a row may be what else runs on a machine.
+constexpr double share_soon = 0.3;
+constexpr int64_t steps_until_slow = 4, steps_until_soon = 2, steps_until_over = 3;
 
 }  // namespace
 
@@ -45,24 +48,27 @@ double variation(std::span<const Recent> all) {
 }
 
 Episode::Turn Episode::add(int64_t step, double beyond, const Usual& usual) {
-  const auto exceeds = [&](double share, double share_of_part, double times) {
-    const auto is_more = [&](double value, double of_step, double variation) {
-      return value > std::max({least_seconds, of_step * usual.step_seconds, times * variation});
+  const auto exceeds = [&](double share, double times, double share_of_part, double times_of_part) {
+    const auto is_more = [&](double value, double of_step, double varies) {
+      return value > std::max({least_seconds, of_step * usual.step_seconds, varies});
     };
-    return is_more(beyond, share, usual.variation) || std::ranges::any_of(usual.parts, [&](const Part& part) {
-             return is_more(std::min(beyond, part.beyond), share_of_part, part.variation);
+    return is_more(beyond, share, times * usual.variation) || std::ranges::any_of(usual.parts, [&](const Part& part) {
+             return is_more(std::min(beyond, part.beyond), share_of_part, times_of_part * part.variation);
            });
   };
-  if (!exceeds(usual.least_share, usual.least_share, least_variations)) {
-    suspected_ = 0;
+  if (!exceeds(usual.least_share, least_variations, usual.least_share, least_variations)) {
+    suspected_ = clear_ = 0;
     if (slow() && ++quiet_ < steps_until_over) return Turn::none;
     return std::exchange(*this, {}).slow() ? Turn::over : Turn::none;
   }
   if (since_ == 0) since_ = step;
   quiet_ = 0;
   ++suspected_;
-  const bool at_once = exceeds(share_at_once, part_at_once, variations_at_once);
-  const bool tell = slow() ? at_once && beyond >= worse * told_ : at_once || suspected_ >= steps_until_slow;
+  const double soon = std::max(share_soon, usual.least_share);
+  clear_ = exceeds(soon, least_variations, soon, least_variations) ? clear_ + 1 : 0;
+  const bool at_once = exceeds(share_at_once, variations_at_once, part_at_once, part_variations_at_once);
+  const bool lasts = clear_ >= steps_until_soon || suspected_ >= steps_until_slow;
+  const bool tell = slow() ? at_once && beyond >= worse * told_ : at_once || lasts;
   if (!tell) return Turn::none;
   told_ = beyond;
   return Turn::slow;

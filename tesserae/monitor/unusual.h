@@ -35,10 +35,10 @@ double variation(std::span<const Recent> all);
 /// When something has become slow, and when that is over, from by how many seconds it is beyond what is usual in each
 /// step.
 ///
-/// It is slow if that is more than 10 ms, `least_share` of a step and four times its variation: in two steps in a row,
-/// or in one by half a step and eight times its variation. So it is if a part of it is, with a variation of its own,
-/// for which 0.3 of a step are enough in one. It no longer is when it was not for three steps; meanwhile it is told of
-/// again if it becomes four times as slow.
+/// It is slow if that is more than 10 ms, `least_share` of a step and four times its variation, in four steps in a row;
+/// in two with 0.3 of a step, in one with half a step and eight times its variation. So it is if a part of it is, with
+/// a variation of its own, for which 0.3 of a step and five times that variation are enough in one. It no longer is
+/// when it was not for three steps; meanwhile it is told of again if it becomes four times as slow.
 class Episode {
  public:
   /// Of a value: what of it is known to have gone somewhere.
@@ -63,8 +63,8 @@ class Episode {
 
  private:
   int64_t since_ = 0;
-  int64_t suspected_ = 0, quiet_ = 0;  // steps in a row
-  double told_ = 0;                    // its seconds when it was told of last; 0: not yet
+  int64_t suspected_ = 0, clear_ = 0, quiet_ = 0;  // steps in a row
+  double told_ = 0;                                // its seconds when it was told of last; 0: not yet
 };
 
 }  // namespace tesserae::monitor

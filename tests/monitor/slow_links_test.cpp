@@ -83,6 +83,20 @@ TEST(SlowLinks, SlowRanksAreNoSlowLink) {
   }
 }
 
+// Rank 1 lost it at the end of its step, when rank 0 had begun the next one.
+TEST(SlowLinks, WhatOthersWaitForInTheNextStepIsNoSlowLink) {
+  Job job(2, 0.03);
+  Watch watch;
+  job.disturb = [](int64_t step, auto& all) {
+    if (step == 30) Job::at(all[1], Stage::optimizer) += 0.5;
+  };
+  job.disturb_links = [](int64_t step, auto& all) {
+    if (step == 31) Job::at(all[0], Stage::agree) += 0.5;
+  };
+  for (int step = 1; step <= 40; ++step) EXPECT_FALSE(watch.add(job.step())) << step;
+  EXPECT_EQ(watch.named, 2) << "slow, and over";
+}
+
 TEST(SlowLinks, OtherDegreesHaveOtherTraffic) {
   Job job(4, 0.03);
   Watch watch;

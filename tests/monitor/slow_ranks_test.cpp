@@ -59,6 +59,20 @@ TEST(SlowRanks, ARankThatIsSlowInAStageIsNamedInItsSecondStepAtLatest) {
   }
 }
 
+// What else runs on a machine takes a processor for two steps now and then.
+TEST(SlowRanks, ALittleSlownessIsNamedOnceItLasts) {
+  Job job(4, 0.03);
+  SlowRanks slow;
+  job.disturb = [](int64_t step, auto& all) {
+    if (step == 30 || step == 31 || step >= 50) Job::at(all[1], Stage::backward) += 0.05;
+  };
+  std::vector<int64_t> named;
+  for (int step = 1; step <= 60; ++step) {
+    for (const auto& change : slow.add(job.step())) named.push_back(change.step);
+  }
+  EXPECT_EQ(named, std::vector<int64_t>{53});
+}
+
 TEST(SlowRanks, ARankThatIsSlowFromTheBeginningIsNamed) {
   Job job(4, 0.03);
   SlowRanks slow;
