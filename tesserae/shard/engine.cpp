@@ -116,7 +116,7 @@ void Engine::begin_alone(ShardedUnit& unit) {
   require_not_torn();
   if (phase_ == Phase::backward) abandon_step();
   unit.tell([&](StepObserver& observer) { observer.begin_alone(unit); });
-  thaw();
+  if (std::ranges::any_of(unit.buffers(), [](const auto& buffer) { return buffer->is_thawing(); })) thaw();
 }
 
 void Engine::abandon_step() {

@@ -65,7 +65,7 @@ class ShardList {
   size_t size() const { return shards_.size(); }
   Shard& operator[](size_t index) const { return *shards_[index]; }
   Shard& back() const { return *shards_.back(); }
-  void add(Shard* shard) { shards_.push_back(shard); }
+  void add(Shard* shard) { shards_.push_back(shard); }  ///< after all that there are
 
  private:
   std::vector<Shard*> shards_;
