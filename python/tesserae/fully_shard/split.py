@@ -101,7 +101,7 @@ class Split:
             assert owner is not None
             owner.add_gradient(number, local_of(gradient))
 
-        shown.requires_grad_()
+        shown.requires_grad_()  # only such a tensor takes hooks; it may be unfrozen later
         shown.register_post_accumulate_grad_hook(give_gradient)
         return shown.requires_grad_(like.requires_grad)
 
