@@ -24,6 +24,11 @@ using tesserae::testing::RankJob;
 using tesserae::testing::RankResults;
 using tesserae::testing::report;
 using tesserae::testing::run_ranks;
+using tesserae::testing::run_side_by_side;
+
+// A machine may stand still for seconds, and what then did not come in time is nobody's fault: 4 s were too few. Jobs
+// that wait for this one wait side by side.
+constexpr std::chrono::seconds kDeadline(12);
 
 double seconds_now() {
   return std::chrono::duration<double>(os::now().time_since_epoch()).count();
@@ -148,36 +153,39 @@ INSTANTIATE_TEST_SUITE_P(Fault, KilledRank,
                                            Fall{"reduce_scatter", 0, "halves", "shm"}),
                          name_of);
 
-class StoppedRank : public ::testing::TestWithParam<Fall> {};
-
-TEST_P(StoppedRank, IsNamedAtTheDeadline) {
-  const auto& fall = GetParam();
-  RankJob job;
-  job.main = "runs_until_a_rank_falls";
-  job.ranks = fall.where == "halves" ? 4 : 3;
-  job.args = {fall.verb, std::to_string(fall.victim), "stopped", "4", fall.where, fall.backend};
-  job.left_behind = {fall.victim};
-  const auto results = run_ranks(job);
-  for (int rank = 0; rank < job.ranks; ++rank) {
-    if (rank == fall.victim) continue;
-    ASSERT_TRUE(results[rank].exit.success()) << results.text();
-    EXPECT_EQ(results[rank].value("silent"), fall.victim) << results.text();
-    const double took = results[rank].value("caught_at") - results[fall.victim].value("fell_at");
-    EXPECT_GT(took, 2.0);
-    EXPECT_LT(took, 40.0) << results.text();
-    std::printf("rank %d knew after %.2f s\n", rank, took);
-  }
-}
-
 // Rank 0 serves the store, on which the knowledge about the others depends. Who gives up on it first ends before the
 // others do, and cannot say goodbye: it is not the one to name.
-INSTANTIATE_TEST_SUITE_P(Fault, StoppedRank,
-                         ::testing::Values(Fall{"all_gather", 1}, Fall{"reduce_scatter", 0},
-                                           Fall{"all_reduce", 1, "together", "shm"},
-                                           Fall{"all_gather", 1, "halves", "shm"},
-                                           Fall{"reduce_scatter", 0, "in_turn", "gloo"},
-                                           Fall{"reduce_scatter", 0, "in_turn", "shm"}),
-                         name_of);
+TEST(Fault, ARankThatIsStoppedIsNamedAtTheDeadline) {
+  const std::vector<Fall> falls = {{"all_gather", 1, "together", "gloo"},    {"reduce_scatter", 0, "together", "gloo"},
+                                   {"all_reduce", 1, "together", "shm"},     {"all_gather", 1, "halves", "shm"},
+                                   {"reduce_scatter", 0, "in_turn", "gloo"}, {"reduce_scatter", 0, "in_turn", "shm"}};
+  std::vector<RankJob> jobs;
+  for (const auto& fall : falls) {
+    RankJob job;
+    job.main = "runs_until_a_rank_falls";
+    job.ranks = fall.where == "halves" ? 4 : 3;
+    job.args = {fall.verb,   std::to_string(fall.victim), "stopped", std::to_string(kDeadline.count()), fall.where,
+                fall.backend};
+    job.left_behind = {fall.victim};
+    jobs.push_back(job);
+  }
+  const auto ends = run_side_by_side(jobs);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const auto& [verb, victim, where, backend] = falls[i];
+    SCOPED_TRACE(cat(verb, " over ", backend, ", rank ", victim, ", ", where));
+    for (int rank = 0; rank < jobs[i].ranks; ++rank) {
+      if (rank == victim) continue;
+      const auto& result = ends[i][rank];
+      ASSERT_TRUE(result.exit.success()) << ends[i].text();
+      EXPECT_EQ(result.value("silent"), victim) << ends[i].text();
+      const double took = result.value("caught_at") - ends[i][victim].value("fell_at");
+      const auto deadline = static_cast<double>(kDeadline.count());
+      EXPECT_GT(took, deadline / 2);
+      EXPECT_LT(took, deadline * 10) << ends[i].text();
+      std::printf("%s, %s, %s: rank %d knew after %.2f s\n", verb.c_str(), backend.c_str(), where.c_str(), rank, took);
+    }
+  }
+}
 
 // A goodbye on the way out is polite, and yet its peers wait for it: over every transport they hear within a second.
 TEST(Fault, ARankThatEndsByAnExceptionIsNamed) {
@@ -242,7 +250,7 @@ RANK_MAIN(ends_while_ranks_meet) {
   const auto world = mesh::World::from_environment();
   FabricOptions options;
   options.backend = args[0];
-  options.connect_deadline = options.deadline = std::chrono::seconds(4);
+  options.connect_deadline = options.deadline = kDeadline;
   if (world.rank() == std::stoi(args[1])) {
     std::thread([after = std::stoi(args[2]), stopped = args[3] == "stopped"] {
       os::sleep_for(std::chrono::milliseconds(after));
@@ -263,43 +271,42 @@ RANK_MAIN(ends_while_ranks_meet) {
   report("seconds", seconds_now() - began);
 }
 
-// Whenever it happens: who has not come yet is named at the deadline, who has come within a second.
-TEST(Fault, ARankThatIsKilledWhileTheRanksMeetIsNamed) {
-  for (const std::string backend : {"gloo", "shm"}) {
-    for (const int victim : {1, 0}) {
-      for (const int after : {0, 2, 4, 8, 16, 64}) {
-        SCOPED_TRACE(cat(backend, ", rank ", victim, " after ", after, " ms"));
-        const auto results =
-            run_ranks("ends_while_ranks_meet", 3, {backend, std::to_string(victim), std::to_string(after), "killed"});
-        for (int rank = 0; rank < 3; ++rank) {
-          if (rank == victim) continue;
-          ASSERT_TRUE(results[rank].exit.success()) << results.text();
-          EXPECT_EQ(results[rank].value("named"), victim) << results.text();
-          EXPECT_LT(results[rank].value("seconds"), 40) << results.text();
-        }
-      }
+// Three ranks that meet, of which rank 1 or rank 0 suffers `fate`: once for each time that has passed until then.
+void expect_named(const std::string& backend, const std::vector<int>& milliseconds, const std::string& fate) {
+  std::vector<RankJob> jobs;
+  std::vector<int> victims;
+  for (const int victim : {1, 0}) {
+    for (const int after : milliseconds) {
+      RankJob job;
+      job.main = "ends_while_ranks_meet";
+      job.ranks = 3;
+      job.args = {backend, std::to_string(victim), std::to_string(after), fate};
+      if (fate == "stopped") job.left_behind = {victim};
+      jobs.push_back(job);
+      victims.push_back(victim);
+    }
+  }
+  const auto ends = run_side_by_side(jobs);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const int victim = victims[i];
+    SCOPED_TRACE(cat(backend, ", rank ", victim, " ", fate, " after ", jobs[i].args[2], " ms"));
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == victim) continue;
+      ASSERT_TRUE(ends[i][rank].exit.success()) << ends[i].text();
+      EXPECT_EQ(ends[i][rank].value("named"), victim) << ends[i].text();
+      EXPECT_LT(ends[i][rank].value("seconds"), static_cast<double>(10 * kDeadline.count())) << ends[i].text();
     }
   }
 }
 
+// Whenever it happens: who has not come yet is named at the deadline, who has come within a second.
+TEST(Fault, ARankThatIsKilledWhileTheRanksMeetIsNamed) {
+  for (const std::string backend : {"gloo", "shm"}) expect_named(backend, {0, 2, 4, 8, 16, 64}, "killed");
+}
+
 // One that serves the store for the others answers them nothing from then on.
 TEST(Fault, ARankThatIsStoppedWhileTheRanksMeetIsNamed) {
-  for (const int victim : {1, 0}) {
-    for (const int after : {0, 4, 16}) {
-      SCOPED_TRACE(cat("rank ", victim, " after ", after, " ms"));
-      RankJob job;
-      job.main = "ends_while_ranks_meet";
-      job.ranks = 3;
-      job.args = {"shm", std::to_string(victim), std::to_string(after), "stopped"};
-      job.left_behind = {victim};
-      const auto results = run_ranks(job);
-      for (int rank = 0; rank < 3; ++rank) {
-        if (rank == victim) continue;
-        ASSERT_TRUE(results[rank].exit.success()) << results.text();
-        EXPECT_EQ(results[rank].value("named"), victim) << results.text();
-      }
-    }
-  }
+  expect_named("shm", {0, 4, 16}, "stopped");
 }
 
 // args: backend, where. Rank 1 waits for rank 0, rank 3 for 1, and rank 2 for 3: who hangs is in one group of three.
@@ -307,7 +314,7 @@ RANK_MAIN(waits_for_one_that_hangs) {
   const auto world = mesh::World::from_environment();
   FabricOptions options;
   options.backend = args[0];
-  options.deadline = std::chrono::seconds(4);
+  options.deadline = kDeadline;
   if (args[1] == "halves") options.host = std::to_string(world.rank() / 2);
   const auto fabric = Fabric::connect(world, options);
   std::vector<Group*> groups;
@@ -327,19 +334,22 @@ RANK_MAIN(waits_for_one_that_hangs) {
       std::printf("%s\n", timeout.what());
     }
   }
-  os::sleep_for(std::chrono::seconds(fabric->rank() == 0 ? 12 : 6));  // whoever ends is another reason to fail
+  os::sleep_for(kDeadline * (fabric->rank() == 0 ? 3 : 1));  // whoever ends is another reason to fail
 }
 
 TEST(Fault, ARankThatHangsIsNamedByAllThatWaitForIt) {
-  for (const auto& [backend, where] :
-       std::vector<std::pair<std::string, std::string>>{{"gloo", "together"}, {"shm", "together"}, {"shm", "halves"}}) {
-    const auto results = run_ranks("waits_for_one_that_hangs", 4, {backend, where});
+  std::vector<RankJob> jobs;
+  for (const auto& where :
+       std::vector<std::vector<std::string>>{{"gloo", "together"}, {"shm", "together"}, {"shm", "halves"}}) {
+    jobs.push_back({.main = "waits_for_one_that_hangs", .ranks = 4, .args = where});
+  }
+  for (const auto& results : run_side_by_side(jobs)) {
     ASSERT_TRUE(results.all_succeeded()) << results.text();
     for (int rank = 1; rank < 4; ++rank) {
       EXPECT_EQ(results[rank].value("absent"), 0) << results.text();
       EXPECT_EQ(results[rank].value("absent_ranks"), 1) << results.text();
       EXPECT_EQ(results[rank].value("silent"), -1) << results.text();
-      EXPECT_GT(results[rank].value("seconds"), 3.9) << results.text();
+      EXPECT_GT(results[rank].value("seconds"), 0.97 * static_cast<double>(kDeadline.count())) << results.text();
     }
   }
 }
@@ -348,12 +358,12 @@ TEST(Fault, ARankThatHangsIsNamedByAllThatWaitForIt) {
 RANK_MAIN(is_missing_while_a_group_is_made) {
   FabricOptions options;
   options.backend = args[0];
-  options.connect_deadline = std::chrono::seconds(8);
+  options.connect_deadline = kDeadline;
   const auto fabric = Fabric::connect(mesh::World::from_environment(), options);
   fabric->everyone().barrier();
   if (fabric->rank() == 1) {
     if (args[1] == "stopped") std::raise(SIGSTOP);
-    return os::sleep_for(std::chrono::seconds(30));
+    return os::sleep_for(3 * kDeadline);
   }
   try {
     fabric->group(fabric->everyone().members(), Traffic::reduce);
@@ -362,23 +372,24 @@ RANK_MAIN(is_missing_while_a_group_is_made) {
     report("absent", first_of(timeout.absent));
     std::printf("%s\n", timeout.what());
   }
-  os::sleep_for(std::chrono::seconds(8));
+  os::sleep_for(kDeadline);
 }
 
 TEST(Fault, ARankThatIsMissingWhileAGroupIsMadeIsNamed) {
+  std::vector<RankJob> jobs;
   for (const std::string backend : {"gloo", "shm"}) {
     for (const std::string how : {"stopped", "hangs"}) {
-      RankJob job;
-      job.main = "is_missing_while_a_group_is_made";
-      job.ranks = 4;
-      job.args = {backend, how};
-      if (how == "stopped") job.left_behind = {1};
-      const auto results = run_ranks(job);
-      for (const int rank : {0, 2, 3}) {
-        ASSERT_TRUE(results[rank].exit.success()) << results.text();
-        EXPECT_EQ(results[rank].value("silent"), how == "stopped" ? 1 : -1) << results.text();
-        EXPECT_EQ(results[rank].value("absent"), how == "stopped" ? -1 : 1) << results.text();
-      }
+      jobs.push_back({.main = "is_missing_while_a_group_is_made", .ranks = 4, .args = {backend, how}});
+      if (how == "stopped") jobs.back().left_behind = {1};
+    }
+  }
+  const auto ends = run_side_by_side(jobs);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const bool stopped = jobs[i].args[1] == "stopped";
+    for (const int rank : {0, 2, 3}) {
+      ASSERT_TRUE(ends[i][rank].exit.success()) << ends[i].text();
+      EXPECT_EQ(ends[i][rank].value("silent"), stopped ? 1 : -1) << ends[i].text();
+      EXPECT_EQ(ends[i][rank].value("absent"), stopped ? -1 : 1) << ends[i].text();
     }
   }
 }

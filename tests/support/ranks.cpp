@@ -59,18 +59,63 @@ void attend(Running& rank) {
   }
 }
 
-void drain(std::vector<Running>& ranks, const os::Deadline& deadline) {
-  std::vector<int> descriptors;
-  for (const auto& rank : ranks) {
-    if (rank.output) descriptors.push_back(rank.output.get());
+struct RunningJob {
+  const RankJob& job;
+  std::vector<Running> ranks;
+  os::Deadline deadline;  // until the ranks are killed; then, until their output is given up
+  bool ending = false;
+
+  bool may_stay(size_t rank) const {
+    return std::ranges::find(job.left_behind, static_cast<int>(rank)) != job.left_behind.end();
   }
-  const os::Deadline pause(std::min(deadline.remaining(), std::chrono::nanoseconds(std::chrono::milliseconds(20))));
-  os::wait_readable(descriptors, pause);
-  for (auto& rank : ranks) {
-    attend(rank);
-    if (const auto exit = rank.process.poll(); exit && !rank.ended) {
-      rank.ended = true;
-      rank.result.exit = *exit;
+
+  bool works() const {
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (!ranks[rank].ended && !may_stay(rank)) return true;
+    }
+    return false;
+  }
+
+  void end() {
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (ranks[rank].ended) continue;
+      ranks[rank].result.out_of_time = !may_stay(rank);
+      ranks[rank].process.signal(9);
+    }
+    deadline = os::Deadline(std::chrono::seconds(10));
+    ending = true;
+  }
+
+  // Whether there is nothing more to wait for.
+  bool has_ended() {
+    if (!ending && (!works() || deadline.passed())) end();
+    const auto open = [](const Running& rank) { return rank.output || !rank.ended; };
+    return ending && (std::ranges::none_of(ranks, open) || deadline.passed());
+  }
+};
+
+RunningJob start(const RankJob& job) {
+  const uint16_t port = os::free_port();
+  std::vector<Running> ranks;
+  for (int rank = 0; rank < job.ranks; ++rank) ranks.push_back(start(job, rank, port));
+  return {job, std::move(ranks), os::Deadline(job.deadline)};
+}
+
+void drain(std::vector<RunningJob>& jobs) {
+  std::vector<int> descriptors;
+  for (const auto& job : jobs) {
+    for (const auto& rank : job.ranks) {
+      if (rank.output) descriptors.push_back(rank.output.get());
+    }
+  }
+  os::wait_readable(descriptors, os::Deadline(std::chrono::milliseconds(20)));
+  for (auto& job : jobs) {
+    for (auto& rank : job.ranks) {
+      attend(rank);
+      if (const auto exit = rank.process.poll(); exit && !rank.ended) {
+        rank.ended = true;
+        rank.result.exit = *exit;
+      }
     }
   }
 }
@@ -101,31 +146,20 @@ std::string RankResults::text() const {
   return text;
 }
 
-RankResults run_ranks(const RankJob& job) {
-  const uint16_t port = os::free_port();
-  std::vector<Running> ranks;
-  for (int rank = 0; rank < job.ranks; ++rank) ranks.push_back(start(job, rank, port));
-  const os::Deadline deadline(job.deadline);
-  const auto running = [&](bool left_behind) {
-    for (int rank = 0; rank < job.ranks; ++rank) {
-      const bool excused = std::count(job.left_behind.begin(), job.left_behind.end(), rank) > 0;
-      if (!ranks[static_cast<size_t>(rank)].ended && excused == left_behind) return true;
-    }
-    return false;
-  };
-  while (running(false) && !deadline.passed()) drain(ranks, deadline);
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (ranks[rank].ended) continue;
-    ranks[rank].result.out_of_time =
-        std::count(job.left_behind.begin(), job.left_behind.end(), static_cast<int>(rank)) == 0;
-    ranks[rank].process.signal(9);
+std::vector<RankResults> run_side_by_side(const std::vector<RankJob>& jobs) {
+  std::vector<RunningJob> running;
+  for (const auto& job : jobs) running.push_back(start(job));
+  const auto ended = [](RunningJob& job) { return job.has_ended(); };
+  while (std::ranges::count_if(running, ended) < std::ssize(running)) drain(running);
+  std::vector<RankResults> results(jobs.size());
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    for (auto& rank : running[i].ranks) results[i].ranks.push_back(std::move(rank.result));
   }
-  const os::Deadline last(std::chrono::seconds(10));
-  const auto open = [](const Running& rank) { return rank.output || !rank.ended; };
-  while (std::any_of(ranks.begin(), ranks.end(), open) && !last.passed()) drain(ranks, last);
-  RankResults results;
-  for (auto& rank : ranks) results.ranks.push_back(std::move(rank.result));
   return results;
+}
+
+RankResults run_ranks(const RankJob& job) {
+  return run_side_by_side({job}).front();
 }
 
 RankResults run_ranks(const std::string& main, int ranks, const RankArgs& args, std::chrono::seconds deadline) {

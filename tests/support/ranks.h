@@ -51,6 +51,8 @@ struct RankJob {
 
 /// Starts the ranks and waits for their ends; kills all that still run at the deadline. None outlives this process.
 RankResults run_ranks(const RankJob& job);
+/// Several jobs at a time, in their order: for those that mostly wait, as for a deadline.
+std::vector<RankResults> run_side_by_side(const std::vector<RankJob>& jobs);
 RankResults run_ranks(const std::string& main, int ranks, const RankArgs& args = {},
                       std::chrono::seconds deadline = std::chrono::seconds(120));
 
