@@ -12,7 +12,7 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/comm/fabric.h"
-#include "tesserae/os/clock.h"
+#include "tests/comm/fault.h"
 #include "tests/support/promise.h"
 #include "tests/support/ranks.h"
 
@@ -25,14 +25,6 @@ using tesserae::testing::RankResults;
 using tesserae::testing::report;
 using tesserae::testing::run_ranks;
 using tesserae::testing::run_side_by_side;
-
-// A machine may stand still for seconds, and what then did not come in time is nobody's fault: 4 s were too few. Jobs
-// that wait for this one wait side by side.
-constexpr std::chrono::seconds kDeadline(12);
-
-double seconds_now() {
-  return std::chrono::duration<double>(os::now().time_since_epoch()).count();
-}
 
 // What a victim does to itself, from another thread, while its operation is under way.
 void suffer(const std::string& fate) {
@@ -48,10 +40,6 @@ void run_verb(const std::string& verb, Group& group, const at::Tensor& buffer) {
   if (verb == "reduce_scatter") return group.reduce_scatter(buffer);
   if (verb == "barrier") return group.barrier();
   group.all_reduce(buffer);
-}
-
-double first_of(const std::vector<int>& ranks) {
-  return ranks.empty() ? -1 : ranks.front();
 }
 
 }  // namespace
@@ -205,110 +193,6 @@ TEST(Fault, ARankThatEndsByAnExceptionIsNamed) {
   }
 }
 
-// args: backend; how a rank ends while the others make a group with it: "killed" or "left"; which one.
-RANK_MAIN(ends_while_a_group_is_made) {
-  FabricOptions options;
-  options.backend = args[0];
-  const auto fabric = Fabric::connect(mesh::World::from_environment(), options);
-  fabric->everyone().barrier();
-  if (fabric->rank() == std::stoi(args[2])) {
-    report("ended_at", seconds_now());
-    if (args[1] == "killed") std::raise(SIGKILL);
-    throw std::runtime_error("out of memory");
-  }
-  try {
-    fabric->group(fabric->everyone().members(), Traffic::reduce);
-  } catch (const PeerLost& lost) {
-    report("caught_at", seconds_now());
-    report("lost", first_of(lost.ranks));
-    std::printf("%s\n", lost.what());
-  }
-}
-
-// Groups are made at the start and when the dial turns: nobody waits there for the 60 s of connect_deadline.
-TEST(Fault, ARankThatEndsWhileAGroupIsMadeIsNamed) {
-  for (const std::string backend : {"gloo", "shm"}) {
-    std::vector<double> seconds;
-    // Rank 0 serves the store through which the group is made.
-    for (const auto& [how, victim] : std::vector<std::pair<std::string, int>>{
-             {"killed", 1}, {"left", 1}, {"killed", 0}, {"killed", 2}, {"killed", 0}}) {
-      const auto results = run_ranks("ends_while_a_group_is_made", 3, {backend, how, std::to_string(victim)});
-      for (int rank = 0; rank < 3; ++rank) {
-        if (rank == victim) continue;
-        ASSERT_TRUE(results[rank].exit.success()) << results.text();
-        ASSERT_NE(results[rank].output.find("lost="), std::string::npos) << results.text();
-        EXPECT_EQ(results[rank].value("lost"), victim) << results.text();
-        seconds.push_back(results[rank].value("caught_at") - results[victim].value("ended_at"));
-      }
-    }
-    expect_promise(seconds, 1);
-  }
-}
-
-// args: backend, victim, after how many milliseconds of connecting it is killed or stopped, and which of them.
-RANK_MAIN(ends_while_ranks_meet) {
-  const auto world = mesh::World::from_environment();
-  FabricOptions options;
-  options.backend = args[0];
-  options.connect_deadline = options.deadline = kDeadline;
-  if (world.rank() == std::stoi(args[1])) {
-    std::thread([after = std::stoi(args[2]), stopped = args[3] == "stopped"] {
-      os::sleep_for(std::chrono::milliseconds(after));
-      std::raise(stopped ? SIGSTOP : SIGKILL);
-    }).detach();
-  }
-  const double began = seconds_now();
-  try {
-    const auto fabric = Fabric::connect(world, options);
-    for (;;) fabric->everyone().barrier();
-  } catch (const PeerLost& lost) {
-    report("named", first_of(lost.ranks));
-    std::printf("%s\n", lost.what());
-  } catch (const Timeout& timeout) {
-    report("named", first_of(timeout.silent));
-    std::printf("%s\n", timeout.what());
-  }
-  report("seconds", seconds_now() - began);
-}
-
-// Three ranks that meet, of which rank 1 or rank 0 suffers `fate`: once for each time that has passed until then.
-void expect_named(const std::string& backend, const std::vector<int>& milliseconds, const std::string& fate) {
-  std::vector<RankJob> jobs;
-  std::vector<int> victims;
-  for (const int victim : {1, 0}) {
-    for (const int after : milliseconds) {
-      RankJob job;
-      job.main = "ends_while_ranks_meet";
-      job.ranks = 3;
-      job.args = {backend, std::to_string(victim), std::to_string(after), fate};
-      if (fate == "stopped") job.left_behind = {victim};
-      jobs.push_back(job);
-      victims.push_back(victim);
-    }
-  }
-  const auto ends = run_side_by_side(jobs);
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    const int victim = victims[i];
-    SCOPED_TRACE(cat(backend, ", rank ", victim, " ", fate, " after ", jobs[i].args[2], " ms"));
-    for (int rank = 0; rank < 3; ++rank) {
-      if (rank == victim) continue;
-      ASSERT_TRUE(ends[i][rank].exit.success()) << ends[i].text();
-      EXPECT_EQ(ends[i][rank].value("named"), victim) << ends[i].text();
-      EXPECT_LT(ends[i][rank].value("seconds"), static_cast<double>(10 * kDeadline.count())) << ends[i].text();
-    }
-  }
-}
-
-// Whenever it happens: who has not come yet is named at the deadline, who has come within a second.
-TEST(Fault, ARankThatIsKilledWhileTheRanksMeetIsNamed) {
-  for (const std::string backend : {"gloo", "shm"}) expect_named(backend, {0, 2, 4, 8, 16, 64}, "killed");
-}
-
-// One that serves the store for the others answers them nothing from then on.
-TEST(Fault, ARankThatIsStoppedWhileTheRanksMeetIsNamed) {
-  expect_named("shm", {0, 4, 16}, "stopped");
-}
-
 // args: backend, where. Rank 1 waits for rank 0, rank 3 for 1, and rank 2 for 3: who hangs is in one group of three.
 RANK_MAIN(waits_for_one_that_hangs) {
   const auto world = mesh::World::from_environment();
@@ -350,46 +234,6 @@ TEST(Fault, ARankThatHangsIsNamedByAllThatWaitForIt) {
       EXPECT_EQ(results[rank].value("absent_ranks"), 1) << results.text();
       EXPECT_EQ(results[rank].value("silent"), -1) << results.text();
       EXPECT_GT(results[rank].value("seconds"), 0.97 * static_cast<double>(kDeadline.count())) << results.text();
-    }
-  }
-}
-
-// args: backend; how a rank is missing while the others make a group with it: "stopped" or "hangs".
-RANK_MAIN(is_missing_while_a_group_is_made) {
-  FabricOptions options;
-  options.backend = args[0];
-  options.connect_deadline = kDeadline;
-  const auto fabric = Fabric::connect(mesh::World::from_environment(), options);
-  fabric->everyone().barrier();
-  if (fabric->rank() == 1) {
-    if (args[1] == "stopped") std::raise(SIGSTOP);
-    return os::sleep_for(3 * kDeadline);
-  }
-  try {
-    fabric->group(fabric->everyone().members(), Traffic::reduce);
-  } catch (const Timeout& timeout) {
-    report("silent", first_of(timeout.silent));
-    report("absent", first_of(timeout.absent));
-    std::printf("%s\n", timeout.what());
-  }
-  os::sleep_for(kDeadline);
-}
-
-TEST(Fault, ARankThatIsMissingWhileAGroupIsMadeIsNamed) {
-  std::vector<RankJob> jobs;
-  for (const std::string backend : {"gloo", "shm"}) {
-    for (const std::string how : {"stopped", "hangs"}) {
-      jobs.push_back({.main = "is_missing_while_a_group_is_made", .ranks = 4, .args = {backend, how}});
-      if (how == "stopped") jobs.back().left_behind = {1};
-    }
-  }
-  const auto ends = run_side_by_side(jobs);
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    const bool stopped = jobs[i].args[1] == "stopped";
-    for (const int rank : {0, 2, 3}) {
-      ASSERT_TRUE(ends[i][rank].exit.success()) << ends[i].text();
-      EXPECT_EQ(ends[i][rank].value("silent"), stopped ? 1 : -1) << ends[i].text();
-      EXPECT_EQ(ends[i][rank].value("absent"), stopped ? -1 : 1) << ends[i].text();
     }
   }
 }
