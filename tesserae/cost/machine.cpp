@@ -12,7 +12,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // What a file says that it is: another meaning of any number gets another number here.
-constexpr int format = 1;
+constexpr int format = 2;
 
 Json points_of(const Curve& curve) {
   Json points = Json::array();
@@ -48,6 +48,10 @@ void check(const Machine& machine) {
   require(machine.overlap >= 0 && machine.overlap <= 1, "overlap", machine.overlap);
   for (const auto& [dtype, rates] : machine.compute) {
     no_less_than_0("process", rates.process);
+    no_less_than_0("share_split", rates.share_split);
+    no_less_than_0("for_units", rates.for_units);
+    no_less_than_0("for_parameters", rates.for_parameters);
+    require(rates.share_more > -1 && rates.share_more < 10, "share_more", rates.share_more);
     if (!rates.products.known()) throw InvalidArgument("machine_from", cat("no rates of products in ", dtype));
   }
 }
@@ -67,9 +71,14 @@ Json to_json(const Machine& machine) {
   Json compute = Json::object();
   for (const auto& [dtype, rates] : machine.compute) {
     compute[dtype] = {{"products", points_of(rates.products)},
+                      {"weights", points_of(rates.weights)},
                       {"attention", points_of(rates.attention)},
                       {"activations", points_of(rates.activations)},
                       {"loss", points_of(rates.loss)},
+                      {"share_more", rates.share_more},
+                      {"share_split", rates.share_split},
+                      {"for_units", rates.for_units},
+                      {"for_parameters", rates.for_parameters},
                       {"process", rates.process},
                       {"widened", rates.widened}};
   }
@@ -112,9 +121,14 @@ Machine machine_from(const nlohmann::json& document) {
     machine.shared_copy = document.at("shared_copy");
     for (const auto& [dtype, rates] : document.at("compute").items()) {
       machine.compute[dtype] = {.products = curve_from(rates.at("products")),
+                                .weights = curve_from(rates.at("weights")),
                                 .attention = curve_from(rates.at("attention")),
                                 .activations = curve_from(rates.at("activations")),
                                 .loss = curve_from(rates.at("loss")),
+                                .share_more = rates.at("share_more"),
+                                .share_split = rates.at("share_split"),
+                                .for_units = rates.at("for_units"),
+                                .for_parameters = rates.at("for_parameters"),
                                 .process = rates.at("process"),
                                 .widened = rates.value("widened", false)};
     }

@@ -17,12 +17,18 @@ struct Machine {
   /// What one rank computes with, for parameters and activations of one dtype.
   struct Compute {
     Curve products;     ///< operations/s of a linear layer, forward and backward, by the cube root of tokens * in * out
+    Curve weights;      ///< bytes/s of weights that no cache keeps, with their gradients, by how many a rank has: what
+                        ///< products take longer for them; unknown: nothing
     Curve attention;    ///< operations/s of causal attention, forward and backward, by the tokens of a sequence
     Curve activations;  ///< bytes/s: of what a block keeps for its backward, by how much that is; norms, rotary
                         ///< positions, gates and sums of it, forward and backward
     Curve loss;         ///< the same of logits and their loss
-    double process = 0;    ///< bytes that a rank takes in its place beside its model
-    bool widened = false;  ///< products are of fp32 copies, which take memory (tensor::widens_products)
+    double share_more = 0;      ///< of what the above add up to: what whole steps compute longer
+    double share_split = 0;     ///< where layers are split: the share of computing for which their ranks wait besides
+    double for_units = 0;       ///< seconds of each unit and micro-batch beside all that is known
+    double for_parameters = 0;  ///< the same of a step, for each byte of a rank's parameters
+    double process = 0;         ///< bytes that a rank takes in its place beside its model
+    bool widened = false;       ///< products are of fp32 copies, which take memory (tensor::widens_products)
 
     bool operator==(const Compute&) const = default;
   };

@@ -17,6 +17,12 @@ double product_seconds(double tokens, double in, double out, double times, const
   return 2 * tokens * in * out * times / rates.at(side_of(tokens, in, out));
 }
 
+/// What a pass over so many bytes takes, read or written.
+double pass_seconds(double bytes, const Machine& machine) {
+  if (bytes == 0) return 0;
+  return bytes / (machine.optimizer.known() ? machine.optimizer.at(bytes) : machine.links.memory);
+}
+
 }  // namespace
 
 double hop_seconds(const Traffic::Hop& hop, const Links& links, const Curve& inside) {
@@ -27,6 +33,10 @@ double hop_seconds(const Traffic::Hop& hop, const Links& links, const Curve& ins
   // A curve was measured with its latency in it.
   const double waits = inside.known() && !hop.crosses && hop.bytes > 0 ? 0 : hop.calls * latency;
   return hop.across / links.between + near / rate + waits;
+}
+
+double weights_seconds(double bytes, const Machine::Compute& rates) {
+  return rates.weights.known() ? bytes / rates.weights.at(bytes) : 0;
 }
 
 ComputeTime compute_time(const model::GptConfig& given, const Execution& run, const Machine& machine,
@@ -41,7 +51,8 @@ ComputeTime compute_time(const model::GptConfig& given, const Execution& run, co
   const auto product = [&](double in, double out) { return product_seconds(tokens, in, out, passes, rates.products); };
 
   ComputeTime time;
-  time.products = layers * (2 * product(d, d / T) + 2 * product(d, kv / T));
+  const double weights = static_cast<double>(part_sizes(model, run.tensor, run.expert).total) * run.compute_bytes;
+  time.products = share * weights_seconds(weights, rates) + layers * (2 * product(d, d / T) + 2 * product(d, kv / T));
   if (model.experts == 0) {
     time.products += layers * 3 * product(d, f / T);
   } else {
@@ -63,6 +74,7 @@ ComputeTime compute_time(const model::GptConfig& given, const Execution& run, co
   time.head = product_seconds(tokens, d, rows, 3, rates.products);
   const double of_head = activations_of(model, run).head;
   if (rates.loss.known()) time.head += of_head / rates.loss.at(of_head);
+  time.more = rates.share_more * time.total();
   return time;
 }
 
@@ -78,9 +90,13 @@ MovingTime moving_time(const Facts& facts, const Machine& machine, const mesh::D
                 hop_seconds(traffic.third_hop, links, machine.all_reduce);
   time.refresh = hop_seconds(traffic.refresh, links, machine.gather);
   // Master and state are read and written, the gradient is read, for the norm as well.
-  const double touched =
-      (4.0 * facts.master_bytes + 2 * facts.state_bytes) * facts.trained * owned_elements(facts, degrees);
-  time.optimizer = touched / (machine.optimizer.known() ? machine.optimizer.at(touched) : links.memory);
+  time.optimizer = pass_seconds(
+      (4.0 * facts.master_bytes + 2 * facts.state_bytes) * facts.trained * owned_elements(facts, degrees), machine);
+  // Read in one dtype and written in the other; what has come before is read, too.
+  const double c = facts.compute_bytes, g = facts.reduce_bytes, times = facts.micro_batches;
+  const double put = c != g ? times * (c + g) : 0, added = (times - 1) * (c != g ? g : c + 2 * g);
+  const double per_element = put + (facts.two_hop ? added / degrees.gradients : added);
+  time.adding = pass_seconds(per_element * facts.trained * static_cast<double>(facts.parameters), machine);
   if (facts.ranks() > 1) time.meetings = machine.meeting * (shares ? 4 : 2);
   return time;
 }

@@ -18,8 +18,12 @@ struct ComputeTime {
   double attention = 0;
   double activations = 0;  ///< norms, rotary positions, gates, sums of the residual stream
   double head = 0;         ///< the product with the vocabulary and the loss
-  double total() const { return products + attention + activations + head; }
+  double more = 0;         ///< what whole steps compute longer than these by themselves
+  double total() const { return products + attention + activations + head + more; }
 };
+/// Seconds that the products of a forward and its backward take longer, whatever the tokens, since a rank's weights, so
+/// many bytes, come from memory.
+double weights_seconds(double bytes, const Machine::Compute& rates);
 /// Throws as Machine::of() and part_sizes() do.
 ComputeTime compute_time(const model::GptConfig& model, const Execution& run, const Machine& machine,
                          const std::string& dtype);
@@ -28,12 +32,14 @@ ComputeTime compute_time(const model::GptConfig& model, const Execution& run, co
 /// call, where that is known.
 double hop_seconds(const Traffic::Hop& hop, const Links& links, const Curve& inside = {});
 
-/// Seconds of the hops of a step, if nothing hides them, and of the optimizer's pass over what is this rank's.
+/// Seconds of the hops of a step, if nothing hides them, and of passes over its state: the optimizer's over what is
+/// this rank's.
 struct MovingTime {
   double gather = 0;
   double reduce = 0;   ///< first, second and third hop
   double refresh = 0;  ///< from the owners of masters to those who gather
   double optimizer = 0;
+  double adding = 0;    ///< gradients that are not computed where they are reduced go there, and are added up
   double meetings = 0;  ///< where all ranks wait for the last one: shared copies, the norm, the end of the step
   double hops() const { return gather + reduce + refresh; }
 };

@@ -103,7 +103,9 @@ Activations Traced::activations(const Execution& run) const {
 ComputeTime Traced::compute_time(const Execution& run, const Machine& machine, const std::string& dtype) const {
   const Machine::Compute& rates = machine.of(dtype);
   const auto rows = static_cast<double>(run.micro_batch);
+  const double again = run.recompute ? 4.0 / 3 : 1;
   ComputeTime time;
+  time.products = again * weights_seconds(static_cast<double>(parameters_) * run.compute_bytes, rates);
   for (const Products& each : pass(run).products) {
     const double side = std::cbrt(each.multiplications * (each.batched ? 1 : rows));
     if (side > 0) time.products += 2 * each.multiplications * each.calls * rows / rates.products.at(side);
@@ -115,12 +117,12 @@ ComputeTime Traced::compute_time(const Execution& run, const Machine& machine, c
   }
   // What is no product passes through memory as often as it does in the blocks that were measured.
   const double of_units = kept_.blocks.at(rows), elsewhere = std::max(0.0, kept_.peak.at(rows) - of_units);
-  const double again = run.recompute ? 4.0 / 3 : 1;
   if (rates.activations.known() && of_units > 0) {
     time.activations = again * of_units / rates.activations.at(of_units / static_cast<double>(units_.size()));
   }
   const Curve& loss = rates.loss.known() ? rates.loss : rates.activations;
   if (loss.known() && elsewhere > 0) time.head = elsewhere / loss.at(elsewhere);
+  time.more = rates.share_more * time.total();
   return time;
 }
 

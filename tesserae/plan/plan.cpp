@@ -108,10 +108,11 @@ Entry entry_of(const cost::Workload& workload, const Training& training, const C
     const double meeting = is_such ? cluster.machine.meeting : 0;
     return cost::hop_seconds(hop, cluster.machine.links) + hop.calls * meeting;
   };
+  entry.compute = times * workload.compute_time(run, cluster.machine, training.dtype).total();
   entry.tensor_seconds = shown(entry.tensor_hop);
+  if (tensor > 1) entry.tensor_seconds += cluster.machine.of(training.dtype).share_split * entry.compute;
   entry.context_seconds = shown(entry.context_hop);
   entry.expert_seconds = shown(entry.expert_hop);
-  entry.compute = times * workload.compute_time(run, cluster.machine, training.dtype).total();
   const double process = cluster.machine.shares_place ? workload.process() : 0;
   const int in_place = cluster.machine.shares_place ? std::min(cluster.devices, cluster.per_host) : 1;
   entry.place_activations = in_place * entry.activations.total();
@@ -159,6 +160,10 @@ void add_entries(const cost::Workload& workload, const Training& training, const
       entry.data_seconds = moving.hops();
       entry.exposed_seconds = cost::exposed_time(shown, moving.hops(), cluster.machine);
       entry.optimizer_seconds = moving.optimizer;
+      const double parameters = static_cast<double>(facts.parameters + facts.experts.parameters) * facts.compute_bytes;
+      const cost::Machine::Compute& rates = cluster.machine.of(training.dtype);
+      const auto units = static_cast<double>((facts.units + facts.experts.units) * entry.micro_batches);
+      entry.engine_seconds = moving.adding + rates.for_units * units + rates.for_parameters * parameters;
       entry.meeting_seconds = moving.meetings;
     }
     entries.push_back(*std::ranges::min_element(candidates, {}, rank_of));

@@ -66,10 +66,11 @@ struct Entry {
   double data_seconds = 0;       ///< moving state, beside what computes
   double exposed_seconds = 0;    ///< of these, what that does not hide
   double optimizer_seconds = 0;  ///< nothing computes meanwhile
+  double engine_seconds = 0;     ///< the same: gradients that are added up, and what else parameters cost
   double meeting_seconds = 0;    ///< waiting for each other
   double seconds() const {
     return compute + tensor_seconds + context_seconds + expert_seconds + exposed_seconds + optimizer_seconds +
-           meeting_seconds;
+           engine_seconds + meeting_seconds;
   }
 };
 

@@ -177,6 +177,7 @@ Json as_json(const cost::Workload& workload, const Training& training, const Clu
                                    {"data", entry.data_seconds},
                                    {"exposed", entry.exposed_seconds},
                                    {"optimizer", entry.optimizer_seconds},
+                                   {"engine", entry.engine_seconds},
                                    {"meetings", entry.meeting_seconds},
                                    {"step", entry.seconds()}}}});
   }

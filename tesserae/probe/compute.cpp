@@ -1,3 +1,4 @@
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -25,7 +26,12 @@ using cost::Curve;
 constexpr int64_t head_features = 64;
 
 struct Scale {
-  std::vector<int64_t> sides;      ///< of products
+  std::vector<int64_t> sides;  ///< of products
+  struct Weights {
+    int64_t tokens, side;
+    std::vector<int64_t> bytes;  ///< of all of them
+  };
+  Weights weights;
   std::vector<int64_t> sequences;  ///< of attention
   int64_t heads;                   ///< of attention, over all sequences
   struct Block {
@@ -39,12 +45,14 @@ struct Scale {
 Scale scale_for(c10::Device device) {
   if (device.is_cpu()) {
     return {.sides = {32, 64, 128, 256, 512, 1024},
+            .weights = {.tokens = 128, .side = 512, .bytes = {4 << 20, 16 << 20, 64 << 20}},
             .sequences = {32, 128, 512, 2048},
             .heads = 8,
             .blocks = {{64, 64}, {128, 128}, {256, 256}, {1024, 256}, {1024, 512}},
             .losses = {{64, 256}, {512, 256}, {256, 4096}, {512, 16384}}};
   }
   return {.sides = {256, 512, 1024, 2048, 4096, 8192},
+          .weights = {.tokens = 1024, .side = 4096, .bytes = {64 << 20, 256 << 20, 1 << 30}},
           .sequences = {512, 1024, 2048, 4096, 8192},
           .heads = 32,
           .blocks = {{1024, 1024}, {2048, 2048}, {4096, 4096}, {8192, 4096}},
@@ -68,6 +76,31 @@ struct Pieces {
       });
       const auto s = static_cast<double>(side);
       points.push_back({.size = s, .rate = 3 * 2 * s * s * s / seconds});
+    }
+    return Curve(std::move(points));
+  }
+
+  /// The same product with one weight, and with as many as a step goes through before it comes to the first again.
+  Curve weights(const Scale::Weights& scale) const {
+    const at::Tensor x = at::randn({scale.tokens, scale.side}, options);
+    const auto seconds_of_one = [&](int64_t number) {
+      const at::Tensor all = at::randn({number, scale.side, scale.side}, options), gradients = at::empty_like(all);
+      return timed([&] {
+               for (int64_t i = 0; i < number; ++i) {
+                 const at::Tensor weight = all[i], y = tensor::product(x, weight.t());
+                 tensor::product(y, weight);
+                 tensor::product_to(gradients[i], y.t(), x);
+               }
+             }) /
+             static_cast<double>(number);
+    };
+    const double near = seconds_of_one(1);
+    const int64_t bytes = scale.side * scale.side * static_cast<int64_t>(options.dtype().itemsize());
+    std::vector<Curve::Point> points;
+    for (const int64_t all : scale.bytes) {
+      const double longer = seconds_of_one(all / bytes) - near;
+      points.push_back(
+          {.size = static_cast<double>(all), .rate = static_cast<double>(bytes) / std::max(longer, near / 1000)});
     }
     return Curve(std::move(points));
   }
@@ -148,6 +181,8 @@ cost::Machine::Compute measure_compute(const Bench& bench, const std::string& dt
   cost::Machine::Compute found;
   bench.say(cat("products in ", dtype));
   found.products = pieces.products(scale.sides);
+  bench.say(cat("weights in ", dtype));
+  found.weights = pieces.weights(scale.weights);
   bench.say(cat("attention in ", dtype));
   found.attention = pieces.attention(scale.sequences, scale.heads);
   bench.say(cat("whole blocks in ", dtype));

@@ -14,24 +14,30 @@ namespace {
 
 constexpr int64_t most_repeats = 4096;
 
-/// What was queued has been done.
-void wait_for_device(const comm::Fabric& fabric) {
-  if (!fabric.device().is_cpu()) at::accelerator::synchronizeDevice(fabric.device().index());
-}
-
-/// Of three measurements that begin together, on the slowest rank.
+/// Of five measurements that begin together, this rank's.
 double median_of_windows(comm::Fabric& fabric, const std::function<double()>& measure) {
-  std::array<double, 3> seconds{};
+  std::array<double, 5> seconds{};
   for (double& value : seconds) {
     wait_for_device(fabric);
     fabric.everyone().barrier();
     value = measure();
   }
   std::ranges::sort(seconds);
-  return comm::max_over_ranks(fabric, seconds[1]);
+  return seconds[2];
+}
+
+/// Seconds of one call at the mean rate of all ranks.
+double mean_of_ranks(comm::Fabric& fabric, double seconds) {
+  double rates = 0;
+  for (const double own : comm::from_all_ranks(fabric, 1 / seconds)) rates += own;
+  return fabric.size() / rates;
 }
 
 }  // namespace
+
+void wait_for_device(const comm::Fabric& fabric) {
+  if (!fabric.device().is_cpu()) at::accelerator::synchronizeDevice(fabric.device().index());
+}
 
 c10::ScalarType scalar_type_of(const std::string& dtype) {
   return dtype == "bf16" ? at::kBFloat16 : dtype == "fp16" ? at::kHalf : at::kFloat;
@@ -42,7 +48,7 @@ c10::ScalarType scalar_type_of(const std::string& dtype) {
 // each rank's own clock.
 double seconds_of(comm::Fabric& fabric, double window, const std::function<void()>& body) {
   body();  // makes what is made once
-  return median_of_windows(fabric, [&] {
+  const double own = median_of_windows(fabric, [&] {
     const os::TimePoint begin = os::now();
     double passed = 0;
     int64_t done = 0;
@@ -55,6 +61,8 @@ double seconds_of(comm::Fabric& fabric, double window, const std::function<void(
     }
     return passed / static_cast<double>(done);
   });
+  // Ranks on the same cores are slow in turn, for longer than this lasts: together they do as much as ever.
+  return fabric.device().is_cpu() ? mean_of_ranks(fabric, own) : comm::max_over_ranks(fabric, own);
 }
 
 double seconds_together(comm::Fabric& fabric, double window, const std::function<void()>& body) {
@@ -72,7 +80,8 @@ double seconds_together(comm::Fabric& fabric, double window, const std::function
     const double enough = 1.2 * window / passed * static_cast<double>(repeats);
     repeats = std::clamp(static_cast<int64_t>(enough), 2 * repeats, most_repeats);
   }
-  return median_of_windows(fabric, [&] { return timed(repeats) / static_cast<double>(repeats); });
+  return comm::max_over_ranks(fabric,
+                              median_of_windows(fabric, [&] { return timed(repeats) / static_cast<double>(repeats); }));
 }
 
 }  // namespace tesserae::probe

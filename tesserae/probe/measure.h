@@ -9,11 +9,14 @@
 namespace tesserae::probe {
 
 /// Seconds that `body`, which calls no other rank, takes while every rank of the fabric does it at the same time, again
-/// and again for `window` seconds: cores and memory that ranks share count. The median of three windows, on the slowest
-/// rank. Collective; the same on all ranks.
+/// and again for `window` seconds: cores and memory that ranks share count. The median of five windows; of devices the
+/// slowest one's, where ranks compute on hosts that of their mean rate. Collective; the same on all ranks.
 double seconds_of(comm::Fabric& fabric, double window, const std::function<void()>& body);
-/// The same of a body that all ranks do together: as many times on each.
+/// The same of a body that all ranks do together, as many times on each: on the slowest rank.
 double seconds_together(comm::Fabric& fabric, double window, const std::function<void()>& body);
+
+/// What was queued has been done.
+void wait_for_device(const comm::Fabric& fabric);
 
 c10::ScalarType scalar_type_of(const std::string& dtype);
 
@@ -29,5 +32,9 @@ cost::Machine::Compute measure_compute(const Bench& bench, const std::string& dt
 
 /// Fills in the optimizer, the collectives and how much of them computing hides. Collective; the same on all ranks.
 void measure_moving(const Bench& bench, cost::Machine& machine);
+
+/// What whole steps in `dtype` take beyond what all of the above, which are known, add up to. Collective; the same on
+/// all ranks.
+void measure_steps(const Bench& bench, const std::string& dtype, cost::Machine& machine);
 
 }  // namespace tesserae::probe

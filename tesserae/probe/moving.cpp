@@ -22,6 +22,14 @@ using cost::Curve;
 /// AdamW: the gradient is read once for its norm; master and two moments are read and written, the gradient read again.
 constexpr double passes_of_optimizer = 8;
 
+/// What a step comes to was used one step ago, and no cache has it any more.
+constexpr int64_t more_than_caches = int64_t{64} << 20;
+
+/// As many of `bytes` as caches do not hold.
+int64_t copies_of(int64_t bytes) {
+  return std::max<int64_t>(1, more_than_caches / bytes);
+}
+
 Curve optimizer(const Bench& bench) {
   const bool host = bench.fabric.device().is_cpu();
   const std::vector<int64_t> sizes = host ? std::vector<int64_t>{1 << 14, 1 << 17, 1 << 20, 1 << 23}
@@ -29,13 +37,16 @@ Curve optimizer(const Bench& bench) {
   const auto options = at::TensorOptions(bench.fabric.device()).dtype(at::kFloat);
   std::vector<Curve::Point> points;
   for (const int64_t size : sizes) {
-    const at::Tensor master = at::randn({size}, options), gradient = at::randn({size}, options);
-    const at::Tensor first = at::zeros({size}, options), second = at::zeros({size}, options);
+    const int64_t copies = copies_of(4 * 4 * size);  // of four tensors
+    const at::Tensor masters = at::randn({copies, size}, options), gradients = at::randn({copies, size}, options);
+    const at::Tensor first = at::zeros({copies, size}, options), second = at::zeros({copies, size}, options);
     const at::Tensor step = at::ones({}, options);
+    int64_t next = 0;
     const double seconds = seconds_of(bench.fabric, bench.window, [&] {
-      (void)gradient.norm();
-      at::_fused_adamw_({master}, {gradient}, {first}, {second}, {}, {step}, 1e-3, 0.9, 0.999, 0.01, 1e-8, false,
-                        false);
+      const int64_t i = next++ % copies;
+      (void)gradients[i].norm();
+      at::_fused_adamw_({masters[i]}, {gradients[i]}, {first[i]}, {second[i]}, {}, {step}, 1e-3, 0.9, 0.999, 0.01, 1e-8,
+                        false, false);
     });
     const double bytes = passes_of_optimizer * 4 * static_cast<double>(size);
     points.push_back({.size = bytes, .rate = bytes / seconds});
@@ -51,9 +62,14 @@ Curve collective(const Bench& bench, comm::Group& group, double sent_of_buffer,
   comm::Lane& lane = bench.fabric.lane(comm::Traffic::control);
   for (const int64_t bytes : {1 << 14, 1 << 17, 1 << 20, 1 << 23, 1 << 25}) {
     const int64_t elements = bytes / 4 / group.size() * group.size();
-    const at::Tensor buffer = at::zeros({elements}, at::TensorOptions(bench.fabric.device()).dtype(at::kFloat));
-    const double seconds =
-        seconds_together(bench.fabric, bench.window, [&] { lane.submit([&] { call(buffer); }).wait(); });
+    const int64_t copies = copies_of(bytes);
+    const at::Tensor buffers =
+        at::zeros({copies, elements}, at::TensorOptions(bench.fabric.device()).dtype(at::kFloat));
+    int64_t next = 0;
+    const double seconds = seconds_together(bench.fabric, bench.window, [&] {
+      const at::Tensor buffer = buffers[next++ % copies];
+      lane.submit([&] { call(buffer); }).wait();
+    });
     const double sent = sent_of_buffer * 4 * static_cast<double>(elements);
     points.push_back({.size = sent, .rate = sent / seconds});
   }

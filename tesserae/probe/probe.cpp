@@ -103,6 +103,7 @@ cost::Machine probe(const std::shared_ptr<comm::Fabric>& fabric, const ProbeOpti
     machine.compute[dtype].widened = fabric->device().is_cpu() && tensor::widens_products(scalar_type_of(dtype));
   }
   measure_moving(bench, machine);
+  for (const std::string& dtype : options.dtypes) measure_steps(bench, dtype, machine);
   return machine;
 }
 

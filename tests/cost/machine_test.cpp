@@ -83,6 +83,12 @@ TEST(StepTime, OfABlockByHand) {
   EXPECT_DOUBLE_EQ(time.attention, 2 * 3 * 2 * 64.0 * 64 * 64 / 50);
   EXPECT_DOUBLE_EQ(time.activations, kept_by_blocks(model, run) / 20);
   EXPECT_DOUBLE_EQ(time.head, 3 * 2 * 64.0 * 64 * 64 / 1000 + activations_of(model, run).head / 10);
+  Machine whole = measured();  // of whose steps more is known than of their pieces
+  whole.compute["fp32"].weights = Curve(7);
+  whole.compute["fp32"].share_more = 0.5;
+  const ComputeTime more = compute_time(model, run, whole, "fp32");
+  EXPECT_DOUBLE_EQ(more.products, time.products + 4.0 * static_cast<double>(part_sizes(model, 1).total) / 7);
+  EXPECT_DOUBLE_EQ(more.total(), 1.5 * (more.products + time.attention + time.activations + time.head));
   Execution again = run;
   again.recompute = true;
   EXPECT_DOUBLE_EQ(compute_time(model, again, measured(), "fp32").products, time.products * 4 / 3);
@@ -100,6 +106,11 @@ TEST(StepTime, WhatMovesAndWhatOfItShows) {
   EXPECT_DOUBLE_EQ(time.reduce, 4 * 1000 / 2 / 5.0);
   EXPECT_DOUBLE_EQ(time.optimizer, (4 * 4 + 2 * 8) * 1000 / 2 / 400.0);
   EXPECT_DOUBLE_EQ(time.meetings, 4 * 0.25);
+  EXPECT_DOUBLE_EQ(time.adding, 0) << "the first gradients are computed where they are reduced";
+  facts.micro_batches = 3;
+  EXPECT_DOUBLE_EQ(moving_time(facts, measured(), {2, 2, 2}).adding, 2 * (3 * 4) * 1000 / 400.0);
+  facts.compute_bytes = 2;
+  EXPECT_DOUBLE_EQ(moving_time(facts, measured(), {2, 2, 2}).adding, (3 * (2 + 4) + 2 * 4) * 1000 / 400.0);
   EXPECT_DOUBLE_EQ(exposed_time(100, 40, measured()), 20);
   EXPECT_DOUBLE_EQ(exposed_time(40, 100, measured()), 80);
 }

@@ -74,6 +74,12 @@ TEST(Traced, TimeByHand) {
   EXPECT_DOUBLE_EQ(eight.attention, 8 * one.attention);
   EXPECT_DOUBLE_EQ(traced.compute_time({.micro_batch = 1, .recompute = true}, machine(), "bf16").activations,
                    4.0 / 3 * one.activations);
+  Machine whole = machine();
+  whole.compute["bf16"].weights = Curve(40);
+  whole.compute["bf16"].share_more = 0.5;
+  const ComputeTime more = traced.compute_time({.micro_batch = 1, .compute_bytes = 2}, whole, "bf16");
+  EXPECT_DOUBLE_EQ(more.products, one.products + 80 * 2 / 40.0);
+  EXPECT_DOUBLE_EQ(more.total(), 1.5 * (one.total() + 80 * 2 / 40.0));
 }
 
 TEST(Traced, RefusesWhatNobodyHasTraced) {

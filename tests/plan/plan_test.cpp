@@ -101,8 +101,8 @@ TEST(Plan, TrafficAndTimeByHand) {
   EXPECT_EQ(split.inside(), 2544);
   EXPECT_EQ(split.between(), 2 * 760 / 2 + 2 * 760 / 2) << "second hop and refresh";
   EXPECT_DOUBLE_EQ(split.tensor_seconds, 25.44);
-  EXPECT_DOUBLE_EQ(split.seconds(),
-                   std::max(split.compute + split.tensor_seconds, split.data_seconds) + split.optimizer_seconds);
+  EXPECT_DOUBLE_EQ(split.seconds(), std::max(split.compute + split.tensor_seconds, split.data_seconds) +
+                                        split.optimizer_seconds + split.engine_seconds);
 
   // A meeting of all ranks is one inside a host only where there is no other.
   Cluster meets = small_cluster();
@@ -111,6 +111,17 @@ TEST(Plan, TrafficAndTimeByHand) {
   meets.per_host = 4;
   const Entry inside = find(make_plan(tiny_model(), step_of(4), meets), 2, {1, 1, 2});
   EXPECT_DOUBLE_EQ(inside.tensor_seconds, 25.44 + 2 * inside.tensor_hop.calls);
+
+  // What only whole steps tell.
+  Cluster measured = small_cluster();
+  cost::Machine::Compute& rates = measured.machine.compute.at(step_of(4).dtype);
+  rates.share_split = 0.5;
+  rates.for_units = 3;
+  rates.for_parameters = 7;
+  const Entry longer = find(make_plan(tiny_model(), step_of(4), measured), 2, {1, 1, 2});
+  EXPECT_DOUBLE_EQ(longer.tensor_seconds, split.tensor_seconds + 0.5 * split.compute);
+  EXPECT_DOUBLE_EQ(longer.engine_seconds, split.engine_seconds + 3 * 3 * static_cast<double>(split.micro_batches) +
+                                              7 * step_of(4).run.compute_bytes * 760.0);
 
   Cluster lonely = small_cluster();
   lonely.per_host = 1;
@@ -142,8 +153,8 @@ TEST(Plan, ContextRanksShareOutTheBatchToo) {
   EXPECT_TRUE(cut.context_hop.crosses) << "four ranks on two hosts";
   EXPECT_TRUE(of(2, 2).context_hop.crosses);
   EXPECT_DOUBLE_EQ(cut.context_seconds, cut.context_hop.bytes / 10);
-  EXPECT_DOUBLE_EQ(cut.seconds(),
-                   std::max(cut.compute + cut.context_seconds, cut.data_seconds) + cut.optimizer_seconds);
+  EXPECT_DOUBLE_EQ(cut.seconds(), std::max(cut.compute + cut.context_seconds, cut.data_seconds) +
+                                      cut.optimizer_seconds + cut.engine_seconds);
 }
 
 TEST(Plan, ChoosesTheMicroBatchOfEachLayout) {

@@ -43,6 +43,8 @@ TEST(Probe, MeasuresWhatAPlanNeeds) {
       for (const cost::Curve* curve : {&rates.products, &rates.attention, &rates.activations, &rates.loss}) {
         EXPECT_GE(curve->points().size(), 4u) << dtype;
       }
+      EXPECT_GE(rates.weights.points().size(), 3u) << dtype;
+      EXPECT_GE(rates.for_parameters, 0) << dtype;
     }
     for (const cost::Curve* curve : {&machine.optimizer, &machine.gather, &machine.reduce, &machine.all_reduce}) {
       EXPECT_GE(curve->points().size(), 4u);
@@ -76,9 +78,11 @@ TEST(Probe, EachRankRepeatsItsWorkByItsOwnClock) {
       ++own;
       os::sleep_for(std::chrono::milliseconds(fabric.rank() == 0 ? 8 : 1));
     };
-    EXPECT_GE(seconds_of(fabric, 0.05, slower_on_rank_0), 8e-3) << "the slowest rank's";
+    const double seconds = seconds_of(fabric, 0.05, slower_on_rank_0);
+    EXPECT_GE(seconds, 2 / (1 / 1e-3 + 1 / 8e-3)) << "what both do in a second, of two";
+    EXPECT_LT(seconds, 8e-3);
   });
-  EXPECT_GE(calls[0], 3) << "three windows";
+  EXPECT_GE(calls[0], 5) << "five windows";
   EXPECT_GT(calls[1], calls[0]);
 }
 
