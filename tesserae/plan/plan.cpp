@@ -125,6 +125,11 @@ auto rank_of(const Entry& entry) {
   return std::tuple(!entry.fits, entry.seconds(), entry.data_seconds, entry.memory());
 }
 
+/// Of one layout with different micro-batches; where none fits, the one that needs least.
+auto choice_of(const Entry& entry) {
+  return std::tuple(!entry.fits, entry.fits ? 0.0 : entry.memory(), rank_of(entry));
+}
+
 /// The sizes of a micro-batch that deal a rank's sequences out equally: the one that is asked for, or all.
 std::vector<int64_t> micro_batches_for(const Training& training, int ranks) {
   if (training.batch % ranks != 0) return {};
@@ -166,7 +171,7 @@ void add_entries(const cost::Workload& workload, const Training& training, const
       entry.engine_seconds = moving.adding + rates.for_units * units + rates.for_parameters * parameters;
       entry.meeting_seconds = moving.meetings;
     }
-    entries.push_back(*std::ranges::min_element(candidates, {}, rank_of));
+    entries.push_back(*std::ranges::min_element(candidates, {}, choice_of));
   }
 }
 

@@ -119,9 +119,9 @@ TEST(Plan, TrafficAndTimeByHand) {
   rates.for_units = 3;
   rates.for_parameters = 7;
   const Entry longer = find(make_plan(tiny_model(), step_of(4), measured), 2, {1, 1, 2});
+  EXPECT_EQ(longer.micro_batches, 2) << "of four units";
   EXPECT_DOUBLE_EQ(longer.tensor_seconds, split.tensor_seconds + 0.5 * split.compute);
-  EXPECT_DOUBLE_EQ(longer.engine_seconds, split.engine_seconds + 3 * 3 * static_cast<double>(split.micro_batches) +
-                                              7 * step_of(4).run.compute_bytes * 760.0);
+  EXPECT_DOUBLE_EQ(longer.engine_seconds, split.engine_seconds + 3 * 4 * 2 + 7 * step_of(4).run.compute_bytes * 760.0);
 
   Cluster lonely = small_cluster();
   lonely.per_host = 1;
