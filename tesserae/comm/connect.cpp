@@ -181,10 +181,9 @@ void Fabric::reconnect(int /*epoch*/) {
 
 void Fabric::require_alive(const Label& label) const {
   if (std::vector<int> ranks = lost(); !ranks.empty()) {
-    throw PeerLost(
-        "Fabric",
-        cat("unit ", label.unit, ", step ", label.step, ": lost ", rank_list(ranks), " while this one computed"),
-        std::move(ranks));
+    const std::string message =
+        cat("unit ", label.unit, ", step ", label.step, ": lost ", rank_list(ranks), " while this one computed");
+    throw PeerLost("Fabric", message, std::move(ranks));
   }
 }
 

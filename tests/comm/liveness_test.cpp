@@ -24,6 +24,7 @@ class StallingStore : public c10d::Store {
   explicit StallingStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
   std::mutex gate;
+  std::atomic<bool> gone = false;  ///< with the host that served it
 
   c10::intrusive_ptr<c10d::Store> clone() override { return store_->clone(); }
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
@@ -51,6 +52,7 @@ class StallingStore : public c10d::Store {
   template <class Request>
   std::invoke_result_t<Request> behind(const Request& request) {
     { const std::lock_guard wait(gate); }
+    if (gone) throw std::runtime_error("the connection was closed");
     return request();
   }
   c10::intrusive_ptr<c10d::Store> store_;
@@ -75,10 +77,14 @@ class WaitingGroup : public Watched {
   std::promise<Verdict> verdict_;
 };
 
-c10::intrusive_ptr<c10d::Store> store_of_two() {
+c10::intrusive_ptr<c10d::Store> store_of(int ranks) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  for (const int rank : {0, 1}) Liveness::introduce(rank, store);
+  for (int rank = 0; rank < ranks; ++rank) Liveness::introduce(rank, store);
   return store;
+}
+
+c10::intrusive_ptr<c10d::Store> store_of_two() {
+  return store_of(2);
 }
 
 mesh::World world_of_two(int rank) {
@@ -95,6 +101,26 @@ TEST(Liveness, OneThatLeavesWhileItIsWaitedForIsLost) {
   other.leave();
   ASSERT_EQ(verdict.wait_for(seconds(10)), std::future_status::ready);
   EXPECT_EQ(verdict.get().ranks, std::vector<int>{1});
+  own.forget(&group);
+}
+
+// Rank 2 is lost, and its host served the store. Rank 1 has heard of that while it computed, and has given up: it
+// cannot say so. Rank 0, which waits for it in a group without rank 2, would wait until the deadline.
+TEST(Liveness, WhereTheStoreIsGoneWithALostRankNobodyIsWaitedForLong) {
+  const auto store = store_of(3);
+  const auto served = c10::make_intrusive<StallingStore>(store);
+  Liveness own(mesh::World::joined(0, 3, /*served=*/true).with_hosts({"here", "here too", "there"}), served, -1);
+  WaitingGroup group;
+  auto verdict = group.verdict();
+  own.watch(&group);
+  LivenessStore(store).report_lost(2);
+  EXPECT_EQ(verdict.wait_for(seconds(2)), std::future_status::timeout) << "rank 1 can say so yet";
+  EXPECT_EQ(own.lost(), std::vector<int>{2});
+  served->gone = true;
+  ASSERT_EQ(verdict.wait_for(seconds(20)), std::future_status::ready);
+  const Verdict given = verdict.get();
+  EXPECT_EQ(given.kind, Verdict::Kind::lost);
+  EXPECT_EQ(given.ranks, std::vector<int>{2});
   own.forget(&group);
 }
 

@@ -381,10 +381,11 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
   const auto now = Clock::now();
   const auto& members = group->watched_members();
   const bool asked = state.asked.has_value();
-  std::vector<int> lost, left, given_up_for;
+  std::vector<int> lost, left, given_up_for, lost_of_job;
   Clock::time_point lost_since;
   {
     std::lock_guard lock(mutex_);
+    lost_of_job = lost_;
     if (given_up_) given_up_for = lost_.empty() ? left_ : lost_;
     if (leaving_ && pending && (giving_up_ || now - std::max(leaving_since_, pending->since) >= kFarewell)) {
       return Verdict{Verdict::Kind::timeout, {}, "this rank left the job while it waited"};
@@ -399,6 +400,12 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
     return Verdict{Verdict::Kind::lost, lost, "its process or its host is gone"};
   }
   if (pending && !given_up_for.empty()) return Verdict{Verdict::Kind::lost, given_up_for, "others have given up"};
+  // Whoever served the store may be gone with the lost, and those that give up have nowhere to say so.
+  const bool unheard = !lost_of_job.empty() && !store_works_ && !store_stalls_;
+  if (pending && unheard && now - std::max(lost_since, pending->since) >= kBroken) {
+    return Verdict{Verdict::Kind::lost, lost_of_job,
+                   "the store of the job is gone with it: others may have given up, and cannot say so"};
+  }
   if (state.dispute) return conclude(group, *state.dispute);
   if (!left.empty() && pending && pending->sequence > 0 && !group->notices_departures()) {
     if (std::exchange(state.deserted, pending->since) != pending->since) state.looks = 0;
