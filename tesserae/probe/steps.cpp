@@ -1,7 +1,10 @@
+#include <ATen/ops/linalg_solve.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -47,38 +50,21 @@ struct Shape {
   }
 };
 
-constexpr size_t kTerms = 3;
-using Terms = std::array<double, kTerms>;
-
-std::array<Shape, kTerms> trials_for(bool host_computes) {
+/// As many as there are terms to find.
+std::array<Shape, 3> trials_for(bool host_computes) {
   if (host_computes) return {{{8, 128, 128}, {4, 384, 128}, {4, 384, 1024}}};
   return {{{8, 512, 512}, {4, 2048, 512}, {4, 2048, 8192}}};
-}
-
-double bytes_of(const std::string& dtype) {
-  return dtype == "fp32" ? 4 : 2;
-}
-
-/// x of a x = b, by elimination. The trials differ so much that no pivot is small.
-Terms solved(std::array<Terms, kTerms> a, Terms b) {
-  for (size_t i = 0; i < kTerms; ++i) {
-    for (size_t row = i + 1; row < kTerms; ++row) {
-      const double factor = a[row][i] / a[i][i];
-      for (size_t column = i; column < kTerms; ++column) a[row][column] -= factor * a[i][column];
-      b[row] -= factor * b[i];
-    }
-  }
-  for (size_t i = kTerms; i-- > 0;) {
-    for (size_t column = i + 1; column < kTerms; ++column) b[i] -= a[i][column] * b[column];
-    b[i] /= a[i][i];
-  }
-  return b;
 }
 
 shard::Precision precision_for(const std::string& dtype) {
   return dtype == "bf16"   ? shard::Precision::bf16()
          : dtype == "fp16" ? shard::Precision::fp16()
                            : shard::Precision::fp32();
+}
+
+/// Of one element, where that is what a model has.
+int bytes_of(std::optional<c10::ScalarType> dtype) {
+  return static_cast<int>(c10::elementSize(dtype.value_or(at::kFloat)));
 }
 
 /// P, G and O of a trial: those of most jobs whose model fits.
@@ -117,12 +103,13 @@ double measured_step(const Bench& bench, const std::shared_ptr<comm::Fabric>& ho
 }
 
 plan::Entry planned_step(const cost::Machine& machine, int ranks, const Trial& trial, const std::string& dtype) {
+  const shard::Precision precision = precision_for(dtype);
   const plan::Training training{.batch = trial.micro_batch * ranks / trial.tensor,
                                 .run = {.sequence = trial.sequence,
                                         .micro_batch = trial.micro_batch,
-                                        .compute_bytes = static_cast<int>(bytes_of(dtype))},
+                                        .compute_bytes = bytes_of(precision.parameters)},
                                 .dtype = dtype,
-                                .reduce_bytes = dtype == "fp16" ? 2 : 4,
+                                .reduce_bytes = bytes_of(precision.reduce),
                                 .two_hop = false};
   const plan::Cluster cluster{.devices = ranks, .per_host = ranks, .machine = machine};
   for (const plan::Entry& entry : plan::make_plan(cost::Transformer(trial.model), training, cluster)) {
@@ -139,21 +126,23 @@ void measure_steps(const Bench& bench, const std::string& dtype, cost::Machine& 
   // Hosts may have different numbers of ranks: all plan as the first one.
   const auto ranks = static_cast<int>(bench.fabric.world().host_ranks(0).size());
   const auto shapes = trials_for(bench.fabric.device().is_cpu());
-  Terms missing{};
-  std::array<Terms, kTerms> known{};
-  for (size_t i = 0; i < kTerms; ++i) {
-    bench.say(cat("whole steps in ", dtype, ", ", i + 1, " of ", kTerms));
-    const Trial trial = shapes[i].trial(bench.fabric.device());
+  const auto terms = std::ssize(shapes);
+  std::vector<double> missing, known;  // a row of each trial: units, bytes of parameters, seconds of computing
+  for (const Shape& shape : shapes) {
+    bench.say(cat("whole steps in ", dtype, ", ", missing.size() + 1, " of ", terms));
+    const Trial trial = shape.trial(bench.fabric.device());
     const plan::Entry planned = planned_step(machine, ranks, trial, dtype);
-    missing[i] = measured_step(bench, host, trial, dtype) - planned.seconds();
-    const double bytes = static_cast<double>(cost::part_sizes(trial.model, 1).total) * bytes_of(dtype);
-    known[i] = {static_cast<double>(shapes[i].layers + 1), bytes, planned.compute};
+    missing.push_back(measured_step(bench, host, trial, dtype) - planned.seconds());
+    const double bytes =
+        static_cast<double>(cost::part_sizes(trial.model, 1).total) * bytes_of(precision_for(dtype).parameters);
+    known.insert(known.end(), {static_cast<double>(shape.layers + 1), bytes, planned.compute});
   }
-  const auto [for_units, for_parameters, share_more] = solved(known, missing);
+  const at::Tensor found =
+      at::linalg_solve(at::tensor(known, at::kDouble).view({terms, terms}), at::tensor(missing, at::kDouble));
   cost::Machine::Compute& rates = machine.compute.at(dtype);
-  rates.for_units = std::max(for_units, 0.0);
-  rates.for_parameters = std::max(for_parameters, 0.0);
-  rates.share_more = std::clamp(share_more, -0.2, 1.0);
+  rates.for_units = std::max(found[0].item<double>(), 0.0);
+  rates.for_parameters = std::max(found[1].item<double>(), 0.0);
+  rates.share_more = std::clamp(found[2].item<double>(), -0.2, 1.0);
   if (comm::max_over_ranks(bench.fabric, host->size() % 2) > 0) return;  // a rank of some host has no other
   bench.say(cat("whole steps of split layers in ", dtype));
   const Trial split = shapes.back().trial(bench.fabric.device(), 2);
