@@ -33,6 +33,7 @@ constexpr Sheet sheets[] = {
 Machine machine_of(const Sheet& sheet) {
   const auto compute = [&](double peak) {
     return Machine::Compute{.products = Curve(peak * share_of_peak),
+                            .weights = {},  // products as long as they are measured to be
                             .attention = Curve(peak * share_of_peak),
                             .activations = Curve(sheet.bandwidth / passes),
                             .loss = Curve(sheet.bandwidth / passes)};

@@ -101,8 +101,13 @@ MovingTime moving_time(const Facts& facts, const Machine& machine, const mesh::D
   return time;
 }
 
-double exposed_time(double compute, double hops, const Machine& machine) {
-  return hops - machine.overlap * std::min(compute, hops);
+double exposed_time(const MovingTime& moving, const Cover& cover, const Machine& machine) {
+  constexpr double forward = 1.0 / 3, backward = 2.0 / 3;
+  const double micro_batch = cover.computed / cover.micro_batches, rest = 1 - cover.root;
+  const double hidden = std::min(moving.gather, cover.computed) +
+                        std::min(rest * moving.reduce, cover.reducing * backward * micro_batch) +
+                        std::min(rest * moving.refresh, forward * micro_batch);
+  return moving.hops() - machine.overlap * std::min(hidden, cover.computed);
 }
 
 }  // namespace tesserae::cost

@@ -45,8 +45,16 @@ struct MovingTime {
 };
 MovingTime moving_time(const Facts& facts, const Machine& machine, const mesh::Degrees& degrees);
 
-/// Seconds of `hops` that a step shows which computes for `compute`: lanes hide at most the machine's overlap of
-/// whichever is shorter.
-double exposed_time(double compute, double hops, const Machine& machine);
+/// What may hide hops.
+struct Cover {
+  double computed = 0;       ///< seconds of a step
+  double micro_batches = 1;  ///< in which that is
+  double reducing = 1;       ///< of these, in whose backward gradients are sent: all, or the last one alone
+  double root = 0;  ///< share of the parameters in the root, whose gradients come last and which is needed first
+};
+/// Seconds of the hops that a step shows. Gathers hide behind all that is computed, reductions behind those backwards,
+/// a refresh behind the next forward, of the root nothing does; and lanes hide at most the machine's overlap of what
+/// could be hidden.
+double exposed_time(const MovingTime& moving, const Cover& cover, const Machine& machine);
 
 }  // namespace tesserae::cost

@@ -163,7 +163,14 @@ void add_entries(const cost::Workload& workload, const Training& training, const
       const cost::MovingTime moving = cost::moving_time(facts, cluster.machine, degrees);
       const double shown = entry.compute + entry.tensor_seconds + entry.context_seconds + entry.expert_seconds;
       entry.data_seconds = moving.hops();
-      entry.exposed_seconds = cost::exposed_time(shown, moving.hops(), cluster.machine);
+      const auto times = static_cast<double>(entry.micro_batches);
+      entry.exposed_seconds =
+          cost::exposed_time(moving,
+                             {.computed = shown,
+                              .micro_batches = times,
+                              .reducing = facts.two_hop ? times : 1,
+                              .root = static_cast<double>(facts.root_unit) / static_cast<double>(facts.parameters)},
+                             cluster.machine);
       entry.optimizer_seconds = moving.optimizer;
       const double parameters = static_cast<double>(facts.parameters + facts.experts.parameters) * facts.compute_bytes;
       const cost::Machine::Compute& rates = cluster.machine.of(training.dtype);

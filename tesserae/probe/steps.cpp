@@ -82,7 +82,7 @@ double measured_step(const Bench& bench, const std::shared_ptr<comm::Fabric>& ho
   config.parallel = std::make_shared<const tensor::Parallel>(mesh);
   model::Gpt model(config);
   tensor::fill_parameters(*model, model::initialize(config));
-  shard::Options options{.precision = precision_for(dtype), .mesh = mesh};
+  shard::Options options{.strategy = {}, .precision = precision_for(dtype), .mesh = mesh};
   options.strategy.degrees = degrees_for(fabric->size());
   auto sharded = shard::shard_model(model, fabric, options);
   optim::AdamW optimizer(sharded, {.lr = 1e-4});

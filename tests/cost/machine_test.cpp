@@ -30,6 +30,7 @@ Machine measured() {
   machine.per_host = 2;
   machine.shares_place = machine.shared_copy = true;
   machine.compute["fp32"] = {.products = Curve({{.size = 8, .rate = 100}, {.size = 64, .rate = 1000}}),
+                             .weights = {},
                              .attention = Curve(50),
                              .activations = Curve(20),
                              .loss = Curve(10),
@@ -111,8 +112,18 @@ TEST(StepTime, WhatMovesAndWhatOfItShows) {
   EXPECT_DOUBLE_EQ(moving_time(facts, measured(), {2, 2, 2}).adding, 2 * (3 * 4) * 1000 / 400.0);
   facts.compute_bytes = 2;
   EXPECT_DOUBLE_EQ(moving_time(facts, measured(), {2, 2, 2}).adding, (3 * (2 + 4) + 2 * 4) * 1000 / 400.0);
-  EXPECT_DOUBLE_EQ(exposed_time(100, 40, measured()), 20);
-  EXPECT_DOUBLE_EQ(exposed_time(40, 100, measured()), 80);
+}
+
+TEST(StepTime, WhatHidesWhatMoves) {
+  const Machine half = measured();  // of what could be hidden
+  EXPECT_DOUBLE_EQ(exposed_time({.gather = 40}, {.computed = 100}, half), 20);
+  EXPECT_DOUBLE_EQ(exposed_time({.gather = 100}, {.computed = 40}, half), 80);
+  EXPECT_DOUBLE_EQ(exposed_time({.reduce = 100}, {.computed = 90}, half), 100 - 30);
+  EXPECT_DOUBLE_EQ(exposed_time({.refresh = 100}, {.computed = 90}, half), 100 - 15);
+  EXPECT_DOUBLE_EQ(exposed_time({.gather = 90, .reduce = 90, .refresh = 90}, {.computed = 90}, half), 270 - 45);
+  EXPECT_DOUBLE_EQ(exposed_time({.reduce = 100}, {.computed = 90, .micro_batches = 3}, half), 100 - 10);
+  EXPECT_DOUBLE_EQ(exposed_time({.reduce = 100}, {.computed = 90, .micro_batches = 3, .reducing = 3}, half), 100 - 30);
+  EXPECT_DOUBLE_EQ(exposed_time({.reduce = 40, .refresh = 20}, {.computed = 90, .root = 0.5}, half), 60 - 15);
 }
 
 }  // namespace
