@@ -1,12 +1,12 @@
 #include "tesserae/checkpoint/handover.h"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 
+#include "tesserae/base/copy.h"
 #include "tesserae/base/error.h"
 #include "tesserae/checkpoint/crash_point.h"
 #include "tesserae/comm/agree.h"
@@ -128,11 +128,11 @@ void Handover::fill(const std::vector<Piece>& to) const {
   for (int64_t begin = 0, turn = 0; begin < bytes_; begin += half, ++turn) {
     char* const shown = window + (turn % 2) * half;
     pass(written_, written, begin, half,
-         [shown](int64_t at, const char* data, size_t bytes) { std::memcpy(shown + at, data, bytes); });
+         [shown](int64_t at, const char* data, size_t bytes) { copy_memory(shown + at, data, bytes); });
     crash_point("handing-over", fabric_.rank());
     fabric_.everyone().barrier({}, "handing the state over");
     pass(runs, taken, begin, half,
-         [shown](int64_t at, char* data, size_t bytes) { std::memcpy(data, shown + at, bytes); });
+         [shown](int64_t at, char* data, size_t bytes) { copy_memory(data, shown + at, bytes); });
   }
   fabric_.everyone().barrier({}, "handing the state over");  // before the window shows anything else
 }

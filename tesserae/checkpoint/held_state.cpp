@@ -6,13 +6,13 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <utility>
 
+#include "tesserae/base/copy.h"
 #include "tesserae/base/log.h"
 #include "tesserae/checkpoint/folder.h"
 #include "tesserae/checkpoint/saver.h"
@@ -51,7 +51,7 @@ std::vector<Piece> unpack(const std::string& packed) {
   for (const auto& described : nlohmann::json::parse(packed.substr(0, text))) {
     const auto type = scalar_type_of(dtype_from_name(described.at(1).get<std::string>()).value());
     const at::Tensor data = at::empty(described.at(2).get<std::vector<int64_t>>(), type);
-    std::memcpy(data.mutable_data_ptr(), from, data.nbytes());
+    copy_memory(data.mutable_data_ptr(), from, data.nbytes());
     from += data.nbytes();
     pieces.push_back(replicated(described.at(0), data, 0));
     pieces.back().written = false;
@@ -84,7 +84,7 @@ std::string pass_on(comm::Fabric& fabric, int distance, const std::string& bytes
   };
   const auto size = exchange(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong), 1).item<int64_t>();
   at::Tensor packed = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
-  std::memcpy(packed.mutable_data_ptr(), bytes.data(), bytes.size());
+  copy_memory(packed.mutable_data_ptr(), bytes.data(), bytes.size());
   packed = exchange(packed, size);
   return {static_cast<const char*>(packed.const_data_ptr()), static_cast<size_t>(packed.numel())};
 }

@@ -3,9 +3,9 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 
+#include "tesserae/base/copy.h"
 #include "tesserae/offload/paged_tensor.h"
 
 // Blocks come in the stored order, so the question that put() asks is the inverse of "where is my element stored?":
@@ -71,7 +71,7 @@ void Placement::put(int64_t first, std::string_view bytes) const {
                          if (size <= 0) return;
                          const int64_t read = part_begin + from.begin + (begin - to.begin) - first;
                          if (memory != nullptr) {
-                           std::memcpy(memory + (begin - own_begin) * width, source + read * width,
+                           copy_memory(memory + (begin - own_begin) * width, source + read * width,
                                        static_cast<size_t>(size * width));
                          } else {
                            offload::copy(target.narrow(0, begin - own_begin, size), values.narrow(0, read, size));

@@ -1,9 +1,9 @@
 #include "tesserae/checkpoint/reader.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "tesserae/base/copy.h"
 #include "tesserae/checkpoint/block_reader.h"
 #include "tesserae/checkpoint/fault.h"
 #include "tesserae/checkpoint/folder.h"
@@ -53,7 +53,7 @@ void hand_out(const WantedRun& run, uint64_t block_begin, std::string_view block
   const uint64_t end = std::min(run.end, block_begin + block.size());
   const std::string_view share = block.substr(begin - block_begin, end - begin);
   if (char* destination = run.destination()) {
-    std::memcpy(destination + (begin - run.begin), share.data(), share.size());
+    copy_memory(destination + (begin - run.begin), share.data(), share.size());
   } else if (run.wanted->take) {
     run.wanted->take(run.first + static_cast<int64_t>(begin - run.begin) / run.width, share);
   }

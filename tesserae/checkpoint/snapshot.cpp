@@ -8,10 +8,10 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "tesserae/base/checked.h"
+#include "tesserae/base/copy.h"
 #include "tesserae/offload/paged_tensor.h"
 
 namespace tesserae::checkpoint {
@@ -62,7 +62,7 @@ void read_from(Source& source, const offload::PinnedBlocks& blocks, int64_t offs
   source.fill = [&blocks, offset](uint64_t from, std::span<char> target) {
     blocks.visit(offset + static_cast<int64_t>(from), static_cast<int64_t>(target.size()),
                  [&](int64_t begin, const at::Tensor& run) {
-                   std::memcpy(target.data() + begin, run.const_data_ptr(), static_cast<size_t>(run.numel()));
+                   copy_memory(target.data() + begin, run.const_data_ptr(), static_cast<size_t>(run.numel()));
                  });
   };
 }
@@ -145,7 +145,7 @@ void Snapshot::copy_from_host(size_t index) {
   const at::Tensor from = flat_bytes(pieces_[index].data).narrow(0, 0, count);
   // Not copy_(): that would spread over threads which the forward needs.
   const auto copy_run = [&](const at::Tensor& to, int64_t offset) {
-    std::memcpy(to.mutable_data_ptr(), static_cast<const char*>(from.const_data_ptr()) + offset, to.nbytes());
+    copy_memory(to.mutable_data_ptr(), static_cast<const char*>(from.const_data_ptr()) + offset, to.nbytes());
   };
   if (!buffer_.defined()) {
     pinned_.visit(offsets_[index], count, [&](int64_t offset, const at::Tensor& to) { copy_run(to, offset); });

@@ -6,8 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
+
+#include "tesserae/base/copy.h"
 
 namespace tesserae::comm {
 namespace {
@@ -78,7 +79,7 @@ std::string text_of(Fabric& fabric, const std::string& text, int root) {
       at::full({1}, static_cast<int64_t>(text.size()), at::TensorOptions().dtype(at::kLong).device(fabric.device()));
   fabric.everyone().broadcast(size, root);
   at::Tensor bytes = at::zeros({fabric.everyone().to_host(size).item<int64_t>()}, at::kByte);
-  if (fabric.rank() == root && !text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  if (fabric.rank() == root) copy_memory(bytes.mutable_data_ptr(), text.data(), text.size());
   const at::Tensor moved = bytes.to(fabric.device());
   if (bytes.numel() > 0) fabric.everyone().broadcast(moved, root);
   bytes = fabric.everyone().to_host(moved);

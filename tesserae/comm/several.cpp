@@ -5,9 +5,9 @@
 #include <ATen/ops/scalar_tensor.h>
 
 #include <cstddef>
-#include <cstring>
 #include <map>
 
+#include "tesserae/base/copy.h"
 #include "tesserae/comm/equal_pieces.h"
 
 namespace tesserae::comm {
@@ -87,8 +87,8 @@ class Parcel {
       auto* place = static_cast<std::byte*>(packed_.data_ptr()) + first * stride + one.begin * size;
       auto* own = static_cast<std::byte*>(one.buffer.data_ptr()) + first * bytes;
       for (int i = 0; i < count; ++i, place += stride, own += bytes) {
-        way == Way::in ? std::memcpy(place, own, static_cast<size_t>(bytes))
-                       : std::memcpy(own, place, static_cast<size_t>(bytes));
+        way == Way::in ? copy_memory(place, own, static_cast<size_t>(bytes))
+                       : copy_memory(own, place, static_cast<size_t>(bytes));
       }
     }
   }

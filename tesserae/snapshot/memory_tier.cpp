@@ -9,12 +9,12 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "tesserae/base/checksum.h"
+#include "tesserae/base/copy.h"
 #include "tesserae/base/log.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/random_state.h"
@@ -54,7 +54,7 @@ uint64_t session_of(comm::Fabric& fabric) {
 
 at::Tensor bytes_tensor(std::string_view bytes) {
   at::Tensor tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
-  if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+  copy_memory(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
   return tensor;
 }
 

@@ -10,6 +10,7 @@
 
 #include "tesserae/base/checked.h"
 #include "tesserae/base/checksum.h"
+#include "tesserae/base/copy.h"
 #include "tesserae/base/log.h"
 #include "tesserae/checkpoint/manifest_text.h"
 
@@ -137,7 +138,7 @@ void SnapshotBuffer::fill() {
     const at::Tensor& tensor = pieces_[i].data;
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
     if (tensor.is_cpu()) {
-      std::memcpy(data + offsets_[i], tensor.const_data_ptr(), static_cast<size_t>(bytes));
+      copy_memory(data + offsets_[i], tensor.const_data_ptr(), static_cast<size_t>(bytes));
     } else {
       at::from_blob(data + offsets_[i], {bytes}, at::kByte).copy_(tensor.detach().view({-1}).view(at::kByte));
     }
@@ -148,7 +149,7 @@ void SnapshotBuffer::fill() {
     file.blocks[block] = checksum({data + begin, std::min(manifest_.block_bytes, file.bytes - begin)});
   }
   const std::string text = checkpoint::to_text(manifest_);
-  std::memcpy(memory_of(*memory_) + sizeof(Header), text.data(), text.size());
+  copy_memory(memory_of(*memory_) + sizeof(Header), text.data(), text.size());
   Header header{.mark = {}, .text_bytes = text.size(), .data_begin = data_begin_};  // 3
   std::memcpy(header.mark, mark.data(), mark.size());
   std::memcpy(memory_of(*memory_), &header, sizeof(header));

@@ -12,7 +12,7 @@ void shm::LandingCopy::stream(std::byte* to, const std::byte* from, size_t bytes
 #if defined(__x86_64__)
   constexpr size_t line = 64;
   const size_t head = std::min(bytes, (line - reinterpret_cast<uintptr_t>(to) % line) % line);
-  std::memcpy(to, from, head);
+  copy_memory(to, from, head);
   size_t at = head;
   for (; at + line <= bytes; at += line) {
     const auto* const source = reinterpret_cast<const __m128i*>(from + at);
@@ -24,10 +24,10 @@ void shm::LandingCopy::stream(std::byte* to, const std::byte* from, size_t bytes
     _mm_stream_si128(target + 2, c);
     _mm_stream_si128(target + 3, d);
   }
-  std::memcpy(to + at, from + at, bytes - at);
+  copy_memory(to + at, from + at, bytes - at);
   _mm_sfence();  // such writes are not ordered by what comes after them
 #else
-  std::memcpy(to, from, bytes);
+  copy_memory(to, from, bytes);
 #endif
 }
 
@@ -87,9 +87,9 @@ void ShmGroup::Mail::move() {
   std::byte* const place = shm::bytes_of(data) + moved_;
   if (sends_) {
     *block.label = label();
-    std::memcpy(block.data, place, static_cast<size_t>(length));
+    copy_memory(block.data, place, static_cast<size_t>(length));
   } else {
-    std::memcpy(place, block.data, static_cast<size_t>(length));
+    copy_memory(place, block.data, static_cast<size_t>(length));
   }
   count.store(index + 1, std::memory_order_release);
   room_->ring_bell(peer_);

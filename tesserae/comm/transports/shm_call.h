@@ -4,13 +4,13 @@
 // contract for others, so it is longer than one.
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <functional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
+#include "tesserae/base/copy.h"
 #include "tesserae/comm/transports/shm_group.h"
 
 namespace tesserae::comm {
@@ -45,7 +45,7 @@ class LandingCopy {
  public:
   explicit LandingCopy(int64_t bytes_of_all) : past_caches_(bytes_of_all > cache_bytes) {}
   void operator()(std::byte* to, const std::byte* from, size_t bytes) const {
-    past_caches_ ? stream(to, from, bytes) : static_cast<void>(std::memcpy(to, from, bytes));
+    past_caches_ ? stream(to, from, bytes) : copy_memory(to, from, bytes);
   }
 
  private:

@@ -3,9 +3,9 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 
+#include "tesserae/base/copy.h"
 #include "tesserae/comm/transports/shm_call.h"
 
 namespace tesserae::comm {
@@ -54,7 +54,7 @@ void ShmGroup::gather_pieces(Call& call, const at::Tensor& buffer, const Starts&
     for (; posted < std::min(index + kLead, blocks_of(rank())); ++posted) {
       const size_t bytes = length(rank(), posted);
       const std::byte* const written =
-          call.post([&](std::byte* data) { std::memcpy(data, own + posted * block, bytes); });
+          call.post([&](std::byte* data) { copy_memory(data, own + posted * block, bytes); });
       // From the ring, where it is in the cache; the others need not wait for it.
       if (own != whole + starts[rank()]) land(place(rank(), posted), written, bytes);
     }
@@ -82,7 +82,7 @@ void ShmGroup::reduce_pieces(Call& call, const at::Tensor& buffer, const Starts&
       call.post([&](std::byte* data) {
         for (int k = 1; k < size(); ++k) {
           const auto [begin, length] = range(call.ahead(k), posted);
-          std::memcpy(data + (k - 1) * part, bytes_of(buffer) + begin, static_cast<size_t>(length));
+          copy_memory(data + (k - 1) * part, bytes_of(buffer) + begin, static_cast<size_t>(length));
         }
       });
     }
@@ -102,7 +102,7 @@ void ShmGroup::reduce_whole(Call& call, const at::Tensor& buffer) {
   const at::Tensor flat = buffer.view(-1);
   const auto bytes = static_cast<int64_t>(buffer.nbytes());
   std::byte* const own =
-      call.post([&](std::byte* data) { std::memcpy(data, bytes_of(buffer), static_cast<size_t>(bytes)); });
+      call.post([&](std::byte* data) { copy_memory(data, bytes_of(buffer), static_cast<size_t>(bytes)); });
   std::optional<RunningReduction> sum;
   for (int member = 0; member < size(); ++member) {
     const auto use = [&](std::byte* data) {
@@ -162,7 +162,7 @@ void ShmGroup::do_broadcast(const at::Tensor& buffer, int root) {
   for (int64_t begin = 0; begin < bytes; begin += block) {
     const auto length = static_cast<size_t>(std::min(block, bytes - begin));
     if (rank() == root) {
-      call.post([&](std::byte* data) { std::memcpy(data, bytes_of(buffer) + begin, length); });
+      call.post([&](std::byte* data) { copy_memory(data, bytes_of(buffer) + begin, length); });
     } else {
       call.take(root, [&](std::byte* data) { land(bytes_of(buffer) + begin, data, length); });
     }
@@ -171,7 +171,7 @@ void ShmGroup::do_broadcast(const at::Tensor& buffer, int root) {
 
 void ShmGroup::do_barrier(std::string_view what) {
   Call call(*this, Verb::barrier, {}, -1, Reduction::sum, what);
-  call.post([&](std::byte* data) { std::memcpy(data, what.data(), std::min(what.size(), shm::longest_text)); });
+  call.post([&](std::byte* data) { copy_memory(data, what.data(), std::min(what.size(), shm::longest_text)); });
   for (int k = 1; k < size(); ++k) call.take(call.behind(k), [](std::byte*) {});
 }
 

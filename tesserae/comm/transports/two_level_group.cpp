@@ -6,10 +6,10 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <utility>
 
+#include "tesserae/base/copy.h"
 #include "tesserae/comm/call_log.h"
 #include "tesserae/comm/equal_pieces.h"
 #include "tesserae/comm/transports/packed_messages.h"
@@ -29,7 +29,7 @@ struct TwoLevelDisagreement : std::runtime_error {
 
 at::Tensor written(const std::string& text) {
   const at::Tensor bytes = at::zeros({kTextBytes}, at::kByte);
-  std::memcpy(bytes.mutable_data_ptr(), text.data(), std::min(text.size(), static_cast<size_t>(kTextBytes - 1)));
+  copy_memory(bytes.mutable_data_ptr(), text.data(), std::min(text.size(), static_cast<size_t>(kTextBytes - 1)));
   return bytes;
 }
 
