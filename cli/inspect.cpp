@@ -148,7 +148,8 @@ bool print_list(const std::vector<os::Path>& paths) {
   std::vector<Row> rows{{"checkpoint", "step", "bytes", "files", "ranks", "layout"}};
   for (const os::Path& path : paths) {
     try {
-      const checkpoint::Manifest& manifest = Checkpoint::open(path).manifest();
+      const Checkpoint checkpoint = Checkpoint::open(path);
+      const checkpoint::Manifest& manifest = checkpoint.manifest();
       rows.push_back({path.native(), grouped(static_cast<uint64_t>(manifest.step)), grouped(manifest.bytes()),
                       std::to_string(manifest.files.size()), std::to_string(manifest.mesh().ranks()),
                       layout_of(manifest)});
