@@ -57,7 +57,7 @@ def _below(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 def require_root(instance: Instance, function: str) -> None:
     if not instance._unit.is_root:
         raise _C.InvalidArgument(
-            f"[{function}] called on the inner unit {instance._unit.name}; call it on the outermost FSDP instance"
+            f"[{function}] should only be called on the root FSDP instance, and {instance._unit.name} is inside of one"
         )
 
 
