@@ -42,8 +42,8 @@ def _build(root: State) -> None:
     # 1.
     if len(root.modules) > 1:
         raise _C.InvalidArgument(
-            f"[fully_shard] FSDP requires a single root module but got {len(root.modules)} in one group; call fully_shard on "
-            "the module around them, too"
+            f"[fully_shard] FSDP requires a single root module but got {len(root.modules)} in one group; call "
+            "fully_shard on the module around them, too"
         )
     paths = states_below(root.modules[:1])
     for state, path in paths.items():
