@@ -92,6 +92,13 @@ bool LocalParameters::any_gradient() const {
       entries_, [this](const Entry& entry) { return has_gradient(entry) && entry.parameter->gradient().defined(); });
 }
 
+/// A view that the user has as `.grad` may have been given other memory: `.grad.data = ...`.
+bool LocalParameters::shows(const at::Tensor& view, const Entry& entry) const {
+  const auto* base = static_cast<const char*>(shown_.const_data_ptr());
+  const auto element = static_cast<int64_t>(shown_.element_size());
+  return entry.range.empty() || view.const_data_ptr() == base + entry.range.begin * element;
+}
+
 void LocalParameters::take_gradients(Shard& shard) {
   if (!any_gradient()) {
     shard.grad = at::Tensor();
@@ -133,7 +140,9 @@ void LocalParameters::show_gradients(const Shard& shard) {
   }
   for (size_t i = 0; i < entries_.size(); ++i) {
     UserTensor& parameter = *entries_[i].parameter;
-    parameter.show_gradient(parameter.requires_grad() ? views_[i] : at::Tensor());
+    at::Tensor& view = views_[i];
+    if (view.defined() && !shows(view, entries_[i])) view = part_of(shown_, entries_[i]);
+    parameter.show_gradient(parameter.requires_grad() ? view : at::Tensor());
   }
 }
 

@@ -17,7 +17,8 @@ namespace tesserae::shard {
 ///
 /// The user owns the tensors and does with `.grad` whatever they like. How that meets the engine:
 ///  1. take_gradients(), before a reduction adds to Shard::grad: a `.grad` that was set to nothing counts as zero, one
-///     that was replaced by another tensor is copied. Nothing anywhere: Shard::grad is undefined, as after zero_grad.
+///     that was replaced by another tensor, or whose data were, is copied. Nothing anywhere: Shard::grad is undefined,
+///     as after zero_grad.
 ///  2. show_gradients(), when the reduction is done: `.grad` of each tensor is its slice again.
 /// Tensors that have requires_grad switched off have no gradient, nor have those without an element on this rank,
 /// unless they are cut by rows: DTensors have it on all ranks or on none.
@@ -55,6 +56,7 @@ class LocalParameters {
     mesh::Range range;  ///< in FlatParameter::local()
   };
   bool has_gradient(const Entry& entry) const;
+  bool shows(const at::Tensor& view, const Entry& entry) const;
   void let_go_of_kept();
   at::Tensor elements_in(const at::Tensor& users) const;
   at::Tensor part_of(const at::Tensor& local, const Entry& entry) const;

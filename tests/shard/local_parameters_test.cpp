@@ -195,6 +195,23 @@ TEST(LocalParameters, GradientsAccumulateUnlessTheyWereEmptied) {
   EXPECT_TRUE(parameters[1].grad().allclose(other + 3.0));
 }
 
+// As `p.grad.data = ...` does: the tensor stays, its memory is another.
+TEST(LocalParameters, AGradientWhoseDataWereReplacedIsAddedTo) {
+  Alone alone(1);
+  const Batch batch = batch_of(alone.net, 0, 0, 1);
+  const auto backward = [&] { alone.joined.net(batch.tokens, batch.targets).backward(); };
+  at::Tensor& parameter = alone.joined.parameters[0];
+  backward();
+  const at::Tensor once = parameter.grad().clone();
+  parameter.mutable_grad().set_data(at::full_like(once, 3.0));
+  backward();
+  EXPECT_TRUE(parameter.grad().allclose(once + 3.0));
+  parameter.mutable_grad().set_data(at::full_like(once, 3.0));
+  parameter.mutable_grad().zero_();
+  backward();
+  EXPECT_TRUE(parameter.grad().allclose(once));
+}
+
 TEST(LocalParameters, ElasticMemoryGoesWithTheLastGradientAndLeavesAloneWhatTheUserKeeps) {
   Alone alone(1, /*elastic=*/true);
   const Batch batch = batch_of(alone.net, 0, 0, 1);
