@@ -15,6 +15,13 @@ at::Tensor elements_of(const at::Tensor& tensor, const mesh::Range& range) {
   return tensor.narrow(0, range.begin, range.size());
 }
 
+/// Whether `shown`, of any shape, is the memory of these elements of `local`. The user may have given it other memory,
+/// as by `.data = ...` or `.grad.data = ...`.
+bool lies_at(const at::Tensor& shown, const at::Tensor& local, const mesh::Range& range) {
+  const auto* base = static_cast<const char*>(local.const_data_ptr());
+  return range.empty() || shown.const_data_ptr() == base + range.begin * static_cast<int64_t>(local.element_size());
+}
+
 }  // namespace
 
 LocalParameters::LocalParameters(const Flat& flat, FlatParameter& values, FlatGradient* gradients,
@@ -50,8 +57,6 @@ void LocalParameters::show_values() {
 void LocalParameters::take_values() {
   const at::NoGradGuard no_grad;
   const at::Tensor& local = values_.local();
-  const auto* base = static_cast<const char*>(local.const_data_ptr());
-  const auto element = static_cast<int64_t>(local.element_size());
   for (size_t i = 0; i < entries_.size(); ++i) {
     const Entry& entry = entries_[i];
     const at::Tensor parameter = entry.parameter->values();
@@ -70,7 +75,7 @@ void LocalParameters::take_values() {
               c10::toString(local.scalar_type()), " on this rank: its data were replaced behind ",
               "the engine. Change whole parameters inside summon_full_params, their size or dtype before FSDP"));
     }
-    if (entry.range.empty() || parameter.const_data_ptr() == base + entry.range.begin * element) continue;
+    if (lies_at(parameter, local, entry.range)) continue;
     elements_of(local, entry.range).copy_(elements_in(parameter.detach()));
     entry.parameter->show(part_of(local, entry));
   }
@@ -92,13 +97,6 @@ bool LocalParameters::any_gradient() const {
       entries_, [this](const Entry& entry) { return has_gradient(entry) && entry.parameter->gradient().defined(); });
 }
 
-/// A view that the user has as `.grad` may have been given other memory: `.grad.data = ...`.
-bool LocalParameters::shows(const at::Tensor& view, const Entry& entry) const {
-  const auto* base = static_cast<const char*>(shown_.const_data_ptr());
-  const auto element = static_cast<int64_t>(shown_.element_size());
-  return entry.range.empty() || view.const_data_ptr() == base + entry.range.begin * element;
-}
-
 void LocalParameters::take_gradients(Shard& shard) {
   if (!any_gradient()) {
     shard.grad = at::Tensor();
@@ -113,7 +111,7 @@ void LocalParameters::take_gradients(Shard& shard) {
     const at::Tensor theirs = entry.parameter->gradient();
     if (!theirs.defined()) {
       mine.zero_();
-    } else if (theirs.const_data_ptr() != mine.const_data_ptr()) {
+    } else if (!lies_at(theirs, shard.grad, entry.range)) {
       mine.copy_(elements_in(theirs));
     }
   }
@@ -141,7 +139,7 @@ void LocalParameters::show_gradients(const Shard& shard) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     UserTensor& parameter = *entries_[i].parameter;
     at::Tensor& view = views_[i];
-    if (view.defined() && !shows(view, entries_[i])) view = part_of(shown_, entries_[i]);
+    if (view.defined() && !lies_at(view, shown_, entries_[i].range)) view = part_of(shown_, entries_[i]);
     parameter.show_gradient(parameter.requires_grad() ? view : at::Tensor());
   }
 }

@@ -56,7 +56,6 @@ class LocalParameters {
     mesh::Range range;  ///< in FlatParameter::local()
   };
   bool has_gradient(const Entry& entry) const;
-  bool shows(const at::Tensor& view, const Entry& entry) const;
   void let_go_of_kept();
   at::Tensor elements_in(const at::Tensor& users) const;
   at::Tensor part_of(const at::Tensor& local, const Entry& entry) const;
