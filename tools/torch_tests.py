@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import inspect
 import json
 import os
 import re
@@ -49,6 +48,17 @@ TURNS = (
     (r"""(["'])cuda(:\d)?\1""", '"cpu"'),
     (r"""(["'])nccl\1""", '"gloo"'),
 )
+
+# Python goes on after an error in here: the test would be one of torch's FSDP, and pass.
+SITE = """
+import os, traceback
+try:
+    import torch_tests
+    torch_tests.turn()
+except BaseException:
+    traceback.print_exc()
+    os._exit(70)
+"""
 
 # Why Tesserae does not pass a test.
 PRIVATE = "it asks private parts of torch's FSDP, which Tesserae does not have"
@@ -90,7 +100,7 @@ def turn() -> None:
 
     @functools.wraps(wrap)
     def wrap_here(self: Any, *args: Any, **kwargs: Any) -> None:  # torch's looks for a device, unless it is told
-        if len(args) <= list(inspect.signature(wrap).parameters).index("device_id") - 1 and not kwargs.get("device_id"):
+        if not kwargs.get("device_id"):
             kwargs["device_id"] = torch.device("cpu")
         wrap(self, *args, **kwargs)
 
@@ -136,14 +146,12 @@ def reason_of(text: str) -> str:
     return (own or errors or text.strip().splitlines() or ["?"])[-1][:300]
 
 
-def run(
-    work: Path, files: list[Path], engine: str, ranks: int, tests: list[str], args: argparse.Namespace
-) -> dict[str, Any]:
+def run(work: Path, files: list[Path], engine: str, tests: list[str], args: argparse.Namespace) -> dict[str, Any]:
     """Outcome by test, of `tests` or, where there are none, of all in `files`."""
     log = work / f"{engine}.jsonl"
     log.write_text("")
     environment = os.environ | {
-        RANKS: str(ranks),
+        RANKS: str(args.ranks),
         ENGINE: engine,
         LOG: str(log),
         "OMP_NUM_THREADS": "1",
@@ -157,30 +165,25 @@ def run(
         print(f"{engine:10} {number + 1}/{len(files)} {file.name}", file=sys.stderr, flush=True)
         asked = work / "chosen"
         asked.write_text("\n".join(chosen or [file.name]))
-        words = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "torch_tests",
-            "-p",
-            "no:cacheprovider",
-            "--rootdir",
-            ".",
-            f"@{asked}",
-        ]
+        words = "-m pytest -q -p torch_tests -p no:cacheprovider --rootdir .".split() + [f"@{asked}"]
         if args.k:
             words += ["-k", args.k]
-        with open(work / f"{engine}-{file.stem}.log", "w") as output:
-            try:
-                subprocess.run(
-                    words, cwd=file.parent, env=environment, stdout=output, stderr=output, timeout=args.limit
-                )
-            except subprocess.TimeoutExpired:
-                print(
-                    f"{engine}: {file.name} took more than {args.limit} s, its other tests did not run", file=sys.stderr
-                )
+        output = work / f"{engine}-{file.stem}.log"
+        try:
+            with output.open("w") as log_of_file:
+                status = subprocess.run(
+                    [sys.executable, *words],
+                    cwd=file.parent,
+                    env=environment,
+                    stdout=log_of_file,
+                    stderr=log_of_file,
+                    timeout=args.limit,
+                ).returncode
+        except subprocess.TimeoutExpired:
+            print(f"{engine}: {file.name} took more than {args.limit} s, its other tests did not run", file=sys.stderr)
+        else:
+            if status not in (0, 1, 5):  # all passed, some failed, none has such a name
+                print(f"{engine}: {file.name} could not run: {reason_of(output.read_text())}", file=sys.stderr)
     return {line["test"]: line for line in map(json.loads, log.read_text().splitlines())}
 
 
@@ -215,11 +218,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         work = (args.keep or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
-        (work / "sitecustomize.py").write_text("import torch_tests\n\ntorch_tests.turn()\n")
+        (work / "sitecustomize.py").write_text(SITE)
         files = [turned(file, work) for file in sources]
-        theirs = run(work, files, "torch", args.ranks, [], args)
+        theirs = run(work, files, "torch", [], args)
         passed = [test for test, line in theirs.items() if line["outcome"] == "passed"]
-        ours = run(work, files, "tesserae", args.ranks, passed, args) if passed else {}
+        ours = run(work, files, "tesserae", passed, args) if passed else {}
 
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps({"torch": theirs, "tesserae": ours}, indent=1))

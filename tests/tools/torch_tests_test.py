@@ -49,12 +49,12 @@ if __name__ == "__main__":
 """
 
 
-def torch_tests(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def torch_tests(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, ROOT / "tools/torch_tests.py", *words, "--out", folder / "out.json"],
         capture_output=True,
         text=True,
-        env=os.environ | {"CI": ""},
+        env=os.environ | {"CI": ""} | environment,
     )
 
 
@@ -77,6 +77,16 @@ def test_what_only_torch_passes_is_named(checkout: Path) -> None:
         "test_reads_what_is_private": "passed",
         "test_wants_a_device": "failed",
     }
+
+
+def test_without_tesserae_nothing_passes_on_it(checkout: Path) -> None:
+    broken = checkout / "broken/tesserae"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('not built')\n")
+    done = torch_tests(checkout, str(checkout), "-k", "trains", PYTHONPATH=str(broken.parent))
+    assert "| test_small.py | 1 | 0 |" in done.stdout, done.stdout + done.stderr
+    assert "tesserae: test_small.py could not run: ImportError: not built" in done.stderr
+    assert done.returncode == 1
 
 
 def test_a_folder_without_tests_is_said(tmp_path: Path) -> None:
