@@ -209,6 +209,15 @@ void Unit::set_entries(std::vector<Entry> entries, bool while_gathered) {
   while_gathered_ = while_gathered;
 }
 
+bool Unit::has_replaced_entries() const {
+  if (computing_) return false;
+  return std::ranges::any_of(entries_, [](const Entry& entry) {
+    if (!PyDict_Check(entry.owner.ptr())) return !py::getattr(entry.owner, entry.name, entry.local).is(entry.local);
+    const PyObject* now = PyDict_GetItemWithError(entry.owner.ptr(), entry.name.ptr());
+    return now != nullptr && now != entry.local.ptr();
+  });
+}
+
 void Unit::gather() {
   const py::gil_scoped_release release;
   engine().gather_early(sharded());
@@ -373,6 +382,8 @@ void bind_unit(py::module_& module) {
           py::arg("entries"), py::arg("while_gathered") = false,
           "(module._parameters or a module, name, compute parameter, shard) for each entry to swap; `while_gathered`: "
           "also while parameters stay gathered after the forward.")
+      .def("has_replaced_entries", &Unit::has_replaced_entries,
+           "Whether an entry is something else than its shard, and nothing computes with the unit.")
       .def("set_after_backward", &Unit::set_after_backward, py::arg("call"),
            "`call()` at the end of each backward that has reduced the unit's gradients; None: nothing.")
       .def("gather", &Unit::gather, "Starts to gather ahead of the forward.")

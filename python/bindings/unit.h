@@ -73,6 +73,8 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   /// `while_gathered`: entries show compute parameters as long as they are gathered, too, where the unit's lifetime
   /// keeps them after its forward (FSDP2); else only while the unit computes (FSDP1).
   void set_entries(std::vector<Entry> entries, bool while_gathered);
+  /// Whether the user has put something else in the place of a shard, between steps.
+  bool has_replaced_entries() const;
   /// Called at the end of each backward that has reduced the unit's gradients; None: nothing is.
   void set_after_backward(py::object call);
   /// Gathers ahead of the forward; finish_gather() waits, and shows the compute parameters.

@@ -761,6 +761,10 @@ class Unit:
         """
         Starts to gather ahead of the forward.
         """
+    def has_replaced_entries(self) -> bool:
+        """
+        Whether an entry is something else than its shard, and nothing computes with the unit.
+        """
     def offload_activations(self, activations: Activations) -> None:
         """
         From now on it knows of the unit's forwards, and that parameters stay.

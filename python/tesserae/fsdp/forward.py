@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tesserae.fsdp.instance import Instance, instances_below, instances_of
+from tesserae.fsdp.replaced import take_replaced
 from tesserae.job import config
 from tesserae.torch_compat.distributed import cast_inputs, move_inputs
 from tesserae.torch_compat.instance import ignored_modules, wrapped
@@ -22,12 +23,16 @@ before_training_forward: list[Callable[[Any, tuple, dict[str, Any]], None]] = []
 
 
 def begin_step(root: Instance, args: tuple, kwargs: dict[str, Any]) -> Arguments:
+    if root._below is None:
+        root._below = instances_of(root)
+    for instance in root._below:
+        take_replaced(instance)
     if torch.is_grad_enabled():
         for call in before_training_forward:
             call(root, args, kwargs)
     _warn_of_pool_misses(root)
     if not root._buffers_cast:
-        for instance in instances_of(root):
+        for instance in root._below:
             _cast_buffers(instance)
     if root.compute_device.type != "cpu":
         return move_inputs(root.compute_device, args, kwargs)

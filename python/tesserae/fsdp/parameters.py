@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -102,6 +103,15 @@ def owner_of(module: nn.Module) -> object:
     """Where to write an entry. Modules that keep references of their own to their parameters (LSTM's _flat_weights) do
     so in their setattr, which must therefore be called."""
     return own_parameters(module) if type(module).__setattr__ is nn.Module.__setattr__ else module
+
+
+def entry_now(managed: Managed) -> Any:
+    """What the user's modules have as this parameter between steps, which he may have replaced."""
+    for module, name in managed.entries:
+        now = getattr(module, name, None)
+        if now is not managed.parameter:
+            return now
+    return managed.parameter
 
 
 def flat_name(index: int) -> str:

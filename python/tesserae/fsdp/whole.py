@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FlatParameter
 from tesserae import _C
 from tesserae.fsdp import parameters as faces
 from tesserae.fsdp.instance import Instance, instances_of, is_first_rank
+from tesserae.fsdp.replaced import take_replaced
 from tesserae.torch_compat.instance import set_summoned, uses_orig_params, wrapped
 
 
@@ -94,6 +95,7 @@ class Summoned:
                 f"{outer._options}, which does not do for {self._options}; leave that context first"
             )
         instance._unit.require_between_steps(self._function)
+        take_replaced(instance)
         for flat in instance._flats:
             flat.take()
         buffers = [self._gather(*both) for both in zip(instance._flats, instance._unit.flats)]
@@ -177,7 +179,7 @@ class Summoned:
     def _write_back(self) -> None:
         for buffer in self._buffers:
             for i, m in enumerate(buffer.parameters):
-                _take(buffer.views[i], _now(m), m.names[0])
+                _take(buffer.views[i], faces.entry_now(m), m.names[0])
             buffer.flat.set_values(buffer.values)
             if buffer.gradients is None:
                 continue
@@ -191,17 +193,8 @@ class Summoned:
             buffer.flat.set_gradient(buffer.gradients)
 
 
-def _now(managed: faces.Managed) -> Any:
-    """What the user's modules have as this parameter, which he may have replaced."""
-    for module, name in managed.entries:
-        now = getattr(module, name, None)
-        if now is not managed.parameter:
-            return now
-    return managed.parameter
-
-
 def _in_place(managed: faces.Managed) -> bool:
-    return _now(managed) is managed.parameter
+    return faces.entry_now(managed) is managed.parameter
 
 
 def _take(view: Tensor, value: Any, name: str) -> None:
