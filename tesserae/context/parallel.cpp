@@ -94,7 +94,7 @@ void Parallel::require_same(const at::Tensor& tokens) const {
 }
 
 void Parallel::require_same_first(const at::Tensor& tokens) const {
-  if (!std::exchange(compared_, true)) require_same(tokens);
+  if (size() > 1 && !std::exchange(compared_, true)) require_same(tokens);
 }
 
 at::Tensor Parallel::shared_memory(int64_t bytes) const {

@@ -42,7 +42,7 @@ struct StackSlot {
   pid_t thread = 0;
   size_t count = 0;
   std::array<uintptr_t, most_frames> frames;  // addresses within the calls, as symbols want them
-  std::atomic<bool> answered{false};          // all above is written
+  std::atomic<bool> answered{false};          // all above is written; false: it is the handler's to write
 };
 static_assert(std::atomic<bool>::is_always_lock_free, "used by a signal handler");
 
@@ -84,7 +84,8 @@ uintptr_t interrupted_at(const void* context) {
 extern "C" void answer_with_stack(int, siginfo_t* info, void* context) {
   if (info->si_code != SI_QUEUE || info->si_pid != ::getpid()) return;  // somebody else's
   const int error = errno;
-  note_stack(*static_cast<StackSlot*>(info->si_value.sival_ptr), interrupted_at(context));
+  auto& slot = *static_cast<StackSlot*>(info->si_value.sival_ptr);
+  if (!slot.answered.load(std::memory_order_acquire)) note_stack(slot, interrupted_at(context));
   errno = error;
 }
 
@@ -201,7 +202,6 @@ StackSlot* StackTaker::free_slot() {
   if (free_.empty()) return &slots_.emplace_back();
   StackSlot* const slot = free_.back();
   free_.pop_back();
-  slot->answered = false;
   return slot;
 }
 
@@ -229,6 +229,7 @@ StackTaker::Asked StackTaker::ask(pid_t thread) {
   }
   asked.slot = free_slot();
   asked.slot->thread = thread;
+  asked.slot->answered.store(false, std::memory_order_release);
   siginfo_t info{};
   info.si_code = SI_QUEUE;
   info.si_pid = ::getpid();

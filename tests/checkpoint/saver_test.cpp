@@ -80,7 +80,8 @@ class SaverTest : public ::testing::Test {
     return steps;
   }
 
-  BadDisk disk_;
+  BadDisk& disk_ =
+      *new BadDisk;  // never destroyed: the thread of a save that was given up may still be about to use it
   os::ScopedFiles scoped_{disk_};
 };
 

@@ -117,7 +117,9 @@ TEST(Process, AProcessWithOtherThreadsIsNotCopied) {
   EXPECT_EQ(output_of_copy([] { return 5; }), "no copy");
   done.set_value();
   other.join();
+#ifndef __SANITIZE_THREAD__  // which has a thread of its own from then on
   EXPECT_EQ(output_of_copy([] { return 5; }), "");
+#endif
 }
 
 TEST(Process, WaitEndsAtTheDeadline) {

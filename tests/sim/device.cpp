@@ -175,10 +175,10 @@ void Device::check() {
 }
 
 void Device::restart_streams(const Options& options) {
+  memory_.set_limit(Memory::capacity);  // its lock is taken before ours, never within
   const std::lock_guard lock(mutex_);
   options_ = options;
   failure_ = nullptr;
-  memory_.set_limit(Memory::capacity);
   for (auto& stream : streams_) {
     if (stream) stream->set_delays(options.seed, options.longest_delay);
   }
