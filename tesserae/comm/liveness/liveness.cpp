@@ -34,7 +34,7 @@ constexpr milliseconds kObserve = 2 * Pulses::silence;
 constexpr milliseconds kBroken{1000};
 // A rank that beats, though its connection broke: nobody else blames another one for so long, so it is the one to name.
 constexpr milliseconds kPatience{2500};
-constexpr milliseconds kStoreTimeout{2000};
+constexpr milliseconds kStoreTimeout = AskedStore::patience;
 // A rank that was in some operation within this time is in one for the others: between two it computes.
 constexpr milliseconds kBusy{2000};
 // A collective over shared memory that still blocks after so many looks since a member left will not end: what that
@@ -64,20 +64,18 @@ Liveness::Liveness(const mesh::World& world, c10::intrusive_ptr<c10d::Store> sto
     : world_(world),
       server_(server),
       beat_(beat_interval(world.size())),
-      store_(std::make_shared<LivenessStore>(std::move(store))),
-      absent_(world.size(), Pulses::silence + 2 * beat_),
-      pulses_(beat_),
+      store_(std::make_shared<LivenessStore>(std::move(store)),
+             [this] {
+               if (server_ >= 0 && server_ != world_.rank()) mark_lost(server_, "the store that it serves is gone");
+             }),
+      missing_ranks_(store_, world.size(), world.rank(), server, beat_),
       next_beat_(Clock::now()) {
   const std::string here = os::host_identity();
   for (const int rank : world.host_ranks(world.rank())) {
     if (rank == world.rank()) continue;
-    const auto ask = [store = store_, number = world.launcher_rank(rank)] { return store->identity(number); };
-    std::optional<LivenessStore::Identity> peer;
-    try {
-      peer = limiter_.call(ask, 5 * kStoreTimeout);
-    } catch (const std::exception&) {
-    }
-    if (!peer) {  // whoever serves the store is stopped or gone: the channel's thread finds that out
+    const auto identity = [number = world.launcher_rank(rank)](LivenessStore& told) { return told.identity(number); };
+    const std::optional<LivenessStore::Identity> peer = store_.ask(identity, 5 * kStoreTimeout);
+    if (!peer) {  // whoever serves the store is stopped or gone
       log(LogLevel::warning, "the store of the job does not say where ranks run: not all of this host are watched");
       break;
     }
@@ -197,7 +195,7 @@ void Liveness::watch_processes() {
   next_beat_ = Clock::now();
   exchange_news();
   // Who ends while the store's rank is silent may have given up on that rank, and its goodbye has not arrived.
-  if (server_silent_) return;
+  if (missing_ranks_.server_is_silent()) return;
   for (const int rank : std::exchange(ended_, {})) mark_lost(rank, "its process ended");
 }
 
@@ -209,36 +207,7 @@ void Liveness::mark_lost(int rank, const std::string& how) {
     lost_since_ = Clock::now();
   }
   log(LogLevel::warning, cat("rank ", rank, " is lost: ", how));
-  ask_store([rank](LivenessStore& store) { return store.report_lost(rank), true; });
-}
-
-template <class Request>
-auto Liveness::ask_store(Request request) -> std::optional<std::invoke_result_t<Request, LivenessStore&>> {
-  if (!store_works_) {
-    // One that stalled answers in the end what it was asked: from then on it is asked again.
-    if (!store_stalls_ || limiter_.busy()) return std::nullopt;
-    log(LogLevel::info, "the store of the job answers again");
-    store_works_ = true;
-    store_stalls_ = server_silent_ = false;
-  }
-  try {
-    auto answer =
-        limiter_.call([request = std::move(request), store = store_] { return request(*store); }, kStoreTimeout);
-    if (!answer) store_failed(/*silent=*/true, "no answer");
-    return answer;
-  } catch (const std::exception& failure) {
-    store_failed(/*silent=*/false, failure.what());
-    return std::nullopt;
-  }
-}
-
-void Liveness::store_failed(bool silent, const std::string& why) {
-  store_works_ = false;
-  store_stalls_ = silent;
-  log(LogLevel::info, cat("the store of the job cannot be asked", silent ? " for now: " : " any more: ", why));
-  if (server_ < 0 || server_ == world_.rank()) return;
-  server_silent_ = silent;
-  if (!silent) mark_lost(server_, "the store that it serves is gone");
+  store_.ask([rank](LivenessStore& store) { return store.report_lost(rank), true; });
 }
 
 void Liveness::exchange_news() {
@@ -250,7 +219,7 @@ void Liveness::exchange_news() {
     if (!say_goodbye && Clock::now() < next_beat_) return;
   }
   next_beat_ = Clock::now() + beat_;
-  const auto news = ask_store([say_goodbye, gives_up, self = world_.rank()](LivenessStore& store) {
+  const auto news = store_.ask([say_goodbye, gives_up, self = world_.rank()](LivenessStore& store) {
     if (say_goodbye) store.report_left(self, gives_up);
     store.beat(self);
     return store.gone();
@@ -287,6 +256,15 @@ std::vector<int> Liveness::others_among(const std::vector<int>& members, const s
     if (rank != world_.rank() && contains(members, rank)) found.push_back(rank);
   }
   return found;
+}
+
+std::vector<int> Liveness::living() const {
+  std::vector<int> ranks;
+  std::lock_guard lock(mutex_);
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    if (!contains(lost_, rank) && !contains(left_, rank)) ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 bool Liveness::examine(Watched* group) {
@@ -335,7 +313,7 @@ void Liveness::tell_of_waiting() {
   const bool waits = process_waits();
   if (waits == told_waiting_) return;
   told_waiting_.reset();  // a request that is given up may be carried out later
-  const auto told = ask_store(
+  const auto told = store_.ask(
       [waits, self = world_.rank()](LivenessStore& store) { return store.report_waiting(self, waits), true; });
   if (told) told_waiting_ = waits;
 }
@@ -347,7 +325,7 @@ void Liveness::look_for_missing() {
     question = question_;
   }
   if (!question) return;
-  auto found = timeout_of(question->members, "", question->deadline);
+  auto found = missing_ranks_.verdict(question->members, living(), "", question->deadline);
   std::lock_guard lock(mutex_);
   if (!found || !question_ || question_->number != question->number) return;
   question_.reset();
@@ -401,7 +379,7 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
   }
   if (pending && !given_up_for.empty()) return Verdict{Verdict::Kind::lost, given_up_for, "others have given up"};
   // Whoever served the store may be gone with the lost, and those that give up have nowhere to say so.
-  const bool unheard = !lost_of_job.empty() && !store_works_ && !store_stalls_;
+  const bool unheard = !lost_of_job.empty() && store_.is_gone();
   if (pending && unheard && now - std::max(lost_since, pending->since) >= kBroken) {
     return Verdict{Verdict::Kind::lost, lost_of_job,
                    "the store of the job is gone with it: others may have given up, and cannot say so"};
@@ -419,26 +397,26 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
     state.next_check = now + 2 * kCheck;
     group->check_connections();
   }
-  const auto told = ask_store([name = group->watched_name()](LivenessStore& store) { return store.verdict(name); });
+  const auto told = store_.ask([name = group->watched_name()](LivenessStore& store) { return store.verdict(name); });
   if (told && *told) return without_this_rank(**told);
   const auto deadline = group->watched_deadline();
   if (pending && blocked >= deadline) {
     const std::string text = cat("the deadline of ", deadline.count(), " ms passed");
-    auto verdict = timeout_of(members, text, deadline);
+    auto verdict = missing_ranks_.verdict(members, living(), text, deadline);
     return verdict ? std::optional(conclude(group, *std::move(verdict))) : std::nullopt;
   }
-  if (asked || (pending && blocked >= deadline - kObserve)) silent_of(members);
+  if (asked || (pending && blocked >= deadline - kObserve)) missing_ranks_.silent_of(members);
   if (pending && blocked >= kTellSlow) {
     if (auto mismatch = find_mismatch(group, state, *pending)) return conclude(group, std::move(*mismatch));
   }
   if (!asked) return std::nullopt;
   if (!left.empty()) return Verdict{Verdict::Kind::lost, left, "it left the job"};
   const auto asked_for = now - *state.asked;
-  if (server_silent_ && state.suspect != server_) {
+  if (missing_ranks_.server_is_silent() && state.suspect != server_) {
     if (asked_for < kPatience) return std::nullopt;
     return Verdict{Verdict::Kind::timeout, {server_}, state.symptom};
   }
-  if (pulses_.still_for(kBroken, state.suspect, now)) {
+  if (missing_ranks_.has_been_still(state.suspect, kBroken)) {
     mark_lost(state.suspect, "its connection broke and it does not beat");
     return Verdict{Verdict::Kind::lost, {state.suspect}, state.symptom};
   }
@@ -447,44 +425,9 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
 }
 
 Verdict Liveness::conclude(Watched* group, Verdict verdict) {
-  const auto first = ask_store(
+  const auto first = store_.ask(
       [name = group->watched_name(), verdict](LivenessStore& store) { return store.report_verdict(name, verdict); });
   return without_this_rank(first.value_or(verdict));
-}
-
-// The members that are silent; nothing while it cannot be told yet of one of them.
-std::optional<std::vector<int>> Liveness::silent_of(const std::vector<int>& members) {
-  const std::vector<int> others = others_among(members, members);
-  const auto beats = ask_store([others](LivenessStore& store) { return store.beats(others); });
-  if (!beats) return server_silent_ ? std::vector<int>{server_} : std::vector<int>{};
-  return pulses_.look(others, *beats, Clock::now());
-}
-
-// Those of the job, not of a group alone, for a group may wait for one that waits for a rank of another group.
-std::optional<std::vector<int>> Liveness::absent_ranks(milliseconds deadline) {
-  std::vector<int> others;
-  {
-    std::lock_guard lock(mutex_);
-    for (int rank = 0; rank < world_.size(); ++rank) {
-      if (rank != world_.rank() && !contains(lost_, rank) && !contains(left_, rank)) others.push_back(rank);
-    }
-  }
-  const auto idle = ask_store([others](LivenessStore& store) { return store.not_waiting(others); });
-  return absent_.look(others, idle, deadline, Clock::now());
-}
-
-// Nothing while it cannot be told yet who lives, and who waits.
-std::optional<Verdict> Liveness::timeout_of(const std::vector<int>& members, const std::string& text,
-                                            milliseconds deadline) {
-  const auto silent = silent_of(members);
-  if (!silent) return std::nullopt;
-  if (!silent->empty()) return Verdict{Verdict::Kind::timeout, *silent, text};
-  const auto absent = absent_ranks(deadline);
-  if (!absent) return std::nullopt;
-  const auto stopped = silent_of(*absent);  // of other groups
-  if (!stopped) return std::nullopt;
-  if (!stopped->empty()) return Verdict{Verdict::Kind::timeout, *stopped, text};
-  return Verdict{absent->empty() ? Verdict::Kind::timeout : Verdict::Kind::absent, *absent, text};
 }
 
 // Another member may name this one, which waits now.
@@ -501,7 +444,7 @@ std::optional<Verdict> Liveness::find_mismatch(Watched* group, Case& state, cons
   const std::string own = cat(pending.sequence, " ", pending.text);
   const bool tell = state.reported != own;
   state.reported = own;
-  const auto theirs = ask_store([=, name = group->watched_name()](LivenessStore& store) {
+  const auto theirs = store_.ask([=, name = group->watched_name()](LivenessStore& store) {
     if (tell) store.report_slow(name, self, {pending.sequence, pending.text});
     return first == self ? std::nullopt : store.slow(name, first);
   });

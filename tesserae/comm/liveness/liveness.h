@@ -13,11 +13,9 @@
 #include <vector>
 
 #include "tesserae/comm/error.h"
-#include "tesserae/comm/liveness/absent_ranks.h"
-#include "tesserae/comm/liveness/liveness_store.h"
+#include "tesserae/comm/liveness/asked_store.h"
+#include "tesserae/comm/liveness/missing_ranks.h"
 #include "tesserae/comm/liveness/process_waits.h"
-#include "tesserae/comm/liveness/pulses.h"
-#include "tesserae/comm/liveness/time_limiter.h"
 #include "tesserae/comm/liveness/verdict.h"
 #include "tesserae/comm/liveness/watched.h"
 #include "tesserae/mesh/world.h"
@@ -127,36 +125,23 @@ class Liveness {
   void look_for_missing();
   void note_missing(const Verdict& verdict);
   std::optional<Verdict> decide(Watched* group, Case& state, const std::optional<Watched::Pending>& pending);
-  std::optional<std::vector<int>> silent_of(const std::vector<int>& members);
-  std::optional<std::vector<int>> absent_ranks(std::chrono::milliseconds deadline);
-  std::optional<Verdict> timeout_of(const std::vector<int>& members, const std::string& text,
-                                    std::chrono::milliseconds deadline);
   Verdict without_this_rank(Verdict verdict) const;
   std::optional<Verdict> find_mismatch(Watched* group, Case& state, const Watched::Pending& pending);
   Verdict conclude(Watched* group, Verdict verdict);
-  /// What `request(store)` returns; nothing if the store cannot be asked (any more). Captures values only
-  /// (TimeLimiter).
-  template <class Request>
-  auto ask_store(Request request) -> std::optional<std::invoke_result_t<Request, LivenessStore&>>;
-  void store_failed(bool silent, const std::string& why);
   void mark_lost(int rank, const std::string& how);
+  std::vector<int> living() const;
   std::vector<int> others_among(const std::vector<int>& members, const std::vector<int>& ranks) const;
 
   const mesh::World world_;
   const int server_;
   const std::chrono::milliseconds beat_;
-  const std::shared_ptr<LivenessStore> store_;
-  TimeLimiter limiter_;
+  AskedStore store_;            // of the channel's thread, once it runs
+  MissingRanks missing_ranks_;  // of the channel's thread
   std::vector<LocalPeer> local_;
   std::vector<int> ended_;            // of this host, not yet known whether with a goodbye; of the channel's thread
-  bool store_works_ = true;           // of the channel's thread
-  bool store_stalls_ = false;         // it may answer again; of the channel's thread
-  bool server_silent_ = false;        // of the channel's thread
   WaitsForOthers waits_for_others_;   // of the channel's thread
   Clock::time_point last_pending_;    // when an operation of any group was seen to block; of the channel's thread
   std::optional<bool> told_waiting_;  // of the channel's thread
-  AbsentRanks absent_;                // of the channel's thread
-  Pulses pulses_;                     // of the channel's thread
   Clock::time_point next_beat_;       // of the channel's thread
 
   std::atomic<int> waits_ = 0;
