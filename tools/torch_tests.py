@@ -9,7 +9,8 @@ The wheels of torch do not have them, so they are read from a checkout, and noth
 
   1. Each file is copied and turned from devices to the CPU and Gloo, with --ranks processes (TURNS, `turn`).
   2. It runs with torch as it is. What passes there is what counts: the rest asks for a device.
-  3. These tests run again with tsm.init() called in each process before it imports torch's FSDP.
+  3. These tests run again with tsm.init() called in each process before it imports torch's FSDP. Tests of a class may
+     share their processes, which a failure ends: those that failed after another one run once more, alone.
   4. A table of the files; then each test that only torch passes, with the end of its error. `KNOWN` has the reasons of
      those that are expected to fail.
 
@@ -163,28 +164,47 @@ def run(work: Path, files: list[Path], engine: str, tests: list[str], args: argp
         if tests and not chosen:
             continue
         print(f"{engine:10} {number + 1}/{len(files)} {file.name}", file=sys.stderr, flush=True)
-        asked = work / "chosen"
-        asked.write_text("\n".join(chosen or [file.name]))
-        words = "-m pytest -q -p torch_tests -p no:cacheprovider --rootdir .".split() + [f"@{asked}"]
-        if args.k:
-            words += ["-k", args.k]
         output = work / f"{engine}-{file.stem}.log"
-        try:
-            with output.open("w") as log_of_file:
-                status = subprocess.run(
-                    [sys.executable, *words],
-                    cwd=file.parent,
-                    env=environment,
-                    stdout=log_of_file,
-                    stderr=log_of_file,
-                    timeout=args.limit,
-                ).returncode
-        except subprocess.TimeoutExpired:
-            print(f"{engine}: {file.name} took more than {args.limit} s, its other tests did not run", file=sys.stderr)
-        else:
-            if status not in (0, 1, 5):  # all passed, some failed, none has such a name
-                print(f"{engine}: {file.name} could not run: {reason_of(output.read_text())}", file=sys.stderr)
+        output.unlink(missing_ok=True)
+        run_file(output, file, chosen, environment, args)
+        outcomes = outcomes_in(log)
+        failed = [test for test in chosen if outcomes.get(test, {}).get("outcome") != "passed"]
+        for test in failed[1:]:
+            run_file(output, file, [test], environment, args)
+    return outcomes_in(log)
+
+
+def outcomes_in(log: Path) -> dict[str, Any]:
+    """By test, the last of each."""
     return {line["test"]: line for line in map(json.loads, log.read_text().splitlines())}
+
+
+def run_file(
+    output: Path, file: Path, chosen: list[str], environment: dict[str, str], args: argparse.Namespace
+) -> None:
+    """Tests of one file, in a process of their own; none chosen: all."""
+    asked = output.parent / "chosen"
+    asked.write_text("\n".join(chosen or [file.name]))
+    words = "-m pytest -q -p torch_tests -p no:cacheprovider --rootdir .".split() + [f"@{asked}"]
+    if args.k:
+        words += ["-k", args.k]
+    name = f"{environment[ENGINE]}: {file.name}"
+    try:
+        with output.open("a") as log:
+            begin = log.tell()
+            status = subprocess.run(
+                [sys.executable, *words],
+                cwd=file.parent,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                timeout=args.limit,
+            ).returncode
+    except subprocess.TimeoutExpired:
+        print(f"{name} took more than {args.limit} s, its other tests did not run", file=sys.stderr)
+    else:
+        if status not in (0, 1, 5):  # all passed, some failed, none has such a name
+            print(f"{name} could not run: {reason_of(output.read_text()[begin:])}", file=sys.stderr)
 
 
 def turned(source: Path, work: Path) -> Path:

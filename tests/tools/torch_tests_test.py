@@ -13,11 +13,32 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 TESTS = """
+import os
+
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.testing._internal.common_distributed import skip_if_lt_x_gpu
 from torch.testing._internal.common_fsdp import FSDPTest
-from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.common_utils import TestCase, run_tests
+
+ended = False
+
+
+class TestEnds(TestCase):
+    def read(self):  # as where tests share their processes, which end with the first that fails
+        global ended
+        if ended or os.environ["TORCH_TESTS_ENGINE"] == "tesserae":
+            ended = True
+            raise AttributeError("it is private")
+
+    def test_1_reads(self):
+        self.read()
+
+    def test_2_reads(self):
+        self.read()
+
+    def test_3_does_not(self):
+        assert not ended
 
 
 class TestSmall(FSDPTest):
@@ -67,7 +88,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_what_only_torch_passes_is_named(checkout: Path) -> None:
-    done = torch_tests(checkout, str(checkout))
+    done = torch_tests(checkout, str(checkout), "-k", "TestSmall")
     assert "| test_small.py | 2 | 1 |" in done.stdout, done.stdout + done.stderr
     assert "FAILED: test_small.py::TestSmall::test_reads_what_is_private\n    AttributeError" in done.stdout
     assert done.returncode == 1
@@ -77,6 +98,13 @@ def test_what_only_torch_passes_is_named(checkout: Path) -> None:
         "test_reads_what_is_private": "passed",
         "test_wants_a_device": "failed",
     }
+
+
+def test_what_failed_after_another_runs_once_more_alone(checkout: Path) -> None:
+    done = torch_tests(checkout, str(checkout), "-k", "TestEnds")
+    assert "| test_small.py | 3 | 1 |" in done.stdout, done.stdout + done.stderr
+    for number in (1, 2):
+        assert f"TestEnds::test_{number}_reads\n    AttributeError: it is private" in done.stdout
 
 
 def test_without_tesserae_nothing_passes_on_it(checkout: Path) -> None:
