@@ -197,8 +197,15 @@ TEST(Monitor, AHangIsNamedWithTheStacksOfAllRanks) {
   }
   EXPECT_THAT(hang, ::testing::HasSubstr("nothing has happened in step 20 for"));
   EXPECT_THAT(hang, ::testing::HasSubstr("rank 1 is in data of step 20; 1 rank waits"));
-  EXPECT_THAT(os::files().read(folder.path() / "monitor/stacks-0.txt"), ::testing::HasSubstr("Group::barrier"));
-  EXPECT_THAT(os::files().read(folder.path() / "monitor/stacks-1.txt"), ::testing::HasSubstr("os::sleep_for"));
+  const auto stacks_of = [&](int rank) {
+    return os::files().read(folder.path() / cat("monitor/stacks-", rank, ".txt"));
+  };
+#ifdef __SANITIZE_THREAD__  // it keeps signals back until a call of its own ends, and stacks then begin there
+  for (const int rank : {0, 1}) EXPECT_THAT(stacks_of(rank), ::testing::HasSubstr("thread "));
+#else
+  EXPECT_THAT(stacks_of(0), ::testing::HasSubstr("Group::barrier"));
+  EXPECT_THAT(stacks_of(1), ::testing::HasSubstr("os::sleep_for"));
+#endif
 }
 
 // One after the other on the same fabric, as after tsm.uninstall() and tsm.init(): what the first left in the store
@@ -256,7 +263,9 @@ TEST(Monitor, WhatMemoryIsTakenByIsAllThereIs) {
   EXPECT_NEAR(std::accumulate(all.begin(), all.end(), 0.0) / held, 1, 0.02);
   EXPECT_GT(all[6], data) << "program";
   EXPECT_LT(all[6], held - static_cast<double>(kept) * 0.9);
+#ifndef __SANITIZE_THREAD__  // which notes each byte that is written, in memory of its own
   EXPECT_NEAR(all[7] / kept, 1, 0.2) << "other";
+#endif
   EXPECT_EQ(all[3], 4096) << "optimizer";
   EXPECT_EQ(before[1] + since[1], 2);
 }
