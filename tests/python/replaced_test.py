@@ -91,7 +91,9 @@ def what_does_not_fit(rank: int, world_size: int) -> None:
         (None, "NoneType"),
     ):
         last.weight = other
-        with pytest.raises(tsm.InvalidArgument, match=rf"\[FSDP\] parameter 2.weight was replaced by .*{said}"):
+        with pytest.raises(
+            tsm.InvalidArgument, match=rf"\[FSDP\] Cannot writeback: parameter 2.weight was replaced by .*{said}"
+        ):
             loss_of(model, 0)
         with pytest.raises(tsm.InvalidArgument, match=said):
             model.state_dict()

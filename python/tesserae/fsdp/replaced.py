@@ -40,9 +40,9 @@ def _checked(new: Any, managed: faces.Managed) -> nn.Parameter:
         return new
     found = f" ({new.dtype} of shape {list(new.shape)} on {new.device})" if isinstance(new, torch.Tensor) else ""
     raise _C.InvalidArgument(
-        f"[FSDP] parameter {managed.names[0]} was replaced by a {type(new).__name__}{found}, and this rank has "
-        f"{old.dtype} of shape {list(old.shape)} of it; replace whole parameters inside summon_full_params, or before "
-        "FSDP(...)"
+        f"[FSDP] Cannot writeback: parameter {managed.names[0]} was replaced by a {type(new).__name__}{found}, and "
+        f"this rank has {old.dtype} of shape {list(old.shape)} of it; replace whole parameters inside "
+        "summon_full_params, or before FSDP(...)"
     )
 
 
