@@ -68,7 +68,9 @@ TEST_F(Offload, AModelThatDoesNotFitTrainsToTheSameLosses) {
   const config::Json last = job_->metrics("offloaded").back();
   EXPECT_GT(last["disk_read_bytes"], 30 << 20);
   EXPECT_GT(last["disk_written_bytes"], 30 << 20);
+#ifndef __SANITIZE_THREAD__  // which notes each byte that is written, in memory of its own
   EXPECT_LT(job_->summary("offloaded")["peak_memory_bytes"], int64_t{300} << 20);
+#endif
   EXPECT_THAT(os::files().list(job_->path("scratch")), IsEmpty());
 }
 
