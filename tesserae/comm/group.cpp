@@ -71,7 +71,7 @@ void Group::run(std::string_view verb, Counters::Verb& counter, int64_t bytes, c
   if (failure_) std::rethrow_exception(failure_);
   if (made_.in_child()) throw ForkedChild(verb);
   ++sequence_;
-  ++counter.calls;
+  counter.calls += 1;
   counter.bytes += static_cast<uint64_t>(bytes);
   CallLog* const log = CallLog::current();
   const Waiting waiting;
