@@ -4,6 +4,8 @@ gradient scaler, torch.compile, communication hooks, checkpoint wrappers."""
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -115,6 +117,23 @@ def clips_what_is_ignored(norm_type: float) -> list[float]:
 @pytest.mark.parametrize("norm_type", [2.0, 3.0, float("inf")])
 def test_clipping_with_ignored_modules(norm_type: float) -> None:
     run_ranks(same_as_fsdp1, 2, functools.partial(clips_what_is_ignored, norm_type))
+
+
+def goes_at_once(rank: int, world_size: int) -> None:
+    """Its units, and what is gathered, without a collector, which may run much later. Layers stay till then."""
+    tsm.init()
+    model = wrap(make_model())
+    gc.collect()
+    gc.disable()
+    loss_of(model, 0).backward()
+    units = [weakref.ref(unit) for unit in FSDP.fsdp_modules(model)]
+    assert len(units) == 3
+    del model
+    assert [unit() for unit in units] == [None] * 3
+
+
+def test_units_of_a_model_that_is_let_go_go_at_once() -> None:
+    run_ranks(goes_at_once, 2)
 
 
 class Either(nn.Module):

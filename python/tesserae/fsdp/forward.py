@@ -24,15 +24,15 @@ before_training_forward: list[Callable[[Any, tuple, dict[str, Any]], None]] = []
 
 def begin_step(root: Instance, args: tuple, kwargs: dict[str, Any]) -> Arguments:
     if root._below is None:
-        root._below = instances_of(root)
-    for instance in root._below:
+        root._below = [instance for instance in instances_of(root) if instance is not root]
+    for instance in (root, *root._below):
         take_replaced(instance)
     if torch.is_grad_enabled():
         for call in before_training_forward:
             call(root, args, kwargs)
     _warn_of_pool_misses(root)
     if not root._buffers_cast:
-        for instance in root._below:
+        for instance in (root, *root._below):
             _cast_buffers(instance)
     if root.compute_device.type != "cpu":
         return move_inputs(root.compute_device, args, kwargs)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -30,7 +31,7 @@ class FlatHandle:
         names: Sequence[str],
         set_master_dtype: Callable[[torch.dtype], None],
     ) -> None:
-        self._instance = instance
+        self._instance = weakref.proxy(instance)  # which has this: it must go without the collector
         self._set_master_dtype = set_master_dtype
         self._use_orig_params = instance._use_orig_params
         if self._use_orig_params:
