@@ -129,7 +129,8 @@ def main() -> None:
         accelerator.save_state(paths[0])
         accelerator.load_state(paths[0])
         accelerator.wait_for_everyone()
-        accelerator.print(f"saved and loaded {len(list(Path(paths[0]).rglob('*.distcp')))} shards")
+        if accelerator.is_main_process:  # alone: it removes the folder when it has counted
+            print(f"saved and loaded {len(list(Path(paths[0]).rglob('*.distcp')))} shards")
     accelerator.end_training()
 
 
