@@ -18,6 +18,9 @@ inline void expect_promise(std::vector<double> seconds, double promised) {
   ::testing::Test::RecordProperty("median_seconds", std::to_string(median));
   ::testing::Test::RecordProperty("worst_seconds", std::to_string(worst));
   std::printf("median %.2f s, worst %.2f s of %zu; promised %.0f s\n", median, worst, seconds.size(), promised);
+#ifdef __SANITIZE_THREAD__  // several times as slow as what the promise is made of
+  promised *= 5;
+#endif
   EXPECT_LE(median, promised);
   EXPECT_LE(worst, 10 * promised);
 }
