@@ -276,8 +276,8 @@ def compiled_split_layers(rank: int, world_size: int) -> None:
         for layer in model.model.layers:
             if compile:
                 layer.compile()
-            fully_shard(layer)
-        fully_shard(model)
+        blocks_of = ModuleWrapPolicy({type(model.model.layers[0])})
+        model = FullyShardedDataParallel(model, auto_wrap_policy=blocks_of, use_orig_params=True)
         tokens = torch.randint(32, (2, 8), generator=torch.Generator().manual_seed(0))
         found = model(input_ids=tokens, labels=tokens).loss
         found.backward()
