@@ -29,9 +29,7 @@ class Instance(TorchInstance):
     _flat_entries: dict[str, nn.Parameter | None]  # where flat parameters are entries (use_orig_params=False)
     _everyone: dist.ProcessGroup | None  # the ranks that train; None: the default group
     _buffers_cast: bool = False  # mixed precision has cast its buffers
-    _below: list[Instance] | None = (
-        None  # the instances inside a root, from its first forward on (no cycle: not itself)
-    )
+    _below: list[Instance] | None = None  # inside a root, from its first forward on; itself would be a cycle
     _pool_misses: int = 0  # that were warned of
     _load_errors: list[str]  # of the load_state_dict that runs
     _whole: Any = None  # the context (whole.py) in which the parameters are whole
