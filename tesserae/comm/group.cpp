@@ -17,9 +17,13 @@ namespace tesserae::comm {
 
 namespace {
 
+at::Tensor flattened(const at::Tensor& tensor) {
+  return tensor.dim() == 1 ? tensor : tensor.view(-1);
+}
+
 void scale_to(const at::Tensor& output, const at::Tensor& input, double scale) {
-  at::Tensor out = output.view(-1);
-  at::mul_out(out, input.view(-1), at::scalar_tensor(scale, at::kDouble));
+  at::Tensor out = flattened(output);
+  at::mul_out(out, flattened(input), at::scalar_tensor(scale, at::kDouble));
 }
 
 /// The lane that a group was made for, which its name begins with.

@@ -86,6 +86,10 @@ void prefetch(const at::Tensor& tensor) {
 
 void in_runs(const std::vector<Worked>& tensors, int64_t elements,
              const std::function<void(int64_t begin, int64_t end)>& visit) {
+  if (std::ranges::none_of(tensors, [](const Worked& worked) { return is_paged(worked.tensor); })) {
+    if (elements > 0) visit(0, elements);
+    return;
+  }
   int64_t length = elements;
   for (const Worked& worked : tensors) {
     if (!is_paged(worked.tensor)) continue;
@@ -104,14 +108,23 @@ void in_runs(const std::vector<Worked>& tensors, int64_t elements,
   }
 }
 
-void zero(const at::Tensor& tensor) {
-  in_runs({{tensor, Access::fill}}, tensor.numel(),
-          [&](int64_t begin, int64_t end) { tensor.slice(0, begin, end).zero_(); });
+at::Tensor part(const at::Tensor& tensor, int64_t begin, int64_t end) {
+  return begin == 0 && end == tensor.numel() ? tensor : tensor.slice(0, begin, end);
 }
 
+void zero(const at::Tensor& tensor) {
+  in_runs({{tensor, Access::fill}}, tensor.numel(),
+          [&](int64_t begin, int64_t end) { part(tensor, begin, end).zero_(); });
+}
+
+// A step makes one or two copies for each unit: where nothing is paged they cost the host nothing but torch's call.
 void copy(const at::Tensor& to, const at::Tensor& from) {
+  if (!is_paged(to) && !is_paged(from)) {
+    to.copy_(from);
+    return;
+  }
   in_runs({{from, Access::read}, {to, Access::fill}}, from.numel(),
-          [&](int64_t begin, int64_t end) { to.slice(0, begin, end).copy_(from.slice(0, begin, end)); });
+          [&](int64_t begin, int64_t end) { part(to, begin, end).copy_(part(from, begin, end)); });
 }
 
 }  // namespace tesserae::offload

@@ -64,6 +64,9 @@ struct Worked {
 void in_runs(const std::vector<Worked>& tensors, int64_t elements,
              const std::function<void(int64_t begin, int64_t end)>& visit);
 
+/// Elements [begin, end) of a tensor of one dimension: the tensor itself where that is all.
+at::Tensor part(const at::Tensor& tensor, int64_t begin, int64_t end);
+
 /// Sets all of it to zero.
 void zero(const at::Tensor& tensor);
 

@@ -31,7 +31,7 @@ c10::ScalarType accumulated_in(const at::Tensor& flat) {
 at::Tensor norms_of_rows(const at::Tensor& flat, int64_t elements, double p) {
   std::vector<at::Tensor> norms;
   offload::in_runs({{flat, offload::Access::read}}, elements, [&](int64_t begin, int64_t end) {
-    const at::Tensor run = flat.slice(0, begin, end);
+    const at::Tensor run = offload::part(flat, begin, end);
     norms.push_back(at::linalg_vector_norm(run.view({-1, kRow}), p, 1, false, accumulated_in(flat)));
   });
   return norms.size() == 1 ? norms.front() : at::cat(norms);

@@ -4,7 +4,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
 
 #include "tests/os/scratch.h"
 
@@ -74,6 +79,23 @@ TEST_F(PagedTensorTest, RunsCoverEverythingOnce) {
     EXPECT_EQ(reached, 1'300'000);
     EXPECT_EQ(runs, tensors.size() == 1 ? 1 : 3);
   }
+}
+
+std::vector<std::string> operators;
+
+/// A step copies once or twice for each unit: what that costs the host is torch's call and nothing beside it.
+TEST(PagedTensor, CopiesOfWhatIsNotPagedAreOneOperator) {
+  const at::Tensor from = at::arange(10, at::kFloat), to = at::zeros({10});
+  operators.clear();
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+        operators.emplace_back(function.name());
+        return nullptr;
+      }));
+  copy(to, from);
+  at::removeCallback(handle);
+  EXPECT_EQ(operators, std::vector<std::string>{"aten::copy_"});
+  EXPECT_TRUE(at::equal(to, from));
 }
 
 }  // namespace
