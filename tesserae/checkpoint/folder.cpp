@@ -60,6 +60,14 @@ std::vector<Committed> list_checkpoints(const os::Path& folder) {
   return found;
 }
 
+std::optional<Committed> last_of_step(const os::Path& folder, int64_t step) {
+  std::optional<Committed> last;
+  for (Committed& committed : list_checkpoints(folder)) {
+    if (committed.step == step) last = std::move(committed);
+  }
+  return last;
+}
+
 os::Path set_aside(const os::Path& checkpoint) {
   os::Path name = checkpoint.native() + ".damaged";
   for (int again = 2; os::files().exists(name); ++again) name = cat(checkpoint.native(), ".damaged.", again);

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tesserae/base/error.h"
 #include "tesserae/os/files.h"
 
 namespace tesserae::checkpoint {
@@ -36,6 +37,14 @@ std::optional<Stray> parse_stray(std::string_view name);
 /// The committed checkpoints of a folder, oldest step first, found by looking: there is no pointer that could be stale.
 /// A folder that is missing has none. Whether they can be read is not looked at.
 std::vector<Committed> list_checkpoints(const os::Path& folder);
+/// The last of them that is of that step; nothing: there is none.
+std::optional<Committed> last_of_step(const os::Path& folder, int64_t step);
+
+/// The folder is another job's by now: what a fence throws (SaveJob::fence). No later save of this job succeeds.
+class FolderTaken : public IoError {
+ public:
+  using IoError::IoError;
+};
 
 /// Takes a damaged checkpoint out of the list, for someone to look at: its name becomes "step-N.damaged". Throws
 /// IoError.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
+#include "tesserae/checkpoint/folder.h"
 #include "tesserae/checkpoint/snapshot.h"
 #include "tesserae/checkpoint/writer.h"
 #include "tesserae/comm/agree.h"
@@ -44,9 +45,10 @@ std::string agree_on_job_name(comm::Fabric& fabric) {
 
 }  // namespace
 
-SaveFailed::SaveFailed(int64_t failed_step, const std::string& cause)
+SaveFailed::SaveFailed(int64_t failed_step, const std::string& cause, bool is_taken)
     : IoError("Saver", cat("step ", failed_step, " was not saved, older checkpoints are untouched: ", cause)),
-      step(failed_step) {}
+      step(failed_step),
+      taken(is_taken) {}
 
 /// What one save on this rank writes. The thread that writes has a share in it: a storage that hangs may keep it for
 /// longer than the saver.
@@ -63,7 +65,9 @@ struct Saver::Task {
   mutable std::mutex mutex;
   std::condition_variable changed;
   bool copied = false;
+  bool committed = false;  // on rank 0; what is left is to remove older ones
   bool ended = false;
+  bool taken = false;
   std::string error;  // empty: it went well, or it was told to stop
 
   void run(const std::stop_token& stop) {
@@ -75,6 +79,9 @@ struct Saver::Task {
       write_part(job, snapshot != nullptr ? snapshot->sources() : live, stop, first ? &state.training : nullptr);
       if (first) commit(job, state.training, waits.get_token());
     } catch (const Cancelled&) {
+    } catch (const FolderTaken& caught) {
+      set(taken);
+      failure = caught.what();
     } catch (const std::exception& caught) {
       failure = caught.what();
     }
@@ -116,7 +123,7 @@ struct Saver::Task {
   /// Empty: none so far.
   std::string failure() const {
     const std::scoped_lock lock(mutex);
-    if (ended || !deadline.passed()) return error;
+    if (ended || committed || !deadline.passed()) return error;
     return cat("it has not been written within ", std::chrono::duration<double>(job.deadline).count(),
                " s; does the storage of ", job.folder.native(), " hang?");
   }
@@ -201,6 +208,7 @@ void Saver::begin(State state, bool asynchronous) {
                                              .block_bytes = static_cast<uint64_t>(options_.block_bytes),
                                              .deadline = options_.deadline,
                                              .fence = fence_});
+  task->job.committed = [of = task.get()] { of->set(of->committed); };  // which it outlives: it is called by its thread
   auto save = std::make_unique<Save>(task);
   try {
     // A save that was given up has ended before the next one begins: they share the memory of the copies.
@@ -283,11 +291,11 @@ void Saver::give_up(const std::string& failure) {
   save->stop();
   // A disk that hangs must not keep training from hearing of it: the thread may go on and is waited for later.
   const bool ended = save->task->wait_for(task.ended, patience_with_the_stopped);
-  const bool all_ended = comm::counts_over_ranks(*fabric_, {ended ? 0 : 1})[0] == 0;
-  if (all_ended && fabric_->rank() == 0) discard(task.job);
+  const auto sums = comm::counts_over_ranks(*fabric_, {ended ? 0 : 1, task.is(task.taken) ? 1 : 0});
+  if (sums[0] == 0 && fabric_->rank() == 0) discard(task.job);
   const int64_t step = task.job.step;
   if (!ended) abandoned_ = std::move(save);
-  throw SaveFailed(step, cause);
+  throw SaveFailed(step, cause, sums[1] > 0);
 }
 
 }  // namespace tesserae::checkpoint

@@ -19,7 +19,7 @@ struct SaverOptions {
   int keep = 0;                                                   ///< how many checkpoints stay; 0: all
   bool asynchronous = false;                                      ///< save() returns at once and a thread writes
   bool read_back = false;                                         ///< each rank reads what it wrote: SaveJob
-  std::chrono::milliseconds deadline = std::chrono::minutes(30);  ///< until the slowest rank has committed
+  std::chrono::milliseconds deadline = std::chrono::minutes(30);  ///< until it is committed
   int64_t block_bytes = 1 << 20;                                  ///< for checksums: docs/format.md
 };
 
@@ -27,8 +27,9 @@ struct SaverOptions {
 /// they were, and training may go on.
 class SaveFailed : public IoError {
  public:
-  SaveFailed(int64_t step, const std::string& cause);
+  SaveFailed(int64_t step, const std::string& cause, bool taken = false);
   int64_t step;
+  bool taken;  ///< the folder is another job's by now (FolderTaken): no later save succeeds
 };
 
 /// Saves the training state of a job, step by step, to one folder. All ranks have one and call it alike, from the
@@ -66,8 +67,8 @@ class Saver {
   /// alike; not collective.
   void set_target(os::Path folder, int keep, bool read_back = false);
 
-  /// Rank 0 calls it on the thread that writes, before each commit; what it throws fails the save. For saves that begin
-  /// from now on; not collective.
+  /// Rank 0 calls it on the thread that writes, before each commit; what it throws fails the save, FolderTaken for
+  /// good. For saves that begin from now on; not collective.
   void set_fence(std::function<void()> fence) { fence_ = std::move(fence); }
 
   /// Returns when the pieces' memory may be written again. Never throws; returns at once if there is nothing to copy.

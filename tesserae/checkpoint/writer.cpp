@@ -37,7 +37,8 @@
 //       checkpoint be gone.
 //    9. Syncs FOLDER: committed, also if the power fails.
 //   10. Only now sets aside what is older than `keep` allows (renames it to *.tmp), syncs FOLDER, and removes it. What
-//       is removed piece by piece does not carry a checkpoint's name at that time.
+//       is removed piece by piece does not carry a checkpoint's name at that time. Later steps, of a past that this run
+//       does not continue, neither count nor are removed.
 //
 // A save whose ranks have come to the end of 4, and whose rank 0 has not come to 8, can be committed by whoever has
 // nobody else in FOLDER (commit_left_behind): it goes on with 6, or, if the manifest is whole, with 7.
@@ -72,12 +73,17 @@ void remove_directory(const os::Path& path, int rank) {
   os::files().remove(path);
 }
 
+/// A thread of a save that was given up may come back from a storage that hung, and commit what it wrote: not what is
+/// being removed, which has another name by then.
 void remove_strays(const SaveJob& job) {
+  constexpr std::string_view removed = ".removed.tmp";
   const std::string own = work_of(job).filename();
   for (const std::string& name : os::files().list(job.folder)) {
     if (!is_stray(name) || name == own) continue;
     try {
-      os::files().remove_all(job.folder / name);
+      const std::string aside = name.ends_with(removed) ? name : cat(name, removed);
+      if (aside != name) os::files().rename(job.folder / name, job.folder / aside);
+      os::files().remove_all(job.folder / aside);
     } catch (const IoError& failure) {
       log(LogLevel::warning, cat("what a dead job left could not be removed: ", failure.what()));
     }
@@ -174,7 +180,8 @@ os::Path free_name(const SaveJob& job, const std::vector<Committed>& committed) 
 /// Step 10.
 void remove_old(const SaveJob& job, const os::Path& newest) {
   std::vector<Committed> old = list_checkpoints(job.folder);
-  std::erase_if(old, [&newest](const Committed& other) { return other.path == newest; });
+  const auto own = std::ranges::find(old, newest, &Committed::path);
+  old.erase(own, old.end());
   if (job.keep <= 0 || old.size() < static_cast<size_t>(job.keep)) return;
   old.resize(old.size() - static_cast<size_t>(job.keep) + 1);
   std::vector<os::Path> aside;
@@ -198,11 +205,13 @@ os::Path publish(const SaveJob& job, const std::stop_token& stop) {
   crash_point("directory-synced", job.rank);
   if (stop.stop_requested()) throw Cancelled("commit", cat("step ", job.step, " was given up"));
   if (job.fence) job.fence();
-  const os::Path path = free_name(job, list_checkpoints(job.folder));  // 8
+  const os::Path path = free_name(job, list_checkpoints(job.folder));                             // 8
+  if (stop.stop_requested()) throw Cancelled("commit", cat("step ", job.step, " was given up"));  // while it hung
   os::files().rename(work, path);
   crash_point("renamed", job.rank);
   os::files().sync_directory(job.folder);  // 9
   crash_point("committed", job.rank);
+  if (job.committed) job.committed();
   try {
     remove_old(job, path);  // 10
   } catch (const IoError& failure) {

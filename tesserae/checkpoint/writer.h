@@ -29,11 +29,12 @@ struct SaveJob {
   mesh::Layout layout{1, {}};
   mesh::AxisDegrees axes = {};  ///< of the job's mesh
   int rank = 0;                 ///< in [0, ranks())
-  int keep = 0;                 ///< how many committed checkpoints stay; 0: all
+  int keep = 0;                 ///< how many committed checkpoints up to this one stay; 0: all
   bool read_back = false;       ///< each rank reads from the medium what it wrote before it says that it is there
   uint64_t block_bytes = 1 << 20;
   std::chrono::milliseconds deadline = std::chrono::minutes(30);  ///< for the slowest rank to have written
-  std::function<void()> fence = {};  ///< rank 0's, before it commits: throws if the folder is another run's by now
+  std::function<void()> fence = {};      ///< rank 0's, before it commits: throws FolderTaken if it is another job's
+  std::function<void()> committed = {};  ///< rank 0's, once it has committed, before older ones are removed
 
   int ranks() const { return layout.ranks() * axes.tensor; }
 };

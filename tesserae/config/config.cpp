@@ -122,6 +122,7 @@ Config::Checkpoint read_checkpoint(const Json& c) {
           .keep = k["keep"],
           .asynchronous = k["async"],
           .read_back = k["read_back"],
+          .deadline_minutes = k["deadline_minutes"],
           .stop_on_error = k["on_error"] == "stop",
           .memory_every_steps = k["memory_every_steps"],
           .memory_on_other_hosts = k["memory_on_other_hosts"]};

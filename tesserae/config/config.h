@@ -57,6 +57,7 @@ struct Config {
     int keep = 0;
     bool asynchronous = false;
     bool read_back = false;
+    double deadline_minutes = 0;
     bool stop_on_error = true;
     int64_t memory_every_steps = 0;
     bool memory_on_other_hosts = true;

@@ -30,8 +30,6 @@
 namespace tesserae::snapshot {
 namespace {
 
-constexpr int64_t piece_bytes = int64_t{64} << 20;
-
 /// The ranks on which what `rank` sends or keeps depends, ascending: whoever sends to another, directly or by others.
 std::vector<int> connected(const std::vector<int>& keepers, int rank) {
   std::set<int> found{rank};
@@ -56,14 +54,14 @@ struct Side {
 /// The n-th piece of a buffer; undefined behind its end.
 at::Tensor piece_of(const SnapshotBuffer& buffer, int64_t number) {
   const std::string_view bytes = buffer.bytes();
-  const int64_t begin = number * piece_bytes, left = static_cast<int64_t>(bytes.size()) - begin;
+  const int64_t begin = number * message_bytes, left = static_cast<int64_t>(bytes.size()) - begin;
   if (left <= 0) return {};
-  return at::from_blob(const_cast<char*>(bytes.data()) + begin, {std::min(left, piece_bytes)}, at::kByte);
+  return at::from_blob(const_cast<char*>(bytes.data()) + begin, {std::min(left, message_bytes)}, at::kByte);
 }
 
 at::Tensor staging(const SnapshotBuffer& buffer, c10::Device device) {
   if (device.is_cpu()) return {};
-  const auto size = std::min(static_cast<int64_t>(buffer.bytes().size()), piece_bytes);
+  const auto size = std::min(static_cast<int64_t>(buffer.bytes().size()), message_bytes);
   return at::empty({size}, at::TensorOptions().dtype(at::kByte).device(device));
 }
 

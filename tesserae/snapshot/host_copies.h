@@ -17,6 +17,9 @@
 
 namespace tesserae::snapshot {
 
+/// What travels of a snapshot at a time: a deadline is one of so many bytes.
+inline constexpr int64_t message_bytes = int64_t{64} << 20;
+
 /// Which rank of another host keeps a copy of each rank's snapshots, by rank; -1: none does, because there is no other
 /// host, or the neighbour that holds the same chunks is there already (snapshot_set.h). Each host gives its copies to
 /// the next one. `layout`: of the ranks that shard state.

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -50,12 +51,6 @@ std::string key_of(const os::Path& checkpoints) {
 
 uint64_t session_of(comm::Fabric& fabric) {
   return from_hex(comm::text_of(fabric, os::random_name(), 0)).value();
-}
-
-at::Tensor bytes_tensor(std::string_view bytes) {
-  at::Tensor tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
-  copy_memory(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
-  return tensor;
 }
 
 /// Whether there is any state of the parameter that the name ("optimizer/STATE/PARAMETER") ends with; true for other
@@ -294,21 +289,28 @@ std::optional<std::string> MemoryTier::fetch(const SnapshotSet& set, std::string
   const auto lacks = [&set](int rank) { return rank >= 0 && set.buffer[static_cast<size_t>(rank)] < 0; };
   const int asking = neighbour(subject_.mesh->mesh(), layout_, fabric.rank(), -1);
   const int giving = neighbour(subject_.mesh->mesh(), layout_, fabric.rank());
+  const auto on_device = [&fabric](const at::Tensor& tensor) { return tensor.to(fabric.device()); };
   const auto exchange = [&](const at::Tensor& out, const at::Tensor& in) {
     std::vector<comm::Message> sends, receives;
-    if (lacks(asking)) sends.push_back({.peer = asking, .data = out});
-    if (lacks(fabric.rank())) receives.push_back({.peer = giving, .data = in});
+    if (lacks(asking) && out.numel() > 0) sends.push_back({.peer = asking, .data = on_device(out)});
+    const at::Tensor arriving = in.device() == fabric.device() ? in : at::empty_like(in, fabric.device());
+    if (lacks(fabric.rank()) && in.numel() > 0) receives.push_back({.peer = giving, .data = arriving});
     fabric.everyone().exchange(sends, receives);
+    if (!arriving.is_same(in)) in.copy_(fabric.everyone().to_host(arriving));
   };
-  const auto on_device = [&fabric](const at::Tensor& tensor) { return tensor.to(fabric.device()); };
-  const at::Tensor size = on_device(at::zeros({1}, at::kLong));
-  exchange(on_device(at::zeros({1}, at::kLong).fill_(static_cast<int64_t>(own.size()))), size);
-  const at::Tensor bytes = at::empty({fabric.everyone().to_host(size).item<int64_t>()},
-                                     at::TensorOptions().dtype(at::kByte).device(fabric.device()));
-  exchange(lacks(asking) ? on_device(bytes_tensor(own)) : at::Tensor(), bytes);
-  if (!lacks(fabric.rank())) return std::nullopt;
-  const at::Tensor received = fabric.everyone().to_host(bytes);
-  return std::string(static_cast<const char*>(received.const_data_ptr()), static_cast<size_t>(received.numel()));
+  const at::Tensor size = at::zeros({1}, at::kLong);
+  exchange(at::full({1}, static_cast<int64_t>(own.size()), at::kLong), size);
+  std::string received(static_cast<size_t>(size.item<int64_t>()), '\0');
+  // A piece at a time, so that a deadline is one of a piece, and a device needs room for one.
+  const auto piece_of = [](const char* bytes, size_t count, int64_t begin) {
+    const int64_t left = std::clamp(static_cast<int64_t>(count) - begin, int64_t{0}, message_bytes);
+    return at::from_blob(const_cast<char*>(left > 0 ? bytes + begin : bytes), {left}, at::kByte);
+  };
+  const int64_t most = comm::largest_over_ranks(fabric, {size.item<int64_t>()})[0];
+  for (int64_t begin = 0; begin < most; begin += message_bytes) {
+    exchange(piece_of(own.data(), own.size(), begin), piece_of(received.data(), received.size(), begin));
+  }
+  return lacks(fabric.rank()) ? std::optional(std::move(received)) : std::nullopt;
 }
 
 /// All of this rank, and what of it the first replica writes into a checkpoint, wherever this one is.

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "tesserae/base/log.h"
+#include "tesserae/os/seconds.h"
 
 // After a step, on all ranks alike:
 //  1. if a rank has failed in the save at hand, that save is over on all of them;
@@ -25,11 +26,12 @@ Checkpointing::Checkpointing(const config::Config& config, TrainingState& state,
 }
 
 std::unique_ptr<checkpoint::Saver> Checkpointing::make_saver() const {
-  return std::make_unique<checkpoint::Saver>(state_.fabric,
-                                             checkpoint::SaverOptions{.folder = folder_,
-                                                                      .keep = options_.keep,
-                                                                      .asynchronous = options_.asynchronous,
-                                                                      .read_back = options_.read_back});
+  return std::make_unique<checkpoint::Saver>(
+      state_.fabric, checkpoint::SaverOptions{.folder = folder_,
+                                              .keep = options_.keep,
+                                              .asynchronous = options_.asynchronous,
+                                              .read_back = options_.read_back,
+                                              .deadline = os::milliseconds(60 * options_.deadline_minutes)});
 }
 
 void Checkpointing::begin(std::optional<os::TimePoint> last_save) {
@@ -90,6 +92,7 @@ void Checkpointing::save(bool ending) {
   announce();
   if (callbacks_.before_save) callbacks_.before_save();
   last_save_ = os::now();
+  save_begun_ = state_.step;
   try {
     saver_->save(state_.to_save(), options_.asynchronous && !ending);  // 4: at the end it returns when all is done
     begun_ = state_.step;
@@ -103,12 +106,13 @@ void Checkpointing::save(bool ending) {
 
 void Checkpointing::fail(const checkpoint::SaveFailed& failure, bool ending) {
   ++figures_.failed;
+  if (save_begun_ == failure.step) save_begun_ = 0;
   if (begun_ == failure.step) begun_ = announced_;
   if (ending && failure.step == state_.step) {
     failure_ = std::current_exception();
     return;
   }
-  if (!ending && options_.stop_on_error) throw;
+  if (!ending && (options_.stop_on_error || failure.taken)) throw;  // two runs do not write one folder
   if (state_.fabric->rank() == 0) log(LogLevel::error, cat(failure.what(), "; training goes on"));
 }
 

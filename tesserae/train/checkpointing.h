@@ -50,7 +50,8 @@ class Checkpointing {
   /// that goes on after a loss, if it is known.
   void begin(std::optional<os::TimePoint> last_save = {});
   os::TimePoint last_save() const { return last_save_; }
-  bool busy() const { return saver_ && saver_->busy(); }  ///< with a save that is not committed yet
+  /// The step of the last save that was begun and has not failed, whether or not it is committed; 0: there was none.
+  int64_t save_begun() const { return save_begun_; }
 
   /// Returns when parameters and the optimizer's state may be written, or move.
   void before_update();
@@ -100,6 +101,7 @@ class Checkpointing {
   std::optional<snapshot::MemoryTier> memory_;
   std::optional<int64_t> begun_;      // the newest step that was handed to the saver, or from which the run started
   std::optional<int64_t> announced_;  // the newest of which people were told
+  int64_t save_begun_ = 0;
   os::TimePoint last_save_ = os::now();
   Figures figures_;
   std::exception_ptr failure_;  // of the save at the end

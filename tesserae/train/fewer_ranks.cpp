@@ -105,7 +105,9 @@ std::string Run::keep_what_is_left(const Standing& all, const nlohmann::json& to
   kept.step = all.step;
   kept.layout = {fabric_->size(), {.parameters = 1, .gradients = 1, .optimizer = 1}};
   kept.training = told.at("description");
-  checkpoint::Saver saver(fabric_, {.folder = folders_->checkpoints, .keep = config_.checkpoint.keep});
+  checkpoint::Saver saver(fabric_, {.folder = folders_->checkpoints,
+                                    .keep = config_.checkpoint.keep,
+                                    .deadline = os::milliseconds(60 * config_.checkpoint.deadline_minutes)});
   if (const auto owner = folders_->checkpoints_owner) saver.set_fence([owner] { owner->require(); });
   try {
     saver.save(std::move(kept));
@@ -116,11 +118,8 @@ std::string Run::keep_what_is_left(const Standing& all, const nlohmann::json& to
   saved_ = all.step;
   if (!leads()) return "kept";
   membership_.remember("saved", cat(saved_));
-  std::string path;  // of the last of that step
-  for (const checkpoint::Committed& committed : checkpoint::list_checkpoints(folders_->checkpoints)) {
-    if (committed.step == saved_) path = committed.path.native();
-  }
-  return path;
+  const std::optional<checkpoint::Committed> committed = checkpoint::last_of_step(folders_->checkpoints, saved_);
+  return committed ? committed->path.native() : "";
 }
 
 }  // namespace tesserae::train

@@ -5,16 +5,16 @@
 #include <optional>
 #include <string>
 
-#include "tesserae/base/error.h"
+#include "tesserae/checkpoint/folder.h"
 #include "tesserae/os/file_lock.h"
 #include "tesserae/os/files.h"
 
 namespace tesserae::train {
 
 /// Another run has the folder: its process lives, or it has taken the folder over.
-class FolderInUse : public IoError {
+class FolderInUse : public checkpoint::FolderTaken {
  public:
-  using IoError::IoError;
+  using checkpoint::FolderTaken::FolderTaken;
 };
 
 /// A run's claim on a folder that it writes. Rank 0 has one of its run folder, and one of its folder of checkpoints,

@@ -27,6 +27,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 #include "tesserae/checkpoint/folder.h"
+#include "tesserae/checkpoint/reader.h"
 #include "tesserae/comm/agree.h"
 #include "tesserae/comm/rank_list.h"
 #include "tesserae/dial/protocol.h"
@@ -47,6 +48,16 @@ std::vector<double> from_bits(const nlohmann::json& bits) {
   std::vector<double> values;
   for (const auto& value : bits) values.push_back(std::bit_cast<double>(value.get<int64_t>()));
   return values;
+}
+
+// Which run has written the checkpoint; empty: it does not say, or cannot be read.
+std::string run_of(const os::Path& path) {
+  try {
+    return checkpoint::Checkpoint::open(path).manifest().training.value("run", "");
+  } catch (const Error& unreadable) {
+    log(LogLevel::warning, cat(path.native(), " is passed over: ", unreadable.what()));
+    return {};
+  }
 }
 
 }  // namespace
@@ -134,8 +145,10 @@ std::vector<int> Run::missing(const comm::CommError& failure) const {
 void Run::end_services(const std::string& why) {
   dial_.reset();
   if (monitor_) monitor_->end(why);
-  save_broken_ = save_broken_ || (checkpoints_ && checkpoints_->busy());  // of a loss before this one, too
-  if (checkpoints_) last_save_ = checkpoints_->last_save();
+  if (checkpoints_) {
+    save_begun_ = std::max(save_begun_, checkpoints_->save_begun());  // of a loss before this one, too
+    last_save_ = checkpoints_->last_save();
+  }
   checkpoints_.reset();
   wishes_ = {};
   turn_to_.reset();
@@ -166,7 +179,7 @@ Run::Standing Run::agree_on_standing() {
   std::vector<int64_t> table(ranks * words, 0);
   int64_t* const own = table.data() + static_cast<size_t>(fabric_->rank()) * words;
   own[stopped] = stopped_by_;
-  own[save] = save_broken_ ? 1 : 0;
+  own[save] = save_begun_;
   if (whole_) {
     const auto& [degrees, on] = state_->setting();
     own[has] = 1;
@@ -199,9 +212,10 @@ Run::Standing Run::agree_on_standing() {
     if (!same) all.new_ones.push_back(static_cast<int>(rank));
     all.pending = all.pending || (same && (of(rank, step) < all.step || of(rank, pending) != 0));
   }
-  // What was agreed on by some counts for all.
+  // What was agreed on by some counts for all. A rank that has written its part does not know of the commit.
+  const int64_t saved = newest_saved();
   for (size_t rank = 0; rank < ranks; ++rank) {
-    all.save_broken = all.save_broken || of(rank, save) != 0;
+    all.save_broken = all.save_broken || of(rank, save) > saved;
     if (stopped_by_ == 0) stopped_by_ = static_cast<int>(of(rank, stopped));
   }
   const int asked = comm::lowest_rank_with(*fabric_, !stop_reason_.empty());
@@ -348,7 +362,8 @@ std::string Run::go_back(const Standing& all) {
   }
   checkpoints_->begin(last_save_);
   whole_ = true;
-  pending_ = save_broken_ = false;
+  pending_ = false;
+  save_begun_ = 0;
   agreed_ = std::min(agreed_, origin_ ? origin_->step : 0);
   // The bad step that ended the run is undone, if its own end is not what was saved.
   if (!origin_ || origin_->step < all.step) broken_off_.clear();
@@ -390,7 +405,8 @@ std::optional<Origin> Run::newest_of_this_run(int64_t reached) {
   std::string path;
   if (leads()) {
     for (const checkpoint::Committed& committed : checkpoint::list_checkpoints(folders_->checkpoints)) {
-      if (committed.step >= first && committed.step <= last) path = committed.path.native();
+      if (committed.step < first || committed.step > last) continue;
+      if (run_of(committed.path) == folders_->run_identity) path = committed.path.native();
     }
   }
   path = comm::text_of(*fabric_, path, 0);

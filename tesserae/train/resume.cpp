@@ -78,7 +78,11 @@ void share_folders(comm::Fabric& fabric, const config::Config& config, const std
         folders.run_owner = std::make_shared<const FolderOwner>(folders.run, lost(folders.run_generation));
       }
       folders.run_generation = folders.run_owner->generation();
-      if (config.checkpoint.enabled() && !folders.checkpoints_owner) {
+      folders.run_identity = folders.run_owner->identity();
+      if (config.checkpoint.enabled() && same_place(folders.run, folders.checkpoints)) {
+        folders.checkpoints_owner = folders.run_owner;  // it would refuse itself
+        folders.identity = folders.run_identity;
+      } else if (config.checkpoint.enabled() && !folders.checkpoints_owner) {
         folders.checkpoints_owner =
             std::make_shared<const FolderOwner>(folders.checkpoints, lost(folders.checkpoints_generation));
         folders.identity = folders.checkpoints_owner->identity();
@@ -95,6 +99,7 @@ void share_folders(comm::Fabric& fabric, const config::Config& config, const std
   failure = comm::text_of(fabric, failure, 0);
   if (!failure.empty()) throw IoError("train", cat("rank 0 cannot claim its folders: ", failure));
   folders.identity = comm::text_of(fabric, folders.identity, 0);
+  folders.run_identity = comm::text_of(fabric, folders.run_identity, 0);
   const auto generations = comm::counts_over_ranks(fabric, {folders.run_generation, folders.checkpoints_generation});
   folders.run_generation = generations[0];  // only rank 0's were not 0
   folders.checkpoints_generation = generations[1];

@@ -37,6 +37,8 @@ struct RunFolders {
   os::Path history;
   /// Of `checkpoints`, where this run saves any: its snapshots in memory are known by it. Empty: it saves none.
   std::string identity = {};
+  /// Of `run`: checkpoints say so of which run they are.
+  std::string run_identity = {};
   /// Rank 0's claims; the second where this run saves checkpoints.
   std::shared_ptr<const FolderOwner> run_owner = {}, checkpoints_owner = {};
   /// Their generations, on all ranks: whoever is rank 0 after it claims anew. 0: not claimed yet.

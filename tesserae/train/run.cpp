@@ -210,7 +210,7 @@ void Run::finish_step() {
   turn_to_.reset();
   if (scaling_ && !last && (scaling_->experts > 0 ? share_out() : leave_for_scaling())) return;
   checkpoints_->after_step(wishes_, last);
-  save_broken_ = false;  // what was broken has begun again
+  save_begun_ = 0;  // what was broken has begun again
   pending_ = false;
 }
 

@@ -133,6 +133,7 @@ class Run {
   // scaling.cpp
   std::string cannot_scale(int ranks) const;
   bool keep_for_change();
+  std::string last_kept() const;
   bool leave_for_scaling();
   nlohmann::json told_to(int ranks, nlohmann::json told) const;
   void ask_for_ranks(int ranks, const nlohmann::json& told);
@@ -225,7 +226,7 @@ class Run {
   bool overflow_expected_ = false;          // in the step at hand: the loss scale can still be lowered
   StepRecord record_;                       // of the last step that counted
   bool pending_ = false;                    // it is not evaluated, written and saved yet
-  bool save_broken_ = false;                // the save at hand when a rank was lost
+  int64_t save_begun_ = 0;                  // the step of the last save before a rank was lost; 0: none
   std::optional<os::TimePoint> last_save_;  // before the last loss
   int64_t scheduled_until_ = -1;            // what the dial's schedule says of these steps has happened
   os::TimePoint step_began_;

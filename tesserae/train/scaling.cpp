@@ -60,6 +60,14 @@ bool Run::keep_for_change() {
   }
 }
 
+/// Of keep_for_change(), on rank 0. The folder may have later ones, which this run does not continue.
+std::string Run::last_kept() const {
+  const std::optional<checkpoint::Committed> kept = checkpoint::last_of_step(folders_->checkpoints, saved_);
+  if (kept) return kept->path.native();
+  throw IoError("train", cat("step ", saved_, ", which was just saved in ", folders_->checkpoints.native(),
+                             ", is not there any more"));
+}
+
 /// At the end of a step. False: that cannot be, and the run goes on as it was.
 bool Run::leave_for_scaling() {
   scaling_began_ = os::now();
@@ -67,7 +75,7 @@ bool Run::leave_for_scaling() {
   nlohmann::json told;
   if (leads()) {
     told = told_to(scaling_->ranks, tell());
-    told["checkpoint"] = checkpoint::list_checkpoints(folders_->checkpoints).back().path.native();
+    told["checkpoint"] = last_kept();
   }
   ask_for_ranks(scaling_->ranks, told);
   dial_server_ = dial_->hand_over();
@@ -156,7 +164,7 @@ void Run::take_up(const nlohmann::json& told, Standing all, os::TimePoint begin)
   nlohmann::json scaling = told.at("scaling");
   const Resume kept{.mode = Resume::Mode::path, .path = told.at("checkpoint").get<std::string>()};
   record_ = {};
-  save_broken_ = false;
+  save_begun_ = 0;
   remember(strategy_key, told.at("strategy").dump());
   if (kept.path.empty()) {  // of what lost ranks held there was no copy
     all.step = scaling.at("step");

@@ -87,6 +87,7 @@ void Run::warn_of_memory(double used) const {
 
 /// What saves the state. The dial comes later: it wants to know the step.
 void Run::make_services() {
+  state_->run = folders_->run_identity;
   checkpoints_.emplace(config_, *state_, *folders_,
                        Checkpointing::Callbacks{.before_save =
                                                     [this] {

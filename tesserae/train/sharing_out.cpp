@@ -100,7 +100,8 @@ bool Run::share_out() {
   } else if (!go_through_checkpoint(degree, strategy)) {
     return false;
   } else {
-    pending_ = save_broken_ = false;
+    pending_ = false;
+    save_begun_ = 0;
   }
   scheduled_until_ = state_->step;
   const double seconds = os::seconds_since(begin);
@@ -154,7 +155,7 @@ bool Run::go_through_checkpoint(int degree, const nlohmann::json& strategy) {
   known_.erase(degree_key);
   std::string kept;
   if (leads()) {
-    kept = checkpoint::list_checkpoints(folders_->checkpoints).back().path.native();
+    kept = last_kept();
     membership_.remember(degree_key, cat(degree));
     output_->clear_line();
   }

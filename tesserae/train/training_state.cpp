@@ -181,6 +181,7 @@ nlohmann::json TrainingState::description() const {
                              {"seed", config_.run.seed}}}};
   if (!config_.data.weights.empty()) result["data"]["weights"] = config_.data.weights;
   result["bad_steps"] = bad_steps.description();
+  if (!run.empty()) result["run"] = run;
   if (scaler) result["loss_scale"] = {{"scale", scaler->state().scale}, {"good_steps", scaler->state().good_steps}};
   return result;
 }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tesserae/checkpoint/reader.h"
@@ -55,6 +56,7 @@ class TrainingState {
   optim::BadSteps bad_steps;                ///< and what is a bad one
   int64_t step = 0;                         ///< how many are done
   data::Position position;                  ///< where the next one begins
+  std::string run;                          ///< of which it is: RunFolders::run_identity; empty: nobody has said
 
   /// This rank's part, with the memory that it lives in (checkpoint/saver.h says how long that must stay as it is).
   checkpoint::State to_save();

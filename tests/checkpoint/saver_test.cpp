@@ -70,6 +70,12 @@ class BadDisk : public testing::MemoryFiles {
   std::atomic<bool> slow{false};
   std::string slow_file;  ///< of the names that begin so
   std::atomic<int> syncing{0};
+  std::atomic<bool> slow_to_remove{false};  ///< what was a checkpoint takes 5 s
+
+  void remove(const os::Path& path) override {
+    if (slow_to_remove && path.filename() == manifest_name) os::sleep_for(std::chrono::seconds(5));
+    MemoryFiles::remove(path);
+  }
 };
 
 class SaverTest : public ::testing::Test {
@@ -309,6 +315,39 @@ TEST_F(SaverTest, AStorageThatHangsEndsTheSaveAndNotTheJob) {
   disk_.slow = false;
   while (disk_.syncing > 0) os::sleep_for(std::chrono::milliseconds(1));
   os::sleep_for(std::chrono::milliseconds(200));
+}
+
+TEST_F(SaverTest, WhatIsCommittedIsSavedHoweverLongOlderOnesTakeToRemove) {
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    Trained trained(fabric, testing::NetOptions{}, with_degrees({1, 1, 2}));
+    Saver saver(borrowed(fabric), {.folder = "/f", .keep = 1, .deadline = std::chrono::seconds(4)});
+    for (int i = 0; i < 2; ++i) {
+      trained.step();
+      if (i == 1) disk_.slow_to_remove = true;
+      saver.save(trained.state());
+    }
+  });
+  EXPECT_THAT(saved(), ElementsAre(2));
+}
+
+TEST_F(SaverTest, AFolderThatIsAnothersIsSaidOnAllRanks) {
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    Trained trained(fabric, testing::NetOptions{}, with_degrees({1, 1, 2}));
+    Saver saver(borrowed(fabric), {.folder = "/f"});
+    for (const bool taken : {true, false}) {
+      saver.set_fence([taken] {
+        if (taken) throw FolderTaken("fence", "it is another's");
+        throw IoError("fence", "it cannot be read");
+      });
+      try {
+        saver.save(trained.state());
+        ADD_FAILURE() << "it cannot have been saved";
+      } catch (const SaveFailed& error) {
+        EXPECT_EQ(error.taken, taken) << error.what();
+      }
+    }
+  });
+  EXPECT_THAT(saved(), ElementsAre());
 }
 
 TEST_F(SaverTest, KeepsAsManyAsToldAcrossJobs) {

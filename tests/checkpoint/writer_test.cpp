@@ -124,10 +124,19 @@ TEST_F(WriterTest, KeepsTheNewest) {
   EXPECT_THAT(committed(), ElementsAre("step-4", "step-5", "step-6"));
 }
 
-TEST_F(WriterTest, WhatWasJustCommittedStaysEvenIfItIsNotTheNewest) {
+TEST_F(WriterTest, ARunThatWentBackKeepsItsOwn) {
   for (const int step : {10, 20, 30}) save_sample({.folder = "/f", .step = step});
   save_sample({.folder = "/f", .step = 15, .keep = 2});
-  EXPECT_THAT(committed(), ElementsAre("step-15", "step-30"));
+  EXPECT_THAT(committed(), ElementsAre("step-10", "step-15", "step-20", "step-30"));
+  save_sample({.folder = "/f", .step = 18, .keep = 2});
+  EXPECT_THAT(committed(), ElementsAre("step-15", "step-18", "step-20", "step-30"));
+}
+
+TEST_F(WriterTest, TheLastOfAStepIsFound) {
+  EXPECT_EQ(last_of_step("/f", 20), std::nullopt);
+  for (const char* attempt : {"a", "b"}) save_sample({.folder = "/f", .step = 20, .attempt = attempt});
+  save_sample({.folder = "/f", .step = 30});
+  EXPECT_EQ(last_of_step("/f", 20)->path, "/f/step-20.1");
 }
 
 TEST_F(WriterTest, AStepThatIsThereAlreadyGetsAVersion) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/checkpoint/folder.h"
 #include "tesserae/os/port.h"
 #include "tests/train/train_job.h"
 
@@ -247,6 +248,31 @@ TEST_F(Recovery, ACheckpointOfAnotherRunInTheSameFolderDoesNotCount) {
   EXPECT_GE(step, 10);
   EXPECT_LT(step, 30) << "not the other run's";
   job_->expect_same_history("shares", "other", steps);
+}
+
+TEST_F(Recovery, ACheckpointOfAnotherRunBetweenTwoOfItsOwnDoesNotCount) {
+  const std::string folder = "checkpoint.folder=" + job_->path("shared-closely");
+  job_->run("every-step", with({"hybrid_shard_degree=4", "checkpoint.every_steps=1", "checkpoint.keep=0", folder}));
+  Program program = job_->start(
+      "now-and-then", with({"hybrid_shard_degree=4", "checkpoint.every_steps=10", "checkpoint.keep=0", folder}));
+  ASSERT_TRUE(program.wait_for("saved step 10 ")) << program.output << program.errors;
+  ::kill(ranks_of(program).at(3), SIGKILL);
+  ASSERT_TRUE(program.finish()->success()) << program.output << program.errors;
+  const int64_t step = job_->summary("now-and-then")["recoveries"][0]["step"];
+  EXPECT_EQ(step % 10, 0) << "the other run's";
+  job_->expect_same_history("now-and-then", "every-step", steps);
+}
+
+/// The others have written their parts, and do not know that it is not committed.
+TEST_F(Recovery, ASaveThatRankZeroDidNotCommitIsMadeAgain) {
+  const std::vector<std::string> settings = {"hybrid_shard_degree=2", "checkpoint.every_steps=20", "checkpoint.keep=0"};
+  Program program = job_->start("uncommitted", with(settings), {{"TESSERAE_CRASH_AT", "all-done@0#2"}});
+  ASSERT_TRUE(program.finish()->success()) << program.output << program.errors;
+  const int64_t from = job_->summary("uncommitted")["recoveries"][0]["step"];
+  std::vector<int64_t> saved;
+  for (const auto& found : checkpoint::list_checkpoints(job_->path("uncommitted/checkpoints")))
+    saved.push_back(found.step);
+  EXPECT_THAT(saved, testing::Contains(testing::AllOf(testing::Ge(from), testing::Lt(60))));
 }
 
 TEST_F(Recovery, SavesBesideTrainingGoOn) {

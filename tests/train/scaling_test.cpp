@@ -282,6 +282,16 @@ TEST_F(Scaling, WhereNoProcessCanBeStartedTheJobGoesOnWithTheRanksThatItHas) {
   expect_same_losses("no-more");
 }
 
+TEST_F(Scaling, LaterStepsOfAnotherRunInTheFolderAreNotTakenUp) {
+  const std::string folder = "checkpoint.folder=" + job_->path("two-runs");
+  job_->run("earlier-run", with(4, {folder, "checkpoint.every_steps=1000"}));
+  Program program = job_->start("shares-folder", with(4, {folder, "checkpoint.every_steps=1000"}));
+  ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
+  expect_scaled("shares-folder", 4, 2);
+  expect_end(program);
+  expect_same_losses("shares-folder");
+}
+
 TEST_F(Scaling, WhatCanNotBeSavedKeepsItsRanksAndTrainingGoesOn) {
   Program program = job_->start("unsaved", with(4, {}));
   ASSERT_TRUE(program.wait_for("step 8/")) << program.output << program.errors;
