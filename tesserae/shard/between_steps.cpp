@@ -101,6 +101,7 @@ void Engine::complete_updates() {
 }
 
 void Engine::zero_grad() {
+  take_gradients();  // also what a backward that threw has left
   for (const FlatBuffer* buffer : buffers_) {
     if (buffer->gradient() == nullptr) continue;
     buffer->gradient()->zero();

@@ -229,7 +229,8 @@ void FlatGradient::carry_elsewhere(const Job& job, StepObserver& reducer) {
 
 void FlatGradient::deliver_adjusted(const at::Tensor& sum, bool add, StepObserver& adjuster) {
   sum.mul_(average_factor_);
-  if (keep_failure([&] { adjuster.adjust(sum); })) deliver(sum, add, /*divided=*/true);
+  const at::Tensor shown = sum.detach();
+  if (keep_failure([&] { adjuster.adjust(shown); })) deliver(shown, add, /*divided=*/true);
 }
 
 bool FlatGradient::first_hop_delivers() const {
@@ -247,15 +248,17 @@ const at::Tensor& FlatGradient::memory() {
   return grad_;
 }
 
-// A reducer sums and averages by itself, from the gradients as they are.
+// A reducer sums and averages by itself, from the gradients as they are. It may give its tensors other data (torch's
+// hooks for bf16 do): they are its own, and the views that stay are not.
 at::Tensor FlatGradient::reduce_elsewhere(const Views& views, StepObserver& reducer) {
   if (prescale_ != 1) views.whole.div_(prescale_);
+  const at::Tensor whole = views.whole.detach();
   if (flat_.layout().degrees().optimizer == 1) {
-    reducer.reduce(views.whole, at::Tensor());
-    return views.whole;
+    reducer.reduce(whole, at::Tensor());
+    return whole;
   }
   at::Tensor chunk = at::empty_like(views.chunk);
-  reducer.reduce(views.whole, chunk);
+  reducer.reduce(whole, chunk);
   return chunk;
 }
 
@@ -264,8 +267,8 @@ void FlatGradient::deliver(const at::Tensor& chunk, bool add, bool divided) {
   if (chunk.device() != grad_.device() && !offload::is_paged(grad_)) return deliver_to_host(chunk, add, divided);
   const auto access = add ? offload::Access::update : offload::Access::fill;
   offload::in_runs({{grad_, access}}, grad_.numel(), [&](int64_t begin, int64_t end) {
-    at::Tensor to = grad_.slice(0, begin, end);
-    const at::Tensor from = chunk.slice(0, begin, end);
+    at::Tensor to = offload::part(grad_, begin, end);
+    const at::Tensor from = offload::part(chunk, begin, end);
     if (add) {
       to.add_(from.to(to.device()), divided ? 1.0 : average_factor_.item<double>());
     } else if (!divided && to.scalar_type() == from.scalar_type() && to.device() == from.device()) {

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tesserae/base/error.h"
 
@@ -98,6 +99,7 @@ bool LocalParameters::any_gradient() const {
 }
 
 void LocalParameters::take_gradients(Shard& shard) {
+  hidden_ = false;  // of a backward that threw
   if (!any_gradient()) {
     shard.grad = at::Tensor();
     let_go_of_kept();
@@ -105,10 +107,11 @@ void LocalParameters::take_gradients(Shard& shard) {
   }
   const at::NoGradGuard no_grad;
   if (!shard.grad.defined()) shard.grad = gradients_->memory().zero_();
-  for (const auto& entry : entries_) {
+  for (Entry& entry : entries_) {
+    const at::Tensor theirs = entry.parameter->gradient();
+    entry.none = has_gradient(entry) && !theirs.defined();
     if (entry.range.empty()) continue;
     const at::Tensor mine = elements_of(shard.grad, entry.range);
-    const at::Tensor theirs = entry.parameter->gradient();
     if (!theirs.defined()) {
       mine.zero_();
     } else if (!lies_at(theirs, shard.grad, entry.range)) {
@@ -128,7 +131,29 @@ void LocalParameters::let_go_of_kept() {
   views_.clear();
 }
 
-void LocalParameters::show_gradients(const Shard& shard) {
+void LocalParameters::hide_gradients() {
+  for (const auto& entry : entries_) entry.parameter->show_gradient({});
+  hidden_ = true;
+}
+
+void LocalParameters::expect_reduction() {
+  for (Entry& entry : entries_) entry.none = false;
+}
+
+/// What autograd gave the tensors themselves since hide_gradients().
+void LocalParameters::add_given(Shard& shard) {
+  const at::NoGradGuard no_grad;
+  for (Entry& entry : entries_) {
+    const at::Tensor given = entry.range.empty() ? at::Tensor() : entry.parameter->gradient();
+    if (!given.defined()) continue;
+    entry.none = false;
+    if (!shard.grad.defined()) shard.grad = gradients_->memory().zero_();
+    elements_of(shard.grad, entry.range).add_(elements_in(given));
+  }
+}
+
+void LocalParameters::show_gradients(Shard& shard) {
+  if (std::exchange(hidden_, false)) add_given(shard);
   if (views_.empty() || !shown_.is_same(shard.grad)) {  // undefined is the same as undefined: an unused unit
     shown_ = shard.grad;
     views_.clear();
@@ -140,7 +165,7 @@ void LocalParameters::show_gradients(const Shard& shard) {
     UserTensor& parameter = *entries_[i].parameter;
     at::Tensor& view = views_[i];
     if (view.defined() && !lies_at(view, shown_, entries_[i].range)) view = part_of(shown_, entries_[i]);
-    parameter.show_gradient(parameter.requires_grad() ? view : at::Tensor());
+    parameter.show_gradient(parameter.requires_grad() && !entries_[i].none ? view : at::Tensor());
   }
 }
 

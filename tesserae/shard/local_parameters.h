@@ -19,7 +19,10 @@ namespace tesserae::shard {
 ///  1. take_gradients(), before a reduction adds to Shard::grad: a `.grad` that was set to nothing counts as zero, one
 ///     that was replaced by another tensor, or whose data were, is copied. Nothing anywhere: Shard::grad is undefined,
 ///     as after zero_grad.
-///  2. show_gradients(), when the reduction is done: `.grad` of each tensor is its slice again.
+///  2. hide_gradients(), during a backward that reduces: what autograd finds for the tensors themselves (a penalty on
+///     them) comes to a `.grad` of its own, beside what lanes add up.
+///  3. show_gradients(), when the reduction is done: that is added, and `.grad` of each tensor is its slice again.
+///     Without a reduction since 1 what was set to nothing stays so.
 /// Tensors that have requires_grad switched off have no gradient, nor have those without an element on this rank,
 /// unless they are cut by rows: DTensors have it on all ranks or on none.
 ///
@@ -42,7 +45,10 @@ class LocalParameters {
   /// True if a tensor with elements on this rank has a `.grad`.
   bool any_gradient() const;
   void take_gradients(Shard& shard);
-  void show_gradients(const Shard& shard);
+  void hide_gradients();
+  /// A reduction begins: all of its tensors have a gradient afterwards.
+  void expect_reduction();
+  void show_gradients(Shard& shard);
 
   /// Some state that an optimizer keeps for each tensor, joined to what FlatParameter::whole_values takes:
   /// slices[i] belongs to parameters[i] and has as many elements (undefined: zeros).
@@ -54,9 +60,11 @@ class LocalParameters {
   struct Entry {
     std::shared_ptr<UserTensor> parameter;
     mesh::Range range;  ///< in FlatParameter::local()
+    bool none = false;  ///< its gradient was taken, and was set to nothing
   };
   bool has_gradient(const Entry& entry) const;
   void let_go_of_kept();
+  void add_given(Shard& shard);
   at::Tensor elements_in(const at::Tensor& users) const;
   at::Tensor part_of(const at::Tensor& local, const Entry& entry) const;
 
@@ -66,6 +74,7 @@ class LocalParameters {
   std::vector<Entry> entries_;
   std::vector<at::Tensor> views_;  // slices of shown_, made once since Shard::grad keeps its memory
   at::Tensor shown_;
+  bool hidden_ = false;
 };
 
 }  // namespace tesserae::shard

@@ -272,12 +272,15 @@ void ShardedUnit::enter_backward() {
 // An input that another call or unit also has may come late and count once more: what is freed too early for that is
 // gathered again.
 bool ShardedUnit::end_call() {
-  return ++ended_ >= forwards_;
+  return ++ended_ >= forwards();
 }
 
 void ShardedUnit::leave_backward(bool made_graph) {
   phase_ = depth_ > 0 ? Phase::forward : Phase::idle;
-  if (!made_graph) forwards_ = 0;  // else the same calls have another backward
+  if (!made_graph) {  // else the same calls have another backward
+    before_ = forwards();
+    forwards_ = 0;
+  }
   ended_ = 0;
   gathered_early_ = false;
 }
@@ -289,7 +292,7 @@ void ShardedUnit::reset() {
 
 void ShardedUnit::cut_short() {
   reset();
-  forwards_ = ended_ = 0;
+  forwards_ = before_ = ended_ = 0;
 }
 
 }  // namespace tesserae::shard

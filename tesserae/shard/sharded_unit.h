@@ -102,7 +102,7 @@ class ShardedUnit {
   void reset();                          ///< no forward of it is going on any more
   void cut_short();                      ///< nor will a backward follow the forwards of before
   /// Forwards with gradients since the last backward.
-  int forwards() const { return forwards_; }
+  int forwards() const { return forwards_ > 0 ? forwards_ : before_; }
 
   /// Keeps the unit's masters, and so gradients and optimizer state, in `dtype` from now on; what is computed with
   /// keeps its own. Before the first step, else InvalidArgument.
@@ -182,7 +182,8 @@ class ShardedUnit {
   Phase phase_ = Phase::idle;
   int depth_ = 0;  // of the forward within itself
   int forwards_ = 0;
-  int ended_ = 0;  // of their backwards
+  int before_ = 0;  // of the step before: a graph that was retained has another backward
+  int ended_ = 0;   // of their backwards
   int rest_ranks_ = 0;
   // Of that many, or of what they come to; null: parameters rest as masters do.
   std::shared_ptr<comm::Group> rest_group_;

@@ -1,5 +1,7 @@
 #include "tesserae/shard/user_parameters.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -45,8 +47,9 @@ void UserParameters::show(FlatBuffer& buffer, size_t index) {
 void UserParameters::begin_step(ShardedUnit& unit, bool accumulating) {
   take_values(unit);
   show_requires_grad(unit);
-  if (accumulating) return;
-  if (unit.context().pool().elastic()) {
+  // Between micro-batches nobody updates; who evaluates there may have put other values in.
+  if (accumulating && at::GradMode::is_enabled()) return;
+  if (!accumulating && unit.context().pool().elastic()) {
     // The memory of gradients that the user has let go.
     for (size_t i = 0; i < local_.size(); ++i) {
       FlatBuffer& buffer = *unit.buffers()[i];
@@ -60,6 +63,7 @@ void UserParameters::begin_step(ShardedUnit& unit, bool accumulating) {
 }
 
 void UserParameters::begin_alone(ShardedUnit& unit) {
+  take_values(unit);
   show_requires_grad(unit);
   if (!unit.gathered_early()) unit.publish();
 }
@@ -69,7 +73,15 @@ void UserParameters::show_requires_grad(ShardedUnit& unit) {
 }
 
 void UserParameters::begin_backward(ShardedUnit& unit, bool boundary) {
-  if (boundary) take_gradients(unit);
+  if (!boundary) return;
+  take_gradients(unit);
+  for (size_t i = 0; i < local_.size(); ++i) {
+    if (unit.buffers()[i]->shard() != nullptr && local_[i]) local_[i]->hide_gradients();
+  }
+}
+
+void UserParameters::before_reduce(FlatBuffer& buffer) {
+  if (LocalParameters* const local = local_[index_of(buffer)].get()) local->expect_reduction();
 }
 
 void UserParameters::take_values(ShardedUnit& /*unit*/) {
@@ -87,7 +99,7 @@ void UserParameters::take_gradients(ShardedUnit& unit) {
 
 void UserParameters::show_gradients(ShardedUnit& unit) {
   for (size_t i = 0; i < local_.size(); ++i) {
-    const Shard* const shard = unit.buffers()[i]->shard();
+    Shard* const shard = unit.buffers()[i]->shard();
     if (shard != nullptr && local_[i]) local_[i]->show_gradients(*shard);
   }
 }

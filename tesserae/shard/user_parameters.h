@@ -26,6 +26,7 @@ class UserParameters final : public StepObserver {
   void begin_step(ShardedUnit& unit, bool accumulating) override;
   void begin_alone(ShardedUnit& unit) override;
   void begin_backward(ShardedUnit& unit, bool boundary) override;
+  void before_reduce(FlatBuffer& buffer) override;
   void take_values(ShardedUnit& unit) override;
   void take_gradients(ShardedUnit& unit) override;
   void show_gradients(ShardedUnit& unit) override;

@@ -118,11 +118,11 @@ struct Embedding : torch::autograd::Function<Embedding> {
 
 at::Tensor unsplit_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                           Products products) {
+  if (!unobserved(x, weight)) return at::linear(x, weight, bias);  // before any size: a nested tensor has none
   const bool same = x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1) && x.numel() > 0 &&
                     x.scalar_type() == weight.scalar_type();  // all else is torch's to compute, or to refuse
   const bool widens = products == Products::widened && weight.is_cpu();
-  if (same && (learns(weight) || widens) && unobserved(x, weight) &&
-      !at::autocast::is_autocast_enabled(weight.device().type())) {
+  if (same && (learns(weight) || widens) && !at::autocast::is_autocast_enabled(weight.device().type())) {
     return Linear::apply(x, weight, bias, widens ? products : Products::as_torch);
   }
   return at::linear(x, weight, bias);

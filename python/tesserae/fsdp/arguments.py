@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from tesserae import _C
 from tesserae.job import config
 from tesserae.job.device import default_device, indexed, with_index
 from tesserae.job.fabrics import has_parts, parallel_of
+
+FULL_PRECISION_IN_EVALUATION = "FSDP_USE_FULL_PREC_IN_EVAL"  # torch's
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class Arguments:
             raise _C.InvalidArgument(
                 "[FSDP] MixedPrecision(keep_low_precision_grads=True) is not supported: gradients have the dtype of "
                 "the master parameters; leave it out"
+            )
+        if os.environ.get(FULL_PRECISION_IN_EVALUATION, "") == "1" and precision.param_dtype is not None:
+            raise _C.InvalidArgument(
+                f"[FSDP] {FULL_PRECISION_IN_EVALUATION}=1 is not supported: evaluations compute in "
+                f"{precision.param_dtype}, as training does; unset it"
             )
         prefetches = self.backward_prefetch is not None or self.forward_prefetch
         return engine_options(

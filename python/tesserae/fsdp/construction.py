@@ -49,6 +49,7 @@ from tesserae.torch_compat.instance import (
     wrap,
 )
 from tesserae.torch_compat.modules import own_modules, own_parameters
+from tesserae.torch_compat.parameters import steps_in_backward
 
 
 class _Construction(threading.local):
@@ -207,6 +208,12 @@ def _shard(instance: Instance, module: nn.Module, fabric: _C.Fabric, options: _C
     for m in managed:
         if m.parameter.requires_grad:
             require_dense_gradients("FSDP", m.names[0], m.entries)
+        if steps_in_backward(m.parameter):
+            raise _C.InvalidArgument(
+                f"[FSDP] parameter {m.names[0]} has an optimizer that steps in the backward "
+                "(_apply_optimizer_in_backward), before gradients are reduced: give the optimizer the parameters of "
+                "the wrapped model, and call its step()"
+            )
     compute = [faces.make_compute(m, as_parameter=uses_orig_params(instance)) for m in managed]
     instance._unit = unit = _C.Unit(fabric, options, [m.names for m in managed], compute, _splits(instance))
     activations.attach(unit)

@@ -81,11 +81,17 @@ class FullyShardedDataParallel(OptimStateDicts, StateDicts):
             args, kwargs = begin_step(self, args, kwargs)
         args, kwargs = cast(self, args, kwargs)
         unit.enter((args, kwargs))
+        # Autocast keeps what it has cast of leaves until its outermost context ends: of all units at once, and past an
+        # update where the context is around the loop. What torch's class computes with are no leaves.
+        caches = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
         try:
             output = wrapped(self)(*args, **kwargs)
         except BaseException:
             unit.cancel()
             raise
+        finally:
+            torch.set_autocast_cache_enabled(caches)
         unit.finish(output)
         return output
 

@@ -28,14 +28,14 @@ from tesserae.torch_compat.parameters import hooks_after_accumulation
 
 @torch.no_grad()
 def prepare(state: State) -> None:
-    """Called before a step of a root, and for any state without a unit. Collective at the first call of a model."""
+    """Called before a step of a root, before a forward of another state that is called by itself, and for any state
+    without a unit. Collective at the first call of a model."""
     if state.root is None:
         _build(state.outermost)
-    if state.root is not state:
-        return
-    replaced = [each for each in state.below if _take_over(each)]
+    assert state.root is not None
+    replaced = [each for each in (state.below if state.root is state else [state]) if _take_over(each)]
     if replaced:
-        _require_tied_before(state.below)
+        _require_tied_before(state.root.below)
 
 
 def _build(root: State) -> None:

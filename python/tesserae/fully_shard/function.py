@@ -91,7 +91,7 @@ def fully_shard(
     for inner in states_below(modules):
         inner.outermost = state
     before_state_dicts({m for p in parameters for m, _ in p.entries}, state.show_shards)
-    add_hooks(state, modules, state._pre_forward, state._post_forward, state._after_any_forward)
+    add_hooks(state, modules, state.before_forward, state._post_forward, state._after_any_forward)
     mark_for_compiler(managed)
     for each in modules:
         change_class(each, FSDPModule)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from tesserae import _C
 from tesserae.fsdp.groups import connect
 from tesserae.job.fabrics import expert_degree, mesh_of
-from tesserae.torch_compat.fsdp2 import concatenated, device_of, flattened, shard_within
+from tesserae.torch_compat.fsdp2 import concatenated, device_of, flattened, reshaped, shard_within
 from tesserae.torch_compat.instance import HYBRID
 
 
@@ -256,9 +256,9 @@ def _mesh_of_degree(mesh: DeviceMesh, degree: int) -> DeviceMesh:
 
 
 def _made(mesh: DeviceMesh, shape: tuple[int, ...], names: tuple[str, ...] | None) -> DeviceMesh:
-    """The ranks of a mesh in another shape. Collective at the first call."""
+    """The ranks of a mesh in another shape. Collective at the first call; of a part of a mesh, among all its ranks."""
     ranks = mesh.mesh.flatten()
     key = (dist.group.WORLD, tuple(ranks.tolist()), mesh.device_type, shape)
     if key not in _meshes:
-        _meshes[key] = DeviceMesh(mesh.device_type, ranks.view(shape), mesh_dim_names=names)
+        _meshes[key] = reshaped(mesh, shape, names)
     return _meshes[key]

@@ -83,7 +83,8 @@ class State(FSDPState):
         self.below: list[State] = []
         self._inside = False
         self._to_run: set[nn.Module] = set()  # of a group, in the forward that runs
-        self._running: set[nn.Module] = set()  # modules whose forward has begun and not ended
+        self._running: list[nn.Module] = []  # of which a forward has begun and not ended, the innermost last
+        self._hooked: list[int] = []  # of calls by hooks: how many were running before
 
     def apply_settings(self) -> None:
         """What the script has set goes to the unit."""
@@ -133,7 +134,12 @@ class State(FSDPState):
     def _lazy_init(self) -> None:  # torch's name for it
         self.prepared()
 
-    # ---- hooks; torch's register_fsdp_forward_method calls them, too ----
+    # ---- hooks; torch's register_fsdp_forward_method calls the second and third, too ----
+    @torch.compiler.disable
+    def before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        self._hooked.append(len(self._running))
+        return self._pre_forward(module, args, kwargs)
+
     @torch.compiler.disable
     def _pre_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         unit = self.prepared()
@@ -141,10 +147,13 @@ class State(FSDPState):
             unit.enter_again()
             return self._cast_inputs(args, kwargs)
         # 1.
-        self._running.add(module)
+        self._running.append(module)
         if not self._inside:
+            assert self.root is not None
             if self.root is self:
                 args, kwargs = self._begin_step(args, kwargs)
+            elif not self.root._inside:
+                args, kwargs = self._begin_alone(args, kwargs)
             args, kwargs = self._cast_inputs(args, kwargs)
             unit.enter((args, kwargs))
             self._inside = True
@@ -159,8 +168,12 @@ class State(FSDPState):
             unit.watch_outputs(output)
             return self.cast_output(output)
         # 2.
-        self._running.discard(module)
+        if module in self._running:
+            del self._running[len(self._running) - 1 - self._running[::-1].index(module)]
         if not self._inside:  # the end of a call around one that has left
+            return self.cast_output(output)
+        if module in self._running:  # it has called itself
+            unit.watch_outputs(output)
             return self.cast_output(output)
         self._to_run.discard(module)
         assert self.root is not None
@@ -177,9 +190,10 @@ class State(FSDPState):
     @torch.compiler.disable
     def _after_any_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         """Also after a forward that threw, which has not come to _post_forward."""
-        threw = module in self._running
-        self._running.discard(module)
-        if threw and self._inside:
+        before = self._hooked.pop() if self._hooked else 0
+        threw = len(self._running) > before
+        del self._running[before:]
+        if threw and self._inside and not self._running:
             self._inside = False
             if self.unit is not None:
                 self.unit.cancel()
@@ -197,6 +211,14 @@ class State(FSDPState):
         for state in self.below:
             if state._inside:
                 state.forget_step()
+        return self._moved(args, kwargs)
+
+    def _begin_alone(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Called by itself, outside of the outermost forward."""
+        self.prepare(self)
+        return self._moved(args, kwargs)
+
+    def _moved(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if self.places.device.type != "cpu":
             return move_inputs(self.places.device, args, kwargs)
         return args, kwargs
@@ -205,6 +227,7 @@ class State(FSDPState):
         """A forward or backward threw."""
         self._inside = False
         self._running.clear()
+        self._hooked.clear()
         if self.unit is not None:
             self.unit.forget_step()
 

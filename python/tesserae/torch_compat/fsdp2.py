@@ -171,6 +171,19 @@ def flattened(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
     return mesh[names[0]] if len(names) == 1 else mesh[names]._flatten("_".join(names))
 
 
+def reshaped(mesh: DeviceMesh, shape: tuple[int, ...], names: tuple[str, ...] | None) -> DeviceMesh:
+    """The ranks of a mesh in another shape, of dimensions of these names. Of a part of a mesh it stays a part, to which
+    others can be joined."""
+    if mesh._get_root_mesh() is mesh or mesh.mesh_dim_names is None:
+        return DeviceMesh(mesh.device_type, mesh.mesh.flatten().view(shape), mesh_dim_names=names)
+    name = "_".join(mesh.mesh_dim_names)
+    line = mesh if mesh.ndim == 1 else mesh._flatten(name)
+    if len(shape) == 1:
+        return line
+    assert names is not None
+    return line._unflatten(0, shape, tuple(f"{name}_{each}" for each in names))
+
+
 def concatenated(*meshes: DeviceMesh) -> DeviceMesh:
     return DeviceMesh._concatenate(list(meshes))
 

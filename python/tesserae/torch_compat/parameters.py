@@ -19,6 +19,11 @@ def hooks_after_accumulation(parameter: nn.Parameter) -> Hooks:
     return list((parameter._post_accumulate_grad_hooks or {}).values())
 
 
+def steps_in_backward(parameter: nn.Parameter) -> bool:
+    """_apply_optimizer_in_backward has given it an optimizer."""
+    return hasattr(parameter, "_in_backward_optimizers")
+
+
 def take_hooks(parameter: nn.Parameter) -> tuple[Hooks, Hooks]:
     """The hooks on the parameter's gradient, and those that run once it is accumulated. It has none afterwards."""
     on_gradient = list((parameter._backward_hooks or {}).values())
