@@ -274,9 +274,10 @@ def main() -> int:
 def update_documents(cases: dict[str, dict], out: Path) -> None:
     performance, readme = ROOT / "docs" / "performance.md", ROOT / "README.md"
     told = {name: cases[name] for name in in_order(cases) if name != BF16}
-    pictures = "![Tokens a second, case by case](images/speed.png)\n![Memory](images/memory.png)\n"
-    tables = [report.markdown(name, entry) for name, entry in told.items()]
-    update(performance, "bench", "\n".join([pictures, *tables, report.goals(told, out)]))
+    if told:
+        pictures = "![Tokens a second, case by case](images/speed.png)\n![Memory](images/memory.png)\n"
+        tables = [report.markdown(name, entry) for name, entry in told.items()]
+        update(performance, "bench", "\n".join([pictures, *tables, report.goals(told, out)]))
     if BF16 in cases:
         only = {BF16: cases[BF16]}
         update(performance, "bf16", f"{report.markdown(BF16, cases[BF16])}\n{report.goals(only)}")

@@ -17,10 +17,11 @@ fi
 memory_jobs=$(awk '/^MemAvailable/ {print int($2 / 1572864)}' /proc/meminfo 2>/dev/null || true)
 jobs=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)  # which takes them for cores
 if [ "${memory_jobs:-0}" -gt 0 ] && [ "$memory_jobs" -lt "$jobs" ]; then jobs=$memory_jobs; fi
-# Said before it starts: a first build is minutes. 20 s of CPU a unit is an estimate (docs/performance.md, Build time).
+# Said before it starts: a first build is minutes. 13 s of CPU a unit is a guess: three machines took 8, 13 and 20
+# (docs/performance.md, Build time).
 units=$(cd "build/$preset" && ninja -t commands "$@" | grep -oE -- '-o [^ ]+\.o ' | cut -d ' ' -f 2 |
   while read -r object; do [ -e "$object" ] || echo "$object"; done | wc -l)
-seconds=$((units * 20 / ${JOBS:-$jobs}))
+seconds=$((units * 13 / ${JOBS:-$jobs}))
 if [ "$seconds" -ge 60 ]; then
   echo "build      $units units on ${JOBS:-$jobs} cores: about $(((seconds + 30) / 60)) minutes (without a compiler cache)"
 fi

@@ -64,10 +64,11 @@ Finding threads_of(const HostFacts& host) {
             host.local_ranks > 1 ? cat("OMP_NUM_THREADS=", each, " (torchrun sets 1)") : ""};
   }
   const bool crowded = host.threads * host.local_ranks > host.processors;
+  const std::string fewer = host.threads > each ? cat("fewer ranks, or OMP_NUM_THREADS=", each) : "fewer ranks";
   return {"threads", crowded ? Verdict::warning : Verdict::good,
           cat(counted(host.local_ranks, "rank"), " of ", counted(host.threads, "thread"), " on ",
               counted(host.processors, "processor")),
-          crowded ? cat("fewer ranks, or OMP_NUM_THREADS=", each) : ""};
+          crowded ? fewer : ""};
 }
 
 Finding shared_memory_of(const HostFacts& host) {

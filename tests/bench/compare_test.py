@@ -352,6 +352,12 @@ class Markers(unittest.TestCase):
             self.assertFalse(report.update_between_markers(file, "other", "new"))
             self.assertFalse(report.update_between_markers(Path(folder, "missing.md"), "bench", "new"))
 
+    def test_the_case_in_bf16_alone_leaves_the_others_tables(self) -> None:
+        updated = []
+        with mock.patch.object(compare, "update", lambda document, marker, text: updated.append(marker)):
+            compare.update_documents({}, Path())
+        self.assertEqual(updated, [])
+
 
 class Launch(unittest.TestCase):
     PROGRAM = "import json, os, sys, time\nrank, file = os.environ['RANK'], sys.argv[sys.argv.index('--json') + 1]\n"

@@ -78,6 +78,14 @@ TEST(DoctorHost, EachFaultIsNamedWithWhatToDo) {
   }
 }
 
+TEST(DoctorHost, RanksOfOneThreadAreNotAdvisedToHaveOne) {
+  HostFacts host = good_host();
+  host.threads = 1;
+  host.local_ranks = host.processors + 1;
+  EXPECT_EQ(about("threads", host).verdict, Verdict::warning);
+  EXPECT_EQ(about("threads", host).advice, "fewer ranks");
+}
+
 TEST(DoctorHost, LocksMatterWhereThereIsInfiniBand) {
   HostFacts host = good_host();
   host.has_infiniband = false;
