@@ -12,6 +12,11 @@ bool in_memory(offload::Tier tier) {
   return tier != offload::Tier::disk;
 }
 
+/// Gradients of micro-batches wait whole, in the wider of two dtypes (shard/flat_gradient.h).
+bool adds_up_whole(const Facts& facts) {
+  return facts.micro_batches > 1 && !facts.two_hop;
+}
+
 /// What is there between steps, of units that are sharded alike.
 RankMemory kept_by_rank(const Facts& facts, const mesh::Degrees& degrees, int rank) {
   const auto [P, G, O] = degrees;
@@ -28,7 +33,8 @@ RankMemory kept_by_rank(const Facts& facts, const mesh::Degrees& degrees, int ra
   }
   if (in_memory(facts.tiers.optimizer)) memory.state = facts.state_bytes * trained / O;
   if (in_memory(facts.tiers.gradients)) memory.gradients = facts.master_bytes * trained / O;
-  if (facts.micro_batches > 1) memory.gradients += facts.reduce_bytes * trained / (facts.two_hop ? G : 1);
+  if (facts.micro_batches > 1 && facts.two_hop) memory.gradients += facts.reduce_bytes * trained / G;
+  if (adds_up_whole(facts)) memory.gradients += std::max(facts.reduce_bytes, facts.compute_bytes) * trained;
   return memory;
 }
 
@@ -82,8 +88,8 @@ RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int 
   const int reductions = std::min(facts.reductions_at_once + nested - 1, inner);
   const bool freed = facts.free_after_forward || !in_memory(facts.tiers.parameters);
   memory.gathered = facts.compute_bytes * (freed ? gathered.root + gathered.largest * gathers : gathered.all);
-  // What adds up whole is reduced where it is.
-  const bool in_place = facts.micro_batches > 1 && !facts.two_hop;
+  // What adds up whole is reduced where it is, unless that is in another dtype.
+  const bool in_place = adds_up_whole(facts) && facts.reduce_bytes >= facts.compute_bytes;
   memory.reductions = in_place ? 0 : facts.reduce_bytes * (root + largest * reductions);
   return memory;
 }

@@ -285,7 +285,7 @@ void Engine::on_gradient(FlatBuffer& buffer, int slot, const at::Tensor& gradien
   open_backward();
   FlatGradient& gradients = *buffer.gradient();
   if (gradients.needs_buffer()) wait_for_reductions(root().sharding().options.limit_reductions - 1);
-  gradients.add(slot, gradient);
+  gradients.add(slot, gradient, /*waits=*/!reduces_now(buffer.unit()));
   if (!gradients.complete()) return;
   if (!reduces_now(buffer.unit())) {
     gradients.expect_all();

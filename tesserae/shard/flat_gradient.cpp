@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -82,7 +83,29 @@ void FlatGradient::evict(int slot) {
   if (other.defined()) other.set_data(other.clone());
 }
 
-void FlatGradient::add(int slot, const at::Tensor& gradient) {
+/// Without the prescaling, which is of the reduce dtype.
+void FlatGradient::add_up(int slot, const at::Tensor& gradient) {
+  if (!sum_.defined()) {
+    sum_ = at::zeros({flat_.total()}, at::TensorOptions().dtype(flat_.dtypes().compute).device(sharding_->device));
+    ++context_.statistics().allocations;
+  }
+  const Slot& of = flat_.slots()[static_cast<size_t>(slot)];
+  of.shaped(sum_.narrow(0, of.begin, of.elements)).add_(gradient);
+}
+
+void FlatGradient::round_sum() {
+  if (prescale_ != 1) sum_.mul_(prescale_);
+  views_->whole.copy_(sum_);
+  sum_ = at::Tensor();
+}
+
+void FlatGradient::add(int slot, const at::Tensor& gradient, bool waits) {
+  const bool narrower = c10::elementSize(flat_.dtypes().reduce) < c10::elementSize(flat_.dtypes().compute);
+  if (sum_.defined() || (waits && narrower && buffer_ < 0)) {
+    add_up(slot, gradient);
+    fire(slot);
+    return;
+  }
   if (buffer_ < 0) take_buffer();
   const at::Tensor& view = views_->slots[slot];
   if (!filled_[slot]) {
@@ -97,10 +120,13 @@ void FlatGradient::add(int slot, const at::Tensor& gradient) {
   } else {
     view.add_(gradient, prescale_);
   }
-  if (!fired_[slot]) {
-    fired_[slot] = true;
-    --missing_;
-  }
+  fire(slot);
+}
+
+void FlatGradient::fire(int slot) {
+  if (fired_[slot]) return;
+  fired_[slot] = true;
+  --missing_;
 }
 
 void FlatGradient::zero_missing() {
@@ -129,9 +155,13 @@ void FlatGradient::reduce(const std::vector<FlatGradient*>& all, bool boundary, 
 
 FlatGradient::Job FlatGradient::begin_reduction(bool boundary) {
   finish();
-  const bool fresh = buffer_ >= 0 || !piece_pending_;
+  const bool fresh = buffer_ >= 0 || sum_.defined() || !piece_pending_;
   if (buffer_ < 0) take_buffer();
-  if (fresh) zero_missing();
+  if (sum_.defined()) {
+    round_sum();
+  } else if (fresh) {
+    zero_missing();
+  }
   Job job{this, fresh, piece_pending_, false, false, views_};
   if (!boundary && !piece_.defined()) {
     piece_ = at::empty({flat_.gradient_piece()}, views_->whole.options());
@@ -318,6 +348,7 @@ void FlatGradient::discard() {
     context_.pool().release(buffer_);
     buffer_ = -1;
   }
+  sum_ = at::Tensor();
   std::fill(filled_.begin(), filled_.end(), false);
   expect_all();
   piece_pending_ = false;
@@ -344,7 +375,7 @@ int64_t FlatGradient::state_bytes() const {
   const auto bytes = [](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.numel() * tensor.element_size() : 0;
   };
-  return bytes(grad_) + bytes(piece_);
+  return bytes(grad_) + bytes(piece_) + bytes(sum_);
 }
 
 }  // namespace tesserae::shard

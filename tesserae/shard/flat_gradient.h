@@ -30,7 +30,8 @@ namespace tesserae::shard {
 ///     Shard::grad itself.
 ///  5. finish() waits for that and gives the buffer back to the pool.
 ///
-/// With accumulation `local`, nobody calls reduce() before the boundary, and step 1 accumulates.
+/// With accumulation `local`, nobody calls reduce() before the boundary, and step 1 accumulates: in the dtype that
+/// computes where the reduce dtype is narrower, so that a sum is rounded once, when it is reduced.
 class FlatGradient {
  public:
   FlatGradient(const UnitContext& context, const Flat& flat, Shard& shard);
@@ -44,12 +45,13 @@ class FlatGradient {
   /// The slot, for whoever computes its first gradient; undefined where it holds one already (of this backward, or of
   /// an earlier one of the accumulation) or was given away in this backward. See autograd::gradient_destination().
   at::Tensor destination(int slot);
-  void add(int slot, const at::Tensor& gradient);
+  /// `waits`: no reduction follows this backward.
+  void add(int slot, const at::Tensor& gradient, bool waits = false);
   bool complete() const { return missing_ == 0; }
   /// True if there is anything that a reduction at a boundary must still take along.
-  bool pending() const { return buffer_ >= 0 || piece_pending_; }
+  bool pending() const { return buffer_ >= 0 || sum_.defined() || piece_pending_; }
   /// True if there is anything for a reduction of that kind.
-  bool waits(bool boundary) const { return boundary ? pending() : buffer_ >= 0; }
+  bool waits(bool boundary) const { return boundary ? pending() : buffer_ >= 0 || sum_.defined(); }
 
   /// Reduces what `all`, of one unit, hold, in one task.
   static void reduce(const std::vector<FlatGradient*>& all, bool boundary, const UnitContext& context,
@@ -108,6 +110,9 @@ class FlatGradient {
   bool keep_failure(const Body& body);
 
   void take_buffer();
+  void add_up(int slot, const at::Tensor& gradient);
+  void round_sum();
+  void fire(int slot);
   void evict(int slot);
   void zero_missing();
   bool first_hop_delivers() const;
@@ -123,6 +128,7 @@ class FlatGradient {
   at::Tensor average_factor_;  // one over (divisor * prescale), a scalar on the host
   at::Tensor grad_;            // memory of Shard::grad
   at::Tensor piece_;           // kept gradient piece, two_hop only
+  at::Tensor sum_;             // whole, of a local accumulation where reductions are of a narrower dtype
   bool piece_pending_ = false;
 
   Pool::Buffer buffer_ = -1;  // the whole buffer being filled

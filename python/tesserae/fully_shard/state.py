@@ -134,14 +134,17 @@ class State(FSDPState):
     def _lazy_init(self) -> None:  # torch's name for it
         self.prepared()
 
-    # ---- hooks; torch's register_fsdp_forward_method calls the second and third, too ----
+    # ---- hooks; torch's register_fsdp_forward_method calls those of its names, too ----
     @torch.compiler.disable
     def before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         self._hooked.append(len(self._running))
-        return self._pre_forward(module, args, kwargs)
+        return self._enter(module, args, kwargs)
 
     @torch.compiler.disable
     def _pre_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        return self._enter(module, args, kwargs)
+
+    def _enter(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         unit = self.prepared()
         if _C.in_backward():  # 3.
             unit.enter_again()
@@ -168,8 +171,10 @@ class State(FSDPState):
             unit.watch_outputs(output)
             return self.cast_output(output)
         # 2.
-        if module in self._running:
-            del self._running[len(self._running) - 1 - self._running[::-1].index(module)]
+        if self._running and self._running[-1] is module:
+            self._running.pop()
+        elif module in self._running:
+            self._running.remove(module)
         if not self._inside:  # the end of a call around one that has left
             return self.cast_output(output)
         if module in self._running:  # it has called itself
