@@ -24,7 +24,8 @@ class Tolerance:
 
 
 TOLERANCES = {
-    "fp32": Tolerance(1e-5, 1e-5, way_sgd=1e-4, way_adamw=1e-4),
+    # AdamW makes whole steps of gradients that are nothing but rounding: those of biases of keys.
+    "fp32": Tolerance(1e-5, 1e-5, way_sgd=1e-4, way_adamw=3e-4),
     "reduce_bf16": Tolerance(1e-3, 4e-3, way_sgd=2e-2, way_adamw=0.2),
     "bf16": Tolerance(2e-2, 2e-2, way_sgd=0.3, way_adamw=0.7),
     "pure_bf16": Tolerance(2e-2, 2e-2, way_sgd=0.3, way_adamw=0.7),
@@ -34,8 +35,9 @@ TOLERANCES = {
 
 def differences(case: ParityCase, ours: Outcome, theirs: Outcome) -> list[str]:
     tolerance, found = TOLERANCES[case.precision], []
-    # No sum over ranks has happened yet. (Reentrant checkpointing runs forward without gradients, on other kernels.)
-    if case.checkpoint != "reentrant" and ours.losses[0] != theirs.losses[0]:
+    other_kernels = case.checkpoint == "reentrant"  # which runs forward without gradients; the reference does not
+    # No sum over ranks has happened yet.
+    if not other_kernels and ours.losses[0] != theirs.losses[0]:
         found.append(f"the first loss is {ours.losses[0]}, not exactly {theirs.losses[0]}")
     if not furthest(ours.losses, theirs.losses) <= tolerance.loss:
         found.append(f"losses {ours.losses}, not {theirs.losses}")
@@ -50,11 +52,12 @@ def differences(case: ParityCase, ours: Outcome, theirs: Outcome) -> list[str]:
         value = ours.state[name]
         if (value.shape, value.dtype) != (expected.shape, expected.dtype):
             found.append(f"{name} is {value.dtype} {list(value.shape)}, not {expected.dtype} {list(expected.shape)}")
-        elif case.optimizer == "sgd" and not distance(value, expected) <= tolerance.gradients:
-            found.append(f"{name} is {distance(value, expected):.1e} away")
+        # In low precision what began as zeros has the rounding of its way, which is looked at below.
+        elif case.optimizer == "sgd" and (case.precision == "fp32" or theirs.initial[name].any()):
+            if not distance(value, expected) <= tolerance.gradients * (1.5 if other_kernels else 1):
+                found.append(f"{name} is {distance(value, expected):.1e} away")
         off = way_off(value, expected, theirs.initial[name])
-        # AdamW makes whole steps of gradients that are next to nothing, and with the other kernels these are others.
-        way_adamw = tolerance.way_adamw * (3 if case.checkpoint == "reentrant" else 1)
+        way_adamw = tolerance.way_adamw * (5 if other_kernels else 1)
         if not off <= (tolerance.way_sgd if case.optimizer == "sgd" else way_adamw):
             found.append(f"{name} ended off by {off:.1e} of its way")
     return found

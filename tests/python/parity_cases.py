@@ -83,7 +83,9 @@ def reference(case: ParityCase, accelerator: bool) -> ParityCase:
     gradients of another dtype than their parameters' cannot wait for the next backward if a parameter is tied.
     """
     checkpoint = "no_reentrant" if case.checkpoint == "reentrant" else case.checkpoint
-    waits = case.strategy == "NO_SHARD" and case.accumulate == "no_sync" and case.precision in ("bf16", "fp16")
+    waits = (
+        case.strategy == "NO_SHARD" and case.accumulate == "no_sync" and case.precision in ("bf16", "pure_bf16", "fp16")
+    )
     strategy = "FULL_SHARD" if waits and case.use_orig_params else case.strategy
     return replace(case, offload=case.offload and accelerator, checkpoint=checkpoint, strategy=strategy)
 
