@@ -63,11 +63,9 @@ std::string shared_folder(const config::Config& config) {
 
 /// Where a job goes on that has saved up to step `saved`; other runs may save to the same folder. Empty: nowhere.
 std::string newest_of(const os::Path& checkpoints, const std::string& saved) {
-  std::string path;
-  for (const checkpoint::Committed& committed : checkpoint::list_checkpoints(checkpoints)) {
-    if (std::to_string(committed.step) == saved) path = committed.path.native();
-  }
-  return path;
+  if (saved.empty()) return "";
+  const auto committed = checkpoint::last_of_step(checkpoints, std::stoll(saved));
+  return committed ? committed->path.native() : "";
 }
 
 /// How a job begins again that wrote to the folder end.run: from what it has kept. Without anything, as at first.

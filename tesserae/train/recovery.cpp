@@ -53,7 +53,10 @@ std::vector<double> from_bits(const nlohmann::json& bits) {
 // Which run has written the checkpoint; empty: it does not say, or cannot be read.
 std::string run_of(const os::Path& path) {
   try {
-    return checkpoint::Checkpoint::open(path).manifest().training.value("run", "");
+    const checkpoint::Checkpoint opened = checkpoint::Checkpoint::open(path);
+    const nlohmann::json& training = opened.manifest().training;  // another program's may be anything
+    const auto run = training.find("run");
+    return run != training.end() && run->is_string() ? run->get<std::string>() : "";
   } catch (const Error& unreadable) {
     log(LogLevel::warning, cat(path.native(), " is passed over: ", unreadable.what()));
     return {};
