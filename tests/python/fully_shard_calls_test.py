@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import tesserae as tsm
@@ -169,6 +169,53 @@ def a_call_within_throws(rank: int, world_size: int) -> None:
 
 def test_a_call_within_a_call_may_throw() -> None:
     run_ranks(a_call_within_throws, 2)
+
+
+class Sampler(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+    def sample(self, x: Tensor, throws: bool) -> Tensor:
+        y = self(x)
+        if throws:
+            raise ValueError
+        return self.last(y)
+
+
+def by_name(throws: bool, outermost: bool) -> list[float]:
+    """It calls itself, too, and computes with the unit's own layers after that."""
+    unit = fully_shard(Sampler())
+    register_fsdp_forward_method(unit, "sample")
+    model = unit if outermost else fully_shard(nn.Sequential(unit))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(3):
+        if throws:
+            with pytest.raises(ValueError), torch.no_grad():
+                unit.sample(batch(step), throws=True)
+        with torch.no_grad():
+            losses.append(unit.sample(batch(step), throws=False).square().mean().item())
+        loss = model(batch(step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def calls_by_name(rank: int, world_size: int) -> None:
+    tsm.init()
+    for outermost in (True, False):
+        assert by_name(True, outermost) == by_name(False, outermost)
+
+
+def test_a_method_that_throws_leaves_the_unit_usable() -> None:
+    run_ranks(calls_by_name, 2)
 
 
 def split(config: dict | None) -> list[float]:

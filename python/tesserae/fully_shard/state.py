@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -83,7 +85,8 @@ class State(FSDPState):
         self.below: list[State] = []
         self._inside = False
         self._to_run: set[nn.Module] = set()  # of a group, in the forward that runs
-        self._running: list[nn.Module] = []  # of which a forward has begun and not ended, the innermost last
+        # Of which a forward has begun and not ended, the innermost last; of one that torch calls by name, its frame.
+        self._running: list[tuple[nn.Module, FrameType | None]] = []
         self._hooked: list[int] = []  # of calls by hooks: how many were running before
 
     def apply_settings(self) -> None:
@@ -137,20 +140,24 @@ class State(FSDPState):
     # ---- hooks; torch's register_fsdp_forward_method calls those of its names, too ----
     @torch.compiler.disable
     def before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        self._forget_thrown()
         self._hooked.append(len(self._running))
-        return self._enter(module, args, kwargs)
+        return self._enter(module, None, args, kwargs)
 
     @torch.compiler.disable
     def _pre_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        return self._enter(module, args, kwargs)
+        self._forget_thrown()
+        return self._enter(module, caller(), args, kwargs)
 
-    def _enter(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def _enter(
+        self, module: nn.Module, frame: FrameType | None, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[tuple, dict[str, Any]]:
         unit = self.prepared()
         if _C.in_backward():  # 3.
             unit.enter_again()
             return self._cast_inputs(args, kwargs)
         # 1.
-        self._running.append(module)
+        self._running.append((module, frame))
         if not self._inside:
             assert self.root is not None
             if self.root is self:
@@ -171,13 +178,12 @@ class State(FSDPState):
             unit.watch_outputs(output)
             return self.cast_output(output)
         # 2.
-        if self._running and self._running[-1] is module:
+        self._forget_thrown()
+        if self._running and self._running[-1][0] is module:
             self._running.pop()
-        elif module in self._running:
-            self._running.remove(module)
         if not self._inside:  # the end of a call around one that has left
             return self.cast_output(output)
-        if module in self._running:  # it has called itself
+        if self._runs(module):  # it has called itself
             unit.watch_outputs(output)
             return self.cast_output(output)
         self._to_run.discard(module)
@@ -198,10 +204,23 @@ class State(FSDPState):
         before = self._hooked.pop() if self._hooked else 0
         threw = len(self._running) > before
         del self._running[before:]
-        if threw and self._inside and not self._running:
+        if threw:
+            self._cancel()
+
+    def _runs(self, module: nn.Module) -> bool:
+        return any(each is module for each, _ in self._running)
+
+    def _cancel(self) -> None:
+        if self._inside and not self._running:
             self._inside = False
             if self.unit is not None:
                 self.unit.cancel()
+
+    def _forget_thrown(self) -> None:
+        """Of calls by name that threw nobody tells."""
+        while self._running and (frame := self._running[-1][1]) is not None and not is_running(frame):
+            self._running.pop()
+            self._cancel()
 
     def _leave(self, output: Any) -> None:
         self._inside = False
@@ -245,6 +264,22 @@ class State(FSDPState):
     def cast_output(self, output: Any) -> Any:
         dtype = self.policy.output_dtype
         return output if dtype is None else cast_tensors(dtype, output)
+
+
+def caller() -> FrameType | None:
+    """Who called the function that calls this, torch's compiler aside."""
+    frame = sys._getframe(2)
+    while frame is not None and "_dynamo" in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame
+
+
+def is_running(frame: FrameType) -> bool:
+    """Whether this thread is in it, or in what it has called."""
+    now: FrameType | None = sys._getframe(1)
+    while now is not None and now is not frame:
+        now = now.f_back
+    return now is not None
 
 
 def frees_after_forward(reshard_after_forward: bool | int | None) -> bool:
