@@ -77,6 +77,9 @@ void Engine::begin_step() {
   for (const auto& unit : units_) threw ? unit->cut_short() : unit->reset();
   if (threw) free_all();
   if (!prepared()) prepare();
+  // Evaluating within an accumulation publishes, and others may still be in the backward before it.
+  if (!at::GradMode::is_enabled() && std::ranges::any_of(units_, [](const auto& unit) { return unit->accumulating(); }))
+    finish_reading();
   for (const auto& unit : units_) {
     const bool accumulates = unit->accumulating();
     unit->tell([&](StepObserver& observer) { observer.begin_step(*unit, accumulates); });
@@ -115,6 +118,7 @@ void Engine::thaw() {
 void Engine::begin_alone(ShardedUnit& unit) {
   require_not_torn();
   if (phase_ == Phase::backward) abandon_step();
+  if (unit.accumulating()) finish_reading();
   unit.tell([&](StepObserver& observer) { observer.begin_alone(unit); });
   if (std::ranges::any_of(unit.buffers(), [](const auto& buffer) { return buffer->is_thawing(); })) thaw();
 }
