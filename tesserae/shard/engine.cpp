@@ -78,8 +78,8 @@ void Engine::begin_step() {
   if (threw) free_all();
   if (!prepared()) prepare();
   // Evaluating within an accumulation publishes, and others may still be in the backward before it.
-  if (!at::GradMode::is_enabled() && std::ranges::any_of(units_, [](const auto& unit) { return unit->accumulating(); }))
-    finish_reading();
+  const auto accumulating = [](const auto& unit) { return unit->accumulating(); };
+  if (!at::GradMode::is_enabled() && std::ranges::any_of(units_, accumulating)) finish_reading();
   for (const auto& unit : units_) {
     const bool accumulates = unit->accumulating();
     unit->tell([&](StepObserver& observer) { observer.begin_step(*unit, accumulates); });

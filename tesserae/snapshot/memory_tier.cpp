@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
@@ -15,7 +14,6 @@
 #include <utility>
 
 #include "tesserae/base/checksum.h"
-#include "tesserae/base/copy.h"
 #include "tesserae/base/log.h"
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/random_state.h"

@@ -18,8 +18,8 @@ from tesserae.torch_compat.flat_parameters import mark_flattened
 
 
 def take_replaced(instance: Instance) -> None:
-    """Called between steps. Raises InvalidArgument, before anything is taken, if what was put there is no Parameter of
-    the old one's shape and dtype."""
+    """Called between steps. Raises InvalidArgument, before anything is taken, if what was put there is not a Parameter
+    of the old one's shape and dtype."""
     unit = instance._unit
     if not unit.has_replaced_entries():
         return
