@@ -16,6 +16,14 @@ int depth_from_now_on() {
   return depth;
 }
 
+constinit std::mutex forks;
+
+std::mutex& mutex_of_forks() {
+  static const int taken = ::pthread_atfork([] { forks.lock(); }, [] { forks.unlock(); }, [] { forks.unlock(); });
+  static_cast<void>(taken);
+  return forks;
+}
+
 }  // namespace
 
 ForkGuard::ForkGuard() : depth_(depth_from_now_on()) {}
@@ -23,5 +31,7 @@ ForkGuard::ForkGuard() : depth_(depth_from_now_on()) {}
 bool ForkGuard::in_child() const {
   return depth_ != depth;
 }
+
+NoForkMeanwhile::NoForkMeanwhile() : lock_(mutex_of_forks()) {}
 
 }  // namespace tesserae::os

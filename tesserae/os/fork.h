@@ -1,5 +1,7 @@
 #pragma once
 
+#include <mutex>
+
 namespace tesserae::os {
 
 /// Tells an object with threads or connections whether it is where it was made. A child that was forked has a copy of
@@ -12,6 +14,16 @@ class ForkGuard {
 
  private:
   int depth_;
+};
+
+/// While one lives, threads that fork this process wait: for calls that take a lock which libc leaves locked in a child
+/// that is forked meanwhile. What holds one must be short, and must neither fork nor make another.
+class [[nodiscard]] NoForkMeanwhile {
+ public:
+  NoForkMeanwhile();
+
+ private:
+  std::unique_lock<std::mutex> lock_;
 };
 
 }  // namespace tesserae::os

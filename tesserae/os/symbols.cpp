@@ -15,6 +15,7 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/os/descriptor.h"
+#include "tesserae/os/fork.h"
 
 namespace tesserae::os {
 namespace {
@@ -41,7 +42,10 @@ std::vector<LoadedLibrary> loaded_libraries() {
     found.push_back(std::move(library));
     return 0;
   };
-  ::dl_iterate_phdr(add, &all);
+  {
+    const NoForkMeanwhile no_fork;  // the loader's lock
+    ::dl_iterate_phdr(add, &all);
+  }
   if (!all.empty() && all[0].path.empty()) {  // the program itself
     char path[4096];
     const ssize_t length = ::readlink("/proc/self/exe", path, sizeof path);

@@ -3,8 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
+#include <atomic>
+#include <thread>
 
 namespace tesserae::os {
 
@@ -51,6 +55,26 @@ TEST(Symbols, WhatIsNoCodeOfALibraryIsANumber) {
 TEST(Symbols, WhereNoSymbolIsKnownTheOffsetInTheFile) {
   static const char table[4096] = {1};  // in the program, and no function
   EXPECT_THAT(name_of(reinterpret_cast<uintptr_t>(&table[100])), MatchesRegex(".+\\+0x[0-9a-f]+"));
+}
+
+TEST(Symbols, AForkedChildFindsNoLockThatItsParentHeld) {
+  std::atomic<bool> stop{false};
+  std::thread asks([&] {
+    while (!stop) name_of(0x10);
+  });
+  int status = 0;
+  for (int i = 0; i < 300 && status == 0; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(60);
+      name_of(0x10);
+      ::_exit(0);
+    }
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+  }
+  stop = true;
+  asks.join();
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Symbols, LongNamesAreShortened) {
