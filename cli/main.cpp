@@ -7,6 +7,7 @@
 #include "tesserae/comm/error.h"
 #include "tesserae/config/json.h"
 #include "tesserae/launch/launcher.h"
+#include "tesserae/os/signals.h"
 
 using namespace tesserae;
 
@@ -25,6 +26,7 @@ int report(const std::exception& error, int status) {
 }  // namespace
 
 int tesserae::cli::run_program(int argc, const char* const* argv) {
+  os::keep_ended_children();
   CLI::App program("Trains PyTorch models that are too big for one device, by sharding their training state.",
                    "tesserae");
   int status = 0;

@@ -114,7 +114,8 @@ class Job {
     for (LaunchedRank& rank : ranks_) host_.output.drain(rank);
     blame(suspect_);
     excuse_late();
-    if (host_.ending.has_begun()) kill_all();  // what the ranks started themselves
+    if (host_.ending.has_begun()) kill_all();        // what the ranks started themselves
+    for (LaunchedRank& rank : leaving_) kill(rank);  // their hosts wait for them
     const int result = status();
     processes_->end(result);
     if (processes_->deposed_by()) return give_way();
@@ -449,6 +450,7 @@ JobEnd run_job(const LocalJob& job) {
                                                job.address, ":", job.port, ": give its number and where they meet"));
   }
   os::survive_broken_pipes();
+  os::keep_ended_children();
   HostRanks host(job);
   if (job.hosts == 1 || job.min_ranks == 0) host.job.succession.clear();
   const bool decides = job.hosts == 1 || job.host == 0 || !survives_losses(job);

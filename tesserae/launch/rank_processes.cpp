@@ -20,7 +20,8 @@ LaunchedRank of_another_host(int host, const Place& place, int number) {
   return rank;
 }
 
-/// That of the rank which `number` had, if it was there and is free, else the lowest.
+/// That of the rank which `number` had, if it was there and is free, else the lowest. Less than the number of ranks:
+/// a host cannot have more of them than the job.
 int free_local_rank(int number, int host, const std::vector<LaunchedRank>& ranks) {
   const auto is_taken = [&](int local_rank) {
     return std::ranges::any_of(ranks, [&](const LaunchedRank& rank) {
@@ -29,7 +30,8 @@ int free_local_rank(int number, int host, const std::vector<LaunchedRank>& ranks
   };
   if (number < static_cast<int>(ranks.size())) {
     const LaunchedRank& before = ranks[static_cast<size_t>(number)];
-    if (before.host == host && !is_taken(before.local_rank)) return before.local_rank;
+    const bool fits = before.local_rank < static_cast<int>(ranks.size());
+    if (before.host == host && fits && !is_taken(before.local_rank)) return before.local_rank;
   }
   int local_rank = 0;
   while (is_taken(local_rank)) ++local_rank;

@@ -119,9 +119,9 @@ bool has_other_threads() {
   return id;
 }
 
-Exit from_status(int status) {
-  if (WIFSIGNALED(status)) return {.code = 0, .signal = WTERMSIG(status)};
-  return {.code = WEXITSTATUS(status), .signal = 0};
+Exit exit_of(const siginfo_t& info) {
+  if (info.si_code == CLD_EXITED) return {.code = info.si_status, .signal = 0};
+  return {.code = 0, .signal = info.si_status};
 }
 
 }  // namespace
@@ -186,21 +186,20 @@ Process::~Process() {
 }
 
 void Process::end() noexcept {
-  if (id_ < 0 || exit_) return;
-  ::kill(id_, SIGKILL);
+  if (id_ < 0) return;
+  if (!exit_) ::kill(id_, SIGKILL);
   while (::waitpid(id_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
 
 std::optional<Exit> Process::poll() {
   if (exit_ || id_ < 0) return exit_;
-  int status = 0;
-  pid_t found;
-  do {
-    found = ::waitpid(id_, &status, WNOHANG);
-  } while (found < 0 && errno == EINTR);
-  if (found < 0) throw failure("Process::poll", cat("process ", id_), "cannot wait for it");
-  if (found == id_) exit_ = from_status(status);
+  siginfo_t info{};
+  // It stays as a zombie: its id, which a group may have, is nobody else's while this object lives.
+  while (::waitid(P_PID, static_cast<id_t>(id_), &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
+    if (errno != EINTR) throw failure("Process::poll", cat("process ", id_), "cannot wait for it");
+  }
+  if (info.si_pid == id_) exit_ = exit_of(info);
   return exit_;
 }
 

@@ -34,7 +34,8 @@ struct Exit {
 };
 
 /// A child process. Move-only; used from one thread. Destroying it kills a child that still runs, and reaps it: no
-/// child outlives its owner, no zombie stays behind.
+/// child outlives its owner, no zombie stays behind. Until then its id is not given to another process. Needs SIGCHLD
+/// not to be ignored (keep_ended_children), or nobody knows how it ended.
 class Process {
  public:
   /// Throws IoError naming the program if it cannot be started.

@@ -57,6 +57,11 @@ void survive_broken_pipes() {
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
+void keep_ended_children() {
+  struct sigaction now {};
+  if (::sigaction(SIGCHLD, nullptr, &now) == 0 && now.sa_handler == SIG_IGN) ::signal(SIGCHLD, SIG_DFL);
+}
+
 StopSignals::StopSignals(const std::vector<int>& numbers) {
   if (alive.exchange(true))
     throw InvalidArgument("StopSignals", "one is alive already: a process has one, which is kept or let go of first");

@@ -11,6 +11,11 @@ namespace tesserae::os {
 /// the program handles that signal itself.
 void survive_broken_pipes();
 
+/// Has the kernel keep how children end, for who waits for them, where this process was started with SIGCHLD ignored
+/// (as services and shells with `trap "" CHLD` do). A handler stays. What it starts from then on does not ignore it
+/// either.
+void keep_ended_children();
+
 /// While it lives, these signals (SIGUSR1 is what cluster managers send ahead of the end of a job's time) do not end
 /// the process but are remembered, and can be polled. Handlers that were there before are called too, and come back
 /// when it is destroyed. A child that is forked meanwhile is not asked: it takes the signal as it would have before. At

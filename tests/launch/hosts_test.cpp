@@ -73,6 +73,15 @@ TEST_F(LaunchersOfTwoHosts, ARankThatIsLostIsReplacedOnItsHost) {
   expect_nothing_left(2);
 }
 
+TEST_F(LaunchersOfTwoHosts, ARankWithoutAPlaceThatHangsDoesNotOutliveTheJob) {
+  Program second({LAUNCH_RANKS, "1", "shrink"}, variables(1));
+  Program first({LAUNCH_RANKS, "1", "shrink"}, variables(0));
+  EXPECT_TRUE(first.finish()->success()) << first.errors;
+  const auto end = second.finish();
+  ASSERT_TRUE(end.has_value()) << "its launcher waits for that rank";
+  EXPECT_TRUE(end->success()) << second.errors;
+}
+
 TEST_F(LaunchersOfTwoHosts, NobodyReplacesTheRanksOfALostHost) {
   Program second = of_host(1, "exec sleep 600", 1000, 5);
   Program first = of_host(0, "until [ -e $FOLDER/done ]; do sleep 0.05; done", 1000, 5);

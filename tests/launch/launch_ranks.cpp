@@ -5,7 +5,7 @@
 // no failure, and how long ranks may take to end. PROGRAMS: ranks are started as programs; else the first ones are
 // copies of this process, which become that command, or, if that is "threads", say with how many they would compute,
 // or, if it is "fail", tell the launcher that an operation failed, in each epoch before that of number FAILURES; with
-// LOSS the last one is lost first.
+// LOSS the last one is lost first. If it is "shrink", rank 0 asks for one rank, and the others hang then.
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
@@ -36,7 +36,16 @@ int fail() {
   return 0;
 }
 
+int shrink() {
+  tesserae::comm::Membership membership(tesserae::mesh::World::from_environment().launch(), true);
+  if (membership.rank() == 0) membership.ask_for_ranks(1);
+  if (!membership.wait_for_epoch(std::chrono::minutes(2))) return 3;
+  if (!membership.has_place()) std::raise(SIGSTOP);
+  return 0;
+}
+
 int become(char** command) {
+  if (std::string_view(command[0]) == "shrink") return shrink();
   if (std::string_view(command[0]) == "fail") return fail();
   if (std::string_view(command[0]) != "threads") return ::execvp(command[0], command);
   std::printf("%d\n", at::get_num_threads());

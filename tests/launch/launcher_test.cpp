@@ -42,6 +42,13 @@ TEST_F(Launcher, GivesEachRankTorchrunsVariables) {
   }
 }
 
+TEST_F(Launcher, KnowsHowRanksEndWhereItsOwnParentIgnoresThatOfChildren) {
+  for (const char* const status : {"0", "7"}) {
+    Program job({"sh", "-c", "trap '' CHLD; exec \"$0\" \"$@\"", LAUNCH_RANKS, "2", "sh", "-c", cat("exit ", status)});
+    EXPECT_EQ(job.finish()->code, std::stoi(status)) << job.errors;
+  }
+}
+
 TEST_F(Launcher, RanksThatAreCopiesShareTheProcessors) {
   Program job({"env", "-u", "OMP_NUM_THREADS", LAUNCH_RANKS, std::to_string(os::processors()), "threads"});
   EXPECT_TRUE(job.finish()->success());

@@ -133,6 +133,20 @@ TEST(Process, WaitEndsAtTheDeadline) {
   EXPECT_NO_THROW(child.signal(SIGTERM)) << "one that ended is left alone";
 }
 
+TEST(Process, ItsIdIsItsOwnUntilItIsDestroyed) {
+  pid_t id = 0;
+  {
+    Process child = Process::spawn({.arguments = {"sh", "-c", "exit 3"}, .new_group = true});
+    id = child.id();
+    EXPECT_EQ(child.wait(soon())->code, 3);
+    EXPECT_EQ(::kill(-id, 0), 0)
+        << "another process could lead a group of that number, which signal_group() would meet";
+    EXPECT_NO_THROW(child.signal_group(SIGKILL));
+    EXPECT_EQ(child.poll()->code, 3);
+  }
+  EXPECT_EQ(::kill(id, 0), -1) << "a zombie stays behind";
+}
+
 TEST(Process, ThrowsIfTheProgramCannotStart) {
   try {
     Process::spawn({.arguments = {"no-such-program-anywhere"}});
