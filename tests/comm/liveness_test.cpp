@@ -10,6 +10,8 @@
 
 #include "tesserae/comm/fabric.h"
 #include "tesserae/os/clock.h"
+#include "tesserae/os/host.h"
+#include "tesserae/os/process.h"
 #include "tests/support/ranks.h"
 
 namespace tesserae::comm {
@@ -139,6 +141,27 @@ TEST(Liveness, AStoreThatStalledIsAskedAgainOnceItAnswers) {
   ASSERT_EQ(verdict.wait_for(seconds(10)), std::future_status::ready) << "it still hears who leaves";
   EXPECT_EQ(verdict.get().ranks, std::vector<int>{1});
   own.forget(&group);
+}
+
+TEST(Liveness, WhoIsLostWhileTheStoreStallsIsToldOfOnceItAnswers) {
+  const auto store = store_of_two();
+  os::Process peer = os::Process::spawn({.arguments = {"sleep", "1000"}, .die_with_parent = true});
+  LivenessStore(store).introduce(1, {os::host_identity(), peer.id(), os::start_time(peer.id()).value()});
+  const auto stalling = c10::make_intrusive<StallingStore>(store);
+  const Liveness own(mesh::World::single_host(0, 2), stalling, -1);
+  {
+    const std::lock_guard stall(stalling->gate);
+    os::sleep_for(milliseconds(3500));  // more than a request is given
+    peer.signal(SIGKILL);
+    for (const os::Deadline deadline(seconds(20)); own.lost().empty() && !deadline.passed();) {
+      os::sleep_for(milliseconds(10));
+    }
+    ASSERT_EQ(own.lost(), std::vector<int>{1});
+  }
+  for (const os::Deadline deadline(seconds(20)); LivenessStore(store).gone().lost.empty() && !deadline.passed();) {
+    os::sleep_for(milliseconds(10));
+  }
+  EXPECT_EQ(LivenessStore(store).gone().lost, std::vector<int>{1});
 }
 
 }  // namespace

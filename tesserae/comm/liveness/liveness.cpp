@@ -207,7 +207,18 @@ void Liveness::mark_lost(int rank, const std::string& how) {
     lost_since_ = Clock::now();
   }
   log(LogLevel::warning, cat("rank ", rank, " is lost: ", how));
-  store_.ask([rank](LivenessStore& store) { return store.report_lost(rank), true; });
+  untold_.push_back(rank);
+  tell_of_lost();
+}
+
+/// Also of those that could not be told of while the store stalled.
+void Liveness::tell_of_lost() {
+  if (untold_.empty()) return;
+  const auto told = store_.ask([ranks = untold_](LivenessStore& store) {
+    for (const int rank : ranks) store.report_lost(rank);
+    return true;
+  });
+  if (told) untold_.clear();
 }
 
 void Liveness::exchange_news() {
@@ -219,6 +230,7 @@ void Liveness::exchange_news() {
     if (!say_goodbye && Clock::now() < next_beat_) return;
   }
   next_beat_ = Clock::now() + beat_;
+  tell_of_lost();
   const auto news = store_.ask([say_goodbye, gives_up, self = world_.rank()](LivenessStore& store) {
     if (say_goodbye) store.report_left(self, gives_up);
     store.beat(self);

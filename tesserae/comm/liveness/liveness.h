@@ -118,6 +118,7 @@ class Liveness {
 
   void run();
   void watch_processes();
+  void tell_of_lost();
   void exchange_news();
   /// Whether an operation of it blocks.
   bool examine(Watched* group);
@@ -139,6 +140,7 @@ class Liveness {
   MissingRanks missing_ranks_;  // of the channel's thread
   std::vector<LocalPeer> local_;
   std::vector<int> ended_;            // of this host, not yet known whether with a goodbye; of the channel's thread
+  std::vector<int> untold_;           // of those lost, what the store has not been told; of the channel's thread
   WaitsForOthers waits_for_others_;   // of the channel's thread
   Clock::time_point last_pending_;    // when an operation of any group was seen to block; of the channel's thread
   std::optional<bool> told_waiting_;  // of the channel's thread
