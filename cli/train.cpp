@@ -15,6 +15,8 @@
 #include "tesserae/os/files.h"
 #include "tesserae/os/memory.h"
 #include "tesserae/os/program.h"
+#include "tesserae/os/seconds.h"
+#include "tesserae/train/device.h"
 #include "tesserae/train/job_size.h"
 
 namespace tesserae::cli {
@@ -101,9 +103,11 @@ int run_train(TrainArguments& arguments) {
   Start start = find_start(arguments.nproc, config.run.nproc, environment);
   if (start.alone && config.recovery.max_restarts > 0) start.is_rank = false;  // somebody must begin it again
   // Everything that can be known to fail fails here, before any rank starts.
-  const train::JobSetup setup = train::set_up_job(
-      train::for_ranks(config, train::configured_ranks(start.ranks), start.ranks), start.ranks,
-      start.is_rank ? start.world.launch().local_size : start.job.ranks, start.world.launch().local_rank);
+  const mesh::Launch& launch = start.world.launch();
+  train::choose_device(config.run.device, (start.is_rank ? launch.local_size : start.job.ranks) - 1);  // of the last
+  const train::JobSetup setup =
+      train::set_up_job(train::for_ranks(config, train::configured_ranks(start.ranks), start.ranks), start.ranks,
+                        train::choose_device(config.run.device, launch.local_rank));
   if (arguments.dry_run) {
     std::printf("%s\n%s\n", config.resolved.dump(2).c_str(), train::describe(setup, config).c_str());
     return 0;

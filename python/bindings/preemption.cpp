@@ -3,6 +3,7 @@
 #include "python/bindings/bindings.h"
 #include "tesserae/base/error.h"
 #include "tesserae/mesh/world.h"
+#include "tesserae/os/seconds.h"
 #include "tesserae/preemption/agree.h"
 
 namespace tesserae::bindings {
@@ -14,7 +15,7 @@ using preemption::Watch;
 /// A script may make one before its ranks meet: the launcher says which rank of its host this is.
 bool asks_here() {
   try {
-    return preemption::asks_for_host(mesh::World::from_environment());
+    return mesh::World::from_environment().launch().local_rank == 0;
   } catch (const InvalidArgument&) {
     return true;  // a launcher that we do not know: at worst every rank asks
   }
@@ -32,7 +33,7 @@ void bind_preemption(py::module_& module) {
                        double every_seconds) {
              // Ctrl-C stays Python's.
              preemption::Sources sources{.signals = {os::signal_terminate, os::signal_user}};
-             sources.every = std::chrono::milliseconds(static_cast<int64_t>(every_seconds * 1e3));
+             sources.every = os::milliseconds(every_seconds);
              if (asks_here()) {
                sources.file = file.value_or("");
                sources.command = command.value_or("");

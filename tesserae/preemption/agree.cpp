@@ -18,7 +18,7 @@ std::optional<Notice> agree(const std::optional<Notice>& own, comm::Fabric& fabr
 }
 
 bool asks_for_host(const mesh::World& world) {
-  return world.launch().local_rank == 0;
+  return world.host_ranks(world.rank()).front() == world.rank();  // ranks may have met anew since the launcher spoke
 }
 
 }  // namespace tesserae::preemption

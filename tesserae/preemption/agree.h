@@ -13,7 +13,7 @@ namespace tesserae::preemption {
 std::optional<Notice> agree(const std::optional<Notice>& own, comm::Fabric& fabric);
 
 /// Whether this rank asks file and command for its host: a cloud tells each machine of its own end only, and one rank
-/// of it is enough.
+/// of it is enough. `world`: that of a fabric, which knows the hosts.
 bool asks_for_host(const mesh::World& world);
 
 }  // namespace tesserae::preemption

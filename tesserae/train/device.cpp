@@ -33,6 +33,15 @@ c10::Device choose_device(const std::string& wanted, int local_rank) {
   return {*type, static_cast<c10::DeviceIndex>(index)};
 }
 
+std::string lacks_device(const std::string& wanted, int local_ranks) {
+  try {
+    choose_device(wanted, local_ranks - 1);
+    return "";
+  } catch (const config::ConfigError& error) {
+    return config::without_function(error);
+  }
+}
+
 int accelerators() {
   return accelerator("auto") ? at::accelerator::deviceCount() : 0;
 }

@@ -10,6 +10,9 @@ namespace tesserae::train {
 /// Throws config::ConfigError if there is no such device.
 c10::Device choose_device(const std::string& wanted, int local_rank);
 
+/// Why the ranks of this host cannot be `local_ranks`: there is no device for the last of them. Empty: they can.
+std::string lacks_device(const std::string& wanted, int local_ranks);
+
 /// How many accelerators this process can use.
 int accelerators();
 

@@ -129,7 +129,7 @@ void check_what_is_split(const config::Config& config) {
 
 }  // namespace
 
-JobSetup set_up_job(const config::Config& config, int ranks, int local_ranks, int local_rank) {
+JobSetup set_up_job(const config::Config& config, int ranks, c10::Device device) {
   JobSetup setup;
   setup.tiers = config.offload.tiers;
   setup.mesh = mesh_of(config, ranks);
@@ -138,9 +138,8 @@ JobSetup set_up_job(const config::Config& config, int ranks, int local_ranks, in
     setup.strategy = config::strategy_of(config, count);
     config::dial_schedule(config.resolved, count);  // throws what cannot be followed
   });
-  choose_device(config.run.device, local_ranks - 1);  // the last one is the first that finds no GPU
-  setup.device = choose_device(config.run.device, local_rank);
-  check_backend(config, setup.device);
+  setup.device = device;
+  check_backend(config, device);
   setup.precision = config::precision_of(config, has_bf16(setup.device));
   setup.sources = open_sources(config);
   setup.model = config.model;

@@ -33,9 +33,9 @@ struct JobSetup {
 };
 
 /// Throws config::ConfigError for what cannot be trained: a degree that does not fit the ranks, data that are missing,
-/// empty or shorter than one sequence, a vocabulary that is too small for the data, a GPU that is not there.
-/// `local_ranks`: how many of the ranks run on this host; `local_rank`: which one this is.
-JobSetup set_up_job(const config::Config& config, int ranks, int local_ranks, int local_rank = 0);
+/// empty or shorter than one sequence, a vocabulary that is too small for the data, a backend that is not for the
+/// device. `device`: this rank's (choose_device).
+JobSetup set_up_job(const config::Config& config, int ranks, c10::Device device);
 
 /// How the engine shards: what of its options the configuration and the setup say.
 shard::Options options_of(const config::Config& config, const JobSetup& setup);

@@ -9,7 +9,6 @@
 #include "tesserae/base/error.h"
 #include "tesserae/launch/launcher.h"
 #include "tesserae/mesh/mesh.h"
-#include "tesserae/train/device.h"
 
 namespace tesserae::train {
 namespace {
@@ -114,7 +113,6 @@ config::Config with_experts(const config::Config& written, int degree) {
 std::string why_not(const config::Config& written, int from, int to) {
   try {
     samples_of_reader(written, from, to);
-    choose_device(written.run.device, to - 1);  // the last one is the first that finds no GPU
     return "";
   } catch (const config::ConfigError& error) {
     return config::without_function(error);

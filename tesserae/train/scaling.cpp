@@ -23,6 +23,7 @@
 #include "tesserae/comm/agree.h"
 #include "tesserae/dial/protocol.h"
 #include "tesserae/os/seconds.h"
+#include "tesserae/train/device.h"
 #include "tesserae/train/job_size.h"
 #include "tesserae/train/recovery.h"
 #include "tesserae/train/run.h"
@@ -36,8 +37,11 @@ std::string Run::cannot_scale(int ranks) const {
     return "`tesserae train --nproc` changes the number of those ranks only that it has started, two or more on one "
            "host; end the job and go on with --resume auto and more or fewer ranks";
   }
-  if (fabric_ != nullptr && fabric_->world().hosts() > 1 && ranks > fabric_->size()) {
-    return cat("a job on several hosts gets no more ranks than the ", fabric_->size(), " that it has");
+  if (fabric_ != nullptr && ranks > fabric_->size()) {
+    if (fabric_->world().hosts() > 1) {
+      return cat("a job on several hosts gets no more ranks than the ", fabric_->size(), " that it has");
+    }
+    if (std::string lacking = lacks_device(config_.run.device, ranks); !lacking.empty()) return lacking;
   }
   // A new process begins with what the job was launched with.
   const std::string now = why_not(written_, written_for_, ranks);
@@ -128,9 +132,7 @@ void Run::change_size() {
   const int ranks = membership_.ranks();
   if (fabric_ != nullptr) leave("a rank was lost");  // between 3 and 4
   config_ = for_ranks(written_, written_for_, ranks);
-  const c10::Device device = setup_.device;  // also of a process that has another number now
-  setup_ = set_up_job(config_, ranks, ranks, membership_.rank());
-  setup_.device = device;
+  setup_ = set_up_job(config_, ranks, setup_.device);  // also of a process that has another number now
   world_ = membership_.world();
 }
 

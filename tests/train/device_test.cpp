@@ -1,6 +1,9 @@
 #include "tesserae/train/device.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "tesserae/config/json.h"
 
@@ -22,6 +25,14 @@ TEST(TrainDevice, MoreRanksThanDevicesAreRefused) {
   EXPECT_THROW(device_index(1, 1, /*chosen=*/false), config::ConfigError);
   EXPECT_THROW(device_index(2, 2, /*chosen=*/true), config::ConfigError);
   EXPECT_THROW(device_index(0, 0, /*chosen=*/true), config::ConfigError);
+}
+
+TEST(TrainDevice, AHostLacksADeviceForTheLastOfItsRanks) {
+  EXPECT_EQ(lacks_device("cpu", 1000), "");
+  EXPECT_EQ(lacks_device("auto", std::max(accelerators(), 1)), "");
+  if (accelerators() != 1) {  // which all may have been shown
+    EXPECT_THAT(lacks_device("cuda", accelerators() + 1), ::testing::HasSubstr("has no GPU"));
+  }
 }
 
 }  // namespace
