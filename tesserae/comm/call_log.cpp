@@ -33,14 +33,15 @@ Waiting::~Waiting() {
 
 void CallLog::add(Call call) {
   const std::scoped_lock lock(mutex_);
+  sent_[call.verb] += call.bytes;
   if (calls_.size() == capacity_) calls_.pop_front();
   calls_.push_back(std::move(call));
 }
 
-std::vector<Call> CallLog::take() {
+CallLog::Taken CallLog::take() {
   const std::scoped_lock lock(mutex_);
-  const auto taken = std::exchange(calls_, {});
-  return {taken.begin(), taken.end()};
+  const auto calls = std::exchange(calls_, {});
+  return {.calls = {calls.begin(), calls.end()}, .sent = std::exchange(sent_, {})};
 }
 
 CallLog* CallLog::current() {

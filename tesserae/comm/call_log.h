@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -41,14 +42,19 @@ struct Call {
   os::TimePoint begin, end;
 };
 
-/// The newest calls of a lane (Lane::log_calls). Thread-safe.
+/// The newest calls of a lane (Lane::log_calls), and what all of them have sent. Thread-safe.
 class CallLog {
  public:
   explicit CallLog(size_t capacity = 1024) : capacity_(capacity) {}
 
+  struct Taken {
+    std::vector<Call> calls;                    ///< oldest first
+    std::map<std::string_view, uint64_t> sent;  ///< bytes by verb: also of calls for which there was no room
+  };
+
   void add(Call call);
-  /// What has come since the last call of this function, oldest first.
-  std::vector<Call> take();
+  /// What has come since the last call of this function.
+  Taken take();
 
   /// The log of the lane whose task this thread is running; null in any other.
   static CallLog* current();
@@ -68,6 +74,7 @@ class CallLog {
   size_t capacity_;
   std::mutex mutex_;
   std::deque<Call> calls_;
+  std::map<std::string_view, uint64_t> sent_;
 };
 
 }  // namespace tesserae::comm

@@ -54,6 +54,7 @@ void Board::take(int number, Report report) {
   Rank& rank = ranks_.at(static_cast<size_t>(number));
   if (rank.report && rank.report->number == report.number) return;
   rank.heard = os::now();
+  if (report.now.step <= step_) go_back((report.steps.empty() ? report.now.step : report.steps.front().step) - 1);
   for (const StepTimes& times : report.steps) {
     if (times.step > step_) open_[times.step].emplace(number, times);
   }
@@ -70,6 +71,14 @@ void Board::take(int number, Report report) {
     report.stacks = std::move(rank.report->stacks);
   }
   rank.report = std::move(report);
+}
+
+/// A rank is at a step that all had ended: the run has gone back behind it, and other steps have those numbers now.
+void Board::go_back(int64_t step) {
+  step_ = step;
+  open_.clear();
+  std::erase_if(complete_, [step](const std::vector<StepTimes>& all) { return all.front().step > step; });
+  for (Rank& rank : ranks_) std::erase_if(rank.timelines, [step](const auto& each) { return each.first > step; });
 }
 
 std::vector<Event> Board::look() {

@@ -72,6 +72,7 @@ class Board {
   Json load() const;
   Json links() const;
   std::string longest_hop() const;
+  void go_back(int64_t step);
   void read_steps(std::vector<Event>& events);
   void find_silence(std::vector<Event>& events);
   void find_hang(std::vector<Event>& events);

@@ -136,7 +136,7 @@ void StepTimer::close_step(int64_t step) {
   mark(Stage::between, -1);
   take_calls();
   take_links();
-  open_.step = open_spans_.step = step;
+  open_.step = open_spans_.step = ended_ = step;
   open_.total = open_spans_.seconds = seconds_between(step_began_, since_);
   const uint64_t faults = os::major_faults();
   open_.faults = faults - std::exchange(faults_, faults);
@@ -176,11 +176,14 @@ int StepTimer::unit_named(const std::string& name) const {
 
 void StepTimer::take_calls() {
   for (size_t lane = 0; lane < logs_.size(); ++lane) {
-    for (const comm::Call& call : logs_[lane]->take()) {
-      const auto verb = std::ranges::find(verb_names, call.verb) - verb_names.begin();
+    const auto [calls, sent] = logs_[lane]->take();
+    for (const auto& [name, bytes] : sent) {
+      const auto verb = std::ranges::find(verb_names, name) - verb_names.begin();
       if (verb < static_cast<std::ptrdiff_t>(verb_names.size())) {
-        open_sent_[static_cast<size_t>(verb)] += static_cast<double>(call.bytes);
+        open_sent_[static_cast<size_t>(verb)] += static_cast<double>(bytes);
       }
+    }
+    for (const comm::Call& call : calls) {
       if (call.end < step_began_) continue;
       add_span(static_cast<int>(lane) + 1, lane == 0 ? Stage::gather : Stage::reduce, unit_named(call.unit), call.begin,
                seconds_between(call.begin, call.end));
@@ -205,7 +208,7 @@ void StepTimer::was_stopped(double seconds) {
 
 Now StepTimer::now() const {
   const std::scoped_lock lock(mutex_);
-  return {.step = steps_.empty() ? 1 : steps_.back().step + 1,
+  return {.step = ended_ + 1,
           .stage = waiting_ && *waiting_ ? waiting_in(stage_) : stage_,
           .unit = unit_,
           .seconds = seconds_between(since_, os::now()),
@@ -234,7 +237,7 @@ void StepTimer::keep(int64_t first, int64_t last) {
 
 std::optional<std::vector<Timeline>> StepTimer::take_kept() {
   const std::scoped_lock lock(mutex_);
-  if (keep_last_ < 0 || steps_.empty() || steps_.back().step < keep_last_) return std::nullopt;
+  if (keep_last_ < 0 || ended_ < keep_last_) return std::nullopt;
   keep_last_ = -1;
   return std::exchange(kept_, {});
 }
@@ -267,6 +270,13 @@ std::vector<comm::LinkUse> StepTimer::links() const {
   return uses;
 }
 
+void StepTimer::go_back(int64_t step) {
+  const std::scoped_lock lock(mutex_);
+  ended_ = step;
+  std::erase_if(steps_, [step](const StepTimes& times) { return times.step > step; });
+  std::erase_if(timelines_, [step](const Timeline& timeline) { return timeline.step > step; });
+}
+
 void StepTimer::next_forward_has(int64_t tokens) {
   const std::scoped_lock lock(mutex_);
   next_tokens_ = tokens;
@@ -281,7 +291,7 @@ void StepTimer::begin_step(shard::ShardedUnit& unit, bool /*accumulating*/) {
   take_work();
   if (evaluating_) return;
   if (!told_ && reduced_.contains(&unit.engine())) {
-    close_step(steps_.empty() ? 1 : steps_.back().step + 1);
+    close_step(ended_ + 1);
     if (const auto at_end = at_end_) {
       lock.unlock();
       at_end();

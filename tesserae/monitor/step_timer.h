@@ -63,6 +63,8 @@ class StepTimer final : public shard::StepObserver, public std::enable_shared_fr
   void enter(Stage stage);
   /// Step `step` is over, and the next one begins.
   void end_step(int64_t step);
+  /// The steps after `step` are undone: the next one to end is `step` + 1.
+  void go_back(int64_t step);
   /// The next forward takes in so many tokens: from who knows it where the model does not say so (base/work.h).
   void next_forward_has(int64_t tokens);
   /// The process did not run for that long, until now; from the thread that found out.
@@ -141,6 +143,7 @@ class StepTimer final : public shard::StepObserver, public std::enable_shared_fr
   uint64_t faults_ = 0;   // of the process when the step began
   double open_stop_ = 0;  // seconds in it for which the process did not run
   Timeline open_spans_;
+  int64_t ended_ = 0;  // the newest step that has
   std::deque<StepTimes> steps_;
   std::vector<Timeline> timelines_;
   int64_t keep_first_ = 0, keep_last_ = -1;  // -1: nothing is asked for

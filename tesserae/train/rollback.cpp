@@ -76,6 +76,7 @@ bool Run::roll_back(const std::string& what, nlohmann::json& entry) {
   }
   if (turn_to_) turn_dial(*turn_to_);
   turn_to_.reset();
+  if (monitor_) monitor_->timer().go_back(to->step);
   return true;
 }
 

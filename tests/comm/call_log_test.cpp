@@ -60,20 +60,21 @@ TEST(CallLog, TellsWhichVerbsALaneHasCarriedForWhom) {
     reduce("before");
     lane.log_calls(log);
     for (const char* unit : {"a", "b", "c"}) reduce(unit);
-    const std::vector<Call> calls = log->take();
+    const auto [calls, sent] = log->take();
     ASSERT_EQ(calls.size(), 2U) << "the newest";
     EXPECT_EQ(calls[0].unit, "b");
     EXPECT_EQ(calls[1].unit, "c");
     EXPECT_EQ(calls[1].verb, "all_reduce");
     EXPECT_EQ(calls[1].bytes, group.counters().all_reduce.bytes / 4);
+    EXPECT_EQ(sent.at("all_reduce"), 3 * calls[1].bytes) << "also by the one that is no more";
     EXPECT_LE(calls[0].end, calls[1].begin);
     EXPECT_LT(calls[1].begin, calls[1].end);
-    EXPECT_TRUE(log->take().empty());
+    EXPECT_TRUE(log->take().calls.empty());
     group.all_reduce(at::ones({4}));
-    EXPECT_TRUE(log->take().empty()) << "not on the lane";
+    EXPECT_TRUE(log->take().calls.empty()) << "not on the lane";
     lane.log_calls(nullptr);
     reduce("after");
-    EXPECT_TRUE(log->take().empty());
+    EXPECT_TRUE(log->take().calls.empty());
   });
 }
 
@@ -111,7 +112,7 @@ RANK_MAIN(gathers_on_two_levels) {
   LinkLog::of_process().take();
   constexpr uint64_t piece = 1 << 18, most_words = 4096;  // bytes; what members tell each other of a verb
   lane.submit([&group] { group.all_gather(at::ones({1 << 18})); }).wait();
-  const std::vector<Call> calls = log->take();
+  const auto [calls, sent] = log->take();
   ASSERT_EQ(calls.size(), 1U);
   EXPECT_EQ(calls[0].bytes, 3 * piece);
   std::map<std::string, LinkUse> by_link;

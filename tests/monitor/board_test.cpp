@@ -69,6 +69,23 @@ TEST(Board, StepsThatARankNeverTellsOfAreLeftOut) {
   }
 }
 
+TEST(Board, ARunMayGoBack) {
+  Board board(2);
+  for (int rank : {0, 1}) board.take(rank, report_of(1, 1, 50));
+  board.look();
+  EXPECT_EQ(board.step(), 50);
+  Report slow = report_of(2, 31, 40);
+  for (StepTimes& times : slow.steps) times.seconds[static_cast<size_t>(Stage::forward)] = times.total = 0.5;
+  board.take(0, report_of(2, 31, 40));
+  board.take(1, slow);
+  const std::vector<Event> events = board.look();
+  EXPECT_EQ(board.step(), 40);
+  EXPECT_EQ(board.now({})["seconds"][1][1], 0.5);
+  ASSERT_EQ(events.size(), 1U);
+  EXPECT_EQ(events[0].kind, "slow");
+  EXPECT_EQ(events[0].rank, 1);
+}
+
 TEST(Board, ShowsTheTimelinesOfOneStep) {
   Board board(2);
   EXPECT_TRUE(board.timeline({}).is_null());

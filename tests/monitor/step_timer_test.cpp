@@ -96,6 +96,25 @@ TEST(StepTimer, WhatARankWaitsIsNotWhatItWorks) {
   });
 }
 
+TEST(StepTimer, ARunMayGoBack) {
+  comm::run_local(2, [](comm::Fabric& fabric) {
+    Watched model(fabric, 2);
+    for (int step = 1; step <= 4; ++step) {
+      model.step(step, fabric.rank(), 2);
+      model.timer->end_step(step);
+    }
+    model.timer->go_back(2);
+    EXPECT_EQ(model.timer->now().step, 3);
+    EXPECT_EQ(model.timer->steps().size(), 2U);
+    model.timer->keep(3, 3);
+    EXPECT_FALSE(model.timer->take_kept()) << "it was undone";
+    model.step(3, fabric.rank(), 2);
+    model.timer->end_step(3);
+    EXPECT_EQ(model.timer->steps(2).size(), 1U);
+    EXPECT_EQ(model.timer->take_kept().value().size(), 1U);
+  });
+}
+
 TEST(StepTimer, WithoutBeingToldAStepEndsWhereTheNextBegins) {
   comm::run_local(2, [](comm::Fabric& fabric) {
     Watched model(fabric, 2);
