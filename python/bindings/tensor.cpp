@@ -45,10 +45,10 @@ void bind_functions(py::module_& module) {
       "the sequence.");
   module.def(
       "vocabulary_embedding",
-      [](const at::Tensor& tokens, const at::Tensor& weight, const Among& parallel) {
-        return tensor::vocabulary_embedding(tokens, weight, parallel);
+      [](const at::Tensor& tokens, const at::Tensor& weight, const Among& parallel, int64_t vocabulary) {
+        return tensor::vocabulary_embedding(tokens, weight, parallel, vocabulary);
       },
-      py::arg("tokens"), py::arg("weight"), py::arg("parallel"), without_gil);
+      py::arg("tokens"), py::arg("weight"), py::arg("parallel"), py::arg("vocabulary"), without_gil);
   module.def(
       "vocabulary_cross_entropy",
       [](const at::Tensor& logits, const at::Tensor& targets, int64_t vocabulary, const Among& parallel,
@@ -128,7 +128,11 @@ void bind_parallel(py::module_& module) {
           "No autograd.")
       .def(
           "broadcast", [](const Among& self, const at::Tensor& tensor) { self->group().broadcast(tensor, 0); },
-          py::arg("tensor"), without_gil, "Collective, in place: all have what the first has; contiguous.");
+          py::arg("tensor"), without_gil, "Collective, in place: all have what the first has; contiguous.")
+      .def("require_same", &Parallel::require_same, py::arg("tensors"), without_gil,
+           "Raises InvalidArgument, on all ranks, unless all were given the same. Collective.")
+      .def("require_same_random", &Parallel::require_same_random, py::arg("state"), without_gil,
+           "The same of the state of a generator.");
 }
 
 void bind_tensor(py::module_& module) {

@@ -645,6 +645,14 @@ class Parallel:
         """
         Collective, in place: all have what the first has; contiguous.
         """
+    def require_same(self, tensors: collections.abc.Sequence[torch.Tensor]) -> None:
+        """
+        Raises InvalidArgument, on all ranks, unless all were given the same. Collective.
+        """
+    def require_same_random(self, state: torch.Tensor) -> None:
+        """
+        The same of the state of a generator.
+        """
     def split(
         self, dim: typing.SupportsInt | typing.SupportsIndex, blocks: typing.SupportsInt | typing.SupportsIndex = 1
     ) -> Split:
@@ -1387,6 +1395,11 @@ class Loader:
         The same at every call.
         """
     @property
+    def fingerprints(self) -> list[str]:
+        """
+        Of each source: the files that it has, in order.
+        """
+    @property
     def global_batch(self) -> int: ...
     @property
     def training_samples(self) -> int: ...
@@ -1814,7 +1827,12 @@ def vocabulary_cross_entropy(
     Of each token, fp32, from this rank's columns of the logits.
     """
 
-def vocabulary_embedding(tokens: torch.Tensor, weight: torch.Tensor, parallel: Parallel) -> torch.Tensor: ...
+def vocabulary_embedding(
+    tokens: torch.Tensor,
+    weight: torch.Tensor,
+    parallel: Parallel,
+    vocabulary: typing.SupportsInt | typing.SupportsIndex,
+) -> torch.Tensor: ...
 def waits_unseen() -> None:
     """
     This process may wait in groups that are not ours: no other rank takes it for absent any more.

@@ -1,12 +1,10 @@
 #include "tesserae/context/parallel.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/zeros.h>
-
 #include <string>
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/comm/same_given.h"
 
 namespace tesserae::context {
 namespace {
@@ -74,23 +72,14 @@ Method Parallel::method_for(int64_t heads, int64_t kv_heads) const {
 }
 
 void Parallel::require_same(const at::Tensor& tokens) const {
-  if (size() == 1) return;
-  const at::Tensor flat = tokens.detach().to(at::kCPU, at::kLong).reshape({-1});
-  const at::Tensor all = at::zeros({size(), 2}, at::TensorOptions().dtype(at::kLong));
-  all[index()][0] = flat.numel();
-  all[index()][1] = flat.mul(at::arange(1, flat.numel() + 1, flat.options())).sum();
-  const at::Tensor there = all.to(mesh_->job()->device());
-  group_->all_gather(there);
-  const at::Tensor known = group_->to_host(there);
-  for (int rank = 1; rank < size(); ++rank) {
-    if (known[rank].equal(known[0])) continue;
-    throw InvalidArgument(
-        "context::Parallel",
-        cat("context ranks ", group_->members()[0], " and ", group_->members()[static_cast<size_t>(rank)],
-            " were given different tokens (", known[0][0].item<int64_t>(), " and ", known[rank][0].item<int64_t>(),
-            " of them); they share out the same sequences, so all ", size(),
-            " read the same batches: deal them out by the data-parallel rank"));
-  }
+  const auto other = comm::first_given_other(*group_, mesh_->job()->device(), {tokens});
+  if (!other) return;
+  throw InvalidArgument(
+      "context::Parallel",
+      cat("context ranks ", group_->members()[0], " and ", group_->members()[static_cast<size_t>(other->rank)],
+          " were given different tokens (", other->elements_of_first, " and ", other->elements,
+          " of them); they share out the same sequences, so all ", size(),
+          " read the same batches: deal them out by the data-parallel rank"));
 }
 
 void Parallel::require_same_first(const at::Tensor& tokens) const {

@@ -61,12 +61,12 @@ at::Tensor reduce_scatter_sequence(const at::Tensor& x, int64_t dim, const Paral
 }
 
 at::Tensor vocabulary_embedding(const at::Tensor& tokens, const at::Tensor& weight, const ParallelPtr& parallel,
-                                int64_t sequence_dim, const autograd::TiedGradientPtr& tied) {
+                                int64_t vocabulary, int64_t sequence_dim, const autograd::TiedGradientPtr& tied) {
   // One rank has the row of a token; the others bring zeros. A token that nobody has is left for at::embedding to
-  // refuse, on all ranks.
+  // refuse, on all ranks; also one whose row is padding, which is never saved.
   const int64_t rows = weight.size(0);
-  const at::Tensor local = tokens.sub(parallel->index() * rows);
-  const at::Tensor known = tokens.ge(0).logical_and_(tokens.lt(parallel->size() * rows));
+  const at::Tensor known = tokens.ge(0).logical_and_(tokens.lt(vocabulary));
+  const at::Tensor local = tokens.sub(parallel->index() * rows).masked_fill(known.logical_not(), rows);
   const at::Tensor foreign = local.lt(0).logical_or_(local.ge(rows)).logical_and_(known);
   const at::Tensor found = unsplit_embedding(local.masked_fill(foreign, 0), weight, /*padding_index=*/-1, tied)
                                .masked_fill(foreign.unsqueeze(-1), 0);

@@ -64,10 +64,12 @@ at::Tensor row_linear(const at::Tensor& x, const at::Tensor& weight, const at::T
                       const ParallelPtr& parallel, int64_t sequence_dim = no_sequence);
 
 /// The rows of a table [vocabulary, dimension] for `tokens` (int64, repeated), of which this rank has the rows from
-/// t * R on: `weight` [R, dimension]. The result [..., dimension] is repeated or, with `sequence_dim`, split along it.
-/// `tied`: a later node uses the weight, too.
+/// t * R on: `weight` [R, dimension]; those from `vocabulary` on are padding, and no token's: at::embedding refuses it,
+/// on all ranks. The result [..., dimension] is repeated or, with `sequence_dim`, split along it. `tied`: a later node
+/// uses the weight, too.
 at::Tensor vocabulary_embedding(const at::Tensor& tokens, const at::Tensor& weight, const ParallelPtr& parallel,
-                                int64_t sequence_dim = no_sequence, const autograd::TiedGradientPtr& tied = {});
+                                int64_t vocabulary, int64_t sequence_dim = no_sequence,
+                                const autograd::TiedGradientPtr& tied = {});
 
 /// The cross entropy in nats of each token, fp32, shape of `targets` [...] (int64, repeated); 0 where the target is
 /// `ignored`. `logits` [..., R]: the columns from t * R on; those from `vocabulary` on are padding and do not count.

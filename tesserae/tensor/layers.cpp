@@ -87,12 +87,12 @@ VocabularyEmbeddingImpl::VocabularyEmbeddingImpl(int64_t vocabulary, int64_t dim
 }
 
 at::Tensor VocabularyEmbeddingImpl::forward(const at::Tensor& tokens, const autograd::TiedGradientPtr& tied) const {
-  // Padding rows are nobody's: a token there would be taken, trained and never saved.
+  // What the function refuses, said better where that costs no synchronisation.
   if (tokens.device().is_cpu() && tokens.numel() > 0 && tokens.max().item<int64_t>() >= vocabulary_) {
     throw InvalidArgument("VocabularyEmbedding", cat("a token is ", tokens.max().item<int64_t>(),
                                                      "; it must be below the vocabulary, ", vocabulary_));
   }
-  return vocabulary_embedding(tokens, weight, options_.parallel, options_.sequence_dim, tied);
+  return vocabulary_embedding(tokens, weight, options_.parallel, vocabulary_, options_.sequence_dim, tied);
 }
 
 std::vector<SplitParameter> VocabularyEmbeddingImpl::split_parameters() const {

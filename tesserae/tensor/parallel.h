@@ -1,6 +1,9 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tesserae/comm/mesh_fabric.h"
@@ -34,6 +37,12 @@ class Parallel {
   /// groups has it.
   void reconnect() const;
 
+  /// Throws InvalidArgument, on all ranks, unless all have been given the same `tensors`: for a first batch, since a
+  /// loader that deals different batches to these ranks would go unnoticed. Collective.
+  void require_same(const std::vector<at::Tensor>& tensors) const;
+  /// The same of the `state` of a generator, from which dropout draws on what is the same on all of them.
+  void require_same_random(const at::Tensor& state) const;
+
   /// This rank's part of a tensor that is cut along `dim`.
   mesh::Split split(int dim, int blocks = 1) const { return {dim, size(), index(), blocks}; }
 
@@ -42,6 +51,8 @@ class Parallel {
   int64_t piece_bytes = 1 << 20;
 
  private:
+  std::string first_and(int rank) const;
+
   std::shared_ptr<comm::MeshFabric> mesh_;
   mutable comm::Group* group_;
   mutable comm::Lane* lane_;

@@ -33,7 +33,7 @@ class StallsOnce final : public c10d::PrefixStore {
   }
 };
 
-class WatchedStoreTest : public testing::Test {
+class WatchedStoreTest : public ::testing::Test {
  protected:
   WatchedStore watched(c10::intrusive_ptr<c10d::Store> store, milliseconds deadline) {
     return {{"a group", {0}, deadline, liveness_, std::make_shared<TimeLimiter>()}, "", std::move(store)};

@@ -4,6 +4,7 @@ and state dicts at T = 2 against the unsplit model."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -211,6 +212,65 @@ def placed() -> list[str]:
     return [f"device and dtype: {text}" for text in found]
 
 
+# ---- what would train something else, unseen ----
+def refused(what: str, error: type[Exception], match: str, call: Callable[[], Any]) -> list[str]:
+    try:
+        call()
+    except error as raised:
+        return [] if match in str(raised) else [f"{what}: {raised}"]
+    return [f"{what}: no error"]
+
+
+def given_by_rank(rank: int) -> list[str]:
+    """Other batches, other seeds, and tokens that only padding has a row for."""
+    import tesserae as tsm
+
+    tokens, others = batch(0, 0, 0), batch(0, 0, rank)
+    unequal = tsm.transform(MODELS["llama"]())
+    with torch.no_grad():
+        loss_of("llama", unequal, others)  # an evaluation may be of one rank's own choice
+    found = refused(
+        "other tokens",
+        tsm.InvalidArgument,
+        "0 and 1 were given different batches",
+        lambda: loss_of("llama", unequal, others),
+    )
+    found += refused(
+        "other labels",
+        tsm.InvalidArgument,
+        "different batches",
+        lambda: tsm.transform(MODELS["llama"]())(input_ids=tokens, labels=others),
+    )
+    drops = tsm.transform(MODELS["gpt2"](resid_pdrop=0.1)).train()
+    torch.manual_seed(rank)
+    found += refused(
+        "other seeds", tsm.InvalidArgument, "draw different random numbers", lambda: loss_of("gpt2", drops, tokens)
+    )
+    torch.manual_seed(rank)
+    loss_of("gpt2", tsm.transform(MODELS["gpt2"](resid_pdrop=0.1)).eval(), tokens)
+    beyond = tokens.clone()
+    beyond[0, 0] = VOCABULARY
+    found += refused(
+        "a token of padding", IndexError, "out of range", lambda: tsm.transform(MODELS["llama"]())(input_ids=beyond)
+    )
+    return found
+
+
+def without_a_row_of_padding() -> list[str]:
+    """padding_idx of an embedding that is cut by features."""
+    import tesserae as tsm
+
+    def build() -> nn.Sequential:
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Embedding(6, 4, padding_idx=0), nn.Linear(4, 4))
+
+    whole, split = build(), tsm.transform(build(), plan={"0": "features", "1": "row"})
+    tokens = torch.tensor([[0, 1, 2, 0, 5]])
+    for model in (whole, split):
+        model(tokens).square().sum().backward()
+    return [f"padding_idx: {text}" for text in different(gradients(split), gradients(whole))]
+
+
 def all_of_them(rank: int, world_size: int) -> list[str]:
     import tesserae as tsm
 
@@ -219,7 +279,8 @@ def all_of_them(rank: int, world_size: int) -> list[str]:
     for sequence in (False, True):
         for name, changes in VARIANTS:
             found += compared(name, changes, sequence)
-    return found + planned(tied=False) + planned(tied=True) + placed()
+    found += planned(tied=False) + planned(tied=True) + placed()
+    return found + given_by_rank(rank) + without_a_row_of_padding()
 
 
 def test_variants_plans_devices_and_dtypes() -> None:

@@ -213,12 +213,14 @@ TEST_P(Functions, EmbeddingEqualsOneProcess) {
     expected.backward(dy);
     for (const int64_t sequence : {no_sequence, int64_t{1}}) {
       const at::Tensor part = leaf(piece(whole, 0, *parallel));
-      const at::Tensor y = vocabulary_embedding(tokens, part, parallel, sequence);
+      const at::Tensor y = vocabulary_embedding(tokens, part, parallel, 19, sequence);
       EXPECT_TRUE(y.equal(part_of_sequence(expected, sequence, *parallel)));
       y.backward(part_of_sequence(dy, sequence, *parallel));
       expect_close(part.grad(), piece(whole.grad(), 0, *parallel), "gradient of the table");
     }
-    EXPECT_ANY_THROW(vocabulary_embedding(tokens.add(rows * ranks), leaf(piece(whole, 0, *parallel)), parallel));
+    for (const int64_t beyond : {rows * ranks, int64_t{19}}) {  // the second may have a row, of padding
+      EXPECT_ANY_THROW(vocabulary_embedding(at::full({1, 2}, beyond), leaf(piece(whole, 0, *parallel)), parallel, 19));
+    }
   });
 }
 

@@ -70,7 +70,7 @@ class TiedImpl : public torch::nn::Module {
   }
   at::Tensor forward(const at::Tensor& tokens) {
     const auto parallel = one_rank().parallel;
-    return column_linear(vocabulary_embedding(tokens, weight_, parallel).tanh(), weight_, {}, parallel);
+    return column_linear(vocabulary_embedding(tokens, weight_, parallel, 7).tanh(), weight_, {}, parallel);
   }
 
  private:

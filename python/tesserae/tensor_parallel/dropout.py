@@ -24,7 +24,7 @@ def install(patterns: tuple[str, ...], model: nn.Module, random: _C.SplitRandom)
     for name, module in model.named_modules():
         columns = [child for child in module.children() if isinstance(child, Column)]
         rows = [child for child in module.children() if isinstance(child, Row)]
-        if columns and any(fnmatchcase(name, pattern) for pattern in patterns) and _drops(module):
+        if columns and any(fnmatchcase(name, pattern) for pattern in patterns) and drops(module):
             _install(module, columns, rows, random)
 
 
@@ -43,7 +43,7 @@ def _install(module: nn.Module, columns: list[Column], rows: list[Row], random: 
     module.register_forward_hook(end, always_call=True)
 
 
-def _drops(module: nn.Module) -> bool:
+def drops(module: nn.Module) -> bool:
     """Whether it may drop anything; probabilities of 0 cost nothing."""
     inside = any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
     passed = any(isinstance(p := getattr(module, name, 0), (int, float)) and p > 0 for name in _ATTRIBUTES)

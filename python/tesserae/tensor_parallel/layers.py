@@ -85,7 +85,8 @@ class Vocabulary(SplitModule):
     """An embedding, cut by tokens: y is the same on all ranks."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        y = _C.vocabulary_embedding(tokens, self.weight, self._tesserae_parallel)
+        whole = self._tesserae_splits["weight"].whole[0]
+        y = _C.vocabulary_embedding(tokens, self.weight, self._tesserae_parallel, whole)
         if self.padding_idx is not None and torch.is_grad_enabled():
             # nn.Embedding never trains that row.
             y = torch.where((tokens == self.padding_idx).unsqueeze(-1), y.detach(), y)
@@ -96,7 +97,7 @@ class Features(SplitModule):
     """An embedding, cut by features: y is this rank's. Nothing is sent."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return nn.functional.embedding(tokens, self.weight)
+        return nn.functional.embedding(tokens, self.weight, self.padding_idx)
 
 
 class Divided(SplitWithoutReset):

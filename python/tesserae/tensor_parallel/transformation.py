@@ -6,6 +6,7 @@
 4. Parameters are cut; on the meta device they have only another shape, and get values when FSDP wraps the model.
 5. The loss of a language model takes logits as they are split; dropout draws other numbers where activations are split.
 6. With sequence_parallel the hidden states between split layers are cut along the sequence.
+7. Before its first forward that is trained the ranks compare what they were given.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from tesserae import _C
 from tesserae.job.fabrics import job_mesh
 from tesserae.job.state import state
-from tesserae.tensor_parallel import dropout, families, loss, sequence
+from tesserae.tensor_parallel import dropout, families, loss, same_given, sequence
 from tesserae.tensor_parallel import plan as plans
 from tesserae.tensor_parallel.from_rank0 import FromRank0
 from tesserae.tensor_parallel.layers import Head
@@ -76,6 +77,8 @@ def install(
     # 6.
     if sequence_parallel:
         sequence.install(family.sequence, model, parallel, random)  # type: ignore[union-attr,arg-type]
+    # 7.
+    same_given.install(model, parallel, place)
 
 
 def _refuse_to_resize(*_: Any, **__: Any) -> None:
