@@ -67,6 +67,7 @@ void bind_data(py::module_& module) {
            }),
            py::arg("sources"), py::kw_only(), py::arg("length"), py::arg("batch"), py::arg("rank") = 0,
            py::arg("ranks") = 1, py::arg("seed") = 0, py::arg("validation_fraction") = 0.0, without_gil)
+      .def_property_readonly("fingerprints", &Loader::fingerprints, "Of each source: the files that it has, in order.")
       .def_property_readonly("training_samples", &Loader::training_samples)
       .def_property_readonly("validation_samples", &Loader::validation_samples)
       .def_property_readonly("global_batch", &Loader::global_batch)

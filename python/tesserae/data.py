@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from tesserae import _C
 from tesserae.job import config as configuration
 from tesserae.job.state import state
+from tesserae.torch_compat.data import who_deals_out
 
 __all__ = ["Batch", "PackedBatch", "TokenDataset", "TokenWriter"]
 
@@ -100,7 +101,6 @@ class TokenDataset(IterableDataset):
     # ---- what there is ----
     @property
     def vocabulary(self) -> int:
-        """Tokens are below it."""
         """How many tokens the tokenizer knows, as the header says: ids are below it."""
         return self._sources[0][0].vocabulary
 
@@ -111,7 +111,6 @@ class TokenDataset(IterableDataset):
 
     @property
     def tokens(self) -> int:
-        """Of all paths."""
         """Of all paths together, whatever their weights."""
         return sum(len(stream) for stream, _ in self._sources)
 
@@ -134,6 +133,12 @@ class TokenDataset(IterableDataset):
                 "num_workers=0: reading a batch takes less time than sending it from another process, and "
                 "state_dict() would not know what workers have read"
             )
+        dealer = who_deals_out() if self._loader().global_batch > self._options["batch"] else None
+        if dealer is not None:
+            raise _C.InvalidArgument(
+                f"[TokenDataset] {dealer} deals out what one rank reads, but each rank's dataset reads its own "
+                "batches: iterate over it, or over its DataLoader, without accelerator.prepare"
+            )
         return self._batches()
 
     def _batches(self) -> Iterator[Batch | PackedBatch]:
@@ -154,7 +159,6 @@ class TokenDataset(IterableDataset):
 
     # ---- state ----
     def state_dict(self) -> dict[str, Any]:
-        """Where the dataset is, the same on all ranks, with all that the order of its samples depends on."""
         """How many samples all ranks have read, and in which order: the same on every rank, whatever their number."""
         return {"samples": self._samples, "order": self._order()}
 
@@ -167,6 +171,8 @@ class TokenDataset(IterableDataset):
             )
         mine, other = self._order(), state_dict["order"]
         for key, value in mine.items():
+            if key == "files" and key not in other:
+                continue  # it was saved before states said so
             if other.get(key) != value:
                 raise _C.InvalidArgument(
                     f"[TokenDataset.load_state_dict] {key} was {other.get(key)} when the state was saved and is "
@@ -185,6 +191,7 @@ class TokenDataset(IterableDataset):
             "seed": self._options["seed"],
             "validation_fraction": self._options["validation_fraction"],
             "tokens": [len(stream) for stream, _ in self._sources],
+            "files": self._loader().fingerprints,
             "weights": [weight for _, weight in self._sources],
         }
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "tesserae/base/checksum.h"
 #include "tesserae/base/error.h"
 
 namespace tesserae::data {
@@ -90,6 +91,12 @@ Loader::Loader(std::vector<Source> sources, const LoaderOptions& options)
 
 int64_t Loader::first_held_out(size_t source) const {
   return count_samples(*sources_[source].stream, options_) - held_out_[source];
+}
+
+std::vector<std::string> Loader::fingerprints() const {
+  std::vector<std::string> all;
+  for (const Source& source : sources_) all.push_back(to_hex(source.stream->fingerprint()));
+  return all;
 }
 
 int64_t Loader::global_batch() const {

@@ -50,6 +50,8 @@ class Loader {
 
   const std::vector<Source>& sources() const { return sources_; }
   const LoaderOptions& options() const { return options_; }
+  /// Of each stream (TokenStream::fingerprint), as text.
+  std::vector<std::string> fingerprints() const;
   int64_t training_samples() const { return training_.samples(); }  ///< of all streams
   int64_t validation_samples() const { return validation_ ? validation_->samples() : 0; }
   int64_t global_batch() const;  ///< samples of a step: batch_per_rank * accumulate * ranks

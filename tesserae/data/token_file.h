@@ -32,6 +32,7 @@ class TokenFile {
   explicit TokenFile(os::Path path);
 
   const TokenFileInfo& info() const { return info_; }
+  uint64_t sum() const { return sum_of_sums_; }  ///< the checksum of its blocks' checksums, as its end says
 
   /// `bytes` becomes those of tokens [begin, begin + count), which lie in the file, read from `file`: this one, open.
   /// Throws Corruption naming the bytes of a block that has changed, IoError.

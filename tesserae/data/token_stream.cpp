@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "tesserae/base/checksum.h"
 #include "tesserae/base/error.h"
 #include "tesserae/base/nearest.h"
 #include "tesserae/data/utf8.h"
@@ -59,6 +60,16 @@ bool is_text(const os::Path& path, uint64_t size) {
     if (!is_utf8(bytes.substr(0, bytes.size() - kept))) return false;
     std::memmove(block.data(), bytes.data() + bytes.size() - kept, kept);
   }
+}
+
+/// Of its first and its last bytes.
+uint64_t sum_of_ends(const os::Path& path, uint64_t size) {
+  constexpr uint64_t most = 4096;
+  const auto file = os::files().open(path);
+  std::string ends(2 * most, '\0');
+  const size_t first = file->read_at(0, {ends.data(), most});
+  const size_t last = file->read_at(size > most ? size - most : 0, {ends.data() + first, most});
+  return checksum(std::string_view(ends).substr(0, first + last));
 }
 
 }  // namespace
@@ -122,6 +133,7 @@ void TokenStream::add(const std::filesystem::path& path) {
     ++skipped_;
     return;
   }
+  add_to_fingerprint(bytes, sum_of_ends(path, status.size));
   files_.push_back({path, size_, bytes_of_token(format_)});
   size_ += bytes / bytes_of_token(format_) + (format_ == Format::text ? 1 : 0);
 }
@@ -147,8 +159,13 @@ void TokenStream::add_token_file(const std::filesystem::path& path) {
                              " and ", text(first.document_end), "; files of one data set come from one tokenizer"));
     }
   }
+  add_to_fingerprint(info.tokens, file->sum());
   files_.push_back({path, size_, info.bytes_per_token, std::move(file)});
   size_ += files_.back().token_file->info().tokens;
+}
+
+void TokenStream::add_to_fingerprint(int64_t tokens, uint64_t sum) {
+  fingerprint_ = checksum_of_blocks({fingerprint_, static_cast<uint64_t>(tokens), sum});
 }
 
 void TokenStream::read(int64_t begin, std::span<int64_t> tokens) {

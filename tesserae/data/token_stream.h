@@ -48,6 +48,9 @@ class TokenStream {
   int64_t vocabulary() const { return vocabulary_; }
   /// The token after each document, where the format tells: of text, and of token files that have one.
   std::optional<int64_t> document_end() const { return document_end_; }
+  /// Another one for other files, or the same in another order; of the same files wherever they lie. Of token files it
+  /// covers every byte, of others their sizes, beginnings and ends.
+  uint64_t fingerprint() const { return fingerprint_; }
   int64_t files() const { return static_cast<int64_t>(files_.size()); }
   int64_t skipped_files() const { return skipped_; }  ///< that were not UTF-8
 
@@ -66,6 +69,7 @@ class TokenStream {
 
   void add(const std::filesystem::path& path);
   void add_token_file(const std::filesystem::path& path);
+  void add_to_fingerprint(int64_t tokens, uint64_t sum);
   int64_t end_of(size_t file) const { return file + 1 < files_.size() ? files_[file + 1].begin : size_; }
   void read_file(size_t file, int64_t offset, std::span<int64_t> tokens);
   void check_size(const File& file, int64_t tokens, uint64_t found) const;
@@ -78,6 +82,7 @@ class TokenStream {
   std::vector<File> files_;
   int64_t size_ = 0;
   int64_t skipped_ = 0;
+  uint64_t fingerprint_ = 0;
   OpenFiles open_;
   std::string bytes_;  // read last
 };

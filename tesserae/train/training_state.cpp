@@ -177,6 +177,7 @@ nlohmann::json TrainingState::description() const {
                             {{"epoch", position.epoch},
                              {"offset", position.offset},
                              {"samples", loader.training_samples()},
+                             {"files", loader.fingerprints()},
                              {"sequence_length", config_.data.sequence_length},
                              {"seed", config_.run.seed}}}};
   if (!config_.data.weights.empty()) result["data"]["weights"] = config_.data.weights;
@@ -212,7 +213,8 @@ void TrainingState::take_over(const nlohmann::json& description, int64_t at_step
       position = loader.after(step);
     } else if (found->at("samples") == loader.training_samples() && found->at("seed") == config_.run.seed &&
                found->at("sequence_length") == config_.data.sequence_length &&
-               found->value("weights", std::vector<double>()) == config_.data.weights) {
+               found->value("weights", std::vector<double>()) == config_.data.weights &&
+               found->value("files", loader.fingerprints()) == loader.fingerprints()) {  // older ones do not say
       const data::Position there{.epoch = found->at("epoch"), .offset = found->at("offset")};
       if (there.epoch < 0 || there.offset < 0 || there.offset >= loader.training_samples()) {
         throw InvalidArgument("TrainingState::take_over", cat("sample ", there.offset, " of epoch ", there.epoch,

@@ -83,6 +83,24 @@ TEST(TokenStream, FilesInTheOrderGivenWhateverTheirSuffix) {
   EXPECT_THAT(read(stream, 0, 4), ElementsAre('1', 256, '2', 256));
 }
 
+TEST(TokenStream, TheFingerprintIsOfFilesAndTheirOrder) {
+  const Folder folder, elsewhere;
+  const auto of = [](const Folder& in, std::vector<const char*> names) {
+    StreamOptions options;
+    for (const char* const name : names) options.paths.push_back(in.path() / name);
+    return TokenStream(options).fingerprint();
+  };
+  for (const Folder* const in : {&folder, &elsewhere}) {
+    in->write("a", "ab");
+    in->write("b", "bc");
+  }
+  const uint64_t expected = of(folder, {"a", "b"});
+  EXPECT_EQ(of(elsewhere, {"a", "b"}), expected);
+  EXPECT_NE(of(folder, {"b", "a"}), expected);
+  folder.write("b", "bd");
+  EXPECT_NE(of(folder, {"a", "b"}), expected);
+}
+
 TEST(TokenStream, TokensOf16And32Bits) {
   const Folder folder;
   const auto a = folder.write_tokens<uint16_t>("a.bin", {1, 65535, 300}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -119,6 +120,39 @@ def test_the_state_of_other_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(tsm.InvalidArgument, match="a state with epoch is none of a TokenDataset"):
         other.load_state_dict({"epoch": 1})
     assert other.samples == 0
+
+
+def test_the_state_of_other_files_is_refused(tmp_path: Path) -> None:
+    """Also of as many tokens, and of the same files in another order."""
+    paths = [counting(tmp_path, "a.bin", 50), counting(tmp_path, "b.bin", 60)]
+    state = tsm.data.TokenDataset(paths, length=LENGTH, batch=8, seed=3).state_dict()
+    (tmp_path / "other").mkdir()
+    moved = [shutil.copy(path, tmp_path / "other") for path in paths]
+    tsm.data.TokenDataset(moved, length=LENGTH, batch=8, seed=3).load_state_dict(state)
+    changed = write(tmp_path / "c.bin", [1] * (50 * LENGTH + 1))
+    for files in (list(reversed(paths)), [changed, paths[1]]):
+        other = tsm.data.TokenDataset(files, length=LENGTH, batch=8, seed=3)
+        with pytest.raises(tsm.InvalidArgument, match="files was .* when the state was saved"):
+            other.load_state_dict(state)
+    del state["order"]["files"]  # as it was saved before states said so
+    tsm.data.TokenDataset(paths, length=LENGTH, batch=8, seed=3).load_state_dict(state)
+
+
+def prepared_by_accelerate(rank: int, world_size: int, path: str) -> str:
+    from accelerate import Accelerator
+
+    dataset = tsm.data.TokenDataset(path, length=LENGTH, batch=2)
+    loader = Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(dataset, batch_size=None))
+    try:
+        next(iter(loader))
+    except tsm.InvalidArgument as error:
+        return str(error)
+    return "it reads"
+
+
+def test_nobody_deals_out_what_one_rank_reads(tmp_path: Path) -> None:
+    for found in run_ranks(prepared_by_accelerate, 2, counting(tmp_path, "a.bin", 50)):
+        assert "DataLoaderDispatcher deals out what one rank reads" in found
 
 
 # ---- batches ----

@@ -1,7 +1,8 @@
-"""When a script reads its next batch: the iterators of torch's DataLoader."""
+"""Who reads batches, and when: the iterators of torch's DataLoader, and what libraries put around them."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -44,3 +45,19 @@ def _next(self: _BaseDataLoaderIter) -> Any:
         _depth -= 1
         if _depth == 0:
             tell("between")
+
+
+# Of Accelerate, and of Trainer: one rank reads, for others or in the place of others.
+_DEALERS = ("DataLoaderDispatcher", "IterableDatasetShard")
+
+
+def who_deals_out() -> str | None:
+    """The class that begins to iterate over the caller's dataset, if it is one of those."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__iter__":
+            name = type(frame.f_locals.get("self")).__name__
+            if name in _DEALERS:
+                return name
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
