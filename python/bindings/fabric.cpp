@@ -10,6 +10,7 @@
 #include "tesserae/comm/give_up.h"
 #include "tesserae/comm/meeting_store.h"
 #include "tesserae/comm/mesh_fabric.h"
+#include "tesserae/os/seconds.h"
 
 namespace tesserae::bindings {
 namespace {
@@ -34,9 +35,7 @@ auto backends_of(py::function make_group) {
 void bind_fabric(py::module_& module) {
   using comm::Fabric;
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
-  const auto milliseconds = [](double seconds) {
-    return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
-  };
+  using os::milliseconds;
 
   py::class_<comm::Counters>(module, "Counters", "What has left this rank through its groups.")
       .def("bytes", &comm::Counters::bytes);
@@ -44,9 +43,9 @@ void bind_fabric(py::module_& module) {
   py::class_<Fabric, std::shared_ptr<Fabric>>(module, "Fabric", "The live connections of this rank in a job.")
       .def_static(
           "join",
-          [milliseconds](c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool served,
-                         const std::string& backend, const at::Device& device, double connect_deadline, double deadline,
-                         std::optional<py::function> make_group) {
+          [](c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool served, const std::string& backend,
+             const at::Device& device, double connect_deadline, double deadline,
+             std::optional<py::function> make_group) {
             comm::FabricOptions options;
             if (make_group) options.make_backend = backends_of(*std::move(make_group));
             options.backend = backend;

@@ -5,18 +5,13 @@
 
 #include "python/bindings/bindings.h"
 #include "tesserae/comm/fabric.h"
+#include "tesserae/os/seconds.h"
 
 namespace tesserae::bindings {
-namespace {
-
-std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
-}
-
-}  // namespace
 
 void bind_membership(py::module_& module) {
   using comm::Membership;
+  using os::milliseconds;
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<Membership>(module, "Membership", "What our launcher and this rank tell each other; comm/membership.h.")
       .def(py::init([] { return std::make_unique<Membership>(mesh::World::from_environment().launch(), true); }),

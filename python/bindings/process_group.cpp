@@ -6,6 +6,7 @@
 
 #include "python/bindings/bindings.h"
 #include "tesserae/comm/transports/gloo_group.h"
+#include "tesserae/os/seconds.h"
 
 namespace tesserae::bindings {
 
@@ -16,7 +17,7 @@ void bind_process_group(py::module_& module) {
       "connect_process_group",
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const std::string& name,
          const std::vector<int64_t>& global_ranks, double timeout, bool served) {
-        const std::chrono::milliseconds limit(static_cast<int64_t>(timeout * 1e3));
+        const std::chrono::milliseconds limit = os::milliseconds(timeout);
         return ProcessGroup::connect(store, rank, size, {name, global_ranks, limit, served});
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("name"), py::arg("global_ranks"),

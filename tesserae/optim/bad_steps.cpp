@@ -27,7 +27,11 @@ std::string BadSteps::verdict(double loss, double norm, bool overflow_expected) 
   if (!std::isfinite(norm)) return overflow_expected ? "" : "the gradients are not finite";
   if (!loss_spike_ || losses_.size() < fewest) return "";
   const double usual = median(losses_);
-  if (loss <= *loss_spike_ * usual) return "";
+  if (loss - usual <= (*loss_spike_ - 1) * std::abs(usual)) return "";
+  if (usual < 0) {
+    return cat("the loss is ", loss, ", further above ", usual, ", the median of ", losses_.size(),
+               " steps before, than ", *loss_spike_ - 1, " times its size");
+  }
   return cat("the loss is ", loss, ", which is more than ", *loss_spike_, " times ", usual, ", the median of ",
              losses_.size(), " steps before");
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 
@@ -7,9 +8,10 @@
 
 namespace tesserae::os {
 
-/// Seconds as people and configurations give them.
+/// Seconds as people and configurations give them; at most three years, which is for ever: what is added to them, or
+/// counts them in nanoseconds, would overflow.
 inline std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
+  return std::chrono::milliseconds(static_cast<int64_t>(std::clamp(seconds, -1e8, 1e8) * 1e3));
 }
 
 inline double seconds_of(std::chrono::nanoseconds duration) {

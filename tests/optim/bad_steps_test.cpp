@@ -43,6 +43,17 @@ TEST(BadSteps, ASpikeIsAJudgementOfEarlierSteps) {
   EXPECT_THAT(steps.verdict(1.6, 1, false), HasSubstr("1.5 times 1"));
 }
 
+TEST(BadSteps, LossesMayBeNegative) {
+  BadSteps steps = judge(3);
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_THAT(steps.verdict(-1 - 0.01 * i, 1, false), IsEmpty()) << "it falls";
+    steps.add(-1 - 0.01 * i, false);
+  }
+  EXPECT_THAT(steps.verdict(1, 1, false), IsEmpty());
+  EXPECT_THAT(steps.verdict(1.1, 1, false),
+              HasSubstr("further above -1.045, the median of 10 steps before, than 2 times"));
+}
+
 TEST(BadSteps, ContinueWhereTheyWere) {
   BadSteps steps = judge(2), continued = judge(2);
   for (int i = 0; i < 9; ++i) steps.add(1 + i, false);

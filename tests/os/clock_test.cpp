@@ -8,6 +8,8 @@
 #include <atomic>
 #include <climits>
 
+#include "tesserae/os/seconds.h"
+
 namespace tesserae::os {
 namespace {
 
@@ -47,6 +49,7 @@ TEST(Clock, DeadlineMayBeForEverOrOver) {
   EXPECT_FALSE(Deadline(std::chrono::nanoseconds::max()).passed());
   EXPECT_EQ(Deadline(std::chrono::nanoseconds::max()).poll_milliseconds(), INT_MAX);
   EXPECT_TRUE(Deadline(-1s).passed());
+  for (const double never : {1e10, 1e300}) EXPECT_FALSE(Deadline(milliseconds(never)).passed()) << never;
 }
 
 TEST(Clock, PollMillisecondsAreRoundedUp) {

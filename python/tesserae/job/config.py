@@ -13,6 +13,7 @@ from typing import Any
 from tesserae import _C
 
 CONFIG_VARIABLE = "TESSERAE_CONFIG"
+FOR_EVER = 1e8  # seconds, three years: what is longer overflows in torch and in clocks, and means the same
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,8 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
         scratch_folder=resolved["offload"]["folder"] or os.environ.get("TMPDIR") or "/var/tmp",
         activation_size=resolved["offload"]["activation_size"],
         run_folder=run["folder"],
-        connect_deadline_seconds=float(run["connect_deadline_seconds"]),
-        deadline_seconds=float(run["deadline_seconds"]),
+        connect_deadline_seconds=min(float(run["connect_deadline_seconds"]), FOR_EVER),
+        deadline_seconds=min(float(run["deadline_seconds"]), FOR_EVER),
     )
 
 
