@@ -4,7 +4,8 @@
     tensorboard --logdir runs/job/tensorboard
 
 A process of its own that reads the run folder: training does not know of it. It works on a run that trains and on one
-that is over, from `tesserae train` and from a script that gave tsm.init a run folder.
+that is over, from `tesserae train` and from a script that gave tsm.init a run folder. Where ranks were lost or their
+number changes it waits for what they do next.
   1. Lines of metrics.jsonl (`tesserae train`) become scalars of their step: loss, lr, grad_norm, tokens_per_second, ...
   2. Each new step in monitor/now.json becomes, of every rank, seconds of each stage and bytes of each category of
      memory, its load and the speed of its links (of more than 16 ranks: the least, the median and the most), and how
@@ -17,14 +18,20 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import statistics
 import sys
 import time
+from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 MOST_RANKS = 16
+# `how` of now.json begins so where a run is over. After all else it may go on: ranks meet again, and a job that failed
+# may be begun again by its launcher.
+OVER = ("done", "stopped")
 Scalars = dict[str, float]
 
 
@@ -106,14 +113,18 @@ def library(module: str, package: str) -> Any:
 
 
 class Follower:
-    """Whole lines of a file that grows, each once."""
+    """Whole lines of a file that grows, each once. A file in its place is read from its beginning."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
+        self._path, self._offset, self._inode = path, 0, -1
 
     def lines(self) -> Iterator[dict[str, Any]]:
         try:
             with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self._inode = status.st_ino
+                    self._rewind()
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
@@ -127,6 +138,60 @@ class Follower:
                 continue  # cut off when its writer died
             if isinstance(entry, dict):
                 yield entry
+
+    def _rewind(self) -> None:
+        self._offset = 0
+
+
+class Steps(Follower):
+    """Lines of metrics.jsonl. A run that goes back to a step, or is resumed, puts another file in its place, which
+    begins with the same lines: of that one, those that come after the last line that both have."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._told, self._same = array("q"), 0  # a hash of each line; how many of them this file has, too
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        for line in super().lines():
+            if not isinstance(line.get("step"), int):
+                continue
+            mark = hash(repr(line))
+            same = self._same < len(self._told) and self._told[self._same] == mark
+            if not same:
+                del self._told[self._same :]
+                self._told.append(mark)
+            self._same += 1
+            if not same:
+                yield line
+
+    def _rewind(self) -> None:
+        super()._rewind()
+        self._same = 0
+
+
+class Changes:
+    """For how long nothing in a run folder has changed."""
+
+    def __init__(self, run: Path) -> None:
+        self._paths = [run / "monitor", run / "monitor/now.json", run / "metrics.jsonl"]
+        self._seen = self._look()
+        # By this clock alone from now on. How old a first sight is must be taken from the files.
+        newest = max((when for _, _, when in self._seen), default=time.time_ns())
+        self._last = time.monotonic() - max(0.0, (time.time_ns() - newest) / 1e9)
+
+    def seconds_since(self) -> float:
+        seen = self._look()
+        if seen != self._seen:
+            self._seen, self._last = seen, time.monotonic()
+        return time.monotonic() - self._last
+
+    def _look(self) -> list[tuple[int, int, int]]:
+        found = []
+        for path in self._paths:
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return found
 
 
 def of_step(line: dict[str, Any]) -> Scalars:
@@ -167,17 +232,24 @@ def read_now(run: Path) -> dict[str, Any]:
     return now if isinstance(now, dict) else {}
 
 
-def follow(run: Path, tracker: Tracker, every: float) -> None:
-    """Until the run is over."""
-    metrics, events = Follower(run / "metrics.jsonl"), Follower(run / "monitor/events.jsonl")
+def is_over(run: Path, now: dict[str, Any]) -> bool:
+    """Whether the run says so itself."""
+    if (run / "monitor").is_dir():  # a summary may be that of the part before, until what is resumed is read
+        return now.get("state") == "ended" and str(now.get("how", "done")).startswith(OVER)
+    return (run / "summary.json").exists()
+
+
+def follow(run: Path, tracker: Tracker, every: float, patience: float = 60.0) -> None:
+    """Until the run is over, or nothing has changed for `patience` seconds: it died, or nobody goes on."""
+    metrics, events = Steps(run / "metrics.jsonl"), Follower(run / "monitor/events.jsonl")
+    changes = Changes(run)
     shown = 0
     while True:
         now = read_now(run)
-        over = now.get("state") != "running" or time.time() - now.get("time", 0) > 60
+        over = is_over(run, now) or changes.seconds_since() > patience
         for line in metrics.lines():
-            if isinstance(line.get("step"), int):
-                tracker.add(line["step"], of_step(line))
-        if now.get("step", 0) > shown:
+            tracker.add(line["step"], of_step(line))
+        if now.get("step", 0) not in (0, shown):  # a lower one where the run went back
             shown = now["step"]
             tracker.add(shown, of_ranks(now))
         for event in events.lines():
@@ -194,6 +266,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN", type=Path, help="the run folder")
     parser.add_argument("--to", choices=TRACKERS, default="tensorboard", help="default: %(default)s")
     parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="how often it looks (%(default)s)")
+    patience = "it ends if nothing changes for so long (%(default)s)"
+    parser.add_argument("--patience", type=float, default=60.0, metavar="SECONDS", help=patience)
     parser.add_argument("--project", default="tesserae", help="of W&B, or MLflow's experiment (%(default)s)")
     parser.add_argument("--folder", help="where it writes; MLflow: a tracking URI. Default: RUN/tensorboard, theirs")
     chosen = parser.parse_args(arguments)
@@ -204,7 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"{run} holds no run: neither metrics.jsonl nor monitor/ is in it")
     tracker: Tracker = TRACKERS[chosen.to](run, chosen)
     try:
-        follow(run, tracker, chosen.every)
+        follow(run, tracker, chosen.every, chosen.patience)
     except KeyboardInterrupt:
         pass
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -103,6 +104,130 @@ def test_a_run_is_followed_until_it_ends(tmp_path: Path) -> None:
     )
     assert [step for step, of in notes.scalars if "job/step_seconds" in of] == [3, 5]
     assert notes.texts == [(2, "rank 1 takes 0.15 s longer")]
+
+
+def write_now(run: Path, **changes: object) -> None:
+    draft = run / "monitor/now.json.tmp"
+    draft.write_text(json.dumps(NOW | {"time": time.time()} | changes))
+    draft.rename(run / "monitor/now.json")
+
+
+def write_metrics(run: Path, lines: dict[int, float]) -> None:
+    """Another file in the place of the one that is there, as a run writes that goes back or is resumed."""
+    draft = run / "metrics.jsonl.tmp"
+    draft.write_text("".join(json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in lines.items()))
+    draft.rename(run / "metrics.jsonl")
+
+
+def losses(notes: Notes) -> list[tuple[int, float]]:
+    return [(step, of["train/loss"]) for step, of in notes.scalars if "train/loss" in of]
+
+
+class Following:
+    """report.follow of a run in a thread, which looks all the time."""
+
+    def __init__(self, run: Path, **options: float) -> None:
+        self.notes = Notes()
+        arguments = (run, self.notes, 0.01)
+        self._thread = threading.Thread(target=report.follow, args=arguments, kwargs=options, daemon=True)
+        self._thread.start()
+
+    def is_on(self, seconds: float = 0.2) -> bool:
+        """After some more looks."""
+        self._thread.join(seconds)
+        return self._thread.is_alive()
+
+    def hears(self, steps: list[int]) -> None:
+        deadline = time.monotonic() + 60
+        while [step for step, _ in losses(self.notes)] != steps and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [step for step, _ in losses(self.notes)] == steps
+
+    def ends(self) -> Notes:
+        assert not self.is_on(60)
+        return self.notes
+
+
+@pytest.mark.parametrize(
+    "how", ["a rank was lost", "ranks were lost", "the number of ranks changes", "the ranks meet again", "failed"]
+)
+def test_a_run_whose_ranks_meet_again_is_not_over(how: str, tmp_path: Path) -> None:
+    write_metrics(write_run(tmp_path, state="running"), {1: 4.0, 2: 3.0})
+    following = Following(tmp_path)
+    following.hears([1, 2])
+    write_now(tmp_path, state="ended", how=how)
+    assert following.is_on()
+    (tmp_path / "monitor/now.json").unlink()  # by the next monitor, which has not heard of its ranks yet
+    assert following.is_on()
+    write_now(tmp_path, state="running", step=0)
+    write_now(tmp_path, state="running", step=2)  # the run went back
+    assert following.is_on()
+    write_metrics(tmp_path, {1: 4.0, 2: 3.5, 3: 2.5})
+    following.hears([1, 2, 2, 3])
+    write_now(tmp_path, step=3, how="stopped, asked by signal 15")
+    notes = following.ends()
+    assert losses(notes)[2:] == [(2, 3.5), (3, 2.5)]
+    assert [step for step, of in notes.scalars if "job/step_seconds" in of] == [3, 2, 3]
+
+
+def test_a_run_that_begins_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "monitor").mkdir()
+    (tmp_path / "summary.json").write_text("{}")  # of the part before, until this one is there
+    following = Following(tmp_path)
+    assert following.is_on()
+    write_now(tmp_path, state="running")
+    assert following.is_on()
+    write_now(tmp_path, how="done")
+    following.ends()
+
+
+def test_a_run_without_a_monitor_is_followed_until_it_has_a_summary(tmp_path: Path) -> None:
+    write_metrics(tmp_path, {1: 4.0})
+    following = Following(tmp_path)
+    following.hears([1])
+    assert following.is_on()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "loss": 3.0}\n')
+    following.hears([1, 2])
+    (tmp_path / "summary.json").write_text("{}")
+    following.ends()
+
+
+@pytest.mark.parametrize("state", ["running", "ended"])
+def test_it_ends_if_nothing_changes_any_more(state: str, tmp_path: Path) -> None:
+    write_run(tmp_path, state=state, how="a rank was lost")
+    following = Following(tmp_path, patience=0.5)
+    for _ in range(8):
+        write_now(tmp_path, state=state, how="a rank was lost")
+        assert following.is_on(0.1)
+    following.ends()
+    # Who comes long after that does not wait.
+    for path in (tmp_path / "monitor/now.json", tmp_path / "metrics.jsonl", tmp_path / "monitor"):
+        os.utime(path, (time.time() - 3600,) * 2)
+    late = Following(tmp_path)
+    assert losses(late.ends())[0] == (1, 4.0)
+
+
+def test_steps_of_a_file_in_the_place_of_another_are_told_from_where_they_differ(tmp_path: Path) -> None:
+    def told() -> list[tuple[int, float]]:
+        return [(line["step"], line["loss"]) for line in steps.lines()]
+
+    steps = report.Steps(tmp_path / "metrics.jsonl")
+    assert told() == []
+    write_metrics(tmp_path, {1: 4.0, 2: 3.0, 3: 2.0})
+    assert told() == [(1, 4.0), (2, 3.0), (3, 2.0)]
+    write_metrics(tmp_path, {1: 4.0, 2: 3.0})
+    assert told() == []
+    write_metrics(tmp_path, {1: 4.0, 2: 3.0, 3: 2.5, 4: 1.5})  # as long as what was read, and longer
+    assert told() == [(3, 2.5), (4, 1.5)]
+    write_metrics(tmp_path, {1: 4.0, 2: 3.0, 3: 2.5, 4: 1.5, 5: 1.0})  # resumed at its last step
+    assert told() == [(5, 1.0)]
+    write_metrics(tmp_path, {1: 5.0})  # begun anew
+    assert told() == [(1, 5.0)]
+    (tmp_path / "metrics.jsonl").write_text("")  # the same file, emptied
+    assert told() == []
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 6.0}\n')
+    assert told() == [(1, 6.0)]
 
 
 def test_of_many_ranks_the_least_the_median_and_the_most_are_shown() -> None:

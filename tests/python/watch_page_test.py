@@ -187,6 +187,118 @@ def test_it_says_that_a_job_died_and_that_it_ended(tmp_path: Path, browser: Brow
         assert_clean(browser, watch.url)
 
 
+def test_it_says_that_a_run_failed_and_that_it_was_stopped(tmp_path: Path, browser: Browser) -> None:
+    folder = tmp_path / "job"
+    job = Fixture(folder)
+    job.write(step=100)
+    summary = {"steps": 100, "last_loss": 2.25, "tokens_per_second": 20000.0}
+    kind = "document.getElementById('blame').className"
+    pill = "document.getElementById('state').innerText"
+
+    def ended(how: str, when: float | None = None, **told: object) -> None:
+        job.replace("summary.json", summary | told)
+        job.now(100, state="ended", when=when)
+        job.replace("monitor/now.json", json.loads((folder / "monitor/now.json").read_text()) | {"how": how})
+
+    with Watch(folder) as watch:
+        browser.open(watch.url)
+        says(browser, "No rank is slower than the others.")
+        ended("failed")
+        says(browser, "The run failed after step 100.")
+        assert browser.run(kind) == "card bad"
+        assert browser.run(pill) == "failed"
+        assert browser.run("document.title").endswith("failed")
+        events = [{"time": 1, "step": 100, "kind": kind, "text": "failed"} for kind in ("hang", "ended")]
+        job.append("monitor/events.jsonl", events)
+        browser.wait_for("document.querySelector('#events li .kind').innerText === 'ended'")
+        classes = browser.run("[...document.querySelectorAll('#events li')].map((item) => item.className)")
+        assert classes[:2] == ["", "alarm"]
+        ended("stopped for its bad numbers", broken_off="step 100: the <b>loss</b> is nan; the run ends")
+        says(browser, "Step 100: the <b>loss</b> is nan; the run ends.")  # text, never markup
+        says(browser, "The run failed after step 100.")
+        assert browser.run(kind) == "card bad"
+        ended("stopped, asked by signal 15", stopped_by_signal=15, stopped_by="signal 15")
+        says(browser, "The run was stopped after step 100.")
+        says(browser, "It was stopped, asked by signal 15: loss 2.250")
+        assert browser.run(kind) == "card "
+        assert browser.run(pill) == "stopped"
+        ended("a rank was lost")
+        says(browser, "The ranks meet again after step 100: a rank was lost.")
+        assert browser.run(kind) == "card "
+        ended("a rank was lost", when=time.time() - 300)
+        with Watch(folder) as late:
+            browser.open(late.url)
+            says(browser, "The run failed after step 100.")
+            says(browser, "A rank was lost, and nothing has followed for 5 min")
+        browser.open(watch.url)
+        ended("done")
+        says(browser, "The run has ended after step 100.")
+        says(browser, "It ended well: loss 2.250")
+        assert browser.run(kind) == "card good"
+        # Without a monitor the summary alone tells.
+        (folder / "monitor/now.json").unlink()
+        job.replace("summary.json", summary | {"broken_off": "step 7: the loss is nan"})
+        says(browser, "Step 7: the loss is nan.")
+        assert browser.run(pill) == "failed"
+        assert "It ended well" not in browser.run("document.body.innerText")
+        assert browser.complaints == []
+
+
+def test_a_rank_not_yet_heard_of_is_not_stuck(tmp_path: Path, browser: Browser) -> None:
+    folder = tmp_path / "job"
+    job = Fixture(folder, slow=None)
+    job.write(step=0)
+
+    def unheard(step: int, age: float) -> None:
+        now = json.loads((folder / "monitor/now.json").read_text())
+        now |= {"time": time.time(), "step": step}
+        now["ranks"][2] = {"rank": 2, "step": 0, "stage": None, "unit": None, "for": 0.0, "age": age}
+        job.replace("monitor/now.json", now)
+
+    row = "[...document.querySelectorAll('#doing tbody tr')].map((row) => row.innerText.split('\\t'))"
+    with Watch(folder) as watch:
+        unheard(0, 20.0)
+        browser.open(watch.url)
+        says(browser, "The first step is not over yet.")
+        (cells,) = [cells for cells in browser.run(row) if cells[0].strip() == "2"]
+        assert [cell.strip() for cell in cells[1:]] == ["–", "–", "–"]
+        unheard(0, 70.0)
+        says(browser, "Rank 2 on host a has not been heard of yet, after 1 min 10 s.")
+        assert browser.run(row)[0][0].strip() == "2"
+        unheard(4, 20.0)
+        says(browser, "Rank 2 on host a has not been heard of yet, after 20 s.")
+        text = browser.run("document.body.innerText")
+        assert "null" not in text and "stuck" not in text
+        assert_clean(browser, watch.url)
+
+
+def test_ticks_of_any_two_numbers_come_to_an_end(tmp_path: Path, browser: Browser) -> None:
+    folder = tmp_path / "job"
+    Fixture(folder).write(step=100)
+    with Watch(folder) as watch:
+        browser.open(watch.url)
+        says(browser, "100 of 400")
+
+        def ticks(low: str, high: str, wanted: int = 4) -> list[float]:
+            return browser.run(f"niceTicks({low}, {high}, {wanted})")
+
+        assert ticks("0", "1") == [0, 0.5, 1]
+        assert ticks("-0.3", "0.35") == pytest.approx([-0.2, 0, 0.2])
+        assert ticks("1", "1 + Number.EPSILON") == [1]
+        assert ticks("2.3", "2.3 + 4e-16") == []
+        for low, high in (("1e17", "1e17 + 16"), ("-1e300", "1e300"), ("0", "5e-324"), ("-1.7e308", "1.7e308")):
+            assert len(ticks(low, high)) <= 6, (low, high)
+        assert len(ticks("0", "1e6", 1000)) <= 1001
+        # A loss that does not change but for its last bit is a line through the middle.
+        with (folder / "metrics.jsonl").open("w") as file:
+            for step in range(1, 101):
+                file.write(json.dumps({"step": step, "loss": 1 + step % 2 * 2.0**-52}) + "\n")
+        browser.open(watch.url)
+        says(browser, "1.000")
+        assert drawn(browser, "loss") > 5
+        assert_clean(browser, watch.url)
+
+
 def test_it_goes_on_when_the_server_is_back(tmp_path: Path, browser: Browser) -> None:
     folder = tmp_path / "job"
     job = Fixture(folder)

@@ -44,7 +44,7 @@ const curveChart = (id, title, field, options) => {
     }
     const sorted = [...means].sort((a, b) => a - b);
     let bottomValue = options.zero ? 0 : sorted[0], topValue = sorted[Math.floor((sorted.length - 1) * (sorted.length > 60 ? 0.985 : 1))];
-    const room = (topValue - bottomValue || Math.abs(topValue) || 1) * 0.08;
+    const room = ((isFlat(bottomValue, topValue) ? 0 : topValue - bottomValue) || Math.abs(topValue) || 1) * 0.08;
     topValue += room;
     if (!options.zero) bottomValue -= room;
     const X = (column) => left + ((column + 0.5) / columns) * plotWidth;

@@ -3,7 +3,7 @@
   const part = section("events", "Events");
   const items = el("ol"), box = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Events, the latest first" }, items);
   part.body.append(box);
-  const alarming = new Set(["slow", "slow_link", "lost", "silent", "stacks", "bad step", "corruption"]), fine = new Set(["slow_over", "slow_link_over", "recovered", "ended"]);
+  const alarming = new Set(["slow", "slow_link", "lost", "silent", "stacks", "hang", "bad step", "corruption"]), fine = new Set(["slow_over", "slow_link_over", "recovered"]);
   let drawn = -1;
   drawers.push(() => {
     const events = known.events;

@@ -18,12 +18,22 @@ const stepSeconds = () => {
   const recent = median(known.curve.seconds.slice(-32));
   return isNumber(recent) ? recent : known.now && known.now.step_seconds;
 };
+// What became of a run that has ended: "again" where its ranks meet again, as they do after a loss, until that takes too
+// long. A script has no summary, a run without a monitor nothing else.
+const endOf = () => {
+  const { run, now } = known, summary = run.summary || {}, how = String((now && now.how) || "");
+  if (how === "failed" || summary.broken_off) return "failed";
+  if (how.startsWith("stopped") || summary.stopped_by_signal) return "stopped";
+  if (!how || how === "done") return "done";
+  return run.silent_seconds < 60 ? "again" : "failed";
+};
+const endStates = { failed: ["died", "failed"], stopped: ["ended", "stopped"], again: ["", "ranks meet again"], done: ["ended", "ended"] };
 const stateOf = () => {
   const { run, now } = known;
   if (!run) return ["", "connecting"];
   if (run.live) return ["live", now && now.step === 0 ? "starting" : "running"];
   if (!run.has.now && known.dial) return ["live", "running"];  // without a monitor; somebody turns the dial
-  if (run.ended) return ["ended", "ended"];
+  if (run.ended) return endStates[endOf()];
   return run.died ? ["died", `died? silent for ${duration(run.silent_seconds)}`] : ["", "no monitor"];
 };
 const drawHeader = () => {

@@ -77,11 +77,15 @@ const hover = (canvas, at, step) => {
     tell(...pointer);
   });
 };
+const isFlat = (low, high) => high - low < 1e-9 * Math.abs(high);  // what is left is rounding
 const niceTicks = (low, high, wanted) => {
+  if (isFlat(low, high)) high = low;
   const span = high - low || 1, rough = span / Math.max(1, wanted), power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= rough);
+  // Counted: of numbers of which the next one is further than a step a sum of steps never comes to an end.
+  const begin = Math.ceil(low / step), many = Math.min(wanted + 1, Math.floor((high + 1e-9 * span) / step) - begin + 1);
   const ticks = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + 1e-9 * span; value += step) ticks.push(Math.abs(value) < step / 1e6 ? 0 : value);
+  for (let i = 0; i < many; i++) ticks.push((begin + i) * step || 0);
   return ticks;
 };
 const legend = (parent, entries) => {
