@@ -153,7 +153,7 @@ def plan(program: Path, job: Job, machine: Path, memory: float | None = None) ->
         command += ["--micro-batch", str(job.batch), "--sequence", str(job.sequence), "--context", "1"]
         command += ["--dtype", job.precision, "--reduce", "fp32", "--accumulation", "local"]  # what training does
         command += ["--headroom", str(HEADROOM)]
-        command += [] if job.recompute else ["--keep-activations"]
+        command += [f"--keep-activations={json.dumps(not job.recompute)}"]  # the file says nothing of it
         command += ["--memory", str(int(memory))] if memory else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/ask.h"
+#include "cli/numbers.h"
 #include "cli/verbs.h"
 #include "tesserae/base/error.h"
 #include "tesserae/config/json.h"
@@ -164,7 +165,7 @@ void add_dial(CLI::App& program, int& status) {
   verb->add_flag("--auto", arguments->automatic, "The run chooses by itself from now on");
   verb->add_flag("--show", arguments->show, "Show degrees, step time and memory (the default)");
   verb->add_option("--wait", arguments->wait_seconds, "How long to wait for the change and two steps after it")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->type_name("SECONDS")
       ->capture_default_str();
   verb->footer(

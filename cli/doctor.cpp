@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/numbers.h"
 #include "cli/start.h"
 #include "cli/verbs.h"
 #include "cli/version.h"
@@ -130,7 +131,7 @@ void add_doctor(CLI::App& program, int& status) {
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
   verb->add_option("--deadline", arguments->deadline, "Seconds to wait for other ranks")
-      ->check(CLI::Range(0.1, 86400.0))
+      ->check(from_to(0.1, 86400))
       ->capture_default_str();
   verb->footer(
       "Looks at the system, memory, limits, the clock, torch, accelerators and what the launcher has set. Under "

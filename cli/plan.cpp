@@ -1,5 +1,7 @@
 #include "tesserae/plan/plan.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -7,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/numbers.h"
 #include "cli/plan_inputs.h"
 #include "cli/verbs.h"
 #include "tesserae/base/error.h"
@@ -20,13 +23,15 @@ int bytes_of(const std::string& dtype) {
   return dtype == "fp32" ? 4 : 2;
 }
 
-/// 80e9 as 80000000000, which is what CLI11 takes as a size; anything else stays.
+/// 80e9 as 80000000000, which is what CLI11 takes as a size; of anything else, what is no size at all is refused.
 std::string written_out(std::string& text) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
+  const bool is_number = end != text.c_str();
+  if (is_number && (!std::isfinite(value) || value <= 0)) return cat("must be a positive number, but is ", text);
   char digits[64];
   std::snprintf(digits, sizeof digits, "%.0f", value);
-  if (*end == '\0' && value > 0 && value < 1e18) text = digits;
+  if (*end == '\0' && value >= 1 && value < 1e18) text = digits;
   return {};
 }
 
@@ -48,6 +53,9 @@ int plan_of(PlanArguments& arguments) {
   cluster.machine = machine_of(arguments);
   if (cluster.per_host == 0) cluster.per_host = cluster.machine.per_host;
   if (cluster.devices == 0) cluster.devices = cluster.per_host;
+  if (arguments.batch_of_ranks > 0) {
+    training.batch = arguments.batch_of_ranks * std::max<int64_t>(1, cluster.devices / arguments.ranks_of_batch);
+  }
   const std::vector<plan::Entry> entries = plan::make_plan(*workload, training, cluster);
   const size_t count = arguments.all ? entries.size() : arguments.top;
   if (arguments.json) {
@@ -72,7 +80,8 @@ int run_plan(PlanArguments& arguments) {
 
 void add_model_options(CLI::App& verb, PlanArguments& arguments) {
   verb.add_option("--model", arguments.model_file,
-                  "A configuration of ours, or a config.json of Hugging Face's (llama, mistral, mixtral)")
+                  "A configuration of ours, which also says what a step is where no option does, or a config.json of "
+                  "Hugging Face's (llama, mistral, mixtral)")
       ->check(CLI::ExistingFile)
       ->group("Model");
   CLI::Option* script =
@@ -91,6 +100,7 @@ void add_model_options(CLI::App& verb, PlanArguments& arguments) {
       ->group("Model");
   verb.add_option("--parameters", arguments.parameters,
                   "About so many parameters (500e9): the feed-forward layer fills up")
+      ->check(positive())
       ->group("Model");
   verb.add_option("--layers", arguments.shape.layers, "Blocks of the transformer")->group("Model");
   verb.add_option("--dimension", arguments.shape.dimension, "Features of a token")->group("Model");
@@ -98,7 +108,7 @@ void add_model_options(CLI::App& verb, PlanArguments& arguments) {
       ->group("Model");
   verb.add_option("--kv-heads", arguments.shape.kv_heads, "Heads of keys and values; by default as many")
       ->group("Model");
-  verb.add_option("--vocabulary", arguments.shape.vocabulary, "Tokens that there are")
+  verb.add_option("--vocabulary", arguments.shape.vocabulary, "Tokens that there are; of --model, instead of its own")
       ->capture_default_str()
       ->group("Model");
   verb.add_flag("--tied", arguments.tied, "Embedding and head are one matrix")->group("Model");
@@ -117,7 +127,7 @@ void add_step_options(CLI::App& verb, PlanArguments& arguments) {
                   "Expert-parallel degree: ranks that share out the experts of a layer; by default every degree")
       ->group("Step");
   verb.add_option("--micro-batch", training.run.micro_batch,
-                  "Sequences that a rank computes at once; by default what is fastest and fits, of each layout")
+                  "Sequences that a rank computes at once; 0, the default: what is fastest and fits, of each layout")
       ->group("Step");
   const auto dtypes = CLI::IsMember({"fp32", "bf16", "fp16"});
   verb.add_option("--dtype", arguments.dtype, "Of parameters and activations, by default bf16; masters are fp32")
@@ -150,10 +160,10 @@ void add_cluster_options(CLI::App& verb, PlanArguments& arguments) {
       ->capture_default_str()
       ->group("Cluster");
   verb.add_option("--devices", cluster.devices, "In the whole job; by default one host full")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group("Cluster");
   verb.add_option("--per-host", cluster.per_host, "Of them, on one host; by default as the machine has")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group("Cluster");
   verb.add_option(
           "--memory", arguments.memory,
@@ -166,14 +176,14 @@ void add_cluster_options(CLI::App& verb, PlanArguments& arguments) {
       ->group("Cluster");
   verb.add_option("--inside-gbps", arguments.inside_gbps,
                   "Instead of the machine's: gigabits a second that a rank sends to its host's others")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group("Cluster");
   verb.add_option("--between-gbps", arguments.between_gbps, "The same to other hosts, while all ranks send")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group("Cluster");
   verb.add_option("--tflops", arguments.tflops,
                   "Instead of the machine's: 10^12 operations a second that products reach on a rank")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group("Cluster");
 }
 
@@ -188,6 +198,7 @@ void add_plan(CLI::App& program, int& status) {
   verb->add_option("--top", arguments->top, "How many layouts are printed")->capture_default_str();
   verb->add_flag("--all", arguments->all, "All of them");
   verb->add_flag("--json", arguments->json, "In bytes and seconds, hop by hop");
+  arguments->given = [verb](const char* option) { return verb->count(option) > 0; };
   verb->footer(
       "T tensor-parallel ranks x N data-parallel ranks; P, G, O of the N hold parameters, gradients and optimizer "
       "state\n"

@@ -12,6 +12,7 @@
 #include "tesserae/config/config_file.h"
 #include "tesserae/config/json.h"
 #include "tesserae/cost/traced.h"
+#include "tesserae/train/job_setup.h"
 
 namespace tesserae::cli {
 namespace {
@@ -38,22 +39,21 @@ cost::Machine read_machine(const std::string& name) {
 
 cost::Machine machine_of(const PlanArguments& arguments) {
   cost::Machine machine = read_machine(arguments.machine);
-  if (arguments.memory > 0) machine.memory = arguments.memory;
-  if (arguments.inside_gbps > 0) {
-    machine.links.inside = arguments.inside_gbps * 1e9 / 8;
+  if (arguments.memory) machine.memory = *arguments.memory;
+  if (arguments.inside_gbps) {
+    machine.links.inside = *arguments.inside_gbps * 1e9 / 8;
     machine.gather = machine.reduce = machine.all_reduce = {};
   }
-  if (arguments.between_gbps > 0) {
-    machine.links.between = arguments.between_gbps * 1e9 / 8;
+  if (arguments.between_gbps) {
+    machine.links.between = *arguments.between_gbps * 1e9 / 8;
     machine.knows_network = true;
   }
-  if (arguments.tflops > 0) {
+  if (arguments.tflops) {
     cost::Machine::Compute compute = machine.of(arguments.dtype);
-    compute.products = compute.attention = cost::Curve(arguments.tflops * 1e12);
+    compute.products = compute.attention = cost::Curve(*arguments.tflops * 1e12);
     machine.compute[arguments.dtype] = compute;
   }
-  if (arguments.inside_gbps > 0 || arguments.between_gbps > 0 || arguments.tflops > 0)
-    machine.name += " as changed here";
+  if (arguments.inside_gbps || arguments.between_gbps || arguments.tflops) machine.name += " as changed here";
   return machine;
 }
 
@@ -106,25 +106,81 @@ model::GptConfig read_hugging_face(const std::string& path, const nlohmann::json
   }
 }
 
+/// `--dtype` stands for all of the section `precision`, as its text form does.
+void take_precision(const config::Config& config, PlanArguments& arguments) {
+  if (arguments.given("--dtype")) return;
+  const shard::Precision precision = config::precision_of(config, /*has_bf16=*/true);
+  const auto bytes = [](c10::ScalarType dtype) { return static_cast<int>(c10::elementSize(dtype)); };
+  const c10::ScalarType computed = precision.parameters.value_or(at::kFloat);
+  arguments.dtype = train::dtype_name(computed);
+  if (!arguments.given("--reduce")) arguments.reduce = train::dtype_name(precision.reduce.value_or(computed));
+  arguments.training.master_bytes = bytes(precision.masters.value_or(at::kFloat));
+}
+
+/// The step of a job with this configuration, but for what the command line says of it.
+void take_step(const config::Config& config, PlanArguments& arguments) {
+  const auto take = [&](const char* option, auto& value, const auto& of_file) {
+    if (!arguments.given(option)) value = of_file;
+  };
+  take_precision(config, arguments);
+  plan::Training& training = arguments.training;
+  take("--sequence", training.run.sequence, config.data.sequence_length);
+  take("--micro-batch", training.run.micro_batch, config.train.batch_per_rank);
+  take("--batch", arguments.batch_of_ranks, config.train.batch_per_rank * config.train.accumulate);
+  // Ranks that split layers or sequences train on the same ones.
+  const config::Config::Sharding& sharding = config.sharding;
+  arguments.ranks_of_batch = int64_t{sharding.tensor_parallel_degree} * sharding.context_parallel_degree;
+  const bool momentum = config.optimizer.momentum > 0;
+  take("--optimizer", arguments.optimizer,
+       config.optimizer.name == "sgd" && !momentum ? "sgd-without-momentum" : config.optimizer.name);
+  take("--accumulation", arguments.accumulation,
+       config.train.accumulation == shard::Accumulation::two_hop ? "two_hop" : "local");
+  take("--keep-activations", arguments.keep_activations, !config.checkpoint_activations);
+  take("--keep-gathered", arguments.keep_gathered, !sharding.free_after_forward.value_or(true));
+  take("--no-sequence-parallel", arguments.no_sequence_parallel, !sharding.sequence_parallel);
+  training.gathers_at_once = sharding.limit_all_gathers;
+  training.reductions_at_once = sharding.limit_reductions;
+}
+
 /// A configuration of ours, or the config.json that Hugging Face keeps beside weights.
-model::GptConfig read_model(const std::string& path) {
+model::GptConfig read_model(PlanArguments& arguments) {
+  const std::string& path = arguments.model_file;
   const nlohmann::json document = nlohmann::json::parse(config::read_config_file(path).dump());
   if (is_hugging_face(document)) return read_hugging_face(path, document);
   const config::Config config = config::load_config(path);
-  if (!config.vocabulary) {
-    throw config::ConfigError("model.vocabulary", "is that of the data, which are not looked at here; give a number");
+  if (!config.vocabulary && !arguments.given("--vocabulary")) {
+    throw config::ConfigError("model.vocabulary",
+                              "is that of the data, which are not looked at here; give a number, or --vocabulary");
   }
+  take_step(config, arguments);
   model::GptConfig shape = config.model;
-  shape.vocabulary = *config.vocabulary;
+  shape.vocabulary = config.vocabulary.value_or(arguments.shape.vocabulary);
   return shape;
 }
 
-model::GptConfig model_of(const PlanArguments& arguments) {
-  if (!arguments.model_file.empty()) return read_model(arguments.model_file);
+model::GptConfig model_of(PlanArguments& arguments) {
+  if (!arguments.model_file.empty()) {
+    model::GptConfig shape = read_model(arguments);
+    if (arguments.given("--vocabulary")) shape.vocabulary = arguments.shape.vocabulary;
+    return shape;
+  }
   if (arguments.parameters == 0 || arguments.shape.layers == 0 || arguments.shape.dimension == 0) {
     throw config::ConfigError("", "give --model FILE, or --parameters with --layers and --dimension");
   }
   return plan::model_of(arguments.parameters, arguments.shape);
+}
+
+/// Throws ConfigError for an option that says something of another kind of model than the one that is there.
+void refuse_what_changes_nothing(const PlanArguments& arguments) {
+  const bool traced = !arguments.script.empty() || !arguments.traced.empty();
+  if (!traced && arguments.model_file.empty()) return;
+  std::vector<const char*> others = {"--parameters", "--layers", "--dimension", "--heads", "--kv-heads", "--tied"};
+  if (traced) others.insert(others.end(), {"--model", "--vocabulary", "--sequence", "--no-sequence-parallel"});
+  for (const char* option : others) {
+    if (!arguments.given(option)) continue;
+    throw config::ConfigError(
+        "", cat(option, " changes nothing of ", traced ? "a traced model" : "the model of a file", ": leave it out"));
+  }
 }
 
 /// What `python -m tesserae.planning` says of the script.
@@ -151,9 +207,11 @@ cost::Traced read_traced(const PlanArguments& arguments) {
 }  // namespace
 
 std::unique_ptr<cost::Workload> workload_of(PlanArguments& arguments) {
+  refuse_what_changes_nothing(arguments);
   if (arguments.script.empty() && arguments.traced.empty()) {
+    const model::GptConfig model = model_of(arguments);
     if (arguments.dtype.empty()) arguments.dtype = "bf16";
-    return std::make_unique<cost::Transformer>(model_of(arguments));
+    return std::make_unique<cost::Transformer>(model);
   }
   auto traced = std::make_unique<cost::Traced>(read_traced(arguments));
   if (arguments.dtype.empty()) arguments.dtype = traced->dtype();

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +13,7 @@
 namespace tesserae::cli {
 
 struct PlanArguments {
+  std::function<bool(const char* option)> given;  // on the command line
   std::string model_file, script, traced;
   std::vector<std::string> units;  // of the script: classes of modules
   std::string dtype, reduce, optimizer = "adamw", accumulation = "two_hop";
@@ -19,7 +22,9 @@ struct PlanArguments {
   plan::Training training{.run = {.micro_batch = 0, .context = 0, .expert = 0}};
   plan::Cluster cluster{.devices = 0, .per_host = 0};
   std::string machine = "h100";
-  double memory = 0, inside_gbps = 0, between_gbps = 0, tflops = 0;  // above 0: instead of the machine's
+  std::optional<double> memory, inside_gbps, between_gbps, tflops;  // instead of the machine's
+  // Of a configuration of ours: a step has so many sequences of each so many devices. 0: training.batch.
+  int64_t batch_of_ranks = 0, ranks_of_batch = 1;
   bool keep_activations = false, keep_gathered = false, tied = false, no_sequence_parallel = false;
   bool json = false, all = false;
   size_t top = 20;
@@ -31,8 +36,9 @@ struct Refused {};
 /// A data sheet, or a file that `tesserae probe` wrote, with what the command line changes. Throws ConfigError.
 cost::Machine machine_of(const PlanArguments& arguments);
 
-/// By its shape, from a file, traced or being traced. Sets arguments.dtype where that is not given. Throws ConfigError,
-/// InvalidArgument and Refused.
+/// By its shape, from a file, traced or being traced. Sets arguments.dtype where that is not given, and of what else is
+/// not given that which a configuration of ours says of a step. Throws ConfigError, also for options that would change
+/// nothing, InvalidArgument and Refused.
 std::unique_ptr<cost::Workload> workload_of(PlanArguments& arguments);
 
 }  // namespace tesserae::cli

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/numbers.h"
 #include "cli/start.h"
 #include "cli/verbs.h"
 #include "tesserae/base/error.h"
@@ -97,10 +98,10 @@ void add_probe(CLI::App& program, int& status) {
       ->check(CLI::IsMember({"auto", "gloo", "shm", "nccl"}))
       ->capture_default_str();
   verb->add_option("--window", arguments->window, "Seconds of each measurement; longer ones are less noisy")
-      ->check(CLI::Range(0.001, 60.0))
+      ->check(from_to(0.001, 60))
       ->capture_default_str();
   verb->add_option("--deadline", arguments->deadline, "Seconds to wait for other ranks")
-      ->check(CLI::Range(0.1, 86400.0))
+      ->check(from_to(0.1, 86400))
       ->capture_default_str();
   verb->footer(
       "All ranks do the same at once: products, attention, whole blocks and the loss by size, the optimizer, and the\n"

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/numbers.h"
 #include "cli/python.h"
 #include "cli/start.h"
 #include "cli/verbs.h"
@@ -134,11 +135,11 @@ void add_run(CLI::App& program, int& status) {
       ->type_name("FOLDER");
   verb->add_option("--host-deadline", arguments->host_deadline_seconds,
                    "A host of which nothing is heard for so long is lost, with its ranks")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->type_name("SECONDS")
       ->capture_default_str();
   verb->add_option("--grace", arguments->grace_seconds, "How long ranks may take to end when this process is asked to")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->type_name("SECONDS")
       ->capture_default_str();
   verb->footer(

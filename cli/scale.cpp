@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cli/ask.h"
+#include "cli/numbers.h"
 #include "cli/verbs.h"
 #include "tesserae/base/error.h"
 
@@ -20,7 +21,7 @@ void add_scale(CLI::App& program, int& status) {
   verb->add_option("RUN_DIR", arguments->folder, "The run folder")->required();
   verb->add_option("--ranks", arguments->ranks, "So many ranks from the next step edge on")->required()->type_name("N");
   verb->add_option("--wait", arguments->wait_seconds, "How long to wait until the run goes on")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->type_name("SECONDS")
       ->capture_default_str();
   verb->footer(

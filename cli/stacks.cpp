@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cli/ask.h"
+#include "cli/numbers.h"
 #include "cli/verbs.h"
 #include "tesserae/comm/rank_list.h"
 
@@ -18,7 +19,7 @@ void add_stacks(CLI::App& program, int& status) {
   CLI::App* verb = program.add_subcommand("stacks", "Write down where every thread of every rank of a run is");
   verb->add_option("RUN_DIR", arguments->folder, "The run folder")->required();
   verb->add_option("--wait", arguments->wait_seconds, "How long to wait for the ranks")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->type_name("SECONDS")
       ->capture_default_str();
   verb->footer(

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cli/ask.h"
+#include "cli/numbers.h"
 #include "cli/verbs.h"
 #include "tesserae/monitor/requests.h"
 
@@ -22,7 +23,7 @@ void add_trace(CLI::App& program, int& status) {
       ->check(CLI::Range(int64_t{1}, monitor::most_traced_steps))
       ->capture_default_str();
   verb->add_option("--wait", arguments->wait_seconds, "How long to wait for these steps")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->type_name("SECONDS")
       ->capture_default_str();
   verb->footer(

@@ -38,6 +38,9 @@ void check(const Training& training, const Cluster& cluster) {
                training.run.micro_batch, ", context ", training.run.context, ", expert ", training.run.expert,
                ": one of them cannot be"));
   }
+  if (training.run.micro_batch > training.batch) {
+    refuse(cat("a micro-batch of ", training.run.micro_batch, " is more than the whole batch of ", training.batch));
+  }
 }
 
 /// Degrees of the axes beside data.

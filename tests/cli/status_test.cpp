@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "tesserae/os/files.h"
@@ -67,6 +68,39 @@ TEST_F(Status, UsageErrorsAreTwo) {
     Program program(arguments);
     EXPECT_EQ(program.finish()->code, 2) << testing::PrintToString(wrong);
     EXPECT_NE(program.errors, "");
+  }
+}
+
+TEST_F(Status, NumbersThatCannotBeAreNamed) {
+  const std::vector<std::string> plan = {"plan", "--layers", "2", "--dimension", "128", "--parameters", "2e6"};
+  const std::vector<std::string> above = {"nan", "-nan", "inf", "-5", "0", "1e999"};
+  std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>> cases;
+  for (const char* option : {"--memory", "--inside-gbps", "--between-gbps", "--tflops", "--devices", "--per-host"}) {
+    std::vector<std::string> words = plan;
+    words.emplace_back(option);
+    cases.emplace_back(words, above);
+  }
+  cases.push_back(cases.front());
+  cases.back().second = {"-5GB", "0GB"};
+  for (const char* verb : {"dial", "scale", "stacks", "trace"}) cases.push_back({{verb, "/nowhere", "--wait"}, above});
+  cases.push_back({{"plan", "--parameters"}, above});
+  cases.push_back({{"run", "--host-deadline"}, above});
+  cases.push_back({{"run", "--grace"}, {"nan", "inf", "-5"}});
+  cases.push_back({{"probe", "--window"}, {"nan", "0", "61", "inf"}});
+  cases.push_back({{"probe", "--deadline"}, {"nan", "0", "86401"}});
+  cases.push_back({{"doctor", "--deadline"}, {"nan", "0", "86401"}});
+  for (auto& [words, values] : cases) {
+    const std::string option = words.back();
+    for (const std::string& value : values) {
+      words.back() = option + "=" + value;
+      std::vector<std::string> arguments = {TESSERAE_PROGRAM};
+      arguments.insert(arguments.end(), words.begin(), words.end());
+      Program program(arguments);
+      EXPECT_EQ(program.finish()->code, 2) << testing::PrintToString(words);
+      EXPECT_THAT(program.errors, testing::StartsWith(option + ": must be "));
+      EXPECT_THAT(program.errors, HasSubstr(", but is " + value + "\n"));
+      EXPECT_EQ(program.output, "");
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
@@ -257,6 +258,11 @@ TEST(Plan, RefusesWhatCanNotBe) {
   EXPECT_EQ(refusal(step_of(4), small_cluster()), "");
   EXPECT_EQ(refusal(step_of(2), small_cluster()), "") << "with T = 2";
   EXPECT_THAT(refusal(step_of(7), small_cluster()), HasSubstr("the nearest that can at degree 1 is 8"));
+  Training training = step_of(4);
+  for (const int64_t size : {int64_t{5}, std::numeric_limits<int64_t>::max()}) {
+    training.run.micro_batch = size;
+    EXPECT_THAT(refusal(training, small_cluster()), HasSubstr("is more than the whole batch of 4"));
+  }
   Cluster cluster = small_cluster();
   cluster.devices = 5;
   EXPECT_THAT(refusal(step_of(5), cluster), HasSubstr("do not fill hosts of 2"));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -183,7 +184,16 @@ class Branches(nn.Module):
         (lambda: tsm.plan(*LAYERS, loss=mean, units=["Block"]), "has no module of class Block"),
         (lambda: tsm.plan(*LAYERS, dtype="fp8"), "known are fp32, bf16, fp16"),
         (lambda: tsm.plan(*LAYERS, loss=mean, wheels=4), "wheels"),
+        (lambda: tsm.plan(*LAYERS, loss=mean, wheels=False), "wheels"),
         (lambda: tsm.plan(*LAYERS, loss=mean, json=True), "--json is no option here"),
+        (lambda: tsm.plan(*LAYERS, loss=mean, help=True), "--help is no option here"),
+        (lambda: tsm.plan(*LAYERS, loss=mean, memory=0), "--memory: must be a positive number, but is 0"),
+        (lambda: tsm.plan(*LAYERS, loss=mean, memory=-5e9), "--memory: must be a positive number, but is -5000000000"),
+        (lambda: tsm.plan(*LAYERS, loss=mean, tflops=math.nan), "--tflops: must be a positive number, but is nan"),
+        (lambda: tsm.plan(*LAYERS, loss=mean, devices=4.5), "devices.*4.5"),
+        (lambda: tsm.plan(*LAYERS, loss=mean, layers=3), "--layers changes nothing of a traced model: leave it out"),
+        (lambda: tsm.plan(*LAYERS, loss=mean, sequence=64), "--sequence changes nothing of a traced model"),
+        (lambda: tsm.plan(*LAYERS, loss=mean, step_batch=4, micro_batch=8), "micro-batch of 8 is more than the whole"),
         (lambda: tsm.plan(*LAYERS, loss=mean, devices=7, step_batch=64), "the nearest that can"),
         (lambda: tsm.plan(*LAYERS, loss=mean, devices=4, context=2), "cannot be cut by the plan"),
         (lambda: tsm.plan(Branches, torch.zeros(2, 4)), r"looks at values of tensors.*plan_test.py:\d+"),
@@ -192,6 +202,14 @@ class Branches(nn.Module):
 def test_what_cannot_be_planned_is_said(call: Any, what: str) -> None:
     with pytest.raises(tsm.InvalidArgument, match=what):
         call()
+
+
+def test_none_is_not_given_and_whole_floats_are_integers() -> None:
+    plan = tsm.plan(*LAYERS, loss=mean, devices=4, step_batch=8, memory=40e9)
+    same = {"devices": 4.0, "step_batch": 8.0, "memory": "40GB", "machine": None, "tied": None, "json": None}
+    other = tsm.plan(*LAYERS, loss=mean, keep_gathered=False, **same)
+    assert plan.layouts == other.layouts
+    assert "4 devices" in str(other) and "40 GB" in str(other)
 
 
 def test_a_model_that_is_there_already_is_refused() -> None:

@@ -72,17 +72,20 @@ def plan(
 
     `options`: those of `tesserae plan` with underscores, True for a flag (docs/plan.md): `devices`, `per_host`,
     `machine`, `memory`, `headroom`, `micro_batch`, `optimizer`, `keep_activations` and so on; its --batch, the rows of
-    a step over all devices, is `step_batch` here.
+    a step over all devices, is `step_batch` here. One that is None is not given.
 
     Raises InvalidArgument for a model that cannot be traced, and for options that the program refuses."""
-    words: list[str] = []
-    for name, value in options.items():
-        option = "--" + {"step_batch": "batch"}.get(name, name).replace("_", "-")
-        if isinstance(value, bool):
-            words += [option] if value else []
-        else:
-            words += [option, str(value)]
-    for taken in ("--json", "--traced", "--script", "--model", "--dtype"):
-        if taken in words:
-            raise _C.InvalidArgument(f"[tsm.plan] {taken} is no option here")
+    words = [_word(name, value) for name, value in options.items() if value is not None]
     return Plan(trace(model_fn, batch, loss=loss, units=units, dtype=dtype), words)
+
+
+def _word(name: str, value: Any) -> str:
+    """The option as the command line has it, in one word: a value may begin with a dash."""
+    option = "--" + {"step_batch": "batch"}.get(name, name).replace("_", "-")
+    if option in ("--help", "--json", "--traced", "--script", "--units", "--model", "--dtype"):
+        raise _C.InvalidArgument(f"[tsm.plan] {option} is no option here")
+    if isinstance(value, bool):
+        value = str(value).lower()
+    elif isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return f"{option}={value}"
