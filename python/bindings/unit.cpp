@@ -77,6 +77,7 @@ void Unit::show_parameters(std::vector<shard::UserTensors> parameters) {
   if (user_parameters_) sharded().detach(*user_parameters_);
   user_parameters_ = nullptr;
   user_parameters_ = shard::UserParameters::attach(sharded(), std::move(parameters));
+  user_parameters_->set_shows_computed(while_gathered_ && computing_);
 }
 
 shard::UserParameters& Unit::user_parameters() const {
@@ -218,6 +219,7 @@ void Unit::require_between_steps(const std::string& function) {
 void Unit::show(bool compute) {
   if (compute == computing_) return;
   computing_ = compute;
+  if (user_parameters_) user_parameters_->set_shows_computed(while_gathered_ && computing_);
   for (const auto& entry : entries_) {
     PyObject* value = compute ? entry.compute.ptr() : entry.local.ptr();
     const int failed = PyDict_Check(entry.owner.ptr()) ? PyDict_SetItem(entry.owner.ptr(), entry.name.ptr(), value)

@@ -89,6 +89,13 @@ void LocalParameters::show_requires_grad(const std::vector<at::Tensor>& tensors)
   }
 }
 
+void LocalParameters::show_thawed(const std::vector<at::Tensor>& tensors) const {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const bool wanted = entries_[entries_.size() == 1 ? 0 : i].parameter->requires_grad();
+    if (wanted && !tensors[i].requires_grad()) tensors[i].requires_grad_(true);
+  }
+}
+
 bool LocalParameters::has_gradient(const Entry& entry) const {
   return !entry.range.empty() || flat_.cut_by() == CutBy::rows;
 }

@@ -41,6 +41,8 @@ class LocalParameters {
 
   /// `tensors`, one for each slot, require a gradient as the user's do.
   void show_requires_grad(const std::vector<at::Tensor>& tensors) const;
+  /// Those do of which the user's do; others stay as they are.
+  void show_thawed(const std::vector<at::Tensor>& tensors) const;
 
   /// True if a tensor with elements on this rank has a `.grad`.
   bool any_gradient() const;

@@ -69,10 +69,21 @@ void UserParameters::begin_alone(ShardedUnit& unit) {
 }
 
 void UserParameters::show_requires_grad(ShardedUnit& unit) {
+  if (shows_computed_) return;
   for (size_t i = 0; i < local_.size(); ++i) of(i).show_requires_grad(unit.buffers()[i]->tensors());
 }
 
+// What was frozen for a later forward (of reference logits, or of a critic that is not trained by it) and is not any
+// more: autograd would drop its gradients of this backward.
+void UserParameters::show_thawed(ShardedUnit& unit) {
+  if (shows_computed_) return;
+  for (size_t i = 0; i < local_.size(); ++i) {
+    if (unit.buffers()[i]->gradient() != nullptr && local_[i]) local_[i]->show_thawed(unit.buffers()[i]->tensors());
+  }
+}
+
 void UserParameters::begin_backward(ShardedUnit& unit, bool boundary) {
+  show_thawed(unit);
   if (!boundary) return;
   take_gradients(unit);
   for (size_t i = 0; i < local_.size(); ++i) {

@@ -23,6 +23,9 @@ class UserParameters final : public StepObserver {
   /// has failed half-way.
   LocalParameters& of(size_t index) const;
 
+  /// Whether the user sees the compute parameters between steps, too, and so freezes these; else, the tensors here.
+  void set_shows_computed(bool shows) { shows_computed_ = shows; }
+
   void begin_step(ShardedUnit& unit, bool accumulating) override;
   void begin_alone(ShardedUnit& unit) override;
   void begin_backward(ShardedUnit& unit, bool boundary) override;
@@ -38,9 +41,11 @@ class UserParameters final : public StepObserver {
   explicit UserParameters(std::vector<UserTensors> parameters) : parameters_(std::move(parameters)) {}
   void show(FlatBuffer& buffer, size_t index);
   void show_requires_grad(ShardedUnit& unit);
+  void show_thawed(ShardedUnit& unit);
 
   std::vector<UserTensors> parameters_;
   std::vector<std::unique_ptr<LocalParameters>> local_;  // by flat buffer of the unit; null while one is recut
+  bool shows_computed_ = false;
 };
 
 }  // namespace tesserae::shard

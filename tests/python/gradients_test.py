@@ -86,6 +86,35 @@ def test_a_penalty_on_parameters_counts(before: bool, set_to_none: bool) -> None
     run_ranks(same_as_fsdp1, 2, functools.partial(penalised, before, set_to_none))
 
 
+def frozen_meanwhile(recorded: bool) -> list[float]:
+    """For a second forward, before the backward of the first: that of reference logits, or (`recorded`) of a critic
+    whose input alone is to be trained by it."""
+    model = wrap()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(STEPS):
+        loss = loss_of(model, step)
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        inputs = torch.ones(2, WIDTH, requires_grad=True)
+        with torch.set_grad_enabled(recorded):
+            other = model(inputs).mean()
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+        loss = (loss - other).square()
+        loss.backward()
+        assert (inputs.grad is not None) == recorded
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss)
+    return losses_and_weights(model, losses)
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["critic", "reference"])
+def test_parameters_may_be_frozen_between_a_forward_and_its_backward(recorded: bool) -> None:
+    run_ranks(same_as_fsdp1, 2, functools.partial(frozen_meanwhile, recorded))
+
+
 def left_out() -> list[float]:
     """The first layer shares its flat buffer with the last: part of a gradient is there."""
     model = wrap()

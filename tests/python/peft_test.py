@@ -182,6 +182,33 @@ def test_by_hand(shard: Callable, recompute: bool, tmp_path: Path) -> None:
     assert_saved(tmp_path / "ours", ours[0])
 
 
+def against_reference(rank: int, world_size: int, ours: bool, shard: Callable) -> Run:
+    """As TRL's DPO and GRPO: logits without the adapters between the forward that is trained and its backward."""
+    prepare(ours)
+    model = shard(adapted())
+    optimizer, run = torch.optim.AdamW(trainable(model), lr=1e-2), Run()
+    for step in range(4):
+        inputs = batch(step, rank)
+        logits = model(**inputs).logits
+        inner = model.module if isinstance(model, FullyShardedDataParallel) else model
+        with torch.no_grad(), inner.disable_adapter():
+            reference = model(**inputs).logits
+        loss = (logits - reference - 0.1).square().mean()
+        loss.backward()
+        run.norms.append(clip(model).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        run.losses.append(loss.item())
+    run.weights = whole(model)
+    return run
+
+
+@pytest.mark.parametrize("shard", [shard_blocks, wrap_blocks])
+def test_reference_logits_before_the_backward(shard: Callable) -> None:
+    theirs, ours = (run_ranks(against_reference, 2, each, shard) for each in (False, True))
+    assert_same(ours, theirs)
+
+
 def in_two_dtypes(rank: int, world_size: int, ours: bool) -> Run:
     prepare(ours)
     model = adapted(torch.bfloat16)

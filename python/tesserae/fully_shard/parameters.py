@@ -154,9 +154,10 @@ def show_split(managed: Managed, unit: _C.Unit, number: int) -> None:
 
 
 def follow(managed: Managed) -> None:
-    """The script may freeze a parameter, and unfreeze it; of one that is not split the engine sees to that."""
+    """The script may freeze a parameter, and unfreeze it; of one that is not split the engine sees to that. Without
+    gradients that says nothing, and the backward of an earlier forward may follow."""
     shown, wanted = managed.shown, managed.parameter.requires_grad
-    if managed.split is not None and shown is not None and shown.requires_grad != wanted:
+    if managed.split is not None and shown is not None and shown.requires_grad != wanted and torch.is_grad_enabled():
         shown.requires_grad_(wanted)
 
 
