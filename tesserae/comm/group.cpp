@@ -229,7 +229,7 @@ void Group::reduce_scatter_scaled(const at::Tensor& output, const at::Tensor& bu
                                   Wire asked) {
   check_piece("reduce_scatter", output, buffer);
   check_reduction("reduce_scatter", buffer, Reduction::sum);
-  if (!buffer.is_floating_point()) {
+  if (!buffer.is_floating_point() && !buffer.is_complex()) {
     throw InvalidArgument("reduce_scatter", cat("group ", name_, ": sums of ", buffer.scalar_type(), " have no scale"));
   }
   if (size() == 1) {
@@ -240,7 +240,10 @@ void Group::reduce_scatter_scaled(const at::Tensor& output, const at::Tensor& bu
   const Wire wire = wire_for(asked, buffer);
   const int64_t bytes = piece_bytes(buffer, wire) * (size() - 1);
   run("reduce_scatter", counters_->reduce_scatter, bytes, label, [&] {
-    if (wire == Wire::exact) return do_reduce_scatter_scaled(output, buffer, scale);
+    if (wire == Wire::exact) {
+      if (!buffer.is_complex()) return do_reduce_scatter_scaled(output, buffer, scale);
+      return Group::do_reduce_scatter_scaled(output, buffer, scale);  // no transport scales such as it adds them up
+    }
     do_packed_reduce_scatter(buffer, Reduction::sum, wire);
     scale_to(output, nth_piece(buffer, rank_, size()), scale);
   });

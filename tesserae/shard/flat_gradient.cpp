@@ -136,10 +136,10 @@ void FlatGradient::zero_missing() {
   for (const auto& gap : views_->gaps) gap.zero_();
 }
 
-void FlatGradient::reduce(const std::vector<FlatGradient*>& all, bool boundary, const UnitContext& context,
-                          const comm::Label& label) {
+void FlatGradient::reduce(const std::vector<FlatGradient*>& all, bool boundary, bool always_whole,
+                          const UnitContext& context, const comm::Label& label) {
   std::vector<Job> jobs;
-  for (FlatGradient* gradient : all) jobs.push_back(gradient->begin_reduction(boundary));
+  for (FlatGradient* gradient : all) jobs.push_back(gradient->begin_reduction(boundary, always_whole));
   if (jobs.empty()) return;
   const auto ticket = context.sharding->reduce_lane.submit(
       [jobs = std::move(jobs), boundary, label, sharding = context.sharding, reducer = context.reducer,
@@ -153,9 +153,9 @@ void FlatGradient::reduce(const std::vector<FlatGradient*>& all, bool boundary, 
   for (FlatGradient* gradient : all) gradient->ticket_ = ticket;
 }
 
-FlatGradient::Job FlatGradient::begin_reduction(bool boundary) {
+FlatGradient::Job FlatGradient::begin_reduction(bool boundary, bool always_whole) {
   finish();
-  const bool fresh = buffer_ >= 0 || sum_.defined() || !piece_pending_;
+  const bool fresh = always_whole || buffer_ >= 0 || sum_.defined() || !piece_pending_;
   if (buffer_ < 0) take_buffer();
   if (sum_.defined()) {
     round_sum();

@@ -53,9 +53,10 @@ class FlatGradient {
   /// True if there is anything for a reduction of that kind.
   bool waits(bool boundary) const { return boundary ? pending() : buffer_ >= 0 || sum_.defined(); }
 
-  /// Reduces what `all`, of one unit, hold, in one task.
-  static void reduce(const std::vector<FlatGradient*>& all, bool boundary, const UnitContext& context,
-                     const comm::Label& label);
+  /// Reduces what `all`, of one unit, hold, in one task. `always_whole`: zeros travel for what has none since a piece
+  /// was kept, as other ranks may have some.
+  static void reduce(const std::vector<FlatGradient*>& all, bool boundary, bool always_whole,
+                     const UnitContext& context, const comm::Label& label);
   bool reducing() const { return in_flight_ >= 0; }
   bool reduced() const { return ticket_.ready(); }
   void finish();
@@ -99,7 +100,7 @@ class FlatGradient {
     bool straight;   ///< the first hop leaves the average in Shard::grad
     std::shared_ptr<const Views> views;
   };
-  Job begin_reduction(bool boundary);
+  Job begin_reduction(bool boundary, bool always_whole);
   static void carry(const std::vector<Job>& jobs, bool boundary, const Sharding& sharding, const comm::Label& label,
                     StepObserver* adjuster, UserCollective* scatterer);
   static bool run_users(UserCollective& scatterer, const std::vector<at::Tensor>& buffers, const comm::Group& group,

@@ -212,7 +212,7 @@ bool ShardedUnit::has_all_gradients() const {
 bool ShardedUnit::travels(const FlatBuffer& buffer, bool boundary) const {
   if (buffer.gradient() == nullptr) return false;
   return buffer.gradient()->waits(boundary) ||
-         (boundary && reduces_unused_ && engine_->phase() == Engine::Phase::backward);
+         ((boundary || keeps_pieces()) && reduces_unused_ && engine_->phase() == Engine::Phase::backward);
 }
 
 bool ShardedUnit::has_gradients(bool boundary) const {
@@ -227,7 +227,7 @@ void ShardedUnit::reduce_gradients(bool boundary) {
     tell([&](StepObserver& observer) { observer.before_reduce(*buffer); });
     all.push_back(buffer->gradient());
   }
-  FlatGradient::reduce(all, boundary, context_, label());
+  FlatGradient::reduce(all, boundary, /*always_whole=*/reduces_unused_, context_, label());
 }
 
 bool ShardedUnit::reducing() const {

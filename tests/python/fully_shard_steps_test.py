@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -257,6 +258,64 @@ def test_a_forward_that_threw() -> None:
     run_ranks(recovers, 2)
 
 
+def freezes_meanwhile(rank: int, world_size: int) -> None:
+    """For a second forward, before the backward of the first: that of reference outputs, or of a critic whose input
+    alone is to be trained by it."""
+
+    def run(recorded: bool, **arguments: Any) -> Seen:
+        model, seen = shard_all(make_model(), **arguments), Seen()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(3):
+            loss = model(batch(step)).square().mean()
+            for parameter in model.parameters():
+                parameter.requires_grad_(False)
+            inputs = batch(step, 1).requires_grad_()
+            with torch.set_grad_enabled(recorded):
+                other = model(inputs).mean()
+            for parameter in model.parameters():
+                parameter.requires_grad_(True)
+            loss = (loss - other).square()
+            loss.backward()
+            seen.losses.append(loss.item())
+            if recorded:
+                seen.add(f"input {step}", inputs.grad)
+            look(seen, model, sgd, f"step {step}")
+            sgd.step()
+            sgd.zero_grad()
+        return seen
+
+    for recorded in (True, False):
+        for stays in ({}, {"reshard_after_forward": True}, {"reshard_after_forward": False}):
+            both(functools.partial(run, recorded, **stays))
+
+
+def test_parameters_may_be_frozen_between_a_forward_and_its_backward() -> None:
+    run_ranks(freezes_meanwhile, 2)
+
+
+def trains_complex_numbers(rank: int, world_size: int) -> None:
+    class Spectral(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.cfloat))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.to(torch.cfloat) @ self.weight).abs()
+
+    def run() -> Seen:
+        torch.manual_seed(4)
+        model = Spectral()
+        fully_shard(model)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return run_steps(model, sgd, lambda step: model(batch(step)).square().mean(), steps=3)
+
+    both(run)
+
+
+def test_complex_parameters() -> None:
+    run_ranks(trains_complex_numbers, 2)
+
+
 def steps_in_backward(rank: int, world_size: int) -> None:
     def run() -> Seen:
         model = shard_all(make_model())
@@ -284,20 +343,26 @@ def test_hooks_after_a_gradient_is_accumulated() -> None:
     run_ranks(steps_in_backward, 2)
 
 
+class Choice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor, chosen: int) -> Tensor:
+        return x + self.experts[chosen](x)
+
+
+def choice(**arguments: Any) -> nn.Module:
+    torch.manual_seed(4)
+    model = Choice()
+    fully_shard(model, **arguments)
+    model.set_reduce_scatter_unused_params(True)
+    return model
+
+
 def uses_different_parameters(rank: int, world_size: int) -> None:
-    class Choice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-        def forward(self, x: Tensor, chosen: int) -> Tensor:
-            return x + self.experts[chosen](x)
-
     def run() -> Seen:
-        torch.manual_seed(4)
-        model = Choice()
-        fully_shard(model)
-        model.set_reduce_scatter_unused_params(True)
+        model = choice()
         sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         return run_steps(model, sgd, lambda step: model(batch(step), (step + rank) % 2).square().mean(), steps=4)
 
@@ -306,6 +371,32 @@ def uses_different_parameters(rank: int, world_size: int) -> None:
 
 def test_ranks_that_use_different_parameters() -> None:
     run_ranks(uses_different_parameters, 2)
+
+
+def uses_different_parameters_in_parts(rank: int, world_size: int) -> None:
+    """Of a hybrid, whose replicas are added up after the last part only: in the first only some ranks use an expert, or
+    in the second."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+    def run() -> Seen:
+        model, seen = choice(mesh=mesh), Seen()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(4):
+            for part, chosen in enumerate([(step + rank) % 2, 0] if step % 2 else [0, rank % 2]):
+                model.set_requires_all_reduce(part == 1)
+                loss = model(batch(step, part), chosen).square().mean()
+                loss.backward()
+                seen.losses.append(loss.item())
+            look(seen, model, sgd, f"step {step}")
+            sgd.step()
+            sgd.zero_grad()
+        return seen
+
+    both(run)
+
+
+def test_ranks_that_use_different_parameters_in_parts_of_a_step() -> None:
+    run_ranks(uses_different_parameters_in_parts, 4)
 
 
 def reduces_by_itself(rank: int, world_size: int) -> None:

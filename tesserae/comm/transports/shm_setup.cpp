@@ -84,6 +84,7 @@ ShmGroup::~ShmGroup() {
 }
 
 at::Tensor ShmGroup::share(int64_t bytes) {
+  if (bytes == 0) return {};  // of parameters without elements
   // As in connect(): member 0 makes it and tells where, the others map it, and all must have succeeded.
   at::Tensor place = at::zeros({2}, at::kLong), failures = at::zeros({1}, at::kLong);
   std::optional<os::MemoryFile> memory;
