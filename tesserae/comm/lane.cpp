@@ -25,8 +25,20 @@ struct Ticket::State {
   std::exception_ptr error;  // written before done
   std::optional<c10::Event> event;
   std::optional<c10::Device> device;
-  std::function<void()> task;  // of a stream: what it captured lives until the device has done it
+  std::optional<c10::Stream> caller;  // that was current at submit()
+  std::mutex mutex;                   // guards:
+  std::function<void()> task;         // of a stream: what it captured lives until the device has done it, or whoever
+                                      // made it has waited
 
+  bool has_task() {
+    const std::lock_guard lock(mutex);
+    return static_cast<bool>(task);
+  }
+  void let_go() {
+    std::function<void()> last;  // its end is the caller's: it may take locks
+    const std::lock_guard lock(mutex);
+    last.swap(task);
+  }
   void finish(std::exception_ptr failure) {
     error = std::move(failure);
     done.store(true, std::memory_order_release);
@@ -43,7 +55,10 @@ void Ticket::wait() const {
   if (state_->error) std::rethrow_exception(state_->error);
   if (state_->event) {
     const c10::impl::VirtualGuardImpl guard(state_->device->type());
-    state_->event->block(guard.getStream(*state_->device));
+    const c10::Stream current = guard.getStream(*state_->device);
+    state_->event->block(current);
+    // From here on memory that was made on this stream is not used again before the task has been done.
+    if (current == state_->caller) state_->let_go();
   }
 }
 
@@ -98,7 +113,9 @@ struct Lane::Threaded final : Lane::Impl {
   struct Task {
     std::function<void()> run;
     std::shared_ptr<State> state;
+    std::optional<c10::Stream> stream;  // the caller's: what the task queues on a device is ordered with what it queues
   };
+  c10::Device device;
   std::mutex mutex;
   std::condition_variable changed;  // a task came, the lane ends, or the lane became idle
   std::deque<Task> tasks;
@@ -107,7 +124,9 @@ struct Lane::Threaded final : Lane::Impl {
   std::atomic<bool> started = false;
   std::thread thread;
 
-  explicit Threaded(const std::string& name) : thread([this, name] { loop(name); }) { use_one_thread(thread, started); }
+  Threaded(const std::string& name, c10::Device device) : device(device), thread([this, name] { loop(name); }) {
+    use_one_thread(thread, started);
+  }
 
   ~Threaded() override {
     {
@@ -120,9 +139,11 @@ struct Lane::Threaded final : Lane::Impl {
 
   std::shared_ptr<State> submit(std::function<void()> task) override {
     auto state = std::make_shared<State>();
+    std::optional<c10::Stream> stream;
+    if (!device.is_cpu()) stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
     {
       std::lock_guard lock(mutex);
-      tasks.push_back({std::move(task), state});
+      tasks.push_back({std::move(task), state, stream});
     }
     changed.notify_all();
     return state;
@@ -150,6 +171,7 @@ struct Lane::Threaded final : Lane::Impl {
       lock.unlock();
       if (!failure) {
         try {
+          const c10::OptionalStreamGuard as_caller(task.stream);
           task.run();
         } catch (...) {
           failure = std::current_exception();
@@ -173,7 +195,8 @@ struct Lane::Streamed final : Lane::Impl {
   std::exception_ptr failure;
   // Tickets in the order of submission, reused once nobody else holds them: an event costs more than a search. The host
   // is ahead of the device: what a task captured is let go of by the first submission after the device has done it,
-  // for until then its memory would be given to whoever asks on the stream that it was made on.
+  // for until then its memory would be given to whoever asks on the stream that it was made on; or by the wait of that
+  // stream, behind which it may be given.
   std::deque<std::shared_ptr<State>> states;
 
   explicit Streamed(c10::Device device)
@@ -189,11 +212,13 @@ struct Lane::Streamed final : Lane::Impl {
     auto state = next_state();
     if (!failure) {
       try {
-        before.record(guard.getStream(device));
+        state->caller = guard.getStream(device);
+        before.record(*state->caller);
         before.block(stream);
         const c10::StreamGuard on_lane(stream);
         task();
         state->event->record(stream);
+        const std::lock_guard kept(state->mutex);
         state->task = std::move(task);
       } catch (...) {
         failure = std::current_exception();
@@ -206,13 +231,13 @@ struct Lane::Streamed final : Lane::Impl {
   std::shared_ptr<State> next_state() {
     try {
       for (const auto& state : states) {
-        if (!state->task) continue;
+        if (!state->has_task()) continue;
         if (!state->event->query()) break;  // nor are those after it done
-        state->task = nullptr;
+        state->let_go();
       }
     } catch (...) {  // a device error: the tickets' users meet it
     }
-    if (!states.empty() && !states.front()->task && states.front().use_count() == 1) {
+    if (!states.empty() && states.front().use_count() == 1 && !states.front()->has_task()) {
       states.push_back(std::move(states.front()));
       states.pop_front();
     } else {
@@ -228,7 +253,7 @@ struct Lane::Streamed final : Lane::Impl {
     std::lock_guard lock(mutex);
     try {
       guard.synchronizeStream(stream);
-      for (const auto& state : states) state->task = nullptr;
+      for (const auto& state : states) state->let_go();
     } catch (...) {  // a device error: the tickets' users meet it
     }
   }
@@ -237,7 +262,7 @@ struct Lane::Streamed final : Lane::Impl {
 Lane::Lane(std::string name, Kind kind, c10::Device device) : kind_(kind) {
   switch (kind) {
     case Kind::threaded:
-      impl_ = std::make_unique<Threaded>(name);
+      impl_ = std::make_unique<Threaded>(name, device);
       break;
     case Kind::stream:
       impl_ = std::make_unique<Streamed>(device);

@@ -25,6 +25,8 @@ class Ticket {
   bool ready() const;
   /// The device whose current stream wait() makes wait; none: it blocks the host, or nothing.
   std::optional<c10::Device> device() const;
+  /// Whether both are of one task.
+  bool operator==(const Ticket&) const = default;
 
   struct State;
 
@@ -37,9 +39,12 @@ class Ticket {
 /// Runs communication tasks in the order in which they were submitted, beside the thread that computes.
 ///
 /// Three kinds, chosen by what the transport needs; callers see no difference:
-///  - threaded: transports that block the host (Gloo, local). One thread runs the tasks.
+///  - threaded: transports that block the host (Gloo, local). One thread runs the tasks; what they queue on a device
+///  goes
+///              to the stream that is the caller's current one.
 ///  - stream:   devices with streams. The task is queued at once on the lane's own stream, ordered after what is on the
-///              caller's current stream; events order the rest. The host never blocks.
+///              caller's current stream; events order the rest. The host never blocks. What a task captured lives until
+///              the device has done it, or that stream waits for its ticket.
 ///  - immediate: the task runs inside submit() (null, single process).
 class Lane {
  public:

@@ -261,12 +261,10 @@ void Engine::wait_for_copies() {
     if (sharding.device.is_cpu() || !sharding.state_device.is_cpu()) continue;
     if (&unit != &units_.front() && &sharding == &root().sharding()) continue;  // the same lanes
     for (comm::Lane* const lane : {&sharding.gather_lane, &sharding.reduce_lane}) {
-      if (lane->kind() == comm::Lane::Kind::immediate) {  // they ran on the stream that computes
-        const c10::impl::VirtualGuardImpl guard(sharding.device.type());
-        guard.synchronizeStream(guard.getStream(sharding.device));
-      } else {
-        lane->drain();
-      }
+      lane->drain();
+      if (lane->kind() == comm::Lane::Kind::stream) continue;
+      const c10::impl::VirtualGuardImpl guard(sharding.device.type());  // they ran on the stream that computes
+      guard.synchronizeStream(guard.getStream(sharding.device));
     }
   }
 }

@@ -9,13 +9,16 @@ namespace tesserae::shard {
 
 void ExposedTime::wait(const comm::Ticket& ticket) {
   if (const auto device = ticket.device()) {
-    collect();
     const c10::Stream stream = c10::impl::VirtualGuardImpl(device->type()).getStream(*device);
+    if (ticket == last_ && stream == last_by_) return;
+    collect();
     Wait wait = next(device->type());
     wait.begin.record(stream);
     ticket.wait();
     wait.end.record(stream);
     running_.push_back(std::move(wait));
+    last_ = ticket;
+    last_by_ = stream;
     return;
   }
   if (ticket.ready()) {

@@ -3,6 +3,7 @@
 #include <c10/core/Event.h>
 
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "tesserae/comm/lane.h"
@@ -27,8 +28,10 @@ class ExposedTime {
   Wait next(c10::DeviceType type);
 
   double seconds_ = 0;
-  std::deque<Wait> running_;  // in their order on the stream
-  std::vector<Wait> free_;    // events cost more to make than to record
+  comm::Ticket last_;                   // on a device, what was waited for last ...
+  std::optional<c10::Stream> last_by_;  // ... by which stream: once is enough for all buffers of a unit
+  std::deque<Wait> running_;            // in their order on the stream
+  std::vector<Wait> free_;              // events cost more to make than to record
 };
 
 }  // namespace tesserae::shard

@@ -171,27 +171,32 @@ TEST_F(SimEngine, StateOnTheHostOfOneRank) {
 }
 
 TEST_F(SimEngine, GradientsOnTheHostOfOneRankAreThereAfterTheBackward) {
-  EXPECT_EQ(right([] {
-              const auto fabric = comm::Fabric::null(mesh::World::single_host(0, 1), device(0));
-              net::NetOptions options;
-              net::Net model(options);
-              net::fill_all(*model);
-              shard::Options sharding;
-              sharding.tiers = {offload::Tier::host, offload::Tier::host, offload::Tier::host};
-              sharding.strategy = strategy(1, 1, 1, true, true);
-              auto sharded = shard::shard_model(model, fabric, sharding);
-              const auto batch = net::batch_of(options, 0, 0, 1);
-              model(batch.tokens.to(device(0)), batch.targets.to(device(0))).backward();
-              std::vector<at::Tensor> read;
-              for (const auto& shard : sharded.shards()) read.push_back(shard.grad.clone());
-              Device::at(0).synchronize();
-              bool same = true;
-              for (const auto& shard : sharded.shards()) {
-                same = same && at::equal(read[static_cast<size_t>(shard.index)], shard.grad);
-              }
-              return same;
-            }),
-            seeds);
+  constexpr auto host = offload::Tier::host, disk = offload::Tier::disk;
+  for (const offload::Tiers& tiers : {offload::Tiers{host, host, host}, offload::Tiers{host, host, disk}}) {
+    EXPECT_EQ(right([&] {
+                const auto fabric = comm::Fabric::null(mesh::World::single_host(0, 1), device(0));
+                net::NetOptions options;
+                net::Net model(options);
+                net::fill_all(*model);
+                shard::Options sharding;
+                sharding.tiers = tiers;
+                if (tiers.uses(disk)) sharding.disk = scratch();
+                sharding.strategy = strategy(1, 1, 1, true, true);
+                auto sharded = shard::shard_model(model, fabric, sharding);
+                const auto batch = net::batch_of(options, 0, 0, 1);
+                model(batch.tokens.to(device(0)), batch.targets.to(device(0))).backward();
+                std::vector<at::Tensor> read;
+                for (const auto& shard : sharded.shards()) read.push_back(shard.grad.clone());
+                Device::at(0).synchronize();
+                bool same = true;
+                for (const auto& shard : sharded.shards()) {
+                  same = same && at::equal(read[static_cast<size_t>(shard.index)], shard.grad);
+                }
+                return same;
+              }),
+              seeds)
+        << to_string(tiers);
+  }
 }
 
 // Masters and gradients are copied on the lanes' streams beside the computation. The host waits once for what comes

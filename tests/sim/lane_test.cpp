@@ -83,6 +83,25 @@ TEST_F(SimLane, WhatATaskCapturedLivesUntilItHasRun) {
             seeds);
 }
 
+// The host is ahead of the device by as much as it likes, and memory must not follow: the stream that has waited for a
+// task uses its memory again only behind it.
+TEST_F(SimLane, WhatATaskCapturedIsLetGoOfByTheStreamThatHasWaited) {
+  comm::Lane lane("test", comm::Lane::Kind::stream, device(0));
+  const at::Tensor sum = at::zeros({1 << 18}, on_device());
+  std::atomic<bool> go = false;
+  Device::at(0).stream(0).enqueue("a gate", [&] { go.wait(false); });
+  const size_t before = Device::at(0).memory().used_bytes();
+  for (int i = 0; i < 50; ++i) {
+    at::Tensor part = at::full({1 << 18}, 1.0f, on_device());
+    comm::Ticket ticket = lane.submit([sum, part = std::move(part)] { sum.add_(part); });
+    ticket.wait();
+  }
+  EXPECT_LT(Device::at(0).memory().used_bytes(), before + (5 << 20));
+  go = true;
+  go.notify_all();
+  EXPECT_TRUE(at::equal(sum.cpu(), at::full({1 << 18}, 50.0f)));
+}
+
 // The host waits for the device, so what only the tasks held may be given to others, and memory of the host be read.
 TEST_F(SimLane, DrainingWaitsForTheDevice) {
   EXPECT_EQ(right([] {
