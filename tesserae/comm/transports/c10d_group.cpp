@@ -17,7 +17,10 @@ c10d::ReduceOp op_of(Reduction how) {
 
 C10dGroup::C10dGroup(std::string name, std::vector<int> members, c10::intrusive_ptr<c10d::Backend> backend,
                      Options options)
-    : Group(std::move(name), std::move(members), backend->getRank()), backend_(std::move(backend)), options_(options) {
+    : Group(std::move(name), std::move(members), backend->getRank()),
+      backend_(std::move(backend)),
+      options_(options),
+      tells_errors_(options.connects) {
   if (backend_->getSize() != size()) {
     throw InvalidArgument("C10dGroup", cat(size(), " members for a backend of ", backend_->getSize(), " ranks"));
   }
@@ -116,10 +119,27 @@ void C10dGroup::require_intact() {
     std::lock_guard lock(mutex_);
     if (verdict_) verdict_->raise(what);
   }
-  if (options_.liveness == nullptr) return;
-  if (const auto lost = options_.liveness->lost(); !lost.empty()) {
-    Verdict{Verdict::Kind::lost, lost, "its process or its host is gone"}.raise(what);
+  if (options_.liveness != nullptr) {
+    if (const auto lost = options_.liveness->lost(); !lost.empty()) {
+      Verdict{Verdict::Kind::lost, lost, "its process or its host is gone"}.raise(what);
+    }
   }
+  require_no_error(what);
+}
+
+void C10dGroup::require_no_error(const std::string& what) {
+  if (!tells_errors_) return;
+  c10d::ErrorType error = c10d::ErrorType::SUCCESS;
+  try {
+    error = backend_->getError();
+  } catch (const c10::Error&) {  // it does not
+    tells_errors_ = false;
+  }
+  if (error == c10d::ErrorType::SUCCESS) return;
+  if (error == c10d::ErrorType::TIMEOUT) {
+    Verdict{Verdict::Kind::timeout, {}, "an operation on the device took longer than the deadline"}.raise(what);
+  }
+  throw CommError("Group", cat(what, ": an operation on the device has failed; the backend's log says which"));
 }
 
 // Without it, NCCL's communicator would end with the last reference to the backend, and torch's registry has one of

@@ -18,8 +18,8 @@ namespace tesserae::comm {
 /// and torch has 32 more for all of its groups, so that the 33rd would be in line behind the first. Messages have no
 /// such way: they run on one of those, and what comes next on the current stream waits for them. A deadline on a device
 /// is the backend's own (NCCL's watchdog, set to ours by make_nccl); the liveness channel aborts it when a member is
-/// lost, and every verb after that throws PeerLost. One that ran ends there without a result: there is no Work to tell,
-/// so require_intact() does.
+/// lost, and every verb after that throws PeerLost. One that ran ends there without a result, as one does that failed
+/// or took too long: there is no Work to tell, so require_intact() does.
 class C10dGroup final : public Group, private Watched {
  public:
   struct Options {
@@ -52,6 +52,8 @@ class C10dGroup final : public Group, private Watched {
  private:
   template <class Start>
   void run(const Start& start);
+  /// Throws what the backend says has failed on a device, if it says so.
+  void require_no_error(const std::string& what);
   /// Whether the backend may use streams of its own. One on the CPU is not asked: what it does is async to its wait().
   bool has_own_streams() const { return options_.blocks_host; }
 
@@ -70,6 +72,7 @@ class C10dGroup final : public Group, private Watched {
   Options options_;
   std::mutex mutex_;
   std::optional<Verdict> verdict_;
+  bool tells_errors_;  // the backend does
 };
 
 }  // namespace tesserae::comm

@@ -12,7 +12,7 @@ namespace tesserae::comm {
 struct NcclOptions {
   std::string name;                    ///< of the group, for NCCL's logs
   std::vector<int> members;            ///< job ranks by member index
-  std::chrono::milliseconds deadline;  ///< NCCL's watchdog ends the process if an operation takes longer
+  std::chrono::milliseconds deadline;  ///< torch's watchdog aborts an operation that takes longer
   c10::Device device;                  ///< of this rank
 };
 
