@@ -205,12 +205,12 @@ def headline(cases: dict[str, dict]) -> str:
     columns += ("of the ceiling", "memory, of FSDP2's", "Tesserae, C++: of FSDP2 (lowest to highest round)")
     of_more = [f"{name.partition('/')[0]}: {CASES[name].steps}" for name in cases if CASES[name].steps > about["steps"]]
     longer = f" ({', '.join(dict.fromkeys(of_more))})" if of_more else ""
-    of_ddp = f", and {min(ddp):.2f} to {max(ddp):.2f} times DDP's (medians)" if ddp else ""
+    of_ddp = f", and {min(ddp):.2f} to {max(ddp):.2f} times as many as DDP (medians)" if ddp else ""
     above = (
-        f"The faster of two FSDP scripts, one of each API, makes {low:.2f} to {high:.2f} times the tokens/s of FSDP2 "
-        f"on Tesserae, over all rounds of all cases{of_ddp}: {machine['cores']} cores ({machine['cpu']}), one thread "
-        f"and {min(tokens)} to {max(tokens)} tokens a rank, torch {about['torch']}, the peers over Gloo, ours through "
-        "shared memory within a host and over Gloo between hosts."
+        f"On Tesserae the faster of the FSDP1 and the FSDP2 script trains {low:.2f} to {high:.2f} times as many tokens "
+        f"a second as torch's FSDP2 (over all rounds of all cases){of_ddp}: {machine['cores']} cores "
+        f"({machine['cpu']}), one thread and {min(tokens)} to {max(tokens)} tokens a rank, torch {about['torch']}, the "
+        "peers over Gloo, ours through shared memory within a host and over Gloo between hosts."
     )
     below = (
         "Each library in its fastest variant; memory against FSDP2's leanest. The ceiling is a step whose "

@@ -91,7 +91,8 @@ void add_probe(CLI::App& program, int& status) {
       ->type_name("N");
   verb->add_option("--out", arguments->out, "Where the numbers go (JSON); by default to standard output");
   verb->add_option("--name", arguments->name, "What the machine is called in plans; by default the host's name");
-  verb->add_option("--dtype", arguments->dtypes, "Measure computing in it: fp32, bf16, fp16; may be given again")
+  verb->add_option("--dtype", arguments->dtypes,
+                   "Measure computing in it; may be given again (by default fp32, and bf16 on GPUs)")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->take_all();
   verb->add_option("--backend", arguments->backend, "What carries bytes, as in run.backend")

@@ -42,7 +42,7 @@ std::string missing(const std::string& python, const std::string& path) {
         {.arguments = {python, "-c", look}, .environment = {{"PYTHONPATH", path}}, .die_with_parent = true});
     const auto exit = process.wait(os::Deadline(std::chrono::seconds(60)));
     if (exit && exit->success()) return "";
-    if (exit && exit->code == cannot_import) return cat(python, " has not both packages, torch and tesserae");
+    if (exit && exit->code == cannot_import) return cat(python, " cannot import both torch and tesserae");
     return cat(python, exit ? " " + exit->text() : " does not end");
   } catch (const IoError& error) {
     return config::without_function(error);

@@ -25,11 +25,10 @@ void add_scale(CLI::App& program, int& status) {
       ->type_name("SECONDS")
       ->capture_default_str();
   verb->footer(
-      "For a run of `tesserae train --nproc`, two or more ranks on one host. The step at hand is finished and saved as "
-      "a\n"
-      "checkpoint; ranks that stay keep their processes. A step has the same samples as before, in more or fewer\n"
-      "micro-batches, so that losses are those of a run that nobody scales, to rounding. Degrees that the new number\n"
-      "does not allow become the nearest ones.\n"
+      "For a run of `tesserae train --nproc`, or of a script inside tsm.elastic under `tesserae run`, of two or more\n"
+      "ranks on one host (on several hosts only to fewer). The step at hand is finished and saved as a checkpoint;\n"
+      "ranks that stay keep their processes. A step has the same samples as before, so that losses are those of a\n"
+      "run that nobody scales, to rounding. Degrees that the new number does not allow become the nearest ones.\n"
       "It talks to the run through RUN_DIR/dial.sock: on the host of its rank 0, as the user that started it.");
   verb->callback([arguments, &status] {
     (void)status;

@@ -315,7 +315,8 @@ std::string Tuner::compared() const {
     text += cat("; ", others, " not tried, the best of them, ", mesh::to_string(all_[*next].degrees), ", believed ",
                 milliseconds(belief_.seconds(*next)));
   }
-  if (belief_.surprise() > 1) text += cat("; predictions are ", belief_.surprise(), " times as wrong as they say");
+  if (belief_.surprise() > 1)
+    text += cat("; predictions were off by ", belief_.surprise(), " times their stated error");
   return text;
 }
 

@@ -402,6 +402,7 @@ def test_two_nodes(folder: Path) -> None:
 # ---- troubleshooting.md ----
 THEIRS = {  # messages of others: of the kernel, torch, NCCL and Gloo
     "No module named 'tesserae'",
+    "No module named 'torch.sagemaker'",
     "address already in use",
     "connect ... 127.0.1.1",
     "failed to connect",
