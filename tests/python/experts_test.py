@@ -141,8 +141,11 @@ def gradients_away(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> dict
 def trains(rank: int, world_size: int, cases: list[Case], steps: int = STEPS) -> list[str]:
     import tesserae as tsm
 
+    # Scores that begin equal stay so to 1e-6: after some steps it is rounding that chooses experts. Of the others the
+    # second best is 6e-6 to 9e-4 behind.
+    steps_of = {True: min(STEPS, steps), False: steps}
     found = []
-    references = share_out(lambda key: alone(*key, steps), [case.reference(world_size) for case in cases])
+    references = share_out(lambda key: alone(*key, steps_of[key[1]]), [case.reference(world_size) for case in cases])
     for case in cases:
         print(case, flush=True)
         tsm.init(case.config())
@@ -164,7 +167,7 @@ def trains(rank: int, world_size: int, cases: list[Case], steps: int = STEPS) ->
             called = offload_wrapper(model) if case.smp_keys else model
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             losses, norms, parts = [], [], 2 if case.accumulate else 1
-            for step in range(steps):
+            for step in range(steps_of[case.one_expert]):
                 for part in range(parts):
                     last = part == parts - 1
                     if not fsdp:
