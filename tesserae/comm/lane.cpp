@@ -26,16 +26,15 @@ struct Ticket::State {
   std::optional<c10::Event> event;
   std::optional<c10::Device> device;
   std::optional<c10::Stream> caller;  // that was current at submit()
-  std::mutex mutex;                   // guards:
-  std::function<void()> task;         // of a stream: what it captured lives until the device has done it, or whoever
-                                      // made it has waited
+  std::mutex mutex;                   // guards task
+  std::function<void()> task;         // of a stream: kept until the device has done it, or that stream waits for it
 
   bool has_task() {
     const std::lock_guard lock(mutex);
     return static_cast<bool>(task);
   }
   void let_go() {
-    std::function<void()> last;  // its end is the caller's: it may take locks
+    std::function<void()> last;  // ends after the lock: what it captured may take others
     const std::lock_guard lock(mutex);
     last.swap(task);
   }
@@ -113,7 +112,7 @@ struct Lane::Threaded final : Lane::Impl {
   struct Task {
     std::function<void()> run;
     std::shared_ptr<State> state;
-    std::optional<c10::Stream> stream;  // the caller's: what the task queues on a device is ordered with what it queues
+    std::optional<c10::Stream> stream;  // the caller's current one, on which the task queues what is for a device
   };
   c10::Device device;
   std::mutex mutex;

@@ -39,9 +39,8 @@ class Ticket {
 /// Runs communication tasks in the order in which they were submitted, beside the thread that computes.
 ///
 /// Three kinds, chosen by what the transport needs; callers see no difference:
-///  - threaded: transports that block the host (Gloo, local). One thread runs the tasks; what they queue on a device
-///  goes
-///              to the stream that is the caller's current one.
+///  - threaded: transports that block the host (Gloo, local). One thread runs the tasks, and queues what is for a
+///              device on the caller's current stream.
 ///  - stream:   devices with streams. The task is queued at once on the lane's own stream, ordered after what is on the
 ///              caller's current stream; events order the rest. The host never blocks. What a task captured lives until
 ///              the device has done it, or that stream waits for its ticket.

@@ -26,16 +26,17 @@ from tesserae.torch_compat.fsdp2 import before_state_dicts, placed_as
 from tesserae.torch_compat.parameters import hooks_after_accumulation
 
 
-@torch.no_grad()
 def prepare(state: State) -> None:
     """Called before a step of a root, before a forward of another state that is called by itself, and for any state
     without a unit. Collective at the first call of a model."""
-    if state.root is None:
-        _build(state.outermost)
-    assert state.root is not None
-    replaced = [each for each in (state.below if state.root is state else [state]) if _take_over(each)]
-    if replaced:
-        _require_tied_before(state.root.below)
+    trains = torch.is_grad_enabled()
+    with torch.no_grad():
+        if state.root is None:
+            _build(state.outermost)
+        assert state.root is not None
+        replaced = [each for each in (state.below if state.root is state else [state]) if _take_over(each, trains)]
+        if replaced:
+            _require_tied_before(state.root.below)
 
 
 def _build(root: State) -> None:
@@ -157,11 +158,13 @@ def _show(state: State) -> None:
     unit.set_entries(faces.entries_of(state.parameters), while_gathered=True)
 
 
-def _take_over(state: State) -> bool:
-    """4. True: there were some."""
+def _take_over(state: State, trains: bool) -> bool:
+    """4. True: there were some. `trains`: in a forward with gradients. Without, what is frozen says nothing, and the
+    backward of an earlier forward may follow."""
     replaced = False
     for managed in state.parameters:
-        faces.follow(managed)
+        if trains:
+            faces.follow(managed)
         before = managed.parameter
         if faces.find_replaced(managed):
             if managed.parameter.dtype != before.dtype:

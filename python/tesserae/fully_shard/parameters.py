@@ -154,10 +154,9 @@ def show_split(managed: Managed, unit: _C.Unit, number: int) -> None:
 
 
 def follow(managed: Managed) -> None:
-    """The script may freeze a parameter, and unfreeze it; of one that is not split the engine sees to that. Without
-    gradients that says nothing, and the backward of an earlier forward may follow."""
+    """The script may freeze a parameter, and unfreeze it; of one that is not split the engine sees to that."""
     shown, wanted = managed.shown, managed.parameter.requires_grad
-    if managed.split is not None and shown is not None and shown.requires_grad != wanted and torch.is_grad_enabled():
+    if managed.split is not None and shown is not None and shown.requires_grad != wanted:
         shown.requires_grad_(wanted)
 
 

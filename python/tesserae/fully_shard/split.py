@@ -94,6 +94,12 @@ class Split:
 
         def give_gradient(parameter: torch.Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
+            if gradient is None:  # autograd calls this, but drops gradients of what is frozen now
+                raise _C.InvalidArgument(
+                    f"[fully_shard] a split parameter of shape {tuple(parameter.shape)} was frozen (requires_grad) "
+                    "between a forward and its backward, while its module showed it gathered: freeze it between steps, "
+                    "or call model.reshard() before"
+                )
             placements = self._placements_of_gradient(gradient)
             if gradient.placements != placements:
                 gradient = gradient.redistribute(placements=placements)
