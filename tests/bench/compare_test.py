@@ -335,8 +335,8 @@ class Headline(unittest.TestCase):
         self.assertIn(f"| A, Llama style: 118 M parameters, 128 tokens a rank, 2 ranks, fp32 | {cells}", text)
         self.assertIn(f"| A, GPT-2 style: 109 M parameters, 128 tokens a rank, 2 ranks, fp32 | {cells}", text)
         sentence = text.replace("\n", " ").partition(". ")[0]
-        self.assertIn("makes 1.60 to 2.00 times the tokens/s of FSDP2", sentence)
-        self.assertIn("0.99 to 0.99 times DDP's", sentence)
+        self.assertIn("trains 1.60 to 2.00 times as many tokens a second as torch's FSDP2", sentence)
+        self.assertIn("0.99 to 0.99 times as many as DDP", sentence)
         self.assertIn("128 to 128 tokens a rank", sentence)
         self.assertIn("the peers over Gloo", sentence)
         self.assertEqual(report.headline({}), "")
