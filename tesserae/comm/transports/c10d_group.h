@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,8 @@ namespace tesserae::comm {
 /// and torch has 32 more for all of its groups, so that the 33rd would be in line behind the first. Messages have no
 /// such way: they run on one of those, and what comes next on the current stream waits for them. A deadline on a device
 /// is the backend's own (NCCL's watchdog, set to ours by make_nccl); the liveness channel aborts it when a member is
-/// lost, and every verb after that throws PeerLost. One that ran ends there without a result, as one does that failed
-/// or took too long: there is no Work to tell, so require_intact() does.
+/// lost, and every verb after that throws PeerLost. A verb that was running then ends without a result, and so does one
+/// that failed or took too long. There is no Work to say so; require_intact() does.
 class C10dGroup final : public Group, private Watched {
  public:
   struct Options {
@@ -72,7 +73,7 @@ class C10dGroup final : public Group, private Watched {
   Options options_;
   std::mutex mutex_;
   std::optional<Verdict> verdict_;
-  bool tells_errors_;  // the backend does
+  std::atomic<bool> tells_errors_;  // the backend does; lanes and the training thread ask
 };
 
 }  // namespace tesserae::comm
