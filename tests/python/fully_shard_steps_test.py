@@ -263,25 +263,21 @@ def freezes_meanwhile(rank: int, world_size: int) -> None:
     alone is to be trained by it."""
 
     def run(recorded: bool, **arguments: Any) -> Seen:
-        model, seen = shard_all(make_model(), **arguments), Seen()
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for step in range(3):
-            loss = model(batch(step)).square().mean()
-            for parameter in model.parameters():
-                parameter.requires_grad_(False)
-            inputs = batch(step, 1).requires_grad_()
+        model = shard_all(make_model(), **arguments)
+        read: list[Tensor] = []
+
+        def loss_of(step: int) -> Tensor:
+            first = model(batch(step)).square().mean()
+            model.requires_grad_(False)
+            read.append(batch(step, 1).requires_grad_())
             with torch.set_grad_enabled(recorded):
-                other = model(inputs).mean()
-            for parameter in model.parameters():
-                parameter.requires_grad_(True)
-            loss = (loss - other).square()
-            loss.backward()
-            seen.losses.append(loss.item())
-            if recorded:
-                seen.add(f"input {step}", inputs.grad)
-            look(seen, model, sgd, f"step {step}")
-            sgd.step()
-            sgd.zero_grad()
+                second = model(read[-1]).mean()
+            model.requires_grad_(True)
+            return (first - second).square()
+
+        seen = run_steps(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), loss_of)
+        for step, inputs in enumerate(read if recorded else []):
+            seen.add(f"input {step}", inputs.grad)
         return seen
 
     for recorded in (True, False):

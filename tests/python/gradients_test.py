@@ -94,13 +94,11 @@ def frozen_meanwhile(recorded: bool) -> list[float]:
     losses = []
     for step in range(STEPS):
         loss = loss_of(model, step)
-        for parameter in model.parameters():
-            parameter.requires_grad_(False)
+        model.requires_grad_(False)
         inputs = torch.ones(2, WIDTH, requires_grad=True)
         with torch.set_grad_enabled(recorded):
             other = model(inputs).mean()
-        for parameter in model.parameters():
-            parameter.requires_grad_(True)
+        model.requires_grad_(True)
         loss = (loss - other).square()
         loss.backward()
         assert (inputs.grad is not None) == recorded

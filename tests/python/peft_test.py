@@ -137,11 +137,15 @@ def batch(step: int, rank: int) -> dict[str, Tensor]:
     return {"input_ids": tokens, "labels": tokens}
 
 
-def train(model: nn.Module, rank: int) -> Run:
+def loss_of(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    return model(**inputs).loss
+
+
+def train(model: nn.Module, rank: int, loss_of: Callable[[nn.Module, dict[str, Tensor]], Tensor] = loss_of) -> Run:
     optimizer = torch.optim.AdamW(trainable(model), lr=1e-2)
     run = Run()
     for step in range(4):
-        loss = model(**batch(step, rank)).loss
+        loss = loss_of(model, batch(step, rank))
         loss.backward()
         run.norms.append(clip(model).item())
         optimizer.step()
@@ -182,25 +186,18 @@ def test_by_hand(shard: Callable, recompute: bool, tmp_path: Path) -> None:
     assert_saved(tmp_path / "ours", ours[0])
 
 
-def against_reference(rank: int, world_size: int, ours: bool, shard: Callable) -> Run:
+def loss_against_reference(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     """As TRL's DPO and GRPO: logits without the adapters between the forward that is trained and its backward."""
+    logits = model(**inputs).logits
+    inner = model.module if isinstance(model, FullyShardedDataParallel) else model
+    with torch.no_grad(), inner.disable_adapter():
+        reference = model(**inputs).logits
+    return (logits - reference - 0.1).square().mean()
+
+
+def against_reference(rank: int, world_size: int, ours: bool, shard: Callable) -> Run:
     prepare(ours)
-    model = shard(adapted())
-    optimizer, run = torch.optim.AdamW(trainable(model), lr=1e-2), Run()
-    for step in range(4):
-        inputs = batch(step, rank)
-        logits = model(**inputs).logits
-        inner = model.module if isinstance(model, FullyShardedDataParallel) else model
-        with torch.no_grad(), inner.disable_adapter():
-            reference = model(**inputs).logits
-        loss = (logits - reference - 0.1).square().mean()
-        loss.backward()
-        run.norms.append(clip(model).item())
-        optimizer.step()
-        optimizer.zero_grad()
-        run.losses.append(loss.item())
-    run.weights = whole(model)
-    return run
+    return train(shard(adapted()), rank, loss_against_reference)
 
 
 @pytest.mark.parametrize("shard", [shard_blocks, wrap_blocks])
