@@ -82,17 +82,10 @@ void LocalParameters::take_values() {
   }
 }
 
-void LocalParameters::show_requires_grad(const std::vector<at::Tensor>& tensors) const {
+void LocalParameters::show_requires_grad(const std::vector<at::Tensor>& tensors, bool freezes) const {
   for (size_t i = 0; i < tensors.size(); ++i) {
     const bool wanted = entries_[entries_.size() == 1 ? 0 : i].parameter->requires_grad();
-    if (tensors[i].requires_grad() != wanted) tensors[i].requires_grad_(wanted);
-  }
-}
-
-void LocalParameters::show_thawed(const std::vector<at::Tensor>& tensors) const {
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const bool wanted = entries_[entries_.size() == 1 ? 0 : i].parameter->requires_grad();
-    if (wanted && !tensors[i].requires_grad()) tensors[i].requires_grad_(true);
+    if (tensors[i].requires_grad() != wanted && (wanted || freezes)) tensors[i].requires_grad_(wanted);
   }
 }
 

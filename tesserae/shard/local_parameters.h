@@ -39,10 +39,9 @@ class LocalParameters {
   /// The tensors show FlatParameter::local().
   void show_values();
 
-  /// `tensors`, one for each slot, require a gradient as the user's do.
-  void show_requires_grad(const std::vector<at::Tensor>& tensors) const;
-  /// Those do of which the user's do; others stay as they are.
-  void show_thawed(const std::vector<at::Tensor>& tensors) const;
+  /// `tensors`, one for each slot, require a gradient as the user's do; those of which the user's do not stay as they
+  /// are unless `freezes`.
+  void show_requires_grad(const std::vector<at::Tensor>& tensors, bool freezes) const;
 
   /// True if a tensor with elements on this rank has a `.grad`.
   bool any_gradient() const;

@@ -70,7 +70,7 @@ void UserParameters::begin_alone(ShardedUnit& unit) {
 
 void UserParameters::show_requires_grad(ShardedUnit& unit) {
   if (shows_computed_) return;
-  for (size_t i = 0; i < local_.size(); ++i) of(i).show_requires_grad(unit.buffers()[i]->tensors());
+  for (size_t i = 0; i < local_.size(); ++i) of(i).show_requires_grad(unit.buffers()[i]->tensors(), /*freezes=*/true);
 }
 
 // What was frozen for a later forward (of reference logits, or of a critic that is not trained by it) and is not any
@@ -78,7 +78,8 @@ void UserParameters::show_requires_grad(ShardedUnit& unit) {
 void UserParameters::show_thawed(ShardedUnit& unit) {
   if (shows_computed_) return;
   for (size_t i = 0; i < local_.size(); ++i) {
-    if (unit.buffers()[i]->gradient() != nullptr && local_[i]) local_[i]->show_thawed(unit.buffers()[i]->tensors());
+    const FlatBuffer& buffer = *unit.buffers()[i];
+    if (buffer.gradient() != nullptr && local_[i]) local_[i]->show_requires_grad(buffer.tensors(), /*freezes=*/false);
   }
 }
 
