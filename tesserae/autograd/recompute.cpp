@@ -6,8 +6,12 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <memory>
+
+#include "tesserae/autograd/node.h"
+#include "tesserae/base/error.h"
 
 namespace tesserae::autograd {
 namespace {
@@ -44,16 +48,14 @@ class RandomState {
 
 struct Recomputation {
   TensorFunction compute;
-  std::vector<at::Tensor> others;  // inputs that are no floating point tensors, by position (undefined elsewhere)
+  std::vector<at::Tensor> others;  // inputs that are no floating point tensors, by position
+  std::vector<size_t> taken_out;   // the positions of those that are: there, others is undefined
   RandomState random;
 };
 
 std::vector<at::Tensor> merge(const Recomputation& what, const variable_list& differentiable) {
   std::vector<at::Tensor> inputs = what.others;
-  size_t next = 0;
-  for (auto& input : inputs) {
-    if (!input.defined()) input = differentiable[next++];
-  }
+  for (size_t i = 0; i < what.taken_out.size(); ++i) inputs[what.taken_out[i]] = differentiable[i];
   return inputs;
 }
 
@@ -68,6 +70,12 @@ struct Recompute : torch::autograd::Function<Recompute> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    require_first_derivative("recomputed activations have");
+    if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+      throw InvalidArgument("backward",
+                            "a unit that recomputes its activations has gradients of parameters in loss.backward() "
+                            "only, not in torch::autograd::grad: switch that off with checkpoint_activations(false)");
+    }
     const auto what = context->saved_data["what"].toCapsule();
     const Recomputation& recomputation = *static_cast<Holder*>(what.get())->what;
     const variable_list saved = context->get_saved_variables();
@@ -110,12 +118,13 @@ struct Recompute : torch::autograd::Function<Recompute> {
 std::vector<at::Tensor> recompute_all_in_backward(const TensorFunction& compute,
                                                   const std::vector<at::Tensor>& inputs) {
   if (!at::GradMode::is_enabled()) return compute(inputs);
-  auto what = std::make_shared<Recomputation>(Recomputation{compute, inputs, RandomState::capture(inputs)});
+  auto what = std::make_shared<Recomputation>(Recomputation{compute, inputs, {}, RandomState::capture(inputs)});
   variable_list differentiable{at::zeros({}).set_requires_grad(true)};
-  for (auto& input : what->others) {
-    if (!input.defined() || !input.is_floating_point()) continue;
-    differentiable.push_back(input);
-    input = at::Tensor();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined() || !inputs[i].is_floating_point()) continue;
+    differentiable.push_back(inputs[i]);
+    what->others[i] = at::Tensor();
+    what->taken_out.push_back(i);
   }
   return Recompute::apply(what, at::TensorList(differentiable));
 }

@@ -14,7 +14,8 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 
 /// Activation checkpointing (Chen et al., 2016, arXiv:1604.06174): runs `compute` without keeping activations and runs
 /// it again in backward. Random numbers (CPU generator and that of the inputs' device) are replayed, so dropout is
-/// identical. `compute` must depend on nothing but its inputs, parameters and random numbers.
+/// identical. `compute` must depend on nothing but its inputs, parameters and random numbers. Its backward throws
+/// InvalidArgument with create_graph, and in torch::autograd::grad.
 std::vector<at::Tensor> recompute_all_in_backward(const TensorFunction& compute, const std::vector<at::Tensor>& inputs);
 
 namespace detail {
@@ -68,6 +69,8 @@ auto recompute_in_backward(const Compute& compute, Args&&... args) {
   std::decay_t<decltype(std::apply(compute, std::declval<Arguments&>()))> output;
   Arguments arguments(std::forward<Args>(args)...);
   const std::vector<at::Tensor> inputs = detail::pack(arguments, Indices{});
+  // What the function holds lives as long as the graph: not the tensors, which autograd saves, and which may leave.
+  detail::unpack(arguments, std::vector<at::Tensor>(inputs.size()), Indices{});
   const TensorFunction function = [compute, arguments](const std::vector<at::Tensor>& tensors) {
     auto mine = arguments;
     detail::unpack(mine, tensors, Indices{});

@@ -9,6 +9,7 @@
 
 #include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
+#include "tesserae/offload/saved_version.h"
 
 namespace tesserae::autograd {
 namespace {
@@ -25,15 +26,22 @@ class Hooks final : public SavedVariableHooks {
     give_back_ = saving_->save(tensor);
     saving_ = nullptr;
     // Detached: the node that saves its own output would keep itself alive. A leaf knows no node, and its hooks do.
-    if (!give_back_) kept_ = tensor.is_leaf() ? tensor : tensor.detach();
+    if (give_back_) return;
+    kept_ = tensor.is_leaf() ? tensor : tensor.detach();
+    version_ = offload::SavedVersion(tensor);
   }
 
-  at::Tensor call_unpack_hook() override { return give_back_ ? give_back_() : kept_; }
+  at::Tensor call_unpack_hook() override {
+    if (give_back_) return give_back_();
+    version_.require_unchanged(kept_);
+    return kept_;
+  }
 
  private:
   std::shared_ptr<Saving> saving_;
   std::function<at::Tensor()> give_back_;
   at::Tensor kept_;
+  offload::SavedVersion version_;
 };
 
 using torch::autograd::Engine;

@@ -13,7 +13,8 @@ class Saving {
  public:
   virtual ~Saving() = default;
   /// What gives the tensor back in the backward (its values, detached), and gives it up when it is destroyed; empty:
-  /// autograd keeps the tensor. Called without gradient mode.
+  /// autograd keeps the tensor, and the backward throws InvalidArgument if it was changed in place. Called without
+  /// gradient mode.
   virtual std::function<at::Tensor()> save(const at::Tensor& tensor) = 0;
 };
 

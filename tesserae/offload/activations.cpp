@@ -174,6 +174,7 @@ std::shared_ptr<Saved> Activations::put(const at::Tensor& tensor) {
     pass_->bytes.push_back(0);
   }
   saved->store_ = shared_from_this();
+  saved->version_ = SavedVersion(tensor);
   saved->unit_ = unit_;
   const auto near = record_.begin() + std::min<int64_t>(options_.horizon, static_cast<int64_t>(record_.size()));
   if (std::find(record_.begin(), near, unit_->index) != near) {
@@ -242,6 +243,7 @@ at::Tensor Saved::take() {
   const at::NoGradGuard no_grad;
   const std::scoped_lock lock(store_->mutex_);
   store_->begin_backward(*unit_);
+  version_.require_unchanged(like_);
   if (!item_) return like_;
   const Stopwatch watch(store_->counters_.waited);
   const c10::Storage storage = item_->shelved->take();

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "tesserae/offload/saved_version.h"
 #include "tesserae/offload/shelf.h"
 
 namespace tesserae::offload {
@@ -42,7 +43,7 @@ class Saved {
   Saved(const Saved&) = delete;
   Saved& operator=(const Saved&) = delete;
   /// The tensor, detached, with its sizes and strides; to be read only. May be called again. Throws what the shelf
-  /// failed with.
+  /// failed with, and InvalidArgument where the tensor was changed in place since it was put.
   at::Tensor take();
 
  private:
@@ -55,6 +56,7 @@ class Saved {
   std::shared_ptr<Unit> unit_;
   std::shared_ptr<Item> item_;  // null: it stayed
   at::Tensor like_;             // it stayed: the tensor; else its sizes, strides and dtype, without memory
+  SavedVersion version_;
   int64_t offset_ = 0;
 };
 

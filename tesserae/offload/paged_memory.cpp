@@ -53,7 +53,7 @@ size_t PagedMemory::size_of(size_t index) const {
 
 void PagedMemory::acquire(size_t begin, size_t end, Access access) {
   if (begin >= end) return;
-  prefetch(begin, end);
+  if (access != Access::fill) prefetch(begin, end);  // whole blocks are overwritten without being read
   std::unique_lock lock(disk_->mutex_);
   const size_t first = begin / block, last = (end - 1) / block;
   for (size_t i = first; i <= last; ++i) {

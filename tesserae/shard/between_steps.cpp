@@ -101,14 +101,7 @@ void Engine::complete_updates() {
 }
 
 void Engine::zero_grad() {
-  take_gradients();  // also what a backward that threw has left
-  for (const FlatBuffer* buffer : buffers_) {
-    if (buffer->gradient() == nullptr) continue;
-    buffer->gradient()->zero();
-    buffer->gradient()->give_back();
-  }
-  for (const auto& unit : units_) unit->set_accumulating(false);
-  show_gradients();
+  for (const auto& unit : units_) unit->zero_grad();
 }
 
 void Engine::discard_accumulated() {

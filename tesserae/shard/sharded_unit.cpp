@@ -246,6 +246,17 @@ void ShardedUnit::finish_reducing() {
   }
 }
 
+void ShardedUnit::zero_grad() {
+  tell([&](StepObserver& observer) { observer.take_gradients(*this); });  // also what a backward that threw has left
+  for (const auto& buffer : buffers_) {
+    if (buffer->gradient() == nullptr) continue;
+    buffer->gradient()->zero();
+    buffer->gradient()->give_back();
+  }
+  set_accumulating(false);
+  tell([&](StepObserver& observer) { observer.show_gradients(*this); });
+}
+
 comm::Label ShardedUnit::label() const {
   return {name_, context_.statistics().steps};
 }

@@ -92,6 +92,7 @@ class ShardedUnit {
   bool reducing() const;                    ///< from reduce_gradients() to finish_reducing()
   bool reduced() const;                     ///< the latter would not wait
   void finish_reducing();
+  void zero_grad();  ///< forgets them all, also those that are not reduced yet; between steps
 
   // Phases.
   void enter_forward();

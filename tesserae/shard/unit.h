@@ -6,6 +6,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -29,6 +30,11 @@ class UnitBase : public UnitHandle {
   void cancel_forward();                         ///< in its place after an exception
   at::Tensor on_input(const at::Tensor& input);  ///< casts, and watches for the end of the unit's backward
   void on_output(const at::Tensor& output);      ///< watches for the beginning of the unit's backward
+  void zero_gradients();                         ///< the shards' as well: the module's parameters hold none
+  /// Before the module moves or converts its parameters: throws InvalidArgument if it would, since the engine's are
+  /// views of buffers in one dtype on one device.
+  void before_move(const torch::nn::Module& module, std::optional<c10::Device> device,
+                   std::optional<c10::ScalarType> dtype) const;
 
   /// A forward of `unit` (null: nothing to tell), which is cancelled unless end() is called.
   class Forward {
@@ -84,6 +90,26 @@ class UnitImpl : public M, public UnitBase {
       for_each_tensor(output, [this](const at::Tensor& tensor) { on_output(tensor); });
     }
     return output;
+  }
+
+  /// As Sharded::zero_grad does for the whole model: of this module and all within it.
+  void zero_grad(bool set_to_none = true) override {
+    M::zero_grad(set_to_none);
+    if (sharded()) zero_gradients();
+  }
+
+  /// Once sharded, parameters stay where they are and what they are: InvalidArgument for another device or dtype.
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override {
+    if (sharded()) before_move(*this, device, dtype);
+    M::to(device, dtype, non_blocking);
+  }
+  void to(torch::Dtype dtype, bool non_blocking = false) override {
+    if (sharded()) before_move(*this, std::nullopt, dtype);
+    M::to(dtype, non_blocking);
+  }
+  void to(torch::Device device, bool non_blocking = false) override {
+    if (sharded()) before_move(*this, device, std::nullopt);
+    M::to(device, non_blocking);
   }
 
  private:

@@ -53,6 +53,26 @@ class ActivationsTest : public testing::Test {
   const std::string folder_ = cat(testing::TempDir(), "tesserae-activations-", ::getpid());
 };
 
+TEST_F(ActivationsTest, WhatWasChangedInPlaceSinceIsAnError) {
+  for (const int horizon : {1, 9}) {  // it leaves, or stays
+    const auto activations = make(horizon);
+    for (int pass = 0; pass < 2; ++pass) {
+      at::Tensor tensor = values(1), same = values(1);
+      activations->begin_unit();
+      const auto changed = activations->put(tensor), untouched = activations->put(same);
+      activations->end_unit();
+      tensor.add_(1);
+      EXPECT_TRUE(at::equal(untouched->take(), same));
+      try {
+        changed->take();
+        ADD_FAILURE() << "horizon " << horizon << ", pass " << pass;
+      } catch (const InvalidArgument& error) {
+        EXPECT_THAT(error.what(), HasSubstr("a tensor of [1048576] in Float that autograd had saved"));
+      }
+    }
+  }
+}
+
 TEST_F(ActivationsTest, WhatWasPutComesBack) {
   const auto activations = make(2);
   for (int pass = 0; pass < 4; ++pass) EXPECT_TRUE(run_pass(*activations, 7, 100 * pass)) << pass;
@@ -109,7 +129,7 @@ TEST_F(ActivationsTest, AStorageThatWasChangedMeanwhileIsAnother) {
   buffer.add_(1);
   const auto after = activations->put(buffer);
   activations->end_unit();
-  EXPECT_TRUE(at::equal(before->take(), values(0)));
+  EXPECT_THROW(before->take(), InvalidArgument) << "as autograd has it without hooks";
   EXPECT_TRUE(at::equal(after->take(), values(1)));
 }
 

@@ -65,6 +65,27 @@ TEST_P(PagedMemoryTest, RoomThatIsTakenBeforeIsUsed) {
   EXPECT_THROW(scratch->reserve(uint64_t{1} << 60), IoError);
 }
 
+TEST_P(PagedMemoryTest, WhatIsOverwrittenIsNotReadBefore) {
+  const auto scratch = std::make_shared<Disk>(
+      DiskOptions{.folder = folder_, .memory = 8 * static_cast<int64_t>(block), .engine = GetParam(), .keeps = false});
+  PagedMemory memory(scratch, 4 * block);
+  const auto fill = [&](size_t begin, size_t end, char value) {
+    memory.acquire(begin, end, Access::fill);
+    std::fill(memory.data() + begin, memory.data() + end, value);
+    memory.release(begin, end, Access::fill);
+    while (scratch->counters().resident > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  fill(0, 4 * block, 'a');
+  fill(0, 4 * block, 'b');
+  EXPECT_EQ(scratch->counters().read, 0U);
+  fill(block / 2, 2 * block, 'c');  // of the first block a part is kept
+  EXPECT_EQ(scratch->counters().read, block);
+  memory.acquire(0, 4 * block, Access::read);
+  EXPECT_EQ(std::string(memory.data(), 4 * block),
+            std::string(block / 2, 'b') + std::string(block + block / 2, 'c') + std::string(2 * block, 'b'));
+  memory.release(0, 4 * block, Access::read);
+}
+
 // Random uses of random ranges, of each kind, beside what is read ahead, against a copy that is always in memory.
 TEST_P(PagedMemoryTest, IsWhatOrdinaryMemoryIs) {
   constexpr size_t bytes = 20 * block + 777;

@@ -227,3 +227,32 @@ def keeps_the_graph(rank: int, world_size: int, folder: str) -> None:
 
 def test_a_graph_that_is_retained(tmp_path: Path) -> None:
     run_ranks(keeps_the_graph, 2, str(tmp_path))
+
+
+class Changes(nn.Module):
+    """Autograd needs the sigmoid as it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = torch.sigmoid(x)
+        y = half * self.weight
+        half.add_(1)
+        return y
+
+
+def changes_what_was_saved(rank: int, world_size: int, how: str, folder: str) -> None:
+    with ours(folder):
+        model = offload_wrapper(SHARDED[how](nn.Sequential(Changes())))
+        for _ in range(3):  # what leaves in the first stays then
+            for rows in (1, LENGTH):
+                loss = model(torch.randn(rows, WIDTH)).sum()
+                with pytest.raises((RuntimeError, ValueError), match=r"changed in place since \(version"):
+                    loss.backward()
+
+
+@pytest.mark.parametrize("how", SHARDED)
+def test_what_was_changed_in_place_is_an_error_as_without_the_wrapper(how: str, tmp_path: Path) -> None:
+    run_ranks(changes_what_was_saved, 2, how, str(tmp_path))

@@ -10,14 +10,14 @@ Scripts that use torch.autograd.graph.save_on_cpu themselves, or their own hooks
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from tesserae import _C
 from tesserae.job import config as configuration
 from tesserae.job.device import default_device
-from tesserae.torch_compat.offload import halves_of, save_on_cpu, saved_tensors_hooks, set_saving
+from tesserae.torch_compat.offload import halves_of, save_on_cpu, saved_tensors_hooks, set_saving, version_of
 
 _store: _C.Activations | None = None
 
@@ -48,6 +48,29 @@ def attach(unit: _C.Unit) -> None:
         unit.offload_activations(_store)
 
 
+class _Kept(NamedTuple):
+    """What stays as it is. torch does not see by itself whether a tensor that a hook has taken was changed since."""
+
+    tensor: torch.Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Kept:
+        # Detached: a node that saves its own output would keep itself alive.
+        kept = tensor if tensor.is_leaf else tensor.detach()
+        return cls(kept, version_of(tensor))
+
+    def take(self) -> torch.Tensor:
+        now = version_of(self.tensor)
+        if now != self.version:
+            raise RuntimeError(
+                f"[backward] a tensor of {list(self.tensor.shape)} in {self.tensor.dtype} that autograd had saved for "
+                f"this backward was changed in place since (version {self.version}, now {now}): use an operation that "
+                "makes a new tensor"
+            )
+        return self.tensor
+
+
 class _Saving(saved_tensors_hooks):
     """In place of torch's save_on_cpu."""
 
@@ -62,14 +85,9 @@ class _Saving(saved_tensors_hooks):
             if store is None or not store.inside:
                 return pack_on_cpu(tensor)
             saved = store.put(tensor)
-            if saved is None:
-                # A node that saves its own output would keep itself alive.
-                return tensor if tensor.is_leaf else tensor.detach()
-            return saved
+            return _Kept.of(tensor) if saved is None else saved
 
         def unpack(saved: Any) -> torch.Tensor:
-            if isinstance(saved, _C.Saved):
-                return saved.take()
-            return saved if isinstance(saved, torch.Tensor) else unpack_from_cpu(saved)
+            return saved.take() if isinstance(saved, _C.Saved | _Kept) else unpack_from_cpu(saved)
 
         super().__init__(pack, unpack)
