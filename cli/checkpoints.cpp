@@ -8,10 +8,7 @@
 namespace tesserae::cli {
 
 std::vector<os::Path> checkpoints_at(const os::Path& path) {
-  if (os::files().exists(path / checkpoint::manifest_name)) return {path};
-  // One that lost its manifest is still what was meant.
-  const os::Path name = path.has_filename() ? path.filename() : path.parent_path().filename();
-  if (checkpoint::parse_committed({}, name.native())) return {path};
+  if (checkpoint::means_one(path)) return {path};
   for (const os::Path& folder : {path, path / "checkpoints"}) {
     if (os::files().status(folder).kind != os::FileKind::directory) continue;
     std::vector<os::Path> found;

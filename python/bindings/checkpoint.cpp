@@ -42,8 +42,10 @@ Piece make_piece(std::string name, std::vector<int64_t> shape, int64_t begin, in
 at::Tensor read_tensor(const Checkpoint& opened, const std::string& name) {
   const auto* stored = opened.manifest().find(name);
   if (stored == nullptr) throw InvalidArgument("Checkpoint", cat(opened.path().native(), " has no tensor ", name));
-  at::Tensor tensor = at::empty(stored->shape, checkpoint::scalar_type_of(stored->dtype));
-  opened.read({{name, {0, stored->elements()}, static_cast<char*>(tensor.mutable_data_ptr())}});
+  const at::Tensor tensor = at::empty(stored->shape, checkpoint::scalar_type_of(stored->dtype));
+  // In row-major order, also where it is stored split.
+  checkpoint::load(
+      opened, {{.name = name, .shape = stored->shape, .elements = {0, stored->elements()}, .data = tensor.view({-1})}});
   return tensor;
 }
 
@@ -75,7 +77,7 @@ std::optional<Checkpoint> load_together(comm::Fabric& fabric, const std::string&
   };
   try {
     const py::gil_scoped_release release;
-    const bool chosen = os::files().exists(os::Path(path) / checkpoint::manifest_name);
+    const bool chosen = fabric.rank() == 0 && checkpoint::means_one(path);
     if (!comm::text_of(fabric, chosen ? "this one" : "", 0).empty()) return load_chosen(fabric, path, into);
     return load_newest(fabric, path, into);
   } catch (const std::exception&) {

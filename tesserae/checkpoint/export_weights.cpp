@@ -85,13 +85,25 @@ void widest_first(std::vector<T>& list, const Width& width) {
   std::ranges::stable_sort(list, std::greater<>(), width);
 }
 
-/// The flat buffers of a model, those of wide exported types first. The same on all ranks.
-std::vector<shard::FlatBuffer*> buffers_in_order(const shard::Engine& engine, const ExportOptions& options) {
-  std::vector<shard::FlatBuffer*> buffers = engine.buffers();
-  widest_first(buffers, [&](const shard::FlatBuffer* buffer) {
-    return c10::elementSize(exported(buffer->parameter().local().scalar_type(), options));
-  });
-  return buffers;
+/// What a live model has: the parameters of a flat buffer, or a buffer of a module.
+struct Live {
+  shard::FlatBuffer* flat = nullptr;
+  std::string name;  // of what is no parameter, and its values
+  at::Tensor values;
+
+  c10::ScalarType type(const ExportOptions& options) const {
+    return exported(flat != nullptr ? flat->parameter().local().scalar_type() : values.scalar_type(), options);
+  }
+};
+
+/// Wide exported types first. The same on all ranks.
+std::vector<Live> in_order(const shard::Engine& engine, const std::vector<std::pair<std::string, at::Tensor>>& buffers,
+                           const ExportOptions& options) {
+  std::vector<Live> all;
+  for (shard::FlatBuffer* flat : engine.buffers()) all.push_back({.flat = flat, .name = {}, .values = {}});
+  for (const auto& [name, values] : buffers) all.push_back({.name = name, .values = values});
+  widest_first(all, [&](const Live& live) { return c10::elementSize(live.type(options)); });
+  return all;
 }
 
 }  // namespace
@@ -115,11 +127,12 @@ void export_weights(const Checkpoint& checkpoint, const os::Path& folder, const 
   files.finish();
 }
 
-void export_weights(shard::Sharded& sharded, const os::Path& folder, const ExportOptions& options) {
+void export_weights(shard::Sharded& sharded, const os::Path& folder, const ExportOptions& options,
+                    const std::vector<std::pair<std::string, at::Tensor>>& buffers) {
   const at::NoGradGuard no_grad;
   comm::Fabric& fabric = sharded.fabric();
   sharded.engine().complete_updates();
-  const auto buffers = buffers_in_order(sharded.engine(), options);
+  const auto all = in_order(sharded.engine(), buffers, options);
   std::unique_ptr<WeightFolder> files;
   std::string failure;
   comm::MeshFabric& mesh = sharded.mesh();
@@ -134,22 +147,30 @@ void export_weights(shard::Sharded& sharded, const os::Path& folder, const Expor
   };
   on_rank_0([&] {
     std::vector<FileTensor> announced;
-    for (const shard::FlatBuffer* buffer : buffers) {
-      const Dtype dtype = dtype_of(exported(buffer->parameter().local().scalar_type(), options));
-      for (const shard::Slot& slot : buffer->flat().slots()) {
+    for (const Live& live : all) {
+      const Dtype dtype = dtype_of(live.type(options));
+      if (live.flat == nullptr) {
+        announced.push_back({options.names.theirs(live.name), dtype, live.values.sizes().vec()});
+        continue;
+      }
+      for (const shard::Slot& slot : live.flat->flat().slots()) {
         announced.push_back({options.names.theirs(slot.names.front()), dtype, slot.whole});
       }
     }
     files = std::make_unique<WeightFolder>(folder, std::move(announced), options.file_bytes);
   });
-  for (const shard::FlatBuffer* buffer : buffers) {
-    const at::Tensor whole = buffer->parameter().whole_values(buffer->parameter().local());
-    for (const shard::Slot& slot : buffer->flat().slots()) {
+  for (const Live& live : all) {
+    if (live.flat == nullptr) {
+      on_rank_0([&] { write_values(*files, live.values, live.type(options)); });
+      continue;
+    }
+    const at::Tensor whole = live.flat->parameter().whole_values(live.flat->parameter().local());
+    for (const shard::Slot& slot : live.flat->flat().slots()) {
       // The first that hold each part go on: they meet in whole_of, which is collective over the axes of the split.
-      if (buffer->flat().rank() != 0) break;
+      if (live.flat->flat().rank() != 0) break;
       at::Tensor values = whole.narrow(0, slot.begin, slot.elements);
       if (!slot.split.whole()) values = tensor::whole_of(values.view(slot.shape), slot.split, slot.whole, mesh);
-      on_rank_0([&] { write_values(*files, values, exported(whole.scalar_type(), options)); });
+      on_rank_0([&] { write_values(*files, values, live.type(options)); });
     }
   }
   fabric.everyone().require_intact();  // before what was gathered from a lost rank gets its name

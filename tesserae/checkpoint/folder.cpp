@@ -36,6 +36,12 @@ std::optional<Committed> parse_committed(const os::Path& folder, std::string_vie
   return Committed{folder / name, *step, *version};
 }
 
+bool means_one(const os::Path& path) {
+  if (os::files().exists(path / manifest_name)) return true;
+  const os::Path name = path.has_filename() ? path.filename() : path.parent_path().filename();
+  return parse_committed({}, name.native()) && list_checkpoints(path).empty();
+}
+
 bool is_stray(std::string_view name) {
   return name.starts_with(prefix) && name.ends_with(suffix);
 }

@@ -24,6 +24,9 @@ inline constexpr std::string_view manifest_name = "manifest.json";
 
 /// What a name in a folder of checkpoints means; nothing for a name that is no committed checkpoint's.
 std::optional<Committed> parse_committed(const os::Path& folder, std::string_view name);
+/// Whether `path` stands for one checkpoint, not for a folder of them: it has a manifest, or is called as one and has
+/// none in it. That one may be gone, or have lost its manifest, and is still what was meant.
+bool means_one(const os::Path& path);
 /// True for what an unfinished or abandoned save left: names that end in ".tmp" and begin like a checkpoint's.
 bool is_stray(std::string_view name);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "tesserae/base/error.h"
@@ -152,6 +153,22 @@ std::vector<Counter> add_state(const Origin& from, shard::Sharded& sharded, opti
   return counters;
 }
 
+/// A model with fewer layers would take a part of the checkpoint's for the whole.
+void require_known(const Checkpoint& checkpoint, const Engine& engine, const std::vector<Piece>& more) {
+  std::set<std::string, std::less<>> known;
+  for (const shard::FlatBuffer* buffer : engine.buffers()) {
+    for (const shard::Slot& slot : buffer->flat().slots()) {
+      for (const std::string& name : slot.names) known.insert("model/" + name);
+    }
+  }
+  for (const Piece& piece : more) known.insert(piece.name);
+  for (const StoredTensor& tensor : checkpoint.manifest().tensors) {
+    if (!tensor.name.starts_with("model/") || known.contains(tensor.name)) continue;
+    throw InvalidArgument("load_model", cat(checkpoint.path().native(), " has ", tensor.name,
+                                            ", which this model does not have: it was saved of another model"));
+  }
+}
+
 /// All at once: each block of each file is read once, and the ranks hand each other their state in one go.
 void fill_model(const Origin& from, shard::Sharded& sharded, optim::Optimizer* optimizer, std::vector<Piece> pieces) {
   std::vector<Counter> counters;
@@ -186,10 +203,12 @@ std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optim
   return pieces;
 }
 
-void load_model(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Optimizer* optimizer) {
+void load_model(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Optimizer* optimizer,
+                std::vector<Piece> more) {
+  require_known(checkpoint, sharded.engine(), more);
   const auto has = [&checkpoint](const std::string& name) { return checkpoint.manifest().find(name) != nullptr; };
   const auto fill = [&checkpoint](const std::vector<Piece>& pieces) { load(checkpoint, pieces); };
-  fill_model({checkpoint.path().native(), has, fill}, sharded, optimizer, {});
+  fill_model({checkpoint.path().native(), has, fill}, sharded, optimizer, std::move(more));
 }
 
 void take_over_model(const Handover& from, shard::Sharded& sharded, optim::Optimizer* optimizer,

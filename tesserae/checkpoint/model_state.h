@@ -30,9 +30,11 @@ std::vector<Piece> model_pieces(shard::Sharded& sharded, optim::Optimizer* optim
 /// Fills the model and, if there is one, the optimizer from a checkpoint of any layout, tensor-parallel degree and
 /// world size, in this rank's part only. State that the checkpoint does not have of a parameter starts at zero, as it
 /// does before the parameter's first gradient. No collective: publish_model follows when all ranks are done. Throws
-/// what load() throws; InvalidArgument if the state is another optimizer's, or if parameters that share a flat buffer
-/// here have different step counters there.
-void load_model(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Optimizer* optimizer);
+/// what load() throws; InvalidArgument if the state is another optimizer's, if the checkpoint has a parameter that the
+/// model lacks, or if parameters that share a flat buffer here have different step counters there. `more`: what else is
+/// to be filled, for example from weights of others, where buffers are parameters ("model/NAME").
+void load_model(const Checkpoint& checkpoint, shard::Sharded& sharded, optim::Optimizer* optimizer,
+                std::vector<Piece> more = {});
 
 /// The same from what the ranks of the job have now, in another layout. `more`: what else is to be filled. Collective.
 void take_over_model(const Handover& from, shard::Sharded& sharded, optim::Optimizer* optimizer,

@@ -37,10 +37,12 @@ void add_runs(const Manifest& manifest, const Wanted& wanted, std::vector<Wanted
                                                   "\", which has ", tensor->elements()));
   }
   const int64_t width = element_bytes(tensor->dtype);
-  for (const Extent& extent : tensor->extents) {
+  const auto is_before = [begin = begin](const Extent& extent) { return extent.elements.end <= begin; };
+  for (auto it = std::ranges::partition_point(tensor->extents, is_before); it != tensor->extents.end(); ++it) {
+    const Extent& extent = *it;
     const int64_t first = std::max(begin, extent.elements.begin);
     const int64_t last = std::min(end, extent.elements.end);
-    if (first >= last) continue;
+    if (first >= last) break;
     const uint64_t offset = extent.offset + static_cast<uint64_t>((first - extent.elements.begin) * width);
     runs.push_back(
         {extent.file, offset, offset + static_cast<uint64_t>((last - first) * width), first, width, &wanted});

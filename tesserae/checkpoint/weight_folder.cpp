@@ -47,8 +47,9 @@ WeightFolder::WeightFolder(os::Path folder, std::vector<FileTensor> tensors, int
                             cat("two tensors would be named \"", tensor.name, "\"; correct the name map"));
     }
     const uint64_t bytes = bytes_of(tensor);
+    // What is empty needs no file of its own: one is opened when its first bytes come.
     if (files_.empty() ||
-        (files_.back().bytes > 0 && files_.back().bytes + bytes > static_cast<uint64_t>(file_bytes))) {
+        (files_.back().bytes > 0 && bytes > 0 && files_.back().bytes + bytes > static_cast<uint64_t>(file_bytes))) {
       files_.emplace_back();
     }
     files_.back().bytes += bytes;

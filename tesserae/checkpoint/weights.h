@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tesserae/checkpoint/name_map.h"
@@ -35,12 +37,14 @@ struct ExportOptions {
 void export_weights(const Checkpoint& checkpoint, const os::Path& folder, const ExportOptions& options = {});
 
 /// The same from a live model, in the dtype that it computes in unless told otherwise. Collective, also over the
-/// tensor-parallel ranks, whose parts are joined; the first rank of the job writes. Memory beyond the model: one unit,
-/// and twice the largest split tensor. A failure of rank 0 is thrown on all ranks.
-void export_weights(shard::Sharded& sharded, const os::Path& folder, const ExportOptions& options = {});
+/// tensor-parallel ranks, whose parts are joined; the first rank of the job writes. `buffers`: what else the files
+/// have, by name, whole and alike on all ranks: those of the module. Memory beyond the model: one unit, and twice the
+/// largest split tensor. A failure of rank 0 is thrown on all ranks.
+void export_weights(shard::Sharded& sharded, const os::Path& folder, const ExportOptions& options = {},
+                    const std::vector<std::pair<std::string, at::Tensor>>& buffers = {});
 
 /// Weights in safetensors files: a file, an index, or a folder with model.safetensors or model.safetensors.index.json.
-/// Opens each file once, at its first use. Not thread-safe.
+/// Opens each file once. Not thread-safe.
 class WeightFiles {
  public:
   /// Throws Damaged for files that are not what the format says, IoError, InvalidArgument if there is nothing there.
@@ -60,7 +64,7 @@ class WeightFiles {
 };
 
 struct ImportOptions {
-  NameMap names = {};                      ///< theirs -> ours
+  NameMap names = {};                      ///< ours -> theirs
   std::vector<std::string> may_miss = {};  ///< parameters that the files need not have (tied, freshly added)
   bool ignore_unknown = false;             ///< tensors of the files that the model does not have are no error
 };

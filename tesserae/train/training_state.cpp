@@ -55,6 +55,31 @@ shard::Sharded shard(const model::Gpt& model, const std::shared_ptr<comm::MeshFa
   return shard::shard_model(model, mesh->over(mesh::axes::state), std::move(options));
 }
 
+/// What tensors do not show by their shapes. Throws InvalidArgument where the weights would mean something else; of
+/// what may be changed on purpose (a longer context by another rope_base) there is a warning. `training`: what the
+/// checkpoint says; one of weights, or of another program, says nothing.
+void require_same_model(const nlohmann::json& training, const config::Config& config, int64_t step, bool warns) {
+  const auto described = training.find("config");
+  if (described == training.end() || !described->is_object() || !described->contains("model")) return;
+  const nlohmann::json &before = described->at("model"), &now = config.resolved.at("model");
+  const auto value = [](const nlohmann::json& model, const char* key) {
+    const nlohmann::json found = model.value(key, nlohmann::json());
+    const bool as_many_as_heads = found.is_null() && std::string_view(key) == "kv_heads";
+    return as_many_as_heads ? model.value("heads", nlohmann::json()) : found;
+  };
+  for (const char* key :
+       {"heads", "kv_heads", "experts_per_token", "window", "document_end", "norm_epsilon", "rope_base"}) {
+    const nlohmann::json was = value(before, key), is = value(now, key);
+    if (was == is || was.is_null()) continue;  // older ones do not have every key
+    const std::string text = cat("the checkpoint of step ", step, " was trained with model.", key, " ", was.dump(),
+                                 ", this job has ", is.dump());
+    if (std::string_view(key).ends_with("heads")) {
+      throw InvalidArgument("TrainingState::load", cat(text, ": its weights are of other heads"));
+    }
+    if (warns) log(LogLevel::warning, text);
+  }
+}
+
 /// Null where nothing lies on a disk. What may be in memory of it is for offload::MemoryLimit to say, once a step was
 /// seen.
 std::shared_ptr<offload::Disk> make_disk(const config::Config& config, const offload::Tiers& tiers) {
@@ -188,8 +213,15 @@ nlohmann::json TrainingState::description() const {
 }
 
 void TrainingState::load(const checkpoint::Checkpoint& checkpoint) {
-  checkpoint::load_model(checkpoint, sharded, optimizer.get());
-  checkpoint::load(checkpoint, buffers());
+  std::vector<checkpoint::Piece> stored_buffers = buffers();
+  for (checkpoint::Piece& piece : stored_buffers) {
+    // Files of weights do not tell them from parameters.
+    const std::string as_weight = "model/" + piece.name.substr(std::string_view("buffer/").size());
+    const checkpoint::Manifest& manifest = checkpoint.manifest();
+    if (manifest.find(piece.name) == nullptr && manifest.find(as_weight) != nullptr) piece.name = as_weight;
+  }
+  require_same_model(checkpoint.manifest().training, config_, checkpoint.step(), fabric->rank() == 0);
+  checkpoint::load_model(checkpoint, sharded, optimizer.get(), std::move(stored_buffers));
   take_over(checkpoint.manifest().training, checkpoint.step());
   // Tensor-parallel ranks draw alike: what other groups of them drew fits none of these.
   const bool same_groups = checkpoint.manifest().axes == mesh->mesh().degrees();

@@ -203,6 +203,9 @@ TEST_F(ModelState, AnotherModelOrOptimizerIsRefused) {
     EXPECT_THAT(refusal([&] { larger.load(checkpoint); }), HasSubstr("tensor \"model/block3.first\" is missing"));
     Trained wider(fabric, {.hidden = 30}, {});
     EXPECT_THAT(refusal([&] { wider.load(checkpoint); }), HasSubstr("has shape [29, 13], here it is [30, 13]"));
+    Trained smaller(fabric, {.blocks = 2}, {});
+    EXPECT_THAT(refusal([&] { smaller.load(checkpoint); }),
+                HasSubstr("has model/block2.bias, which this model does not have"));
     Trained same(fabric, {}, {});
     optim::Sgd momentum(same.sharded(), {.momentum = 0.9});
     EXPECT_THAT(refusal([&] { load_model(checkpoint, same.sharded(), &momentum); }),

@@ -81,6 +81,20 @@ TEST_F(Weights, LiveModelsGoOutAndIn) {
   });
 }
 
+TEST_F(Weights, BuffersOfLiveModelsGoOutAlsoEmptyOnes) {
+  const std::vector<std::pair<std::string, at::Tensor>> buffers = {{"steps", at::arange(3, at::kDouble)},
+                                                                   {"nothing", at::zeros({0})}};
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    Trained trained(fabric, testing::NetOptions{}, with_degrees({2, 2, 2}));
+    export_weights(trained.sharded(), "/out", {.file_bytes = 8}, buffers);
+  });
+  const WeightFiles files = WeightFiles::open("/out");
+  EXPECT_EQ(files.tensors().at("nothing").shape, std::vector<int64_t>{0});
+  std::vector<double> steps(3);
+  files.read("steps", 0, {reinterpret_cast<char*>(steps.data()), 3 * sizeof(double)});
+  EXPECT_THAT(steps, ElementsAre(0, 1, 2));
+}
+
 TEST_F(Weights, CheckpointsGoOutAndIn) {
   Bytes expected;
   comm::run_local(4, [&](comm::Fabric& fabric) {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import checkpoint as torch_checkpoint
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, get_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import StateDictType, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -65,6 +67,10 @@ def saves_fsdp2(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
     state, optimizer_state = get_state_dict(model, optimizer)
     values = {"model": state, "optimizer": optimizer_state, "epoch": 4, "rates": [{"best": 0.5}]}
     torch_checkpoint.save(values, checkpoint_id=folder / "dcp")
+    flat = get_optimizer_state_dict(
+        model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True)
+    )  # as torchtitan does
+    torch_checkpoint.save({"model": state, "optimizer": flat}, checkpoint_id=folder / "flat")
 
     again, fresh = shard_with_fsdp2()
     train(again, fresh, range(1))
@@ -89,7 +95,14 @@ def test_fsdp2_and_dcp_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[s
     found = tsm.checkpoint.load(tmp_path / "converted" / "step-2")
     assert (found.step, found.extra["epoch"], found.extra["rates"]) == (2, 4, [{"best": 0.5}])
 
+    tsm.checkpoint.from_dcp(tmp_path / "flat", tmp_path / "from-flat")
+    plain, _, optimizer = loaded_plainly(tmp_path / "from-flat")
+    assert_same(plain, ours)
+    assert optimizer.param_groups[0]["lr"] == 0.02
+
     assert convert._main(["to-dcp", str(tmp_path / "converted"), str(tmp_path / "back")]) == 0
+    with pytest.raises(tsm.InvalidArgument, match="has a checkpoint already"):
+        tsm.checkpoint.to_dcp(tmp_path / "converted", tmp_path / "back")
     again, fresh = make(Way(0), seed=7)
     train(again, fresh, range(1))
     state, optimizer_state = get_state_dict(again, fresh)
@@ -114,29 +127,41 @@ def test_a_bare_state_dict_of_dcp_is_a_model(tmp_path: Path) -> None:
     assert convert._main(["from-dcp", str(tmp_path), str(tmp_path / "none")]) == 1
 
 
-def saves_any_placement(rank: int, world_size: int, folder: Path) -> None:
+def saves_any_placement(rank: int, world_size: int, folder: Path, shape: tuple[int, int]) -> None:
     mesh = dist.init_device_mesh("cpu", (2, 2))
-    whole = torch.arange(35.0).view(5, 7)
+    whole = torch.arange(float(math.prod(shape))).view(shape)
     places = [(Shard(0), Shard(1)), (Replicate(), Shard(1)), (Shard(1), Replicate()), (Shard(0), Shard(0))]
+    places += [(Shard(1), Shard(0)), (Shard(1), Shard(-1))]
     tensors = {str(p): distribute_tensor(whole, mesh, p) for p in places}
     model = nn.ParameterDict({name.replace(".", ""): nn.Parameter(value) for name, value in tensors.items()})
     tsm.checkpoint.save(folder / "model", model, step=1)
     saver, loader = smp()
     saver.save({"tensors": tensors}, checkpoint_id=folder / "nested")
-    moved = {str(p): distribute_tensor(torch.zeros(5, 7), mesh, q) for p, q in zip(places, places[1:] + places[:1])}
+    moved = {str(p): distribute_tensor(torch.zeros(shape), mesh, q) for p, q in zip(places, places[1:] + places[:1])}
     loader.load({"tensors": moved}, checkpoint_id=folder / "nested")
     assert all(torch.equal(value.full_tensor(), whole) for value in moved.values())
 
 
-def test_dtensors_of_any_placement(tmp_path: Path) -> None:
-    run_ranks(saves_any_placement, 4, tmp_path)
+@pytest.mark.parametrize("shape", [(5, 7), (6, 8), (60_000, 8)])
+def test_dtensors_of_any_placement(shape: tuple[int, int], tmp_path: Path) -> None:
+    """Even columns are one part for each rank that has other ones, not one for each row."""
+    run_ranks(saves_any_placement, 4, tmp_path, shape)
     for folder, kind in (("model", "model"), ("nested", "state")):
         path = next((tmp_path / folder).iterdir())
         stored = tsm._C.Checkpoint.open(str(path))
-        assert len(stored.tensors()) == 4 + (kind == "state")
+        assert len(stored.tensors()) == 6 + (kind == "state")
         for name in stored.tensors():
             if name.startswith(kind):
-                assert torch.equal(stored.read(name), torch.arange(35.0).view(5, 7))
+                assert torch.equal(stored.read(name), torch.arange(float(math.prod(shape))).view(shape))
+        if kind == "model":  # tensors that are stored in parts go out whole
+            tsm.checkpoint.to_dcp(path, tmp_path / "dcp")
+            values = {"model": {name.removeprefix("model/"): torch.zeros(shape) for name in stored.tensors()}}
+            torch_checkpoint.load(values, checkpoint_id=tmp_path / "dcp", no_dist=True)
+            for value in values["model"].values():
+                assert torch.equal(value, torch.arange(float(math.prod(shape))).view(shape))
+        if shape[1] % 4 == 0:
+            manifest = json.loads((path / "manifest.json").read_text())
+            assert max(len(tensor["parts"]) for tensor in manifest["tensors"]) == 4
 
 
 # SMP v2.

@@ -319,10 +319,11 @@ def test_extra_state_comes_back_as_it_was(tmp_path: Path) -> None:
         "list": [1, [2.0, "3"], []], "tuple": (1, (2,)), "empty": {}, 7: {(1, 2): "by numbers"}, "$tensor": "no tensor",
         "milestones": collections.Counter({3: 2}), "tensor": torch.arange(6).view(2, 3).t(),
         "bf16": torch.ones((), dtype=torch.bfloat16),
-        "a/b": {"..": torch.zeros(0)}, "a.b": {"..": torch.ones(1)},
+        "a/b": {"..": torch.zeros(0)}, "a.b": {"..": torch.ones(1)}, "state": {"json": torch.ones(3)},
     }  # fmt: skip
     save(tmp_path, extra=values, step=0)
     found = load(tmp_path).extra
+    assert torch.equal(found.pop("state")["json"], values.pop("state")["json"])
     for key in ("tensor", "bf16"):
         assert torch.equal(found[key], values[key])
         assert found.pop(key).dtype == values.pop(key).dtype
@@ -330,6 +331,18 @@ def test_extra_state_comes_back_as_it_was(tmp_path: Path) -> None:
     assert type(found["milestones"]) is collections.Counter
     assert found == {key: value for key, value in values.items() if key not in ("a/b", "a.b")}
     assert load(tmp_path / "missing") is None
+
+
+def loads_what_is_gone(rank: int, world_size: int, folder: Path) -> None:
+    with pytest.raises((Damaged, tsm.InvalidArgument), match="step-7"):
+        load(folder / "step-7")
+
+
+def test_a_named_checkpoint_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    """Else a script that asks for it would begin at step 0. So is one that lost its manifest."""
+    run_ranks(loads_what_is_gone, 2, tmp_path)
+    (tmp_path / "step-7").mkdir()
+    run_ranks(loads_what_is_gone, 2, tmp_path)
 
 
 # What cannot work.
@@ -360,6 +373,10 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     assert load(tmp_path, nn.Sequential(nn.Linear(2, 3)), strict=False).step == 1
     with pytest.raises(tsm.InvalidArgument, match='"model/0.weight" has shape .3, 2., here it is .3, 1.'):
         load(tmp_path, nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 2)))
+    save(tmp_path / "alone", model, step=1)
+    with pytest.raises(tsm.InvalidArgument, match="has nothing of an optimizer"):
+        load(tmp_path / "alone", model, optimizer)
+    assert load(tmp_path / "alone", model, optimizer, strict=False).step == 1
     other = nn.Linear(1, 1)
     with pytest.raises(tsm.InvalidArgument, match="a parameter of shape .1, 1. that the model does not have"):
         load(tmp_path, model, torch.optim.SGD(other.parameters(), lr=0.1))

@@ -132,6 +132,20 @@ TEST_F(Resume, ARunWhosePastCanNotBeReadDoesNotStartAnew) {
 }
 
 /// What has more state: fp16 with its loss scale, SGD with momentum, three different degrees, recomputed activations.
+TEST_F(Resume, AnotherModelIsRefused) {
+  const std::string from = job_->path("reference/checkpoints");
+  const auto said = [&](const std::string& setting) {
+    Program program = job_->start("other", with({"--resume", from, "--set", setting}));
+    EXPECT_EQ(program.finish(seconds(100))->code, 1) << program.output;
+    return program.errors;
+  };
+  EXPECT_THAT(said("model.layers=1"), HasSubstr("which this model does not have"));
+  EXPECT_THAT(said("model.heads=4"), HasSubstr("was trained with model.heads 2, this job has 4"));
+  const std::string longer =
+      job_->run("longer", with({"--resume", from, "--set", "model.rope_base=20000", "train.steps=25"}));
+  EXPECT_THAT(longer, HasSubstr("was trained with model.rope_base 10000"));
+}
+
 TEST_F(Resume, LossScalesMomentumAndUnequalDegreesGoOnBitwise) {
   const std::vector<std::string> arguments = {"--nproc",
                                               "4",

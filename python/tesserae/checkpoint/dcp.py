@@ -54,14 +54,13 @@ def from_dcp(dcp: Folder, folder: Folder, *, step: int = 0) -> Path:
             continue
         value = _read(reader, fqn, None)
         if name.startswith("optimizer/"):
-            value = as_tensor(str(path[-1]), value, numbers)
+            value = as_tensor(name.split("/")[1], value, numbers)
         if isinstance(value, torch.Tensor):
             tensors.append(_announce(name, value))
         else:
             values[path] = value
     others = _nested(values)
-    groups = next((nested.get(others, (key, "param_groups")) for key in nested.OPTIMIZERS if key in others), None)
-    described = nested.describe_groups(groups)
+    described = nested.describe_groups(nested.groups_in(others))
     training = {"optimizer": {"param_groups": described, "numbers": numbers}} if described is not None else {}
     if others:
         tensors += [_announce(*entry) for entry in extra_state.tensors_of("extra", others, os.fspath(dcp)).items()]
@@ -73,9 +72,12 @@ def to_dcp(path: Folder, dcp: Folder) -> None:
     {"state": {NAME: {STATE: ...}}, "param_groups": [...]}} and what `extra` has; tied parameters under all of their
     names. What belongs to single ranks is left out.
 
-    Raises Damaged if the checkpoint is not what was written.
+    Raises Damaged if the checkpoint is not what was written, and InvalidArgument where `dcp` has a checkpoint already.
     """
     from torch.distributed import checkpoint as torch_checkpoint
+
+    if os.path.exists(os.path.join(dcp, ".metadata")):
+        raise _C.InvalidArgument(f"[to_dcp] {os.fspath(dcp)} has a checkpoint already: name another folder")
 
     checkpoint = _C.Checkpoint.open(_chosen(path))
     training = json.loads(checkpoint.training)

@@ -26,7 +26,10 @@ def tensors_of(prefix: str, value: Any, where: str) -> dict[str, torch.Tensor]:
 
     def keep(path: tree.Path, tensor: torch.Tensor) -> str:
         stem = f"{prefix}/{'.'.join(re.sub(r'[^A-Za-z0-9_-]', '_', str(key)) for key in path) or 'value'}"
-        name = stem if stem not in tensors else f"{stem}.{len(tensors)}"
+        name, count = stem, 0
+        while name in tensors or name == f"{prefix}/{TEXT}":
+            count += 1
+            name = f"{stem}.{count}"
         tensors[name] = tensor
         return name
 

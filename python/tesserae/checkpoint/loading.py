@@ -40,7 +40,8 @@ def load(
     """Fills `model` and `optimizer` in place, from a checkpoint of any layout, world size and wrapper.
 
     `path`: a folder of checkpoints: the newest one that can be loaded on all ranks, with a warning for each that cannot
-    ; None is returned if there are none. Or one checkpoint (a directory with a manifest): that one, or an error.
+    ; None is returned if there are none. Or one checkpoint ("step-N" or any directory with a manifest): that one, or an
+    error.
     `strict`: the model must have what the checkpoint has, and the reverse; otherwise what is missing stays as it is.
 
     Every byte is checked against its checksum before it counts. Each rank reads its own part. Collective; a failure on

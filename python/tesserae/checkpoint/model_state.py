@@ -117,16 +117,16 @@ class ModelState:
         for managed in find_parameters(self.model, set(), set()):
             parameter = managed.parameter
             if not getattr(parameter, "_tesserae_managed", False):
-                cuts, written = whole(parameter), fabric.rank == 0
+                cuts, written, columns = whole(parameter), fabric.rank == 0, None
                 if isinstance(parameter, DTensor):
-                    cuts, written = cuts_of_dtensor(managed.names[0], parameter, fabric.size)
+                    cuts, written, columns = cuts_of_dtensor(managed.names[0], parameter, fabric.size)
                 split = split_of(managed.entries)
                 if split is not None and not isinstance(parameter, DTensor):
                     index, tensor = divmod(fabric.rank, tensor_degree())
                     written = index < split.split.parts("expert") and not (split.repeated and tensor > 0)
                     slot = Slot(managed.names, split.whole, cuts, written, split.split)
                 else:
-                    slot = Slot(managed.names, parameter.shape, cuts, written)
+                    slot = Slot(managed.names, parameter.shape, cuts, written, columns and _C.Splits(columns))
                 self.held.append(Held(parameter, [slot]))
 
     def add_to(self, pieces: Pieces, rank: int, strict: bool = True) -> None:

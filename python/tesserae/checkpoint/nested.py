@@ -4,7 +4,7 @@ PyTorch's distributed checkpoint (DCP) and SMP v2 save.
 Tensors get the names that tsm.checkpoint.save() gives them, so that either loads what the other has saved:
 
     ("model", NAME)                                   model/NAME
-    ("optimizer" or "optim", "state", NAME, STATE)    optimizer/STATE/NAME
+    ("optimizer" or "optim", "state", NAME, STATE)    optimizer/STATE/NAME; also where it is flat: "state.NAME.STATE"
     anything else                                     state/PATH, joined with dots
 
 Other values are `extra`, nested as they were; what parameter groups say is in the manifest too if it is by names.
@@ -32,7 +32,8 @@ from tesserae.torch_compat.sharded_tensors import ShardedTensor, local_blocks
 OPTIMIZERS = ("optimizer", "optim")
 Path = tuple[str, ...]
 MISSING = object()
-Part = tuple[list[Cut], torch.Tensor]  # this rank's memory of a tensor, or one shard of it
+# This rank's memory of a tensor, or one shard of it, and of which split of the whole it is.
+Part = tuple[list[Cut], torch.Tensor, _C.Split | None]
 
 
 def names_of(path: Path) -> list[str]:
@@ -41,6 +42,9 @@ def names_of(path: Path) -> list[str]:
         return [f"{kind}/{'.'.join(path[1:])}" for kind in ("model", "buffer")]
     if path[0] in OPTIMIZERS and len(path) > 3 and path[1] == "state":
         return [f"optimizer/{path[-1]}/{'.'.join(path[2:-1])}"]
+    if path[0] in OPTIMIZERS and len(path) == 2 and path[1].startswith("state."):
+        name, _, state = path[1].removeprefix("state.").rpartition(".")
+        return [f"optimizer/{state}/{name}", f"state/{'.'.join(path)}"]  # the latter: in checkpoints of old
     return [f"state/{'.'.join(path)}"]
 
 
@@ -48,6 +52,29 @@ def known_names_of(path: Path, aliases: dict[str, str]) -> list[str]:
     """names_of(), and what a tied parameter is saved under."""
     names = names_of(path)
     return names + [f"model/{aliases[n]}" for n in (names[0].removeprefix("model/"),) if n in aliases]
+
+
+def groups_in(state: Any) -> Any:
+    """The parameter groups of a state dict, also of one that StateDictOptions(flatten_optimizer_state_dict=True) made,
+    which has "param_groups.NAME.OPTION" for each parameter; None if it has none."""
+    for key in OPTIMIZERS:
+        optimizer = state.get(key) if isinstance(state, dict) else None
+        if not isinstance(optimizer, dict):
+            continue
+        if "param_groups" in optimizer:
+            return optimizer["param_groups"]
+        options: dict[str, dict[str, Any]] = {}
+        for flat, value in optimizer.items():
+            if isinstance(flat, str) and flat.startswith("param_groups."):
+                name, _, option = flat.removeprefix("param_groups.").rpartition(".")
+                options.setdefault(name, {})[option] = value
+        groups: dict[str, dict[str, Any]] = {}
+        for name, own in options.items():
+            group = groups.setdefault(json.dumps(encode_options(own), sort_keys=True), {**own, "params": []})
+            group["params"].append(name)
+        if groups:
+            return list(groups.values())
+    return None
 
 
 def describe_groups(groups: Any) -> list[dict[str, Any]] | None:
@@ -72,18 +99,23 @@ def save(state: dict[str, Any], folder: Folder, process_group: dist.ProcessGroup
                 parts += [(names_of(path), list(value.shape), part) for part in _parts(path, value, fabric.size)]
             elif fabric.rank == 0:
                 put(others, path, value)
-        groups = next((g for o in OPTIMIZERS if (g := describe_groups(get(others, (o, "param_groups"))))), None)
+        groups = describe_groups(groups_in(others))
         return parts, others, {"optimizer": {"param_groups": groups}} if groups is not None else {}
 
     parts, others, training = together(fabric, "save", collect)
-    mine = _elect([(names[0], cuts[0][0], cuts[-1][1], len(cuts)) for names, _, (cuts, _) in parts], process_group)
+    held = [
+        (names[0], cuts[0][0], cuts[-1][1], len(cuts), split and (split.dim, split.parts, split.index))
+        for names, _, (cuts, _, split) in parts
+    ]
+    mine = _elect(held, process_group)
 
     def add() -> tuple[Pieces, dict[str, Any]]:
         pieces = Pieces()
-        for (names, shape, (cuts, tensor)), written in zip(parts, mine, strict=True):
+        for (names, shape, (cuts, tensor, split)), written in zip(parts, mine, strict=True):
             # State dicts have copies of what is sharded; what is whole may be a buffer, which forward changes.
-            alive = cuts == whole(tensor)
-            pieces.add(names, shape, cuts, tensor, written=written, changes_in_forward=alive)
+            alive = split is None and cuts == whole(tensor)
+            columns = split and _C.Splits(split)
+            pieces.add(names, shape, cuts, tensor, split=columns, written=written, changes_in_forward=alive)
         if fabric.rank == 0:
             extra_state.save(pieces, "extra", others, "state_dict")
         return pieces, training
@@ -113,9 +145,10 @@ def load(state: dict[str, Any], path: Folder, process_group: dist.ProcessGroup |
         training = json.loads(checkpoint.training)
         for place, value in leaves:
             if isinstance(value, torch.Tensor):
-                for cuts, tensor in _parts(place, value, fabric.size):
+                for cuts, tensor, split in _parts(place, value, fabric.size):
                     names = known_names_of(place, training.get("aliases", {}))
-                    pieces.add(names, list(value.shape), cuts, tensor, optional=not strict)
+                    columns = split and _C.Splits(split)
+                    pieces.add(names, list(value.shape), cuts, tensor, split=columns, optional=not strict)
         others = extra_state.load(pieces, "extra")
         described = training.get("optimizer", {}).get("param_groups")
         return pieces.pieces
@@ -150,13 +183,16 @@ def _leaves(state: dict[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]
 
 def _parts(path: Path, tensor: torch.Tensor, ranks: int) -> list[Part]:
     """What this rank has of a tensor; several shards, or none, for a ShardedTensor."""
+    parts: list[Part]
     if isinstance(tensor, ShardedTensor):
-        parts = [(cuts_of_block(tensor.shape, offsets, sizes), block) for block, offsets, sizes in local_blocks(tensor)]
+        blocks = local_blocks(tensor)
+        parts = [(cuts_of_block(tensor.shape, offsets, sizes), block, None) for block, offsets, sizes in blocks]
     elif isinstance(tensor, DTensor):
-        parts = [(cuts_of_dtensor(".".join(path), tensor, ranks)[0], tensor.to_local())]
+        cuts, _, split = cuts_of_dtensor(".".join(path), tensor, ranks)
+        parts = [(cuts, tensor.to_local(), split)]
     else:
-        parts = [(whole(tensor), tensor)]
-    return [(cuts, local) for cuts, local in parts if cuts]
+        parts = [(whole(tensor), tensor, None)]
+    return [part for part in parts if part[0]]
 
 
 def _elect(mine: list[tuple[Any, ...]], process_group: dist.ProcessGroup | None) -> list[bool]:

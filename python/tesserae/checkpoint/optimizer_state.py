@@ -78,6 +78,11 @@ class OptimizerState:
             if stored.startswith("optimizer/"):
                 _, key, name = stored.split("/", 2)
                 by_name.setdefault(name, []).append(key)
+        if strict and not by_name and not description:
+            raise _C.InvalidArgument(
+                "[checkpoint.load] the checkpoint has nothing of an optimizer: load the model alone, or pass "
+                "strict=False if the optimizer is to begin anew"
+            )
         loading = Loading(self, description, strict)
         for optimizer, group, held_ones in self.groups():
             for held in held_ones:

@@ -118,8 +118,9 @@ def cuts_of_block(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[
     return [(begin, begin + run, k * run) for k, begin in enumerate(begins)]
 
 
-def cuts_of_dtensor(name: str, tensor: DTensor, ranks: int) -> tuple[list[Cut], bool]:
-    """The cuts of this rank's part, and whether it writes them. `ranks`: how many save together."""
+def cuts_of_dtensor(name: str, tensor: DTensor, ranks: int) -> tuple[list[Cut], bool, _C.Split | None]:
+    """The cuts of this rank's part, whether it writes them, and of which split they are (None: of the whole). `ranks`:
+    how many save together."""
     mesh = tensor.device_mesh
     if any(placement.is_partial() for placement in tensor.placements):
         raise _C.InvalidArgument(f"[checkpoint] {name} is a DTensor with partial sums; reduce it first")
@@ -133,7 +134,26 @@ def cuts_of_dtensor(name: str, tensor: DTensor, ranks: int) -> tuple[list[Cut], 
     sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
     copies = zip(coordinate, tensor.placements, strict=True)
     writes = all(place == 0 for place, placement in copies if placement.is_replicate())
-    return cuts_of_block(tensor.shape, offsets, sizes), writes
+    split = _split_of(tensor, offsets, sizes)
+    if split is None:
+        return cuts_of_block(tensor.shape, offsets, sizes), writes, None
+    part, inside = list(tensor.shape), list(offsets)
+    part[split.dim], inside[split.dim] = sizes[split.dim], 0
+    return cuts_of_block(part, inside, sizes), writes, split
+
+
+def _split_of(tensor: DTensor, offsets: Sequence[int], sizes: Sequence[int]) -> _C.Split | None:
+    """How columns are cut, where one dimension behind the first is, evenly: one cut instead of one for each row."""
+    parts: dict[int, int] = {}
+    for axis, placement in enumerate(tensor.placements):
+        if placement.is_shard():
+            dim = placement.dim % tensor.dim()  # type: ignore[attr-defined]
+            parts[dim] = parts.get(dim, 1) * tensor.device_mesh.size(axis)
+    columns = [dim for dim, count in parts.items() if dim > 0 and count > 1]
+    if len(columns) != 1 or tensor.numel() == 0 or tensor.shape[columns[0]] % parts[columns[0]] != 0:
+        return None
+    dim = columns[0]
+    return _C.Split(dim=dim, parts=parts[dim], index=offsets[dim] // sizes[dim])
 
 
 @torch.no_grad()
