@@ -40,7 +40,7 @@ std::vector<double> StepLoads::to_sum() const {
   return row;
 }
 
-std::vector<Load> StepLoads::from_sums(std::span<const double> sums) {
+std::vector<Load> StepLoads::from_sums(std::span<const double> sums, bool updated) {
   std::vector<Load> loads;
   const auto take = [&sums](size_t count) {
     const std::span<const double> taken = sums.first(count);
@@ -59,7 +59,7 @@ std::vector<Load> StepLoads::from_sums(std::span<const double> sums) {
     if (!router.bias.defined()) continue;
     std::vector<double> chosen(experts);
     std::ranges::copy(take(experts), chosen.begin());
-    router.update_bias(at::from_blob(chosen.data(), {router.options().experts}, at::kDouble));
+    if (updated) router.update_bias(at::from_blob(chosen.data(), {router.options().experts}, at::kDouble));
   }
   return loads;
 }

@@ -20,9 +20,10 @@ class StepLoads {
   void begin_step();
   /// Nothing where there are no mixtures; else always as many.
   std::vector<double> to_sum() const;
-  /// Moves the biases of the routers that have one (RouterImpl::update_bias), and returns the Load of each layer's last
-  /// forward over all ranks: tokens of a tensor group count once, bytes as often as they were sent.
-  std::vector<Load> from_sums(std::span<const double> sums);
+  /// Moves the biases of the routers that have one (RouterImpl::update_bias) if the step has `updated` the model, and
+  /// returns the Load of each layer's last forward over all ranks: tokens of a tensor group count once, bytes as often
+  /// as they were sent.
+  std::vector<Load> from_sums(std::span<const double> sums, bool updated);
 
  private:
   std::vector<MoeImpl*> layers_;

@@ -137,7 +137,8 @@ void Run::count_step() {
   record_.bad = verdict(record_.grad_norm);
   record_.rolled_back_from = std::exchange(rolled_back_from_, 0);
   state_->bad_steps.add(record_.loss, !record_.bad.empty());
-  record_.experts = figures_of(loads_->from_sums(std::span(sums_).subspan(1)));
+  const bool updated = !record_.skipped && record_.bad.empty();
+  record_.experts = figures_of(loads_->from_sums(std::span(sums_).subspan(1), updated));
   if (record_.experts) record_.experts->degree = expert_degree();
   state_->position = state_->loader.after(1, state_->position);
   record_.step = ++state_->step;
@@ -299,7 +300,9 @@ void Run::finish(double seconds) {
 }
 
 void Run::write_weights(const std::string& folder) {
-  checkpoint::export_weights(state_->sharded, folder);
+  std::vector<std::pair<std::string, at::Tensor>> buffers;
+  for (const auto& item : state_->model->named_buffers()) buffers.emplace_back(item.key(), item.value());
+  checkpoint::export_weights(state_->sharded, folder, {}, buffers);
   if (output_) output_->say(cat("weights: in ", folder));
 }
 

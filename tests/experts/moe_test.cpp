@@ -16,6 +16,8 @@
 #include <string>
 
 #include "tesserae/base/error.h"
+#include "tesserae/comm/agree.h"
+#include "tesserae/experts/step_loads.h"
 #include "tests/experts/ranks.h"
 
 // A layer on every mesh against the formula on all tokens, in one process, without rows, groups or ranks.
@@ -264,6 +266,24 @@ TEST(Moe, NobodyHasTokens) {
       ASSERT_TRUE(item.value().grad().defined()) << item.key();
       EXPECT_EQ(item.value().grad().abs().sum().item<double>(), 0) << item.key();
     }
+  });
+}
+
+TEST(Moe, BiasesMoveAtStepsThatUpdateTheModel) {
+  run_mesh(2, {.expert = 2}, [](const tensor::ParallelPtr& parallel) {
+    auto root = std::make_shared<torch::nn::Module>("Root");
+    const MoeOptions options = moe_options({.chosen = 1, .bias_rate = 0.1});
+    Moe moe = root->register_module("moe", Moe(options, tensor::LayerOptions{parallel}));
+    tensor::fill_parameters(*moe, testing::fill);
+    StepLoads loads(*root);
+    const auto step = [&](bool updated) {
+      loads.begin_step();
+      moe->forward(numbers({3, moe_width}, 1).to(at::kFloat));
+      EXPECT_EQ(loads.from_sums(comm::sums_over_ranks(*parallel->mesh()->job(), loads.to_sum()), updated).size(), 1);
+      return moe->router().bias.abs().sum().item<double>();
+    };
+    EXPECT_EQ(step(false), 0);
+    EXPECT_GT(step(true), 0);
   });
 }
 

@@ -3,12 +3,14 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tesserae/checkpoint/weights.h"
 #include "tests/train/mesh_job.h"
 
 // `tesserae train` with mixtures of experts: the numbers of a run do not depend on how many ranks share them out.
@@ -66,6 +68,34 @@ TEST_F(ExpertJob, BiasesAndCapacitiesAreOfTheWholeBatch) {
   EXPECT_GT(job_.metrics("biased").front()["expert_dropped"].get<double>(), 0.0);
   const std::vector<std::string> shared_out = with({"expert_parallel_degree=2", "train.batch_per_rank=2"});
   expect_continues("resumed", "biased", 4, shared_out, "biased");
+}
+
+TEST_F(ExpertJob, BiasesOfRoutersAreWeights) {
+  const std::string live = job_.path("live"), again = job_.path("again");
+  job_.run("biased", ranks(2, {"model.bias_rate=0.02", "train.steps=12", "run.weights_folder=" + live}));
+  Program program({TESSERAE_PROGRAM, "convert", live, again});
+  ASSERT_TRUE(program.finish()->success()) << program.errors;
+  std::vector<std::string> arguments =
+      ranks(2, {"model.bias_rate=0.000001", "train.steps=1", "optimizer.lr=0", "checkpoint.every_steps=1"});
+  arguments.insert(arguments.begin(), {"--resume", again});
+  job_.run("from-weights", arguments);
+
+  const std::string name = "blocks.0.moe.router.bias";
+  const auto biases = [](const std::string& bytes) {
+    std::vector<float> values(bytes.size() / sizeof(float));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  };
+  const auto stored = [&](const std::string& checkpoint) {
+    return biases(checkpoint::Checkpoint::open(job_.path(checkpoint)).read("buffer/" + name));
+  };
+  const std::vector<float> expected = stored("biased/checkpoints/step-12");
+  EXPECT_THAT(expected, testing::Contains(testing::Gt(0.01F)));
+  const auto files = checkpoint::WeightFiles::open(live);
+  std::string written(expected.size() * sizeof(float), '\0');
+  files.read(name, 0, written);
+  EXPECT_EQ(biases(written), expected);
+  EXPECT_THAT(stored("from-weights/checkpoints/step-1"), testing::Pointwise(testing::FloatNear(1e-5F), expected));
 }
 
 class LiveExperts : public ExpertJob {
