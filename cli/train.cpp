@@ -1,7 +1,9 @@
 #include "tesserae/train/trainer.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,7 +28,6 @@ struct TrainArguments {
   std::string config;
   int nproc = 0;  // 0: not given
   std::vector<std::string> assignments;
-  std::vector<std::string> more_assignments;  // `--set a=1 b=2`
   std::string resume = "never";
   bool dry_run = false;
 };
@@ -34,6 +35,16 @@ struct TrainArguments {
 /// How long the ranks may take to end: writing a checkpoint can take long, and whoever cannot wait signals again.
 std::chrono::milliseconds stop_grace(const config::Config& config) {
   return config.checkpoint.enabled() ? std::chrono::minutes(30) : std::chrono::seconds(20);
+}
+
+/// What was given for these options of `verb`, in the order in which it stands on the command line.
+std::vector<std::string> in_order(const CLI::App& verb, const std::vector<CLI::Option*>& options) {
+  std::map<const CLI::Option*, size_t> next;
+  std::vector<std::string> values;
+  for (CLI::Option* option : verb.parse_order()) {
+    if (std::ranges::find(options, option) != options.end()) values.push_back(option->results().at(next[option]++));
+  }
+  return values;
 }
 
 std::vector<std::string> rank_command(const TrainArguments& arguments, const std::string& resume) {
@@ -81,14 +92,12 @@ launch::Restarts restarts(const config::Config& config, const TrainArguments& ar
     const std::string resume = mode == Mode::automatic || alone ? "auto" : newest_of(checkpoints, end.saved);
     if (resume.empty()) return;
     job.command = rank_command(arguments, resume);
-    job.command.insert(job.command.end(), {"--set", "run.folder=" + end.run});
+    job.command.insert(job.command.end(), {"--set", "run.folder=" + config::Json(end.run).dump()});
   };
   return {.most = config.recovery.max_restarts, .prepare = prepare};
 }
 
-int run_train(TrainArguments& arguments) {
-  arguments.assignments.insert(arguments.assignments.end(), arguments.more_assignments.begin(),
-                               arguments.more_assignments.end());
+int run_train(const TrainArguments& arguments) {
   const mesh::Lookup environment = config::sagemaker_environment();
   const config::Config config = config::load_train_config(arguments.config, arguments.assignments, environment);
   const train::Resume resume = train::Resume::from_text(arguments.resume);
@@ -134,10 +143,13 @@ void add_train(CLI::App& program, int& status) {
   verb->add_option("--nproc", arguments->nproc, "Start so many ranks on this host (default: run.nproc)")
       ->check(CLI::Range(1, 4096))
       ->type_name("N");
-  verb->add_option("--set", arguments->assignments, "Change one key of the configuration; may be repeated")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
-  verb->add_option("MORE", arguments->more_assignments)->group("");
+  CLI::Option* const set =
+      verb->add_option("--set", "Change one key of the configuration; may be repeated, and the last one counts")
+          ->type_name("KEY=VALUE")
+          ->expected(1, -1)
+          ->allow_extra_args(false);
+  CLI::Option* const more =
+      verb->add_option("MORE")->expected(0, -1)->allow_extra_args()->group("");  // `--set a=1 b=2`
   verb->add_option("--resume", arguments->resume,
                    "Continue: auto (the newest checkpoint of this run that can be loaded, in its own run folder), "
                    "never, or a checkpoint, a folder of them or a run folder")
@@ -157,7 +169,10 @@ void add_train(CLI::App& program, int& status) {
       "`preemption`\n"
       "adds a file and a command that ask for the same, and the exit status then. Then, or after a crash,\n"
       "--resume auto goes on.");
-  verb->callback([arguments, &status] { status = run_train(*arguments); });
+  verb->callback([=, &status] {
+    arguments->assignments = in_order(*verb, {set, more});
+    status = run_train(*arguments);
+  });
 }
 
 }  // namespace tesserae::cli

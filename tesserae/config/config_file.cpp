@@ -27,10 +27,21 @@ std::string place(const std::string& text, size_t byte) {
 }
 
 // The library's own text is "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while ...".
-std::string reason(const Json::parse_error& error) {
+// That of a number is "[json.exception.out_of_range.406] number overflow parsing '1e999'".
+std::string reason(const Json::exception& error) {
   const std::string text = error.what();
-  const size_t at = text.find(": ");
+  const size_t at = text.find(text.find("parse error") == std::string::npos ? "] " : ": ");
   return at == std::string::npos ? text : text.substr(at + 2);
+}
+
+/// What a name of precision stands for, as the object that keys within it change: "precision.reduce=fp32" over "bf16"
+/// goes on computing in bf16.
+Json dtypes_of(const Json& name, const std::string& assignment) {
+  if (name == "bf16") return {{"parameters", "bf16"}, {"reduce", "fp32"}, {"masters", "fp32"}};
+  if (name == "fp16") return {{"parameters", "fp16"}, {"reduce", "fp16"}, {"masters", "fp32"}};
+  if (name != "auto" || assignment.starts_with("precision.parameters=")) return Json::object();
+  throw ConfigError("precision", cat("is auto, so that \"", assignment, "\" leaves open what is computed in: name ",
+                                     "that first (--set precision=bf16)"));
 }
 
 }  // namespace
@@ -52,6 +63,8 @@ Json read_config_file(const std::string& path) {
     return document;
   } catch (const Json::parse_error& error) {
     throw ConfigError("", cat(path, ":", place(text, error.byte), ": no valid JSON: ", reason(error)));
+  } catch (const Json::out_of_range& error) {  // a number that no double holds
+    throw ConfigError("", cat(path, ": ", reason(error)));
   }
 }
 
@@ -70,8 +83,8 @@ void set_key(Json& document, const std::string& assignment) {
   size_t begin = 0;
   for (size_t dot; (dot = path.find('.', begin)) != std::string::npos; begin = dot + 1) {
     node = &(*node)[path.substr(begin, dot - begin)];
-    // "precision.reduce=fp32" over "precision": "bf16": the key asked for last wins.
-    if (!node->is_object()) *node = Json::object();
+    // Over what is no object the key asked for last wins.
+    if (!node->is_object()) *node = path.starts_with("precision.") ? dtypes_of(*node, assignment) : Json::object();
   }
   (*node)[path.substr(begin)] = std::move(value);
 }

@@ -112,6 +112,18 @@ TEST_F(Status, DryRunTrainsNothing) {
   EXPECT_FALSE(os::files().exists("runs/job"));
 }
 
+TEST_F(Status, TheLastAssignmentOfAKeyCounts) {
+  for (const bool together : {true, false}) {
+    std::vector<std::string> words = {"--nproc", "2", "--dry-run", "--set", "train.accumulate=2"};
+    if (!together) words.push_back("--set");
+    words.insert(words.end(), {"train.steps=5", "--set", "train.steps=9"});
+    Program program = train(words);
+    EXPECT_TRUE(program.finish()->success()) << program.errors;
+    EXPECT_THAT(program.output, HasSubstr("\"steps\": 9"));
+    EXPECT_THAT(program.output, HasSubstr("\"accumulate\": 2"));
+  }
+}
+
 TEST_F(Status, NprocMustAgreeWithTheLauncher) {
   expect_refused(train({"--nproc", "4"}, {{"RANK", "0"},
                                           {"WORLD_SIZE", "2"},

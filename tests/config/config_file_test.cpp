@@ -53,8 +53,31 @@ TEST_F(ConfigFile, AssignmentsApplyInOrderOverTheFile) {
   const Json resolved =
       resolve_config(path, {"train.steps=50", "train.steps=60", "precision.reduce=fp32", "data.path=[\"a\", \"b\"]"});
   EXPECT_EQ(resolved["train"]["steps"], 60);
-  EXPECT_EQ(resolved["precision"]["reduce"], "fp32");
+  EXPECT_EQ(resolved["precision"], Json::parse(R"({"parameters": "bf16", "reduce": "fp32", "masters": "fp32"})"));
   EXPECT_EQ(resolved["data"]["path"], Json::parse(R"(["a", "b"])"));
+}
+
+TEST_F(ConfigFile, AKeyOfThePrecisionChangesWhatItsNameStandsFor) {
+  const auto resolved = [&](const std::string& name, const std::vector<std::string>& assignments) {
+    return resolve_config(file(R"({"data": {"path": "x"}, "precision": ")" + name + "\"}"), assignments)["precision"];
+  };
+  for (const std::string name : {"fp32", "bf16", "fp16"}) {
+    EXPECT_EQ(resolved(name, {"precision.masters=bf16"})["parameters"], name);
+  }
+  EXPECT_EQ(resolved("fp16", {"precision.masters=fp32"}),
+            Json::parse(R"({"parameters": "fp16", "reduce": "fp16", "masters": "fp32"})"));
+  EXPECT_EQ(resolved("auto", {"precision.parameters=bf16", "precision.reduce=fp32"})["parameters"], "bf16");
+  EXPECT_EQ(error_of([&] { resolved("auto", {"precision.reduce=fp32"}); }),
+            "[configuration] precision: is auto, so that \"precision.reduce=fp32\" leaves open what is computed in: "
+            "name that first (--set precision=bf16)");
+}
+
+TEST_F(ConfigFile, ANumberThatIsTooLarge) {
+  const std::string path = file(R"({"optimizer": {"clip_norm": 1e999}})");
+  EXPECT_EQ(error_of([&] { read_config_file(path); }), "[configuration] " + path + ": number overflow parsing '1e999'");
+  const std::string counts = file(R"({"data": {"path": "x"}, "checkpoint": {"keep": 4294967297}})");
+  EXPECT_EQ(error_of([&] { resolve_config(counts, {}); }),
+            "[configuration] checkpoint.keep: must be at most 1048576, but is 4294967297");
 }
 
 TEST(SetKey, ReadsJsonAndElseText) {
