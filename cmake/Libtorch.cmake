@@ -14,7 +14,10 @@ foreach(flag "" -E)
     break()
   endif()
 endforeach()
-if(torch_missing AND SKBUILD)
+if(torch_missing AND CMAKE_FIND_PACKAGE_NAME STREQUAL "Tesserae")
+  set(TORCH_VERSION "none")  # who asked for it may do without
+  return()
+elseif(torch_missing AND SKBUILD)
   message(FATAL_ERROR "torch is not installed where pip builds (${Python3_EXECUTABLE}). Install the torch that you train "
                       "with first, then `pip install --no-build-isolation .` in the same environment")
 elseif(torch_missing)
@@ -29,18 +32,25 @@ if(TORCH_VERSION VERSION_LESS 2.11)
 endif()
 message(STATUS "torch ${TORCH_VERSION} (CUDA: ${TORCH_CUDA}) in ${TORCH_ROOT}")
 
+# In the build tree only: what is installed must not name a folder of the machine that built it.
+list(APPEND CMAKE_BUILD_RPATH ${TORCH_ROOT}/lib)
+set(TESSERAE_HAS_CUDA ON)
+if(TORCH_CUDA STREQUAL "none")
+  set(TESSERAE_HAS_CUDA OFF)
+endif()
+# A project may ask for what is installed in several of its folders: the targets are those of the first time.
+if(TARGET libtorch)
+  return()
+endif()
+
 # Imported: what is installed names it, and finds the torch of the machine that it is on by this file.
 add_library(libtorch INTERFACE IMPORTED GLOBAL)
 target_include_directories(libtorch SYSTEM INTERFACE
   ${TORCH_ROOT}/include ${TORCH_ROOT}/include/torch/csrc/api/include)
 target_compile_definitions(libtorch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
 target_link_directories(libtorch INTERFACE ${TORCH_ROOT}/lib)
-# In the build tree only: what is installed must not name a folder of the machine that built it.
-list(APPEND CMAKE_BUILD_RPATH ${TORCH_ROOT}/lib)
 target_link_libraries(libtorch INTERFACE torch_cpu c10)
-set(TESSERAE_HAS_CUDA OFF)
-if(NOT TORCH_CUDA STREQUAL "none")
-  set(TESSERAE_HAS_CUDA ON)
+if(TESSERAE_HAS_CUDA)
   # Nothing of ours names a symbol of these two, yet loading them is what registers the CUDA kernels. One item, so that
   # CMake cannot move the libraries away from their flags.
   target_link_libraries(libtorch INTERFACE -Wl,--push-state,--no-as-needed,-ltorch_cuda,-lc10_cuda,--pop-state)

@@ -8,7 +8,7 @@
 #      that is not ours: where the active Python lacks something, .venv is laid over it and sees its packages.
 # Leaves build/setup/python (the path of the Python to use) and build/setup/stamp (for what that was done).
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd -P "$(dirname "$0")/.."  # as Python will call this folder
 mkdir -p build/setup
 
 dev=no
@@ -32,7 +32,7 @@ die() {
 
 # ---- what is there ----
 version_at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
-has_compiler() { echo '#include <concepts>' | c++ -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; }
+has_compiler() { echo '#include <concepts>' | ${CXX:-c++} -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; }
 has_cmake() { version_at_least 3.22 "$(cmake --version 2>/dev/null | awk 'NR == 1 {print $3}')"; }
 has_python() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 has_torch() {
@@ -52,6 +52,7 @@ sys.exit(any(version(name) != wanted for name, _, wanted in (line.partition("=="
 END
 }
 is_ours() { [ "$("$1" -c 'import sys; print(sys.prefix)' 2>/dev/null)" = "$PWD/.venv" ]; }
+has_pip() { "$1" -c 'import pip' 2>/dev/null; }
 can_make_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 has_browser() { command -v chromium || command -v chromium-browser || command -v google-chrome; } &>/dev/null
 has_format() { clang-format-14 --version || clang-format --version | grep -q 'version 14\.'; } &>/dev/null
@@ -63,7 +64,7 @@ missing_libraries() {
   {
     echo 'cmake_minimum_required(VERSION 3.22)'
     echo 'project(probe LANGUAGES CXX)'
-    echo "list(APPEND CMAKE_MODULE_PATH $PWD/cmake)"
+    echo "list(APPEND CMAKE_MODULE_PATH \"$PWD/cmake\")"
     sed -nE 's/^ *find_package\(([^ )]+) ?([0-9.]*).*/\1 \2/p' cmake/Dependencies.cmake | while read -r name version; do
       echo "find_package($name $version QUIET)"
       echo "if(NOT ${name}_FOUND)"
@@ -111,7 +112,7 @@ look() {  # sets python, use_venv, required, libraries (of those), useful
   elif ! has_torch "$python"; then
     if [ -n "${TESSERAE_PYTHON:-}" ]; then die "TESSERAE_PYTHON=$TESSERAE_PYTHON has no torch >= 2.11"; fi
     use_venv=yes
-    if [ ! -x .venv/bin/pip ] && ! can_make_venv "$python"; then required+=(venv); fi
+    if ! has_pip .venv/bin/python && ! can_make_venv "$python"; then required+=(venv); fi
   fi
   if [ "$dev" = yes ] && [ -n "$python" ] && ! has_headers "$python"; then required+=(python-headers); fi
   if [ "$dev" = yes ] && [ "$use_venv" = no ] && ! is_ours "$python" &&
@@ -175,8 +176,10 @@ fi
 
 # ---- 2. Python ----
 if [ "$use_venv" = yes ]; then
-  if ! .venv/bin/python -c '' 2>/dev/null; then
+  if ! has_python .venv/bin/python; then
     tools/phase.sh venv build/setup/venv.log "$python" -m venv --clear .venv
+  elif ! has_pip .venv/bin/python; then  # as `uv venv` makes them
+    tools/phase.sh pip build/setup/venv.log .venv/bin/python -m ensurepip
   fi
   # Most of torch's 2,000 modules are never imported: compiling them all would take half a minute.
   tools/phase.sh python build/setup/pip.log .venv/bin/python -m pip install --no-compile -r requirements.txt

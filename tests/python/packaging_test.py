@@ -154,3 +154,25 @@ def builds_a_program(python: Path, site: Path, clean: dict[str, str], folder: Pa
         assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.stdout)]
     assert len(losses) == 6 and losses[-1] < 0.5 * losses[0]
+    is_found(python, prefix, clean, folder)
+
+
+ASKS = 'find_package(Tesserae QUIET)\nmessage(STATUS "found ${Tesserae_FOUND}: ${Tesserae_NOT_FOUND_MESSAGE}")\n'
+PROJECT = "cmake_minimum_required(VERSION 3.22)\nproject(two CXX)\nadd_subdirectory(one)\nadd_subdirectory(two)\n"
+
+
+def is_found(python: Path, prefix: str, clean: dict[str, str], folder: Path) -> None:
+    """By each folder of a project that asks; and without torch the project that can do without goes on."""
+    for part, text in {".": PROJECT, "one": ASKS, "two": ASKS}.items():
+        (folder / "asks" / part).mkdir(exist_ok=True, parents=True)
+        (folder / "asks" / part / "CMakeLists.txt").write_text(text)
+    without = folder / "without-torch"
+    venv.create(without, symlinks=True)
+    for interpreter, found in {python: "found TRUE", without / "bin/python": "found FALSE"}.items():
+        command = ["cmake", "-S", "asks", "-B", f"asks/{found}", f"-DCMAKE_PREFIX_PATH={prefix}"]
+        done = subprocess.run(
+            [*command, f"-DPython3_EXECUTABLE={interpreter}"], env=clean, cwd=folder, capture_output=True, text=True
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+        assert done.stdout.count(found) == 2, done.stdout
+    assert "has none: name another Python" in done.stdout
