@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t gathered_bytes = 4 << 20;
 constexpr int64_t copied_bytes = 8 << 20;
 constexpr int repeats = 3;
+constexpr int barriers = 8, runs_of_barriers = 6;
 
 at::Tensor bytes_on(const comm::Fabric& fabric, int64_t bytes) {
   return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(fabric.device()));
@@ -24,9 +25,9 @@ at::Tensor bytes_on(const comm::Fabric& fabric, int64_t bytes) {
 
 /// The best of some runs: what disturbed the others is no property of the link. The first one only warms up.
 template <class Body>
-double best_seconds(const at::Tensor& tensor, const Body& body) {
+double best_seconds(const at::Tensor& tensor, const Body& body, int runs = repeats) {
   double best = 1e9;
-  for (int i = 0; i <= repeats; ++i) {
+  for (int i = 0; i <= runs; ++i) {
     const os::TimePoint begin = os::now();
     body();
     if (!tensor.is_cpu()) tensor.narrow(0, 0, 1).cpu();  // waits for the device
@@ -39,13 +40,22 @@ struct Measured {
   double bandwidth, latency;
 };
 
+/// Of one collective. Of several in a row, since the last rank to come to one waits for nobody; and where ranks share
+/// processors, one of them may have to wait for its turn, a time that is no property of the link and is longer.
+double latency_of(comm::Group& group, const at::Tensor& buffer) {
+  const auto in_a_row = [&group] {
+    for (int i = 0; i < barriers; ++i) group.barrier();
+  };
+  return best_seconds(buffer, in_a_row, runs_of_barriers) / barriers;
+}
+
 /// `hosts`: over which the group goes in two levels; 1: it goes flat.
 Measured measure(comm::Fabric& fabric, comm::Group& group, int hosts = 1) {
   const int64_t piece = gathered_bytes / group.size();
   const at::Tensor buffer = bytes_on(fabric, piece * group.size());
   const double seconds = best_seconds(buffer, [&] { group.all_gather(buffer); });
   const int64_t sent = piece * (hosts > 1 ? hosts - 1 : group.size() - 1);
-  return {.bandwidth = static_cast<double>(sent) / seconds, .latency = best_seconds(buffer, [&] { group.barrier(); })};
+  return {.bandwidth = static_cast<double>(sent) / seconds, .latency = latency_of(group, buffer)};
 }
 
 /// Bytes a second that are read and written while a tensor is copied.
