@@ -72,7 +72,7 @@ void bind_optim(py::module_& module) {
           const auto precise = c10::promoteTypes(gradient.scalar_type(), at::kFloat);  // as torch: not that of bf16
           const double other =
               at::linalg_vector_norm(gradient, norm_type, std::nullopt, /*keepdim=*/false, precise).item<double>();
-          norm = most ? std::max(norm, other)
+          norm = most ? (std::isnan(other) ? other : std::max(norm, other))  // max would drop it
                       : std::pow(std::pow(norm, norm_type) + std::pow(other, norm_type), 1 / norm_type);
         }
         if (most) norm = target->max_over_chunks(norm);  // as torch: of those, too

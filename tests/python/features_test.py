@@ -119,6 +119,19 @@ def test_clipping_with_ignored_modules(norm_type: float) -> None:
     run_ranks(same_as_fsdp1, 2, functools.partial(clips_what_is_ignored, norm_type))
 
 
+def norm_of_what_is_not_finite(norm_type: float) -> list[float]:
+    model = make_model()
+    model = wrap(model, ignored=[model[2]])
+    loss_of(model, 0).backward()
+    next(model.module[2].parameters()).grad.fill_(float("nan"))
+    return [float(model.clip_grad_norm_(0.5, norm_type).isnan())]
+
+
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+def test_a_gradient_of_an_ignored_module_that_is_not_finite(norm_type: float) -> None:
+    run_ranks(same_as_fsdp1, 2, functools.partial(norm_of_what_is_not_finite, norm_type))
+
+
 def goes_at_once(rank: int, world_size: int) -> None:
     """Its units, and what is gathered, without a collector, which may run much later. Layers stay till then."""
     tsm.init()
