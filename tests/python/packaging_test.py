@@ -157,7 +157,14 @@ def builds_a_program(python: Path, site: Path, clean: dict[str, str], folder: Pa
     is_found(python, prefix, clean, folder)
 
 
-ASKS = 'find_package(Tesserae QUIET)\nmessage(STATUS "found ${Tesserae_FOUND}: ${Tesserae_NOT_FOUND_MESSAGE}")\n'
+ASKS = """
+find_package(Tesserae QUIET)
+if(Tesserae_FOUND)
+  message(STATUS "found, ${Tesserae_VERSION}")
+else()
+  message(STATUS "not found, ${Tesserae_NOT_FOUND_MESSAGE}")
+endif()
+"""
 PROJECT = "cmake_minimum_required(VERSION 3.22)\nproject(two CXX)\nadd_subdirectory(one)\nadd_subdirectory(two)\n"
 
 
@@ -168,8 +175,9 @@ def is_found(python: Path, prefix: str, clean: dict[str, str], folder: Path) -> 
         (folder / "asks" / part / "CMakeLists.txt").write_text(text)
     without = folder / "without-torch"
     venv.create(without, symlinks=True)
-    for interpreter, found in {python: "found TRUE", without / "bin/python": "found FALSE"}.items():
-        command = ["cmake", "-S", "asks", "-B", f"asks/{found}", f"-DCMAKE_PREFIX_PATH={prefix}"]
+    for interpreter, found in {python: "-- found, ", without / "bin/python": "-- not found, "}.items():
+        build = "with" if interpreter == python else "without"
+        command = ["cmake", "-S", "asks", "-B", f"asks/{build}", f"-DCMAKE_PREFIX_PATH={prefix}"]
         done = subprocess.run(
             [*command, f"-DPython3_EXECUTABLE={interpreter}"], env=clean, cwd=folder, capture_output=True, text=True
         )
