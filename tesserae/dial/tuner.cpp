@@ -21,13 +21,13 @@
 //  3. Settling: once the layout in use is measured, its median is the reference, and a search is due.
 //  4. A search visits layouts, one after the other: next always the one of which a visit is expected to gain most, by
 //     what the prediction and the noise of steps may be wrong (belief.h); it may have been visited before. Only what
-//     fits is. The search ends when no visit is expected to gain enough: a tenth of `worth` at first, all of it after
-//     20 steps of a search, and so on. So what is predicted to be clearly worse is never visited, and what cannot be
-//     told apart is left as it is. The layout that is believed to be fastest, of those that were visited, takes the
-//     place of the one in use if it is by more than `worth`, and by more than half of what that difference may be
+//     fits is. The search ends when no visit is expected to gain enough: a tenth of `worth` at first, a third of it
+//     after 33 steps of a search, and so on. So what is predicted to be clearly worse is never visited, and what cannot
+//     be told apart is left as it is. The layout that is believed to be fastest, of those that were visited, takes the
+//     place of the one in use if it is by more than `worth`, and by more than a fifth of what that difference may be
 //     wrong.
 //  5. Steps of a search, changes (counted in steps) and the way to its best are spent: at most `budget` of all steps,
-//     passed or planned, or the allowance. A search takes a sixth of what is left, or as much as the allowance if that
+//     passed or planned, or the allowance. A search takes 18 % of what is left, or as much as the allowance if that
 //     is more. A visit begins only if it fits with the way back; a search, if a visit does, and the next one under the
 //     same conditions if steps that have passed pay for it. Otherwise it waits.
 //  6. What was seen counts until conditions change, at the speed that the machine has by then. What there was no room
@@ -43,8 +43,8 @@ namespace {
 constexpr int lost_after = 4;     // observations after which a decision was not followed
 constexpr double eased_by = 0.5;  // how much of the headroom more must be free to ask again for what was refused
 constexpr double certain = 1.5;   // how many times the noise of single steps a drift must be
-constexpr double of_the_error = 0.5, of_what_is_left = 1.0 / 6;
-constexpr double least_worth = 0.1, full_worth_after = 20;  // of `worth`; steps of a search
+constexpr double of_the_error = 0.2, of_what_is_left = 0.18;
+constexpr double least_worth = 0.1, full_worth_after = 100;  // of `worth`; steps of a search
 
 std::vector<double> all(const std::deque<double>& values) {
   return {values.begin(), values.end()};
