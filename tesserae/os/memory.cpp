@@ -15,6 +15,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "tesserae/base/error.h"
 #include "tesserae/os/descriptor.h"
@@ -44,6 +45,50 @@ uint64_t kilobytes(std::string_view function, const Path& path, std::string_view
 std::optional<uint64_t> group_limit(const Path& path) {
   if (!files().exists(path)) return std::nullopt;
   return number(files().read(path));
+}
+
+/// A control group (v1 or v2) that limits the memory of this process.
+struct LimitingGroup {
+  uint64_t limit;
+  uint64_t used;  ///< of it, without pages of files, which are given up for whoever needs memory
+};
+
+uint64_t used_by(const Path& group, bool second) {
+  const uint64_t all = group_limit(group / (second ? "memory.current" : "memory.usage_in_bytes")).value_or(0);
+  if (!files().exists(group / "memory.stat")) return all;
+  const std::string text = "\n" + files().read(group / "memory.stat");
+  uint64_t of_files = 0;
+  for (const std::string_view name : {"active_file", "inactive_file"}) {
+    const std::string key = cat("\n", second ? "" : "total_", name, " ");
+    if (const size_t at = text.find(key); at != std::string::npos) {
+      of_files += number(std::string_view(text).substr(at + key.size())).value_or(0);
+    }
+  }
+  return all - std::min(all, of_files);
+}
+
+/// The group that this process is in, and those around it, as far as they limit it.
+std::vector<LimitingGroup> limiting_groups() {
+  constexpr uint64_t none = uint64_t{1} << 60;  // v1 has no word for it
+  const Path own = "/proc/self/cgroup", all = "/sys/fs/cgroup";
+  std::vector<LimitingGroup> found;
+  if (!files().exists(own)) return found;
+  std::istringstream lines(files().read(own));
+  for (std::string line; std::getline(lines, line);) {
+    // "0::/a/b" (v2) or "4:memory:/a/b" (v1).
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (!controllers.empty() && controllers != "memory") continue;
+    const bool v2 = controllers.empty();
+    const Path root = v2 ? all : all / "memory";
+    for (Path group = Path(line.substr(second + 1)).relative_path();; group = group.parent_path()) {
+      const auto limit = group_limit(root / group / (v2 ? "memory.max" : "memory.limit_in_bytes"));
+      if (limit && *limit < none) found.push_back({*limit, used_by(root / group, v2)});
+      if (group.empty()) break;
+    }
+  }
+  return found;
 }
 
 /// The highest peak that recent_memory() made the system forget.
@@ -109,25 +154,9 @@ void keep_freed_memory() {
 }
 
 std::optional<int64_t> group_memory_limit() {
-  const Path own = "/proc/self/cgroup", all = "/sys/fs/cgroup";
-  if (!files().exists(own)) return std::nullopt;
-  std::optional<uint64_t> least;
-  std::istringstream lines(files().read(own));
-  for (std::string line; std::getline(lines, line);) {
-    // "0::/a/b" (v2) or "4:memory:/a/b" (v1).
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (!controllers.empty() && controllers != "memory") continue;
-    const Path root = controllers.empty() ? all : all / "memory";
-    const char* const name = controllers.empty() ? "memory.max" : "memory.limit_in_bytes";
-    for (Path group = Path(line.substr(second + 1)).relative_path();; group = group.parent_path()) {
-      const auto limit = group_limit(root / group / name);
-      if (limit && *limit < uint64_t{1} << 60) least = std::min(least.value_or(*limit), *limit);
-      if (group.empty()) break;
-    }
-  }
-  return least ? std::optional(static_cast<int64_t>(*least)) : std::nullopt;
+  const std::vector<LimitingGroup> groups = limiting_groups();
+  if (groups.empty()) return std::nullopt;
+  return static_cast<int64_t>(std::ranges::min(groups, {}, &LimitingGroup::limit).limit);
 }
 
 HostMemory host_memory() {
@@ -135,12 +164,9 @@ HostMemory host_memory() {
   const std::string text = files().read(path);
   HostMemory memory{.total = kilobytes("host_memory", path, text, "MemTotal"),
                     .available = kilobytes("host_memory", path, text, "MemAvailable")};
-  // Inside a container this is the container's own group; on a bare host the root group, which has no such file.
-  const auto limit = group_limit("/sys/fs/cgroup/memory.max");
-  const auto used = group_limit("/sys/fs/cgroup/memory.current");
-  if (limit && *limit < memory.total) {
-    memory.total = *limit;
-    if (used) memory.available = std::min(memory.available, *limit - std::min(*limit, *used));
+  for (const LimitingGroup& group : limiting_groups()) {
+    memory.total = std::min(memory.total, group.limit);
+    memory.available = std::min(memory.available, group.limit - std::min(group.limit, group.used));
   }
   return memory;
 }

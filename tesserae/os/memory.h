@@ -46,7 +46,8 @@ void give_back_freed_memory();
 /// sets MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_ or GLIBC_TUNABLES.
 void keep_freed_memory();
 
-/// What this host has, in bytes, within the limit that a container (cgroup v2) sets.
+/// What this host has, in bytes, within the limits of the control groups (v1 or v2) that this process is in: those of a
+/// container, of a job of Slurm. Pages of files count as available there, too.
 struct HostMemory {
   uint64_t total = 0;
   uint64_t available = 0;  ///< could be allocated without swapping

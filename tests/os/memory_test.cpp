@@ -7,10 +7,13 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "tesserae/base/error.h"
 #include "tesserae/os/process.h"
+#include "tests/checkpoint/memory_files.h"
 
 namespace tesserae::os {
 namespace {
@@ -108,6 +111,64 @@ TEST(Memory, KnowsTheHost) {
   EXPECT_GT(memory.available, 0u);
   EXPECT_LE(memory.available, memory.total);
   EXPECT_LT(process_memory().proportional, memory.total);
+}
+
+/// What a machine of 1,000 MB says, of which 600 are available.
+class MachineOf1000 {
+ public:
+  MachineOf1000() { write("/proc/meminfo", "MemTotal: 1024000 kB\nMemAvailable: 614400 kB\n"); }
+
+  void write(const Path& path, const std::string& text) {
+    memory_.make_directories(path.parent_path());
+    memory_.create(path)->write(text);
+  }
+  /// The group, in MB.
+  void group(const Path& path, const std::string& version, uint64_t limit, uint64_t used, uint64_t of_files) {
+    const bool second = version == "v2";
+    write(path / (second ? "memory.max" : "memory.limit_in_bytes"), cat(limit * MB, "\n"));
+    write(path / (second ? "memory.current" : "memory.usage_in_bytes"), cat(used * MB, "\n"));
+    const char* const prefix = second ? "" : "total_";
+    write(path / "memory.stat", cat("anon 5\n", prefix, "inactive_file ", of_files * MB / 4, "\n", prefix,
+                                    "active_file ", of_files * MB / 4 * 3, "\n"));
+  }
+
+ private:
+  tesserae::testing::MemoryFiles memory_;
+  ScopedFiles scoped_{memory_};
+};
+
+void expect_host(uint64_t total, uint64_t available) {
+  EXPECT_EQ(host_memory().total, total * MB);
+  EXPECT_EQ(host_memory().available, available * MB);
+}
+
+TEST(Memory, OfAHostIsWhatControlGroupsLeaveOfIt) {
+  {
+    MachineOf1000 machine;
+    expect_host(1000, 600);
+    EXPECT_EQ(group_memory_limit(), std::nullopt);
+  }
+  {  // a container that has read its data: it is their pages that fill it
+    MachineOf1000 machine;
+    machine.write("/proc/self/cgroup", "0::/\n");
+    machine.group("/sys/fs/cgroup", "v2", 400, 390, 360);
+    expect_host(400, 370);
+    EXPECT_EQ(group_memory_limit(), 400 * MB);
+  }
+  {  // a job of Slurm: not the group itself, but one around it is limited, and another one by less
+    MachineOf1000 machine;
+    machine.write("/proc/self/cgroup", "0::/slurm/job_1/step_0/task_0\n");
+    machine.group("/sys/fs/cgroup/slurm/job_1/step_0", "v2", 500, 100, 0);
+    machine.group("/sys/fs/cgroup/slurm", "v2", 800, 700, 0);
+    expect_host(500, 100);
+  }
+  {
+    MachineOf1000 machine;
+    machine.write("/proc/self/cgroup", "5:cpu:/a\n4:memory:/a/b\n");
+    machine.group("/sys/fs/cgroup/memory/a", "v1", 300, 200, 100);
+    machine.write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    expect_host(300, 200);
+  }
 }
 
 }  // namespace
