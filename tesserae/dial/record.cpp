@@ -12,6 +12,7 @@ template <class Visit, class F>
 void fields_of(F& facts, const Visit& visit, const cost::Facts* /*of*/) {
   visit("host_of", facts.host_of);
   visit("parameters", facts.parameters);
+  visit("trained", facts.trained);
   visit("root_unit", facts.root_unit);
   visit("largest_unit", facts.largest_unit);
   visit("units", facts.units);

@@ -106,6 +106,21 @@ def test_a_running_script_takes_requests(tmp_path: Path) -> None:
     run_ranks(takes_requests, 4, str(tmp_path))
 
 
+def trains_two_models(rank: int, world_size: int, folder: str) -> None:
+    """As a GAN does. One socket cannot mean both: it is that of the first."""
+    tsm.init({"run": {"folder": folder}})
+    models = [build(), build()]
+    for step in range(3):
+        for model, optimizer in models:
+            train(model, optimizer, range(step, step + 1), rank)
+    if rank == 0:
+        assert (Path(folder) / "dial.sock").is_socket()
+
+
+def test_two_models_in_one_run_folder(tmp_path: Path) -> None:
+    run_ranks(trains_two_models, 2, str(tmp_path))
+
+
 def chooses(rank: int, world_size: int, folder: str) -> None:
     tsm.init({"hybrid_shard_degree": "auto", "run": {"folder": folder}})
     model, optimizer = build()

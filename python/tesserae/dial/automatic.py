@@ -134,7 +134,7 @@ class Dial:
         # What a script does between its steps (evaluation, saving) is no part of them.
         seconds = (self._ended if self._ended > begun else time.perf_counter()) - begun
         if self._dial is None:
-            self._dial = self._make(root)
+            self._dial = self._make(root, first=not any(dial._dial is not None for dial in _dials.values()))
         wanted = self._dial.at_step_edge(steps - self._first_step, seconds)
         if _scaler is not None and (scaling := self._dial.scaling) is not None:
             _scaler.scale(self._dial, *scaling)
@@ -149,17 +149,18 @@ class Dial:
         except (_C.InvalidArgument, _C.OutOfMemory) as error:
             self._dial.refused(str(error))
 
-    def _make(self, root: Root) -> _C.Dial:
+    def _make(self, root: Root, first: bool) -> _C.Dial:
+        """The first of the process listens in the run folder: one socket cannot mean two models."""
         return _C.Dial(
             unit=unit_of(root),
             schedule=list(self._settings.schedule),
             automatic=self._settings.automatic,
             headroom=self._settings.headroom,
             planned_steps=self._settings.planned_steps,
-            folder=self._settings.run_folder or "",
+            folder=(self._settings.run_folder or "") if first else "",
             state_per_master=self._state_per_master(),
             cannot_scale=_scaler.cannot_scale if _scaler is not None else None,
-            server=_scaler.server() if _scaler is not None else None,
+            server=_scaler.server() if _scaler is not None and first else None,
         )
 
     def _state_per_master(self) -> float:
