@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -13,25 +14,46 @@ import torch.distributed as dist
 
 import tesserae as tsm
 from ranks import run_ranks
+from tesserae.job import fabrics
 from tesserae.job.fabrics import fabric_of
 
 
 def several_jobs(rank: int, world_size: int) -> None:
     """A default group that is gone leaves its address, and its name, to the next one."""
-    fabrics, groups = [], []
+    made, groups = [], []
     for _ in range(8):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        fabrics.append(fabric_of(None, torch.device("cpu")))
-        assert fabrics[-1] is fabric_of(None, torch.device("cpu"))
+        made.append(fabric_of(None, torch.device("cpu")))
+        assert made[-1] is fabric_of(None, torch.device("cpu"))
         tsm.init({"hybrid_shard_degree": 1})
         groups.append(tsm.state.rep_rank_process_group)
         assert groups[-1] is tsm.state.rep_rank_process_group
         dist.destroy_process_group()
-    assert len(set(fabrics)) == len(set(groups)) == 8
+    assert len(set(made)) == len(set(groups)) == 8
 
 
 def test_each_job_of_a_process_has_connections_and_groups_of_its_own() -> None:
     run_ranks(several_jobs, 1, init=False)
+
+
+def waits_as_the_script_does(rank: int, world_size: int) -> None:
+    cpu = torch.device("cpu")
+    short, long = (dist.new_group(timeout=timedelta(seconds=seconds)) for seconds in (100, 7200))
+
+    def deadlines(group: dist.ProcessGroup) -> list[float]:
+        keys = {"connect_deadline_seconds": 60.0, "deadline_seconds": 300.0}
+        return [fabrics._deadline(key, default, group, cpu) for key, default in keys.items()]
+
+    assert (deadlines(short), deadlines(long)) == ([100.0, 300.0], [7200.0, 7200.0])
+    tsm.init()
+    assert (deadlines(short), deadlines(long)) == ([100.0, 300.0], [7200.0, 7200.0])
+    tsm.uninstall()
+    tsm.init({"run": {"deadline_seconds": 7}})
+    assert (deadlines(short), deadlines(long)) == ([100.0, 7.0], [7200.0, 7.0])
+
+
+def test_ranks_wait_for_each_other_as_long_as_the_scripts_group() -> None:
+    run_ranks(waits_as_the_script_does, 2)
 
 
 FORKS = """

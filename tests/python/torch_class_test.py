@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FlatParameter, ShardingStrategy
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import tesserae as tsm
 from ranks import run_ranks
@@ -44,6 +46,49 @@ def named_device(rank: int, world_size: int) -> None:
 
 def test_device_id_may_be_the_name_of_a_device() -> None:
     run_ranks(named_device, 2)
+
+
+def what_is_marked(rank: int, world_size: int) -> None:
+    """Libraries ask whether a module is FSDP's, and which group it has."""
+
+    def marked(use_orig_params: bool) -> list[Any]:
+        module = nn.Sequential(net(), nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 3))
+        ignored = module[1]
+        parts = list(module.modules())
+        model = FSDP(
+            module,
+            ignored_modules=[ignored],
+            auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
+            use_orig_params=use_orig_params,
+            device_id=CPU,
+        )
+        assert model.process_group.size() == world_size
+        return [
+            (getattr(part, "_is_fsdp_managed_module", False), getattr(part, "_fsdp_use_orig_params", None))
+            for part in parts
+        ]
+
+    for use_orig_params in (True, False):
+        theirs = marked(use_orig_params)
+        tsm.init()
+        assert marked(use_orig_params) == theirs
+        tsm.uninstall()
+
+
+def test_modules_are_marked_as_those_of_torchs_class() -> None:
+    run_ranks(what_is_marked, 2)
+
+
+def takes_no_dtensors(rank: int, world_size: int) -> None:
+    tsm.init()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = parallelize_module(net(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    with pytest.raises(tsm.InvalidArgument, match=r"parameter 0.weight is a DTensor.*Use fully_shard"):
+        FSDP(model, device_mesh=mesh["dp"], use_orig_params=True)
+
+
+def test_parameters_that_torch_has_split_are_refused() -> None:
+    run_ranks(takes_no_dtensors, 4)
 
 
 def unpadded(flat: Tensor) -> int:

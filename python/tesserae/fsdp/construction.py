@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
+from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from tesserae import _C
@@ -36,7 +37,7 @@ from tesserae.tensor_parallel.parts import holds_experts, split_of
 from tesserae.torch_compat import construction as torch_construction
 from tesserae.torch_compat.distributed import broadcast_from_first
 from tesserae.torch_compat.flat_parameters import mark_flat_parameter, mark_flattened
-from tesserae.torch_compat.fsdp2 import state_of
+from tesserae.torch_compat.fsdp2 import mark_for_compiler, state_of
 from tesserae.torch_compat.instance import (
     TorchFSDP,
     begin_state_dicts,
@@ -73,7 +74,8 @@ def construct(instance: Instance, module: nn.Module, arguments: Arguments, auto_
     instance.compute_device = device
     instance.mixed_precision = arguments.mixed_precision or MixedPrecision()
     instance.cpu_offload = arguments.cpu_offload or CPUOffload()
-    instance.process_group, instance._everyone = groups_of(arguments.process_group, arguments.device_mesh)
+    group, instance._everyone = groups_of(arguments.process_group, arguments.device_mesh)
+    instance.process_group = group if group is not None else dist.group.WORLD
     instance.rank, instance.world_size = fabric.rank, fabric.size
     with _construct(module) as outermost:
         # 2.
@@ -82,6 +84,9 @@ def construct(instance: Instance, module: nn.Module, arguments: Arguments, auto_
         if auto_wrap_policy is not None:
             torch_construction.auto_wrap(instance, module, auto_wrap_policy, shared)
         _wrap_experts(instance, module, shared)
+        left_alone = ignored_modules(instance)
+        # Libraries ask for it, too: ranks generate for as long as the slowest, and leave out no layers.
+        mark_for_compiler((m for m in module.modules() if m not in left_alone), arguments.use_orig_params)
         # 3.
         wrap(instance, module)
         torch_construction.materialize(instance, module, device, arguments.param_init_fn)
@@ -162,6 +167,11 @@ def _find_parameters(instance: Instance, module: nn.Module, inner: dict[str, Ins
     ignored = {parameter for each in instances for parameter in ignored_parameters(each)}
     managed = [m for m in faces.find_parameters(module, skip, ignored, {*inner.values()}) if _is_ours_alone(m)]
     for m in managed:
+        if isinstance(m.parameter, DTensor):
+            raise _C.InvalidArgument(
+                f"[FSDP] parameter {m.names[0]} is a DTensor, as torch's parallelize_module makes it: FSDP cannot "
+                "shard it further here. Use fully_shard, or let tsm.transform split the layers (tensor_parallel_degree)"
+            )
         if faces.is_managed(m.parameter):
             raise _C.InvalidArgument(
                 f"[FSDP] parameter {m.names[0]} belongs to an FSDP instance already: its module was wrapped twice, or "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tesserae import _C
@@ -77,6 +77,8 @@ class Config:
     run_folder: str | None
     connect_deadline_seconds: float
     deadline_seconds: float
+    # Keys of the section `run`; where it is silent a script's own timeouts count, too.
+    given: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def has_dial(self) -> bool:
@@ -108,7 +110,8 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
 
     Raises InvalidArgument (a ValueError) that names the key, and for an unknown one the nearest known key.
     """
-    resolved = json.loads(_C.validate_init_config(_as_json(config)))
+    text = _as_json(config)
+    resolved = json.loads(_C.validate_init_config(text))
     run = resolved["run"]
     fields = {name: resolved[name] for name in Config.__dataclass_fields__ if name in resolved}
     fields["degrees"] = Degrees(**resolved["degrees"]) if resolved["degrees"] is not None else None
@@ -131,6 +134,7 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
         run_folder=run["folder"],
         connect_deadline_seconds=min(float(run["connect_deadline_seconds"]), FOR_EVER),
         deadline_seconds=min(float(run["deadline_seconds"]), FOR_EVER),
+        given=frozenset(json.loads(text).get("run") or ()),
     )
 
 

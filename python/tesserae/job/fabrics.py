@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from tesserae import _C
 from tesserae.job import config
-from tesserae.torch_compat.distributed import backends, default_store
+from tesserae.torch_compat.distributed import backends, default_store, timeout_of
 
 # What carries the bytes of CPU tensors: "shm", which is Gloo between hosts, or "gloo" everywhere.
 HOST_BACKEND = "shm"
@@ -189,7 +189,6 @@ def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...], device: torch.dev
     count = _counts[ranks] = _counts.get(ranks, 0) + 1
     store = default_store()
     name = "-".join(map(str, ranks)) if len(ranks) < dist.get_world_size() else "all"
-    settings = config.current()
     try:
         return _C.Fabric.join(
             dist.PrefixStore(f"tesserae/{name}/{device.type}/{count}", store),
@@ -198,12 +197,21 @@ def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...], device: torch.dev
             served=outlives_rank_zero(store) or ranks[0] != 0,
             device=device,
             **_transport(ranks, device),
-            connect_deadline=settings.connect_deadline_seconds if settings else 60.0,
-            deadline=settings.deadline_seconds if settings else 300.0,
+            connect_deadline=_deadline("connect_deadline_seconds", 60.0, group, device),
+            deadline=_deadline("deadline_seconds", 300.0, group, device),
         )
     except _C.Timeout as error:
         _unmet.update(ranks[each] for each in error.silent)
         raise
+
+
+def _deadline(key: str, default: float, group: dist.ProcessGroup, device: torch.device) -> float:
+    """What the configuration says; where it is silent, no less than a script's group would wait: one that lets rank 0
+    load or save for minutes counts on that."""
+    settings = config.current()
+    if settings is not None and key in settings.given:
+        return getattr(settings, key)
+    return min(max(default, timeout_of(group, device)), config.FOR_EVER)
 
 
 def _transport(ranks: tuple[int, ...], device: torch.device) -> dict[str, Any]:

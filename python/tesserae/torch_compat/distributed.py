@@ -57,6 +57,14 @@ def broadcast_from_first(tensors: Sequence[torch.Tensor], group: dist.ProcessGro
     _sync_params_and_buffers(group, list(tensors), _BUCKET_BYTES, 0)
 
 
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> float:
+    """Seconds for which an operation of the group may wait on that device; 0 where it does not say."""
+    try:
+        return group._get_backend(torch.device(device.type)).options._timeout.total_seconds()
+    except (RuntimeError, AttributeError):  # it has no backend there, or one of another make
+        return 0.0
+
+
 def backends() -> set[str]:
     """Of all groups of torch.distributed that this process has."""
     return {dist.get_backend(group) for group in _world.pg_map}

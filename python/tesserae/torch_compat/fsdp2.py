@@ -93,11 +93,11 @@ def add_hooks(
         module.register_forward_hook(after_any, prepend=False, always_call=True)
 
 
-def mark_for_compiler(modules: Iterable[nn.Module]) -> None:
-    """torch.compile treats their parameters as those of FSDP."""
+def mark_for_compiler(modules: Iterable[nn.Module], use_orig_params: bool = True) -> None:
+    """torch.compile treats their parameters as those of FSDP, and so do libraries."""
     for module in modules:
         module._is_fsdp_managed_module = True
-        module._fsdp_use_orig_params = True
+        module._fsdp_use_orig_params = use_orig_params
 
 
 def before_state_dicts(modules: Iterable[nn.Module], call: Callable[[], None]) -> None:
