@@ -111,7 +111,6 @@ void bind_unit(py::module_& module) {
             unit.sharded().attach(std::make_shared<shard::ActivationOffload>(activations));
           },
           py::arg("activations"), "From now on it knows of the unit's forwards, and that parameters stay.")
-      .def("same_engine", [](const Unit& a, const Unit& b) { return &a.engine() == &b.engine(); })
       .def("adopt", &Unit::adopt, py::arg("inner"), py::arg("name"), without_gil)
       .def(
           "show_parameters",

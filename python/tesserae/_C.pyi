@@ -786,7 +786,6 @@ class Unit:
         Collective: raises Mismatch unless all ranks built the same units.
         """
     def require_between_steps(self, function: str) -> None: ...
-    def same_engine(self, arg0: Unit) -> bool: ...
     def set_after_backward(self, call: typing.Any) -> None:
         """
         `call()` at the end of each backward that has reduced the unit's gradients; None: nothing.

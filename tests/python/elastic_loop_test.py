@@ -13,11 +13,17 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import tesserae as tsm
 from ranks import free_port, run_ranks
+from tesserae.elasticity.job import Job as TrainJob
+from tesserae.job import fabrics
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "bench"))
@@ -265,6 +271,47 @@ def test_a_job_that_is_set_up_already_is_refused() -> None:
 def has_begun(rank: int, world_size: int) -> None:
     with pytest.raises(tsm.InvalidArgument, match="torch.distributed is set up already"):
         tsm.elastic(lambda job: None)
+
+
+def goes_on_from_what_it_saved(rank: int, world_size: int, folder: Path) -> None:
+    """What a script saves by itself, and what it may not have saved."""
+    tsm.init()
+    nothing: Any = lambda *_: None  # noqa: E731
+    fabric = fabrics.fabric_of(None, torch.device("cpu"))
+    job = TrainJob(rank, world_size, 0, None, fabric, None, 0.0, nothing, nothing, nothing)
+
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        model = fully_shard(nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def first_step(name: str, *, with_schedule: bool) -> tuple[int, float]:
+        model, optimizer, schedule = make()
+        others = (schedule,) if with_schedule else ()
+        step = next(iter(job.steps(model, optimizer, 5, folder=folder / name, others=others)))
+        schedule.step()
+        return step, optimizer.param_groups[0]["lr"]
+
+    model, optimizer, schedule = make()
+    for _ in range(2):
+        optimizer.step()
+        schedule.step()
+    job.save(folder / "own", model, optimizer, step=2, others=[schedule])
+    assert first_step("own", with_schedule=True) == (2, 0.125)
+    saved: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "extra": {"extra": {"schedule": schedule.state_dict()}},
+        "random": {"rank_extra": {"random": tsm.checkpoint.random_state()}},
+    }
+    for name, more in saved.items():
+        tsm.checkpoint.save(folder / name, model, optimizer, step=2, **more)
+        assert first_step(name, with_schedule=False)[0] == 2
+        with pytest.raises(tsm.InvalidArgument, match="has the state of none of the 1 others"):
+            first_step(name, with_schedule=True)
+
+
+def test_what_a_script_saves_by_itself(tmp_path: Path) -> None:
+    run_ranks(goes_on_from_what_it_saved, 2, tmp_path)
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ import tesserae as tsm
 from ranks import free_port, run_ranks
 
 SCRIPT = textwrap.dedent("""\
-    import os, sys, time
+    import os, signal, sys, time
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -59,6 +59,8 @@ SCRIPT = textwrap.dedent("""\
         if kind == "leaves":
             sys.exit(7)
 
+    if kind == "handles":
+        signal.signal(signal.SIGUSR1, lambda *_: say("heard"))
     tsm.init({"run": {"deadline_seconds": 8}} if kind == "stopped" else None)
     tsm.with_recovery(train, restarts=100 if kind == "killed" else 3, deadline=60)
     say(f"process {os.getpid()} is done")
@@ -162,6 +164,17 @@ def test_the_first_watcher_serves_the_store_if_nobody_else_does(undisturbed: dic
 def test_a_job_of_one_rank(tmp_path: Path) -> None:
     job = Job(tmp_path / "job", "killed", 40, [sys.executable])
     job.wait_for_steps(3)
+    os.kill(job.ranks()[0], signal.SIGKILL)
+    assert job.status() == 0, job.text()
+    assert len(job.losses()) == 40
+    assert len(job.begun()) == 2
+
+
+def test_a_signal_that_a_script_handles_ends_no_recovery(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", "handles", 40, [sys.executable])
+    job.wait_for_steps(3)
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_for(lambda: "heard" in job.text())
     os.kill(job.ranks()[0], signal.SIGKILL)
     assert job.status() == 0, job.text()
     assert len(job.losses()) == 40

@@ -29,6 +29,11 @@ def random_state() -> dict[str, Any]:
     return state
 
 
+def is_random_state(state: Any) -> bool:
+    """Whether random_state() returned it, and not a script of its own."""
+    return isinstance(state, dict) and isinstance(state.get("python"), dict) and "host" in state
+
+
 def set_random_state(state: dict[str, Any]) -> None:
     """Puts the generators back to what random_state() returned, as far as they are here."""
     python = state["python"]

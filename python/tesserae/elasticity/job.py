@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +13,11 @@ from torch import nn
 from tesserae import _C
 from tesserae.checkpoint import loading, saving
 from tesserae.checkpoint.holding import HeldStep, Holder
-from tesserae.checkpoint.random_state import random_state, set_random_state
+from tesserae.checkpoint.random_state import is_random_state, random_state, set_random_state
 from tesserae.dial.replicas import ReplicasDiffer, compare_replicas
 from tesserae.dial.roots import roots_of, unit_of
 from tesserae.job import fabrics
+from tesserae.recovery.watcher import say
 
 SHARED = "TESSERAE_SHARED"
 
@@ -95,7 +95,7 @@ class Job:
         are left hold everything together, between a step and the next one's optimizer; else the steps since those
         saves. Whoever changes parameters there by other means than an optimizer of torch's calls
         tsm.checkpoint.wait_copied() first. Collective: all ranks take the same steps, and leave the loop at the same
-        one. A script that breaks off saves by itself (tsm.checkpoint.save).
+        one. A script that breaks off saves by itself (save()).
 
         After every `check_replicas_every` steps (0: never) replicas are compared (tsm.compare_replicas), before
         anything is saved. Where a majority says which bytes are right the others' ranks raise ReplicasDiffer, which
@@ -139,6 +139,14 @@ class Job:
                 self._leave(ranks)
         saving.maybe_finalize_async_calls()
 
+    def save(
+        self, folder: saving.Folder, model: nn.Module, optimizer: Any, *, step: int, others: Sequence[Stateful] = ()
+    ) -> None:
+        """Saves to `folder` now, as steps() does: what it goes on from, after `step` steps. Collective. Raises what
+        tsm.checkpoint.save raises."""
+        extra = {"others": [each.state_dict() for each in others]} if others else None
+        saving.save(folder, model, optimizer, extra, step=step, rank_extra=random_state())
+
     def _check_replicas(self, model: nn.Module, optimizer: Any, step: int) -> None:
         """What differs is nobody's to go on from: those that are left hold the same step."""
         reports = compare_replicas(model, optimizer)
@@ -169,9 +177,16 @@ class Job:
             found = found or loading.load(place, model, optimizer)
         if found is None:
             return 0
-        for each, state in zip(others, found.extra["others"] if found.extra else (), strict=False):
+        states = found.extra.get("others") if isinstance(found.extra, dict) else None
+        count = len(states) if isinstance(states, list) else 0
+        if others and count != len(others):
+            raise _C.InvalidArgument(
+                f"[Job.steps] {found.path} has the state of {count or 'none'} of the {len(others)} others: a script "
+                "that saves by itself calls job.save(...) with them, or loads them itself and gives steps() none"
+            )
+        for each, state in zip(others, states or (), strict=False):
             each.load_state_dict(state)
-        if found.rank_extra is not None:
+        if is_random_state(found.rank_extra):
             set_random_state(found.rank_extra)
         return found.step
 
@@ -203,8 +218,3 @@ class Job:
             self.ask(ranks)
         _C.agree(self.fabric, "")  # nobody leaves before rank 0 has asked
         raise Leave(ranks)
-
-
-def say(text: str) -> None:
-    sys.stderr.write(f"tesserae: {text}\n")  # in one piece, whoever else writes
-    sys.stderr.flush()

@@ -42,11 +42,12 @@ import torch.distributed as dist
 from tesserae import _C
 from tesserae.checkpoint import saving
 from tesserae.dial import automatic
-from tesserae.elasticity.job import SHARED, Job, Leave, say, shares_memory
+from tesserae.elasticity.job import SHARED, Job, Leave, shares_memory
 from tesserae.fully_shard import places
 from tesserae.job import config, fabrics
 from tesserae.monitor import watching
 from tesserae.recovery.rank import is_of_communication
+from tesserae.recovery.watcher import say
 from tesserae.torch_compat.distributed import forget_groups
 from tesserae.torch_compat.meshes import retire_meshes
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -114,7 +115,7 @@ class _Watcher:
         port = int(self._store.get(f"port/{epoch}"))
         self._rank = Rank(self._train, self._variables(port))  # 3.
         if epoch > 0 and self._number == 0:
-            _say(f"all ranks begin again ({epoch} of {self._restarts}), after {time.monotonic() - begin:.1f} s")
+            say(f"all ranks begin again ({epoch} of {self._restarts}), after {time.monotonic() - begin:.1f} s")
         try:
             return self._watch(epoch, self._rank)
         finally:
@@ -167,17 +168,21 @@ class _Watcher:
                 if self._store.add(ended, 0) == self._size:
                     return Outcome(**vars(end), rank=self._number)
             elif end is not None and since is not None:  # 5.
-                if self._signals:
-                    end = replace(end, kind="ended")  # as it was told: no loss, and the end of them all
+                if self._was_told_to(end):
+                    end = replace(end, kind="ended")  # no loss, and the end of them all
                 if end.kind != "lost a peer" or time.monotonic() > since + PATIENCE:
                     self._tell(lost, Outcome(**vars(end), rank=self._number))
             time.sleep(self._pause)
+
+    def _was_told_to(self, end: End) -> bool:
+        """By a signal that asks for the end, or one that it died of; others a script may handle and go on."""
+        return any(number in (signal.SIGINT, signal.SIGTERM) or end.status == 128 + number for number in self._signals)
 
     def _tell(self, lost: str, outcome: Outcome) -> None:
         """The first one to tell counts."""
         text = json.dumps(vars(outcome))
         if self._store.compare_set(lost, "", text).decode() == text:
-            _say(outcome.who)
+            say(outcome.who)
 
     def _leave(self, epoch: int) -> None:
         gone = f"gone/{epoch}"
@@ -187,7 +192,8 @@ class _Watcher:
             time.sleep(self._pause)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """A line for people, on standard error."""
     sys.stderr.write(f"tesserae: {text}\n")  # in one piece, whoever else writes
     sys.stderr.flush()
 
