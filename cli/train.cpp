@@ -92,7 +92,9 @@ launch::Restarts restarts(const config::Config& config, const TrainArguments& ar
     const std::string resume = mode == Mode::automatic || alone ? "auto" : newest_of(checkpoints, end.saved);
     if (resume.empty()) return;
     job.command = rank_command(arguments, resume);
-    job.command.insert(job.command.end(), {"--set", "run.folder=" + config::Json(end.run).dump()});
+    // A folder that reads as JSON (20261203) would be no text.
+    const std::string folder = config::Json::accept(end.run) ? config::Json(end.run).dump() : end.run;
+    job.command.insert(job.command.end(), {"--set", "run.folder=" + folder});
   };
   return {.most = config.recovery.max_restarts, .prepare = prepare};
 }

@@ -72,7 +72,7 @@ TEST_F(ExpertJob, BiasesAndCapacitiesAreOfTheWholeBatch) {
 
 TEST_F(ExpertJob, BiasesOfRoutersAreWeights) {
   const std::string live = job_.path("live"), again = job_.path("again");
-  job_.run("biased", ranks(2, {"model.bias_rate=0.02", "train.steps=12", "run.weights_folder=" + live}));
+  job_.run("biased", ranks(2, {"model.bias_rate=0.02", "train.steps=11", "checkpoint.every_steps=11", "run.weights_folder=" + live}));
   Program program({TESSERAE_PROGRAM, "convert", live, again});
   ASSERT_TRUE(program.finish()->success()) << program.errors;
   std::vector<std::string> arguments =
@@ -80,7 +80,7 @@ TEST_F(ExpertJob, BiasesOfRoutersAreWeights) {
   arguments.insert(arguments.begin(), {"--resume", again});
   job_.run("from-weights", arguments);
 
-  const std::string name = "blocks.0.moe.router.bias";
+  const std::string name = "blocks.0.feed_forward.router.bias";
   const auto biases = [](const std::string& bytes) {
     std::vector<float> values(bytes.size() / sizeof(float));
     std::memcpy(values.data(), bytes.data(), bytes.size());
@@ -89,7 +89,7 @@ TEST_F(ExpertJob, BiasesOfRoutersAreWeights) {
   const auto stored = [&](const std::string& checkpoint) {
     return biases(checkpoint::Checkpoint::open(job_.path(checkpoint)).read("buffer/" + name));
   };
-  const std::vector<float> expected = stored("biased/checkpoints/step-12");
+  const std::vector<float> expected = stored("biased/checkpoints/step-11");
   EXPECT_THAT(expected, testing::Contains(testing::Gt(0.01F)));
   const auto files = checkpoint::WeightFiles::open(live);
   std::string written(expected.size() * sizeof(float), '\0');
