@@ -72,7 +72,8 @@ TEST_F(ExpertJob, BiasesAndCapacitiesAreOfTheWholeBatch) {
 
 TEST_F(ExpertJob, BiasesOfRoutersAreWeights) {
   const std::string live = job_.path("live"), again = job_.path("again");
-  job_.run("biased", ranks(2, {"model.bias_rate=0.02", "train.steps=11", "checkpoint.every_steps=11", "run.weights_folder=" + live}));
+  job_.run("biased", ranks(2, {"model.bias_rate=0.02", "train.steps=11", "checkpoint.every_steps=11",
+                               "run.weights_folder=" + live}));
   Program program({TESSERAE_PROGRAM, "convert", live, again});
   ASSERT_TRUE(program.finish()->success()) << program.errors;
   std::vector<std::string> arguments =
