@@ -219,6 +219,9 @@ std::optional<size_t> Tuner::next_visit() {
   const double visit = back + options_.trial_steps;
   if (!searching_ && !begin_search(visit + back)) return std::nullopt;
   if (spent_ + visit + back > search_ends_) return std::nullopt;
+  // What may be spent in all is a promise, and a change may take longer than those before.
+  const double longer = change_steps_ > 0 ? 1 + change_steps_ : 0;
+  if (spent_ + visit + back + longer > steps_allowed()) return std::nullopt;
   return worth_a_visit();
 }
 
