@@ -77,7 +77,11 @@ std::optional<Checkpoint> load_together(comm::Fabric& fabric, const std::string&
   };
   try {
     const py::gil_scoped_release release;
-    const bool chosen = fabric.rank() == 0 && checkpoint::means_one(path);
+    bool chosen = false;
+    try {
+      chosen = fabric.rank() == 0 && checkpoint::means_one(path);
+    } catch (const IoError&) {  // load_newest() meets it, too, and tells all ranks
+    }
     if (!comm::text_of(fabric, chosen ? "this one" : "", 0).empty()) return load_chosen(fabric, path, into);
     return load_newest(fabric, path, into);
   } catch (const std::exception&) {

@@ -28,8 +28,9 @@
 //     wrong.
 //  5. Steps of a search, changes (counted in steps) and the way to its best are spent: at most `budget` of all steps,
 //     passed or planned, or the allowance. A search takes 18 % of what is left, or as much as the allowance if that
-//     is more. A visit begins only if it fits with the way back; a search, if a visit does, and the next one under the
-//     same conditions if steps that have passed pay for it. Otherwise it waits.
+//     is more. A visit begins only if it fits with the way back, and in all with a change that takes longer than those
+//     before; a search, if a visit does, and the next one under the same conditions if steps that have passed pay for
+//     it. Otherwise it waits.
 //  6. What was seen counts until conditions change, at the speed that the machine has by then. What there was no room
 //     to visit makes the next search due.
 //  7. Holding: when the median of the window has left the reference by more than `drift` (and more than the noise), or

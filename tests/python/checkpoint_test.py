@@ -345,6 +345,16 @@ def test_a_named_checkpoint_that_is_gone_is_an_error(tmp_path: Path) -> None:
     run_ranks(loads_what_is_gone, 2, tmp_path)
 
 
+def loads_a_file(rank: int, world_size: int, folder: Path) -> None:
+    with pytest.raises(tsm.IoError, match="rank 0 could not look for checkpoints: .*step-7"):
+        load(folder / "step-7")
+
+
+def test_a_file_in_the_place_of_a_checkpoint_is_an_error_on_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "step-7").write_text("no directory")
+    run_ranks(loads_a_file, 2, tmp_path)
+
+
 # What cannot work.
 
 

@@ -20,7 +20,7 @@ namespace tesserae::comm {
 /// such way: they run on one of those, and what comes next on the current stream waits for them. A deadline on a device
 /// is the backend's own (NCCL's watchdog, set to ours by make_nccl); the liveness channel aborts it when a member is
 /// lost, and every verb after that throws PeerLost. A verb that was running then ends without a result, and so does one
-/// that failed or took too long. There is no Work to say so; require_intact() does.
+/// that failed or took too long. Nothing that it returns reports that: require_intact() does.
 class C10dGroup final : public Group, private Watched {
  public:
   struct Options {
