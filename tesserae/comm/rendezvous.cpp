@@ -7,6 +7,7 @@
 
 #include "tesserae/comm/error.h"
 #include "tesserae/comm/liveness/liveness.h"
+#include "tesserae/comm/liveness/watched_store.h"
 #include "tesserae/comm/open_store.h"
 #include "tesserae/os/clock.h"
 
@@ -18,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kStayAfterFailure{1500};
-constexpr milliseconds kAsk{5};
+constexpr milliseconds kFirstPause{5}, kLongestPause{100};
 // A busy store may take so long, also once the deadline has passed and one looks who has come.
 constexpr milliseconds kAnswer{2000};
 
@@ -118,52 +119,65 @@ void Rendezvous::introduce(const c10::intrusive_ptr<c10d::Store>& signs_of_life)
   }
 }
 
-// Asks, instead of waiting: somebody may have to be told that nobody comes.
-void Rendezvous::wait_for_all(const c10::intrusive_ptr<c10d::Store>& store,
+// Asks again and again, instead of waiting with a limit: torch warns of each limit that passes, with names of addresses
+// that a name server may take ten seconds not to find, and keeps the connection from others meanwhile; and somebody may
+// have to be told that nobody comes. A watched store asks itself, and tells who is lost.
+bool Rendezvous::wait_for_all(const c10::intrusive_ptr<c10d::Store>& store,
                               const std::function<bool()>& cancelled) const {
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < world_.size(); ++rank) keys.push_back(std::to_string(rank));
-  // Also once all have come: some of them may have left again.
-  for (bool met = false; !met && Clock::now() - start_ < deadline_; os::sleep_for(met ? milliseconds(0) : kAsk)) {
-    met = ask([store, keys] { return store->check(keys); });
-    if (cancelled()) throw CommError("Fabric::connect", "another rank was lost while the ranks met");
+  const auto used = [this] { return std::chrono::duration_cast<milliseconds>(Clock::now() - start_); };
+  const bool waits = !cancelled && is_watched(store);
+  for (int next = 0;;) {
+    const bool has_come = ask([store, waits, key = std::to_string(next), left = deadline_ - used()] {
+      try {
+        if (waits) store->wait({key}, std::max(left, kFirstPause));
+      } catch (const Timeout&) {
+        return false;
+      }
+      return store->check({key});
+    });
+    if (has_come) ++next;
+    // Also once all have come: some of them may have left again.
+    const bool all = next == world_.size();
+    if ((all || !has_come) && cancelled && cancelled()) {
+      throw CommError("Fabric::connect", "another rank was lost while the ranks met");
+    }
+    if (all) return true;
+    if (has_come) continue;
+    if (used() >= deadline_) return false;
+    os::sleep_for(std::clamp(used() / 20, kFirstPause, kLongestPause));
   }
+}
+
+std::vector<int> Rendezvous::absent(const c10::intrusive_ptr<c10d::Store>& store) const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    if (!ask([store, key = std::to_string(rank)] { return store->check({key}); })) ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 mesh::World Rendezvous::meet(const std::string& host, const std::function<bool()>& cancelled) {
   const auto hosts = store("host");
-  const int size = world_.size();
-  const auto key = [](int rank) { return std::to_string(rank); };
-  std::vector<std::string> host_of(static_cast<size_t>(size));
+  std::vector<std::string> host_of;
+  std::vector<int> missing;
   try {
-    ask([hosts, own = key(world_.launch().rank), host] { return hosts->set(own, host), true; });
-    if (cancelled) wait_for_all(hosts, cancelled);
-    for (int rank = 0; rank < size; ++rank) {
-      const auto used = std::chrono::duration_cast<milliseconds>(Clock::now() - start_);
-      ask([hosts, of = key(rank), left = std::max(deadline_ - used, milliseconds(1))] {
-        return hosts->wait({of}, left), true;
-      });
-      host_of[static_cast<size_t>(rank)] = ask([hosts, of = key(rank)] { return hosts->get_to_str(of); });
+    ask([hosts, own = std::to_string(world_.launch().rank), host] { return hosts->set(own, host), true; });
+    if (!wait_for_all(hosts, cancelled)) missing = absent(hosts);
+    for (int rank = 0; missing.empty() && rank < world_.size(); ++rank) {
+      host_of.push_back(ask([hosts, key = std::to_string(rank)] { return hosts->get_to_str(key); }));
     }
+  } catch (const CommError&) {
+    throw;
   } catch (const std::exception& failure) {
-    const bool late = dynamic_cast<const Timeout*>(&failure) != nullptr;  // of a store that is watched
-    if (!late && dynamic_cast<const CommError*>(&failure) != nullptr) throw;
-    std::vector<int> missing;
-    try {
-      for (int rank = 0; rank < size; ++rank) {
-        if (!ask([hosts, of = key(rank)] { return hosts->check({of}); })) missing.push_back(rank);
-      }
-    } catch (const CommError&) {
-      throw;
-    } catch (const std::exception&) {
-      throw PeerLost("Fabric::connect", cat("the store was lost while the ranks met: ", reason_of(failure)), server());
-    }
+    throw PeerLost("Fabric::connect", cat("the store was lost while the ranks met: ", reason_of(failure)), server());
+  }
+  if (!missing.empty()) {
     // The others' deadlines pass at about the same time, and they need the store to see who is missing.
     if (serves_) os::sleep_for(kStayAfterFailure);
     std::string list;
     for (const int rank : missing) list += (list.empty() ? "" : ", ") + std::to_string(rank);
     throw Timeout("Fabric::connect",
-                  cat("launcher ranks ", list, " of ", size, " did not come within ", deadline_.count(), " ms"),
+                  cat("launcher ranks ", list, " of ", world_.size(), " did not come within ", deadline_.count(), " ms"),
                   missing);
   }
   limiter_.reset();

@@ -41,7 +41,9 @@ class Rendezvous {
 
  private:
   c10::intrusive_ptr<c10d::Store> connect(bool serve, std::chrono::milliseconds patience) const;
-  void wait_for_all(const c10::intrusive_ptr<c10d::Store>& store, const std::function<bool()>& cancelled) const;
+  /// Whether all came by the deadline.
+  bool wait_for_all(const c10::intrusive_ptr<c10d::Store>& store, const std::function<bool()>& cancelled) const;
+  std::vector<int> absent(const c10::intrusive_ptr<c10d::Store>& store) const;
   std::vector<int> server() const;  ///< none if the launcher serves the store
   std::string server_name() const;
   template <class Request>

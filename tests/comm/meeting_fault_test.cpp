@@ -1,6 +1,9 @@
 // Ranks that are killed, stopped or hang while the ranks meet or make a group, with real processes.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <netdb.h>
 
+#include <atomic>
 #include <csignal>
 #include <string>
 #include <thread>
@@ -10,6 +13,18 @@
 #include "tests/comm/fault.h"
 #include "tests/support/promise.h"
 #include "tests/support/ranks.h"
+
+namespace {
+std::atomic<bool> name_server_is_slow{false};
+}
+
+// In place of libc's, also for torch: a name server that is down costs twice 5 s.
+extern "C" int getnameinfo(const sockaddr* address, socklen_t length, char* host, socklen_t host_length, char* service,
+                           socklen_t service_length, int flags) {
+  if (name_server_is_slow) tesserae::os::sleep_for(std::chrono::seconds(10));
+  static const auto of_libc = reinterpret_cast<decltype(&getnameinfo)>(dlsym(RTLD_NEXT, "getnameinfo"));
+  return of_libc(address, length, host, host_length, service, service_length, flags);
+}
 
 namespace tesserae::comm {
 
@@ -120,6 +135,32 @@ TEST(Fault, ARankThatIsKilledWhileTheRanksMeetIsNamed) {
 // One that serves the store for the others answers them nothing from then on.
 TEST(Fault, ARankThatIsStoppedWhileTheRanksMeetIsNamed) {
   expect_named("shm", {0, 4, 16}, "stopped");
+}
+
+// args: none. Rank 1 never comes, and no name server answers once the others wait for it.
+RANK_MAIN(waits_without_a_name_server) {
+  const auto world = mesh::World::from_environment();
+  if (world.rank() == 1) return;
+  FabricOptions options;
+  options.connect_deadline = kDeadline;
+  std::thread([] {
+    os::sleep_for(kDeadline / 2);
+    name_server_is_slow = true;
+  }).detach();
+  try {
+    Fabric::connect(world, options);
+  } catch (const Timeout& timeout) {
+    report("named", first_of(timeout.silent));
+    std::printf("%s\n", timeout.what());
+  }
+}
+
+TEST(Fault, ARankThatDoesNotComeIsNamedWithoutANameServer) {
+  const auto ends = run_ranks("waits_without_a_name_server", 3);
+  for (const int rank : {0, 2}) {
+    ASSERT_TRUE(ends[rank].exit.success()) << ends.text();
+    EXPECT_EQ(ends[rank].value("named"), 1) << ends.text();
+  }
 }
 
 // args: backend; how a rank is missing while the others make a group with it: "stopped" or "hangs".

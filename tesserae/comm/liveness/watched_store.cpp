@@ -76,4 +76,10 @@ c10::intrusive_ptr<c10d::Store> WatchedStore::clone() {
   return c10::make_intrusive<WatchedStore>(party_, prefix_, store_->clone());
 }
 
+bool is_watched(const c10::intrusive_ptr<c10d::Store>& store) {
+  if (dynamic_cast<const WatchedStore*>(store.get()) != nullptr) return true;
+  auto* const part = dynamic_cast<c10d::PrefixStore*>(store.get());
+  return part != nullptr && is_watched(part->getUnderlyingStore());
+}
+
 }  // namespace tesserae::comm

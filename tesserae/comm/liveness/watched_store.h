@@ -43,4 +43,7 @@ class WatchedStore final : public c10d::PrefixStore {
   Party party_;
 };
 
+/// Whether `store` is a watched one, or a part of one.
+bool is_watched(const c10::intrusive_ptr<c10d::Store>& store);
+
 }  // namespace tesserae::comm
