@@ -21,15 +21,18 @@ std::string python_program() {
   return named != nullptr ? named : "python3";
 }
 
-/// PYTHONPATH, with the folder of the package that was built or installed beside this program in front.
+/// PYTHONPATH, with the folder of the package that was built or installed beside this program in front. Without an
+/// empty entry, which for Python is the folder where it is started.
 std::string python_path() {
   const os::Path folder = os::Path(os::program_path()).parent_path();
   std::string path;
+  const auto add = [&path](const std::string& more) { path += (path.empty() ? "" : ":") + more; };
   for (const os::Path& packages : {folder / "../python", folder / "../.."}) {
-    if (os::files().exists(packages / "tesserae/__init__.py")) path += packages.lexically_normal().native() + ":";
+    if (os::files().exists(packages / "tesserae/__init__.py")) add(packages.lexically_normal().native());
   }
   const char* const before = std::getenv("PYTHONPATH");
-  return path + (before != nullptr ? before : "");
+  if (before != nullptr && *before != '\0') add(before);
+  return path;
 }
 
 /// Nothing if the Python that would run has the package, else what is the matter.
@@ -91,7 +94,8 @@ int run_python(const std::string& verb, const std::string& module, const std::ve
 Script python_script(const std::string& verb, const std::vector<std::string>& arguments) {
   const std::string python = python_program(), path = python_path();
   require_python(verb, python, path);
-  Script script{.command = {python}, .environment = {{"PYTHONPATH", path}}};
+  // Unbuffered, as by torchrun: what a rank printed before it was killed is not lost.
+  Script script{.command = {python, "-u"}, .environment = {{"PYTHONPATH", path}}};
   script.command.insert(script.command.end(), arguments.begin(), arguments.end());
   return script;
 }

@@ -24,7 +24,7 @@ struct RunArguments {
   int nproc = 0, hosts = 0, host = 0;  // 0 ranks or hosts: not given
   int port = 29500;
   std::string address, shared;
-  int replacements = 0, spares = 0, min_ranks = 0, max_restarts = 0;
+  int replacements = 0, spares = 0, min_ranks = 0, max_restarts = 0, early_exit = 0;
   double grace_seconds = 20, host_deadline_seconds = 300;
 };
 
@@ -142,6 +142,12 @@ void add_run(CLI::App& program, int& status) {
       ->check(not_negative())
       ->type_name("SECONDS")
       ->capture_default_str();
+  verb->add_option(
+          "--early-exit", arguments->early_exit,
+          "The status of a script that was asked to end and has saved (exit_code of tsm.preemption): that of the job "
+          "then, and no failure")
+      ->check(CLI::Range(1, 255))
+      ->type_name("STATUS");
   verb->footer(
       "tesserae run [OPTIONS] SCRIPT [ITS ARGUMENTS...]: every rank runs SCRIPT with torchrun's variables.\n"
       "A script that trains inside tsm.elastic (docs/python.md) goes on in the same processes when a rank is lost, "
@@ -163,6 +169,7 @@ void add_run(CLI::App& program, int& status) {
     job.environment = script.environment;
     if (job.hosts > 1) job.environment["TESSERAE_HOST_DEADLINE"] = cat(arguments->host_deadline_seconds);
     job.environment["TESSERAE_MIN_RANKS"] = std::to_string(arguments->min_ranks);
+    job.early_exit_code = arguments->early_exit;
     job.stop_grace = os::milliseconds(arguments->grace_seconds);
     job.replacements = arguments->replacements;
     job.spares = arguments->spares;

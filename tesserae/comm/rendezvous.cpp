@@ -27,9 +27,10 @@ std::string below(int epoch) {
   return epoch == 0 ? "" : cat("epoch-", epoch, "/");
 }
 
-/// torchrun may start all ranks again on the store of those before: what they left there is not of these.
-std::string of_this_start() {
-  const char* restart = std::getenv("TORCHELASTIC_RESTART_COUNT");
+/// torchrun may start all ranks again on a store that it serves: what those before left there is not of these. A store
+/// that a rank serves ends with its start, and each host's torchrun counts its own failures only.
+std::string of_this_start(const mesh::World& world) {
+  const char* const restart = world.launch().store_is_served ? std::getenv("TORCHELASTIC_RESTART_COUNT") : nullptr;
   return cat(restart != nullptr ? restart : "0", "/");
 }
 
@@ -37,7 +38,7 @@ std::string of_this_start() {
 
 Rendezvous::Rendezvous(const mesh::World& world, milliseconds deadline, int epoch)
     : world_(world), deadline_(deadline), start_(Clock::now()) {
-  job_ = cat("tesserae/", of_this_start(), below(epoch));
+  job_ = cat("tesserae/", of_this_start(world), below(epoch));
   const auto& launch = world.launch();
   if (launch.port == 0) {
     throw InvalidArgument("Fabric::connect", cat(launch.size,
@@ -55,7 +56,7 @@ Rendezvous::Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store>
       start_(Clock::now()),
       serves_(world.launch().rank == 0 && !world.launch().store_is_served),
       joined_(true),
-      job_(cat(of_this_start(), below(epoch))),
+      job_(cat(of_this_start(world), below(epoch))),
       store_(std::move(store)) {}
 
 c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve, milliseconds patience) const {
@@ -176,9 +177,10 @@ mesh::World Rendezvous::meet(const std::string& host, const std::function<bool()
     if (serves_) os::sleep_for(kStayAfterFailure);
     std::string list;
     for (const int rank : missing) list += (list.empty() ? "" : ", ") + std::to_string(rank);
-    throw Timeout("Fabric::connect",
-                  cat("launcher ranks ", list, " of ", world_.size(), " did not come within ", deadline_.count(), " ms"),
-                  missing);
+    throw Timeout(
+        "Fabric::connect",
+        cat("launcher ranks ", list, " of ", world_.size(), " did not come within ", deadline_.count(), " ms"),
+        missing);
   }
   limiter_.reset();
   return world_.with_hosts(host_of);

@@ -1,19 +1,33 @@
 #include "tesserae/launch/ending.h"
 
+#include <utility>
+
 #include "tesserae/os/signal_numbers.h"
 
 namespace tesserae::launch {
+namespace {
+
+// `timeout`, for one, sends a signal to its child, and once more to the group.
+constexpr std::chrono::milliseconds same_demand(100);
+
+}  // namespace
 
 Ending::News Ending::look() {
-  const int count = signals_.count();
+  const int count = signals_.count(), demands = signals_.demands();
   if (count == seen_) return News::none;
-  const bool again = is_asked();
-  seen_ = count;
-  return again ? News::asked_again : News::asked;
+  const bool first = std::exchange(seen_, count) == 0;
+  if (std::exchange(seen_demands_, demands) == demands) return first ? News::asked : News::none;
+  if (!same_demand_) {
+    same_demand_.emplace(same_demand);
+    return News::asked;
+  }
+  if (!same_demand_->passed()) return News::none;
+  again_ = true;
+  return News::asked_again;
 }
 
 int Ending::passed_on() const {
-  return signal() == os::signal_interrupt ? os::signal_terminate : signal();
+  return signals_.demands() > 0 ? os::signal_terminate : signal();
 }
 
 void Ending::ask(std::vector<LaunchedRank>& ranks, int signal, std::chrono::milliseconds grace) {

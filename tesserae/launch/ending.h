@@ -14,7 +14,8 @@ namespace tesserae::launch {
 inline constexpr const char* stopping = "tesserae: stopping after this step; once more to stop at once";
 
 /// How a launcher ends the ranks of its host: asked to by a signal to this process (SIGINT, SIGTERM, SIGUSR1), or by
-/// itself. They are asked, and killed when a grace has passed. Used from the launcher's thread.
+/// itself. They are asked, and killed when a grace has passed. SIGUSR1 only warns: the first SIGINT or SIGTERM after it
+/// asks anew, the second one asks again. Used from the launcher's thread.
 class Ending {
  public:
   enum class News { none, asked, asked_again };
@@ -24,10 +25,11 @@ class Ending {
   /// look() would say more than `none`.
   bool has_news() const { return signals_.count() != seen_; }
   bool is_asked() const { return seen_ > 0; }
-  bool is_asked_again() const { return seen_ > 1; }
+  bool is_asked_again() const { return again_; }
   /// The first signal that came, or 0.
   int signal() const { return signals_.first(); }
-  /// The one that ranks are sent for it: SIGTERM for SIGINT, which a terminal may have sent them itself.
+  /// The one that ranks are sent: SIGUSR1 if no other has come, else SIGTERM, also for SIGINT, which a terminal may
+  /// have sent them itself.
   int passed_on() const;
   /// Readable once a signal has come, until look() has seen it; -1 after that.
   int descriptor() const { return is_asked() ? -1 : signals_.descriptor(); }
@@ -41,7 +43,9 @@ class Ending {
 
  private:
   os::StopSignals signals_;
-  int seen_ = 0;
+  int seen_ = 0, seen_demands_ = 0;
+  bool again_ = false;
+  std::optional<os::Deadline> same_demand_;  // what comes until then
   std::optional<os::Deadline> kill_at_;
 };
 

@@ -140,7 +140,7 @@ class Follower {
     if (news == Ending::News::asked_again) return host_.ending.cut_short();
     if (news == Ending::News::none) return;
     host_.output.print(stopping);
-    for (LaunchedRank& rank : host_.ranks) rank.asked_to_end = rank.is_running();
+    for (LaunchedRank& rank : host_.ranks) rank.asked_to_end |= rank.is_running();
     decider_->close();
     host_.ending.ask(host_.ranks, host_.ending.passed_on(), host_.job.stop_grace);
   }

@@ -4,9 +4,11 @@
 #include <sys/utsname.h>
 
 #include <algorithm>
+#include <cmath>
 #include <thread>
 
 #include "tesserae/base/error.h"
+#include "tesserae/os/control_groups.h"
 #include "tesserae/os/files.h"
 
 namespace tesserae::os {
@@ -29,8 +31,12 @@ std::string host_identity() {
 int processors() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const bool known = ::sched_getaffinity(0, sizeof allowed, &allowed) == 0;
+  int count = known ? CPU_COUNT(&allowed) : static_cast<int>(std::thread::hardware_concurrency());
+  for (const ControlGroup& group : control_groups("cpu")) {
+    if (const auto quota = processor_quota(group)) count = std::min(count, static_cast<int>(std::ceil(*quota)));
+  }
+  return std::max(1, count);
 }
 
 }  // namespace tesserae::os

@@ -11,7 +11,8 @@ std::string host_name();
 /// their own: they cannot watch each other's processes or open their memory.
 std::string host_identity();
 
-/// How many processors this process may run on.
+/// Of how many processors this process may have the time: those that it may run on, or its share of them where a
+/// control group limits that (rounded up).
 int processors();
 
 }  // namespace tesserae::os

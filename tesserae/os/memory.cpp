@@ -13,11 +13,11 @@
 #include <cstdlib>
 #include <limits>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "tesserae/base/error.h"
+#include "tesserae/os/control_groups.h"
 #include "tesserae/os/descriptor.h"
 #include "tesserae/os/files.h"
 
@@ -41,25 +41,20 @@ uint64_t kilobytes(std::string_view function, const Path& path, std::string_view
   throw IoError(function, cat(path.native(), ": has no line '", name, "'"));
 }
 
-/// The number in a file of a control group; nothing if there is no such file or it says "max".
-std::optional<uint64_t> group_limit(const Path& path) {
-  if (!files().exists(path)) return std::nullopt;
-  return number(files().read(path));
-}
-
 /// A control group (v1 or v2) that limits the memory of this process.
 struct LimitingGroup {
   uint64_t limit;
   uint64_t used;  ///< of it, without pages of files, which are given up for whoever needs memory
 };
 
-uint64_t used_by(const Path& group, bool second) {
-  const uint64_t all = group_limit(group / (second ? "memory.current" : "memory.usage_in_bytes")).value_or(0);
-  if (!files().exists(group / "memory.stat")) return all;
-  const std::string text = "\n" + files().read(group / "memory.stat");
+uint64_t used_by(const ControlGroup& group) {
+  const auto all =
+      static_cast<uint64_t>(group.number(group.second ? "memory.current" : "memory.usage_in_bytes").value_or(0));
+  if (!files().exists(group.folder / "memory.stat")) return all;
+  const std::string text = "\n" + files().read(group.folder / "memory.stat");
   uint64_t of_files = 0;
   for (const std::string_view name : {"active_file", "inactive_file"}) {
-    const std::string key = cat("\n", second ? "" : "total_", name, " ");
+    const std::string key = cat("\n", group.second ? "" : "total_", name, " ");
     if (const size_t at = text.find(key); at != std::string::npos) {
       of_files += number(std::string_view(text).substr(at + key.size())).value_or(0);
     }
@@ -70,23 +65,10 @@ uint64_t used_by(const Path& group, bool second) {
 /// The group that this process is in, and those around it, as far as they limit it.
 std::vector<LimitingGroup> limiting_groups() {
   constexpr uint64_t none = uint64_t{1} << 60;  // v1 has no word for it
-  const Path own = "/proc/self/cgroup", all = "/sys/fs/cgroup";
   std::vector<LimitingGroup> found;
-  if (!files().exists(own)) return found;
-  std::istringstream lines(files().read(own));
-  for (std::string line; std::getline(lines, line);) {
-    // "0::/a/b" (v2) or "4:memory:/a/b" (v1).
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (!controllers.empty() && controllers != "memory") continue;
-    const bool v2 = controllers.empty();
-    const Path root = v2 ? all : all / "memory";
-    for (Path group = Path(line.substr(second + 1)).relative_path();; group = group.parent_path()) {
-      const auto limit = group_limit(root / group / (v2 ? "memory.max" : "memory.limit_in_bytes"));
-      if (limit && *limit < none) found.push_back({*limit, used_by(root / group, v2)});
-      if (group.empty()) break;
-    }
+  for (const ControlGroup& group : control_groups("memory")) {
+    const auto limit = group.number(group.second ? "memory.max" : "memory.limit_in_bytes");
+    if (limit && static_cast<uint64_t>(*limit) < none) found.push_back({static_cast<uint64_t>(*limit), used_by(group)});
   }
   return found;
 }

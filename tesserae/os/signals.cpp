@@ -38,8 +38,8 @@ extern "C" void remember(int number, siginfo_t* info, void* context) {
   }
   int none = 0;
   first_signal.compare_exchange_strong(none, number);
-  signal_count.fetch_add(1);
   if (number != SIGUSR1) demand_count.fetch_add(1);
+  signal_count.fetch_add(1);  // who sees it sees the demand, too
   const char byte = 0;
   [[maybe_unused]] const ssize_t written = ::write(wake_up.load(), &byte, 1);  // a full pipe is readable as well
   if ((before.sa_flags & SA_SIGINFO) != 0) {

@@ -51,9 +51,9 @@ TEST(Surface, Train) {
 }
 
 TEST(Surface, Run) {
-  EXPECT_THAT(entries(help({"run"})),
-              ElementsAre("-h,--help", "--nproc", "--replacements", "--spares", "--min-ranks", "--max-restarts",
-                          "--hosts", "--host", "--address", "--port", "--shared", "--host-deadline", "--grace"));
+  EXPECT_THAT(entries(help({"run"})), ElementsAre("-h,--help", "--nproc", "--replacements", "--spares", "--min-ranks",
+                                                  "--max-restarts", "--hosts", "--host", "--address", "--port",
+                                                  "--shared", "--host-deadline", "--grace", "--early-exit"));
 }
 
 TEST(Surface, Doctor) {

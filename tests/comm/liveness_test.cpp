@@ -197,4 +197,20 @@ TEST(Restart, RanksThatAreStartedAgainDoNotHearOfThoseBefore) {
   EXPECT_TRUE(after.all_succeeded()) << after.text();
 }
 
+// args: none.
+RANK_MAIN(meets_on_a_store_of_rank_0) {
+  if (mesh::World::from_environment().launch().rank == 1) ::setenv("TORCHELASTIC_RESTART_COUNT", "0", 1);
+  FabricOptions options;
+  options.connect_deadline = seconds(20);
+  Fabric::connect(mesh::World::from_environment(), options)->everyone().barrier();
+}
+
+// One host's ranks have failed before, another host is new.
+TEST(Restart, HostsThatCountTheirOwnFailuresMeet) {
+  testing::RankJob job{.main = "meets_on_a_store_of_rank_0"};
+  job.environment = {{"TORCHELASTIC_RESTART_COUNT", "1"}};
+  const testing::RankResults results = testing::run_ranks(job);
+  EXPECT_TRUE(results.all_succeeded()) << results.text();
+}
+
 }  // namespace tesserae::comm

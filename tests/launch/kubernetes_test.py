@@ -73,6 +73,18 @@ def test_the_operator_takes_the_job(schema: dict[str, Any], pod_schema: dict[str
     jsonschema.validate(job, schema)
 
 
+def test_pods_that_end_when_asked_are_no_failures_and_have_time_to_come_back() -> None:
+    [rule] = [
+        rule["onExitCodes"]["values"]
+        for rule in manifests("job.yaml")[1]["spec"]["podFailurePolicy"]["rules"]
+        if rule["action"] == "Ignore" and "onExitCodes" in rule
+    ]
+    for _, pod in pod_specs():
+        settings = dict(word.split("=", 1) for word in pod["containers"][0]["args"] if "=" in word)
+        assert [int(settings["preemption.exit_code"])] == rule
+        assert int(settings["run.connect_deadline_seconds"]) >= 600
+
+
 WRONG = {
     "type": lambda job: job["spec"]["pytorchReplicaSpecs"]["Worker"].update(replicas="one"),
     "misspelt": lambda job: job["spec"].update(nProcPerNode="8"),

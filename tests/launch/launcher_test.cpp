@@ -180,11 +180,34 @@ TEST_F(Launcher, ASecondCtrlCEndsStubbornRanksAtOnce) {
   wait_until_started(2);
   job.process().signal(SIGINT);
   ASSERT_TRUE(job.wait_for("stopping"));
+  os::sleep_for(std::chrono::milliseconds(500));  // at once it would be the same one, sent twice
   begin_ = os::now();
   job.process().signal(SIGINT);
   EXPECT_EQ(job.finish()->code, 128 + SIGINT);
   EXPECT_LT(elapsed(), 15) << "without waiting for the 20 s of grace";
   expect_nothing_left(2);
+}
+
+// Slurm's `--signal=USR1@120`, and its SIGTERM two minutes later: ranks may be saving.
+TEST_F(Launcher, ASigtermAfterAWarningIsTheFirstDemand) {
+  Program job = launch(2, "trap '' USR1; trap 'sleep 1; exit 0' TERM; while true; do sleep 0.05; done");
+  wait_until_started(2);
+  job.process().signal(SIGUSR1);
+  ASSERT_TRUE(job.wait_for("stopping"));
+  os::sleep_for(std::chrono::milliseconds(500));
+  job.process().signal(SIGTERM);
+  EXPECT_TRUE(job.finish()->success()) << job.errors;
+}
+
+// As `timeout` sends it, to its child and then to the group.
+TEST_F(Launcher, ADemandThatComesTwiceIsOne) {
+  Program job = launch(2, "trap 'sleep 1; exit 0' TERM; while true; do sleep 0.05; done");
+  wait_until_started(2);
+  for (int time = 0; time < 2; ++time) {
+    job.process().signal(SIGTERM);
+    os::sleep_for(std::chrono::milliseconds(20));
+  }
+  EXPECT_TRUE(job.finish()->success()) << job.errors;
 }
 
 TEST_F(Launcher, RanksDieWithALauncherThatIsKilled) {

@@ -139,24 +139,29 @@ def test_help(script: Path) -> None:
     assert "torchrun" in text and "--seed" in text
 
 
-def test_the_slurm_script_starts_one_torchrun_a_node() -> None:
+@pytest.mark.parametrize(
+    ("gpus", "processors", "processes", "threads"), [("a100:4", 32, "4", "8"), ("4", 2, "4", "1"), ("0", 32, "2", "16")]
+)
+def test_the_slurm_script_starts_one_torchrun_a_node(gpus: str, processors: int, processes: str, threads: str) -> None:
     """What srun would start, with Slurm's commands replaced: the options that torchrun gets are ones it knows."""
     script = EXAMPLES / "t5_summarization.slurm"
-    stand_in = """
-        scontrol() { echo first-node; echo second-node; }
-        srun() { printf '%s\\n' "$@"; }
-        SLURM_JOB_NODELIST=nodes SLURM_JOB_NUM_NODES=2 SLURM_JOB_ID=7 SLURM_GPUS_PER_NODE=a100:4
+    stand_in = f"""
+        scontrol() {{ echo first-node; echo second-node; }}
+        srun() {{ printf '%s\\n' "$@" $OMP_NUM_THREADS; }}
+        SLURM_JOB_NODELIST=nodes SLURM_JOB_NUM_NODES=2 SLURM_JOB_ID=7
+        SLURM_GPUS_PER_NODE={gpus} SLURM_CPUS_PER_TASK={processors}
         set -- --epochs 1
         source """
     run = subprocess.run(["bash", "-c", stand_in + str(script)], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
-    program, *arguments = run.stdout.split()
+    program, *arguments, given = run.stdout.split()
+    assert given == threads
 
     from torch.distributed.run import get_args_parser
 
     options = get_args_parser().parse_args(arguments)
     assert program == "torchrun"
-    assert (options.nnodes, options.nproc_per_node, options.rdzv_backend) == ("2", "4", "c10d")
-    assert (options.rdzv_endpoint, options.rdzv_id) == ("first-node:29500", "7")
+    assert (options.nnodes, options.nproc_per_node, options.rdzv_backend) == ("2", processes, "c10d")
+    assert (options.rdzv_endpoint, options.rdzv_id) == ("first-node:15007", "7")
     assert Path(options.training_script).name == "t5_summarization.py"
     assert options.training_script_args == ["--epochs", "1"]

@@ -229,3 +229,27 @@ def test_a_signal_ends_it(tmp_path: Path) -> None:
     for process in job.ranks():
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+def test_a_signal_ends_ranks_that_still_meet(tmp_path: Path) -> None:
+    port = free_port()
+    script = tmp_path / "alone.py"
+    script.write_text("import tesserae as tsm\n\ntsm.with_recovery(print)\n")
+
+    def start(rank: int) -> subprocess.Popen[bytes]:
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3, "MASTER_PORT": port}
+        place = {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
+        return subprocess.Popen([sys.executable, str(script)], env=os.environ | place)
+
+    def handles(process: subprocess.Popen[bytes], number: int) -> bool:
+        caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+        return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+    ranks = [start(rank) for rank in (0, 1)]
+    end = time.monotonic() + 100
+    while not all(handles(process, signal.SIGTERM) for process in ranks):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    ranks[1].send_signal(signal.SIGTERM)
+    for process in ranks:
+        assert process.wait(timeout=100) == 128 + signal.SIGTERM

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from tesserae import _C
 
 PR_SET_PDEATHSIG = 1
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # ask this process to end, or warn it
 
 _handlers: dict[int, Any] = {}  # of signals, that the script had
 
@@ -44,10 +45,13 @@ class Rank:
         with warnings.catch_warnings():
             # Python warns of threads: those of a store, of which the child makes no use.
             warnings.simplefilter("ignore", DeprecationWarning)
+            # Until the rank has its own handlers: those that it begins with are its parent's.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             self.process = os.fork()
         if self.process == 0:
             os.close(self._reports)
-            _run(train, variables, writer)
+            _run(train, variables, writer, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         with suppress(OSError):  # the rank does it, too: whoever comes first
             os.setpgid(self.process, self.process)
         os.close(writer)
@@ -85,7 +89,7 @@ class Rank:
         return End("killed", code, f"exited with code {code}")
 
 
-def _run(train: Callable[[], Any], variables: dict[str, str], writer: int) -> None:
+def _run(train: Callable[[], Any], variables: dict[str, str], writer: int, mask: set[int]) -> None:
     """Never returns: what the watcher has on its stack, and would do at its end, is not the rank's."""
     status = 1
     try:
@@ -93,6 +97,7 @@ def _run(train: Callable[[], Any], variables: dict[str, str], writer: int) -> No
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         for number, handler in _handlers.items():
             signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.environ.update(variables)
         end = _outcome(train)
         atexit._run_exitfuncs()
@@ -137,7 +142,7 @@ def signals_go_to(rank: Callable[[], Rank | None], seen: list[int]) -> Iterator[
         if (running := rank()) is not None:
             running.signal(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in SIGNALS:
         _handlers[number] = signal.signal(number, hand_on)
     try:
         yield

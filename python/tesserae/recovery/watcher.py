@@ -7,7 +7,8 @@ forks: so a new rank costs no start of Python, and all that a broken job has in 
  1. The watchers share a store: the launcher's, or one that the watcher of rank 0 serves where ranks were to meet.
  2. An epoch begins when all of them are there. The watcher of rank 0 serves a store for the ranks of this epoch: keys
     of an earlier one would lead them to processes that are gone.
- 3. Each forks its rank, which meets the others by that store.
+ 3. Each forks its rank, which meets the others by that store, and is told if the end has been asked for meanwhile:
+    watchers that were still to meet have ended then.
  4. A rank ends. If it returned, or meant to end, its watcher says so, and waits for the others.
  5. Else it is lost, and its watcher says so. One that only lost a peer waits for a better culprit, for a moment.
  6. Whoever hears of a loss kills its rank, also one that has ended well, and the next epoch begins at 2; unless that
@@ -76,13 +77,15 @@ class _Watcher:
         self._train, self._restarts, self._deadline = train, restarts, deadline
         self._launch = launch = _C.Launch()
         self._number, self._size = launch.rank, launch.size
-        served = launch.served or self._number != 0
+        self._serves = not launch.served and self._number == 0
+        # Of this start, on a store that outlives it. Each host's torchrun counts its own failures only.
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if launch.served else "0"
         self._store = dist.PrefixStore(  # 1.
-            f"tesserae/recovery/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+            f"tesserae/recovery/{start}",
             dist.TCPStore(
                 launch.address,
                 launch.port if launch.size > 1 else 0,
-                is_master=not served,
+                is_master=self._serves,
                 wait_for_workers=False,
                 timeout=timedelta(seconds=deadline),
             ),
@@ -113,7 +116,9 @@ class _Watcher:
         begin = time.monotonic()
         serving = self._meet(epoch)  # 2.
         port = int(self._store.get(f"port/{epoch}"))
-        self._rank = Rank(self._train, self._variables(port))  # 3.
+        self._rank = Rank(self._train, self._variables(port, epoch))  # 3.
+        for number in self._asked():
+            self._rank.signal(number)
         if epoch > 0 and self._number == 0:
             say(f"all ranks begin again ({epoch} of {self._restarts}), after {time.monotonic() - begin:.1f} s")
         try:
@@ -124,10 +129,16 @@ class _Watcher:
             del serving
 
     def _meet(self, epoch: int) -> dist.Store | None:
-        here = f"here/{epoch}"
+        here, asked = f"here/{epoch}", f"asked/{epoch}"
         self._store.add(here, 1)
         end = time.monotonic() + self._deadline
         while (count := self._store.add(here, 0)) < self._size:
+            for number in self._asked():
+                self._store.set(asked, str(number))
+            if self._store.check([asked]):
+                if self._serves:
+                    time.sleep(PATIENCE)  # for the others to see it
+                sys.exit(128 + int(self._store.get(asked)))
             if time.monotonic() > end:
                 raise RecoveryFailed(
                     f"[with_recovery] {count} of {self._size} ranks have come within {self._deadline:g} s; see what "
@@ -140,7 +151,7 @@ class _Watcher:
         self._store.set(f"port/{epoch}", str(serving.port))
         return serving
 
-    def _variables(self, port: int) -> dict[str, str]:
+    def _variables(self, port: int, epoch: int) -> dict[str, str]:
         launch = self._launch
         return {
             "RANK": str(launch.rank),
@@ -150,6 +161,7 @@ class _Watcher:
             "MASTER_ADDR": launch.address,
             "MASTER_PORT": str(port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": str(epoch),
         }
 
     def _watch(self, epoch: int, rank: Rank) -> Outcome:
@@ -176,7 +188,11 @@ class _Watcher:
 
     def _was_told_to(self, end: End) -> bool:
         """By a signal that asks for the end, or one that it died of; others a script may handle and go on."""
-        return any(number in (signal.SIGINT, signal.SIGTERM) or end.status == 128 + number for number in self._signals)
+        return bool(self._asked()) or any(end.status == 128 + number for number in self._signals)
+
+    def _asked(self) -> list[int]:
+        """The signals that ask for the end; SIGUSR1 warns, and would kill a rank that has no handler yet."""
+        return [number for number in self._signals if number in (signal.SIGINT, signal.SIGTERM)]
 
     def _tell(self, lost: str, outcome: Outcome) -> None:
         """The first one to tell counts."""
