@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
@@ -20,7 +21,7 @@ void for_each_tensor(const py::handle& value, const Visit& visit) {
     for (const auto& element : py::reinterpret_borrow<py::sequence>(value)) for_each_tensor(element, visit);
   } else if (PyDict_Check(value.ptr())) {  // also OrderedDict, and what is derived from it
     for (const auto& [key, element] : py::reinterpret_borrow<py::dict>(value)) for_each_tensor(element, visit);
-  } else if (py::hasattr(value, "__dataclass_fields__")) {
+  } else if (!PyType_Check(value.ptr()) && py::hasattr(value, "__dataclass_fields__")) {
     for (const auto& name : value.attr("__dataclass_fields__")) for_each_tensor(py::getattr(value, name), visit);
   } else if (py::hasattr(value, "data") && py::hasattr(value, "batch_sizes")) {  // PackedSequence
     for_each_tensor(value.attr("data"), visit);
@@ -127,6 +128,18 @@ void Unit::leave() {
   show(depth_ > 0 || backward_ || stays);
 }
 
+void Unit::begin_backward(shard::ShardedUnit& /*unit*/, bool /*boundary*/) {
+  reduced_.clear();
+}
+
+void Unit::before_reduce(shard::FlatBuffer& buffer) {
+  if (!after_backward_) return;
+  const auto& buffers = sharded().buffers();
+  const auto same = [&buffer](const auto& other) { return other.get() == &buffer; };
+  const auto& numbers = flats_[static_cast<size_t>(std::ranges::find_if(buffers, same) - buffers.begin())];
+  reduced_.insert(reduced_.end(), numbers.begin(), numbers.end());
+}
+
 // Parameters stay in place between a unit's first gradient and the end of the backward: a forward that is recomputed
 // below this unit's module reads them there.
 void Unit::before_backward(shard::ShardedUnit& /*unit*/) {
@@ -146,7 +159,10 @@ void Unit::end_backward(shard::ShardedUnit& /*unit*/) {
 void Unit::after_backward(shard::ShardedUnit& /*unit*/) {
   if (!after_backward_) return;
   const py::gil_scoped_acquire acquire;
-  after_backward_();
+  std::ranges::sort(reduced_);
+  const auto repeated = std::ranges::unique(reduced_);
+  reduced_.erase(repeated.begin(), repeated.end());
+  after_backward_(std::exchange(reduced_, {}));
 }
 
 void Unit::set_after_backward(py::object call) {

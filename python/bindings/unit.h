@@ -57,7 +57,9 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   /// `function`, inside a forward of the unit or a backward.
   void require_between_steps(const std::string& function);
 
+  void begin_backward(shard::ShardedUnit& unit, bool boundary) override;
   void before_backward(shard::ShardedUnit& unit) override;
+  void before_reduce(shard::FlatBuffer& buffer) override;
   void end_backward(shard::ShardedUnit& unit) override;
 
   void after_free(shard::ShardedUnit& unit) override;
@@ -112,9 +114,10 @@ class Unit final : public shard::UnitHandle, public shard::StepObserver {
   std::vector<std::vector<int>> flats_;
   std::vector<Entry> entries_;
   py::object after_backward_;
-  int depth_ = 0;           // of the unit's forward within itself
-  bool backward_ = false;   // the unit has begun its backward
-  bool computing_ = false;  // entries show compute parameters
+  std::vector<int> reduced_;  // of the constructor's parameters, in this backward; if somebody asks
+  int depth_ = 0;             // of the unit's forward within itself
+  bool backward_ = false;     // the unit has begun its backward
+  bool computing_ = false;    // entries show compute parameters
   bool while_gathered_ = false;
 };
 

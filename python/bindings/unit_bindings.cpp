@@ -143,7 +143,8 @@ void bind_unit(py::module_& module) {
       .def("has_replaced_entries", &Unit::has_replaced_entries,
            "Whether an entry is something else than its shard, and nothing computes with the unit.")
       .def("set_after_backward", &Unit::set_after_backward, py::arg("call"),
-           "`call()` at the end of each backward that has reduced the unit's gradients; None: nothing.")
+           "`call(numbers)` at the end of each backward that reduces the unit's gradients, with the numbers of the "
+           "parameters whose gradients it has reduced; None: nothing.")
       .def("gather", &Unit::gather, "Starts to gather ahead of the forward.")
       .def("finish_gather", &Unit::finish_gather, "Waits for it; entries show whole parameters.")
       .def("release", &Unit::release, "Frees what is gathered, unless the unit computes with it.")

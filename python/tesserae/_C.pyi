@@ -788,7 +788,7 @@ class Unit:
     def require_between_steps(self, function: str) -> None: ...
     def set_after_backward(self, call: typing.Any) -> None:
         """
-        `call()` at the end of each backward that has reduced the unit's gradients; None: nothing.
+        `call(numbers)` at the end of each backward that reduces the unit's gradients, with the numbers of the parameters whose gradients it has reduced; None: nothing.
         """
     def set_average_hook(self, hook: typing.Any) -> None:
         """

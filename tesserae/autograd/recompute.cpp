@@ -46,6 +46,11 @@ class RandomState {
   std::vector<std::pair<at::Generator, at::Tensor>> entries_;
 };
 
+struct RestoredAtEnd {
+  RandomState state;
+  ~RestoredAtEnd() { state.restore(); }
+};
+
 struct Recomputation {
   TensorFunction compute;
   std::vector<at::Tensor> others;  // inputs that are no floating point tensors, by position
@@ -88,11 +93,10 @@ struct Recompute : torch::autograd::Function<Recompute> {
     }
     std::vector<at::Tensor> outputs;
     {
-      const RandomState now = RandomState::capture(leaves);
+      const RestoredAtEnd now{RandomState::capture(leaves)};
       recomputation.random.restore();
       const at::AutoGradMode enable(true);
       outputs = recomputation.compute(merge(recomputation, leaves));
-      now.restore();
     }
     variable_list roots, root_gradients;
     for (size_t i = 0; i < outputs.size(); ++i) {

@@ -15,6 +15,8 @@ namespace tesserae::comm {
 struct Label {
   std::string_view unit;  ///< must outlive the operation
   int64_t step = -1;      ///< the step of the job; -1: none has begun
+  /// Of what the data are, where sizes alone do not tell: a hash, on which members must agree. NCCL cannot compare it.
+  uint32_t contents = 0;
 };
 
 /// A collective operation failed. The text names operation (with its sequence number), group, rank, unit and step.

@@ -5,6 +5,8 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
 
+#include <array>
+#include <charconv>
 #include <numeric>
 
 #include "tesserae/comm/call_log.h"
@@ -46,6 +48,12 @@ std::string Group::describe(std::string_view verb, const Label& label) const {
   return text;
 }
 
+std::string contents_text(uint32_t contents) {
+  std::array<char, 8> digits{};
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), contents, 16).ptr;
+  return contents == 0 ? "" : cat(" of contents #", std::string_view(digits.data(), end));
+}
+
 void Group::check_buffer(std::string_view verb, const at::Tensor& buffer, int64_t pieces) const {
   if (!buffer.defined() || !buffer.is_contiguous()) {
     throw InvalidArgument(verb, cat("group ", name_, ": the buffer must be a contiguous tensor"));
@@ -75,6 +83,7 @@ void Group::run(std::string_view verb, Counters::Verb& counter, int64_t bytes, c
   if (failure_) std::rethrow_exception(failure_);
   if (made_.in_child()) throw ForkedChild(verb);
   ++sequence_;
+  contents_ = label.contents;
   counter.calls += 1;
   counter.bytes += static_cast<uint64_t>(bytes);
   CallLog* const log = CallLog::current();

@@ -133,6 +133,8 @@ class Group {
   /// they must agree on. `verb` says of what it is the exchange; `buffer` is what the caller brought.
   virtual void do_packed_exchange(const std::string& verb, const at::Tensor& buffer, const std::vector<Message>& sends,
                                   const std::vector<Message>& receives);
+  /// Label::contents of the verb that runs: what members must agree on beside verb, size and dtype.
+  uint32_t contents() const { return contents_; }
   /// Turns whatever the transport threw into PeerLost, Timeout or Mismatch. `what` describes the operation.
   [[noreturn]] virtual void rethrow(const std::string& what, const std::exception& cause) = 0;
 
@@ -152,8 +154,12 @@ class Group {
   int rank_;
   std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
   uint64_t sequence_ = 0;
+  uint32_t contents_ = 0;
   os::ForkGuard made_;
   std::exception_ptr failure_;  // what the first failing verb threw; every later verb throws it again
 };
+
+/// What texts say of them: " of contents #1f3a"; nothing for 0.
+std::string contents_text(uint32_t contents);
 
 }  // namespace tesserae::comm

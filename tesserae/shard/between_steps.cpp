@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "tesserae/autograd/ordinary_tensors.h"
 #include "tesserae/base/error.h"
 #include "tesserae/shard/engine.h"
 #include "tesserae/shard/reshard.h"
@@ -52,6 +53,7 @@ void Engine::require_not_torn() const {
 }
 
 void Engine::gather_early(ShardedUnit& unit) {
+  const autograd::OrdinaryTensors ordinary;
   require_not_torn();
   if (!prepared()) prepare();
   if (unit.gathered_early() || phase_ == Phase::backward) {

@@ -26,6 +26,7 @@
 #include <algorithm>
 
 #include "tesserae/autograd/backward.h"
+#include "tesserae/autograd/ordinary_tensors.h"
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 
@@ -46,6 +47,7 @@ void tell(const Units& units, const Event& event) {
 // 1. Forward.
 
 void Engine::before_forward(ShardedUnit& unit) {
+  const autograd::OrdinaryTensors ordinary;
   const bool recomputing = autograd::in_backward();
   if (!recomputing && &unit == &root()) {
     begin_step();
@@ -61,13 +63,13 @@ void Engine::before_forward(ShardedUnit& unit) {
   try {
     gather(unit, /*backward=*/false);
   } catch (...) {
-    unit.leave_forward();
+    unit.leave_forward(/*cancelled=*/true);
     throw;
   }
 }
 
 void Engine::cancel_forward(ShardedUnit& unit) {
-  if (!autograd::in_backward()) unit.leave_forward();
+  if (!autograd::in_backward()) unit.leave_forward(/*cancelled=*/true);
 }
 
 void Engine::begin_step() {
@@ -168,6 +170,7 @@ void Engine::look_ahead(bool backward) {
     if (use.backward && !backward && !at::GradMode::is_enabled()) return;  // evaluation: there will be no backward
     ShardedUnit& unit = *units_[static_cast<size_t>(use.unit)];
     if (unit.holds_newest()) continue;
+    if (!use.backward && unit.follows()) continue;
     if (gathered >= limit) return;
     unit.start_gather();
     gathered += unit.holds_buffers();
@@ -177,6 +180,7 @@ void Engine::look_ahead(bool backward) {
 // 2. The end of a forward.
 
 void Engine::after_forward(ShardedUnit& unit) {
+  const autograd::OrdinaryTensors ordinary;
   if (autograd::in_backward()) return;
   unit.leave_forward();
   const bool training = at::GradMode::is_enabled();
@@ -343,7 +347,11 @@ void Engine::after_input_gradient(ShardedUnit& unit) {
   const bool boundary = is_boundary(unit);
   if (last && reduces_now(unit) && !unit.reduces_unused() && unit.has_gradients(boundary)) reduce(unit, boundary);
   if (!frees_after_backward(unit)) return;
-  last ? free(unit) : unit.free_frozen(keeps_freed_memory());
+  if (last) {
+    free(unit);
+  } else if (!unit.computes_backward()) {
+    unit.free_frozen(keeps_freed_memory());
+  }
 }
 
 // 6. The end of a backward.

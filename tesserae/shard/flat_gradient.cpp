@@ -21,7 +21,7 @@ namespace {
 // A sum over N ranks in fp16 overflows early, and dividing by N first underflows: meet in the middle with a power of
 // two.
 double fp16_prescale(int ranks) {
-  return std::exp2(-std::floor(std::log2(static_cast<double>(ranks)) / 2));
+  return std::exp2(-std::ceil(std::log2(static_cast<double>(ranks)) / 2));
 }
 
 }  // namespace
@@ -304,8 +304,10 @@ void FlatGradient::deliver(const at::Tensor& chunk, bool add, bool divided) {
     } else if (!divided && to.scalar_type() == from.scalar_type() && to.device() == from.device()) {
       at::mul_out(to, from, average_factor_);
     } else {
+      const bool narrows = from.element_size() > to.element_size();  // a sum may be beyond what an average is not
+      if (!divided && narrows) from.mul_(average_factor_);
       to.copy_(from);
-      if (!divided) to.mul_(average_factor_);
+      if (!divided && !narrows) to.mul_(average_factor_);
     }
   });
 }
@@ -313,12 +315,15 @@ void FlatGradient::deliver(const at::Tensor& chunk, bool add, bool divided) {
 // The device does the sums, on the lane's stream: what the host gets is final, and nobody waits here. Who lets the host
 // read it waits once for all (Engine::finish_reading).
 void FlatGradient::deliver_to_host(const at::Tensor& chunk, bool add, bool divided) {
+  const bool narrows = chunk.element_size() > grad_.element_size();
+  if (!divided && narrows) chunk.mul_(average_factor_);  // a sum may be beyond what an average is not
   at::Tensor value = chunk.to(grad_.scalar_type());
+  const bool done = divided || narrows;
   if (add) {
     at::Tensor sum = at::empty(grad_.sizes(), grad_.options().device(chunk.device()));
     queue_copy(sum, grad_);
-    value = sum.add_(value, divided ? 1.0 : average_factor_.item<double>());
-  } else if (!divided) {
+    value = sum.add_(value, done ? 1.0 : average_factor_.item<double>());
+  } else if (!done) {
     value = at::mul(value, average_factor_);
   }
   queue_copy(grad_, value);

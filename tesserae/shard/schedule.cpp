@@ -10,7 +10,7 @@ void Schedule::restart() {
 }
 
 bool Schedule::use(Use use) {
-  current_.push_back(use);
+  if (current_.size() < most) current_.push_back(use);
   if (cursor_ < record_.size() && record_[cursor_] == use) {
     ++cursor_;
     return true;

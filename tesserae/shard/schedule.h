@@ -38,6 +38,8 @@ class Schedule {
   bool needs_soon(int unit, int count) const;
 
  private:
+  static constexpr size_t most = size_t{1} << 16;  // more is no step: parts of a model that are called by themselves
+
   std::vector<Use> record_;
   std::vector<Use> current_;
   size_t cursor_ = 0;

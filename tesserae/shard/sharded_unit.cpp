@@ -13,6 +13,13 @@
 #include "tesserae/shard/lifetime.h"
 
 namespace tesserae::shard {
+namespace {
+
+uint32_t with(uint32_t hash, size_t value) {
+  return (hash ^ (static_cast<uint32_t>(value) + 1)) * 16777619u;
+}
+
+}  // namespace
 
 ShardedUnit::ShardedUnit(Engine& engine, int index, const UnitSpec& spec, UnitContext context)
     : engine_(&engine),
@@ -65,8 +72,9 @@ at::Tensor ShardedUnit::on_input(const at::Tensor& input) {
   // A forward that is recomputed is watched since the first time, unless that kept no graph.
   const bool seen = forwards_ > 0 && autograd::in_backward();
   if (watched.defined() && watched.requires_grad() && !watched.is_leaf() && !seen) {
-    watched.register_hook([alive = std::weak_ptr<ShardedUnit*>(alive_)](const at::TensorBase&) {
-      if (const auto unit = alive.lock()) (*unit)->engine().after_input_gradient(**unit);
+    if (!entering_) entering_ = std::make_shared<Call>();
+    watched.register_hook([alive = std::weak_ptr<ShardedUnit*>(alive_), call = entering_](const at::TensorBase&) {
+      if (const auto unit = alive.lock()) (*unit)->end_backward_of(*call);
     });
   }
   return watched;
@@ -74,9 +82,26 @@ at::Tensor ShardedUnit::on_input(const at::Tensor& input) {
 
 void ShardedUnit::on_output(const at::Tensor& output) {
   if (!output.defined() || !output.requires_grad() || !at::GradMode::is_enabled()) return;
-  output.register_hook([alive = std::weak_ptr<ShardedUnit*>(alive_)](const at::TensorBase&) {
-    if (const auto unit = alive.lock()) (*unit)->engine().before_backward(**unit);
+  if (calls_.empty() && !left_) left_ = std::make_shared<Call>();
+  const auto& call = calls_.empty() ? left_ : calls_.back();
+  call->watched = true;
+  output.register_hook([alive = std::weak_ptr<ShardedUnit*>(alive_), call](const at::TensorBase&) {
+    if (const auto unit = alive.lock()) (*unit)->begin_backward_of(*call);
   });
+}
+
+void ShardedUnit::begin_backward_of(Call& call) {
+  if (std::exchange(call.began, backwards_) != backwards_) ++began_;
+  engine_->before_backward(*this);
+}
+
+// The first of a call's inputs that has its gradient: others may be inputs of other units, too, and come late. Not in a
+// backward of other modules that have the same input, nor of a call whose outputs nobody used, nor, beside calls that
+// have a graph, of one without.
+void ShardedUnit::end_backward_of(Call& call) {
+  if (engine_->phase() != Engine::Phase::backward || (!call.recorded && forwards() > 0)) return;
+  if (call.watched && call.began != backwards_) return;
+  if (std::exchange(call.ended, backwards_) != backwards_) engine_->after_input_gradient(*this);
 }
 
 // Parameters.
@@ -115,16 +140,19 @@ void ShardedUnit::begin_updates() {
 void ShardedUnit::start_gather() {
   begin_updates();
   std::vector<FlatParameter*> all;
+  uint32_t which = 0;
   try {
-    for (const auto& buffer : buffers_) {
-      FlatParameter& parameter = buffer->parameter();
-      if (!parameter.readable() && parameter.begin_gather()) all.push_back(&parameter);
+    for (size_t i = 0; i < buffers_.size(); ++i) {
+      FlatParameter& parameter = buffers_[i]->parameter();
+      if (parameter.readable() || !parameter.begin_gather()) continue;
+      all.push_back(&parameter);
+      which = with(which, i);
     }
   } catch (...) {
     forget_gather();
     throw;
   }
-  FlatParameter::gather(all, context_, label());
+  FlatParameter::gather(all, context_, label(which));
 }
 
 void ShardedUnit::finish_gather() {
@@ -161,6 +189,11 @@ bool ShardedUnit::lacks_buffers() const {
   return std::ranges::any_of(buffers_, [](const auto& buffer) {
     return buffer->parameter().buffer_bytes() > 0 && !buffer->parameter().holds_buffer();
   });
+}
+
+bool ShardedUnit::follows() const {
+  const bool trained = std::ranges::any_of(buffers_, [](const auto& buffer) { return buffer->gradient() != nullptr; });
+  return !trained && engine_->shards().size() > 0;
 }
 
 void ShardedUnit::rest() {
@@ -211,8 +244,8 @@ bool ShardedUnit::has_all_gradients() const {
 
 bool ShardedUnit::travels(const FlatBuffer& buffer, bool boundary) const {
   if (buffer.gradient() == nullptr) return false;
-  return buffer.gradient()->waits(boundary) ||
-         ((boundary || keeps_pieces()) && reduces_unused_ && engine_->phase() == Engine::Phase::backward);
+  return buffer.gradient()->waits(boundary) || ((boundary || keeps_pieces()) && reduces_unused_ &&
+                                                (accumulating_ || engine_->phase() == Engine::Phase::backward));
 }
 
 bool ShardedUnit::has_gradients(bool boundary) const {
@@ -222,12 +255,15 @@ bool ShardedUnit::has_gradients(bool boundary) const {
 void ShardedUnit::reduce_gradients(bool boundary) {
   complete_updates();  // of a unit that was not gathered since: the gradients of before are still to be read
   std::vector<FlatGradient*> all;
-  for (const auto& buffer : buffers_) {
-    if (!travels(*buffer, boundary)) continue;
-    tell([&](StepObserver& observer) { observer.before_reduce(*buffer); });
-    all.push_back(buffer->gradient());
+  uint32_t which = 0;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    FlatBuffer& buffer = *buffers_[i];
+    if (!travels(buffer, boundary)) continue;
+    tell([&](StepObserver& observer) { observer.before_reduce(buffer); });
+    all.push_back(buffer.gradient());
+    which = with(which, i);
   }
-  FlatGradient::reduce(all, boundary, /*always_whole=*/reduces_unused_, context_, label());
+  FlatGradient::reduce(all, boundary, /*always_whole=*/reduces_unused_, context_, label(which));
 }
 
 bool ShardedUnit::reducing() const {
@@ -257,8 +293,9 @@ void ShardedUnit::zero_grad() {
   tell([&](StepObserver& observer) { observer.show_gradients(*this); });
 }
 
-comm::Label ShardedUnit::label() const {
-  return {name_, context_.statistics().steps};
+// Units of a model are of equal size, and so may buffers be: sizes do not tell that ranks mean others.
+comm::Label ShardedUnit::label(uint32_t which) const {
+  return {name_, context_.statistics().steps, with(static_cast<uint32_t>(std::hash<std::string>()(name_)), which)};
 }
 
 // Phases.
@@ -267,12 +304,19 @@ void ShardedUnit::enter_forward() {
   phase_ = Phase::forward;
   gathered_early_ = false;
   ++depth_;
-  if (at::GradMode::is_enabled()) ++forwards_;
+  calls_.push_back(entering_ ? std::exchange(entering_, nullptr) : std::make_shared<Call>());
+  calls_.back()->recorded = at::GradMode::is_enabled();
+  if (calls_.back()->recorded) ++forwards_;
 }
 
-void ShardedUnit::leave_forward() {
+void ShardedUnit::leave_forward(bool cancelled) {
+  if (cancelled && at::GradMode::is_enabled() && forwards_ > 0) --forwards_;  // it has no backward
   // A root that calls itself has been reset in between.
   if (depth_ > 0) --depth_;
+  if (!calls_.empty()) {
+    left_ = calls_.back();
+    calls_.pop_back();
+  }
   if (depth_ == 0) phase_ = Phase::idle;
 }
 
@@ -280,10 +324,12 @@ void ShardedUnit::enter_backward() {
   if (depth_ == 0) phase_ = Phase::backward;  // else a forward is around this backward, and goes on
 }
 
-// An input that another call or unit also has may come late and count once more: what is freed too early for that is
-// gathered again.
 bool ShardedUnit::end_call() {
   return ++ended_ >= forwards();
+}
+
+bool ShardedUnit::computes_backward() const {
+  return began_ > ended_;
 }
 
 void ShardedUnit::leave_backward(bool made_graph) {
@@ -292,18 +338,20 @@ void ShardedUnit::leave_backward(bool made_graph) {
     before_ = forwards();
     forwards_ = 0;
   }
-  ended_ = 0;
+  began_ = ended_ = 0;
+  ++backwards_;
   gathered_early_ = false;
 }
 
 void ShardedUnit::reset() {
   phase_ = Phase::idle;
   depth_ = 0;
+  calls_.clear();
 }
 
 void ShardedUnit::cut_short() {
   reset();
-  forwards_ = before_ = ended_ = 0;
+  forwards_ = before_ = began_ = ended_ = 0;
 }
 
 }  // namespace tesserae::shard

@@ -41,7 +41,8 @@ class ShardedUnit {
   Engine& engine() const { return *engine_; }
   int index() const { return index_; }  ///< in Engine::units(), the same on all ranks; 0 is the root
   const std::string& name() const { return name_; }
-  comm::Label label() const;  ///< for what is done of it in this step
+  /// For what is done of it in this step; `which`: with which of its buffers (a hash).
+  comm::Label label(uint32_t which = 0) const;
   const std::vector<std::unique_ptr<FlatBuffer>>& buffers() const { return buffers_; }
   const UnitContext& context() const { return context_; }
   const Sharding& sharding() const { return *context_.sharding; }
@@ -64,6 +65,7 @@ class ShardedUnit {
   /// Before free(), at the end of a forward: see set_rest_ranks().
   void rest();
   bool lacks_buffers() const;  ///< true if a gather would take a buffer of the pool
+  bool follows() const;        ///< nothing of it is trained, in a model that is: the model's forward may write it
   /// Gives gathered parameters up: all, those of frozen buffers, or those of one buffer. `keep`: Pool::release().
   /// Throws std::logic_error inside the unit's forward.
   void free(bool keep);
@@ -96,9 +98,10 @@ class ShardedUnit {
 
   // Phases.
   void enter_forward();
-  void leave_forward();
+  void leave_forward(bool cancelled = false);
   void enter_backward();
   bool end_call();                       ///< the backward of one of its forwards is over; true for the last of them
+  bool computes_backward() const;        ///< that of another one has begun, and is not over
   void leave_backward(bool made_graph);  ///< with create_graph: the same forwards have another one
   void reset();                          ///< no forward of it is going on any more
   void cut_short();                      ///< nor will a backward follow the forwards of before
@@ -163,6 +166,16 @@ class ShardedUnit {
   void forget() { handle_ = nullptr; }
 
  private:
+  /// A forward, for the hooks of its inputs and outputs. A tensor may be of several: what one call returned and the
+  /// next one takes.
+  struct Call {
+    bool recorded = false;     ///< with gradients; else what is recomputed has the graph
+    bool watched = false;      ///< outputs of it say when its backward begins
+    int began = 0, ended = 0;  ///< the backward, counted from 1, in which its own did
+  };
+  void begin_backward_of(Call& call);
+  void end_backward_of(Call& call);
+
   void begin_updates();
   void forget_gather();
   bool travels(const FlatBuffer& buffer, bool boundary) const;
@@ -184,7 +197,11 @@ class ShardedUnit {
   int depth_ = 0;  // of the forward within itself
   int forwards_ = 0;
   int before_ = 0;  // of the step before: a graph that was retained has another backward
-  int ended_ = 0;   // of their backwards
+  int began_ = 0;   // of their backwards
+  int ended_ = 0;
+  int backwards_ = 1;
+  std::shared_ptr<Call> entering_, left_;     // the next one, whose inputs are there, and the last one
+  std::vector<std::shared_ptr<Call>> calls_;  // that go on, the innermost last
   int rest_ranks_ = 0;
   // Of that many, or of what they come to; null: parameters rest as masters do.
   std::shared_ptr<comm::Group> rest_group_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tesserae/autograd/backward.h"
 #include "tesserae/base/error.h"
 #include "tesserae/shard/engine.h"
 
@@ -47,8 +48,8 @@ void UserParameters::show(FlatBuffer& buffer, size_t index) {
 void UserParameters::begin_step(ShardedUnit& unit, bool accumulating) {
   take_values(unit);
   show_requires_grad(unit);
-  // Between micro-batches nobody updates; who evaluates there may have put other values in.
-  if (accumulating && at::GradMode::is_enabled()) return;
+  // Between micro-batches nobody updates; who evaluates there may have put other values in, and these back.
+  if (accumulating && at::GradMode::is_enabled() && !evaluated_) return;
   if (!accumulating && unit.context().pool().elastic()) {
     // The memory of gradients that the user has let go.
     for (size_t i = 0; i < local_.size(); ++i) {
@@ -59,13 +60,28 @@ void UserParameters::begin_step(ShardedUnit& unit, bool accumulating) {
       local_[i]->show_gradients(*buffer.shard());
     }
   }
-  if (!unit.gathered_early()) unit.publish();
+  waits_ = unit.follows();
+  if (!waits_) publish(unit);
 }
 
 void UserParameters::begin_alone(ShardedUnit& unit) {
   take_values(unit);
   show_requires_grad(unit);
-  if (!unit.gathered_early()) unit.publish();
+  waits_ = unit.follows();
+  if (!waits_) publish(unit);
+}
+
+// An average of other weights, as of a momentum encoder, is written in the forward of the model.
+void UserParameters::before_forward(ShardedUnit& unit) {
+  if (!std::exchange(waits_, false)) return;
+  take_values(unit);
+  publish(unit);
+}
+
+void UserParameters::publish(ShardedUnit& unit) {
+  if (unit.gathered_early()) return;
+  unit.publish();
+  evaluated_ = !unit.follows() && !at::GradMode::is_enabled() && !autograd::in_backward();
 }
 
 void UserParameters::show_requires_grad(ShardedUnit& unit) {
@@ -85,6 +101,10 @@ void UserParameters::show_thawed(ShardedUnit& unit) {
 
 void UserParameters::begin_backward(ShardedUnit& unit, bool boundary) {
   show_thawed(unit);
+  if (evaluated_) {
+    take_values(unit);
+    publish(unit);
+  }
   if (!boundary) return;
   take_gradients(unit);
   for (size_t i = 0; i < local_.size(); ++i) {

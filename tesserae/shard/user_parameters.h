@@ -28,6 +28,7 @@ class UserParameters final : public StepObserver {
 
   void begin_step(ShardedUnit& unit, bool accumulating) override;
   void begin_alone(ShardedUnit& unit) override;
+  void before_forward(ShardedUnit& unit) override;
   void begin_backward(ShardedUnit& unit, bool boundary) override;
   void before_reduce(FlatBuffer& buffer) override;
   void take_values(ShardedUnit& unit) override;
@@ -42,10 +43,13 @@ class UserParameters final : public StepObserver {
   void show(FlatBuffer& buffer, size_t index);
   void show_requires_grad(ShardedUnit& unit);
   void show_thawed(ShardedUnit& unit);
+  void publish(ShardedUnit& unit);
 
   std::vector<UserTensors> parameters_;
   std::vector<std::unique_ptr<LocalParameters>> local_;  // by flat buffer of the unit; null while one is recut
   bool shows_computed_ = false;
+  bool waits_ = false;      // to be published when the unit's forward begins
+  bool evaluated_ = false;  // what was published last: the values may have been others for that
 };
 
 }  // namespace tesserae::shard

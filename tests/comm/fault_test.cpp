@@ -38,6 +38,7 @@ void suffer(const std::string& fate) {
 void run_verb(const std::string& verb, Group& group, const at::Tensor& buffer) {
   if (verb == "all_gather") return group.all_gather(buffer);
   if (verb == "reduce_scatter") return group.reduce_scatter(buffer);
+  if (verb == "receive") return group.exchange({}, {{1, buffer}});
   if (verb == "barrier") return group.barrier();
   group.all_reduce(buffer);
 }
@@ -179,7 +180,7 @@ TEST(Fault, ARankThatIsStoppedIsNamedAtTheDeadline) {
 TEST(Fault, ARankThatEndsByAnExceptionIsNamed) {
   for (const std::string backend : {"gloo", "shm"}) {
     std::vector<double> seconds;
-    for (const std::string verb : {"barrier", "all_gather", "reduce_scatter", "all_gather", "barrier"}) {
+    for (const std::string verb : {"barrier", "all_gather", "reduce_scatter", "receive", "receive"}) {
       const auto results = run_ranks("leaves_by_an_exception", 3, {backend, verb});
       EXPECT_EQ(results[1].exit.code, 1);
       for (const int rank : {0, 2}) {

@@ -542,6 +542,16 @@ void members_that_bring_different_sizes_get_mismatch(Fabric& fabric) {
   EXPECT_NE(text.find("200000 x Float"), std::string::npos) << text;
 }
 
+void members_that_mean_different_contents_get_mismatch(Fabric& fabric) {
+  auto& group = fabric.everyone();
+  const auto buffer = at::zeros({1000 * group.size()});
+  group.all_reduce(buffer, {.unit = "blocks.3", .contents = 0xabc});
+  const auto text = mismatch_text(
+      [&] { group.reduce_scatter(buffer, {.unit = "blocks.3", .contents = group.rank() == 1 ? 0xdefu : 0xabcu}); });
+  EXPECT_NE(text.find("#abc"), std::string::npos) << text;
+  EXPECT_NE(text.find("#def"), std::string::npos) << text;
+}
+
 void members_that_call_different_packed_verbs_get_mismatch(Fabric& fabric) {
   auto& group = fabric.everyone();
   const auto buffer = at::zeros({20'000 * group.size()});

@@ -23,6 +23,7 @@ const std::vector<GroupCase>& group_cases();
 void members_that_call_different_verbs_get_mismatch(Fabric& fabric);
 void members_that_bring_different_sizes_get_mismatch(Fabric& fabric);
 /// One gathers what another reduces, packed.
+void members_that_mean_different_contents_get_mismatch(Fabric& fabric);
 void members_that_call_different_packed_verbs_get_mismatch(Fabric& fabric);
 /// The last rank never calls; it waits `absence` instead.
 void a_member_that_never_calls_makes_the_others_time_out(Fabric& fabric, std::chrono::milliseconds absence);

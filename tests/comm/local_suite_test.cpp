@@ -29,6 +29,10 @@ TEST(Local, DifferentSizes) {
   run_local(3, members_that_bring_different_sizes_get_mismatch, std::chrono::minutes(1));
 }
 
+TEST(Local, DifferentContents) {
+  run_local(3, members_that_mean_different_contents_get_mismatch, std::chrono::minutes(1));
+}
+
 TEST(Local, DifferentPackedVerbs) {
   run_local(3, members_that_call_different_packed_verbs_get_mismatch, std::chrono::minutes(1));
 }

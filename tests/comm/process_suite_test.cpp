@@ -44,6 +44,10 @@ RANK_MAIN(different_sizes) {
   members_that_bring_different_sizes_get_mismatch(*connect(args[0], std::chrono::minutes(2)));
 }
 
+RANK_MAIN(different_contents) {
+  members_that_mean_different_contents_get_mismatch(*connect(args[0], std::chrono::minutes(2)));
+}
+
 RANK_MAIN(different_packed_verbs) {
   members_that_call_different_packed_verbs_get_mismatch(*connect(args[0], std::chrono::minutes(2)));
 }
@@ -85,6 +89,10 @@ TEST_P(ProcessSuite, DifferentVerbs) {
 
 TEST_P(ProcessSuite, DifferentSizes) {
   expect_success("different_sizes", ranks());
+}
+
+TEST_P(ProcessSuite, DifferentContents) {
+  expect_success("different_contents", ranks());
 }
 
 TEST_P(ProcessSuite, DifferentPackedVerbs) {

@@ -73,5 +73,15 @@ TEST(Schedule, AForwardWithoutBackwardLeavesTheRecordAlone) {
   for (const auto& use : step) EXPECT_TRUE(schedule.use(use));
 }
 
+TEST(Schedule, PartsThatAreCalledByThemselvesForEverTakeNoMoreMemory) {
+  Schedule schedule;
+  constexpr int many = 1 << 20;
+  for (int i = 0; i < many; ++i) schedule.use({1, false});
+  schedule.finish();
+  std::vector<Schedule::Use> all;
+  schedule.upcoming(many, all);
+  EXPECT_LE(all.size(), size_t{1} << 16);
+}
+
 }  // namespace
 }  // namespace tesserae::shard

@@ -125,6 +125,6 @@ def _check_neighbours(fabric: _C.Fabric, degrees: Degrees, group: Any, shard_ran
     ours = [members[fabric.joined_rank(r)] for r in _C.parameter_group(fabric.size, degrees, fabric.rank)]
     if sorted(ours) != sorted(shard_ranks):
         raise _C.InvalidArgument(
-            f"[FSDP] the script shards over ranks {sorted(shard_ranks)}, but a degree of {degrees[0]} shards over "
-            f"neighbours on a host: ranks {sorted(ours)}. Order the device mesh so, or leave it out"
+            f"[FSDP, fully_shard] the script shards over ranks {sorted(shard_ranks)}, but a degree of {degrees[0]} "
+            f"shards over neighbours on a host: ranks {sorted(ours)}. Order the device mesh so, or leave it out"
         )

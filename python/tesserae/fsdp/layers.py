@@ -38,9 +38,21 @@ class _WidenedLinear:
 
 class _Embedding:
     def forward(self: nn.Embedding, input: Tensor) -> Tensor:
-        if self.max_norm is not None or self.scale_grad_by_freq or self.sparse or torch.compiler.is_compiling():
+        if self.scale_grad_by_freq or self.sparse or torch.compiler.is_compiling():
             return nn.Embedding.forward(self, input)
+        if self.max_norm is not None:
+            return _renormed(self, input)
         return _C.unsplit_embedding(input, self.weight, -1 if self.padding_idx is None else self.padding_idx)
+
+
+def _renormed(layer: nn.Embedding, input: Tensor) -> Tensor:
+    """What torch computes with the rows that it has scaled in the gathered weight, whose memory ranks share here; the
+    gradient is that of the scaled rows."""
+    rows = F.embedding(input, layer.weight, layer.padding_idx)
+    with torch.no_grad():
+        norms = torch.linalg.vector_norm(rows, layer.norm_type, dim=-1, keepdim=True)
+        scaled = torch.where(norms > layer.max_norm, rows * (layer.max_norm / (norms + 1e-7)), rows)
+    return scaled + (rows - rows.detach())
 
 
 def require_dense_gradients(face: str, name: str, entries: Iterable[tuple[nn.Module, str]]) -> None:

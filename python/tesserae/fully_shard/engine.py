@@ -30,7 +30,7 @@ def prepare(state: State) -> None:
     """Called before a step of a root, before a forward of another state that is called by itself, and for any state
     without a unit. Collective at the first call of a model."""
     trains = torch.is_grad_enabled()
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
         if state.root is None:
             _build(state.outermost)
         assert state.root is not None
@@ -185,13 +185,14 @@ def _take_over(state: State, trains: bool) -> bool:
     return replaced
 
 
-def _run_hooks(of: weakref.ref[State]) -> None:
-    """Hooks on sharded parameters see the gradient that the optimizer will see."""
+def _run_hooks(of: weakref.ref[State], numbers: list[int]) -> None:
+    """Hooks on sharded parameters that had a gradient in this backward see what the optimizer will see."""
     state = of()
-    for managed in state.parameters if state is not None else ():
-        if managed.parameter.grad is not None:
-            for hook in hooks_after_accumulation(managed.parameter):
-                hook(managed.parameter)
+    for number in numbers if state is not None else ():
+        parameter = state.parameters[number].parameter
+        if parameter.grad is not None:
+            for hook in hooks_after_accumulation(parameter):
+                hook(parameter)
 
 
 def _require_values(root: State, paths: dict[State, str]) -> None:

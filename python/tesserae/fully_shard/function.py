@@ -104,7 +104,7 @@ def _require_types(modules: tuple[nn.Module, ...], mesh: Any, mp_policy: Any, of
     wanted = (
         ("mesh", mesh, (DeviceMesh, type(None)), "DeviceMesh (init_device_mesh makes one) or None"),
         ("mp_policy", mp_policy, MixedPrecisionPolicy, "MixedPrecisionPolicy"),
-        ("offload_policy", offload_policy, OffloadPolicy, "OffloadPolicy"),
+        ("offload_policy", offload_policy, (OffloadPolicy, type(None)), "OffloadPolicy or None"),
     )
     for name, value, types, text in wanted:
         if not isinstance(value, types):

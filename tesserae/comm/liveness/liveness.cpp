@@ -397,9 +397,13 @@ std::optional<Verdict> Liveness::decide(Watched* group, Case& state, const std::
                    "the store of the job is gone with it: others may have given up, and cannot say so"};
   }
   if (state.dispute) return conclude(group, *state.dispute);
-  if (!left.empty() && pending && pending->sequence > 0 && !group->notices_departures()) {
+  std::vector<int> needed = left;
+  if (pending && pending->sequence == 0) {
+    std::erase_if(needed, [&](int rank) { return std::ranges::find(pending->peers, rank) == pending->peers.end(); });
+  }
+  if (!needed.empty() && pending && !group->notices_departures()) {
     if (std::exchange(state.deserted, pending->since) != pending->since) state.looks = 0;
-    if (++state.looks > kDeserted) return Verdict{Verdict::Kind::lost, left, "it left the job"};
+    if (++state.looks > kDeserted) return Verdict{Verdict::Kind::lost, needed, "it left the job"};
   }
   const auto blocked = pending ? now - pending->since : Clock::duration::zero();
   if (!asked && (blocked < kSlow || now < state.next_look)) return std::nullopt;

@@ -17,6 +17,7 @@ class Watched {
     uint64_t sequence = 0;  ///< counts the group's collectives; 0: an operation that only some members run
     std::string text;       ///< what members must agree on: "all_gather of 1024 x Float"
     std::chrono::steady_clock::time_point since;
+    std::vector<int> peers = {};  ///< job ranks for which an operation that only some members run waits; may be unknown
   };
 
   virtual ~Watched() = default;

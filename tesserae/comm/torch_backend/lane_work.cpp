@@ -23,6 +23,7 @@ void LaneWork::run(const std::function<void()>& operation) {
   }
   finish(failure);
   std::unique_lock lock(mutex_);
+  looked_ = true;
   if (!future_) return;
   const auto self = c10::intrusive_ptr<LaneWork>::reclaim_copy(this);
   at::launch([self] { self->complete(*self->future_); });
@@ -57,9 +58,9 @@ c10::intrusive_ptr<c10::ivalue::Future> LaneWork::getFuture() {
   if (future_) return future_;
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   const auto future = future_;
-  const bool completed = completed_;
+  const bool late = looked_;  // else run() completes it
   lock.unlock();
-  if (completed) complete(*future);
+  if (late) complete(*future);
   return future;
 }
 

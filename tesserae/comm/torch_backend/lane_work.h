@@ -35,7 +35,8 @@ class LaneWork final : public c10d::Work {
   const std::vector<at::Tensor> outputs_;
   const uint64_t sequence_;
   const std::chrono::milliseconds limit_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // once somebody asked for it; guarded by mutex_
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // once somebody asked for it; guarded by mutex_, as looked_ is
+  bool looked_ = false;                             // run() has, for a future
 };
 
 }  // namespace tesserae::comm

@@ -82,7 +82,7 @@ void close_gloo_connections(c10d::Backend& backend) {
 class GlooGroup::Call {
  public:
   Call(GlooGroup& group, std::string verb, const at::Tensor& buffer, int root = -1, bool collective = true)
-      : group_(group), verb_(std::move(verb)), root_(root), since_(Clock::now()) {
+      : group_(group), verb_(std::move(verb)), root_(root), contents_(group.contents()), since_(Clock::now()) {
     carried_by("tcp");
     if (buffer.defined()) {
       elements_ = buffer.numel();
@@ -135,7 +135,7 @@ class GlooGroup::Call {
     std::string text = verb_;
     if (dtype_) text += cat(" of ", elements_, " x ", *dtype_);
     if (root_ >= 0) text += cat(" from member ", root_);
-    return {sequence_, std::move(text), since_};
+    return {sequence_, text + contents_text(contents_), since_};
   }
 
  private:
@@ -182,7 +182,7 @@ class GlooGroup::Call {
   int fingerprint(uint64_t salt) const {
     uint32_t hash = 2166136261u;
     for (const char c : verb_) hash = mix(hash, static_cast<uint64_t>(c));
-    hash = mix(mix(hash, sequence_), static_cast<uint64_t>(elements_));
+    hash = mix(mix(mix(hash, sequence_), static_cast<uint64_t>(elements_)), contents_);
     hash = mix(mix(hash, dtype_ ? static_cast<uint64_t>(*dtype_) : 255), salt);
     return static_cast<int>(mix(hash, static_cast<uint64_t>(root_)) & 0x3fffffffu);
   }
@@ -190,6 +190,7 @@ class GlooGroup::Call {
   GlooGroup& group_;
   std::string verb_;
   int root_;
+  uint32_t contents_;
   Clock::time_point since_;
   int64_t elements_ = 0;
   std::optional<at::ScalarType> dtype_;

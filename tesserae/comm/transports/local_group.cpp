@@ -29,11 +29,13 @@ std::string content_of(const at::Tensor& tensor) {
 }
 
 std::string content_of(int job_rank, const LocalRoom::Offer& offer) {
-  return cat("rank ", job_rank, ": ", offer.verb, " of ", content_of(offer.buffer), ", root ", offer.root);
+  return cat("rank ", job_rank, ": ", offer.verb, " of ", content_of(offer.buffer), contents_text(offer.contents),
+             ", root ", offer.root);
 }
 
 bool agree(const LocalRoom::Offer& a, const LocalRoom::Offer& b) {
-  if (a.verb != b.verb || a.root != b.root || a.buffer.defined() != b.buffer.defined()) return false;
+  if (a.verb != b.verb || a.root != b.root || a.contents != b.contents || a.buffer.defined() != b.buffer.defined())
+    return false;
   return !a.buffer.defined() ||
          (a.buffer.numel() == b.buffer.numel() && a.buffer.scalar_type() == b.buffer.scalar_type());
 }
@@ -74,6 +76,7 @@ void LocalGroup::meet(LocalRoom::Offer offer, const Move& move) {
   auto& room = *room_;
   std::unique_lock lock(room.mutex);
   if (!room.disagreement.empty()) throw LocalDisagreement(room.disagreement);
+  offer.contents = contents();
   room.offers[rank()] = std::move(offer);
   if (++room.arrived < room.offers.size()) {
     const uint64_t round = room.round;
@@ -188,7 +191,7 @@ void LocalGroup::do_exchange(const std::vector<Message>& sends, const std::vecto
 
 void LocalGroup::do_packed_exchange(const std::string& verb, const at::Tensor& buffer,
                                     const std::vector<Message>& sends, const std::vector<Message>& receives) {
-  do_barrier(cat(verb, " of ", buffer.numel(), " x ", buffer.scalar_type()));
+  do_barrier(cat(verb, " of ", buffer.numel(), " x ", buffer.scalar_type(), contents_text(contents())));
   do_exchange(sends, receives);
 }
 

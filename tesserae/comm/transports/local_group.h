@@ -22,6 +22,7 @@ struct LocalRoom {
     int root = 0;
     at::Tensor buffer;
     bool present = false;
+    uint32_t contents = 0;
   };
   /// A message that waits for its receiver. It belongs to the sender, who waits until it is taken.
   struct Parcel {

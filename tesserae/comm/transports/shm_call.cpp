@@ -39,7 +39,7 @@ std::string shm::text_of(const ShmLabel& label, const std::byte* data) {
   std::string text = verb_of(name, static_cast<Reduction>(label.reduction));
   if (label.dtype >= 0) text += cat(" of ", label.elements, " x ", static_cast<at::ScalarType>(label.dtype));
   if (label.root >= 0) text += cat(" from member ", label.root);
-  return text;
+  return text + contents_text(label.contents);
 }
 
 ShmGroup::Call::Call(ShmGroup& group, shm::Verb verb, const at::Tensor& buffer, int root, Reduction how,
@@ -51,6 +51,7 @@ ShmGroup::Call::Call(ShmGroup& group, shm::Verb verb, const at::Tensor& buffer, 
   carried_by("shared memory");
   label_.verb = static_cast<uint32_t>(verb);
   label_.root = root;
+  label_.contents = group.contents();
   label_.reduction = static_cast<uint16_t>(how);
   label_.text_bytes = static_cast<uint16_t>(text_.size());
   if (!text_.empty()) label_.elements = static_cast<int64_t>(std::hash<std::string_view>()(what));
@@ -67,6 +68,11 @@ ShmGroup::Call::Call(ShmGroup& group, shm::Verb verb, const at::Tensor& buffer, 
 ShmGroup::Call::~Call() {
   std::lock_guard lock(group_.mutex_);
   group_.pending_.reset();
+}
+
+void ShmGroup::Call::waits_for(const std::vector<int>& peers) {
+  std::lock_guard lock(group_.mutex_);
+  if (group_.pending_) group_.pending_->peers = peers;
 }
 
 void ShmGroup::Call::check_agreement(const ShmRoom::Block& theirs, const ShmLabel& ours, int from) const {

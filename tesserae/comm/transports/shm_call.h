@@ -105,6 +105,9 @@ class ShmGroup::Call {
   Reduction reduction() const { return static_cast<Reduction>(label_.reduction); }
   std::string text() const { return shm::text_of(label_, reinterpret_cast<const std::byte*>(text_.data())); }
 
+  /// Of an exchange: the job ranks on which its end depends still.
+  void waits_for(const std::vector<int>& peers);
+
   template <class Ready>
   void wait(const Ready& ready) const {
     room_.wait(ready, [this] { group_.check(since_); });
@@ -130,6 +133,7 @@ class ShmGroup::Mail {
   void add(const at::Tensor& data) {
     if (data.numel() > 0) left_.push_back(data);
   }
+  int peer() const { return peer_; }
   bool done() const { return left_.empty(); }
   bool ready(const Call& call) const { return !done() && (sends_ ? has_space() : has_block(call)); }
 

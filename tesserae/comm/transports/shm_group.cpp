@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "tesserae/base/copy.h"
 #include "tesserae/comm/transports/shm_call.h"
@@ -186,7 +187,12 @@ void ShmGroup::do_exchange(const std::vector<Message>& sends, const std::vector<
       mail[first + static_cast<size_t>(message.peer)].add(message.data);
   }
   std::erase_if(mail, [](const Mail& one) { return one.done(); });
-  while (!mail.empty()) {
+  for (size_t told = 0; !mail.empty();) {
+    if (std::exchange(told, mail.size()) != mail.size()) {
+      std::vector<int> peers;
+      for (const Mail& one : mail) peers.push_back(members()[static_cast<size_t>(one.peer())]);
+      call.waits_for(peers);
+    }
     call.wait([&] { return std::ranges::any_of(mail, [&](const Mail& one) { return one.ready(call); }); });
     for (Mail& one : mail) {
       if (one.ready(call)) one.move();

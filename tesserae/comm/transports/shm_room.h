@@ -20,6 +20,7 @@ struct ShmLabel {
   int32_t dtype = -1;
   uint16_t reduction = 0;
   uint16_t text_bytes = 0;  ///< a barrier's data are words; `elements` is their hash
+  uint32_t contents = 0;    ///< Label::contents
   bool operator==(const ShmLabel&) const = default;
 };
 

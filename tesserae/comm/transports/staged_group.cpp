@@ -89,7 +89,7 @@ void StagedGroup::do_all_gather(const at::Tensor& buffer) {
   Call call(*this, room_for(buffer));
   const at::Tensor host = call.place(buffer);
   Call::copy(nth_piece(host, rank(), size()), nth_piece(buffer, rank(), size()));
-  call.carry([&](Group& group) { group.all_gather(host); });
+  call.carry([&](Group& group) { group.all_gather(host, label()); });
   call.copy_back(buffer, host);
 }
 
@@ -97,7 +97,7 @@ void StagedGroup::do_all_gather_to(const at::Tensor& output, const at::Tensor& i
   Call call(*this, room_for(output));
   const at::Tensor host = call.place(output);
   Call::copy(nth_piece(host, rank(), size()), input);
-  call.carry([&](Group& group) { group.all_gather(host); });
+  call.carry([&](Group& group) { group.all_gather(host, label()); });
   call.copy_back(output, host);
 }
 
@@ -108,28 +108,28 @@ void StagedGroup::do_reduce_scatter(const at::Tensor& buffer, Reduction how) {
 void StagedGroup::do_reduce_scatter_to(const at::Tensor& output, const at::Tensor& input, Reduction how) {
   Call call(*this, room_for(input));
   const at::Tensor host = call.placed_copy(input);
-  call.carry([&](Group& group) { group.reduce_scatter(host, {}, how); });
+  call.carry([&](Group& group) { group.reduce_scatter(host, label(), how); });
   call.copy_back(output, nth_piece(host, rank(), size()));
 }
 
 void StagedGroup::do_reduce_scatter_scaled(const at::Tensor& output, const at::Tensor& buffer, double scale) {
   Call call(*this, room_for(buffer) + room_for(output));
   const at::Tensor host = call.placed_copy(buffer), result = call.place(output);
-  call.carry([&](Group& group) { group.reduce_scatter_scaled(result, host, scale); });
+  call.carry([&](Group& group) { group.reduce_scatter_scaled(result, host, scale, label()); });
   call.copy_back(output, result);
 }
 
 void StagedGroup::do_all_reduce(const at::Tensor& buffer, Reduction how) {
   Call call(*this, room_for(buffer));
   const at::Tensor host = call.placed_copy(buffer);
-  call.carry([&](Group& group) { group.all_reduce(host, {}, how); });
+  call.carry([&](Group& group) { group.all_reduce(host, label(), how); });
   call.copy_back(buffer, host);
 }
 
 void StagedGroup::do_broadcast(const at::Tensor& buffer, int root) {
   Call call(*this, room_for(buffer));
   const at::Tensor host = rank() == root ? call.placed_copy(buffer) : call.place(buffer);
-  call.carry([&](Group& group) { group.broadcast(host, root); });
+  call.carry([&](Group& group) { group.broadcast(host, root, label()); });
   if (rank() != root) call.copy_back(buffer, host);
 }
 

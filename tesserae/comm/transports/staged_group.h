@@ -51,6 +51,7 @@ class StagedGroup final : public Group {
   class Call;  // one verb from begin to end
 
   c10::Stream current_stream() const;
+  Label label() const { return {.contents = contents()}; }  ///< of a verb of host_
 
   const std::unique_ptr<Group> host_;
   const c10::Device device_;

@@ -64,7 +64,7 @@ class TwoLevelGroup::Call {
     if (collective) group.agree(text);
   }
   Call(TwoLevelGroup& group, const char* verb, const at::Tensor& buffer)
-      : Call(group, cat(verb, " of ", buffer.numel(), " x ", buffer.scalar_type())) {}
+      : Call(group, cat(verb, " of ", buffer.numel(), " x ", buffer.scalar_type(), contents_text(group.contents()))) {}
   ~Call() {
     std::lock_guard lock(group_.mutex_);
     group_.pending_.reset();
