@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 MOST_RANKS = 16
+PIECE = 1 << 20  # bytes of a file at a time
 # `how` of now.json begins so where a run is over. After all else it may go on: ranks meet again, and a job that failed
 # may be begun again by its launcher.
 OVER = ("done", "stopped")
@@ -112,6 +113,16 @@ def library(module: str, package: str) -> Any:
         ) from error
 
 
+def entries(lines: bytes) -> Iterator[dict[str, Any]]:
+    for line in lines.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # cut off when its writer died
+        if isinstance(entry, dict):
+            yield entry
+
+
 class Follower:
     """Whole lines of a file that grows, each once. A file in its place is read from its beginning."""
 
@@ -126,18 +137,13 @@ class Follower:
                     self._inode = status.st_ino
                     self._rewind()
                 file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue  # cut off when its writer died
-            if isinstance(entry, dict):
-                yield entry
+                rest = b""
+                while piece := file.read(PIECE):
+                    whole, end, rest = (rest + piece).rpartition(b"\n")
+                    self._offset += len(whole + end)
+                    yield from entries(whole)
+        except OSError:
+            return  # not there, or not now: a file server that is not reached for a while
 
     def _rewind(self) -> None:
         self._offset = 0
@@ -188,7 +194,7 @@ class Changes:
     def _look(self) -> list[tuple[int, int, int]]:
         found = []
         for path in self._paths:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 status = path.stat()
                 found.append((status.st_ino, status.st_size, status.st_mtime_ns))
         return found
@@ -227,16 +233,18 @@ def of_ranks(now: dict[str, Any]) -> Scalars:
 def read_now(run: Path) -> dict[str, Any]:
     try:
         now = json.loads((run / "monitor/now.json").read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
+    except (OSError, ValueError):
+        return {}  # not there, or not now
     return now if isinstance(now, dict) else {}
 
 
 def is_over(run: Path, now: dict[str, Any]) -> bool:
     """Whether the run says so itself."""
-    if (run / "monitor").is_dir():  # a summary may be that of the part before, until what is resumed is read
-        return now.get("state") == "ended" and str(now.get("how", "done")).startswith(OVER)
-    return (run / "summary.json").exists()
+    with suppress(OSError):
+        if (run / "monitor").is_dir():  # a summary may be that of the part before, until what is resumed is read
+            return now.get("state") == "ended" and str(now.get("how", "done")).startswith(OVER)
+        return (run / "summary.json").exists()
+    return False
 
 
 def follow(run: Path, tracker: Tracker, every: float, patience: float = 60.0) -> None:

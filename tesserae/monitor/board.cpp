@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <utility>
 
 #include "tesserae/base/error.h"
@@ -14,7 +15,8 @@ constexpr size_t kept_steps = 32;
 constexpr size_t most_open = 512;  // of a step that a rank never tells of (it was too quick), nothing is made
 constexpr size_t timelines_of_rank = 4;
 constexpr size_t most_hops = 32;
-constexpr double silence = 5, shortest_hang = 10, hang_steps = 20, hang_between_steps = 60;
+constexpr size_t most_shown_spans = 1 << 18;  // of all ranks: 10 MB of text
+constexpr double silence = 5, shortest_hang = 10, hang_steps = 20;
 
 double rounded(double seconds) {
   return std::round(seconds * 1e6) / 1e6;
@@ -29,6 +31,16 @@ Json row_of(const PerStage& seconds) {
 const comm::LinkUse* find_hop(const std::vector<comm::LinkUse>& uses, const comm::LinkUse& hop) {
   const auto found = std::ranges::find_if(uses, [&hop](const comm::LinkUse& use) { return use.same_hop(hop); });
   return found == uses.end() ? nullptr : &*found;
+}
+
+/// Seconds that all of the `most` longest spans exceed; 0 where there are no more than that.
+double exceeded_by_longest(const std::vector<Span>& spans, size_t most) {
+  if (spans.size() <= most) return 0;
+  std::vector<double> seconds;
+  for (const Span& span : spans) seconds.push_back(span.seconds);
+  const auto next = seconds.begin() + static_cast<std::ptrdiff_t>(most);
+  std::ranges::nth_element(seconds, next, std::greater<>());
+  return *next;
 }
 
 /// The row that has least, but something; null unless two have.
@@ -46,7 +58,7 @@ Json least_in_column(const Json& table, size_t column) {
 
 }  // namespace
 
-Board::Board(int ranks) : ranks_(static_cast<size_t>(ranks)), progressed_(os::now()) {
+Board::Board(int ranks, double rest) : ranks_(static_cast<size_t>(ranks)), rest_(rest), progressed_(os::now()) {
   for (Rank& rank : ranks_) rank.heard = progressed_;
 }
 
@@ -105,11 +117,10 @@ void Board::read_steps(std::vector<Event>& events) {
     }
     if (const auto change = slow_links_.add(all, slow_.suspects())) {
       const bool slow = change->turn == Episode::Turn::slow;
-      events.push_back(
-          {.step = change->step,
-           .kind = slow ? "slow_link" : "slow_link_over",
-           .rank = -1,
-           .text = slow ? cat(describe(change->link), ": ", longest_hop()) : "bytes travel as fast as before again"});
+      events.push_back({.step = change->step,
+                        .kind = slow ? "slow_link" : "slow_link_over",
+                        .rank = -1,
+                        .text = slow ? cat(describe(change->link), ": ", longest_hop()) : change->why});
     }
     step_ = step;
     step_seconds_ = longest_of(all);
@@ -140,8 +151,9 @@ void Board::find_silence(std::vector<Event>& events) {
 
 void Board::find_hang(std::vector<Event>& events) {
   int64_t progress = 0;
-  bool waiting = false, within_step = false, ended = false;
+  bool waiting = false, within_step = false, ended = false, begun = true;
   for (const Rank& rank : ranks_) {
+    begun = begun && rank.report && rank.report->now.progress > 0;  // else it may be loading
     if (!rank.report) continue;
     const Now& now = rank.report->now;
     progress += now.progress;
@@ -151,17 +163,26 @@ void Board::find_hang(std::vector<Event>& events) {
   }
   if (progress != std::exchange(progress_, progress)) progressed_ = os::now();
   const double seconds = os::seconds_since(progressed_);
-  const double patience = within_step ? std::max(shortest_hang, hang_steps * step_seconds_) : hang_between_steps;
-  const bool hangs = step_ > 0 && waiting && !ended && seconds > patience;
+  const double patience = within_step && step_ > 0 ? std::max(shortest_hang, hang_steps * step_seconds_) : rest_;
+  const bool hangs = (step_ > 0 || begun) && waiting && !ended && seconds > patience;
   if (hangs && !hangs_) {
-    events.push_back({.step = step_ + 1, .kind = "hang", .rank = -1, .text = describe_hang(seconds)});
+    events.push_back({.step = next_step(), .kind = "hang", .rank = -1, .text = describe_hang(seconds)});
   }
   hangs_ = hangs;
 }
 
+/// The one that not all ranks have ended. A resumed run has not told of those before it.
+int64_t Board::next_step() const {
+  int64_t next = INT64_MAX;
+  for (const Rank& rank : ranks_) {
+    if (rank.report) next = std::min(next, rank.report->now.step);
+  }
+  return next;
+}
+
 // Who works or is silent is what the others wait for.
 std::string Board::describe_hang(double seconds) const {
-  std::string text = cat("nothing has happened in step ", step_ + 1, " for ", std::lround(seconds), " s:");
+  std::string text = cat("nothing has happened in step ", next_step(), " for ", std::lround(seconds), " s:");
   size_t waiting = 0;
   for (size_t i = 0; i < ranks_.size(); ++i) {
     const Rank& rank = ranks_[i];
@@ -316,18 +337,25 @@ std::string Board::longest_hop() const {
              std::llround(megabytes), " MB/s");
 }
 
-Json Board::timeline(const std::vector<std::string>& units) const {
-  std::optional<int64_t> step;
+int64_t Board::timeline_step() const {
+  int64_t step = 0;
   for (const auto& [candidate, timeline] : ranks_.front().timelines) {
     const auto has = [at = candidate](const Rank& rank) { return rank.timelines.contains(at); };
     if (std::ranges::all_of(ranks_, has)) step = candidate;
   }
-  if (!step) return {};
-  Json all = {{"step", *step}, {"lanes", {"compute", "gather", "reduce"}}, {"stages", stage_names}, {"units", units}};
+  return step;
+}
+
+Json Board::timeline(const std::vector<std::string>& units) const {
+  const int64_t step = timeline_step();
+  if (step == 0) return {};
+  Json all = {{"step", step}, {"lanes", {"compute", "gather", "reduce"}}, {"stages", stage_names}, {"units", units}};
   for (size_t i = 0; i < ranks_.size(); ++i) {
-    const Timeline& timeline = ranks_[i].timelines.at(*step);
+    const Timeline& timeline = ranks_[i].timelines.at(step);
+    const double exceeded = exceeded_by_longest(timeline.spans, most_shown_spans / ranks_.size());
     Json events = Json::array();
     for (const Span& span : timeline.spans) {
+      if (span.seconds <= exceeded) continue;
       events.push_back({span.lane, static_cast<int>(span.stage), span.unit, std::llround(span.begin * 1e6),
                         std::llround(span.seconds * 1e6)});
     }

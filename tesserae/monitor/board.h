@@ -28,7 +28,8 @@ struct Event {
 /// What rank 0 knows of all ranks, from their reports. Used by one thread.
 class Board {
  public:
-  explicit Board(int ranks);
+  /// `rest`: seconds for which nothing may happen outside of steps.
+  explicit Board(int ranks, double rest = 60);
 
   /// The newest report of a rank; one with the same number as before is no sign of life.
   void take(int rank, Report report);
@@ -40,12 +41,15 @@ class Board {
   int64_t step() const { return step_; }
   double step_seconds() const { return step_seconds_; }
   /// Nothing has happened on any rank for longer than that allows, and some wait for others: ten seconds and twenty
-  /// steps within a step, a minute between steps, where ranks save and evaluate.
+  /// steps within a step, a minute between steps, where ranks save and evaluate, and in the first one, once all have
+  /// begun with it.
   bool hangs() const { return hangs_; }
 
   /// What now.json says of ranks, without what only the job knows. `units`: names by index.
   Json now(const std::vector<std::string>& units) const;
-  /// timeline.json: a step that all ranks have shown, the newest; null: there is none yet.
+  /// The newest step of which all ranks have shown their timelines; 0: none yet.
+  int64_t timeline_step() const;
+  /// timeline.json, of that step; null: there is none. Of many spans the longest of each rank.
   Json timeline(const std::vector<std::string>& units) const;
   /// How many steps a timeline should be apart from the next, so that reports show the same one.
   int64_t timeline_every(double report_seconds) const;
@@ -76,9 +80,11 @@ class Board {
   void read_steps(std::vector<Event>& events);
   void find_silence(std::vector<Event>& events);
   void find_hang(std::vector<Event>& events);
+  int64_t next_step() const;
   std::string describe_hang(double seconds) const;
 
   std::vector<Rank> ranks_;
+  const double rest_;
   std::map<int64_t, std::map<int, StepTimes>> open_;  // steps that not all have told of
   std::deque<std::vector<StepTimes>> complete_;       // the newest steps, by rank
   SlowRanks slow_;

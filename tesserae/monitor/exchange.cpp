@@ -8,7 +8,7 @@
 namespace tesserae::monitor {
 namespace {
 
-constexpr std::chrono::seconds store_patience(10);
+constexpr size_t most_asked_for = 64;  // keys in one request
 constexpr const char* wish_key = "wish";
 
 std::string report_key(int rank) {
@@ -21,22 +21,32 @@ std::string_view text(const std::vector<uint8_t>& bytes) {
 
 }  // namespace
 
-Exchange::Exchange(c10::intrusive_ptr<c10d::Store> store, int rank, int ranks)
-    : store_(std::move(store)), rank_(rank), ranks_(ranks) {}
+Exchange::Exchange(c10::intrusive_ptr<c10d::Store> store, int rank, int ranks, std::chrono::milliseconds patience)
+    : store_(std::move(store)), rank_(rank), ranks_(ranks), patience_(patience) {}
 
 // The store's own timeout does not hold for all requests: one to a process that is stopped never returns.
 template <class Request>
 auto Exchange::ask(Request request) -> std::optional<std::invoke_result_t<Request, c10d::Store&>> {
-  if (!works_) return std::nullopt;
+  given_up_ = given_up_ && limiter_.busy();
+  if (given_up_ || (failed_ && os::now() - *failed_ < patience_)) return std::nullopt;
+  std::string why;
   try {
-    auto answer =
-        limiter_.call([store = store_, request = std::move(request)] { return request(*store); }, store_patience);
-    if (answer) return answer;
-    log(LogLevel::debug, "the store of the job does not answer: the monitor hears of other ranks no more");
+    auto answer = limiter_.call([store = store_, request = std::move(request)] { return request(*store); }, patience_);
+    failed_.reset();
+    if (answer) {
+      failures_ = 0;
+      return answer;
+    }
+    given_up_ = true;
+    why = cat("it has not answered for ", patience_.count(), " ms");
   } catch (const std::exception& error) {
-    log(LogLevel::debug, cat("the monitor hears of other ranks no more: ", error.what()));
+    failed_ = os::now();
+    why = error.what();
   }
-  works_ = false;
+  // Once, unless it is the store of a job that has just ended.
+  const bool tell = ++failures_ == (given_up_ ? 1 : 2);
+  log(tell ? LogLevel::warning : LogLevel::debug,
+      cat("the monitor of this rank exchanges nothing until the store of the job answers: ", why));
   return std::nullopt;
 }
 
@@ -67,15 +77,16 @@ std::vector<std::pair<int, Report>> Exchange::read_reports(int64_t generation) {
   std::vector<int> missing;
   for (int rank = 0; rank < ranks_; ++rank) {
     if (rank != rank_ && !heard_.contains(rank)) missing.push_back(rank);
+    if (missing.size() < most_asked_for && rank + 1 < ranks_) continue;
+    const auto come = ask([asked = std::exchange(missing, {})](c10d::Store& store) {
+      std::vector<int> found;
+      for (const int each : asked) {
+        if (store.check({report_key(each)})) found.push_back(each);
+      }
+      return found;
+    });
+    if (come) heard_.insert(come->begin(), come->end());
   }
-  const auto come = ask([missing](c10d::Store& store) {
-    std::vector<int> found;
-    for (const int rank : missing) {
-      if (store.check({report_key(rank)})) found.push_back(rank);
-    }
-    return found;
-  });
-  if (come) heard_.insert(come->begin(), come->end());
   std::vector<std::pair<int, Report>> reports;
   if (heard_.empty()) return reports;
   const auto values = ask([ranks = heard_](c10d::Store& store) {

@@ -2,23 +2,27 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "tesserae/comm/liveness/time_limiter.h"
 #include "tesserae/monitor/report.h"
+#include "tesserae/os/clock.h"
 
 namespace tesserae::monitor {
 
-/// The reports and the wish of a job, in a store. Used by one thread of each rank. Once the store has failed, or has
-/// not answered for ten seconds (its process is stopped, or its host lost), it is not asked again and nothing is
-/// exchanged any more.
+/// The reports and the wish of a job, in a store. Used by one thread of each rank. While the store does not answer (its
+/// process is stopped, or its host lost), and for a while after it failed, it is not asked and nothing is exchanged.
 class Exchange {
  public:
-  Exchange(c10::intrusive_ptr<c10d::Store> store, int rank, int ranks);
+  /// `patience`: for an answer, and how long a store that failed is left alone.
+  Exchange(c10::intrusive_ptr<c10d::Store> store, int rank, int ranks,
+           std::chrono::milliseconds patience = std::chrono::seconds(10));
 
   void write(const Report& report);
   void write(const Wish& wish);
@@ -34,8 +38,11 @@ class Exchange {
 
   c10::intrusive_ptr<c10d::Store> store_;
   const int rank_, ranks_;
+  const std::chrono::milliseconds patience_;
   comm::TimeLimiter limiter_;
-  bool works_ = true;
+  bool given_up_ = false;  // a request that may still be under way
+  int failures_ = 0;       // in a row
+  std::optional<os::TimePoint> failed_;
   std::set<int> heard_;  // ranks that have written something
 };
 

@@ -42,7 +42,9 @@ void complete(MemoryUse& use, c10::Device device, int ranks_of_host, std::option
   if (device.is_cpu()) {
     const os::ProcessMemory process = os::process_memory();
     held = static_cast<double>(process.proportional);
-    use.peak = static_cast<double>(process.peak_resident);
+    // The system counts no peak of the proportional set: the pages that others have a part of are those of now.
+    const auto of_others = static_cast<double>(process.resident) - held;
+    use.peak = std::max(held, static_cast<double>(process.peak_resident) - of_others);
     if (const auto limit = os::group_memory_limit()) use.limit = static_cast<double>(*limit) / ranks_of_host;
   } else {
     const auto [free, total] = at::accelerator::getMemoryInfo(device.index());

@@ -25,6 +25,25 @@ double processor_time() {
   return os::seconds_of(os::thread_time());
 }
 
+std::string text_or_error(const std::function<std::string()>& text) {
+  try {
+    return text();
+  } catch (const std::exception& error) {
+    return cat("not to be had: ", error.what(), "\n");
+  }
+}
+
+/// False where the system does not say.
+bool complete_or_log(MemoryUse& use, c10::Device device, int ranks_of_host, std::optional<double> before) {
+  try {
+    complete(use, device, ranks_of_host, before);
+    return true;
+  } catch (const std::exception& error) {
+    log(LogLevel::debug, cat("what this process holds is not known: ", error.what()));
+    return false;
+  }
+}
+
 }  // namespace
 
 Monitor::Monitor(std::shared_ptr<comm::Fabric> fabric, MonitorOptions options)
@@ -87,12 +106,7 @@ void Monitor::watch(shard::Engine& engine) {
 
 void Monitor::find_program_bytes() {
   MemoryUse before = counted_memory();
-  try {
-    complete(before, fabric_->device(), ranks_here_, std::nullopt);
-  } catch (const std::exception& error) {
-    log(LogLevel::debug, cat("what this process held before its first step is not known: ", error.what()));
-    return;
-  }
+  if (!complete_or_log(before, fabric_->device(), ranks_here_, std::nullopt)) return;
   const std::scoped_lock lock(mutex_);
   program_bytes_ = before.of(Holds::program);
 }
@@ -150,7 +164,7 @@ double Monitor::pause_for(double cost, double allowed) const {
 void Monitor::run(const std::stop_token& stop) {
   c10::setThreadName("tsm-monitor");
   std::chrono::duration<double> wait = options_.every;
-  for (bool last = false; !last;) {
+  for (bool last = false, told = false; !last;) {
     {
       std::unique_lock lock(wake_mutex_);
       woken_.wait_for(lock, stop, wait, [] { return false; });
@@ -161,8 +175,8 @@ void Monitor::run(const std::stop_token& stop) {
     try {
       round(last);
     } catch (const std::exception& error) {
-      log(LogLevel::warning, cat("the monitor of this rank ends: ", error.what()));
-      return;
+      if (!std::exchange(told, true))
+        log(LogLevel::warning, cat("the monitor of this rank misses reports: ", error.what()));
     }
     const double cost = processor_time() - before - spent_apart_;
     wait = std::max<std::chrono::duration<double>>(
@@ -189,14 +203,14 @@ void Monitor::round(bool last) {
     if (!leads()) return;
     lead(events);
     shown = now();
-    timeline = board_.timeline(timer_->units());
+    if (files_ && board_.timeline_step() != std::exchange(shown_timeline_, board_.timeline_step())) {
+      timeline = board_.timeline(timer_->units());
+    }
   }
   if (!files_) return;
   for (const Event& event : events) files_->add(event);
   files_->write_now(shown);
-  if (timeline.is_null() || timeline["step"] == shown_timeline_) return;
-  shown_timeline_ = timeline["step"];
-  files_->write_timeline(timeline);
+  if (!timeline.is_null()) files_->write_timeline(timeline);
 }
 
 Report Monitor::make_report() {
@@ -216,8 +230,8 @@ Report Monitor::make_report() {
   }
   if (wish_.stacks != stacks_of_) {
     stacks_of_ = wish_.stacks;
-    stacks_ = os::to_text(os::thread_stacks());
-    if (options_.more_stacks) stacks_ = options_.more_stacks() + stacks_;
+    stacks_ = options_.more_stacks ? text_or_error(options_.more_stacks) : "";
+    stacks_ += text_or_error([] { return os::to_text(os::thread_stacks()); });
   }
   spent_apart_ += processor_time() - before;
   if (wish_.waits) {
@@ -242,8 +256,7 @@ void Monitor::measure_memory() {
   }
   if (!use) return;  // no step has ended since
   const double before = processor_time();
-  complete(*use, fabric_->device(), ranks_here_, program);
-  measured_ = *use;
+  if (complete_or_log(*use, fabric_->device(), ranks_here_, program)) measured_ = *use;
   memory_measured_ = os::now();
   memory_pause_ = std::max(memory_every, pause_for(processor_time() - before, for_memory));
 }

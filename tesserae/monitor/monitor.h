@@ -46,7 +46,8 @@ struct MonitorOptions {
 ///     told, and replaces the files;
 ///  3. another thread notices when the process did not run (pulse.h), also in the middle of a round; no report is made
 ///     before it has looked, since steps are judged by what is said of them first.
-/// Training does not notice what fails: a store (exchange.h), a folder that cannot be written.
+/// Training does not notice what fails: a store (exchange.h), a folder that cannot be written. A round that fails is
+/// left out, and the next one made.
 ///
 /// watch() and end() come from the thread that trains; the others from any.
 class Monitor {
@@ -119,7 +120,7 @@ class Monitor {
   Board board_;
   std::optional<RunFiles> files_;
   std::unique_ptr<Requests> requests_;
-  int64_t shown_timeline_ = -1;
+  int64_t shown_timeline_ = 0;
 
   std::condition_variable_any woken_;
   std::mutex wake_mutex_;

@@ -7,6 +7,14 @@
 #include "tesserae/base/log.h"
 
 namespace tesserae::monitor {
+namespace {
+
+/// Names may be any bytes.
+std::string dumped(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace
 
 double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -32,11 +40,11 @@ std::optional<os::Path> RunFiles::replace(const std::string& name, const std::st
 }
 
 void RunFiles::write_now(const Json& now) {
-  replace("now.json", now.dump() + "\n");
+  replace("now.json", dumped(now));
 }
 
 void RunFiles::write_timeline(const Json& timeline) {
-  replace("timeline.json", timeline.dump() + "\n");
+  replace("timeline.json", dumped(timeline));
 }
 
 std::optional<os::Path> RunFiles::write_stacks(int rank, const std::string& text) {
@@ -52,7 +60,7 @@ void RunFiles::add(const Event& event) {
   if (event.rank >= 0) line["rank"] = event.rank;
   line["text"] = event.text;
   try {
-    events_->write(line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+    events_->write(dumped(line));
   } catch (const IoError& error) {
     if (!std::exchange(told_, true)) log(LogLevel::warning, cat("an event is not written down: ", error.what()));
   }

@@ -35,12 +35,15 @@ Stage stage_of(const std::vector<StepTimes>& ranks) {
 
 std::optional<SlowLinks::Change> SlowLinks::add(const std::vector<StepTimes>& ranks, bool rank_is_slow) {
   if (ranks.size() < 2) return std::nullopt;
-  if (ranks.front().degrees != degrees_ || suspected_ > usual_after) {
+  const bool others = ranks.front().degrees != degrees_;
+  if (others || suspected_ > usual_after) {
     const bool was_slow = episode_.slow();
     const SlowLink was = is_;
     *this = {};
     degrees_ = ranks.front().degrees;
-    if (was_slow) return Change{Episode::Turn::over, ranks.front().step, was};
+    const std::string why = others ? "the degrees have changed, and with them what travels"
+                                   : cat("it has stayed so for ", usual_after, " steps and counts as usual now");
+    if (was_slow) return Change{Episode::Turn::over, ranks.front().step, was, why};
   }
   // Steps of ranks end at moments of their own: for what one lost at the end of a step, others wait in the next.
   const bool was_slow = std::exchange(rank_was_slow_, rank_is_slow);
@@ -60,7 +63,10 @@ std::optional<SlowLinks::Change> SlowLinks::add(const std::vector<StepTimes>& ra
              .share = step_seconds > 0 ? beyond / step_seconds : 0,
              .since = episode_.since()};
     }
-    if (turn != Episode::Turn::none) change = {turn, ranks.front().step, is_};
+    const bool over = turn == Episode::Turn::over;
+    if (turn != Episode::Turn::none) {
+      change = {turn, ranks.front().step, is_, over ? "bytes travel as fast as before again" : ""};
+    }
   }
   if (suspected_ > 0) return change;  // it would count as what is usual
   step_seconds_.add(step_seconds);

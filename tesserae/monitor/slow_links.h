@@ -32,6 +32,7 @@ class SlowLinks {
     Episode::Turn turn;  ///< slow, over
     int64_t step;
     SlowLink link;
+    std::string why;  ///< it is over; empty: it is not
   };
 
   /// The times of one step, by rank; steps ascend. `rank_is_slow`: SlowRanks::suspects().

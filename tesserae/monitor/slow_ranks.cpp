@@ -127,13 +127,28 @@ std::vector<SlowRanks::Change> SlowRanks::add(const std::vector<StepTimes>& rank
       if (turn != Episode::Turn::none) changes.push_back({turn, step, is});
     }
   }
-  if (suspects()) return changes;  // it would count as what is usual
-  step_seconds_.add(step_seconds);
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    beyond_[rank].add(all_beyond[rank]);
-    for (size_t part = 0; part < part_count; ++part) parts_[part][rank].add(all_parts[part][rank]);
-  }
+  learn(step_seconds, all_beyond, all_parts);
   return changes;
+}
+
+// What is suspected would count as usual; and where half of the ranks are, so would what others have less than they.
+// Others teach on: where all steps become longer, somebody is always beyond what was usual of those before.
+void SlowRanks::learn(double step_seconds, const std::vector<double>& beyond,
+                      const std::array<std::vector<double>, part_count>& parts) {
+  double lost = 0;
+  size_t suspected = 0;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].episode.suspected()) continue;
+    ++suspected;
+    lost = std::max(lost, beyond[rank]);
+  }
+  step_seconds_.add(step_seconds - lost);
+  if (2 * suspected >= ranks_.size()) return;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].episode.suspected()) continue;
+    beyond_[rank].add(beyond[rank]);
+    for (size_t part = 0; part < part_count; ++part) parts_[part][rank].add(parts[part][rank]);
+  }
 }
 
 bool SlowRanks::suspects() const {

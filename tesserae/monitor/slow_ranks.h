@@ -29,7 +29,8 @@ struct SlowRank {
 ///
 /// From when on that makes a rank slow, Episode says; what varies is the median of all ranks' deviations. For how long
 /// a rank could not run (stopped, without a processor) and for how long it read data is judged beside that, each by
-/// what such times vary: where steps vary much, those may not. The first steps of a job teach it, and name nobody.
+/// what such times vary: where steps vary much, those may not. The first steps of a job teach it, and name nobody; each
+/// step teaches what is usual of the ranks that are not suspected in it, if these are most.
 class SlowRanks {
  public:
   struct Change {
@@ -49,6 +50,9 @@ class SlowRanks {
   std::vector<SlowRank> slow() const;
 
  private:
+  void learn(double step_seconds, const std::vector<double>& beyond,
+             const std::array<std::vector<double>, part_count>& parts);
+
   struct Rank {
     Episode episode;
     SlowRank is;  // while the episode lasts

@@ -159,6 +159,7 @@ void Run::tell(const std::string& kind, const std::string& text) {
 
 /// Collective.
 void Run::make_dial() {
+  if (monitor_) monitor_->timer().go_back(state_->step);  // it began before the state was restored
   dial::DialOptions options =
       dial_options(config_, *state_, folders_->run, links_, [this](const std::string& line) { output_->say(line); });
   std::erase_if(options.schedule, [this](const auto& entry) { return entry.step <= scheduled_until_; });

@@ -36,15 +36,29 @@ std::string_view host_of(std::string_view header) {
   return header.substr(0, header.find(':'));
 }
 
-bool names_this_host(std::string_view header) {
-  const std::string_view host = host_of(header);
-  return host == "localhost" || host == "[::1]" || host == "127.0.0.1";
+bool fits_an_address(std::string_view token) {
+  return std::ranges::all_of(token, [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+           std::string_view("-._~").find(c) != std::string_view::npos;
+  });
 }
 
 }  // namespace
 
-Access::Access(bool loopback, uint16_t port, std::string token)
-    : loopback_(loopback), cookie_name_(cat("tesserae_watch_", port)), token_(std::move(token)) {}
+Access::Access(const os::TcpListener& listener, std::string token)
+    : loopback_(listener.loopback()),
+      address_(listener.address()),
+      cookie_name_(cat("tesserae_watch_", listener.port())),
+      token_(std::move(token)) {
+  if (!fits_an_address(token_)) {
+    throw InvalidArgument("watch", "the token may have letters, digits and -._~ only: it is part of an address");
+  }
+}
+
+bool Access::names_this_host(std::string_view header) const {
+  const std::string_view host = host_of(header);
+  return host == "localhost" || host == "[::1]" || host == "127.0.0.1" || host == address_;
+}
 
 bool Access::knows_token(const HttpRequest& request) const {
   return same(token_, request.parameter("token")) || same(token_, cookie_value(request.header("cookie"), cookie_name_));
@@ -52,7 +66,9 @@ bool Access::knows_token(const HttpRequest& request) const {
 
 std::optional<HttpResponse> Access::refused(const HttpRequest& request) const {
   if (loopback_ && !names_this_host(request.header("host"))) {
-    return refusal(421, "this page is served as localhost and 127.0.0.1 only: ask for it under one of these names");
+    return refusal(421,
+                   "this page is served as localhost, 127.0.0.1 and the address that was printed only: ask for it "
+                   "under one of these names");
   }
   if (!token_.empty() && !knows_token(request)) {
     return refusal(401, "this page needs its token: open the whole address that the run or `tesserae watch` printed");

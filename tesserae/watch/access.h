@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
+#include "tesserae/os/tcp_listener.h"
 #include "tesserae/watch/http.h"
 
 namespace tesserae::watch {
@@ -17,7 +19,8 @@ namespace tesserae::watch {
 ///    send a form to 127.0.0.1, but not that.
 class Access {
  public:
-  Access(bool loopback, uint16_t port, std::string token);
+  /// Throws InvalidArgument for a token that an address or a cookie cannot carry as it is.
+  Access(const os::TcpListener& listener, std::string token);
 
   /// What to answer instead; nothing: it may be served.
   std::optional<HttpResponse> refused(const HttpRequest& request) const;
@@ -29,9 +32,11 @@ class Access {
   const std::string& token() const { return token_; }  ///< empty: none
 
  private:
+  bool names_this_host(std::string_view header) const;
   bool knows_token(const HttpRequest& request) const;
 
   bool loopback_;
+  std::string address_;
   std::string cookie_name_;  // has the port: cookies do not tell ports apart
   std::string token_;
 };

@@ -102,7 +102,8 @@ std::string prometheus(const Json& now, const Json& metrics, const RunFolder::Li
   if (known) family("tesserae_up", "1 while the job tells of itself.").add(life.live ? 1 : 0);
   const Json& job = member(now, "job");
   const Json& step = member(now, "step");
-  family("tesserae_step", "The last step that is over.").add(step.is_number() ? step : member(metrics, "step"));
+  const bool told = step.is_number() && step != 0;  // not yet of a run that was resumed
+  family("tesserae_step", "The last step that is over.").add(told ? step : member(metrics, "step"));
   family("tesserae_steps", "How many steps the job is to have.").add(member(job, "steps"));
   family("tesserae_ranks", "How many ranks the job has.").add(member(job, "ranks"));
   family("tesserae_loss", "Of the last step.").add(member(metrics, "loss"));

@@ -55,8 +55,8 @@ HttpResponse Routes::answer(const HttpRequest& request) const try {
   if (path == "/api/run") return run();
   if (path == "/api/now") return now(request);
   if (path == "/api/timeline") return timeline(request);
-  if (path == "/api/metrics") return lines(run_.metrics(number(request, "from", 0)));
-  if (path == "/api/events") return lines(run_.events(number(request, "from", 0)));
+  if (path == "/api/metrics") return lines(run_.metrics(number(request, "from", 0), request.parameter("mark")));
+  if (path == "/api/events") return lines(run_.events(number(request, "from", 0), request.parameter("mark")));
   if (path == "/metrics") return metrics();
   return refusal(404, "there is no such address; the page is at /");
 } catch (const BadRequest& error) {
@@ -98,6 +98,7 @@ HttpResponse Routes::lines(const RunFolder::Lines& lines) {
           .body = lines.text,
           .headers = {{"X-From", std::to_string(lines.from)},
                       {"X-Next", std::to_string(lines.next)},
+                      {"X-Mark", lines.mark},
                       {"X-Size", std::to_string(lines.size)}}};
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tesserae/base/checksum.h"
 #include "tesserae/base/error.h"
 #include "tesserae/dial/protocol.h"
 #include "tesserae/os/limits.h"
@@ -18,7 +19,8 @@ constexpr const char* config_name = "config.json";
 constexpr const char* summary_name = "summary.json";
 
 constexpr uint64_t most_document_bytes = 64 << 20;
-constexpr double silence = 10;  // seconds after which a job that tells nothing is not there
+constexpr uint64_t marked_bytes = 1024;  // some lines
+constexpr double silence = 10;           // seconds after which a job that tells nothing is not there
 
 /// How large a file of the run is; nothing: there is none, or it is not one that a run writes (a link could lead out
 /// of the folder, a pipe could block for ever).
@@ -43,6 +45,11 @@ std::string bytes_of(const os::Path& path, uint64_t from, uint64_t count) {
     bytes.clear();
   }
   return bytes;
+}
+
+/// Of the last bytes of what was read: lines of steps tell two files apart, since no step takes as long as another.
+std::string mark_of(std::string_view read) {
+  return to_hex(checksum(read.substr(read.size() - std::min<size_t>(read.size(), marked_bytes))));
 }
 
 bool is_run(const os::Path& folder) {
@@ -175,34 +182,41 @@ std::optional<std::string> RunFolder::timeline(size_t from, size_t count) {
   return out + "]}";
 }
 
-RunFolder::Lines RunFolder::lines(const char* name, uint64_t from) const {
+RunFolder::Lines RunFolder::lines(const char* name, uint64_t from, const std::string& mark) const {
   const os::Path path = folder_ / name;
   const std::optional<os::FileStatus> status = regular(path);
-  Lines lines{.text = {}, .from = from};
   if (!status) return {};
-  lines.size = status->size;
-  if (from > lines.size) lines.from = 0;
-  lines.text = bytes_of(path, lines.from, std::min(most_line_bytes, lines.size - lines.from));
+  Lines lines{.text = {}, .from = from <= status->size ? from : 0, .size = status->size};
+  const uint64_t before = std::min(lines.from, marked_bytes);
+  std::string bytes = bytes_of(path, lines.from - before, before + std::min(most_line_bytes, lines.size - lines.from));
+  if (bytes.size() < before) return {.text = {}, .from = from, .next = from, .size = lines.size, .mark = mark};
+  if (!mark.empty() && before > 0 && mark_of(std::string_view(bytes).substr(0, before)) != mark) {
+    return this->lines(name, 0, {});
+  }
+  lines.text = bytes.substr(before);
   const uint64_t got = lines.text.size();
-  lines.text.resize(lines.text.rfind('\n') + 1);  // npos + 1 is 0: no line is whole
-  lines.next = lines.from + lines.text.size();
-  if (lines.text.empty() && got == most_line_bytes) lines.next += got;  // what is left of that line is no JSON
+  lines.text.resize(lines.text.rfind('\n') + 1);                    // npos + 1 is 0: no line is whole
+  const bool skips = lines.text.empty() && got == most_line_bytes;  // what is left of that line is no JSON
+  const uint64_t taken = skips ? got : lines.text.size();
+  lines.next = lines.from + taken;
+  bytes.resize(before + taken);
+  lines.mark = mark_of(bytes);
   return lines;
 }
 
-RunFolder::Lines RunFolder::metrics(uint64_t from) const {
-  return lines(metrics_name, from);
+RunFolder::Lines RunFolder::metrics(uint64_t from, const std::string& mark) const {
+  return lines(metrics_name, from, mark);
 }
 
-RunFolder::Lines RunFolder::events(uint64_t from) const {
-  return lines(events_name, from);
+RunFolder::Lines RunFolder::events(uint64_t from, const std::string& mark) const {
+  return lines(events_name, from, mark);
 }
 
 Json RunFolder::last_metrics() const {
   constexpr uint64_t tail = 64 << 10;
   const std::optional<os::FileStatus> status = regular(folder_ / metrics_name);
   if (!status) return {};
-  std::string text = lines(metrics_name, status->size - std::min(tail, status->size)).text;
+  std::string text = lines(metrics_name, status->size - std::min(tail, status->size), {}).text;
   if (text.empty()) return {};
   text.pop_back();
   Json line = Json::parse(text.substr(text.rfind('\n') + 1), nullptr, false);

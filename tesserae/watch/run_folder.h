@@ -53,13 +53,16 @@ class RunFolder {
   /// Whole lines of a file that grows.
   struct Lines {
     std::string text;
-    uint64_t from = 0;  ///< where they begin; 0 instead of what was asked for: the file is another one, and shorter
+    uint64_t from = 0;  ///< where they begin; 0 instead of what was asked for: the file is another one
     uint64_t next = 0;  ///< where to go on
     uint64_t size = 0;  ///< of the file now
+    std::string mark;   ///< of what is before `next`: in another file, something else is
   };
   static constexpr uint64_t most_line_bytes = 1 << 20;  ///< of an answer; a line longer than that is left out
-  Lines metrics(uint64_t from) const;                   ///< metrics.jsonl
-  Lines events(uint64_t from) const;                    ///< monitor/events.jsonl
+  /// metrics.jsonl. `mark`: of the lines that ended at `from`; empty: not known. A run that goes back, or is resumed,
+  /// puts another file in its place, which may be as long.
+  Lines metrics(uint64_t from, const std::string& mark = {}) const;
+  Lines events(uint64_t from, const std::string& mark = {}) const;  ///< monitor/events.jsonl
   /// The last whole line of metrics.jsonl; null: none.
   Json last_metrics() const;
 
@@ -78,7 +81,7 @@ class RunFolder {
 
   Document read(const char* name);
   Json parsed(const char* name);
-  Lines lines(const char* name, uint64_t from) const;
+  Lines lines(const char* name, uint64_t from, const std::string& mark) const;
 
   os::Path folder_;
   std::mutex mutex_;  // of all below

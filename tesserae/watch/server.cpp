@@ -35,7 +35,7 @@ struct Server::State {
   State(const os::Path& folder, const ServerOptions& options, os::TcpListener listener)
       : run(folder, options.begins),
         routes(run, options.allow_control),
-        access(listener.loopback(), listener.port(), token_of(options, listener)),
+        access(listener, token_of(options, listener)),
         loop(std::move(listener), [this](const HttpRequest& request) { return answer(request); },
              {.arrival = options.patience}) {}
 

@@ -30,8 +30,8 @@ struct ServerOptions {
 /// The addresses, all of them, and who may use them: docs/monitor.md. Nothing of an address is ever a path.
 class Server {
  public:
-  /// Throws InvalidArgument if there is no such folder or nothing of a run in it, os::AddressInUse if the port is
-  /// taken, IoError if it cannot listen there.
+  /// Throws InvalidArgument if there is no such folder or nothing of a run in it, or for a token that an address
+  /// cannot carry; os::AddressInUse if the port is taken, IoError if it cannot listen there.
   explicit Server(const os::Path& folder, const ServerOptions& options = {});
   ~Server();
   Server(const Server&) = delete;

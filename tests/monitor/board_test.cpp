@@ -179,6 +179,43 @@ TEST(Board, SaysThatALinkIsSlowAndWhatTravelsOverIt) {
   EXPECT_EQ(link["since"], 31);
 }
 
+TEST(Board, SaysWhyASlowLinkIsNoLongerTold) {
+  const auto told = [](int64_t until, auto&& change) {
+    Board board(2);
+    std::vector<std::string> texts;
+    for (int64_t step = 1; step <= until; ++step) {
+      for (int rank = 0; rank < 2; ++rank) {
+        Report report = report_of(step, step, step);
+        change(step, report.steps[0]);
+        board.take(rank, report);
+      }
+      for (const Event& event : board.look()) texts.push_back(event.text);
+    }
+    EXPECT_EQ(texts.size(), 2U);
+    return texts.back();
+  };
+  const auto slow = [](StepTimes& times) {
+    times.seconds[static_cast<size_t>(Stage::reduce)] += 0.08;
+    times.total += 0.08;
+  };
+  EXPECT_EQ(told(60,
+                 [&](int64_t step, StepTimes& times) {
+                   if (step > 30 && step < 50) slow(times);
+                 }),
+            "bytes travel as fast as before again");
+  EXPECT_EQ(told(150,
+                 [&](int64_t step, StepTimes& times) {
+                   if (step > 30) slow(times);
+                 }),
+            "it has stayed so for 64 steps and counts as usual now");
+  EXPECT_EQ(told(60,
+                 [&](int64_t step, StepTimes& times) {
+                   if (step > 30) slow(times);
+                   if (step > 40) times.degrees = {1, 1, 2};
+                 }),
+            "the degrees have changed, and with them what travels");
+}
+
 TEST(Board, ATimelineIsForAStepThatReportsHaveInCommon) {
   Board board(1);
   EXPECT_EQ(board.timeline_every(0.5), 1);
@@ -213,6 +250,54 @@ TEST(Board, StacksStayUntilThereAreNewerOnes) {
   board.take(1, report_of(2, 2, 2));
   EXPECT_THAT(board.stacks(1), ElementsAre("", "here"));
   EXPECT_THAT(board.stacks(2), ElementsAre("", ""));
+}
+
+// Before all have begun with it, some may be loading.
+TEST(Board, AHangInTheFirstStepIsFound) {
+  Board board(2, /*rest=*/0.2);
+  const auto take = [&board](int rank, int64_t number, Stage stage, int64_t progress) {
+    board.take(rank, {.number = number, .now = {.step = 51, .stage = stage, .progress = progress}});
+  };
+  const auto wait = [] { os::sleep_for(std::chrono::milliseconds(300)); };
+  take(0, 1, Stage::gather, 7);
+  wait();
+  EXPECT_THAT(board.look(), IsEmpty());
+  take(1, 1, Stage::between, 0);
+  wait();
+  EXPECT_THAT(board.look(), IsEmpty());
+  take(1, 2, Stage::forward, 1);
+  EXPECT_THAT(board.look(), IsEmpty());
+  take(1, 3, Stage::forward, 2);
+  wait();
+  EXPECT_THAT(board.look(), IsEmpty()) << "it gets on";
+  wait();
+  const std::vector<Event> events = board.look();
+  ASSERT_EQ(events.size(), 1U);
+  EXPECT_EQ(events[0].kind, "hang");
+  EXPECT_EQ(events[0].step, 51);
+  EXPECT_EQ(events[0].text, "nothing has happened in step 51 for 0 s: rank 1 is in forward of step 51; 1 rank waits");
+  EXPECT_TRUE(board.hangs());
+}
+
+TEST(Board, ATimelineOfManySpansHasTheLongest) {
+  constexpr int ranks = 100;
+  Board board(ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    Report report = report_of(1, 1, 1);
+    Timeline& timeline = report.timeline.emplace(Timeline{.step = 1, .seconds = 4, .spans = {}});
+    for (size_t i = 0; i < StepTimer::most_spans; ++i) {
+      const double seconds = i % 2 == 0 ? 0.0001 : 0.001 + 1e-6 * static_cast<double>(i);
+      timeline.spans.push_back({.lane = 0, .stage = Stage::forward, .unit = 1, .begin = 0, .seconds = seconds});
+    }
+    board.take(rank, std::move(report));
+  }
+  EXPECT_EQ(board.timeline_step(), 1);
+  const Json shown = board.timeline({});
+  ASSERT_EQ(shown["ranks"].size(), static_cast<size_t>(ranks));
+  const Json& events = shown["ranks"][99]["events"];
+  EXPECT_GT(events.size(), 2000U);
+  EXPECT_LE(events.size() * ranks, 1U << 18);
+  EXPECT_EQ(events.back()[4], 5095) << "the longest";
 }
 
 // Quiet moments are no hangs: nobody waits for others, or somebody does something.

@@ -270,6 +270,29 @@ TEST(Monitor, WhatMemoryIsTakenByIsAllThereIs) {
   EXPECT_EQ(before[1] + since[1], 2);
 }
 
+// What a script adds may fail, as other things of the process may: that is no reason to look dead.
+TEST(Monitor, WhatFailsInARoundDoesNotEndIt) {
+  const Folder folder("throws");
+  const auto fabric = comm::Fabric::null(mesh::World::single_host(0, 1));
+  Monitor monitor(fabric, {.folder = folder.path(), .every = milliseconds(20), .more_stacks = []() -> std::string {
+                             throw std::runtime_error("no frames to be had");
+                           }});
+  monitor.set_job("name", "not UTF-8: \xff");
+  const os::Descriptor connection = os::connect_local(folder.path() / socket_name);
+  ASSERT_TRUE(connection);
+  os::send_some(connection.get(), "{\"ask\": \"stacks\"}\n");
+  const os::Path stacks = folder.path() / "monitor/stacks-0.txt";
+  const os::Deadline deadline(std::chrono::seconds(30));
+  while (!os::files().exists(stacks) && !deadline.passed()) os::sleep_for(milliseconds(20));
+  ASSERT_TRUE(os::files().exists(stacks));
+  EXPECT_THAT(os::files().read(stacks), ::testing::HasSubstr("no frames to be had"));
+  EXPECT_THAT(os::files().read(stacks), ::testing::HasSubstr("Monitor::run")) << "the other stacks are there";
+  monitor.end("done");
+  const Json now = read_json(folder.path() / "monitor/now.json");
+  EXPECT_EQ(now["state"], "ended");
+  EXPECT_EQ(now["how"], "done");
+}
+
 TEST(Monitor, OfOneProcessNeedsNobody) {
   const Folder folder("alone");
   const auto fabric = comm::Fabric::null(mesh::World::single_host(0, 1));

@@ -29,6 +29,42 @@ TEST(SlowRanks, NobodyIsNamedInAThousandQuietSteps) {
   }
 }
 
+// As with a larger batch: of many ranks somebody is always beyond what was usual of steps before.
+TEST(SlowRanks, NobodyIsNamedForLongWhereStepsOfAllBecomeLonger) {
+  for (const int ranks : {2, 4, 64}) {
+    Job job(ranks, 0.05);
+    SlowRanks slow;
+    job.disturb = [](int64_t step, auto& all) {
+      for (StepTimes& times : all) {
+        for (double& seconds : times.seconds) seconds *= step < 200 ? 1 : 4;
+      }
+    };
+    for (int step = 1; step <= 1000; ++step) {
+      for (const auto& change : slow.add(job.step())) {
+        if (step >= 260) ASSERT_NE(change.turn, Episode::Turn::slow) << step << ": " << describe(change.rank);
+      }
+    }
+    EXPECT_THAT(slow.slow(), IsEmpty()) << ranks;
+  }
+}
+
+// What others have less than it is not what they usually vary by.
+TEST(SlowRanks, WhoIsSlowForLongStaysSlow) {
+  for (const int ranks : {2, 4}) {
+    Job job(ranks, 0.3);
+    SlowRanks slow;
+    job.disturb = [](int64_t step, auto& all) {
+      for (StepTimes& times : all) Job::at(times, Stage::data) = 0.001;
+      if ((step >= 60 && step < 84) || step >= 100) Job::at(all[1], Stage::data) += 0.25;
+    };
+    std::vector<int64_t> changed;
+    for (int step = 1; step <= 300; ++step) {
+      for (const auto& change : slow.add(job.step())) changed.push_back(change.step);
+    }
+    EXPECT_EQ(changed, (std::vector<int64_t>{60, 86, 100})) << ranks;
+  }
+}
+
 TEST(SlowRanks, ARankThatIsSlowInAStageIsNamedInItsSecondStepAtLatest) {
   for (const Stage stage : {Stage::data, Stage::forward, Stage::backward, Stage::optimizer, Stage::between}) {
     for (const int ranks : {2, 4, 64}) {

@@ -76,6 +76,24 @@ def test_a_unit_that_is_called_several_times(kind: str) -> None:
     run_ranks(like_torch, 2, functools.partial(recurrent, kind), "gloo" if kind == "lstm" else "shm")
 
 
+def wrapped() -> Seen:
+    """Torch's older class, ours."""
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+    model = Recurrent("lstm")
+    cpu = torch.device("cpu")
+    model.cell = FSDP(model.cell, use_orig_params=True, device_id=cpu)
+    sharded = FSDP(model, use_orig_params=True, device_id=cpu)
+    optimizer, losses = sgd(sharded), []
+    for step in range(4):
+        loss = sharded(batch(step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return Seen(losses)
+
+
 def of_another_backward() -> Seen:
     """An input that other modules have, too, and whose backward comes first, within an accumulation."""
     model = shard_all(make_model())
@@ -217,6 +235,7 @@ def hooks_of_alternate_heads() -> Seen:
 
 
 RUNS: list[Callable[[], Seen]] = [
+    wrapped,
     of_another_backward,
     momentum_encoder,
     functools.partial(momentum_encoder, BF16),

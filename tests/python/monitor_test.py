@@ -89,6 +89,17 @@ def test_rank_0_knows_what_all_ranks_do_and_who_is_slow(face: str, tmp_path: Pat
     assert any(" in data" in event["text"] for event in named), events
 
 
+def reports_seldom(rank: int, ranks: int) -> str:
+    with pytest.raises(tsm.InvalidArgument) as raised:
+        tsm.init({"monitor": {"enabled": True, "every_seconds": 5}})
+    return str(raised.value)
+
+
+def test_ranks_tell_of_themselves_before_they_count_as_silent() -> None:
+    for text in run_ranks(reports_seldom, 2):
+        assert "monitor.every_seconds" in text and "at most 2" in text
+
+
 def without(rank: int, ranks: int) -> str:
     tsm.init({"monitor": {"enabled": False}})
     with pytest.raises(tsm.InvalidArgument, match="run folder|run.*folder") as raised:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -228,6 +230,45 @@ def test_steps_of_a_file_in_the_place_of_another_are_told_from_where_they_differ
     assert told() == []
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 6.0}\n')
     assert told() == [(1, 6.0)]
+
+
+def test_a_long_file_is_read_in_pieces(tmp_path: Path) -> None:
+    count = 200_000
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        file.writelines(f'{{"step": {step}, "loss": 1.5, "of": "{"x" * 100}"}}\n' for step in range(1, count + 1))
+        file.write('{"step": ')
+    follower = report.Follower(tmp_path / "metrics.jsonl")
+    tracemalloc.start()
+    try:
+        steps = sum(line["step"] == number for number, line in enumerate(follower.lines(), 1))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert steps == count
+    assert peak < (tmp_path / "metrics.jsonl").stat().st_size / 2
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("7}\n")
+    assert list(follower.lines()) == [{"step": 7}], "a line counts once it is whole"
+
+
+def test_a_file_server_that_is_not_reached_for_a_while_does_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_metrics(write_run(tmp_path, state="running"), {1: 4.0})
+    following = Following(tmp_path)
+    following.hears([1])
+
+    def stale(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patched:
+        for name in ("open", "read_text", "stat", "is_dir", "exists"):
+            patched.setattr(Path, name, stale)
+        assert following.is_on()
+    write_metrics(tmp_path, {1: 4.0, 2: 3.0})
+    following.hears([1, 2])
+    write_now(tmp_path, how="done")
+    following.ends()
 
 
 def test_of_many_ranks_the_least_the_median_and_the_most_are_shown() -> None:

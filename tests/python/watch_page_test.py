@@ -272,6 +272,57 @@ def test_a_rank_not_yet_heard_of_is_not_stuck(tmp_path: Path, browser: Browser) 
         assert_clean(browser, watch.url)
 
 
+def test_ranks_that_evaluate_or_save_are_not_stuck(tmp_path: Path, browser: Browser) -> None:
+    folder = tmp_path / "job"
+    job = Fixture(folder, slow=None)
+    job.write(step=100)
+
+    def all_do(stages: list[str], seconds: float, step: int = 100, hangs: bool = False) -> None:
+        now = json.loads((folder / "monitor/now.json").read_text())
+        now |= {"time": time.time(), "step": step, "hangs": hangs}
+        for rank, stage in zip(now["ranks"], stages, strict=True):
+            rank |= {"stage": stage, "unit": None, "for": seconds, "age": 0.3}
+        job.replace("monitor/now.json", now)
+
+    kind = "document.getElementById('blame').className"
+    with Watch(folder) as watch:
+        all_do(["between"] * 7 + ["agree"], 7)
+        browser.open(watch.url)
+        says(browser, "All ranks have been between two steps for 7 s.")
+        all_do(["between"] + ["agree"] * 7, 90)
+        says(browser, "All ranks have been between two steps for 1 min 30 s.")
+        assert browser.run(kind) == "card "
+        assert browser.run("document.querySelectorAll('#doing tr.bad').length") == 0
+        all_do(["between"] + ["agree"] * 7, 91, hangs=True)
+        says(browser, "Rank 0 is stuck on host a: for 1 min 31 s in between.")
+        all_do(["forward"] * 8, 70, step=0)
+        says(browser, "The first step is not over yet.")
+        assert browser.run(kind) == "card "
+        all_do(["forward"] + ["gather"] * 7, 71, step=0, hangs=True)
+        says(browser, "Rank 0 is stuck on host a: for 1 min 11 s in forward.")
+        all_do(["forward"] + ["gather"] * 7, 7)
+        says(browser, "Rank 0 is stuck on host a: for 7 s in forward.")
+        assert_clean(browser, watch.url)
+
+
+def test_steps_that_are_undone_leave_the_curve(tmp_path: Path, browser: Browser) -> None:
+    folder = tmp_path / "job"
+    job = Fixture(folder)
+    job.write(step=100)
+    with Watch(folder) as watch:
+        browser.open(watch.url)
+        says(browser, "100 of 400")
+        # The run goes back to step 50, and has come further before the page looks again.
+        lines = (folder / "metrics.jsonl").read_text().splitlines()[:50]
+        lines += [json.dumps(line | {"loss": 1.0}) for line in job.metrics_lines(51, 120)]
+        (folder / "fresh").write_text("".join(line + "\n" for line in lines))
+        (folder / "fresh").rename(folder / "metrics.jsonl")
+        browser.wait_for("known.curve.step.length === 120")
+        assert browser.run("known.curve.step.every((step, i) => step === i + 1)")
+        assert browser.run("known.curve.loss.slice(50).every((loss) => loss === 1)")
+        assert_clean(browser, watch.url)
+
+
 def test_ticks_of_any_two_numbers_come_to_an_end(tmp_path: Path, browser: Browser) -> None:
     folder = tmp_path / "job"
     Fixture(folder).write(step=100)

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <stdexcept>
 
 #include "tesserae/autograd/saving.h"
 #include "tesserae/base/error.h"
@@ -77,6 +78,21 @@ TEST(Unit, ThatRecomputesHasFirstDerivativesInABackwardOnly) {
   EXPECT_THROW(torch::autograd::grad({loss()}, {x}), InvalidArgument);
   EXPECT_THROW(loss().backward({}, /*retain_graph=*/true, /*create_graph=*/true), InvalidArgument);
   EXPECT_FALSE(unit->scale.grad().defined());
+}
+
+TEST(Unit, ARecomputationThatThrowsLeavesTheGeneratorAsItWas) {
+  int calls = 0;
+  const auto compute = [&calls](const at::Tensor& x) {
+    if (++calls == 2) throw std::runtime_error("out of memory");
+    return at::dropout(x, 0.5, /*train=*/true);
+  };
+  const at::Tensor x = at::ones({8}).set_requires_grad(true);
+  const at::Tensor y = autograd::recompute_in_backward(compute, x);
+  at::rand({3});
+  const at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  const at::Tensor before = generator.get_state();
+  EXPECT_THROW(y.sum().backward(), std::runtime_error);
+  EXPECT_TRUE(at::equal(generator.get_state(), before));
 }
 
 TEST(Unit, ZeroGradOfTheModuleForgetsTheGradientsOfItsShards) {

@@ -132,6 +132,26 @@ TEST_F(WatchedFolder, GivesWholeLines) {
   EXPECT_EQ(lines.text, "{\"step\": 1}\n");
 }
 
+// As a run leaves it that went back to step 1 and has come as far again before anybody looked.
+TEST_F(WatchedFolder, TellsAFileInThePlaceOfAnotherFromOneThatGrew) {
+  RunFolder run(folder_);
+  const auto line = [](int step, const char* loss) { return cat("{\"step\": ", step, ", \"loss\": ", loss, "}\n"); };
+  write("metrics.jsonl", line(1, "4.5") + line(2, "4.0"));
+  const RunFolder::Lines first = run.metrics(0);
+  write("metrics.jsonl", line(1, "4.5") + line(2, "4.0") + line(3, "3.5"));
+  const RunFolder::Lines grown = run.metrics(first.next, first.mark);
+  EXPECT_EQ(grown.from, first.next);
+  EXPECT_EQ(grown.text, line(3, "3.5"));
+  EXPECT_EQ(run.metrics(grown.next, grown.mark).text, "");
+  EXPECT_EQ(run.metrics(grown.next, grown.mark).mark, grown.mark);
+  const std::string other = line(1, "4.5") + line(2, "4.1") + line(3, "3.6") + line(4, "3.2");
+  write("metrics.jsonl", other);
+  const RunFolder::Lines anew = run.metrics(grown.next, grown.mark);
+  EXPECT_EQ(anew.from, 0u);
+  EXPECT_EQ(anew.text, other);
+  EXPECT_EQ(run.metrics(anew.next, anew.mark).from, anew.next);
+}
+
 TEST_F(WatchedFolder, GivesAMegabyteAtATimeAndSkipsALineThatIsLonger) {
   std::string text;
   while (text.size() < 3 * RunFolder::most_line_bytes) text += "{\"step\": " + std::to_string(text.size()) + "}\n";

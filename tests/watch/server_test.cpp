@@ -181,6 +181,12 @@ TEST_F(WatchServer, SpeaksToPrometheus) {
   }
 }
 
+// A run that was resumed: its monitor knows the step once the next one is over.
+TEST_F(WatchServer, TellsPrometheusTheStepOfTheMetricsBeforeTheMonitorKnowsIt) {
+  os::files().write(folder_ / "monitor/now.json", R"({"step": 0})");
+  EXPECT_THAT(get("/metrics").body, HasSubstr("\ntesserae_step 7\n"));
+}
+
 TEST_F(WatchServer, AnswersUnderNamesOfThisHostOnly) {
   for (const char* host : {"localhost", "localhost:1234", "127.0.0.1:80", "[::1]:80"}) {
     EXPECT_EQ(ask("GET /api/run", std::string("Host: ") + host + "\r\n").status, 200) << host;
@@ -190,6 +196,27 @@ TEST_F(WatchServer, AnswersUnderNamesOfThisHostOnly) {
     EXPECT_EQ(ask("GET /api/run", std::string("Host: ") + host + "\r\n").status, 421) << host;
   }
   EXPECT_EQ(ask("GET /api/run", "").status, 421);
+}
+
+TEST_F(WatchServer, AnswersUnderItsOwnAddress) {
+  start({.host = "127.0.0.2"});
+  const std::string url = server_->url();
+  EXPECT_THAT(url, StartsWith("http://127.0.0.2:"));
+  const std::string host = url.substr(7, url.rfind('/') - 7);
+  for (const auto& [named, status] : {std::pair(host, 200), {"localhost", 200}, {"127.0.0.3", 421}}) {
+    Talk talk(server_->port(), "127.0.0.2");
+    talk.send("GET /api/run HTTP/1.1\r\nHost: " + named + "\r\n\r\n");
+    EXPECT_EQ(talk.answer().status, status) << named;
+  }
+}
+
+// An address and a cookie carry it as it is.
+TEST_F(WatchServer, TakesNoTokenThatAnAddressCannotCarry) {
+  for (const char* token : {"a+b", "a b", "a%41", "a;b", "a&b", "\xc3\xbc"}) {
+    EXPECT_THROW(start({.token = token}), InvalidArgument) << token;
+  }
+  start({.token = "aZ09-._~"});
+  EXPECT_EQ(get("/?token=aZ09-._~").status, 200);
 }
 
 TEST_F(WatchServer, WantsItsToken) {

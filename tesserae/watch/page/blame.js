@@ -1,11 +1,18 @@
 // Blame.
 const blame = $("blame");
+// Within a step nothing takes long. Between two of them, where ranks save and evaluate and some wait for others, and in
+// the first one, only the job knows whether something happens.
+const patience = () => {
+  const { now } = known;
+  const within = now.step && list(now.ranks).some(({ stage }) => stage && stage !== "between" && stage !== "agree");
+  return within || now.hangs ? Math.max(5, 10 * (now.step_seconds || 0)) : Infinity;
+};
 const trouble = (rank) => {  // what is wrong with what a rank does now; empty: nothing
   const { now, run } = known;
   if (!run || !run.live) return "";
   if (!rank.stage) return now.step || rank.age > 60 ? `after ${duration(rank.age)}` : "";  // not heard of yet
   if (rank.age > 5) return `silent for ${duration(rank.age)}`;
-  if (rank.for > Math.max(5, 10 * (now.step_seconds || 0))) return `for ${duration(rank.for)} in ${rank.stage}`;
+  if (rank.for > 5 && rank.for > patience()) return `for ${duration(rank.for)} in ${rank.stage}`;
   return "";
 };
 const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1).replace(/\.?$/, ".")}`;
@@ -43,9 +50,10 @@ const blameLines = () => {
   if (!now && known.dial && !known.curve.step.length) return ["", "The run begins.", "Its ranks tell of themselves once they train.", []];
   if (!now) return ["", "This run has no monitor.", "So there is nothing to say about single ranks. tesserae train writes RUN/monitor by itself; in a script tsm.init does, where run.folder is set.", []];
   const ranks = list(now.ranks), longest = Math.max(0, ...ranks.map((rank) => rank.for || 0));
-  const resting = ranks.length && ranks.every((rank) => rank.stage === "between" && !(rank.age > 5));
+  const silent = ranks.some((rank) => rank.age > (rank.stage ? 5 : 60));
+  if (!now.step && !now.hangs && !silent) return ["", "The first step is not over yet.", "It is often the longest: memory is taken, connections are made.", []];
+  const resting = ranks.length && ranks.every((rank) => rank.stage) && !silent && patience() === Infinity;
   if (resting && longest > 5) return ["", `All ranks have been between two steps for ${duration(longest)}.`, "A checkpoint, a validation or a change of degrees takes that long; the next step follows.", []];
-  if (!now.step && longest < 60 && !ranks.some((rank) => rank.age > (rank.stage ? 5 : 60))) return ["", "The first step is not over yet.", "It is often the longest: memory is taken, connections are made.", []];
   const stuck = ranks.map((rank) => [rank, trouble(rank)]).filter(([, what]) => what);
   if (stuck.length) {
     stuck.sort(([a], [b]) => a.step - b.step || b.age - a.age);

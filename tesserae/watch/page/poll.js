@@ -3,7 +3,7 @@ const ask = (path, headers = {}) => fetch(path, { headers, cache: "no-store", si
 const asJson = async (answer) => { try { return answer.ok ? await answer.json() : null; } catch { return null; } };
 // Whole lines of a file from where the last answer ended. Returns true if there is more.
 const readLines = async (path, key, begin, take) => {
-  const answer = await ask(`${path}?from=${known[key] || 0}`);
+  const answer = await ask(`${path}?from=${known[key] || 0}&mark=${known.marks[key] || ""}`);
   if (!answer.ok) return false;
   const from = Number(answer.headers.get("X-From")), next = Number(answer.headers.get("X-Next")), size = Number(answer.headers.get("X-Size"));
   if (from === 0 && known[key]) begin();  // another file
@@ -13,6 +13,7 @@ const readLines = async (path, key, begin, take) => {
   }
   const moved = next > (from === 0 ? 0 : known[key]);
   known[key] = next;
+  known.marks[key] = answer.headers.get("X-Mark");
   known.share = size ? next / size : 1;
   return moved && next < size;
 };
