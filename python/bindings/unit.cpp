@@ -99,6 +99,7 @@ void Unit::adopt(Unit& inner, const std::string& name) {
 }
 
 void Unit::enter(const py::handle& input) {
+  sharded().expect_forward();
   for_each_tensor(input, [this](const at::Tensor& tensor) { sharded().on_input(tensor); });
   {
     const py::gil_scoped_release release;

@@ -63,6 +63,10 @@ void ShardedUnit::cancel_forward() {
   engine_->cancel_forward(*this);
 }
 
+void ShardedUnit::expect_forward() {
+  entering_ = std::make_shared<Call>();
+}
+
 at::Tensor ShardedUnit::on_input(const at::Tensor& input) {
   at::Tensor watched = input;
   const auto& precision = sharding().options.precision;
@@ -72,9 +76,9 @@ at::Tensor ShardedUnit::on_input(const at::Tensor& input) {
   // A forward that is recomputed is watched since the first time, unless that kept no graph.
   const bool seen = forwards_ > 0 && autograd::in_backward();
   if (watched.defined() && watched.requires_grad() && !watched.is_leaf() && !seen) {
-    if (!entering_) entering_ = std::make_shared<Call>();
-    watched.register_hook([alive = std::weak_ptr<ShardedUnit*>(alive_), call = entering_](const at::TensorBase&) {
-      if (const auto unit = alive.lock()) (*unit)->end_backward_of(*call);
+    const auto call = entering_ || calls_.empty() ? entering_ : calls_.back();
+    watched.register_hook([alive = std::weak_ptr<ShardedUnit*>(alive_), call](const at::TensorBase&) {
+      if (const auto unit = alive.lock(); unit && call) (*unit)->end_backward_of(*call);
     });
   }
   return watched;

@@ -52,6 +52,7 @@ class ShardedUnit {
   void before_forward();
   void after_forward();
   void cancel_forward();                         ///< in place of after_forward() where the forward threw
+  void expect_forward();                         ///< inputs come now, and then before_forward(); else after that
   at::Tensor on_input(const at::Tensor& input);  ///< casts, and watches for the end of the unit's backward
   void on_output(const at::Tensor& output);      ///< watches for the beginning of the unit's backward
 
@@ -200,7 +201,7 @@ class ShardedUnit {
   int began_ = 0;   // of their backwards
   int ended_ = 0;
   int backwards_ = 1;
-  std::shared_ptr<Call> entering_, left_;     // the next one, whose inputs are there, and the last one
+  std::shared_ptr<Call> entering_, left_;     // the next one, if it is expected, and the last one
   std::vector<std::shared_ptr<Call>> calls_;  // that go on, the innermost last
   int rest_ranks_ = 0;
   // Of that many, or of what they come to; null: parameters rest as masters do.

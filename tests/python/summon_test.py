@@ -88,6 +88,31 @@ def test_parameters_are_those_of_the_module() -> None:
     run_ranks(both, 2, parameters_are_those_of_the_module)
 
 
+class Odd(nn.Module):
+    """Vectors before matrices, as recurrent layers of several layers have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in (("scale", (8,)), ("first", (8, 8)), ("shift", (8,)), ("second", (8, 8))):
+            self.register_parameter(name, nn.Parameter(torch.randn(shape)))
+
+
+def parameters_are_in_the_modules_order(rank: int, world_size: int, use_orig_params: bool) -> None:
+    for make in (Odd, lambda: nn.LSTM(8, 8, 2, bidirectional=True)):
+        torch.manual_seed(0)
+        expected = make()
+        torch.manual_seed(0)
+        model = FSDP(make(), use_orig_params=use_orig_params, device_id=torch.device("cpu"))
+        with FSDP.summon_full_params(model, writeback=False):
+            vector = nn.utils.parameters_to_vector(model.parameters()).clone()
+        assert torch.equal(vector, nn.utils.parameters_to_vector(expected.parameters()))
+        assert list(model.state_dict()) == list(expected.state_dict())
+
+
+def test_parameters_are_in_the_modules_order() -> None:
+    run_ranks(both, 2, parameters_are_in_the_modules_order)
+
+
 def frozen_parameters_have_their_own_dtype(rank: int, world_size: int) -> None:
     tsm.init()
     kind = MODELS["frozen"]

@@ -173,7 +173,7 @@ class Summoned:
             self._registered = {name: p for name, p in entries.items() if isinstance(p, FlatParameter)}
             for name in self._registered:
                 del entries[name]
-            faces.restore_parameters(m for buffer in self._buffers for m in buffer.parameters)
+            faces.restore_parameters(instance._managed)  # in the module's order, not that of buffers
 
     @torch.no_grad()
     def _write_back(self) -> None:
