@@ -7,8 +7,8 @@
 namespace tesserae::launch {
 namespace {
 
-// `timeout`, for one, sends a signal to its child, and once more to the group.
-constexpr std::chrono::milliseconds same_demand(100);
+// `timeout`, for one, sends a signal to its child, and once more to the group. As long as ranks take it to be one.
+constexpr std::chrono::milliseconds same_demand(500);
 
 }  // namespace
 

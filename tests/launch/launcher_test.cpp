@@ -180,7 +180,7 @@ TEST_F(Launcher, ASecondCtrlCEndsStubbornRanksAtOnce) {
   wait_until_started(2);
   job.process().signal(SIGINT);
   ASSERT_TRUE(job.wait_for("stopping"));
-  os::sleep_for(std::chrono::milliseconds(500));  // at once it would be the same one, sent twice
+  os::sleep_for(std::chrono::milliseconds(1500));  // at once it would be the same one, sent twice
   begin_ = os::now();
   job.process().signal(SIGINT);
   EXPECT_EQ(job.finish()->code, 128 + SIGINT);
