@@ -135,9 +135,7 @@ void Unit::begin_backward(shard::ShardedUnit& /*unit*/, bool /*boundary*/) {
 
 void Unit::before_reduce(shard::FlatBuffer& buffer) {
   if (!after_backward_) return;
-  const auto& buffers = sharded().buffers();
-  const auto same = [&buffer](const auto& other) { return other.get() == &buffer; };
-  const auto& numbers = flats_[static_cast<size_t>(std::ranges::find_if(buffers, same) - buffers.begin())];
+  const auto& numbers = flats_[shard::index_of(buffer)];
   reduced_.insert(reduced_.end(), numbers.begin(), numbers.end());
 }
 

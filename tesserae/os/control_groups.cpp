@@ -1,5 +1,6 @@
 #include "tesserae/os/control_groups.h"
 
+#include <algorithm>
 #include <charconv>
 #include <sstream>
 #include <string>
@@ -51,15 +52,15 @@ std::vector<ControlGroup> control_groups(std::string_view controller) {
 }
 
 std::optional<double> processor_quota(const ControlGroup& group) {
+  std::optional<int64_t> quota, period;
   if (!group.second) {
-    const auto quota = group.number("cpu.cfs_quota_us"), period = group.number("cpu.cfs_period_us");
-    if (quota.value_or(0) <= 0 || period.value_or(0) <= 0) return std::nullopt;
-    return static_cast<double>(*quota) / static_cast<double>(*period);
+    quota = group.number("cpu.cfs_quota_us");
+    period = group.number("cpu.cfs_period_us");
+  } else if (files().exists(group.folder / "cpu.max")) {
+    const std::string text = files().read(group.folder / "cpu.max");  // "150000 100000", or "max 100000"
+    quota = number_at(text, 0);
+    period = number_at(text, text.find(' ') + 1);
   }
-  // "150000 100000", or "max 100000".
-  if (!files().exists(group.folder / "cpu.max")) return std::nullopt;
-  const std::string text = files().read(group.folder / "cpu.max");
-  const auto quota = number_at(text, 0), period = number_at(text, text.find(' ') + 1);
   if (quota.value_or(0) <= 0 || period.value_or(0) <= 0) return std::nullopt;
   return static_cast<double>(*quota) / static_cast<double>(*period);
 }

@@ -10,15 +10,12 @@
 #include "tesserae/shard/engine.h"
 
 namespace tesserae::shard {
-namespace {
 
 size_t index_of(const FlatBuffer& buffer) {
   const auto& buffers = buffer.unit().buffers();
   const auto same = [&buffer](const auto& other) { return other.get() == &buffer; };
   return static_cast<size_t>(std::ranges::find_if(buffers, same) - buffers.begin());
 }
-
-}  // namespace
 
 std::shared_ptr<UserParameters> UserParameters::attach(ShardedUnit& unit,
                                                        const std::vector<std::vector<at::Tensor>>& parameters) {

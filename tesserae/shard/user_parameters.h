@@ -8,9 +8,13 @@
 
 namespace tesserae::shard {
 
+/// Which of its unit's flat buffers it is.
+size_t index_of(const FlatBuffer& buffer);
+
 /// Keeps the user's own tensors (LocalParameters) and a unit's shards in step, so that an optimizer made for plain
 /// parameters trains the unit: takes values at each forward of the root outside an accumulation, since no optimizer
-/// says when it has written, and gradients before a reduction adds to them; shows gradients afterwards.
+/// says when it has written, and gradients before a reduction adds to them; shows gradients afterwards. Values are
+/// taken again after an evaluation within a step, and those of a unit that follows others when its own forward begins.
 class UserParameters final : public StepObserver {
  public:
   /// The user's tensors show the shards of `unit` from now on: one list for each of its flat buffers, as

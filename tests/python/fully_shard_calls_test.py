@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import tesserae as tsm
-from fully_shard_runs import WIDTH, Seen, batch, both, look, make_model, run_steps, shard_all
+from fully_shard_runs import WIDTH, Seen, batch, both, halved, look, make_model, run_steps, shard_all
 from ranks import run_ranks
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
@@ -44,14 +44,9 @@ def other_weights() -> Seen:
     parameters = list(model.parameters())
     model.set_requires_gradient_sync(False)
     model(batch(0)).sum().backward()
-    with torch.no_grad():
-        kept = [parameter.detach().clone() for parameter in parameters]
-        for parameter in parameters:
-            parameter.mul_(0.5)
+    with halved(model, parameters):
         seen.add("evaluated", model(batch(1)))
-        model.reshard()  # torch's outermost keeps what it has gathered
-        for parameter, value in zip(parameters, kept, strict=True):
-            parameter.copy_(value)
+    with torch.no_grad():
         seen.add("evaluated again", model(batch(1)))
     model.set_requires_gradient_sync(True)
     model(batch(2)).sum().backward()

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
 import tesserae as tsm
-from fully_shard_runs import WIDTH, Seen, batch, both, look, make_model, ours, run_steps, shard_all
+from fully_shard_runs import WIDTH, Seen, batch, both, halved, look, make_model, ours, run_steps, shard_all
 from ranks import run_ranks
 from tesserae.job import fabrics
 
@@ -144,14 +144,8 @@ def other_weights_once() -> Seen:
     parameters = list(model.parameters())
     model.set_requires_gradient_sync(False)
     model(batch(0)).sum().backward()
-    with torch.no_grad():
-        kept = [parameter.detach().clone() for parameter in parameters]
-        for parameter in parameters:
-            parameter.mul_(0.5)
+    with halved(model, parameters):
         seen.add("evaluated", model(batch(1)))
-        model.reshard()  # torch's outermost keeps what it has gathered
-        for parameter, value in zip(parameters, kept, strict=True):
-            parameter.copy_(value)
     model.set_requires_gradient_sync(True)
     model(batch(2)).sum().backward()
     look(seen, model, None, "after:")
@@ -163,15 +157,9 @@ def other_weights_before_the_backward() -> Seen:
     parameters = list(model.parameters())
     loss = model(batch(0)).square().sum()
     dist.barrier()  # docs/limits.md
-    with torch.no_grad():
-        kept = [parameter.detach().clone() for parameter in parameters]
-        for parameter in parameters:
-            parameter.mul_(0.5)
+    with halved(model, parameters):
         model.reshard()
         seen.add("evaluated", model(batch(1)))
-        model.reshard()
-        for parameter, value in zip(parameters, kept, strict=True):
-            parameter.copy_(value)
     loss.backward()
     look(seen, model, None, "after:")
     return seen

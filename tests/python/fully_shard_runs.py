@@ -4,7 +4,7 @@ script sees of them is compared: losses, parameters, gradients and the state of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +57,19 @@ def ours(config: dict[str, Any] | None = None):
         yield
     finally:
         tsm.uninstall()
+
+
+@contextmanager
+def halved(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Without gradients and with other weights, as an average of them is evaluated; afterwards these are back."""
+    with torch.no_grad():
+        kept = [parameter.detach().clone() for parameter in parameters]
+        for parameter in parameters:
+            parameter.mul_(0.5)
+        yield
+        model.reshard()  # torch's outermost keeps what it has gathered
+        for parameter, value in zip(parameters, kept, strict=True):
+            parameter.copy_(value)
 
 
 @dataclass
