@@ -47,7 +47,9 @@ int run_with_restarts(LocalJob job, const Restarts& restarts) {
     }
     if (os::now() - began > restarts.longest_pause) pause = restarts.first_pause;
     say(cat("all ranks begin again in ", os::seconds_of(pause), " s (", restarted + 1, " of ", restarts.most, ")"));
-    if (const int signal = wait(pause)) return 128 + signal;
+    if (const int signal = wait(pause)) {  // nothing runs: the job has what it saved last, and may be started again
+      return job.early_exit_code != 0 ? job.early_exit_code : 128 + signal;
+    }
     pause = std::min(2 * pause, restarts.longest_pause);
     last_error = end.error;
     last_saved = end.saved;

@@ -18,7 +18,8 @@ struct Restarts {
 
 /// run_job() until the job ends otherwise than by a rank's failure, so often at most; what the same error has ended
 /// twice in a row would fail again, and is not begun anew. Ranks have TORCHELASTIC_RESTART_COUNT in their environment,
-/// as under torchrun. With restarts the job has one host: InvalidArgument. Returns the exit status of the last try.
+/// as under torchrun. With restarts the job has one host: InvalidArgument. Returns the exit status of the last try; if
+/// a signal ends the pause before the next, early_exit_code or, if there is none, 128 + signal.
 int run_with_restarts(LocalJob job, const Restarts& restarts);
 
 }  // namespace tesserae::launch

@@ -72,14 +72,18 @@ TEST_F(Restarting, TheNextTryMayBeAnother) {
 }
 
 TEST_F(Restarting, ASignalInThePauseEndsIt) {
-  const LocalJob job{.ranks = 1, .command = {"sh", "-c", "exit 5"}, .environment = {}};
-  std::thread([] {
-    os::sleep_for(milliseconds(1500));
-    ::kill(::getpid(), SIGTERM);
-  }).detach();
-  EXPECT_EQ(run_with_restarts(
-                job, {.most = 1, .first_pause = std::chrono::minutes(10), .longest_pause = std::chrono::minutes(10)}),
-            128 + SIGTERM);
+  LocalJob job{.ranks = 1, .command = {"sh", "-c", "exit 5"}, .environment = {}};
+  const auto run_with_a_signal = [&job] {
+    std::thread([] {
+      os::sleep_for(milliseconds(1500));
+      ::kill(::getpid(), SIGTERM);
+    }).detach();
+    return run_with_restarts(
+        job, {.most = 1, .first_pause = std::chrono::minutes(10), .longest_pause = std::chrono::minutes(10)});
+  };
+  EXPECT_EQ(run_with_a_signal(), 128 + SIGTERM);
+  job.early_exit_code = 75;  // a scheduler starts it again
+  EXPECT_EQ(run_with_a_signal(), 75);
 }
 
 TEST_F(Restarting, SeveralHostsAreBegunAgainByTheirScheduler) {
