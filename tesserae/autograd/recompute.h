@@ -3,10 +3,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "tesserae/autograd/tensors.h"
 
 namespace tesserae::autograd {
 
@@ -21,63 +25,64 @@ std::vector<at::Tensor> recompute_all_in_backward(const TensorFunction& compute,
 namespace detail {
 
 template <class T>
-inline constexpr bool is_tensor = std::is_same_v<std::decay_t<T>, at::Tensor>;
+void take_tensors(const T& value, std::vector<at::Tensor>& tensors) {
+  if constexpr (is_visitable<T>) {
+    for_each_tensor(value, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+  }
+}
 
-template <class Tuple, size_t... I>
-std::vector<at::Tensor> pack(const Tuple& arguments, std::index_sequence<I...>) {
+template <class T>
+void give_tensors(T& value, const std::vector<at::Tensor>& tensors, size_t& next) {
+  if constexpr (is_visitable<T>) {
+    change_tensors(value, [&](const at::Tensor& /*before*/) { return tensors[next++]; });
+  }
+}
+
+template <class... T>
+std::vector<at::Tensor> tensors_in(const std::tuple<T...>& values) {
   std::vector<at::Tensor> tensors;
-  auto take = [&tensors](const auto& argument) {
-    if constexpr (is_tensor<decltype(argument)>) tensors.push_back(argument);
-  };
-  (take(std::get<I>(arguments)), ...);
+  std::apply([&](const auto&... value) { (take_tensors(value, tensors), ...); }, values);
   return tensors;
 }
 
-template <class Tuple, size_t... I>
-void unpack(Tuple& arguments, const std::vector<at::Tensor>& tensors, std::index_sequence<I...>) {
+/// As many as tensors_in() found, in the same order.
+template <class... T>
+void put_tensors(std::tuple<T...>& values, const std::vector<at::Tensor>& tensors) {
   size_t next = 0;
-  auto give = [&](auto& argument) {
-    if constexpr (is_tensor<decltype(argument)>) argument = tensors[next++];
-  };
-  (give(std::get<I>(arguments)), ...);
-}
-
-// What a forward returns, as a list and back: a tensor, or a tuple of tensors.
-inline std::vector<at::Tensor> list_of(const at::Tensor& output) {
-  return {output};
-}
-template <class... T>
-std::vector<at::Tensor> list_of(const std::tuple<T...>& outputs) {
-  return pack(outputs, std::index_sequence_for<T...>{});
-}
-inline void take_from(const std::vector<at::Tensor>& list, at::Tensor& output) {
-  output = list[0];
-}
-template <class... T>
-void take_from(const std::vector<at::Tensor>& list, std::tuple<T...>& outputs) {
-  unpack(outputs, list, std::index_sequence_for<T...>{});
+  std::apply([&](auto&... value) { (give_tensors(value, tensors, next), ...); }, values);
 }
 
 }  // namespace detail
 
-/// The same for a callable of any arguments that returns a tensor or a tuple of tensors. Arguments that are no tensors
-/// are copied.
+/// Whether recompute_in_backward() can keep these arguments, and put together what a callable returns.
+template <class Output, class... Args>
+inline constexpr bool can_recompute = is_visitable<Output> && (std::is_copy_constructible_v<std::decay_t<Args>> && ...);
+
+/// The same for a callable of any arguments, which are copied; tensors are found in them and in what it returns by
+/// for_each_tensor().
 template <class Compute, class... Args>
 auto recompute_in_backward(const Compute& compute, Args&&... args) {
-  using Indices = std::index_sequence_for<Args...>;
   using Arguments = std::tuple<std::decay_t<Args>...>;
-  std::decay_t<decltype(std::apply(compute, std::declval<Arguments&>()))> output;
+  using Output = std::decay_t<decltype(std::apply(compute, std::declval<Arguments&>()))>;
+  static_assert(can_recompute<Output, Args...>);
   Arguments arguments(std::forward<Args>(args)...);
-  const std::vector<at::Tensor> inputs = detail::pack(arguments, Indices{});
+  const std::vector<at::Tensor> inputs = detail::tensors_in(arguments);
   // What the function holds lives as long as the graph: not the tensors, which autograd saves, and which may leave.
-  detail::unpack(arguments, std::vector<at::Tensor>(inputs.size()), Indices{});
-  const TensorFunction function = [compute, arguments](const std::vector<at::Tensor>& tensors) {
+  detail::put_tensors(arguments, std::vector<at::Tensor>(inputs.size()));
+  // What it returns at first, for as long as this call lasts: the place of its tensors.
+  const auto first = std::make_shared<std::optional<std::tuple<Output>>>();
+  const TensorFunction function = [compute, arguments,
+                                   weak = std::weak_ptr(first)](const std::vector<at::Tensor>& tensors) {
     auto mine = arguments;
-    detail::unpack(mine, tensors, Indices{});
-    return detail::list_of(std::apply(compute, mine));
+    detail::put_tensors(mine, tensors);
+    std::tuple<Output> output(std::apply(compute, mine));
+    std::vector<at::Tensor> list = detail::tensors_in(output);
+    if (const auto place = weak.lock()) place->emplace(std::move(output));
+    return list;
   };
-  detail::take_from(recompute_all_in_backward(function, inputs), output);
-  return output;
+  const std::vector<at::Tensor> outputs = recompute_all_in_backward(function, inputs);
+  detail::put_tensors(**first, outputs);
+  return std::get<0>(std::move(**first));
 }
 
 }  // namespace tesserae::autograd

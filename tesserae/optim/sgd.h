@@ -14,7 +14,8 @@ struct SgdOptions {
 };
 
 /// Stochastic gradient descent with momentum; the numbers of torch.optim.SGD without dampening, through torch's fused
-/// kernel. State: "momentum_buffer" if momentum is not 0, "step".
+/// kernel; on the CPU in bf16 and fp16, which that leaves alone, computed in fp32. State: "momentum_buffer" if momentum
+/// is not 0, "step".
 class Sgd : public Optimizer {
  public:
   explicit Sgd(std::shared_ptr<Target> target, SgdOptions options = {});
@@ -26,6 +27,8 @@ class Sgd : public Optimizer {
   void update(const Views& views, bool decay, double lr, const Scale& scale) override;
 
  private:
+  void update_in_fp32(const Views& views, bool decay, double lr, const Scale& scale) const;
+
   SgdOptions options_;
 };
 

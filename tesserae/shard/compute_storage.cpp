@@ -33,6 +33,12 @@ int64_t bytes_of(const Flat& flat) {
   return flat.total() * static_cast<int64_t>(c10::elementSize(flat.dtypes().compute));
 }
 
+std::string closed_message(const Flat& flat, const char* when) {
+  return cat("[ComputeStorage] a parameter of unit \"", flat.unit(), "\" (", flat.slots().front().names.front(),
+             ", ...) was read ", when,
+             ". Look at whole parameters in Sharded::visit_parameters (Python: FSDP.summon_full_params)");
+}
+
 }  // namespace
 
 void open_storage(c10::StorageImpl& storage, c10::DataPtr memory, size_t bytes) {
@@ -56,11 +62,12 @@ ComputeStorage::ComputeStorage(const Flat& flat, c10::Device device, const std::
     : storage_(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false),
       device_(device),
       bytes_(bytes_of(flat)),
-      sharded_message_(cat("[ComputeStorage] a parameter of unit \"", flat.unit(), "\" (",
-                           flat.slots().front().names.front(),
-                           ", ...) was read while it is sharded: it holds memory only during the unit's forward and "
-                           "backward. Look at whole parameters in Sharded::visit_parameters (Python: "
-                           "FSDP.summon_full_params)")) {
+      sharded_message_(closed_message(flat,
+                                      "while it is sharded: it holds memory only during the unit's forward and "
+                                      "backward")),
+      coming_message_(closed_message(flat,
+                                     "after an update, while its new values come from the ranks that made them: "
+                                     "they are there in the unit's next forward")) {
   storage_.unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(bytes_));
   const auto options = at::TensorOptions().dtype(flat.dtypes().compute).device(device);
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -91,9 +98,16 @@ void ComputeStorage::show(const at::Tensor& memory) {
   shows_ = true;
 }
 
-void ComputeStorage::hide() {
+bool ComputeStorage::has(const at::Tensor& parameter) const {
+  const c10::StorageImpl* const of = parameter.storage().unsafeGetStorageImpl();
+  return of == storage_.unsafeGetStorageImpl() || (closed_ && of == closed_.unsafeGetStorageImpl());
+}
+
+void ComputeStorage::hide(bool coming) {
   if (!storage_) return;  // moved from
-  close_storage(*storage_.unsafeGetStorageImpl(), sharded_message_);
+  close_storage(*storage_.unsafeGetStorageImpl(), coming ? coming_message_ : sharded_message_);
+  // A view of it may be made, as by Linear: without a size that would be an error which says nothing.
+  if constexpr (opens_again<c10::StorageImpl>) storage_.unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(bytes_));
   if (closed_) view_storage(parameters_, closed_);
   shows_ = false;
 }

@@ -29,15 +29,18 @@ class ComputeStorage {
 
   /// Points at `memory` ([flat.total()], compute dtype, contiguous), which must stay until hide().
   void show(const at::Tensor& memory);
-  /// Reading a parameter now throws an error that says that it is sharded.
-  void hide();
+  /// Reading a parameter now throws an error that says that it is sharded; or, `coming`, that its new values are on
+  /// their way.
+  void hide(bool coming = false);
   bool shows() const { return shows_; }
+  /// Whether `parameter` is still a view of it: nobody has given it other data (torch::load, set_data).
+  bool has(const at::Tensor& parameter) const;
 
  private:
   c10::Storage storage_;
   c10::Device device_;
   int64_t bytes_;
-  std::string sharded_message_;
+  std::string sharded_message_, coming_message_;
   bool shows_ = false;
   // For a torch whose storages cannot be opened again (before 2.13): parameters are views of `closed_` while they are
   // sharded, so these are what is swapped.

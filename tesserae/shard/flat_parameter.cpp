@@ -240,6 +240,7 @@ void FlatParameter::finish_gather() {
   if (resident_) {
     context_.workspace->exposed_gather.wait(refresh_);
     refresh_ = {};
+    if (!storage_.shows()) storage_.show(piece_);
     return;
   }
   if (!held_) return;  // freed since
@@ -282,6 +283,22 @@ void FlatParameter::refresh(const std::vector<FlatParameter*>& all, const UnitCo
     comm::all_gather(sharding->refresh_group, pieces, label, sharding->options.parameter_wire);
   });
   for (FlatParameter* parameter : all) parameter->refreshes_with(ticket);
+}
+
+void FlatParameter::refreshes_with(const comm::Ticket& ticket) {
+  refresh_ = ticket;
+  if (resident_) storage_.hide(/*coming=*/true);
+}
+
+void FlatParameter::require_views(const std::vector<at::Tensor>& parameters) const {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (storage_.has(parameters[i])) continue;
+    throw InvalidArgument(
+        "forward", cat("parameter ", flat_.slots()[i].names.front(), " of unit \"", flat_.unit(),
+                       "\" was given other data since the model was sharded (torch::load, set_data), which would be "
+                       "trained by nobody. Load before shard_model, or write in Sharded::visit_parameters or "
+                       "checkpoint::import_weights"));
+  }
 }
 
 // Into the piece, which refresh_group gathers.

@@ -81,6 +81,9 @@ class FlatParameter {
   /// True if finish_gather() has been called for the newest version.
   bool readable() const { return resident_ || (held_ && arrived_ && shown_version_ == version_); }
 
+  /// Throws InvalidArgument for one of `parameters` (by slot) to which somebody gave other data.
+  void require_views(const std::vector<at::Tensor>& parameters) const;
+
   /// The master gets another dtype, that of the flat buffer; its values are cast. Before the first gather only.
   void cast_master();
   /// The master changed: raises the version. True if the piece has to be refreshed from the owners of its chunks (O to
@@ -88,8 +91,8 @@ class FlatParameter {
   bool begin_publish();
   /// Those of which that is so, in one task of the gather lane. Never waits.
   static void refresh(const std::vector<FlatParameter*>& all, const UnitContext& context, const comm::Label& label);
-  /// The newest version can be read once that task has run.
-  void refreshes_with(const comm::Ticket& ticket) { refresh_ = ticket; }
+  /// The newest version can be read once that task has run, and finish_gather() has waited for it.
+  void refreshes_with(const comm::Ticket& ticket);
 
   /// What this rank holds of the values that count between steps, its chunk of the master, and where that lies in the
   /// flat buffer.

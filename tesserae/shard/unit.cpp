@@ -6,6 +6,7 @@
 namespace tesserae::shard {
 
 void UnitBase::before_forward() {
+  for (const auto& buffer : unit_->buffers()) buffer->parameter().require_views(buffer->tensors());
   unit_->before_forward();
 }
 

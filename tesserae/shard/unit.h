@@ -12,6 +12,7 @@
 
 #include "tesserae/autograd/recompute.h"
 #include "tesserae/autograd/tensors.h"
+#include "tesserae/base/error.h"
 #include "tesserae/shard/unit_handle.h"
 
 namespace tesserae::shard {
@@ -81,9 +82,19 @@ class UnitImpl : public M, public UnitBase {
 
     using Output = decltype(compute(std::forward<Args>(args)...));
     Forward scope(sharded() ? this : nullptr);
-    Output output = recompute_ && at::GradMode::is_enabled()
-                        ? autograd::recompute_in_backward(compute, watch(std::forward<Args>(args))...)
-                        : compute(watch(std::forward<Args>(args))...);
+    constexpr bool copies = copies_arguments<Args...>();
+    const auto run = [&]() -> Output {
+      if (!recompute_ || !at::GradMode::is_enabled())
+        return compute(this->template watch<copies>(std::forward<Args>(args))...);
+      if constexpr (autograd::can_recompute<Output, Args...>) {
+        return autograd::recompute_in_backward(compute, this->template watch<copies>(std::forward<Args>(args))...);
+      } else {
+        throw InvalidArgument("forward",
+                              "what this unit takes cannot be copied, or for_each_tensor() is not overloaded for what "
+                              "it returns, so that it cannot be run again: switch checkpoint_activations() off");
+      }
+    };
+    Output output = run();
     scope.end();
     if (sharded()) {
       using autograd::for_each_tensor;  // beside overloads for the user's own types
@@ -114,9 +125,31 @@ class UnitImpl : public M, public UnitBase {
 
  private:
   template <class T>
+  static constexpr bool is_tensor = std::is_same_v<std::decay_t<T>, at::Tensor>;
+
+  /// Whether M's forward takes copies of values that hold tensors: one that writes to what it is given does not.
+  template <class... Args>
+  static constexpr bool copies_arguments() {
+    if constexpr (((autograd::may_have_tensors<Args> && !is_tensor<Args>) || ...)) {
+      return requires(M & module, const std::decay_t<Args>&... values) {
+        module.M::forward(values...);
+      };
+    } else {
+      return false;
+    }
+  }
+
+  template <bool copies, class T>
   decltype(auto) watch(T&& argument) {
-    if constexpr (std::is_same_v<std::decay_t<T>, at::Tensor>) {
+    if constexpr (is_tensor<T>) {
       return sharded() ? on_input(argument) : at::Tensor(argument);
+    } else if constexpr (copies && autograd::may_have_tensors<T>) {
+      std::decay_t<T> copy(std::forward<T>(argument));
+      if (sharded()) {
+        autograd::change_tensors(
+            copy, [this](const at::Tensor& tensor) { return tensor.defined() ? on_input(tensor) : tensor; });
+      }
+      return copy;
     } else {
       return std::forward<T>(argument);
     }

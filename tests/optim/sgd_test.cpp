@@ -1,6 +1,11 @@
 #include "tesserae/optim/sgd.h"
 
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/linspace.h>
 #include <torch/optim/sgd.h>
+
+#include <utility>
+#include <vector>
 
 #include "tesserae/base/error.h"
 #include "tests/optim/against_torch.h"
@@ -39,6 +44,32 @@ TEST(Sgd, EqualsTorchWithMomentum) {
 
 TEST(Sgd, EqualsTorchWithNesterov) {
   expect_like_torch({.lr = 0.03, .momentum = 0.8, .nesterov = true, .weight_decay = 0.1});
+}
+
+// torch's fused kernel updates none of the elements that it takes several of at a time.
+TEST(Sgd, UpdatesEachElementOfNarrowMasters) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    for (const bool nesterov : {false, true}) {
+      const SgdOptions options{.lr = 0.25, .momentum = 0.5, .nesterov = nesterov, .weight_decay = 0.5};
+      const at::Tensor begin = at::linspace(-1, 1, 301).to(dtype);
+      const at::Tensor gradient = at::linspace(2, -3, 301).to(dtype);
+      std::vector<shard::Shard> narrow(1), wide(1);
+      for (const auto& [shards, type] : {std::pair{&narrow, dtype}, std::pair{&wide, at::kFloat}}) {
+        shards->front().master = begin.to(type, false, /*copy=*/true);
+        shards->front().slices = {{.name = "w", .shape = {7, 43}, .begin = 0, .end = 301}};
+      }
+      Sgd of_narrow(target_of(narrow), options), of_wide(target_of(wide), options);
+      for (int step = 0; step < 3; ++step) {
+        narrow[0].grad = gradient.clone();
+        wide[0].grad = gradient.to(at::kFloat);
+        of_narrow.step({.clip_norm = 1e9});
+        of_wide.step({.clip_norm = 1e9});
+      }
+      const at::Tensor ours = narrow[0].master.to(at::kFloat);
+      EXPECT_TRUE(at::allclose(ours, wide[0].master, 0.02, 0.02)) << dtype << (ours - wide[0].master).abs().max();
+      EXPECT_GT((ours - begin.to(at::kFloat)).abs().median().item<double>(), 0.2) << dtype;
+    }
+  }
 }
 
 TEST(Sgd, RefusesNesterovWithoutMomentum) {
