@@ -114,12 +114,13 @@ void bind_unit(py::module_& module) {
       .def("adopt", &Unit::adopt, py::arg("inner"), py::arg("name"), without_gil)
       .def(
           "show_parameters",
-          [](Unit& unit, const std::vector<std::vector<at::Tensor>>& parameters) {
+          [](Unit& unit, const std::vector<std::vector<at::Tensor>>& parameters, bool keep_shapes) {
             std::vector<shard::UserTensors> all;
-            for (const auto& tensors : parameters) all.push_back(shard::plain_tensors(tensors));
+            for (const auto& tensors : parameters) all.push_back(shard::plain_tensors(tensors, keep_shapes));
             unit.show_parameters(std::move(all));
           },
-          py::arg("parameters"))
+          py::arg("parameters"), py::arg("keep_shapes") = false,
+          "keep_shapes: where a rank holds whole parameters (O is 1) they have their shapes; else what is shown is flat.")
       .def(
           "show_dtensors",
           [](Unit& unit, const std::vector<std::vector<py::object>>& parameters, const py::object& make_gradient) {

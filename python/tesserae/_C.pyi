@@ -835,7 +835,12 @@ class Unit:
         """
         The same for DTensors; make_gradient(parameter, local) makes a gradient of the parameter's placement.
         """
-    def show_parameters(self, parameters: collections.abc.Sequence[collections.abc.Sequence[torch.Tensor]]) -> None: ...
+    def show_parameters(
+        self, parameters: collections.abc.Sequence[collections.abc.Sequence[torch.Tensor]], keep_shapes: bool = False
+    ) -> None:
+        """
+        keep_shapes: where a rank holds whole parameters (O is 1) they have their shapes; else what is shown is flat.
+        """
     def show_shards(self) -> None:
         """
         Entries show shards, unless the unit computes.

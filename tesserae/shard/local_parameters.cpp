@@ -37,17 +37,18 @@ LocalParameters::LocalParameters(const Flat& flat, FlatParameter& values, FlatGr
     const Slot& slot = flat.slots()[i];
     const int64_t begin = std::clamp(slot.begin, mine.begin, mine.end) - mine.begin;
     const int64_t end = std::clamp(slot.end(), mine.begin, mine.end) - mine.begin;
-    entries_.push_back({parameters[i], {begin, end}});
+    const bool whole = parameters[i]->keeps_shape() && flat.layout().degrees().optimizer == 1;
+    entries_.push_back({parameters[i], {begin, end}, whole || flat.cut_by() == CutBy::rows ? &slot : nullptr});
   }
 }
 
-at::Tensor LocalParameters::part_of(const at::Tensor& local, const Entry& entry) const {
+at::Tensor LocalParameters::part_of(const at::Tensor& local, const Entry& entry) {
   const at::Tensor part = elements_of(local, entry.range);
-  return flat_.cut_by() == CutBy::rows ? flat_.slots().front().shaped(part) : part;
+  return entry.shape != nullptr ? entry.shape->shaped(part) : part;
 }
 
-at::Tensor LocalParameters::elements_in(const at::Tensor& users) const {
-  return flat_.cut_by() == CutBy::rows ? flat_.slots().front().flattened(users) : users.reshape({-1});
+at::Tensor LocalParameters::elements_in(const at::Tensor& users, const Entry& entry) {
+  return entry.shape != nullptr ? entry.shape->flattened(users) : users.reshape({-1});
 }
 
 void LocalParameters::show_values() {
@@ -77,7 +78,7 @@ void LocalParameters::take_values() {
               "the engine. Change whole parameters inside summon_full_params, their size or dtype before FSDP"));
     }
     if (lies_at(parameter, local, entry.range)) continue;
-    elements_of(local, entry.range).copy_(elements_in(parameter.detach()));
+    elements_of(local, entry.range).copy_(elements_in(parameter.detach(), entry));
     entry.parameter->show(part_of(local, entry));
   }
 }
@@ -115,7 +116,7 @@ void LocalParameters::take_gradients(Shard& shard) {
     if (!theirs.defined()) {
       mine.zero_();
     } else if (!lies_at(theirs, shard.grad, entry.range)) {
-      mine.copy_(elements_in(theirs));
+      mine.copy_(elements_in(theirs, entry));
     }
   }
 }
@@ -148,7 +149,7 @@ void LocalParameters::add_given(Shard& shard) {
     if (!given.defined()) continue;
     entry.none = false;
     if (!shard.grad.defined()) shard.grad = gradients_->memory().zero_();
-    elements_of(shard.grad, entry.range).add_(elements_in(given));
+    elements_of(shard.grad, entry.range).add_(elements_in(given, entry));
   }
 }
 
@@ -183,7 +184,7 @@ at::Tensor LocalParameters::join(const std::vector<at::Tensor>& slices, c10::Sca
                             cat("a tensor of ", slices[i].numel(), " elements for parameter ", i, " of unit \"",
                                 flat_.unit(), "\", of which this rank has ", range.size(), " elements"));
     }
-    elements_of(local, range).copy_(elements_in(slices[i]));
+    elements_of(local, range).copy_(elements_in(slices[i], entries_[i]));
   }
   return local;
 }

@@ -13,7 +13,8 @@ namespace tesserae::shard {
 
 /// Tensors of the user, one or several to a flat buffer, that show what this rank holds of it between steps, so that
 /// any optimizer made for plain parameters can update a shard: the values are slices of the master, and
-/// `.grad` of each is the slice of Shard::grad; by rows both have the parameter's dimensions.
+/// `.grad` of each is the slice of Shard::grad; by rows both have the parameter's dimensions, and its shape if the
+/// tensor keeps that (UserTensor::keeps_shape).
 ///
 /// The user owns the tensors and does with `.grad` whatever they like. How that meets the engine:
 ///  1. take_gradients(), before a reduction adds to Shard::grad: a `.grad` that was set to nothing counts as zero, one
@@ -60,14 +61,15 @@ class LocalParameters {
  private:
   struct Entry {
     std::shared_ptr<UserTensor> parameter;
-    mesh::Range range;  ///< in FlatParameter::local()
-    bool none = false;  ///< its gradient was taken, and was set to nothing
+    mesh::Range range;            ///< in FlatParameter::local()
+    const Slot* shape = nullptr;  ///< which shape it has; null: it is flat
+    bool none = false;            ///< its gradient was taken, and was set to nothing
   };
   bool has_gradient(const Entry& entry) const;
   void let_go_of_kept();
   void add_given(Shard& shard);
-  at::Tensor elements_in(const at::Tensor& users) const;
-  at::Tensor part_of(const at::Tensor& local, const Entry& entry) const;
+  static at::Tensor elements_in(const at::Tensor& users, const Entry& entry);
+  static at::Tensor part_of(const at::Tensor& local, const Entry& entry);
 
   const Flat& flat_;
   FlatParameter& values_;

@@ -7,7 +7,7 @@ namespace {
 
 class PlainTensor final : public UserTensor {
  public:
-  explicit PlainTensor(const at::Tensor& tensor) : tensor_(tensor) {}
+  PlainTensor(const at::Tensor& tensor, bool keeps_shape) : tensor_(tensor), keeps_shape_(keeps_shape) {}
 
   at::Tensor values() const override { return tensor_; }
   void show(const at::Tensor& values) override {
@@ -15,6 +15,7 @@ class PlainTensor final : public UserTensor {
     tensor_.set_data(values);
   }
   bool requires_grad() const override { return tensor_.requires_grad(); }
+  bool keeps_shape() const override { return keeps_shape_; }
   at::Tensor gradient() const override { return tensor_.grad(); }
   void show_gradient(const at::Tensor& gradient) override {
     at::Tensor& now = tensor_.mutable_grad();
@@ -23,13 +24,14 @@ class PlainTensor final : public UserTensor {
 
  private:
   at::Tensor tensor_;
+  bool keeps_shape_;
 };
 
 }  // namespace
 
-UserTensors plain_tensors(const std::vector<at::Tensor>& tensors) {
+UserTensors plain_tensors(const std::vector<at::Tensor>& tensors, bool keep_shapes) {
   UserTensors all;
-  for (const auto& tensor : tensors) all.push_back(std::make_shared<PlainTensor>(tensor));
+  for (const auto& tensor : tensors) all.push_back(std::make_shared<PlainTensor>(tensor, keep_shapes));
   return all;
 }
 

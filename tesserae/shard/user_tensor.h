@@ -19,6 +19,9 @@ class UserTensor {
   /// Holds `values` from now on; it is their memory. One without values yet may stay so.
   virtual void show(const at::Tensor& values) = 0;
   virtual bool requires_grad() const = 0;
+  /// Whether it is shown in the parameter's shape where this rank holds all of it whatever the sizes (O is 1); else
+  /// flat.
+  virtual bool keeps_shape() const { return false; }
   /// Undefined: none.
   virtual at::Tensor gradient() const = 0;
   virtual void show_gradient(const at::Tensor& gradient) = 0;
@@ -27,6 +30,6 @@ class UserTensor {
 using UserTensors = std::vector<std::shared_ptr<UserTensor>>;
 
 /// Tensors that are themselves what is shown, as torch::optim knows them.
-UserTensors plain_tensors(const std::vector<at::Tensor>& tensors);
+UserTensors plain_tensors(const std::vector<at::Tensor>& tensors, bool keep_shapes = false);
 
 }  // namespace tesserae::shard

@@ -199,6 +199,64 @@ class InBf16(nn.Linear):
         return super().forward(x.bfloat16()).float()
 
 
+def decay_of_matrices() -> list[float]:
+    """A rank that holds all of a parameter sees its shape, as optimizers that look at it need; nobody else does."""
+    numbers = []
+    for strategy in (ShardingStrategy.NO_SHARD, ShardingStrategy.FULL_SHARD):
+        model = wrap(make_model(), strategy)
+        shapes = [list(parameter.shape) for parameter in model.parameters()]
+        assert any(len(shape) == 2 for shape in shapes) == (strategy == ShardingStrategy.NO_SHARD)
+        matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+        others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": 10.0}, {"params": others, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-2)
+        for step in range(STEPS):
+            loss = loss_of(model, step)
+            loss.backward()
+            assert all(p.grad is None or p.grad.shape == p.shape for p in model.parameters())
+            optimizer.step()
+            optimizer.zero_grad()
+            numbers.append(loss.item())
+        held = [state["exp_avg"].shape == parameter.shape for parameter, state in optimizer.state.items()]
+        assert all(held) and [list(parameter.shape) for parameter in model.parameters()] == shapes
+        if strategy == ShardingStrategy.FULL_SHARD:  # of which torch loads other exp_avg_sq than it has saved
+            continue
+        state = FSDP.optim_state_dict(model, optimizer)
+        optimizer.load_state_dict(FSDP.optim_state_dict_to_load(model, optimizer, state))
+        numbers += [step_with(model, optimizer, STEPS), loss_of(model, STEPS).item()]
+    return numbers
+
+
+def step_with(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
+    loss = loss_of(model, step)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def test_parameters_that_a_rank_holds_whole_keep_their_shapes() -> None:
+    run_ranks(same_as_fsdp1, 2, decay_of_matrices)
+
+
+def shapes_on_the_dial(rank: int, world_size: int) -> None:
+    tsm.init({"hybrid_shard_degree": 1})
+    alone, turned = wrap(make_model()), wrap(make_model())
+    shapes = [parameter.shape for parameter in turned.parameters()]
+    assert any(len(shape) == 2 for shape in shapes)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in (alone, turned)]
+    for step, degree in enumerate([1, 2, 1, 2]):
+        tsm.reshard(turned, optimizers[1], hybrid_shard_degree=degree)
+        assert all((p.ndim == 1) == (degree > 1 or len(shape) == 1) for p, shape in zip(turned.parameters(), shapes))
+        assert step_with(turned, optimizers[1], step) == pytest.approx(step_with(alone, optimizers[0], step), rel=1e-6)
+        for parameter, state in optimizers[1].state.items():
+            assert state["exp_avg"].shape == parameter.shape
+
+
+def test_shapes_change_with_the_dial() -> None:
+    run_ranks(shapes_on_the_dial, 2)
+
+
 def norm_with_bf16() -> list[float]:
     """The norm of an ignored module's gradients is not rounded to their dtype."""
     model = make_model()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copyreg
 import inspect
+import pickle
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 from torch import nn
@@ -34,6 +38,9 @@ class Fake(FSDP):
     def rekey_optim_state_dict(
         optim_state_dict: Any, optim_state_key_type: Any, model: nn.Module, **kwargs: Any
     ) -> str:
+        return "ours"
+
+    def check_is_root(self) -> str:
         return "ours"
 
 
@@ -98,6 +105,32 @@ def test_static_methods_go_to_torch_for_other_modules(torch_wrapped: nn.Module) 
     assert FSDP.fsdp_modules(nn.Linear(2, 2)) == []
 
 
+def test_methods_that_are_called_through_the_class_look_at_the_instance(torch_wrapped: nn.Module) -> None:
+    ours = FSDP(nn.Linear(2, 2))
+    assert FSDP.check_is_root(ours) == "ours"
+    torch_wrapped(torch.ones(1, 2))
+    assert FSDP.check_is_root(torch_wrapped) is True
+    assert "check_is_root" in install.overridden_methods(Fake)
+    assert "clip_grad_norm_" not in install.overridden_methods(Fake), "it has none of its own"
+    install.uninstall()
+    assert FSDP.check_is_root(ours) == "ours", "a model of ours lives on"
+
+
+def test_accelerate_takes_a_model_of_ours_for_torchs(monkeypatch: pytest.MonkeyPatch, torch_wrapped: nn.Module) -> None:
+    ours = FSDP(nn.Linear(2, 2))
+    asking = ModuleType("accelerate.utils.fsdp_utils")  # imported after the model was wrapped
+    monkeypatch.setitem(sys.modules, asking.__name__, asking)
+    FSDP.get_state_dict_type(torch_wrapped)
+    assert not hasattr(asking, "type"), "left alone where there is none of ours"
+    FSDP.get_state_dict_type(ours)
+    install.uninstall()  # a model of ours lives on
+    assert asking.type(ours) is FSDP
+    assert asking.type(torch_wrapped) is FSDP
+    assert asking.type(ours._fsdp_wrapped_module) is nn.Linear
+    assert asking.type("Made", (nn.Module,), {}).__mro__[1] is nn.Module
+    assert type(ours) is Fake, "elsewhere"
+
+
 def test_every_public_static_method_is_dispatched() -> None:
     static = {name for name, method in vars(FSDP).items() if isinstance(method, staticmethod)}
     public = {name for name in static if not name.startswith("_")}
@@ -148,3 +181,4 @@ def test_a_subclass_of_torchs_class_is_refused() -> None:
 def test_copies_keep_their_class() -> None:
     assert type(copyreg.__newobj__(FSDP)) is FSDP  # what copy and pickle call
     assert type(copyreg.__newobj__(Fake)) is Fake
+    assert pickle.loads(pickle.dumps([FSDP, Fake])) == [FSDP, Fake]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from safetensors.torch import load_file
+from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
@@ -89,6 +90,48 @@ def test_accelerate(kind: str, plugin: dict[str, Any], tmp_path: Path) -> None:
     theirs = run_ranks(accelerated, 2, False, kind, plugin, folders[0], folders[0])
     assert_same(run_ranks(accelerated, 2, True, kind, plugin, folders[1], folders[0]), theirs)
     assert_same(run_ranks(accelerated, 2, False, kind, plugin, folders[0], folders[1]), theirs)
+
+
+def loads_a_full_state_dict(rank: int, world_size: int, strategy: str, sync_module_states: bool, folder: str) -> None:
+    """save_state, two steps, load_state: weights are those saved, to the bit, and the two steps are what they were."""
+    prepare(ours=True)
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=1, use_orig_params=True, sharding_strategy=strategy, **FULL)
+    plugin.sync_module_states = sync_module_states  # its constructor refuses True without a GPU
+    accelerator = Accelerator(fsdp_plugin=plugin)
+    model = make_model("llama")
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    assert is_ours(model)
+    batches = [torch.utils.data.default_collate(sequences(12)[4 * i : 4 * i + 4]) for i in range(3)]
+
+    def steps(first: int, last: int) -> dict[str, Tensor]:
+        for batch in batches[first:last]:
+            accelerator.backward(model(**batch).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        return whole(model)
+
+    saved = steps(0, 1)
+    accelerator.save_state(folder)
+    further = steps(1, 3)
+    accelerator.load_state(folder)
+    assert_equal(whole(model), saved)
+    assert_equal(steps(1, 3), further)
+
+
+def assert_equal(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert weights.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(weights[name], weight, rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "NO_SHARD"])
+@pytest.mark.parametrize("sync_module_states", [True, False])
+def test_accelerate_loads_a_full_state_dict_on_all_ranks(
+    strategy: str, sync_module_states: bool, tmp_path: Path
+) -> None:
+    """Its default with FSDP1. It asks `type(model) is FSDP`, and if not only rank 0 loads, or nobody. Ours alone:
+    torch's FSDP1 dies, see above."""
+    run_ranks(loads_a_full_state_dict, 2, strategy, sync_module_states, str(tmp_path))
 
 
 # ---- transformers.Trainer ----

@@ -246,7 +246,7 @@ def _shard(instance: Instance, module: nn.Module, fabric: _C.Fabric, options: _C
             m.parameter.data = m.parameter.data.new_empty(0)
             m.parameter._tesserae_managed = True
         retire((m.parameter for m in managed), "FSDP(..., use_orig_params=False)", ", or pass use_orig_params=True")
-    unit.show_parameters(local)
+    unit.show_parameters(local, keep_shapes=uses_orig_params(instance))
     for parameters in local:
         for parameter in parameters:
             parameter._tesserae_managed = True

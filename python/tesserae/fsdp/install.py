@@ -4,14 +4,21 @@ torch's class object itself is changed, since scripts and libraries import it be
   1. Its `__new__` makes an instance of our subclass, whose `__init__` Python then calls. isinstance holds.
   2. Its static methods ask whether the module that they are given contains one of ours: if so ours is called, else
      torch's. So a model keeps its meaning under either name, whatever is installed when it is used.
+  3. Its methods of an instance, called through the class, ask the same of the instance.
+The name is bound to ours in no module: torch's own code, and who imports it late, would take models that torch has
+wrapped before for plain ones, and pickle would not find torch's class. So `type(model) is FSDP` is False for a model
+of ours. Accelerate asks just that when it loads a FULL_STATE_DICT: if False only rank 0 loads, and waits for ever.
+  4. The module of Accelerate that asks gets a `type` of its own, which says torch's class of a model of ours. It gets
+     it from 2, for Accelerate calls FSDP.state_dict_type before it asks: it does not matter when it is imported.
 `uninstall` ends 1. It leaves a `__new__` that makes what it is asked for, because a class that has had one cannot be
-called with arguments once it is deleted; and it leaves 2, because models of ours may live on.
+called with arguments once it is deleted; and it leaves the others, because models of ours may live on.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +31,7 @@ TorchFSDP = torch.distributed.fsdp.FullyShardedDataParallel
 
 _ours: type[nn.Module] | None = None  # the class that torch's static methods look for
 _installed = False
-_originals: dict[str, Callable[..., Any]] = {}  # torch's static methods
+_originals: dict[str, Callable[..., Any]] = {}  # torch's methods that are dispatched
 
 
 def install(cls: type[nn.Module]) -> None:
@@ -40,6 +47,10 @@ def install(cls: type[nn.Module]) -> None:
         if name not in _originals:
             _originals[name] = getattr(TorchFSDP, name)
             setattr(TorchFSDP, name, staticmethod(_dispatcher(name)))
+    for name in overridden_methods(cls):
+        if name not in _originals:
+            _originals[name] = vars(TorchFSDP)[name]
+            setattr(TorchFSDP, name, _instance_dispatcher(name))
     _set_new(cls)
     _installed = True
 
@@ -69,6 +80,16 @@ def dispatched_methods() -> Iterator[str]:
             yield name
 
 
+def overridden_methods(cls: type[nn.Module]) -> Iterator[str]:
+    """torch's public methods of an instance in whose place `cls` has its own, but for forward: nobody calls that
+    through the class, and torch's own models should not pay for it."""
+    for name, method in list(vars(TorchFSDP).items()):
+        if name.startswith("_") or name == "forward" or not inspect.isfunction(method):
+            continue
+        if getattr(cls, name) is not method:
+            yield name
+
+
 def _module_parameter(function: Callable[..., Any]) -> tuple[int, str] | None:
     """Position and name of the parameter that takes the module."""
     for position, name in enumerate(inspect.signature(function).parameters):
@@ -88,6 +109,7 @@ def _dispatcher(name: str) -> Callable[..., Any]:
         module = args[position] if len(args) > position else kwargs.get(keyword)
         if not contains_ours(module):
             return torchs(*args, **kwargs)
+        _answer_accelerate()
         method = next((vars(cls)[name] for cls in _ours.__mro__ if cls is not TorchFSDP and name in vars(cls)), None)
         if method is None:
             raise NotImplementedError(
@@ -96,6 +118,30 @@ def _dispatcher(name: str) -> Callable[..., Any]:
         return getattr(_ours, name)(*args, **kwargs)
 
     return dispatch
+
+
+def _instance_dispatcher(name: str) -> Callable[..., Any]:
+    torchs = _originals[name]
+
+    @functools.wraps(torchs)
+    def dispatch(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _ours is not None and isinstance(self, _ours):
+            return getattr(_ours, name)(self, *args, **kwargs)
+        return torchs(self, *args, **kwargs)
+
+    return dispatch
+
+
+def _answer_accelerate() -> None:
+    """`type(model) is FSDP` is True in Accelerate for a model of ours."""
+    if (asking := sys.modules.get("accelerate.utils.fsdp_utils")) is not None:
+        vars(asking)["type"] = _type_for_accelerate
+
+
+def _type_for_accelerate(value: Any, *parts: Any) -> type:
+    if not parts and _ours is not None and isinstance(value, _ours):
+        return TorchFSDP
+    return type(value, *parts)
 
 
 def contains_ours(module: Any) -> bool:

@@ -24,8 +24,13 @@ class HeldTensor:
     flat: _C.FlatBuffer
     slots: list[int]
     order: list[int]  # the same in the order of the module; the buffer has matrices first
-    numel: int  # of the tensor, on this rank
+    shown: torch.Size  # of the tensor, on this rank
     splits: list[SplitParameter | None]  # by slot of the buffer: what is a tensor-parallel part
+
+    @property
+    def numel(self) -> int:
+        """Of the tensor, on this rank."""
+        return self.shown.numel()
 
     @property
     def is_flat(self) -> bool:
@@ -105,7 +110,7 @@ def _held_tensors(instances: list[Instance]) -> dict[nn.Parameter, HeldTensor]:
             splits = [split_of(instance._managed[number].entries) for number in numbers]
             for i, tensor in enumerate(tensors):
                 slots = [i] if len(tensors) == count else list(range(count))
-                held[tensor] = HeldTensor(flat, slots, sorted(slots, key=numbers.__getitem__), tensor.numel(), splits)
+                held[tensor] = HeldTensor(flat, slots, sorted(slots, key=numbers.__getitem__), tensor.shape, splits)
     return held
 
 

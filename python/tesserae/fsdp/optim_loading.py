@@ -124,7 +124,7 @@ def _state_of(
     for name, value in states[0].items():
         value = held.cut(slot, source.value(value))
         if _per_element(name, value, held.shape(slot), names[0]):
-            value = value.reshape(-1)[low:high].clone()
+            value = value.reshape(-1)[low:high].clone().view(held.shown)
         result[name] = value
     return result if high > low else {}
 

@@ -30,7 +30,7 @@ def take_replaced(instance: Instance) -> None:
     for flat in instance._flats:
         flat.take()
     unit.set_entries(faces.entries_of(instance._managed))
-    unit.show_parameters(instance._local)
+    unit.show_parameters(instance._local, keep_shapes=True)
 
 
 def _checked(new: Any, managed: faces.Managed) -> nn.Parameter:
