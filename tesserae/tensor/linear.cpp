@@ -11,6 +11,7 @@
 // order of tokens, so only what is returned is put in the order of the caller.
 
 #include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
@@ -110,6 +111,7 @@ struct ColumnLinearFunction : torch::autograd::Function<ColumnLinearFunction> {
     const at::TensorList biases = inputs.slice(1 + static_cast<size_t>(count));
     context->save_for_backward(inputs.slice(0, 1 + static_cast<size_t>(count)).vec());
 
+    const at::AutoDispatchBelowADInplaceOrView guard;  // results may be changed in place: they are nobody's views
     variable_list results;
     if (sequence == no_sequence) {
       const at::Tensor rows = rows_of(x);
@@ -183,6 +185,7 @@ struct RowLinearFunction : torch::autograd::Function<RowLinearFunction> {
     const at::Tensor &x = inputs[0], &weight = inputs[1];
     context->save_for_backward({x, weight});
     context->saved_data["biases"] = inputs.size() > 2;
+    const at::AutoDispatchBelowADInplaceOrView guard;  // as above
     at::Tensor y = sequence == no_sequence ? sum_by_pieces(x, weight, *parallel)
                                            : scatter_by_pieces(x, weight, sequence, *parallel);
     if (inputs.size() > 2) y.add_(inputs[2]);

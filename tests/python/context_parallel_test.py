@@ -305,6 +305,7 @@ def refuses(rank: int, world_size: int) -> None:
     for text, arguments in (
         ("padding on the left", {"attention_mask": left}),
         ("masks are", {"attention_mask": torch.ones(2, 1, LENGTH, LENGTH)}),
+        ("3 labels count the predictions of padding", {"attention_mask": right, "labels": tokens}),
         ("caches of keys and values", {"past_key_values": object()}),
         ("output_attentions", {"output_attentions": True}),
         ("output_hidden_states", {"output_hidden_states": True}),
@@ -322,6 +323,7 @@ def refuses(rank: int, world_size: int) -> None:
     # Padding on the right changes nothing that counts; generation needs no cache; tuples as well as outputs.
     whole = MODELS["llama"]().eval()
     labels = tokens.masked_fill(right == 0, -100)
+    labels[1, 9] = tokens[1, 9]  # the first padding, which the last real token predicts
     ours = net(input_ids=tokens, attention_mask=right, labels=labels)
     theirs = whole(input_ids=tokens, attention_mask=right, labels=labels)
     assert furthest([ours.loss.item()], [theirs.loss.item()]) <= TOLERANCE
@@ -334,6 +336,11 @@ def refuses(rank: int, world_size: int) -> None:
     assert distance(net(inputs_embeds=embeddings).logits, whole(inputs_embeds=embeddings).logits) <= TOLERANCE
     arguments = {"max_new_tokens": 5, "do_sample": False, "use_cache": False, "pad_token_id": 0}
     assert net.generate(tokens, **arguments).equal(whole.generate(tokens, **arguments))
+
+    net.loss_function = lambda logits, labels, **_: logits.mean()
+    assert distance(net(input_ids=tokens).logits, whole(input_ids=tokens).logits) <= TOLERANCE
+    with pytest.raises(tsm.InvalidArgument, match="loss_function of this LlamaForCausalLM was exchanged after"):
+        net(input_ids=tokens, labels=tokens)
 
 
 def from_rank_zero(rank: int, world_size: int) -> None:

@@ -23,6 +23,7 @@ from both_faces import TOLERANCE, away_from, sharded, whole_state
 from closeness import distance
 from expert_models import MAX_NORM, MODELS, RANKS, alone, batch, loss_of, wrap
 from ranks import run_ranks
+from tensor_parallel_test import drawn
 
 
 # ---- state ----
@@ -49,13 +50,13 @@ def beginnings(rank: int, world_size: int, tensor: int) -> list[str]:
         check(f"{name}, loaded", model.state_dict(), other)
 
     # Any degree gives the numbers of one, if units are made in the same order: experts before the layer around them.
-    for name in ("mixtral", "gpt_oss"):
+    for name, method in (("mixtral", None), ("gpt_oss", None), ("mixtral", drawn)):
         with torch.device("meta"):
             model, whole = MODELS[name](), MODELS[name]()
         states = []
         for each in (tsm.transform(model), whole):
             torch.manual_seed(3)
-            init = DelayedParamIniter(each)
+            init = DelayedParamIniter(each, method)
             functions = {"param_init_fn": init.get_param_init_fn(), "post_param_init_fn": init.get_post_param_init_fn()}
             with init.validate_params_and_buffers_inited():
                 experts = {type(p) for p in each.modules() if type(p).__name__.endswith("Experts")}

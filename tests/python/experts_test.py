@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import offload_wrapper
 from torch.distributed.device_mesh import init_device_mesh
@@ -305,11 +306,15 @@ def planned() -> list[str]:
     import tesserae as tsm
 
     plan = {"*self_attn.[qkv]_proj": "column", "*self_attn.o_proj": "row", "*self_attn.[qk]_norm": "summed"}
-    whole, model = MODELS["qwen3_moe"](), tsm.transform(MODELS["qwen3_moe"](), plan=plan)
+    whole, model = MODELS["qwen3_moe"](), MODELS["qwen3_moe"]()
+    before = list(model.parameters())
+    model = tsm.transform(model, plan=plan)
     for each in (whole, model):
         loss_of(each, batch(0, tsm.state.dp_rank)).backward()
     theirs = {name: p.grad for name, p in whole.named_parameters()}
     found = [] if model.model.layers[0].mlp.experts.down_proj.shape == (4, 32, 12) else ["stacks are not cut"]
+    if not all(ours is user for ours, user in zip(model.parameters(), before, strict=True)):
+        found.append("parameters are other objects, which an optimizer of before would not train")
     for name, parameter in model.named_parameters():
         same = parameter.shape == theirs[name].shape
         if same and not distance(parameter.grad, theirs[name]) <= TOLERANCE:
@@ -348,6 +353,11 @@ def test_autocast_reaches_experts() -> None:
 
 
 # ---- errors ----
+def adapted(model: nn.Module) -> nn.Module:
+    stacks = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    return get_peft_model(model, LoraConfig(r=2, target_modules=[], target_parameters=stacks))
+
+
 def refuses(rank: int, world_size: int) -> list[str]:
     """What cannot be, and what the error must say."""
     import tesserae as tsm
@@ -373,6 +383,14 @@ def refuses(rank: int, world_size: int) -> list[str]:
         (
             lambda: wrap("mixtral", tsm.transform(MODELS["mixtral"]()), sync_module_states=True),
             ["sync_module_states", "load_state_dict_from_rank0=True"],
+        ),
+        (
+            lambda: tsm.transform(adapted(MODELS["mixtral"]())),
+            ["[tsm.transform] adapters of experts", "both degrees 1"],
+        ),
+        (
+            lambda: loss_of(wrap("mixtral", adapted(tsm.transform(MODELS["mixtral"]()))), batch(0, 0)),
+            ["[forward] adapters of experts", "leave target_parameters out"],
         ),
     ]
     found = []
@@ -404,6 +422,8 @@ def refuses(rank: int, world_size: int) -> list[str]:
     model = MODELS["mixtral"](intermediate_size=25)
     check("hidden", lambda: tsm.transform(model), ["hidden layer of experts: 25", "1, 5, 25"])
     assert type(model.model.layers[0].self_attn.q_proj) is nn.Linear, "nothing was changed before"
+    model = adapted(tsm.transform(MODELS["mixtral"]()))
+    check("adapters", lambda: loss_of(model, batch(0, 0)), ["[forward] adapters of experts"])
     check(
         "parts",
         lambda: sharded(MODELS["gpt_oss"].unit, tsm.transform(MODELS["gpt_oss"]())),

@@ -1,5 +1,5 @@
-"""What FSDP scripts do beside plain training, with tensor-parallel ranks: frozen parameters, a gradient scaler,
-generation through the wrapper, the automatic choice of degrees."""
+"""What FSDP scripts do beside plain training, with tensor-parallel ranks: optimizers and hooks made before
+tsm.transform, frozen parameters, a gradient scaler, generation through the wrapper, the automatic choice of degrees."""
 
 from __future__ import annotations
 
@@ -19,6 +19,56 @@ from ranks import run_ranks
 from tensor_models import MODELS, batch, loss_of, wrap
 
 TOLERANCE, STEPS, DATA_RANKS = 1e-5, 6, 2
+
+
+# ---- what was made before ----
+def prepared(model: nn.Module) -> torch.optim.Optimizer:
+    """With marks on parameters, by which an optimizer decays some, and a hook that alters a gradient."""
+    for parameter in model.parameters():
+        parameter.decays = parameter.dim() > 1  # type: ignore[attr-defined]
+    model.get_input_embeddings().weight.register_hook(lambda gradient: 2 * gradient)  # type: ignore[operator]
+    return torch.optim.SGD(decayed(model), lr=0.1)
+
+
+def decayed(model: nn.Module) -> list[dict[str, Any]]:
+    return [
+        {"params": [p for p in model.parameters() if p.decays == which], "weight_decay": 0.5 * which}
+        for which in (False, True)
+    ]
+
+
+def trains_by_what_was_made_before(name: str) -> list[str]:
+    """The parameters are the same objects, tied ones too, with FSDP and without."""
+    import tesserae as tsm
+
+    found, everyone = [], range(DATA_RANKS)
+    for wrapped in (True, False):
+        whole, split = MODELS[name](), MODELS[name]()
+        theirs, ours = prepared(whole), prepared(split)
+        before = list(split.parameters())
+        graph = loss_of(name, split, batch(0, 0, 0))  # which knows the shapes
+        if not wrapped:
+            for model in (whole, split):
+                loss_of(name, model, batch(5, 0, 0)).backward()
+        model = tsm.transform(split)
+        if not all(a is b for a, b in zip(before, model.parameters(), strict=True)):
+            found.append("parameters are other objects")
+        if [len(group["params"]) for group in decayed(split)] != [len(group["params"]) for group in decayed(whole)]:
+            found.append("parameters have lost their marks")
+        model = wrap(name, model) if wrapped else model
+        for step in range(2):
+            for each, optimizer, ranks in (
+                (whole, theirs, everyone),
+                (model, ours, range(tsm.state.dp_rank, tsm.state.dp_rank + 1) if wrapped else everyone),
+            ):
+                loss_of(name, each, torch.cat([batch(step, 0, rank) for rank in ranks])).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        del graph
+        state, expected = model.state_dict(), whole.state_dict()
+        wrong = [key for key in expected if not distance(state[key], expected[key]) <= TOLERANCE]
+        found += [f"wrapped={wrapped}: {wrong} differ"] if wrong else []
+    return [f"{name}, made before: {text}" for text in found]
 
 
 # ---- frozen parameters ----
@@ -173,6 +223,8 @@ def features(rank: int, world_size: int) -> list[str]:
         found += all_skip_the_same_step(rank)
         for name in ("llama", "t5"):
             found += generates(name)
+        for name in ("llama", "gpt2"):
+            found += trains_by_what_was_made_before(name)
         tsm.uninstall()
     return found
 

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 from closeness import distance, furthest
 from ranks import run_ranks
 from tensor_models import MODELS, batch, loss_of, wrap
+from tesserae.utils.module_utils import empty_module_params, move_buffers_to_device
 
 TOLERANCE = 1e-5
 
@@ -66,6 +67,14 @@ def dropout_of(name: str, seed: int, sequence: bool = False, **changes: Any) -> 
 
 
 # ---- from the meta device, from rank 0 ----
+def drawn(module: nn.Module) -> None:
+    """A script's own init_method_using_config."""
+    empty_module_params(module, torch.device("cpu"))
+    move_buffers_to_device(module, torch.device("cpu"))
+    for parameter in module.parameters(recurse=False):
+        nn.init.normal_(parameter, std=0.02)
+
+
 def delayed(rank: int, world_size: int) -> list[str]:
     import tesserae as tsm
     from tesserae.delayed_param import DelayedParamIniter
@@ -91,13 +100,13 @@ def delayed(rank: int, world_size: int) -> list[str]:
         found.extend([f"{what}: {wrong}"] if wrong else [])
 
     # Any degree gives the numbers of one.
-    for name in ("llama", "gpt_neox"):
+    for name, method in (("llama", None), ("gpt_neox", None), ("llama", drawn), ("gpt2", drawn)):
         with torch.device("meta"):
             model, alone = MODELS[name](), MODELS[name]()
         states = []
         for part in (tsm.transform(model), alone):
             torch.manual_seed(3)
-            init = DelayedParamIniter(part)
+            init = DelayedParamIniter(part, method)
             with init.validate_params_and_buffers_inited():
                 states.append(
                     wrap(
@@ -218,6 +227,9 @@ def errors() -> list[str]:
     def mlp(**sizes: int) -> nn.Module:
         return nn.Sequential(nn.Linear(8, sizes.get("inner", 12)), nn.GELU(), nn.Linear(sizes.get("inner", 12), 8))
 
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 12), nn.Sequential(nn.LayerNorm(12), nn.GELU()), nn.Linear(12, 8))
+
     world = dist.group.WORLD
     cases: list[tuple[Callable[[], Any], list[str]]] = [
         (lambda: tsm.transform(MODELS["llama"](num_key_value_heads=1)), ["heads", "1"]),
@@ -227,6 +239,11 @@ def errors() -> list[str]:
         (lambda: tsm.transform(mlp(inner=15), plan={"0": "column", "2": "row"}), ["15", "1, 3, 5, 15"]),
         (lambda: tsm.transform(mlp(), plan={"1": "row"}), ["1 is a GELU"]),
         (lambda: tsm.transform(mlp(), plan={"0": "row"}, sequence_parallel=True), ["sequence_parallel", "Leave it"]),
+        (
+            lambda: tsm.transform(normed(), plan={"0": "column", "1": "summed", "2": "row"}),
+            ["summed of '1', a Sequential without", "that have some: '1.0'"],
+        ),
+        (lambda: tsm.transform(mlp(), plan={"0": "column", "1": "summed", "2": "row"}), ["summed of '1'", "none"]),
         (lambda: tsm.transform(mlp(), config={"moe": True}), ["config =", "expert_parallel_degree"]),
         (lambda: tsm.transform(tsm.transform(MODELS["llama"]())), ["transform a model once"]),
         (
@@ -242,6 +259,8 @@ def errors() -> list[str]:
         except tsm.InvalidArgument as error:
             missing = [word for word in words if word not in str(error)]
             found += [f"case {index}: {missing} is not in {error}"] if missing else []
+    tsm.transform(normed(), plan={"0": "column", "1*": "summed", "2": "row"})  # the norm is named, too
+    found += unchanged_where_refused()
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
     torch.manual_seed(2)
     plain = mlp()
@@ -257,6 +276,46 @@ def errors() -> list[str]:
     padded = tsm.transform(copy.deepcopy(odd), plan={"0": "column_gather"})
     if not distance(padded(x).detach(), odd(x).detach()) <= TOLERANCE:
         found.append("a column layer of 15 features gives another output on 2 ranks")
+    return found
+
+
+def unchanged_where_refused() -> list[str]:
+    """What cannot be split is found before anything is: the model that was refused is what it was."""
+    import tesserae as tsm
+
+    def stack(last: int = 12, tied: bool = False) -> nn.Module:
+        model = nn.ModuleList([nn.Embedding(12, 8), nn.LayerNorm(8), nn.Linear(8, last, bias=False), nn.LSTM(8, 9)])
+        if tied:
+            model[2].weight = model[0].weight  # type: ignore[union-attr]
+        return model
+
+    def renamed() -> nn.Module:
+        model = MODELS["llama"]()
+        model.model.blocks = model.model.layers
+        del model.model.layers
+        return model
+
+    plan = {"0": "vocabulary", "1": "summed"}
+    cases: list[tuple[nn.Module, dict[str, Any], str]] = [
+        (MODELS["llama"](intermediate_size=41), {}, "41"),
+        (MODELS["gpt2"](n_inner=41), {}, "41"),  # its attention has divided numbers before
+        (stack(15), {"plan": {**plan, "2": "column"}}, "15"),
+        (stack(), {"plan": {**plan, "3": "divide:input_size,hidden_size"}}, "9"),
+        (stack(), {"plan": {**plan, "3": "row"}}, "LSTM"),
+        (stack(tied=True), {"plan": plan}, "2.weight is tied"),
+        (stack(tied=True), {"plan": {**plan, "2": "row"}}, "cut differently"),
+        (renamed(), {"sequence_parallel": True}, "no list of blocks named 'layers'"),
+    ]
+    found = []
+    for index, (model, arguments, word) in enumerate(cases):
+        parts = list(model.modules())
+        before = [(type(part), dict(vars(part))) for part in parts]
+        shapes = [parameter.shape for parameter in model.parameters()]
+        with pytest.raises(tsm.InvalidArgument, match=word):
+            tsm.transform(model, **arguments)
+        changed = [p for p, (kind, own) in zip(parts, before, strict=True) if type(p) is not kind or vars(p) != own]
+        if changed or shapes != [parameter.shape for parameter in model.parameters()]:
+            found.append(f"case {index}: refused, and changed: {changed}")
     return found
 
 

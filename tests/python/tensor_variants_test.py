@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from torch.utils.checkpoint import checkpoint
 
+import expert_models
 from closeness import distance
 from ranks import run_ranks
 from tensor_models import MODELS, SEQUENCE, VOCABULARY, WIDTH, batch, loss_of
@@ -101,6 +108,40 @@ def compared(name: str, changes: dict[str, Any], sequence: bool) -> list[str]:
     found += different({"logits": logits}, {"logits": wanted})
     found += same_state(split, whole, MODELS[name](seed=1, **changes))
     return [f"{name} {changes}{', sequence-parallel' if sequence else ''}: {text}" for text in found]
+
+
+def as_tuples() -> list[str]:
+    """A mixture's has logits in the third place: none of a part of the vocabulary, and everything else."""
+    import tesserae as tsm
+
+    tokens = batch(0, 0, 0)
+    asked = {"labels": tokens, "output_router_logits": True, "return_dict": False, "use_cache": False}
+    whole, split = expert_models.MODELS["mixtral"](), tsm.transform(expert_models.MODELS["mixtral"]())
+    loss, auxiliary, _, routed = whole(input_ids=tokens, **asked)
+    ours = split(input_ids=tokens, **asked)
+    if len(ours) != 3 or len(ours[2]) != len(routed):
+        return [f"a mixture's tuple is of {[type(value).__name__ for value in ours]}"]
+    targets = {"loss": loss, "auxiliary loss": auxiliary} | {f"router {i}": each for i, each in enumerate(routed)}
+    return different(dict(zip(targets, (*ours[:2], *ours[2]))), targets)
+
+
+def with_a_checkpointed_head(implementation: CheckpointImpl) -> list[str]:
+    """It is computed again when forward has ended; or with all of the model, in a forward of its own."""
+    import tesserae as tsm
+
+    def checkpointed(layer: nn.Module) -> nn.Module:
+        return checkpoint_wrapper(layer, checkpoint_impl=implementation)
+
+    tokens = batch(0, 0, 0)
+    whole, split = MODELS["llama"](), tsm.transform(MODELS["llama"]())
+    for model in (whole, split):
+        apply_activation_checkpointing(model, checkpointed, lambda layer: isinstance(layer, nn.Linear))
+        loss_of("llama", model, tokens).backward()
+        checkpoint(lambda each: loss_of("llama", each, tokens), model, use_reentrant=False).backward()
+    found = different(gradients(split), gradients(whole))
+    if split.get_output_embeddings()(torch.zeros(1, WIDTH)).shape != (1, VOCABULARY):
+        found.append("logits of the head by itself are of a part of the vocabulary")
+    return [f"a head with {implementation}: {text}" for text in found]
 
 
 # ---- a plan for a model of the user's own ----
@@ -279,6 +320,7 @@ def all_of_them(rank: int, world_size: int) -> list[str]:
     for sequence in (False, True):
         for name, changes in VARIANTS:
             found += compared(name, changes, sequence)
+    found += as_tuples() + [text for each in CheckpointImpl for text in with_a_checkpointed_head(each)]
     found += planned(tied=False) + planned(tied=True) + placed()
     return found + given_by_rank(rank) + without_a_row_of_padding()
 

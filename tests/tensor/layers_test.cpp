@@ -65,6 +65,22 @@ TEST(Layers, ColumnThenRowIsAnMlp) {
   for (const int ranks : {1, 2, 4}) run_parallel(ranks, body);
 }
 
+TEST(Layers, ResultsMayBeChangedInPlace) {
+  run_parallel(2, [](const ParallelPtr& parallel) {
+    for (const int64_t sequence : {no_sequence, int64_t{1}}) {
+      ColumnLinear column(6, 12, options_for(parallel, sequence), /*bias=*/true);
+      RowLinear row(12, 6, options_for(parallel, sequence), /*bias=*/true);
+      fill_parameters(*column, fill);
+      fill_parameters(*row, fill);
+      const at::Tensor x = numbers({2, 8, 6}, 1), own = sequence == no_sequence ? x : piece(x, 1, *parallel);
+      const at::Tensor apart = leaf(own), in_place = leaf(own);
+      row(column(apart).relu()).add(apart).square().sum().backward();
+      row(column(in_place).relu_()).add_(in_place).square().sum().backward();
+      expect_close(in_place.grad(), apart.grad(), "gradient of x");
+    }
+  });
+}
+
 TEST(Layers, GatheringCutsPaddingOff) {
   run_parallel(3, [](const ParallelPtr& parallel) {
     ColumnLinear column(6, 7, options_for(parallel), /*bias=*/false, /*gather_output=*/true);

@@ -105,6 +105,7 @@ class _Cut:
         self._compared = False  # the tokens of a first batch, over the context ranks
         self._keep: int | Tensor = 0
         self._window = getattr(model.config, "sliding_window", None) or 0
+        self._loss = model.loss_function  # check() knows it, or tensor parallelism has put its own there
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
         model.register_forward_hook(self._end, with_kwargs=True)
 
@@ -116,6 +117,7 @@ class _Cut:
         batch, length = tokens.shape[:2]
         _refuse_outputs(given, model.config)
         _refuse_auxiliary_loss(given, model.config)
+        self._refuse_own_loss(given, model)
         if length < self._parallel.size:
             raise _C.InvalidArgument(
                 f"[forward] a sequence of {length} tokens cannot be cut over {self._parallel.size} context ranks"
@@ -132,7 +134,7 @@ class _Cut:
             given["position_ids"] = sequence.positions(tokens.device).unsqueeze(0)
         else:
             given["position_ids"] = sequence.own(given["position_ids"], 1)
-        self._cut_labels(given, sequence)
+        self._cut_labels(given, sequence, mask)
         for name in ("input_ids", "inputs_embeds", "token_type_ids"):
             if given.get(name) is not None:
                 given[name] = sequence.own(given[name], 1)
@@ -143,14 +145,24 @@ class _Cut:
         given[SEQUENCE] = sequence
         return (), given
 
+    def _refuse_own_loss(self, given: dict[str, Any], model: nn.Module) -> None:
+        if given.get("labels") is not None and model.loss_function != self._loss:
+            raise _C.InvalidArgument(
+                f"[forward] the loss_function of this {type(model).__name__} was exchanged after tsm.transform, and "
+                "with context_parallel_degree > 1 it would be given pieces of sequences; compute a loss of your own "
+                "from the logits of a forward without labels"
+            )
+
     @staticmethod
-    def _cut_labels(given: dict[str, Any], sequence: _C.ContextSequence) -> None:
+    def _cut_labels(given: dict[str, Any], sequence: _C.ContextSequence, mask: Tensor | None) -> None:
         labels = given.get("labels")
         if labels is None:
             return
         targets, ignored = given.get("shift_labels"), given.get("ignore_index", IGNORED)
         if targets is None:
             targets = next_tokens(labels, ignored)
+        if mask is not None:
+            _check_padding(mask, targets, ignored)
         if given.get("num_items_in_batch") is None:
             given["num_items_in_batch"] = (targets != ignored).sum()
         given["labels"], given["shift_labels"] = sequence.own(labels, 1), sequence.own(targets, 1)
@@ -200,7 +212,8 @@ def _refuse_auxiliary_loss(given: dict[str, Any], settings: Any) -> None:
 
 
 def _check_mask(mask: Tensor | None, batch: int, length: int) -> None:
-    """Padding behind the last token changes nothing that counts: causal attention does not look ahead."""
+    """Padding behind the last token changes nothing that counts, where labels do not count it (_check_padding): causal
+    attention does not look ahead."""
     if mask is None:
         return
     if mask.shape != (batch, length):
@@ -212,6 +225,16 @@ def _check_mask(mask: Tensor | None, batch: int, length: int) -> None:
         raise _C.InvalidArgument(
             "[forward] an attention_mask with gaps or padding on the left cannot be cut over context ranks; pad on the "
             "right"
+        )
+
+
+def _check_padding(mask: Tensor, targets: Tensor, ignored: int) -> None:
+    """Padding sees other padding here, which a mask would hide from it, so nothing may be predicted from there."""
+    counted = int(((targets != ignored) & ~mask.bool().to(targets.device)).sum())
+    if counted:
+        raise _C.InvalidArgument(
+            f"[forward] {counted} labels count the predictions of padding (positions whose attention_mask is 0), which "
+            f"are others with context_parallel_degree > 1; set the labels of padding to {ignored}"
         )
 
 

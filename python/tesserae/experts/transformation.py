@@ -7,11 +7,14 @@ tsm.transform's part of it.
 2. With load_state_dict_from_rank0 the first expert-parallel group takes rank 0's experts, one stack at a time.
 3. Stacks are cut. FSDP makes those that are shared out units of their own, since fewer ranks shard them than what is
    around them.
+4. Adapters of whole stacks (PEFT's LoRA with target_parameters) are refused, whenever they come: they would be made of
+   this rank's part, and so would their gradients, while every rank has them whole.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,7 +27,7 @@ from tesserae.job.fabrics import expert_degree, is_first_of_same_experts, mesh_o
 from tesserae.job.state import state
 from tesserae.tensor_parallel.from_rank0 import FromRank0
 from tesserae.tensor_parallel.parts import cut_parameters
-from tesserae.torch_compat.modules import own_parameters
+from tesserae.torch_compat.modules import own_modules, own_parameters
 
 # By the model_type of a configuration: the class that has the stacks of a layer.
 FAMILIES = {
@@ -63,6 +66,8 @@ def check(model: nn.Module, place: torch.device) -> list[nn.Module]:
         )
     for part in found:
         check_experts(part, degree, parallel_of(place))
+    if any(_adapts(part, experts) for part in model.modules() for experts in found):
+        raise _C.InvalidArgument(f"[tsm.transform] {_ADAPTED}")
     return found
 
 
@@ -80,10 +85,35 @@ def install(model: nn.Module, found: list[nn.Module], from_rank0: bool, place: t
             _take_from_rank0(layers, group, place)
     # 3.
     cut_parameters(model, layers)
+    # 4.
+    for parent in model.modules():
+        for name, child in own_modules(parent).items():
+            if isinstance(child, SplitExperts):
+                parent.register_forward_pre_hook(functools.partial(_refuse_adapters, name=name, experts=child))
 
 
 def _is_stack(module: nn.Module) -> bool:
     return all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in STACKS[:2])
+
+
+_ADAPTED = (
+    "adapters of experts (LoRA with target_parameters) do not work where expert_parallel_degree or "
+    "tensor_parallel_degree splits experts; leave target_parameters out, or train with both degrees 1"
+)
+
+
+def _refuse_adapters(parent: nn.Module, _: Any, name: str, experts: SplitExperts) -> None:
+    """Before `parent`, which had the experts under that name, calls what is there by now."""
+    child = own_modules(parent).get(name)
+    if child is not experts and child is not None and any(_adapts(part, experts) for part in child.modules()):
+        raise _C.InvalidArgument(f"[forward] {_ADAPTED}")
+
+
+def _adapts(module: nn.Module, experts: nn.Module) -> bool:
+    """Whether it is PEFT's wrapper of a parameter of these."""
+    if not hasattr(module, "parameter_name") or not hasattr(module, "get_base_layer"):
+        return False
+    return any(part is experts for part in module.modules())  # FSDP may stand between
 
 
 def _take_from_rank0(layers: list[SplitExperts], group: dist.ProcessGroup | None, place: torch.device) -> None:

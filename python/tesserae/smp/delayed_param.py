@@ -32,7 +32,8 @@ class DelayedParamIniter:
     """Initialises a model's parameters one module at a time, and counts them.
 
     `init_method_using_config(module)` gives the parameters and buffers of that one module (not of its submodules) their
-    place and values; module_utils helps with the place. None: a Hugging Face model initialises itself (`_init_weights`
+    place and values; module_utils helps with the place. Of layers that tsm.transform has split it sees whole
+    parameters, and the part is kept. None: a Hugging Face model initialises itself (`_init_weights`
     of the nearest model around the module), any other module by its `reset_parameters`. These are asked children first,
     for modules without parameters too, since some (T5's attention) set what their children hold.
 
@@ -45,7 +46,7 @@ class DelayedParamIniter:
         self.model = model
         self.verbose = verbose
         self.num_params_inited = 0
-        self._init = init_method_using_config or self._init_like_the_model
+        self._method = init_method_using_config
         self._counted: set[int] = set()  # parameters as they were on the meta device, by id
         self._kept: list[nn.Parameter] = []  # so that no id is used again
         self._initialisers: dict[int, Init] = {}  # by id of the module
@@ -61,7 +62,13 @@ class DelayedParamIniter:
         def init(module: nn.Module) -> None:
             self.count_num_params(module)
             with torch.no_grad():
-                self._init(module)
+                if self._method is None:
+                    self._init_like_the_model(module)
+                    return
+                before = dict(own_parameters(module))
+                with whole_parameters(module, keep=False):
+                    self._method(module)
+                self._tie(module, before)
 
         return init
 
@@ -135,11 +142,7 @@ class DelayedParamIniter:
         self._shapes.update((id(p), p.shape) for p in module.parameters(recurse=False))
         with whole_parameters(module, keep=False):
             initialise(module)
-        for name, old in before.items():  # what was tied on the meta device is tied here
-            if old is not None:
-                self._kept.append(old)
-                own = own_parameters(module)
-                own[name] = self._made.setdefault(id(old), own[name])
+        self._tie(module, before)
         self._shapes.update((id(p), p.shape) for p in module.parameters(recurse=False))
         for outer in self._around[id(module)]:
             self._awaited[id(outer)] -= 1
@@ -148,6 +151,15 @@ class DelayedParamIniter:
                     for each in (outer, *outer.children()):
                         whole.enter_context(whole_parameters(each, keep=True))
                     self._initialisers[id(outer)](outer)
+
+    def _tie(self, module: nn.Module, before: dict[str, nn.Parameter | None]) -> None:
+        """What was tied on the meta device is tied here."""
+        own = own_parameters(module)
+        for name, old in before.items():
+            now = own.get(name)
+            if old is not None and now is not None and not now.is_meta:
+                self._kept.append(old)
+                own[name] = self._made.setdefault(id(old), now)
 
     def _is_whole(self, module: nn.Module) -> bool:
         """Nothing in it is sharded already, as part of a unit further in."""

@@ -34,8 +34,16 @@ class FromRank0:
 
     @torch.no_grad()
     def take(self, value: Tensor) -> Tensor:
-        """What rank 0 has in place of `value`, which has the same shape: a parameter if `value` is one."""
+        """What rank 0 has in place of `value`, which has the same shape: a parameter if `value` is one, with what has
+        been put on it. On rank 0 it is the same one, which an optimizer may have."""
         given = value.detach().to(self.place) if self.is_rank0 else torch.empty_like(value, device=self.place)
         given = given.contiguous()
         self.broadcast(given)
-        return nn.Parameter(given, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else given
+        if not isinstance(value, nn.Parameter):
+            return given
+        if value.is_meta:
+            made = nn.Parameter(given, requires_grad=value.requires_grad)
+            made.__dict__.update(value.__dict__)
+            return made
+        value.data = given
+        return value

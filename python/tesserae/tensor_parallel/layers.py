@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tesserae import _C
-from tesserae.tensor_parallel.parts import SplitModule, SplitParameter, SplitWithoutReset, split_module
+from tesserae.tensor_parallel.parts import Change, SplitModule, SplitParameter, SplitWithoutReset, split_module
 from tesserae.tensor_parallel.stream import Stream
 from tesserae.torch_compat.modules import own_modules, own_parameters
 
@@ -154,7 +154,7 @@ def is_linear(layer: nn.Module) -> bool:
 
 def _linear(
     layer: nn.Module, kind: type[_Linear], name: str, parallel: _C.Parallel, by_rows: bool, blocks: int
-) -> None:
+) -> Change:
     """`by_rows`: of the matrix [out, in]."""
     if not is_linear(layer):
         raise _C.InvalidArgument(
@@ -173,11 +173,15 @@ def _linear(
     splits = {"weight": SplitParameter(_C.Splits(parallel.split(dim, blocks)), shape)}
     if by_rows and layer.bias is not None:
         splits["bias"] = SplitParameter(_C.Splits(parallel.split(0, blocks)), (size,))
-    split_module(layer, _derived(kind, type(layer)), parallel, splits)
-    layer._tesserae_transposed = transposed  # type: ignore[assignment]
+
+    def make() -> None:
+        split_module(layer, _derived(kind, type(layer)), parallel, splits)
+        layer._tesserae_transposed = transposed  # type: ignore[assignment]
+
+    return Change(layer, splits, make)
 
 
-def _embedding(layer: nn.Module, kind: type[SplitModule], name: str, parallel: _C.Parallel, dim: int) -> None:
+def _embedding(layer: nn.Module, kind: type[SplitModule], name: str, parallel: _C.Parallel, dim: int) -> Change:
     if not isinstance(layer, nn.Embedding) or type(layer).forward is not nn.Embedding.forward:
         raise _C.InvalidArgument(
             f"[tsm.transform] {name} is a {type(layer).__name__}; only nn.Embedding can be cut so. Take it out of "
@@ -193,22 +197,32 @@ def _embedding(layer: nn.Module, kind: type[SplitModule], name: str, parallel: _
     if dim == 1:
         _C.size_of_part(f"features of {name}:", shape[1], parallel)
     splits = {"weight": SplitParameter(_C.Splits(parallel.split(dim)), shape)}
-    split_module(layer, _derived(kind, type(layer)), parallel, splits)
+    return Change(layer, splits, lambda: split_module(layer, _derived(kind, type(layer)), parallel, splits))
 
 
-def divided(module: nn.Module, name: str, parameters: list[str], parallel: _C.Parallel) -> SplitModule:
-    """`module` is a Divided from now on. Raises InvalidArgument, naming the degrees that would do, unless the ranks
-    divide the first dimension of these parameters."""
+def divided(
+    module: nn.Module, name: str, parameters: list[str], numbers: dict[str, int], parallel: _C.Parallel
+) -> Change:
+    """`module` gets these numbers, and if it has parameters among what is divided it becomes a Divided. Raises
+    InvalidArgument, naming the degrees that would do, unless the ranks divide the first dimension of these
+    parameters."""
     wholes = {each: tuple(own_parameters(module)[each].shape) for each in parameters}  # type: ignore[union-attr]
     for each, whole in wholes.items():
         _C.size_of_part(f"{name}.{each}:", whole[0] if whole else 1, parallel)
     splits = {each: SplitParameter(_C.Splits(parallel.split(0)), whole) for each, whole in wholes.items()}
-    split_module(module, _derived(Divided, type(module)), parallel, splits)
-    return module  # type: ignore[return-value]
+
+    def make() -> None:
+        for each, number in numbers.items():
+            setattr(module, each, number)
+        if splits:
+            split_module(module, _derived(Divided, type(module)), parallel, splits)
+
+    return Change(module, splits, make)
 
 
-# What a plan says of a layer -> what makes it so: (layer, name, parallel, blocks).
-KINDS: dict[str, Callable[[nn.Module, str, _C.Parallel, int], None]] = {
+# What a plan says of a layer -> what will make it so: (layer, name, parallel, blocks). They raise InvalidArgument for
+# what cannot be.
+KINDS: dict[str, Callable[[nn.Module, str, _C.Parallel, int], Change]] = {
     "column": lambda layer, name, parallel, blocks: _linear(layer, Column, name, parallel, True, blocks),
     "row": lambda layer, name, parallel, blocks: _linear(layer, Row, name, parallel, False, 1),
     "column_gather": lambda layer, name, parallel, blocks: _linear(layer, ColumnGather, name, parallel, True, 1),

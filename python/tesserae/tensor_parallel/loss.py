@@ -41,16 +41,31 @@ class _Loss:
         self._vocabulary = head._tesserae_splits["weight"].whole[0]
         self._labels: Tensor | None = None
         self._computed = False
+        self._logits: Tensor | None = None  # of which the loss was computed: tuples have them in different places
+        self._split_last = False  # what the last forward had of the head
+        self._again = False  # the head computes it once more, in backward
         if not inside:
             self._otherwise = model.loss_function
             model.loss_function = self._causal  # type: ignore[assignment]
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
         model.register_forward_hook(self._end, with_kwargs=True, always_call=True)
+        head.register_forward_pre_hook(self._begin_again)
+        head.register_forward_hook(self._end_again, always_call=True)
+
+    def _begin_again(self, *_: Any) -> None:
+        """A checkpointed head computes what it did: by then the model's forward has ended."""
+        if self._split_last and self._head._tesserae_gathers and _C.in_backward():
+            self._again, self._head._tesserae_gathers = True, False
+
+    def _end_again(self, *_: Any) -> None:
+        if self._again:
+            self._again, self._head._tesserae_gathers = False, True
 
     def _begin(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
         given = {**dict(zip(self._names, args)), **kwargs}
         labels = given.get("labels")
         self._head._tesserae_gathers = labels is None or not torch.is_grad_enabled()
+        self._split_last = not self._head._tesserae_gathers
         self._computed = False
         if self._head._tesserae_gathers or not self._inside:
             return None
@@ -61,8 +76,8 @@ class _Loss:
         return (), given
 
     def _end(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
-        split, labels = not self._head._tesserae_gathers, self._labels
-        self._head._tesserae_gathers, self._labels = True, None
+        split, labels, logits = not self._head._tesserae_gathers, self._labels, self._logits
+        self._head._tesserae_gathers, self._labels, self._logits = True, None, None
         if not split or output is None:  # None: forward has thrown
             return None
         if not self._inside and not self._computed:
@@ -71,11 +86,23 @@ class _Loss:
                 "is of a part of the vocabulary; compute the loss from the logits of a forward without labels"
             )
         if isinstance(output, tuple):
-            return (self._mean(output[0], labels), *output[1:]) if self._inside else (output[0], *output[2:])
+            if self._inside:
+                return (self._mean(output[0], labels), *output[1:])
+            return self._without_logits(output, logits)
         values = {name: value for name, value in output.items() if name != "logits"}
         if self._inside:
             values["loss"] = self._mean(output["logits"], labels)
         return type(output)(**values)
+
+    @staticmethod
+    def _without_logits(output: tuple, logits: Tensor | None) -> tuple:
+        rest = tuple(value for value in output if value is not logits)
+        if len(rest) != len(output) - 1:
+            raise _C.InvalidArgument(
+                "[forward] return_dict=False: which of the output are the logits, of a part of the vocabulary, is not "
+                "known; leave return_dict out"
+            )
+        return rest
 
     def _causal(
         self,
@@ -99,7 +126,7 @@ class _Loss:
                 ignore_index=ignore_index,
                 **kwargs,
             )
-        self._computed = True
+        self._computed, self._logits = True, logits
         if shift_labels is None:
             shift_labels = next_tokens(labels, ignore_index)
         return self._mean(logits, shift_labels, num_items_in_batch, ignore_index)

@@ -8,7 +8,7 @@ that are loaded are cut. What walks a model for FSDP asks split_of() which param
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -109,6 +109,15 @@ def holds_experts(module: nn.Module) -> bool:
     return isinstance(module, SplitModule) and any(s.of_experts for s in module._tesserae_splits.values())
 
 
+@dataclass(frozen=True)
+class Change:
+    """What is to become of a module, once all of a plan has been checked."""
+
+    module: nn.Module
+    splits: dict[str, SplitParameter]  # of those of its parameters that become parts
+    make: Callable[[], None]  # does not raise
+
+
 def split_module(
     module: nn.Module, kind: type[SplitModule], parallel: _C.Parallel, splits: dict[str, SplitParameter]
 ) -> None:
@@ -120,35 +129,54 @@ def split_module(
 
 
 def cut_parameters(model: nn.Module, modules: Iterable[SplitModule]) -> None:
-    """Whole parameters become parts: in the memory of a part, tied ones tied as before. Raises InvalidArgument if a
-    parameter that would be cut is tied to one that would not."""
+    """Whole parameters become parts: the same objects, in the memory of a part, tied ones tied as before. Raises
+    InvalidArgument as check_ties()."""
     modules = list(modules)
-    _check_ties(model, modules)
-    cut: dict[nn.Parameter, tuple[nn.Parameter, SplitParameter]] = {}
+    check_ties(model, {module: module._tesserae_splits for module in modules})
+    cut: set[nn.Parameter] = set()
     for module in modules:
         for name, split in module._tesserae_splits.items():
-            whole = own_parameters(module)[name]
-            if whole is None:
-                continue
-            if whole in cut and cut[whole][1] != split:
+            parameter = own_parameters(module)[name]
+            if parameter is not None and parameter not in cut:
+                cut.add(parameter)
+                _cut(parameter, split)
+
+
+def _cut(parameter: nn.Parameter, split: SplitParameter) -> None:
+    """The object stays, with its hooks and what the user has put on it: an optimizer that was made before has it."""
+    whole, gradient = parameter.detach(), parameter.grad
+    parameter.grad = None
+    if not parameter.is_meta:
+        # Another dtype in between: autograd forgets the shape, which a graph that is still there keeps alive.
+        parameter.data = whole.new_empty(0, dtype=torch.half if whole.dtype != torch.half else torch.float)
+    parameter.data = _part_of(whole, split)
+    if gradient is not None:
+        parameter.grad = _part_of(gradient.detach(), split)
+
+
+def _part_of(whole: Tensor, split: SplitParameter) -> Tensor:
+    if whole.is_meta:
+        return whole.new_empty(split.part_shape())
+    part = _C.part_of(whole, split.split)
+    return part.clone() if part.data_ptr() == whole.data_ptr() else part  # not a view that keeps the whole alive
+
+
+def check_ties(model: nn.Module, planned: Mapping[nn.Module, Mapping[str, SplitParameter]]) -> None:
+    """Raises InvalidArgument if a parameter that is to be cut, of the modules in `planned`, is tied to one that is not,
+    or is cut differently."""
+    cut: dict[nn.Parameter, SplitParameter] = {}
+    for module, splits in planned.items():
+        for name, split in splits.items():
+            parameter = own_parameters(module)[name]
+            if parameter is not None and cut.setdefault(parameter, split) != split:
                 raise _C.InvalidArgument(
                     f"[tsm.transform] the parameter {name} of a {type(module).__name__} is tied to another one that is "
-                    f"cut differently: {split.split} and {cut[whole][1].split}; give them plans of the same kind"
+                    f"cut differently: {split.split} and {cut[parameter].split}; give them plans of the same kind"
                 )
-            if whole not in cut:
-                part = whole.new_empty(split.part_shape()) if whole.is_meta else _C.part_of(whole.detach(), split.split)
-                if part.data_ptr() == whole.data_ptr() and not whole.is_meta:
-                    part = part.clone()  # not a view that keeps the whole alive
-                cut[whole] = nn.Parameter(part, requires_grad=whole.requires_grad), split
-            own_parameters(module)[name] = cut[whole][0]
-
-
-def _check_ties(model: nn.Module, modules: list[SplitModule]) -> None:
-    cut = {id(own_parameters(module)[name]) for module in modules for name in module._tesserae_splits}
     for path, module in model.named_modules():
+        splits = module._tesserae_splits if isinstance(module, SplitModule) else planned.get(module, {})
         for name, parameter in own_parameters(module).items():
-            whole = not isinstance(module, SplitModule) or name not in module._tesserae_splits
-            if whole and parameter is not None and id(parameter) in cut:
+            if name not in splits and parameter in cut:
                 raise _C.InvalidArgument(
                     f"[tsm.transform] {path}.{name} is tied to a parameter that the plan splits, but is not in the "
                     'plan itself; put it there, too ("head" for the layer that gives logits)'
@@ -157,26 +185,38 @@ def _check_ties(model: nn.Module, modules: list[SplitModule]) -> None:
 
 @contextmanager
 def whole_parameters(module: nn.Module, keep: bool) -> Generator[None]:
-    """The module's parameters are whole tensors within this context, and afterwards what is then in their parts.
+    """The module's parameters are whole tensors within this context, and afterwards what is then in their parts: the
+    parameters of before, or what was put in their place.
     `keep`: with the values that they have, which is collective; else with memory for whoever gives them values."""
     if not isinstance(module, SplitModule):
         yield
         return
+    own = own_parameters(module)
     parts: dict[str, nn.Parameter] = {}
+    wholes: dict[str, nn.Parameter] = {}
     for name, split in module._tesserae_splits.items():
-        part = own_parameters(module)[name]
+        part = own[name]
         if part is None or part.shape == torch.Size(split.whole):  # whole already: a context within another
             continue
-        parts[name] = part
         whole = module._whole_of(part, split) if keep else part.new_empty(split.whole)
-        own_parameters(module)[name] = nn.Parameter(whole.detach(), requires_grad=part.requires_grad)
+        parts[name] = part
+        wholes[name] = nn.Parameter(whole.detach(), requires_grad=part.requires_grad)
+        wholes[name].__dict__.update(part.__dict__)
+        wholes[name].__dict__.pop("_is_hf_initialized", None)  # transformers' mark: it has values
+    own.update(wholes)
     try:
         yield
         with torch.no_grad():
-            for name, part in parts.items():
-                part.copy_(_C.part_of(own_parameters(module)[name].detach(), module._tesserae_splits[name].split))
+            for name in list(parts):
+                now, split = own[name], module._tesserae_splits[name]
+                if now is wholes[name]:
+                    parts[name].copy_(_C.part_of(now.detach(), split.split))
+                elif now is not None:  # memory that an initialiser has made
+                    if now.shape == torch.Size(split.whole):
+                        _cut(now, split)
+                    parts[name] = now
     finally:
-        own_parameters(module).update(parts)
+        own.update(parts)
 
 
 def split_of(entries: Iterable[tuple[nn.Module, str]]) -> SplitParameter | None:

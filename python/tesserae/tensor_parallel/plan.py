@@ -24,17 +24,18 @@ from torch import nn
 from tesserae import _C
 from tesserae.tensor_parallel import summed
 from tesserae.tensor_parallel.layers import KINDS, divided, is_linear
-from tesserae.tensor_parallel.parts import SplitModule
+from tesserae.tensor_parallel.parts import Change, SplitModule, check_ties
 from tesserae.torch_compat.modules import own_parameters
 
 Plan = Mapping[str, str]
 
 
-def apply(plan: Plan, model: nn.Module, parallel: _C.Parallel, every: bool = True) -> list[SplitModule]:
-    """Splits the layers that the plan names; their parameters are still whole. Returns them.
+def check(plan: Plan, model: nn.Module, parallel: _C.Parallel, every: bool = True) -> list[Change]:
+    """What becomes of the modules that the plan names; nothing is changed yet.
 
     `every`: each pattern must match. Raises InvalidArgument that lists the patterns that did not and the linear layers
-    that are in no pattern; and, with the degrees that would do, for what cannot be divided.
+    that are in no pattern; with the degrees that would do, for what cannot be divided; and for parameters that are tied
+    and not cut alike.
     """
     _check_kinds(plan)
     names = {module: name for name, module in model.named_modules()}
@@ -52,19 +53,26 @@ def apply(plan: Plan, model: nn.Module, parallel: _C.Parallel, every: bool = Tru
             f"[tsm.transform] no module matches {_shown(unmatched)} of the plan; linear layers that no pattern "
             f"matches: {_shown(left) if left else 'none'}"
         )
-    layers = []
+    changes = []
     for module, (_, kind) in chosen.items():
         if isinstance(module, SplitModule):
             raise _C.InvalidArgument(f"[tsm.transform] {names[module]} has been split already; transform a model once")
         what, _, argument = kind.partition(":")
         if what == "divide":
-            layers += _divide(module, names[module], argument.split(","), parallel)
+            changes.append(_divide(module, names[module], argument.split(","), parallel))
         elif what == "summed":
-            summed.wrap(module, parallel)
+            changes.append(_sum(module, names[module], chosen, parallel))
         else:
-            KINDS[what](module, names[module], parallel, int(argument or 1))
-            layers.append(module)
-    return layers  # type: ignore[return-value]
+            changes.append(KINDS[what](module, names[module], parallel, int(argument or 1)))
+    check_ties(model, {change.module: change.splits for change in changes})
+    return changes
+
+
+def apply(changes: list[Change]) -> list[SplitModule]:
+    """Makes the changes of check(). Returns the layers that are split now; their parameters are still whole."""
+    for change in changes:
+        change.make()
+    return [change.module for change in changes if change.splits]  # type: ignore[misc]
 
 
 def _check_kinds(plan: Plan) -> None:
@@ -80,9 +88,9 @@ def _check_kinds(plan: Plan) -> None:
             )
 
 
-def _divide(module: nn.Module, name: str, attributes: list[str], parallel: _C.Parallel) -> list[SplitModule]:
-    """The module, if it has parameters among them."""
+def _divide(module: nn.Module, name: str, attributes: list[str], parallel: _C.Parallel) -> Change:
     parameters = [attribute for attribute in attributes if own_parameters(module).get(attribute) is not None]
+    numbers = {}
     for attribute in attributes:
         if attribute in parameters:
             continue
@@ -92,8 +100,24 @@ def _divide(module: nn.Module, name: str, attributes: list[str], parallel: _C.Pa
                 f"[tsm.transform] {name} is to divide {attribute!r}, which is {size!r}; it must be a whole number or a "
                 "parameter"
             )
-        setattr(module, attribute, _C.size_of_part(f"{name}.{attribute}:", size, parallel))
-    return [divided(module, name, parameters, parallel)] if parameters else []
+        numbers[attribute] = _C.size_of_part(f"{name}.{attribute}:", size, parallel)
+    return divided(module, name, parameters, numbers, parallel)
+
+
+def _sum(module: nn.Module, name: str, chosen: Mapping[nn.Module, tuple[str, str]], parallel: _C.Parallel) -> Change:
+    """Only parameters of its own are summed. Without any it must be one of several that a pattern matches, and those
+    further in must be in the plan, too. `chosen`: by the plan, with the pattern and the kind."""
+    if not summed.parameters_of(module):
+        inside = module.named_modules(prefix=name)
+        left = [path for path, part in inside if summed.parameters_of(part) and part not in chosen]
+        alike = [other for other, why in chosen.items() if why == chosen[module]]
+        if left or not any(summed.parameters_of(other) for other in alike):
+            raise _C.InvalidArgument(
+                f"[tsm.transform] the plan says summed of {name!r}, a {type(module).__name__} without parameters of "
+                f"its own; modules inside it that have some: {_shown(left) if left else 'none'}. Name the modules that "
+                "have the parameters"
+            )
+    return Change(module, {}, lambda: summed.wrap(module, parallel))
 
 
 def _shown(names: list[str], most: int = 20) -> str:

@@ -38,21 +38,28 @@ class Names:
     experts: str | None = None
 
 
-def install(names: Names, model: nn.Module, parallel: _C.Parallel, random: _C.SplitRandom) -> None:
-    """Raises InvalidArgument if the model has no stack of that name."""
+def check(names: Names, model: nn.Module) -> None:
+    """Raises InvalidArgument if the model has no stack of that name, or others replace its norms' forward."""
     if getattr(model, "use_kernels", False):
         raise _C.InvalidArgument(
             "[tsm.transform] sequence_parallel: kernels of the hub replace the norms' forward, which it needs; load "
             "the model with use_kernels=False"
         )
-    stacks = [name for name, module in model.named_modules() if _last(name) == names.blocks and list(module.children())]
-    if not stacks:
+    if not _stacks(names, model):
         raise _C.InvalidArgument(
             f"[tsm.transform] sequence_parallel: {type(model).__name__} has no list of blocks named {names.blocks!r}"
         )
-    for name in stacks:
+
+
+def install(names: Names, model: nn.Module, parallel: _C.Parallel, random: _C.SplitRandom) -> None:
+    """Into a model that check() has seen."""
+    for name in _stacks(names, model):
         owner = model.get_submodule(name.rpartition(".")[0])
         _install(names, owner, owner.get_submodule(names.blocks), Stream(parallel), random)
+
+
+def _stacks(names: Names, model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if _last(name) == names.blocks and list(module.children())]
 
 
 def _install(names: Names, owner: nn.Module, blocks: nn.Module, stream: Stream, random: _C.SplitRandom) -> None:

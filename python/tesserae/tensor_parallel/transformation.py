@@ -1,6 +1,6 @@
 """Puts tensor-parallel layers into a model, as SMP v2 does: tsm.transform's part of it.
 
-1. Heads that the ranks do not divide are refused.
+1. What cannot be is refused, before anything is changed: heads and sizes that the ranks do not divide, and the like.
 2. Layers become tensor-parallel ones where they stand, by the plan of the model's family or by the script's own.
 3. With load_state_dict_from_rank0 the first tensor-parallel group takes rank 0's weights, one tensor at a time.
 4. Parameters are cut; on the meta device they have only another shape, and get values when FSDP wraps the model.
@@ -56,11 +56,15 @@ def install(
     # 1.
     if plan is None and family is not None:
         families.check_heads(family, model.config, parallel)
+    changes = plans.check(plan if plan is not None else family.plan, model, parallel, every=plan is not None)  # type: ignore[union-attr]
+    if sequence_parallel:
+        sequence.check(family.sequence, model)  # type: ignore[union-attr,arg-type]
+    source = _source_of_values(model, parallel, place) if from_rank0 else None
     # 2.
-    layers = plans.apply(plan if plan is not None else family.plan, model, parallel, every=plan is not None)  # type: ignore[union-attr]
+    layers = plans.apply(changes)
     # 3.
-    if from_rank0:
-        _take_from_rank0(model, parallel, place)
+    if source is not None:
+        _take(model, source)
     # 4.
     cut_parameters(model, layers)
     # 5.
@@ -88,12 +92,16 @@ def _refuse_to_resize(*_: Any, **__: Any) -> None:
     )
 
 
-def _take_from_rank0(model: nn.Module, parallel: _C.Parallel, place: torch.device) -> None:
-    """In the first tensor-parallel group. The others' parameters are on the meta device from now on."""
+def _source_of_values(model: nn.Module, parallel: _C.Parallel, place: torch.device) -> FromRank0 | None:
+    """Of the first tensor-parallel group, if rank 0 has values; None in the others."""
     if job_mesh().index("state", dist.get_rank()) != 0:
-        return
+        return None
     source = FromRank0(parallel.index == 0, parallel.broadcast, place)
     source.require([*model.parameters(), *model.buffers()])
+    return source
+
+
+def _take(model: nn.Module, source: FromRank0) -> None:
     moved: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
         for name, value in [*own_parameters(module).items(), *own_buffers(module).items()]:
