@@ -246,6 +246,42 @@ def test_smp_names_on_a_plain_model_in_one_process(tmp_path: Path) -> None:
     assert all(torch.equal(state["model"][name], value) for name, value in model.state_dict().items())
 
 
+def averages(world_size: int, value: float) -> dict[str, Any]:
+    """Sharded where there are ranks to shard over."""
+    whole = [torch.full(shape, value) + torch.arange(float(math.prod(shape))).view(shape) for shape in ((5, 3), (1, 2))]
+    if world_size > 1:
+        mesh = dist.init_device_mesh("cpu", (world_size,))
+        whole = [distribute_tensor(tensor, mesh, [Shard(0)]) for tensor in whole]
+    return {"ema": whole, "losses": [torch.tensor(value)] * int(value), "nested": {"ema": whole[:1]}}
+
+
+def saves_lists(rank: int, world_size: int, folder: Path) -> None:
+    saver, _ = smp()
+    saver.save(averages(world_size, 2.0), checkpoint_id=folder)
+    cut = averages(world_size, 2.0)["ema"][0]
+    if world_size > 1:
+        with pytest.raises(tsm.InvalidArgument, match=r"state_dict\['pair'\]\[0\] is a DTensor of shape .5, 3"):
+            saver.save({"pair": (cut, 1)}, checkpoint_id=folder / "none")
+
+
+def loads_lists(rank: int, world_size: int, folder: Path) -> None:
+    _, loader = smp()
+    state, expected = averages(world_size, 0.0), averages(world_size, 2.0)
+    loader.load(state, checkpoint_id=folder)
+    assert state["losses"] == expected["losses"]
+    assert len(state["ema"]) == 2
+    for name, found, wanted in (("ema", state, expected), ("nested ema", state["nested"], expected["nested"])):
+        for one, other in zip(found["ema"], wanted["ema"], strict=True):
+            assert isinstance(one, DTensor) == (world_size > 1), name
+            assert torch.equal(*(v.full_tensor() if isinstance(v, DTensor) else v for v in (one, other))), name
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(2, 3), (2, 1), (1, 2)])
+def test_smp_names_on_lists_of_sharded_tensors(writers: int, readers: int, tmp_path: Path) -> None:
+    run_ranks(saves_lists, writers, tmp_path)
+    run_ranks(loads_lists, readers, tmp_path)
+
+
 def test_what_smp_arguments_can_not_mean_is_an_error(tmp_path: Path) -> None:
     saver, loader = smp()
     for call, arguments, text in [

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import tesserae as tsm
 from checkpoint_models import Way, assert_same, loaded_plainly, make, plain_tensors, train, whole_tensors
@@ -312,19 +313,33 @@ def test_several_optimizers_whose_groups_are_made_otherwise(tmp_path: Path) -> N
     assert len(adam.state) == 2
 
 
+def phase() -> Tensor:
+    return torch.tensor([1 + 2j, 3 - 4j])
+
+
+def test_a_conjugate_buffer_is_filled(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    model.register_buffer("phase", phase().conj())
+    save(tmp_path, model, step=1)
+    model.phase = torch.zeros(2, dtype=torch.complex64).conj()
+    load(tmp_path, model)
+    assert model.phase.is_conj()
+    assert model.phase.tolist() == [1 - 2j, 3 + 4j]
+
+
 def test_extra_state_comes_back_as_it_was(tmp_path: Path) -> None:
     values = {
         "none": None, "yes": True, "count": 2**63, "small": -(2**63), "ratio": 0.1, "inf": float("-inf"),
         "text": "\u00e9\n",
         "list": [1, [2.0, "3"], []], "tuple": (1, (2,)), "empty": {}, 7: {(1, 2): "by numbers"}, "$tensor": "no tensor",
         "milestones": collections.Counter({3: 2}), "tensor": torch.arange(6).view(2, 3).t(),
-        "bf16": torch.ones((), dtype=torch.bfloat16),
+        "bf16": torch.ones((), dtype=torch.bfloat16), "conjugate": phase().conj(), "negative": phase().conj().imag,
         "a/b": {"..": torch.zeros(0)}, "a.b": {"..": torch.ones(1)}, "state": {"json": torch.ones(3)},
     }  # fmt: skip
     save(tmp_path, extra=values, step=0)
     found = load(tmp_path).extra
     assert torch.equal(found.pop("state")["json"], values.pop("state")["json"])
-    for key in ("tensor", "bf16"):
+    for key in ("tensor", "bf16", "conjugate", "negative"):
         assert torch.equal(found[key], values[key])
         assert found.pop(key).dtype == values.pop(key).dtype
     assert [found.pop(key)[".."].tolist() for key in ("a/b", "a.b")] == [[], [1.0]]
@@ -370,6 +385,46 @@ def test_what_can_not_be_saved_is_named(extra: object, text: str, tmp_path: Path
     with pytest.raises(tsm.InvalidArgument, match=text):
         save(tmp_path, extra=extra, step=1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("numbers", [{"step": -1}, {"step": 2**63}, {"step": 1.0}, {"keep": -1}, {"keep": 2**31}])
+def test_what_is_no_count_is_named(numbers: dict[str, object], tmp_path: Path) -> None:
+    ((name, value),) = numbers.items()
+    for function in (save, tsm.checkpoint.async_save):
+        with pytest.raises(tsm.InvalidArgument, match=f"{name} is {value!r}; pass .* an integer from 0"):
+            function(tmp_path, nn.Linear(1, 1), **{"step": 1, **numbers})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_steps_of_other_kinds_of_integers(tmp_path: Path) -> None:
+    save(tmp_path, nn.Linear(1, 1), step=numpy.int64(3), keep=numpy.int32(1))
+    save(tmp_path, nn.Linear(1, 1), step=torch.tensor(2**63 - 1), keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == [f"step-{2**63 - 1}"]
+    assert load(tmp_path).step == 2**63 - 1
+
+
+def has_parts_of_tensors(rank: int, world_size: int, folder: Path) -> None:
+    mesh = dist.init_device_mesh("cpu", (2,))
+    whole = torch.ones(1, 4)  # of which rank 0 has all rows, or half of the columns
+    copied = distribute_tensor(whole, mesh, [Replicate()])
+    for place in (Shard(0), Shard(1)):
+        cut = distribute_tensor(whole, mesh, [place])
+        with pytest.raises(
+            tsm.InvalidArgument, match=r"rank_extra\['ema'\]\[1\] is a DTensor of shape .1, 4.*full_ten"
+        ):
+            save(folder / "none", step=1, rank_extra={"ema": (copied, cut)})
+        with pytest.raises(
+            tsm.InvalidArgument, match=r"(failed on rank 0: .*)?extra\['a'\] is a DTensor of shape .1, 4"
+        ):
+            save(folder / "none", extra={"a": cut}, step=1)
+    save(folder / "copied", extra=[copied], step=1, rank_extra=copied)
+    found = load(folder / "copied")
+    assert [*(v.tolist() for v in found.extra), found.rank_extra.tolist()] == [whole.tolist()] * 2
+
+
+def test_a_part_of_a_tensor_is_no_extra_state(tmp_path: Path) -> None:
+    run_ranks(has_parts_of_tensors, 2, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["copied"]
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import fully_shard
@@ -177,15 +179,20 @@ def saves_and_loads(rank: int, world_size: int, how: str, folder: str) -> None:
                 {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)},
                 checkpoint_id=f"{folder}/dcp-{kinds}",
             )
+            begun = dcp.async_save(
+                {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)},
+                checkpoint_id=f"{folder}/dcp_async-{kinds}",
+            )
             assert train(model, optimizer, range(2, 4)) == expected
             tsm.checkpoint.maybe_finalize_async_calls()
-        for form in ("ours", "async", "dcp"):
+            begun.result()
+        for form in ("ours", "async", "dcp", "dcp_async"):
             with ours(second):
                 model = SHARDED[how](make_model(3))
                 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-                if form == "dcp":
+                if form.startswith("dcp"):
                     state = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
-                    dcp.load(state, checkpoint_id=f"{folder}/dcp-{kinds}")
+                    dcp.load(state, checkpoint_id=f"{folder}/{form}-{kinds}")
                     model.load_state_dict(state["model"])
                     set_optimizer_state_dict(model, optimizer, state["optimizer"])
                     assert (paged_count(optimizer) > 0) == (second is not None)
@@ -330,6 +337,35 @@ def test_everything_that_reads_it_reads_right(disk: _C.Disk, values: Tensor) -> 
     file.seek(0)
     assert torch.load(file)["state"].equal(values)
     assert "0." in repr(first)
+
+
+def stages(rank: int, world_size: int, folder: str) -> None:
+    """As dcp.async_save() does before it returns: storages are copied, and the copies are kept for the next time."""
+    disk = _C.Disk(folder=folder, limit=1 << 20, ranks=1)
+    values = torch.arange(3 << 20, dtype=torch.float32).view(3, 1024, 1024)
+    paged = [page(disk, values + i) for i in range(8)]
+    state = {"all": paged, "view": paged[3][1].t(), "values": values}
+    for share in (False, True):
+        stager = StateDictStager(share_memory=share)
+        for _ in range(2):
+            staged = stager.stage(state)
+            for one, other in zip([*staged["all"], staged["view"]], [*paged, state["view"]], strict=True):
+                assert type(one) is Tensor
+                assert one.equal(other)
+            assert copy.deepcopy(staged)["all"][7].equal(paged[7])
+            for tensor in paged:  # goes on: the copies stay what they are
+                tensor.add_(1)
+            assert staged["all"][0].add(1).equal(paged[0])
+        copies = [weakref.ref(tensor.untyped_storage()) for tensor in staged["all"]]
+        stager.close()
+        del staged, one, other
+        assert not any(copy() for copy in copies)
+    with pytest.raises(tsm.InvalidArgument, match="shape .3, 1024, 1024. that lies on a disk.*share a copy"):
+        paged[0].share_memory_()
+
+
+def test_what_takes_storages_apart_gets_copies(tmp_path: Path) -> None:
+    run_ranks(stages, 1, str(tmp_path))
 
 
 def test_views_are_on_the_disk_too(disk: _C.Disk, values: Tensor) -> None:

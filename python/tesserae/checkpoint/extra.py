@@ -11,20 +11,30 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from tesserae import _C
 from tesserae.checkpoint import tree
 from tesserae.checkpoint.pieces import Pieces, whole
+from tesserae.torch_compat.sharded_tensors import ShardedTensor
 
 TEXT = "state.json"
 
 
 def tensors_of(prefix: str, value: Any, where: str) -> dict[str, torch.Tensor]:
-    """`value` as tensors by their names in a checkpoint. Raises InvalidArgument for what is neither JSON nor a
-    tensor."""
+    """`value` as tensors by their names in a checkpoint. Raises InvalidArgument for what is neither JSON nor a tensor
+    of which this rank has all."""
     tensors: dict[str, torch.Tensor] = {}
 
     def keep(path: tree.Path, tensor: torch.Tensor) -> str:
+        if is_part(tensor):
+            raise tree.refusal(
+                where,
+                path,
+                f"is a {type(tensor).__name__} of shape {tuple(tensor.shape)}, of which each rank has a part; pass the "
+                f"whole tensor{' (full_tensor())' if isinstance(tensor, DTensor) else ''}, or save what it belongs to "
+                "as a model of its own, in a folder of its own",
+            )
         stem = f"{prefix}/{'.'.join(re.sub(r'[^A-Za-z0-9_-]', '_', str(key)) for key in path) or 'value'}"
         name, count = stem, 0
         while name in tensors or name == f"{prefix}/{TEXT}":
@@ -35,6 +45,14 @@ def tensors_of(prefix: str, value: Any, where: str) -> dict[str, torch.Tensor]:
 
     text = json.dumps(tree.encode(value, where, keep)).encode()
     return {f"{prefix}/{TEXT}": torch.frombuffer(bytearray(text), dtype=torch.uint8), **tensors}
+
+
+def is_part(tensor: torch.Tensor) -> bool:
+    """Whether other ranks have other elements of it, or other terms of its sum."""
+    if not isinstance(tensor, DTensor):
+        return isinstance(tensor, ShardedTensor)
+    mesh = tensor.device_mesh
+    return any(mesh.size(axis) > 1 and not placed.is_replicate() for axis, placed in enumerate(tensor.placements))
 
 
 def save(pieces: Pieces, prefix: str, value: Any, where: str, written: bool = True) -> None:

@@ -7,7 +7,8 @@ Tensors get the names that tsm.checkpoint.save() gives them, so that either load
     ("optimizer" or "optim", "state", NAME, STATE)    optimizer/STATE/NAME; also where it is flat: "state.NAME.STATE"
     anything else                                     state/PATH, joined with dots
 
-Other values are `extra`, nested as they were; what parameter groups say is in the manifest too if it is by names.
+A list of tensors of which some are sharded counts as a dictionary with the keys 0, 1, ... Other values are `extra`,
+nested as they were; what parameter groups say is in the manifest too if it is by names.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def save(state: dict[str, Any], folder: Folder, process_group: dist.ProcessGroup
 
     def collect() -> tuple[list[tuple[list[str], list[int], Part]], dict[str, Any], dict[str, Any]]:
         parts, others = [], {}
-        for path, value in _leaves(state):
+        for path, value in _leaves(state, _has_parts):
             if isinstance(value, torch.Tensor):
                 parts += [(names_of(path), list(value.shape), part) for part in _parts(path, value, fabric.size)]
             elif fabric.rank == 0:
@@ -133,20 +134,27 @@ def load(state: dict[str, Any], path: Folder, process_group: dist.ProcessGroup |
         )
     wait_copied()
     fabric = fabric_for(None, process_group)
-    leaves = list(_leaves(state))
+    leaves: list[tuple[Path, Any]] = []
     pieces = Pieces()
     others: Callable[[], Any] = dict
     described: list[dict[str, Any]] | None = None
     values: dict[Path, Any] = {}
 
     def collect(checkpoint: _C.Checkpoint) -> list[_C.Piece]:
-        nonlocal pieces, others, described
-        pieces = Pieces(checkpoint.tensors())
+        nonlocal leaves, pieces, others, described
+        stored = checkpoint.tensors()
+        pieces = Pieces(stored)
         training = json.loads(checkpoint.training)
+
+        def is_in_place(path: Path, tensors: list[torch.Tensor]) -> bool:
+            return _has_parts(path, tensors) or names_of((*path, "0"))[0] in stored
+
+        leaves = list(_leaves(state, is_in_place))
         for place, value in leaves:
             if isinstance(value, torch.Tensor):
                 for cuts, tensor, split in _parts(place, value, fabric.size):
-                    names = known_names_of(place, training.get("aliases", {}))
+                    # The last is that of a list in which no tensor was sharded.
+                    names = [*known_names_of(place, training.get("aliases", {})), f"extra/{'.'.join(place)}"]
                     columns = split and _C.Splits(split)
                     pieces.add(names, list(value.shape), cuts, tensor, split=columns, optional=not strict)
         others = extra_state.load(pieces, "extra")
@@ -173,12 +181,23 @@ def load(state: dict[str, Any], path: Folder, process_group: dist.ProcessGroup |
         put(state, place, value)
 
 
-def _leaves(state: dict[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _leaves(
+    state: dict[Any, Any], in_place: Callable[[Path, list[torch.Tensor]], bool], path: Path = ()
+) -> Iterator[tuple[Path, Any]]:
+    """What is no dictionary, nor a list of nothing but tensors of which in_place(path, list) says that it counts as
+    one."""
     for key, value in state.items():
+        place = (*path, str(key))
         if isinstance(value, dict):
-            yield from _leaves(value, (*path, str(key)))
+            yield from _leaves(value, in_place, place)
+        elif type(value) is list and all(isinstance(v, torch.Tensor) for v in value) and in_place(place, value):
+            yield from (((*place, str(i)), tensor) for i, tensor in enumerate(value))
         else:
-            yield (*path, str(key)), value
+            yield place, value
+
+
+def _has_parts(_: Path, tensors: list[torch.Tensor]) -> bool:
+    return any(map(extra_state.is_part, tensors))
 
 
 def _parts(path: Path, tensor: torch.Tensor, ranks: int) -> list[Part]:

@@ -62,11 +62,12 @@ class Pieces:
             what = "on the meta device" if local.is_meta else f"of layout {local.layout}"
             raise _C.InvalidArgument(f"[checkpoint] {name} is {what}: there are no bytes to save or fill")
         local = local.detach()
-        flat = local.contiguous().view(-1)
-        if not local.is_contiguous():
+        dense = local.resolve_conj().resolve_neg().contiguous()
+        flat = dense.view(-1)
+        if dense is not local:
             self.copied = True
-        if self.stored is not None and not local.is_contiguous():
-            self._when_filled.append(lambda: _copy(local, flat))
+            if self.stored is not None:
+                self._when_filled.append(lambda: _copy(local, flat))
         if _C.is_paged(flat):  # C++ copies block by block
             flat = _C.alias_of(flat)
         nothing = [(0, 0, 0)] if self.all_held else []

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import operator
 import os
 import sys
 import traceback
@@ -90,10 +91,10 @@ def save(
 
     `model`: any module, sharded by FSDP or not. `optimizer`: a torch.optim.Optimizer over its parameters, or a list of
     them. `extra`: what else is the same on all ranks (rank 0's is saved); `rank_extra`: what differs, such as
-    random_state(). Both are made of None, bool, int, float, str, lists, tuples, dictionaries and tensors. `keep`: how
-    many checkpoints stay in the folder; 0: all. `read_back`: each rank reads back what it wrote, from the medium where
-    the system lets it, and compares checksums, before the checkpoint is committed. `process_group`: the ranks that save
-    together; the model's own group if FSDP has it, else the default group.
+    random_state(). Both are made of None, bool, int, float, str, lists, tuples, dictionaries and tensors that are not
+    sharded. `keep`: how many checkpoints stay in the folder; 0: all. `read_back`: each rank reads back what it wrote,
+    from the medium where the system lets it, and compares checksums, before the checkpoint is committed.
+    `process_group`: the ranks that save together; the model's own group if FSDP has it, else the default group.
 
     Collective. Without torch.distributed it saves from one process. Raises InvalidArgument for what cannot be saved,
     SaveFailed (an IoError) on all ranks if a rank could not write: older checkpoints are then as they were.
@@ -158,6 +159,8 @@ def _save(
     content = Content(model, optimizer, process_group)
 
     def collect() -> tuple[Pieces, dict[str, Any]]:
+        _require_count("step", step, 63, "the number of the step")
+        _require_count("keep", keep, 31, "how many checkpoints stay (0: all)")
         pieces = Pieces()
         content.add_tensors(pieces)
         training = content.add_values(pieces, extra)
@@ -168,6 +171,17 @@ def _save(
     pieces, training = together(content.fabric, "save", collect)
     state = content.state(step, pieces.pieces, training)
     save_state(content.fabric, folder, state, keep=keep, read_back=read_back, asynchronous=asynchronous)
+
+
+def _require_count(name: str, value: Any, bits: int, what: str) -> None:
+    try:
+        fits = 0 <= operator.index(value) < 2**bits
+    except TypeError:
+        fits = False
+    if not fits:
+        raise _C.InvalidArgument(
+            f"[checkpoint.save] {name} is {value!r}; pass {what}, an integer from 0 to {2**bits - 1:,}"
+        )
 
 
 class Content:

@@ -34,7 +34,7 @@ def encode(value: Any, where: str, keep: Callable[[Path, torch.Tensor], str] | N
         return encode(part, where, keep, (*path, key))
 
     if len(path) > DEEPEST:
-        raise _refusal(where, path[:4], f"is nested deeper than {DEEPEST} levels; does it contain itself?")
+        raise refusal(where, path[:4], f"is nested deeper than {DEEPEST} levels; does it contain itself?")
     if value is None or isinstance(value, (bool, str)):
         return value if value is None or isinstance(value, bool) else str(value)
     if isinstance(value, int):
@@ -54,7 +54,7 @@ def encode(value: Any, where: str, keep: Callable[[Path, torch.Tensor], str] | N
             return {str(key): below(key, part) for key, part in value.items()}
         return {"$dict": [[below("key", key), below(key, part)] for key, part in value.items()]}
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-    raise _refusal(
+    raise refusal(
         where,
         path,
         f"is a {kind}; None, bool, int, float, str, lists, tuples, dictionaries"
@@ -86,5 +86,6 @@ def decode(value: Any, tensor: Callable[[str], torch.Tensor] | None = None) -> A
     raise _C.Corruption(f"[checkpoint] extra state has {key}, which this version does not know")
 
 
-def _refusal(where: str, path: Path, what: str) -> _C.InvalidArgument:
+def refusal(where: str, path: Path, what: str) -> _C.InvalidArgument:
+    """For the part at `path` of the value that `where` names."""
     return _C.InvalidArgument(f"[checkpoint] {where}{''.join(f'[{key!r}]' for key in path)} {what}")

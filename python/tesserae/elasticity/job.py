@@ -31,7 +31,8 @@ class Stateful(Protocol):
     """What a script has besides model and optimizer, the same on all ranks: a scheduler, a sampler's place."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state after a step; pickled."""
+        """Its state after a step, as `extra` of tsm.checkpoint.save takes it: None, bool, int, float, str, lists,
+        tuples, dictionaries, collections.Counter and tensors that are not sharded. Nothing is pickled."""
 
     def load_state_dict(self, state: dict[str, Any]) -> Any:
         """Goes on from what state_dict() returned, in this process or another."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tesserae import _C
@@ -21,7 +22,8 @@ class PagedTensor(Tensor):
     """A tensor whose memory lies on a disk while nothing works on it. Every operator of torch brings what it works on
     into memory, and lets go of it when it returns; views are paged too, and all other results are in memory.
 
-    Its address is of no use without that: what reads memory by it (numpy, pickle, deepcopy) gets a copy.
+    Its address is of no use without that: what reads memory by it (numpy, pickle, deepcopy) gets a copy, and of
+    its storage, which can be copied and no more (_storage_copy).
     """
 
     @classmethod
@@ -57,14 +59,39 @@ class PagedTensor(Tensor):
     def __array__(self, dtype: Any = None) -> Any:
         return self.in_memory().__array__(dtype)
 
+    def share_memory_(self) -> Tensor:
+        raise _C.InvalidArgument(
+            f"[offload] share_memory_() of optimizer state of shape {tuple(self.shape)} that lies on a disk: it cannot "
+            "lie in shared memory, too; share a copy (tensor.clone())"
+        )
+
     __torch_function__ = NO_TORCH_FUNCTION
 
 
 def page(disk: _C.Disk, tensor: Tensor) -> PagedTensor:
     """A copy of `tensor` (on the host, contiguous) on the disk."""
     flat = disk.tensor(tensor.numel(), tensor.dtype)
+    flat.untyped_storage()._tesserae_paged = True  # type: ignore[attr-defined]
+    torch.UntypedStorage.copy_ = _storage_copy  # type: ignore[method-assign]
     _C.copy_paged(flat, tensor)
     return as_class(PagedTensor, flat.view(tensor.shape))
+
+
+_torch_storage_copy = torch.UntypedStorage.copy_
+
+
+def _storage_copy(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
+    """torch.UntypedStorage.copy_, once there are paged tensors: code that copies what they lie in, whatever the class
+    of the tensor, gets their bytes. DCP's stager (dcp.async_save) does; it also keeps what it copied to, by the
+    identity of the storage, so untyped_storage() cannot return that of a copy."""
+    if getattr(source, "_tesserae_paged", False) and self.nbytes() == source.nbytes():
+        _C.copy_paged(_bytes_of(self), _bytes_of(source))
+        return self
+    return _torch_storage_copy(self, source, non_blocking)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _paged_again(result: Any, originals: dict[int, PagedTensor]) -> Any:
