@@ -14,7 +14,7 @@ under a limit of its memory (a control group, which needs root), drawn at random
 plan says fits must not be killed.
 
 The machine is probed for each number of ranks and hosts, first and again after every --reprobe jobs: what is
-predicted is that minute's machine. --again measures every step a second time, in the opposite order: two measurements
+predicted is that minute's machine. --again measures every job a second time, in the opposite order: two measurements
 of one job differ, too, and no prediction is nearer to both than half of that.
 
 Writes bench/out/predictions.json, or predictions-memory.json with --memory, which bench/plot.py draws (--only
@@ -227,7 +227,13 @@ def error(predicted: float, measured: float) -> float:
 
 def repeated(results: list[dict]) -> dict:
     """How far two measurements of one job are apart."""
-    apart = [abs(error(r["again"]["step"], r["free"]["step"])) for r in results if "again" in r]
+    apart = [
+        abs(error(r["again"][key], r["free"][key]))
+        for r in results
+        if "again" in r
+        for key in ("step", "memory")
+        if key in r["free"]
+    ]
     if not apart:
         return {}
     return {"again_mean": statistics.mean(apart), "again_median": statistics.median(apart), "again_worst": max(apart)}
@@ -251,6 +257,7 @@ def summary(results: list[dict]) -> dict:
         "jobs": len(results),
         "memory_median": statistics.median(peaks),
         "memory_worst": max(peaks),
+        **repeated(results),
         "said_to_fit": len(fits),
         "of_them_died": sum(not r["limited"]["survived"] for r in fits),
         "refused": len(refused),
@@ -285,6 +292,11 @@ def earlier(options: argparse.Namespace) -> list[dict]:
     return document["results"][: options.jobs]
 
 
+def measured_by(options: argparse.Namespace) -> tuple[str, float, str]:
+    """What is compared, and the unit in which people read it."""
+    return ("memory", 1e-6, "MB") if options.memory else ("step", 1e3, "ms")
+
+
 def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
     random_ = random.Random(options.seed)
     results = earlier(options)
@@ -315,7 +327,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
             result["limited"] = run(options.tesserae, job, options.deadline, watched=True, limit=limit)
         results.append(result)
         write(options, results)  # whatever becomes of the next one
-        key, scale, unit = ("memory", 1e-6, "MB") if options.memory else ("step", 1e3, "ms")
+        key, scale, unit = measured_by(options)
         found, measured = predicted[key], result["free"][key]
         said = f"{key} {scale * found:.0f} for {scale * measured:.0f} {unit} ({100 * error(found, measured):+.1f} %)"
         if can_limit:
@@ -333,10 +345,11 @@ def measure_again(options: argparse.Namespace, results: list[dict]) -> None:
             continue
         fields = result["job"]
         job = Job(**(fields | {"layout": tuple(fields["layout"])}))
-        result["again"] = run(options.tesserae, job, options.deadline)
+        result["again"] = run(options.tesserae, job, options.deadline, watched=options.memory)
         write(options, results)
-        first, second = result["free"]["step"], result["again"]["step"]
-        said = f"step {1e3 * first:.0f}, then {1e3 * second:.0f} ms ({100 * error(second, first):+.1f} %)"
+        key, scale, unit = measured_by(options)
+        first, second = result["free"][key], result["again"][key]
+        said = f"{key} {scale * first:.0f}, then {scale * second:.0f} {unit} ({100 * error(second, first):+.1f} %)"
         print(f"{number:3}/{options.jobs} {job.name}: {said}", flush=True)
 
 
@@ -347,7 +360,7 @@ def main() -> int:
     parser.add_argument("--reprobe", type=int, default=25, help="probe again after so many jobs (25)")
     parser.add_argument("--memory", action="store_true", help="compare memory, in short runs, and run under limits")
     parser.add_argument("--go-on", action="store_true", help="keep what an earlier call with this seed has measured")
-    parser.add_argument("--again", action="store_true", help="measure each step twice")
+    parser.add_argument("--again", action="store_true", help="measure each job twice")
     parser.add_argument("--one-host", action="store_true", help="no jobs on two hosts")
     parser.add_argument("--no-limits", action="store_true", help="do not run under limits of memory")
     parser.add_argument("--quick", action="store_true", help="three jobs on one host, no limits")
@@ -355,8 +368,6 @@ def main() -> int:
     parser.add_argument("--tesserae", type=Path, default=newest_tesserae(), help="the program")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out")
     options = parser.parse_args()
-    if options.again and options.memory:
-        parser.error("--again is for times, not with --memory")
     if options.quick:
         options.jobs, options.one_host, options.no_limits = 3, True, True
     if options.tesserae is None:

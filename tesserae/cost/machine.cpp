@@ -12,7 +12,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // What a file says that it is: another meaning of any number gets another number here.
-constexpr int format = 2;
+constexpr int format = 3;
 
 Json points_of(const Curve& curve) {
   Json points = Json::array();
@@ -25,6 +25,10 @@ Curve curve_from(const nlohmann::json& points) {
   std::vector<Curve::Point> found;
   for (const auto& point : points) found.push_back({.size = point.at(0), .rate = point.at(1)});
   return Curve(std::move(found));
+}
+
+Machine::Workspaces workspaces_from(const nlohmann::json& document) {
+  return {.bytes = curve_from(document.at("bytes")), .rows = document.at("rows"), .depth = document.at("depth")};
 }
 
 void check(const Machine& machine) {
@@ -48,6 +52,8 @@ void check(const Machine& machine) {
   require(machine.overlap >= 0 && machine.overlap <= 1, "overlap", machine.overlap);
   for (const auto& [dtype, rates] : machine.compute) {
     no_less_than_0("process", rates.process);
+    no_less_than_0("workspaces.rows", rates.workspaces.rows);
+    no_less_than_0("workspaces.depth", rates.workspaces.depth);
     no_less_than_0("share_split", rates.share_split);
     no_less_than_0("for_units", rates.for_units);
     no_less_than_0("for_parameters", rates.for_parameters);
@@ -80,6 +86,10 @@ Json to_json(const Machine& machine) {
                       {"for_units", rates.for_units},
                       {"for_parameters", rates.for_parameters},
                       {"process", rates.process},
+                      {"workspaces",
+                       {{"bytes", points_of(rates.workspaces.bytes)},
+                        {"rows", rates.workspaces.rows},
+                        {"depth", rates.workspaces.depth}}},
                       {"widened", rates.widened}};
   }
   const Links& links = machine.links;
@@ -130,6 +140,7 @@ Machine machine_from(const nlohmann::json& document) {
                                 .for_units = rates.at("for_units"),
                                 .for_parameters = rates.at("for_parameters"),
                                 .process = rates.at("process"),
+                                .workspaces = workspaces_from(rates.at("workspaces")),
                                 .widened = rates.value("widened", false)};
     }
     machine.optimizer = curve_from(document.at("optimizer"));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -14,6 +15,18 @@ namespace tesserae::cost {
 /// probe` while all ranks of a host do the same at once. Bytes, seconds, and operations (additions and
 /// multiplications).
 struct Machine {
+  /// What a library keeps once it has multiplied: it copies an operand in another order, in parts.
+  struct Workspaces {
+    Curve bytes;       ///< by the elements that are copied at once; unknown: nothing is kept
+    double rows = 0;   ///< of the result: with fewer nothing is copied
+    double depth = 0;  ///< of the operand's inner dimension, as much is copied at once
+
+    /// Elements that are copied for [m, k] times [k, n].
+    double elements(double m, double k, double n) const { return m < rows ? 0 : n * std::min(k, depth); }
+
+    bool operator==(const Workspaces&) const = default;
+  };
+
   /// What one rank computes with, for parameters and activations of one dtype.
   struct Compute {
     Curve products;     ///< operations/s of a linear layer, forward and backward, by the cube root of tokens * in * out
@@ -27,7 +40,8 @@ struct Machine {
     double share_split = 0;     ///< where layers are split: the share of computing for which their ranks wait besides
     double for_units = 0;       ///< seconds of each unit and micro-batch beside all that is known
     double for_parameters = 0;  ///< the same of a step, for each byte of a rank's parameters
-    double process = 0;         ///< bytes that a rank takes in its place beside its model
+    double process = 0;         ///< bytes that a rank takes in its place beside its model, without workspaces
+    Workspaces workspaces;      ///< of its products
     bool widened = false;       ///< products are of fp32 copies, which take memory (tensor::widens_products)
 
     bool operator==(const Compute&) const = default;

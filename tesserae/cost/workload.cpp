@@ -1,8 +1,10 @@
 #include "tesserae/cost/workload.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "tesserae/base/checked.h"
 #include "tesserae/base/error.h"
 #include "tesserae/cost/job_facts.h"
 
@@ -65,6 +67,32 @@ AxisTraffic Transformer::context_traffic(const Execution& run) const {
 
 AxisTraffic Transformer::expert_traffic(const Execution& run) const {
   return expert_traffic_of(model_, run);
+}
+
+double Transformer::workspace(const Execution& run, const Machine::Workspaces& kept) const {
+  if (!kept.bytes.known()) return 0;
+  double most = 0;
+  const auto layer = [&](double tokens, double in, double out) {  // its result, and both gradients
+    most = std::max(
+        {most, kept.elements(tokens, in, out), kept.elements(tokens, out, in), kept.elements(out, tokens, in)});
+  };
+  const double d = static_cast<double>(model_.dimension), T = run.tensor;
+  const double f = static_cast<double>(model_.feed_forward) / T, tokens = run.tokens();
+  layer(tokens, d, d / T);
+  layer(tokens, d / T, d);
+  layer(tokens, d, static_cast<double>(round_up(model_.vocabulary, run.tensor)) / T);
+  if (model_.experts == 0 || model_.shared_experts > 0) {
+    const double width = model_.experts == 0 ? f : static_cast<double>(model_.shared_experts) * f;
+    layer(tokens, d, width);
+    layer(tokens, width, d);
+  }
+  if (model_.experts > 0) {
+    const double of_expert =
+        tokens * static_cast<double>(model_.experts_per_token) * run.expert / static_cast<double>(model_.experts);
+    layer(of_expert, d, f);
+    layer(of_expert, f, d);
+  }
+  return most > 0 ? kept.bytes.at(most) : 0;
 }
 
 }  // namespace tesserae::cost

@@ -39,6 +39,8 @@ class Workload {
   virtual AxisTraffic expert_traffic(const Execution& /*run*/) const { return {}; }
   /// Bytes of a rank's process beside its model, where ranks compute on the host; 0: what the machine's probe measured.
   virtual double process() const { return 0; }
+  /// Bytes that a rank's libraries keep for products; 0: process() has them.
+  virtual double workspace(const Execution& /*run*/, const Machine::Workspaces& /*kept*/) const { return 0; }
 };
 
 /// The transformer of model/, dense or a mixture of experts, by formulas.
@@ -58,6 +60,7 @@ class Transformer final : public Workload {
   AxisTraffic tensor_traffic(const Execution& run) const override;
   AxisTraffic context_traffic(const Execution& run) const override;
   AxisTraffic expert_traffic(const Execution& run) const override;
+  double workspace(const Execution& run, const Machine::Workspaces& kept) const override;
 
  private:
   model::GptConfig model_;

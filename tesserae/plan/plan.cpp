@@ -119,7 +119,8 @@ Entry entry_of(const cost::Workload& workload, const Training& training, const C
   const double process = cluster.machine.shares_place ? workload.process() : 0;
   const int in_place = cluster.machine.shares_place ? std::min(cluster.devices, cluster.per_host) : 1;
   entry.place_activations = in_place * entry.activations.total();
-  entry.process = in_place * std::max(cluster.machine.of(training.dtype).process, process);
+  const cost::Machine::Compute& rates = cluster.machine.of(training.dtype);
+  entry.process = in_place * std::max(rates.process + workload.workspace(run, rates.workspaces), process);
   return entry;
 }
 

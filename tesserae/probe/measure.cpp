@@ -35,6 +35,12 @@ double mean_of_ranks(comm::Fabric& fabric, double seconds) {
 
 }  // namespace
 
+double mean_over_ranks(comm::Fabric& fabric, double own) {
+  double sum = 0;
+  for (const double value : comm::from_all_ranks(fabric, own)) sum += value;
+  return sum / fabric.size();
+}
+
 void wait_for_device(const comm::Fabric& fabric) {
   if (!fabric.device().is_cpu()) at::accelerator::synchronizeDevice(fabric.device().index());
 }

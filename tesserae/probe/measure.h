@@ -15,6 +15,9 @@ double seconds_of(comm::Fabric& fabric, double window, const std::function<void(
 /// The same of a body that all ranks do together, as many times on each: on the slowest rank.
 double seconds_together(comm::Fabric& fabric, double window, const std::function<void()>& body);
 
+/// Of what each rank has found. Collective.
+double mean_over_ranks(comm::Fabric& fabric, double own);
+
 /// What was queued has been done.
 void wait_for_device(const comm::Fabric& fabric);
 
@@ -29,6 +32,10 @@ struct Bench {
 
 /// How fast ranks compute in one dtype. Collective; the same on all ranks.
 cost::Machine::Compute measure_compute(const Bench& bench, const std::string& dtype);
+
+/// What libraries keep for products in `dtype`, where ranks compute on the host. Of each dtype before larger products
+/// of it. Collective; the same on all ranks.
+cost::Machine::Workspaces measure_workspaces(const Bench& bench, const std::string& dtype);
 
 /// Fills in the optimizer, the collectives and how much of them computing hides. Collective; the same on all ranks.
 void measure_moving(const Bench& bench, cost::Machine& machine);

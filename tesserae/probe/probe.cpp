@@ -31,8 +31,8 @@ uint64_t launcher_share(const comm::Fabric& fabric) {
   }
 }
 
-/// What a rank takes beside its model: torch's libraries and what they made when they were first used. What ranks have
-/// in common counts once. On a device: what was taken before anything was allocated by us.
+/// What a rank takes beside its model: torch's libraries and what they made when they were first used, but for
+/// workspaces. What ranks have in common counts once. On a device: what was taken before anything was allocated by us.
 double process_bytes(const comm::Fabric& fabric) {
   if (!fabric.device().is_cpu()) {
     const cost::PlaceMemory place = cost::place_memory(fabric.device());
@@ -54,23 +54,31 @@ void use_rings(comm::Fabric& fabric) {
 /// The smallest step of training: libraries make what they need when they are first used. What it frees stays where it
 /// was, as between the steps of a job, and counts.
 void use_libraries(const at::Device& device, const std::string& dtype) {
-  const auto options = at::TensorOptions(device).dtype(scalar_type_of(dtype));
-  {
-    // They keep buffers of the size that the largest product needs.
-    const at::Tensor weight = at::zeros({512, 4096}, options), x = at::zeros({512, 512}, options);
-    tensor::product(tensor::product(x, weight), weight.t());
-  }
   os::give_back_freed_memory();
   model::GptImpl model(
       {.vocabulary = 512, .dimension = 64, .layers = 1, .heads = 1, .device = device, .dtype = scalar_type_of(dtype)});
-  const at::Tensor tokens = at::randint(512, {2, 128}, options.dtype(at::kLong));
+  const at::Tensor tokens = at::randint(512, {2, 128}, at::TensorOptions(device).dtype(at::kLong));
   model.forward(tokens, tokens).backward();
 }
 
-double mean_over_ranks(comm::Fabric& fabric, double own) {
-  double sum = 0;
-  for (const double value : comm::from_all_ranks(fabric, own)) sum += value;
-  return sum / fabric.size();
+/// By dtype. A job in one of them has not what others need besides.
+std::map<std::string, double> measure_processes(comm::Fabric& fabric, const std::vector<std::string>& dtypes) {
+  const auto after_use = [&](const std::string& dtype) {
+    use_libraries(fabric.device(), dtype);
+    fabric.everyone().barrier();  // all of them are there, and share what they share
+    const double bytes = mean_over_ranks(fabric, process_bytes(fabric));
+    fabric.everyone().barrier();
+    return bytes;
+  };
+  const double common = after_use("fp32");
+  std::map<std::string, double> process;
+  double so_far = common;
+  for (const std::string& dtype : dtypes) {
+    const double now = dtype == "fp32" ? so_far : after_use(dtype);
+    process[dtype] = common + std::max(0.0, now - so_far);
+    so_far = now;
+  }
+  return process;
 }
 
 }  // namespace
@@ -89,17 +97,14 @@ cost::Machine probe(const std::shared_ptr<comm::Fabric>& fabric, const ProbeOpti
   machine.shared_copy = cost::ranks_can_share(*fabric);
   machine.memory = cost::fullest_place(*fabric).total;
   bench.say("what a process takes");
-  std::map<std::string, double> process;
   use_rings(*fabric);
-  for (const std::string& dtype : options.dtypes) {
-    use_libraries(fabric->device(), dtype);
-    fabric->everyone().barrier();  // all of them are there, and share what they share
-    process[dtype] = mean_over_ranks(*fabric, process_bytes(*fabric));
-    fabric->everyone().barrier();
-  }
+  const std::map<std::string, double> process = measure_processes(*fabric, options.dtypes);
+  std::map<std::string, cost::Machine::Workspaces> workspaces;
+  for (const std::string& dtype : options.dtypes) workspaces[dtype] = measure_workspaces(bench, dtype);
   for (const std::string& dtype : options.dtypes) {
     machine.compute[dtype] = measure_compute(bench, dtype);
-    machine.compute[dtype].process = process[dtype];
+    machine.compute[dtype].process = process.at(dtype);
+    machine.compute[dtype].workspaces = workspaces.at(dtype);
     machine.compute[dtype].widened = fabric->device().is_cpu() && tensor::widens_products(scalar_type_of(dtype));
   }
   measure_moving(bench, machine);

@@ -34,7 +34,8 @@ Machine measured() {
                              .attention = Curve(50),
                              .activations = Curve(20),
                              .loss = Curve(10),
-                             .process = 1e6};
+                             .process = 1e6,
+                             .workspaces = {.bytes = Curve(7), .rows = 3, .depth = 5}};
   machine.optimizer = Curve(400);
   machine.reduce = Curve(5);
   machine.links = {.inside = 100, .between = 10, .inside_latency = 3, .between_latency = 7, .memory = 1000};
@@ -63,6 +64,7 @@ TEST(Machine, RefusesWhatIsNone) {
   EXPECT_THAT(changed("/overlap", 5), HasSubstr("overlap is 5"));
   EXPECT_THAT(changed("/meeting", -1), HasSubstr("meeting is -1"));
   EXPECT_THAT(changed("/compute/fp32/process", -1e9), HasSubstr("process is"));
+  EXPECT_THAT(changed("/compute/fp32/workspaces/depth", -1), HasSubstr("workspaces.depth is"));
   EXPECT_THAT(changed("/links/between", 0), HasSubstr("links.between is 0"));
   EXPECT_THAT(changed("/compute/fp32/products", nlohmann::json::array()), HasSubstr("no rates of products in fp32"));
   EXPECT_THAT(refusal([] { (void)measured().of("bf16"); }), HasSubstr("only in fp32; measure it"));

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "tesserae/base/error.h"
+#include "tesserae/cost/workload.h"
 
 namespace tesserae::cost {
 namespace {
@@ -108,6 +109,24 @@ model::GptConfig mixture() {
   model.experts = 4;
   model.shared_experts = 1;
   return model;
+}
+
+// By the elements that are copied at once, 1 byte each.
+TEST(PlanModel, WorkspacesOfTheLargestProduct) {
+  const Machine::Workspaces kept{
+      .bytes = Curve({{.size = 1, .rate = 1}, {.size = 1000, .rate = 1000}}), .rows = 4, .depth = 6};
+  const Transformer model(tiny());
+  Execution run{.sequence = 4};
+  EXPECT_NEAR(model.workspace(run, kept), 16 * 6, 1e-9) << "into the feed-forward layer, which is deeper than 6";
+  run.tensor = 2;
+  EXPECT_NEAR(model.workspace(run, kept), 8 * 6, 1e-9);
+  run = {.sequence = 3};
+  EXPECT_NEAR(model.workspace(run, kept), 16 * 3, 1e-9) << "the gradient of the weight that leads out of it";
+  EXPECT_EQ(model.workspace(run, {}), 0) << "nothing is known";
+  model::GptConfig words = tiny();
+  words.vocabulary = 100;
+  run = {.sequence = 4};
+  EXPECT_NEAR(Transformer(words).workspace(run, kept), 100 * 6, 1e-9);
 }
 
 TEST(PlanModel, PartsOfMixtures) {

@@ -40,6 +40,9 @@ TEST(Probe, MeasuresWhatAPlanNeeds) {
     for (const char* dtype : {"fp32", "bf16"}) {
       const cost::Machine::Compute& rates = machine.of(dtype);
       EXPECT_GT(rates.process, 1e6) << dtype;
+      EXPECT_GE(rates.workspaces.bytes.points().size(), 3u) << dtype;
+      EXPECT_GE(rates.workspaces.rows, 64) << dtype;
+      EXPECT_GE(rates.workspaces.depth, 256) << dtype;
       for (const cost::Curve* curve : {&rates.products, &rates.attention, &rates.activations, &rates.loss}) {
         EXPECT_GE(curve->points().size(), 4u) << dtype;
       }
