@@ -62,16 +62,22 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
     return F.cross_entropy(model(inputs), torch.randint(4, (3,), generator=random))
 
 
+def take_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    loss_of: Callable[[nn.Module, int], Tensor] = loss_of,
+) -> float:
+    loss = loss_of(model, step)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
 def train(model: nn.Module, steps: int = STEPS, loss_of: Callable[[nn.Module, int], Tensor] = loss_of) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    losses = []
-    for step in range(steps):
-        loss = loss_of(model, step)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
+    return [take_step(model, optimizer, step, loss_of) for step in range(steps)]
 
 
 def same_as_fsdp1(rank: int, world_size: int, run: Callable[[], list[float]]) -> None:
@@ -223,16 +229,8 @@ def decay_of_matrices() -> list[float]:
             continue
         state = FSDP.optim_state_dict(model, optimizer)
         optimizer.load_state_dict(FSDP.optim_state_dict_to_load(model, optimizer, state))
-        numbers += [step_with(model, optimizer, STEPS), loss_of(model, STEPS).item()]
+        numbers += [take_step(model, optimizer, STEPS), loss_of(model, STEPS).item()]
     return numbers
-
-
-def step_with(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
-    loss = loss_of(model, step)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
 
 
 def test_parameters_that_a_rank_holds_whole_keep_their_shapes() -> None:
@@ -248,7 +246,7 @@ def shapes_on_the_dial(rank: int, world_size: int) -> None:
     for step, degree in enumerate([1, 2, 1, 2]):
         tsm.reshard(turned, optimizers[1], hybrid_shard_degree=degree)
         assert all((p.ndim == 1) == (degree > 1 or len(shape) == 1) for p, shape in zip(turned.parameters(), shapes))
-        assert step_with(turned, optimizers[1], step) == pytest.approx(step_with(alone, optimizers[0], step), rel=1e-6)
+        assert take_step(turned, optimizers[1], step) == pytest.approx(take_step(alone, optimizers[0], step), rel=1e-6)
         for parameter, state in optimizers[1].state.items():
             assert state["exp_avg"].shape == parameter.shape
 

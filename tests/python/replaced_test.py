@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
 import tesserae as tsm
-from features_test import loss_of, make_model, same_as_fsdp1, wrap
+from features_test import loss_of, make_model, same_as_fsdp1, take_step, wrap
 from ranks import run_ranks
 
 
@@ -20,23 +20,20 @@ def replace(model: nn.Module) -> None:
             setattr(module, name, nn.Parameter(parameter.detach() * 0.5))
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> float:
-    loss = loss_of(model, number)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
-
-
 def replaced(trained_before: bool) -> list[float]:
     """The new parameters are trained by an optimizer made after they took their place, not by one made before."""
     model = wrap(make_model())
     old = list(model.parameters())
     before = torch.optim.SGD(old, lr=0.1)
-    losses = [step(model, before, 0)] if trained_before else []
+    losses = [take_step(model, before, 0)] if trained_before else []
     replace(model)
     after = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses += [step(model, after, 1), step(model, after, 2), step(model, before, 3), loss_of(model, 3).item()]
+    losses += [
+        take_step(model, after, 1),
+        take_step(model, after, 2),
+        take_step(model, before, 3),
+        loss_of(model, 3).item(),
+    ]
     held = [parameter for parameter in model.parameters() if parameter.numel() > 0]
     assert held and not {id(parameter) for parameter in held} & {id(parameter) for parameter in old}
     assert losses[-1] == losses[-2], "the optimizer made before has trained"
