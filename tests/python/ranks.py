@@ -17,7 +17,8 @@ no thread: a launch costs tenths of a second, not the seconds that importing tor
   3. A rank writes to a file of its own and reports its result or its traceback; the first one to fail is raised as
      RankFailed, with the values of the local variables and the end of what it wrote.
   4. What still runs GRACE seconds after a failure, or at the deadline, is killed; at the deadline each rank first
-     writes where it is. No rank outlives the call, nor the test process.
+     writes where it is, and gdb, where there is one, says where its C++ is. No rank outlives the call, nor the test
+     process.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -84,6 +87,19 @@ class _Rank:
         whys = [i for i, line in enumerate(written) if line.startswith("Fatal Python error")]
         start = max(whys[0] - 10, 0) if whys else max(len(written) - lines, 0)
         return "\n".join(["--- what it wrote last ---", *written[start:]]) if written else "(it wrote nothing)"
+
+    def native_stacks(self, frames: int = 12) -> str:
+        """Of all its threads, as gdb sees them: a rank that waits in C++ has no Python frame that says for what."""
+        gdb = shutil.which("gdb")
+        if gdb is None:
+            return "--- no stacks of C++: there is no gdb ---"
+        asks = [gdb, "-p", str(self.process.pid), "-batch", "-ex", f"thread apply all bt {frames}"]
+        try:
+            said = subprocess.run(asks, capture_output=True, text=True, errors="replace", timeout=120).stdout
+        except subprocess.TimeoutExpired:
+            return "--- no stacks of C++: gdb took too long ---"
+        lines = [line[:200] for line in said.splitlines() if line.startswith(("Thread", "#"))]
+        return "\n".join(["--- stacks of C++ ---", *lines])
 
     def kill(self, number: int) -> None:
         try:
@@ -171,7 +187,7 @@ def _collect(ranks: list[_Rank], deadline: float) -> list[Any]:
             time.sleep(0.5)
             late = running[0]
             others = ", ".join(str(rank.number) for rank in running)
-            texts = "\n".join(f"rank {rank.number}: {rank.tail()}" for rank in running)
+            texts = "\n".join(f"rank {rank.number}: {rank.tail()}\n{rank.native_stacks()}" for rank in running)
             raise RankFailed(late.number, f"still runs after {deadline:g} s (as do {others})\n{texts}")
         wait([rank.reports for rank in running], timeout=remaining)
         for rank in running:

@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -67,6 +68,8 @@ def test_at_the_deadline_ranks_say_where_they_are_and_go(tmp_path: Path) -> None
     with pytest.raises(RankFailed, match="still runs after 5 s") as caught:
         run_ranks(sleeps_with_a_child, 2, str(tmp_path / "pid"), deadline=5, init=False)
     assert "sleeps_with_a_child" in str(caught.value)
+    if shutil.which("gdb"):
+        assert "nanosleep" in str(caught.value)
     processes = [int(pid) for file in tmp_path.iterdir() for pid in file.read_text().split()]
     assert len(processes) == 4
     end = time.monotonic() + 10

@@ -37,6 +37,8 @@ STEPS = 3
 PARTS = 2  # of a step that accumulates
 ROWS = 4
 CLIP = 0.5
+# Who waits for another rank says in which group and operation before run_ranks() gives up.
+DEADLINE = {"run": {"deadline_seconds": 60}}
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def trains_like_one_process(rank: int, world_size: int, case: Case, seeds: int) 
     first: dict[str, Tensor] = {}
     for seed in range(seeds):
         other_delays(seed)
-        tsm.init({"hybrid_shard_degree": case.degree})
+        tsm.init({"hybrid_shard_degree": case.degree} | DEADLINE)
         model = build(case)
         optimizer = AdamW(model.parameters(), lr=1e-2)
         found, found_norms = train(case, model, optimizer, 0, STEPS)
@@ -206,7 +208,7 @@ def trains_like_one_process(rank: int, world_size: int, case: Case, seeds: int) 
 
 def goes_on_from_dcp(rank: int, world_size: int, face: str, folder: Path) -> None:
     begin(rank)
-    tsm.init()
+    tsm.init(DEADLINE)
     case = Case(face)
     model = build(case)
     optimizer = AdamW(model.parameters(), lr=1e-2)

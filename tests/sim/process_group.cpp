@@ -106,6 +106,13 @@ void ProcessGroup::abort() {
   for (const auto& [name, channel] : channels_) channel->communicator->abort(channel->member);
 }
 
+void ProcessGroup::shutdown() {
+  abort();
+  const std::lock_guard lock(mutex_);
+  channels_.clear();
+  room_.reset();  // those between processes end here, with their threads
+}
+
 void ProcessGroup::check_device(const Tensors& tensors) const {
   for (const at::Tensor& tensor : tensors) {
     TORCH_CHECK(tensor.device() == device(device_), "[sim] a group of ", device(device_), " is given a tensor on ",

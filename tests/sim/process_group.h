@@ -74,7 +74,8 @@ class ProcessGroup final : public c10d::Backend {
   void eagerConnectSingleDevice(at::Device device) override;
 
   void abort() override;
-  void shutdown() override { abort(); }
+  /// As ncclCommDestroy: nothing is in flight, and no verb is called afterwards.
+  void shutdown() override;
 
  private:
   struct Channel;  // a communicator and the stream of its work
@@ -95,7 +96,7 @@ class ProcessGroup final : public c10d::Backend {
   void check_device(const Tensors& tensors) const;
   static const at::Tensor& only_one(const char* verb, const Tensors& tensors);
 
-  const std::shared_ptr<Room> room_;
+  std::shared_ptr<Room> room_;  // until shutdown()
   const c10::DeviceIndex device_;
   const Options options_;
   std::mutex mutex_;  // of channels_, which abort() reads
