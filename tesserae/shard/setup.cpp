@@ -12,7 +12,9 @@
 #include <utility>
 
 #include "tesserae/base/error.h"
+#include "tesserae/base/log.h"
 #include "tesserae/shard/engine.h"
+#include "tesserae/shard/same_unsplit.h"
 
 namespace tesserae::shard {
 namespace {
@@ -47,6 +49,23 @@ std::shared_ptr<comm::Fabric> ranks_of(mesh::AxisSet axes, const std::shared_ptr
                                            "; pass Options::mesh that it was built with"));
 }
 
+// A script that configures split layers and splits none computes everything T times over, with right numbers.
+void warn_if_all_is_repeated(const std::vector<std::unique_ptr<ShardedUnit>>& units, const comm::MeshFabric& mesh) {
+  const int degree = mesh.degree(mesh::axes::tensor);
+  if (degree == 1 || mesh.rank() != 0) return;
+  for (const auto& unit : units) {
+    for (const auto& buffer : unit->buffers()) {
+      for (const Slot& slot : buffer->flat().slots()) {
+        if (!slot.split.along(mesh::Axis::tensor).whole()) return;
+      }
+    }
+  }
+  log(LogLevel::warning,
+      cat("no parameter of this model is split among the ", degree,
+          " tensor-parallel ranks: each of them computes all of it. Python: call tsm.transform(model) "
+          "before the model is wrapped, or leave tensor_parallel_degree out; C++: docs/tensor.md"));
+}
+
 }  // namespace
 
 // 2.
@@ -66,6 +85,7 @@ Engine::Engine(std::vector<UnitSpec> specs, std::shared_ptr<comm::Fabric> fabric
     }
     units_.push_back(
         std::make_unique<ShardedUnit>(*this, static_cast<int>(units_.size()), spec, UnitContext{sharding, workspace_}));
+    if (sharding->mesh->degree(mesh::axes::tensor) > 1) units_.back()->attach(std::make_shared<SameUnsplit>());
   }
   list_buffers();
 }
@@ -108,6 +128,7 @@ void Engine::adopt(Engine& inner, const std::string& name) {
 
 void Engine::prepare() {
   const at::NoGradGuard no_grad;
+  warn_if_all_is_repeated(units_, *root().sharding().mesh);
   enter(Phase::idle);
   for (FlatBuffer* buffer : buffers_) {
     buffer->parameter().share(buffer->parameter().shared_memory(buffer->flat()));

@@ -240,6 +240,7 @@ def _rank_main(
     try:
         if init:
             dist.init_process_group("gloo")
+            dist.barrier()  # a rank that ends while others still connect to it fails them
         result = function(rank, world_size, *args)
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -14,6 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import expert_models
@@ -297,6 +298,18 @@ def given_by_rank(rank: int) -> list[str]:
     return found
 
 
+def begun_otherwise(rank: int) -> list[str]:
+    """A norm, which is not split, with other values: what FSDP's sync_module_states does not mend."""
+    import tesserae as tsm
+
+    model = tsm.transform(MODELS["llama"]())
+    with torch.no_grad():
+        model.model.norm.weight.add_(rank)
+    wrapped = FullyShardedDataParallel(model, sync_module_states=True, use_orig_params=True)
+    named = '"model.norm.weight" is not split among the 2 tensor-parallel ranks'
+    return refused("other values", tsm.Mismatch, named, lambda: loss_of("llama", wrapped, batch(0, 0, 0)))
+
+
 def without_a_row_of_padding() -> list[str]:
     """padding_idx of an embedding that is cut by features."""
     import tesserae as tsm
@@ -322,7 +335,7 @@ def all_of_them(rank: int, world_size: int) -> list[str]:
             found += compared(name, changes, sequence)
     found += as_tuples() + [text for each in CheckpointImpl for text in with_a_checkpointed_head(each)]
     found += planned(tied=False) + planned(tied=True) + placed()
-    return found + given_by_rank(rank) + without_a_row_of_padding()
+    return found + given_by_rank(rank) + begun_otherwise(rank) + without_a_row_of_padding()
 
 
 def test_variants_plans_devices_and_dtypes() -> None:
