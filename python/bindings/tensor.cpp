@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/bindings/bindings.h"
+#include "tesserae/base/error.h"
 #include "tesserae/tensor/functions.h"
 #include "tesserae/tensor/layers.h"
 #include "tesserae/tensor/split_parameters.h"
@@ -131,6 +132,14 @@ void bind_parallel(py::module_& module) {
           py::arg("tensor"), without_gil, "Collective, in place: all have what the first has; contiguous.")
       .def("require_same", &Parallel::require_same, py::arg("tensors"), without_gil,
            "Raises InvalidArgument, on all ranks, unless all were given the same. Collective.")
+      .def(
+          "__deepcopy__",
+          [](const Parallel& /*self*/, const py::object& /*memo*/) -> Among {
+            throw InvalidArgument("copy.deepcopy",
+                                  "a model whose layers are split among ranks cannot be copied: build another one, "
+                                  "give it to tsm.transform, and load this one's state dict");
+          },
+          py::arg("memo"), "Raises InvalidArgument.")
       .def("require_same_random", &Parallel::require_same_random, py::arg("state"), without_gil,
            "The same of the state of a generator.");
 }

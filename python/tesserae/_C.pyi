@@ -637,6 +637,10 @@ class Parallel:
     """
     The ranks among which the tensors of layers are split; see tesserae/tensor/parallel.h.
     """
+    def __deepcopy__(self, memo: typing.Any) -> Parallel:
+        """
+        Raises InvalidArgument.
+        """
     def __init__(self, mesh: MeshFabric) -> None:
         """
         This rank's tensor group. Collective over it.

@@ -13,8 +13,8 @@ namespace tesserae::shard {
 
 /// Tensors of the user, one or several to a flat buffer, that show what this rank holds of it between steps, so that
 /// any optimizer made for plain parameters can update a shard: the values are slices of the master, and
-/// `.grad` of each is the slice of Shard::grad; by rows both have the parameter's dimensions, and its shape if the
-/// tensor keeps that (UserTensor::keeps_shape).
+/// `.grad` of each is the slice of Shard::grad. Both are flat, but for two kinds: what is cut by rows has the
+/// parameter's dimensions, and a tensor that keeps its shape (UserTensor::keeps_shape) has all of it.
 ///
 /// The user owns the tensors and does with `.grad` whatever they like. How that meets the engine:
 ///  1. take_gradients(), before a reduction adds to Shard::grad: a `.grad` that was set to nothing counts as zero, one

@@ -21,7 +21,8 @@ namespace tesserae::shard {
 /// from this (Unit<M> arranges it); until the model is sharded, a unit is a plain module.
 class UnitBase : public UnitHandle {
  public:
-  /// Recomputes this unit's activations in backward instead of keeping them. May be switched between steps.
+  /// Recomputes this unit's activations in backward instead of keeping them. May be switched between steps. A forward
+  /// whose arguments cannot be copied, or whose tensors for_each_tensor() does not find, throws InvalidArgument then.
   void checkpoint_activations(bool on = true) { recompute_ = on; }
 
  protected:

@@ -264,7 +264,7 @@ def refused(what: str, error: type[Exception], match: str, call: Callable[[], An
 
 
 def given_by_rank(rank: int) -> list[str]:
-    """Other batches, other seeds, and tokens that only padding has a row for."""
+    """Other batches, other seeds, a copy, and tokens that only padding has a row for."""
     import tesserae as tsm
 
     tokens, others = batch(0, 0, 0), batch(0, 0, rank)
@@ -290,6 +290,7 @@ def given_by_rank(rank: int) -> list[str]:
     )
     torch.manual_seed(rank)
     loss_of("gpt2", tsm.transform(MODELS["gpt2"](resid_pdrop=0.1)).eval(), tokens)
+    found += refused("a copy", tsm.InvalidArgument, "load this one's state dict", lambda: copy.deepcopy(unequal))
     beyond = tokens.clone()
     beyond[0, 0] = VOCABULARY
     found += refused(
