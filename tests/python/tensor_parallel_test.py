@@ -118,6 +118,16 @@ def delayed(rank: int, world_size: int) -> list[str]:
                 )
         check(f"{name} from the meta device", states[0], whole_state(states[1]))
 
+    # Also by a script's own function, which knows nothing of parts.
+    for name in ("llama", "gpt2"):
+        with torch.device("meta"):
+            model, alone = MODELS[name](), MODELS[name]()
+        states = []
+        for part in (tsm.transform(model), alone):
+            torch.manual_seed(3)
+            states.append(wrap(name, part, param_init_fn=drawn))
+        check(f"{name} by the script's own function", states[0], whole_state(states[1]))
+
     # Only rank 0 has the weights.
     for name in ("mistral", "gpt2"):
         with torch.device("cpu" if rank == 0 else "meta"):

@@ -288,6 +288,15 @@ def given_by_rank(rank: int) -> list[str]:
     found += refused(
         "other seeds", tsm.InvalidArgument, "draw different random numbers", lambda: loss_of("gpt2", drops, tokens)
     )
+    jitters = tsm.transform(MODELS["llama"]()).train()
+    jitters.model.layers[0].mlp.jitter_noise = 0.01
+    torch.manual_seed(rank)
+    found += refused(
+        "other seeds of jitter",
+        tsm.InvalidArgument,
+        "different random numbers",
+        lambda: loss_of("llama", jitters, tokens),
+    )
     torch.manual_seed(rank)
     loss_of("gpt2", tsm.transform(MODELS["gpt2"](resid_pdrop=0.1)).eval(), tokens)
     found += refused("a copy", tsm.InvalidArgument, "load this one's state dict", lambda: copy.deepcopy(unequal))

@@ -33,7 +33,7 @@ from tesserae.fsdp.layers import compute_gradients_in_place, require_dense_gradi
 from tesserae.fsdp.retired import retire
 from tesserae.job import activations, config
 from tesserae.job.state import state
-from tesserae.tensor_parallel.parts import holds_experts, split_of
+from tesserae.tensor_parallel.parts import cutting, holds_experts, split_of
 from tesserae.torch_compat import construction as torch_construction
 from tesserae.torch_compat.distributed import broadcast_from_first
 from tesserae.torch_compat.flat_parameters import mark_flat_parameter, mark_flattened
@@ -89,7 +89,7 @@ def construct(instance: Instance, module: nn.Module, arguments: Arguments, auto_
         mark_for_compiler((m for m in module.modules() if m not in left_alone), arguments.use_orig_params)
         # 3.
         wrap(instance, module)
-        torch_construction.materialize(instance, module, device, arguments.param_init_fn)
+        torch_construction.materialize(instance, module, device, cutting(arguments.param_init_fn))
         remember_buffers(instance, module)
         inner = instances_below(module)
         instance._managed = _find_parameters(instance, module, inner)

@@ -22,7 +22,7 @@ from torch import nn
 from tesserae.job.device import default_device
 from tesserae.smp.module_utils import empty_module_params, move_buffers_to_device
 from tesserae.smp.small import get_logger
-from tesserae.tensor_parallel.parts import whole_parameters
+from tesserae.tensor_parallel.parts import cuts, whole_parameters
 from tesserae.torch_compat.modules import own_parameters, reset_of
 
 Init = Callable[[nn.Module], object]
@@ -70,7 +70,7 @@ class DelayedParamIniter:
                     self._method(module)
                 self._tie(module, before)
 
-        return init
+        return cuts(init)
 
     def get_post_param_init_fn(self) -> Init:
         """For FSDP's post_param_init_fn: ties weights again where the module knows how (`tie_weights`)."""

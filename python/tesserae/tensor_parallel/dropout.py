@@ -48,3 +48,13 @@ def drops(module: nn.Module) -> bool:
     inside = any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
     passed = any(isinstance(p := getattr(module, name, 0), (int, float)) and p > 0 for name in _ATTRIBUTES)
     return inside or passed
+
+
+def draws(model: nn.Module) -> bool:
+    """Whether it may draw any random number while it trains: dropout by whatever name, jitter of routers, layers that
+    are left out."""
+    return drops(model) or any(_is_rate(name, value) for part in model.modules() for name, value in vars(part).items())
+
+
+def _is_rate(name: str, value: object) -> bool:
+    return isinstance(value, float) and 0 < value < 1 and ("drop" in name or "jitter" in name)

@@ -52,6 +52,8 @@ class Mark:
     place: tuple[int, torch.Size]
 
 
+Init = Callable[[nn.Module], Any]  # gives the parameters of a module values
+
 marks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # beside the tensors: what users save has nothing of ours
 
 
@@ -217,6 +219,25 @@ def whole_parameters(module: nn.Module, keep: bool) -> Generator[None]:
                     parts[name] = now
     finally:
         own.update(parts)
+
+
+def cuts(init: Init) -> Init:
+    """Marks `init`, which knows itself that parameters are parts: cutting() leaves it as it is."""
+    init._tesserae_cuts = True  # type: ignore[attr-defined]
+    return init
+
+
+def cutting(init: Init | None) -> Init | None:
+    """A script's own initialiser (FSDP's param_init_fn): of the module that it is given it sees whole parameters,
+    and what it puts in them is cut, so that numbers do not depend on how many ranks share them out."""
+    if init is None or getattr(init, "_tesserae_cuts", False):
+        return init
+
+    def initialise(module: nn.Module) -> None:
+        with whole_parameters(module, keep=False):
+            init(module)
+
+    return initialise
 
 
 def split_of(entries: Iterable[tuple[nn.Module, str]]) -> SplitParameter | None:

@@ -1,4 +1,4 @@
-"""Ranks that compute one batch together must be given the same one, and draw the same masks where activations are the
+"""Ranks that compute one batch together must be given the same one, and draw the same numbers where activations are the
 same: what a loader or a seed by rank does instead trains something else, and nobody sees it. Asked once."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tesserae import _C
-from tesserae.tensor_parallel.dropout import drops
+from tesserae.tensor_parallel.dropout import draws
 
 
 class _FirstForward:
@@ -25,7 +25,7 @@ class _FirstForward:
         self._hook.remove()
         given = [*args, *(value for _, value in sorted(kwargs.items()))]
         self._parallel.require_same([value for value in given if isinstance(value, Tensor) and not value.is_meta])
-        if model.training and drops(model):
+        if model.training and draws(model):
             generators = torch if self._place.type == "cpu" else torch.get_device_module(self._place)
             self._parallel.require_same_random(generators.get_rng_state())
 
