@@ -144,6 +144,18 @@ def maybe_finalize_async_calls(blocking: bool = True, process_group: dist.Proces
     return [number for each in jobs for number in each.finish(blocking)]
 
 
+def finish(fabric: _C.Fabric) -> None:
+    """Waits for what these ranks save, as their next save would. Raises SaveFailed, of a save to last_folder()."""
+    if fabric in _jobs:
+        with _jobs[fabric].told_of_failure():
+            _jobs[fabric].saver.finish()
+
+
+def last_folder(fabric: _C.Fabric) -> str:
+    """To which these ranks have saved last, whatever came of it."""
+    return _jobs[fabric].folder
+
+
 def _save(
     folder: Folder,
     model: nn.Module | None,

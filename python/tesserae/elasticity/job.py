@@ -16,6 +16,7 @@ from tesserae.checkpoint.holding import HeldStep, Holder
 from tesserae.checkpoint.random_state import is_random_state, random_state, set_random_state
 from tesserae.dial.replicas import ReplicasDiffer, compare_replicas
 from tesserae.dial.roots import roots_of, unit_of
+from tesserae.elasticity.updates import Updates
 from tesserae.job import fabrics
 from tesserae.recovery.watcher import say
 
@@ -61,6 +62,7 @@ class Job:
     ask: Callable[[int], None] = field(repr=False)  # the launcher for them; rank 0's
     settled: Callable[[int, tuple[int, int, int]], None] = field(repr=False)  # the step and the degrees of a start
     _warned: bool = field(default=False, repr=False)
+    _saves: _C.Fabric | None = field(default=None, repr=False)  # the ranks of the last save
     _agreed: int = field(default=0, repr=False)  # the last step after which replicas were compared, and equal
 
     @property
@@ -98,12 +100,16 @@ class Job:
         tsm.checkpoint.wait_copied() first. Collective: all ranks take the same steps, and leave the loop at the same
         one. A script that breaks off saves by itself (save()).
 
+        A step in which no optimizer changes the parameters (a micro-batch of an accumulation, whose gradients nobody
+        saves) is no place to go on from: what is due after it waits for the next one that ends with an update, and a
+        loss costs the steps since the last that did.
+
         After every `check_replicas_every` steps (0: never) replicas are compared (tsm.compare_replicas), before
         anything is saved. Where a majority says which bytes are right the others' ranks raise ReplicasDiffer, which
         loses them: new processes get the bytes of the rest. Where nothing says so, all ranks raise it.
 
         Raises what tsm.checkpoint.load and async_save raise, ReplicasDiffer, and InvalidArgument where replicas are to
-        be compared of a model that Tesserae has not sharded; that memory is full is a warning.
+        be compared of a model that Tesserae has not sharded. That memory is full is a warning.
         """
         if memory_every is None:
             memory_every = 0 if shares_memory() else 1
@@ -117,28 +123,36 @@ class Job:
         if self.epoch > 0 and self.rank == 0:
             seconds = time.monotonic() - self.began
             say(f"{self.world_size} ranks go on from step {first}, {seconds:.1f} s after they left the epoch before")
-        holder = Holder(model, optimizer)
+        holder, updates = Holder(model, optimizer), Updates(model)
+        if folder is not None and first > 0 and self._is_owed(folder, first, until, every):
+            self._save(self._hold(holder, others, first), folder, keep)
+        due = False  # a save to the folder
         for step in range(first, until):
             yield step
             done = step + 1
             fabrics.heed_other_groups()
             ranks = self.asked()
             kept = self.memory is not None and (ranks is not None or (memory_every > 0 and done % memory_every == 0))
-            stored = folder is not None and ((every > 0 and done % every == 0) or done == until)
+            due = due or (folder is not None and ((every > 0 and done % every == 0) or done == until))
             checked = check_replicas_every > 0 and done % check_replicas_every == 0
-            if self.memory is not None or stored or checked:
-                extra = {"others": [each.state_dict() for each in others]} if others else None
-                held = holder.hold(extra, step=done, rank_extra=random_state())
+            if self.memory is not None or due or checked:
+                held = None
+                if self._is_updated(updates) or done == until:
+                    held = self._hold(holder, others, done)
                 if checked:
                     self._check_replicas(model, optimizer, done)
-                if kept:
-                    self._keep(held)
-                if stored and folder is not None:
-                    held.async_save(folder, keep)
+                if held is not None and kept:
+                    self._save(held, self.memory, 2)
+                if held is not None and due:
+                    self._save(held, folder, keep)
+                    due = False
+                if held is None:
+                    ranks = None  # they leave after the next update
                 del held  # what the process holds is let go of in time
             if ranks is not None:
                 self._leave(ranks)
-        saving.maybe_finalize_async_calls()
+        self._finish()
+        saving.maybe_finalize_async_calls()  # also what the script saves by itself
 
     def save(
         self, folder: saving.Folder, model: nn.Module, optimizer: Any, *, step: int, others: Sequence[Stateful] = ()
@@ -203,17 +217,52 @@ class Job:
             later = "the folder" if stored[0] > memory[0] else ""
         return places[::-1] if _C.agree(self.fabric, later) is not None else places
 
-    def _keep(self, held: HeldStep) -> None:
-        assert self.memory is not None
+    def _is_owed(self, folder: saving.Folder, first: int, until: int, every: int) -> bool:
+        """Whether the ranks go on from memory, and were lost before a checkpoint that was due by then. Collective."""
+        text = ""
+        if self.rank == 0:
+            newest = max((step for step, _ in _C.list_checkpoints(str(folder))), default=0)
+            is_due = first == until or (every > 0 and first // every > newest // every)
+            text = "it is" if is_due and newest < first else ""
+        return _C.agree(self.fabric, text) is not None
+
+    def _is_updated(self, updates: Updates) -> bool:
+        """Whether an optimizer has changed the parameters in this step; one rank may have none. Collective."""
+        return _C.agree(self.fabric, "it is" if updates.any() else "") is not None
+
+    def _hold(self, holder: Holder, others: Sequence[Stateful], step: int) -> HeldStep:
+        extra = {"others": [each.state_dict() for each in others]} if others else None
+        return holder.hold(extra, step=step, rank_extra=random_state())
+
+    def _save(self, held: HeldStep, folder: saving.Folder | None, keep: int) -> None:
+        """Begins to. What became of the last save is said first: it may have been to the other place."""
+        assert folder is not None
+        self._finish()
+        self._saves = held.fabric
         try:
-            held.async_save(self.memory, 2)
+            held.async_save(folder, keep)
         except _C.SaveFailed as error:  # on all ranks
-            if not self._warned and self.rank == 0:
-                say(f"warning: a loss will cost the steps since the last checkpoint: {error}")
-            self._warned = True
+            self._heed(error, folder)
+
+    def _finish(self) -> None:
+        if self._saves is None:
+            return
+        try:
+            saving.finish(self._saves)
+        except _C.SaveFailed as error:  # on all ranks
+            self._heed(error, saving.last_folder(self._saves))
+
+    def _heed(self, error: _C.SaveFailed, folder: saving.Folder) -> None:
+        """Without a step in memory a loss costs more; without a checkpoint the job may be for nothing."""
+        if self.memory is None or os.path.abspath(folder) != os.path.abspath(self.memory):
+            raise error
+        if not self._warned and self.rank == 0:
+            say(f"warning: a loss will cost the steps since the last checkpoint: {error}")
+        self._warned = True
 
     def _leave(self, ranks: int) -> None:
         """The state is in memory: whoever comes finds it there."""
+        self._finish()
         saving.maybe_finalize_async_calls()
         if self.rank == 0:
             self.ask(ranks)

@@ -1,4 +1,4 @@
-"""Hooks of a parameter."""
+"""Hooks of a parameter, and how often it was written."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from tesserae.torch_compat.checked import require
+from tesserae.torch_compat.fsdp2 import local_of
 
-require(nn.Parameter(torch.empty(0)), "_backward_hooks", "_post_accumulate_grad_hooks")
+require(nn.Parameter(torch.empty(0)), "_backward_hooks", "_post_accumulate_grad_hooks", "_version")
 
 Hooks = list[Callable]
 
@@ -31,3 +33,8 @@ def take_hooks(parameter: nn.Parameter) -> tuple[Hooks, Hooks]:
     parameter._backward_hooks = None
     parameter._post_accumulate_grad_hooks = None
     return on_gradient, after_accumulation
+
+
+def version_of(parameter: torch.Tensor) -> int:
+    """Another one after each write in place: of a DTensor, to what this rank has."""
+    return (local_of(parameter) if isinstance(parameter, DTensor) else parameter)._version
