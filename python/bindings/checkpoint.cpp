@@ -91,7 +91,7 @@ std::optional<Checkpoint> load_together(comm::Fabric& fabric, const std::string&
 }
 
 void bind_errors(py::module_& module) {
-  bind_error<checkpoint::Damaged>(
+  auto damaged = bind_error<checkpoint::Damaged>(
       module, "Damaged", module.attr("Corruption"),
       "A checkpoint is not what was written. `file`; `tensor` (\"\": none, or unknown); `offset`: byte of the file, or "
       "None.",
@@ -100,10 +100,14 @@ void bind_errors(py::module_& module) {
         raised.attr("tensor") = damaged.fault().tensor;
         raised.attr("offset") = damaged.fault().offset;
       });
-  bind_error<checkpoint::SaveFailed>(
+  damaged.attr("file") = "";
+  damaged.attr("tensor") = "";
+  damaged.attr("offset") = py::none();
+  auto failed = bind_error<checkpoint::SaveFailed>(
       module, "SaveFailed", module.attr("IoError"),
       "`step` was not saved, on whatever rank it failed. Older checkpoints are as they were; training may go on.",
       [](py::object& raised, const checkpoint::SaveFailed& failed) { raised.attr("step") = failed.step; });
+  failed.attr("step") = 0;
 }
 
 void bind_units(py::module_& module) {

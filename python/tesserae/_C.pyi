@@ -1242,10 +1242,16 @@ class Damaged(Corruption):
     A checkpoint is not what was written. `file`; `tensor` ("": none, or unknown); `offset`: byte of the file, or None.
     """
 
+    file: typing.ClassVar[str] = ""
+    offset = None
+    tensor: typing.ClassVar[str] = ""
+
 class SaveFailed(IoError):
     """
     `step` was not saved, on whatever rank it failed. Older checkpoints are as they were; training may go on.
     """
+
+    step: typing.ClassVar[int] = 0
 
 class Piece:
     """

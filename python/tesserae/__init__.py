@@ -109,12 +109,14 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("checkpoint", "data"):
-        return importlib.import_module(f"tesserae.{name}")
-    if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'tesserae' has no attribute {name!r}")
+if not TYPE_CHECKING:  # which would take any name for one of these
+
+    def __getattr__(name: str) -> Any:
+        if name in ("checkpoint", "data"):
+            return importlib.import_module(f"tesserae.{name}")
+        if name in _LATER:
+            return getattr(importlib.import_module(_LATER[name]), name)
+        raise AttributeError(f"module 'tesserae' has no attribute {name!r}")
 
 
 def init(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> None:

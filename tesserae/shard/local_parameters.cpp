@@ -70,12 +70,14 @@ void LocalParameters::take_values() {
     }
     const bool same_size = parameter.numel() == entry.range.size() && parameter.scalar_type() == local.scalar_type();
     if (!same_size) {
+      const bool by_rows = flat_.cut_by() == CutBy::rows;
       throw InvalidArgument(
-          "FSDP",
+          by_rows ? "fully_shard" : "FSDP",
           cat("parameter ", flat_.slots()[i].names.front(), " has ", parameter.numel(), " elements of ",
               c10::toString(parameter.scalar_type()), " and was sharded with ", entry.range.size(), " elements of ",
-              c10::toString(local.scalar_type()), " on this rank: its data were replaced behind ",
-              "the engine. Change whole parameters inside summon_full_params, their size or dtype before FSDP"));
+              c10::toString(local.scalar_type()), " on this rank: its data were replaced behind the engine. ",
+              by_rows ? "Change sizes and dtypes (half(), to(dtype)) before the first forward"
+                      : "Change whole parameters inside summon_full_params, their size or dtype before FSDP"));
     }
     if (lies_at(parameter, local, entry.range)) continue;
     elements_of(local, entry.range).copy_(elements_in(parameter.detach(), entry));

@@ -71,6 +71,50 @@ def test_the_schedule_is_followed() -> None:
     run_ranks(follows_its_schedule, 4)
 
 
+class Seldom:
+    """Two optimizers, of which one makes every third step only."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        *most, last = (p for p in model.parameters() if p.requires_grad)
+        self.both = [torch.optim.AdamW(parameters, lr=0.01) for parameters in (most, [last])]
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        for optimizer in self.both[: 2 if self.steps % 3 == 0 else 1]:
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer in self.both:
+            optimizer.zero_grad()
+
+
+def moves_what_was_loaded(rank: int, world_size: int, folder: str) -> None:
+    """One of the optimizers has its state from a checkpoint, and has made no step when the dial turns."""
+    warnings.simplefilter("ignore")
+    losses = []
+    for settings in ({}, {}, {"dial": {"schedule": [{"step": 1, "hybrid_shard_degree": 1}]}}):
+        tsm.init(settings)
+        model, _ = build()
+        optimizers = Seldom(model)
+        loaded = tsm.checkpoint.load(folder, model, optimizers.both)
+        losses.append(train(model, optimizers, range(loaded.step if loaded else 0, 9), rank))  # type: ignore[arg-type]
+        if loaded is None:
+            model, _ = build()
+            optimizers = Seldom(model)
+            train(model, optimizers, range(3), rank)  # type: ignore[arg-type]
+            tsm.checkpoint.save(folder, model, optimizers.both, step=3)
+        else:
+            assert degrees_of(model) == ("P=1 G=1 O=1" if settings else "P=2 G=2 O=2")
+        tsm.uninstall()
+    torch.testing.assert_close(losses[1], losses[0][3:], rtol=1e-6, atol=0)
+    torch.testing.assert_close(losses[2], losses[1], rtol=1e-5, atol=0)
+
+
+def test_an_optimizer_that_has_made_no_step_is_moved(tmp_path: Path) -> None:
+    run_ranks(moves_what_was_loaded, 2, str(tmp_path))
+
+
 def takes_requests(rank: int, world_size: int, folder: str) -> None:
     tsm.init({"run": {"folder": folder}})
     model, optimizer = build()

@@ -153,6 +153,8 @@ def refuses(rank: int, world_size: int) -> None:
     assert "either" in error(tsm.InvalidArgument, hybrid_shard_degree=2, degrees=(2, 2, 2))
     assert "P=2 G=2 O=2" in error(tsm.InvalidArgument, hybrid_shard_degree=3)
     assert "it takes" in error(tsm.InvalidArgument, degrees={"parameters": 2})
+    assert "three integers" in error(tsm.InvalidArgument, degrees=(1, 2))
+    assert "three integers" in error(tsm.InvalidArgument, hybrid_shard_degree=1.0)
     mismatch = error(tsm.Mismatch, hybrid_shard_degree=2 if rank == 1 else 1)
     assert "rank 1" in mismatch
     with pytest.raises(tsm.InvalidArgument, match="summon_full_params"), FSDP.summon_full_params(model):

@@ -37,6 +37,13 @@ def test_the_configuration_is_there_after_init() -> None:
     assert (state.context_parallel_degree, state.expert_parallel_degree, state.activation_loading_horizon) == (1, 1, 2)
 
 
+# Of the second of two tasks on a host.
+SLURM = {
+    "JOB_ID": "7", "STEP_ID": "0", "PROCID": "1", "LOCALID": "1", "NODEID": "0", "NTASKS": "2", "NNODES": "1",
+    "TASKS_PER_NODE": "2", "JOB_NODELIST": "localhost", "STEP_NODELIST": "localhost", "STEP_NUM_TASKS": "2",
+}  # fmt: skip
+
+
 def test_before_init_process_group_ranks_are_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     state = initialised({})
     monkeypatch.delenv("RANK", raising=False)
@@ -45,6 +52,13 @@ def test_before_init_process_group_ranks_are_the_launchers(monkeypatch: pytest.M
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert (state.rank, state.world_size) == (3, 8)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in SLURM.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29511")
+    assert (state.rank, state.world_size, state.dp_rank, state.dp_size) == (1, 2, 1, 2)
     with pytest.raises(tsm.InvalidArgument, match=r"\[tsm.state.tp_process_group\].*init_process_group\(\) first"):
         _ = state.tp_process_group
 

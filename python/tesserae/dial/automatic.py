@@ -3,7 +3,7 @@
 1. The root of a model asks at the beginning of each training forward. Where a backward outside no_sync() has ended
    since the last time, that is a step edge, on all ranks alike: the engine counts them.
 2. The first edge makes the C++ Dial, which decides; every rank gets the same answer.
-3. Degrees are changed as tsm.reshard() does it, with all optimizers that have stepped parameters of the model. What
+3. Degrees are changed as tsm.reshard() does it, with all optimizers that were made for parameters of the model. What
    cannot be done is told to people and to whoever asked; training goes on as before.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch.optim import Optimizer
@@ -22,6 +23,7 @@ from tesserae.dial.resharding import change
 from tesserae.dial.roots import Root, module_of, parameters_of, unit_of
 from tesserae.fsdp.forward import before_training_forward
 from tesserae.job import config
+from tesserae.torch_compat.optimizer_steps import on_new_optimizer
 
 
 class Scaler(Protocol):
@@ -40,13 +42,17 @@ class Scaler(Protocol):
 _dials: weakref.WeakKeyDictionary[Root, Dial] = weakref.WeakKeyDictionary()
 _scaler: Scaler | None = None
 _hook: RemovableHandle | None = None
+# Made since the configuration asked for a dial, in an order that is the same on all ranks.
+_made: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()
+_forget_new: Callable[[], None] | None = None
 
 
 def watch(settings: config.Config) -> None:
     """For tsm.init: hears of steps, and sees which optimizers make them, if the configuration asks for a dial."""
-    global _hook
+    global _hook, _forget_new
     if settings.has_dial and _hook is None:
         _hook = register_optimizer_step_post_hook(_stepped)
+        _forget_new = on_new_optimizer(lambda optimizer: _made.setdefault(optimizer))
         before_training_forward.append(begin_step)
 
 
@@ -57,6 +63,9 @@ def forget() -> None:
     if _hook is not None:
         _hook.remove()
         _hook = None
+        if _forget_new is not None:
+            _forget_new()
+        _made.clear()
         before_training_forward.remove(begin_step)
 
 
@@ -109,9 +118,19 @@ class Dial:
 
     def stepped(self, optimizer: Optimizer) -> None:
         self._ended = time.perf_counter()
-        known = any(optimizer is other for other in self._optimizers)
-        if not known and any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"]):
+        if not self._knows(optimizer) and self._has_parameters_of(optimizer):
             self._optimizers.append(optimizer)
+
+    def _knows(self, optimizer: Optimizer) -> bool:
+        return any(optimizer is other for other in self._optimizers)
+
+    def _has_parameters_of(self, optimizer: Optimizer) -> bool:
+        return any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"])
+
+    def _all_optimizers(self) -> list[Optimizer]:
+        """Where several have a parameter the last one's state counts: one that has stepped, else the one made last."""
+        others = [each for each in list(_made) if not self._knows(each) and self._has_parameters_of(each)]
+        return others + self._optimizers
 
     def begin_step(self) -> None:
         root = self._root()
@@ -141,11 +160,11 @@ class Dial:
         if wanted is None:
             return
         if not self._optimizers:
-            # Its state may be loaded and not be known here: it would be left behind.
+            # It may have been made before the configuration asked for a dial: its state would be left behind.
             self._dial.refused("no optimizer has stepped a parameter of this model in this process yet")
             return
         try:
-            change(module_of(root), self._optimizers, wanted, lambda _, made: self.changed(made))
+            change(module_of(root), self._all_optimizers(), wanted, lambda _, made: self.changed(made))
         except (_C.InvalidArgument, _C.OutOfMemory) as error:
             self._dial.refused(str(error))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -51,11 +53,20 @@ def _degrees(hybrid: int | None, degrees: dict[str, int] | tuple[int, int, int] 
     if (hybrid is None) == (degrees is None):
         raise _C.InvalidArgument("[tsm.reshard] pass either hybrid_shard_degree or degrees")
     if hybrid is not None:
-        return hybrid, hybrid, hybrid
+        return _require_integers((hybrid, hybrid, hybrid))
     names = ("parameters", "gradients", "optimizer")
     if isinstance(degrees, dict):
         if set(degrees) != set(names):
             raise _C.InvalidArgument(f"[tsm.reshard] degrees has the keys {sorted(degrees)}; it takes {list(names)}")
-        return tuple(degrees[name] for name in names)  # type: ignore[return-value]
-    first, second, third = degrees  # type: ignore[misc]
+        return _require_integers(tuple(degrees[name] for name in names))
+    return _require_integers(degrees)
+
+
+def _require_integers(degrees: Any) -> tuple[int, int, int]:
+    try:
+        first, second, third = (operator.index(degree) for degree in degrees)
+    except (TypeError, ValueError):
+        raise _C.InvalidArgument(
+            f"[tsm.reshard] the degrees are {degrees!r}; they are three integers: parameters, gradients, optimizer"
+        ) from None
     return first, second, third

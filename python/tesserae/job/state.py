@@ -15,6 +15,14 @@ from tesserae.job.device import default_device
 from tesserae.job.fabrics import state_fabric
 
 
+def _launched() -> tuple[int, int]:
+    """This process's rank, and how many there are: torch's variables, else those of Slurm, MPI and the like."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    launch = _C.Launch()
+    return launch.rank, launch.size
+
+
 class State:
     """Read-only. Everything raises InvalidArgument before tsm.init(); groups also before init_process_group()."""
 
@@ -80,13 +88,13 @@ class State:
     def rank(self) -> int:
         """In [0, world_size). Before init_process_group(): what the launcher says, 0 without one."""
         self._config()
-        return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+        return dist.get_rank() if dist.is_initialized() else _launched()[0]
 
     @property
     def world_size(self) -> int:
         """How many ranks the job has. Before init_process_group(): what the launcher says, 1 without one."""
         self._config()
-        return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+        return dist.get_world_size() if dist.is_initialized() else _launched()[1]
 
     @property
     def world_process_group(self) -> dist.ProcessGroup:

@@ -13,7 +13,7 @@ Numbers are those of a step over all parameters: torch's optimizers treat each b
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,17 +32,22 @@ SMALLEST = 1 << 20  # bytes of a state tensor; smaller ones stay in memory
 TOGETHER = 8 << 20  # bytes of parameters of which a step has the state in memory at a time, or one parameter
 
 _log = logging.getLogger("tesserae")
+_end: Callable[[], None] | None = None
 
 
 def install(settings: configuration.Config) -> None:
     """For tsm.init: optimizers that are made from now on have their state on the disk, if that is configured."""
-    if settings.optimizer_on_disk:
-        on_new_optimizer(lambda optimizer: _attach(optimizer, settings))
+    global _end
+    if settings.optimizer_on_disk and _end is None:
+        _end = on_new_optimizer(lambda optimizer: _attach(optimizer, settings))
 
 
 def uninstall() -> None:
     """Optimizers that were made keep their state where it is."""
-    on_new_optimizer(None)
+    global _end
+    if _end is not None:
+        _end()
+        _end = None
 
 
 def _attach(optimizer: Optimizer, settings: configuration.Config) -> None:

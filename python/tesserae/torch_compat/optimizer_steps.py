@@ -26,19 +26,28 @@ require(Optimizer, "_patch_step_function", "profile_hook_step")
 Step = Callable[..., Any]
 
 _patch = Optimizer._patch_step_function
+_calls: list[Callable[[Optimizer], None]] = []
 _ELEMENTWISE = (ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, RAdam, RMSprop, Rprop)
 
 
-def on_new_optimizer(call: Callable[[Optimizer], None] | None) -> None:
-    """`call` is made for each optimizer that is made from now on, at the end of torch's part of its construction; None:
-    no more."""
+def on_new_optimizer(call: Callable[[Optimizer], None]) -> Callable[[], None]:
+    """`call` is made for each optimizer that is made from now on, at the end of torch's part of its construction, and
+    again when a state dict is loaded into it; until what is returned is called."""
+    _calls.append(call)
+    Optimizer._patch_step_function = _patch_and_call  # type: ignore[method-assign]
 
-    def patch(self: Optimizer) -> None:
-        _patch(self)
-        if call is not None:
-            call(self)
+    def end() -> None:
+        _calls.remove(call)
+        if not _calls:
+            Optimizer._patch_step_function = _patch  # type: ignore[method-assign]
 
-    Optimizer._patch_step_function = _patch if call is None else patch  # type: ignore[method-assign]
+    return end
+
+
+def _patch_and_call(self: Optimizer) -> None:
+    _patch(self)
+    for call in list(_calls):
+        call(self)
 
 
 def works_element_by_element(optimizer: Optimizer) -> bool:
