@@ -5,7 +5,7 @@
 namespace tesserae::launch {
 namespace {
 
-constexpr size_t longest_line = 4096;  // a rank that writes no line ends must not fill the memory
+constexpr size_t longest_line = 1 << 20;  // a rank that writes no line ends must not fill the memory
 
 std::string last_part(std::string line) {
   if (!line.empty() && line.back() == '\r') line.pop_back();

@@ -6,7 +6,8 @@
 
 namespace tesserae::launch {
 
-/// Cuts a stream of bytes in lines. A carriage return starts the line anew, as on a terminal.
+/// Cuts a stream of bytes in lines; one of more than 1 MiB becomes several. A carriage return starts the line anew, as
+/// on a terminal.
 class LineReader {
  public:
   /// The lines that `bytes` complete, without their ends.
