@@ -25,10 +25,11 @@ def steps_in(folder: Path) -> list[int]:
 class Training:
     """Of ranks that have met, and keep what they have in `memory`."""
 
-    def __init__(self, rank: int, world_size: int, memory: Path, epoch: int = 0) -> None:
+    def __init__(self, rank: int, world_size: int, memory: Path | None, epoch: int = 0) -> None:
         nothing: Any = lambda *_: None  # noqa: E731
         fabric = fabrics.fabric_of(None, torch.device("cpu"))
-        self.job = Job(rank, world_size, epoch, None, fabric, str(memory), 0.0, nothing, nothing, nothing)
+        kept = str(memory) if memory is not None else None
+        self.job = Job(rank, world_size, epoch, None, fabric, kept, 0.0, nothing, nothing, nothing)
         torch.manual_seed(1)
         self.model = fully_shard(nn.Linear(4, 4))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
@@ -89,6 +90,10 @@ def accumulates(rank: int, world_size: int, folder: Path) -> None:
     again = Training(rank, world_size, folder / "memory", epoch=1)
     assert list(again.run(12, accumulate=4, folder=folder / "stored", every=3, keep=0)) == list(range(4, 12))
     assert steps_in(folder / "stored") == [4, 8, 12]
+    list(Training(rank, world_size, folder / "third").run(11, accumulate=4, memory_every=3))
+    assert steps_in(folder / "third") == [8, 11], "due after 6, and after 9"
+    list(Training(rank, world_size, None).run(12, accumulate=4, folder=folder / "alone", every=5, keep=0))
+    assert steps_in(folder / "alone") == [8, 12]
 
 
 def test_a_checkpoint_that_was_due_is_made_up_for(tmp_path: Path) -> None:

@@ -126,28 +126,32 @@ class Job:
         holder, updates = Holder(model, optimizer), Updates(model)
         if folder is not None and first > 0 and self._is_owed(folder, first, until, every):
             self._save(self._hold(holder, others, first), folder, keep)
-        due = False  # a save to the folder
+        kept = stored = False  # a save to memory, or to the folder, is due
         for step in range(first, until):
             yield step
             done = step + 1
+            updated = updates.any()
             fabrics.heed_other_groups()
             ranks = self.asked()
-            kept = self.memory is not None and (ranks is not None or (memory_every > 0 and done % memory_every == 0))
-            due = due or (folder is not None and ((every > 0 and done % every == 0) or done == until))
+            if self.memory is not None:
+                kept = kept or ranks is not None or (memory_every > 0 and done % memory_every == 0)
+            if folder is not None:
+                stored = stored or done == until or (every > 0 and done % every == 0)
             checked = check_replicas_every > 0 and done % check_replicas_every == 0
-            if self.memory is not None or due or checked:
+            if self.memory is not None or stored or checked:
                 held = None
-                if self._is_updated(updates) or done == until:
+                if done == until or self._is_updated(updated):
                     held = self._hold(holder, others, done)
                 if checked:
                     self._check_replicas(model, optimizer, done)
                 if held is not None and kept:
                     self._save(held, self.memory, 2)
-                if held is not None and due:
+                if held is not None and stored:
                     self._save(held, folder, keep)
-                    due = False
                 if held is None:
                     ranks = None  # they leave after the next update
+                else:
+                    kept = stored = False
                 del held  # what the process holds is let go of in time
             if ranks is not None:
                 self._leave(ranks)
@@ -226,9 +230,9 @@ class Job:
             text = "it is" if is_due and newest < first else ""
         return _C.agree(self.fabric, text) is not None
 
-    def _is_updated(self, updates: Updates) -> bool:
+    def _is_updated(self, here: bool) -> bool:
         """Whether an optimizer has changed the parameters in this step; one rank may have none. Collective."""
-        return _C.agree(self.fabric, "it is" if updates.any() else "") is not None
+        return _C.agree(self.fabric, "it is" if here else "") is not None
 
     def _hold(self, holder: Holder, others: Sequence[Stateful], step: int) -> HeldStep:
         extra = {"others": [each.state_dict() for each in others]} if others else None
