@@ -125,7 +125,7 @@ class TokenDataset(IterableDataset):
         return self._samples
 
     # ---- batches ----
-    def __iter__(self) -> Iterator[Batch | PackedBatch]:
+    def __iter__(self) -> Iterator[Any]:  # Batch, with documents=True PackedBatch: whoever unpacks one knows which
         worker = get_worker_info()
         if worker is not None:
             raise _C.InvalidArgument(
