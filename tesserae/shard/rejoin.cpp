@@ -136,7 +136,10 @@ uint64_t Rejoin::fill(const std::vector<bool>& whole) {
     }
   }
   // 6.
-  for (const auto& unit : engine_.units()) unit->publish();
+  for (const auto& unit : engine_.units()) {
+    unit->publish();
+    unit->tell([&](StepObserver& observer) { observer.after_rejoin(*unit); });
+  }
   os::give_back_freed_memory();
   return bytes;
 }

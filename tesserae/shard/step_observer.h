@@ -61,6 +61,8 @@ class StepObserver {
   virtual void before_recut(FlatBuffer& /*buffer*/) {}
   /// ... and has been.
   virtual void after_recut(FlatBuffer& /*buffer*/) {}
+  /// Ranks of which some are new go on: the unit's values are those of the ranks that were left.
+  virtual void after_rejoin(ShardedUnit& /*unit*/) {}
   /// A buffer's master has another dtype and other memory, and no gradient.
   virtual void after_cast(FlatBuffer& /*buffer*/) {}
 
