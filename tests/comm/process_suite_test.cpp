@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/group_cases.h"
+#include "tests/support/counting_allocator.h"
 #include "tests/support/ranks.h"
 
 namespace tesserae::comm {
@@ -55,6 +56,28 @@ RANK_MAIN(different_packed_verbs) {
 RANK_MAIN(never_calls) {
   a_member_that_never_calls_makes_the_others_time_out(*connect(args[0], std::chrono::seconds(3)),
                                                       std::chrono::seconds(12));
+}
+
+// The order of those that reduce gradients where the ranks of a host share the parameters.
+RANK_MAIN(alternates_between_hosts) {
+  const auto fabric = connect("two_levels", std::chrono::minutes(2));
+  Group& group = fabric->group({0, 2, 1, 3}, Traffic::reduce);
+  const tesserae::testing::Counting counting;
+  using tesserae::testing::CountingAllocator;
+  const at::Tensor buffer = at::ones({1 << 20});
+  group.reduce_scatter(buffer);
+  const int64_t before = CountingAllocator::alive, piece = static_cast<int64_t>(buffer.nbytes()) / 4;
+  CountingAllocator::peak = before;
+  group.reduce_scatter(buffer);
+  EXPECT_LE(CountingAllocator::peak - before, piece + (1 << 16)) << "what the counterpart sends, and no copy";
+  CountingAllocator::peak = before;
+  group.all_gather(buffer);
+  EXPECT_LE(CountingAllocator::peak - before, 1 << 16);
+}
+
+TEST(TwoLevels, CopyNothingOfMembersThatAlternateBetweenHosts) {
+  const auto results = run_ranks("alternates_between_hosts", 4);
+  EXPECT_TRUE(results.all_succeeded()) << results.text();
 }
 
 class ProcessSuite : public ::testing::TestWithParam<std::string> {

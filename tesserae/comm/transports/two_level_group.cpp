@@ -53,6 +53,15 @@ bool has_two_levels(const MembersByHost& hosts) {
   return hosts.size() > 1 && hosts.front().size() > 1 && std::ranges::all_of(hosts, even);
 }
 
+bool alternate(const MembersByHost& hosts) {
+  for (size_t host = 0; host < hosts.size(); ++host) {
+    for (size_t i = 0; i < hosts[host].size(); ++i) {
+      if (hosts[host][i] != static_cast<int>(i * hosts.size() + host)) return false;
+    }
+  }
+  return true;
+}
+
 class TwoLevelGroup::Call {
  public:
   Call(TwoLevelGroup& group, const std::string& text, bool collective = true) : group_(group) {
@@ -81,6 +90,7 @@ TwoLevelGroup::TwoLevelGroup(std::string name, std::unique_ptr<GlooGroup> flat, 
       flat_(std::move(flat)),
       near_(std::move(near)),
       hosts_(std::move(hosts)),
+      alternate_(alternate(hosts_)),
       deadline_(deadline),
       liveness_(liveness) {
   while (counterpart(host_) != rank()) ++host_;
@@ -124,6 +134,13 @@ at::Tensor TwoLevelGroup::pieces_of(int host, const at::Tensor& flat, bool& copi
   return at::cat(pieces);
 }
 
+at::Tensor TwoLevelGroup::reduced_inside(int host, const at::Tensor& flat, Reduction how) {
+  bool copied = false;
+  const at::Tensor pieces = pieces_of(host, flat, copied);
+  near_->reduce_scatter(pieces, {}, how);
+  return nth_piece(pieces, near_->rank(), near_->size());
+}
+
 void TwoLevelGroup::gather(const at::Tensor& flat, Wire wire) {
   // 1.
   const at::Tensor own = nth_piece(flat, rank(), size()), packed = pack(own, wire);
@@ -136,6 +153,7 @@ void TwoLevelGroup::gather(const at::Tensor& flat, Wire wire) {
   messages.run([this](const auto& sends, const auto& receives) { flat_->exchange(sends, receives); });
   unpack(packed, wire, own);
   // 2.
+  if (alternate_) return near_->all_gather(flat);
   for (int host = 0; host < hosts(); ++host) {
     bool copied = false;
     const at::Tensor pieces = pieces_of(host, flat, copied);
@@ -150,14 +168,13 @@ void TwoLevelGroup::gather(const at::Tensor& flat, Wire wire) {
 void TwoLevelGroup::reduce(const at::Tensor& flat, Reduction how, Wire wire) {
   PackedMessages messages(wire);
   at::Tensor sum;
+  // 1.
+  if (alternate_) near_->reduce_scatter(flat, {}, how);
   // The other hosts' first: they wait for it.
   for (int k = 1; k <= hosts(); ++k) {
     const int host = (host_ + k) % hosts();
-    // 1.
-    bool copied = false;
-    const at::Tensor pieces = pieces_of(host, flat, copied);
-    near_->reduce_scatter(pieces, {}, how);
-    const at::Tensor reduced = nth_piece(pieces, near_->rank(), near_->size());
+    const at::Tensor reduced =
+        alternate_ ? nth_piece(flat, counterpart(host), size()) : reduced_inside(host, flat, how);
     if (host == host_) {
       sum = reduced;
       continue;

@@ -25,6 +25,10 @@ MembersByHost members_by_host(const std::vector<int>& host_of);
 /// True if two levels save bytes between hosts: several hosts, with as many members on each, and more than one.
 bool has_two_levels(const MembersByHost& hosts);
 
+/// True if members alternate between hosts, which has_two_levels(): counterparts lie side by side. So do those of
+/// gradients and masters where the ranks of a host share the parameters.
+bool alternate(const MembersByHost& hosts);
+
 /// A group over hosts: bytes cross between hosts once for each element, shared evenly by the members of a host, and are
 /// multiplied or summed inside it. A flat group sends a piece to every member of another host.
 ///
@@ -35,6 +39,8 @@ bool has_two_levels(const MembersByHost& hosts);
 ///  reduce-scatter:  1. for each host, its pieces are reduced among the members of this one;
 ///                   2. counterparts exchange what they then have for each other;
 ///                   3. each adds, in the order rank's host, the host before it, ...
+///  Members that alternate between hosts have one inner collective instead: what a member of a host does for all hosts
+///  lies in one piece.
 ///  all-reduce:      reduce-scatter, then all-gather; what is small goes flat, where a message costs its latency.
 ///  broadcast:       1. the root to its counterparts; 2. each inside its host.
 /// What crosses in gathers and reductions is packed if the caller allows it (wire.h); what is summed inside is not.
@@ -70,6 +76,8 @@ class TwoLevelGroup final : public Group, private Watched {
   void reduce(const at::Tensor& flat, Reduction how, Wire wire = Wire::exact);
   /// The pieces of the members of `host` as one buffer: where they lie, if they lie there side by side, else a copy.
   at::Tensor pieces_of(int host, const at::Tensor& flat, bool& copied) const;
+  /// This member's of them, reduced among the members of this host.
+  at::Tensor reduced_inside(int host, const at::Tensor& flat, Reduction how);
 
   const std::string& watched_name() const override { return name(); }
   const std::vector<int>& watched_members() const override { return members(); }
@@ -80,6 +88,7 @@ class TwoLevelGroup final : public Group, private Watched {
   std::unique_ptr<GlooGroup> flat_;
   std::unique_ptr<ShmGroup> near_;
   MembersByHost hosts_;
+  bool alternate_;
   std::chrono::milliseconds deadline_;
   Liveness& liveness_;
   int host_ = 0;  // this member's
