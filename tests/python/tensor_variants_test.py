@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
@@ -149,15 +150,16 @@ def with_a_checkpointed_head(implementation: CheckpointImpl) -> list[str]:
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.num_heads = HEADS
+        self.num_heads, self.share_dropped = HEADS, 0.0
         self.wq, self.wkv = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
         self.wo = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         q, (k, v) = self.wq(x), self.wkv(x).chunk(2, dim=-1)
         q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + self.wo(y.transpose(1, 2).flatten(2))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        self.kept = nn.functional.dropout(y, self.share_dropped, self.training)
+        return x + self.wo(self.kept)
 
 
 class Body(nn.Module):
@@ -222,6 +224,22 @@ def planned(tied: bool) -> list[str]:
 
 
 # ---- where and as what ----
+def drops_apart() -> list[str]:
+    """Whatever the rate of a function is called: each rank has other heads."""
+    import tesserae as tsm
+
+    model = Own(tied=False)
+    for block in model.body.blocks:
+        block["attention"].share_dropped = 0.5
+    split = tsm.transform(model, plan=PLAN).train()
+    split(batch(0, 0, 0))
+    masks = [block["attention"].kept == 0 for block in split.body.blocks]
+    everyone: list[Any] = [None] * tsm.state.tp_size
+    dist.all_gather_object(everyone, masks, tsm.state.tp_process_group)
+    same = [torch.equal(a, b) for a, b in zip(*everyone, strict=True)]
+    return [f"ranks drop the same of their heads: {same}"] if any(same) else []
+
+
 def placed() -> list[str]:
     """device= and dtype= of tsm.transform."""
     import tesserae as tsm
@@ -344,7 +362,7 @@ def all_of_them(rank: int, world_size: int) -> list[str]:
         for name, changes in VARIANTS:
             found += compared(name, changes, sequence)
     found += as_tuples() + [text for each in CheckpointImpl for text in with_a_checkpointed_head(each)]
-    found += planned(tied=False) + planned(tied=True) + placed()
+    found += planned(tied=False) + planned(tied=True) + drops_apart() + placed()
     return found + given_by_rank(rank) + begun_otherwise(rank) + without_a_row_of_padding()
 
 

@@ -33,6 +33,7 @@ from tesserae.fsdp.layers import compute_gradients_in_place, require_dense_gradi
 from tesserae.fsdp.retired import retire
 from tesserae.job import activations, config
 from tesserae.job.state import state
+from tesserae.tensor_parallel import adapters
 from tesserae.tensor_parallel.parts import cutting, holds_experts, split_of
 from tesserae.torch_compat import construction as torch_construction
 from tesserae.torch_compat.distributed import broadcast_from_first
@@ -67,6 +68,7 @@ _construction = _Construction()
 def construct(instance: Instance, module: nn.Module, arguments: Arguments, auto_wrap_policy: Any) -> None:
     # 1.
     _require_unsharded(module)
+    adapters.require_none(module)
     device = arguments.device(module)
     named = arguments.sharding_strategy or ShardingStrategy.FULL_SHARD
     fabric, strategy = connect(named, arguments.process_group, arguments.device_mesh, device)

@@ -17,14 +17,12 @@ from torch import nn
 from tesserae import _C
 from tesserae.tensor_parallel.layers import Column, Row
 
-_ATTRIBUTES = ("attention_dropout", "dropout")  # probabilities that modules pass on to a function
-
 
 def install(patterns: tuple[str, ...], model: nn.Module, random: _C.SplitRandom) -> None:
     for name, module in model.named_modules():
         columns = [child for child in module.children() if isinstance(child, Column)]
         rows = [child for child in module.children() if isinstance(child, Row)]
-        if columns and any(fnmatchcase(name, pattern) for pattern in patterns) and drops(module):
+        if columns and any(fnmatchcase(name, pattern) for pattern in patterns) and draws(module):
             _install(module, columns, rows, random)
 
 
@@ -43,18 +41,13 @@ def _install(module: nn.Module, columns: list[Column], rows: list[Row], random: 
     module.register_forward_hook(end, always_call=True)
 
 
-def drops(module: nn.Module) -> bool:
-    """Whether it may drop anything; probabilities of 0 cost nothing."""
-    inside = any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
-    passed = any(isinstance(p := getattr(module, name, 0), (int, float)) and p > 0 for name in _ATTRIBUTES)
-    return inside or passed
-
-
 def draws(model: nn.Module) -> bool:
     """Whether it may draw any random number while it trains: dropout by whatever name, jitter of routers, layers that
-    are left out."""
-    return drops(model) or any(_is_rate(name, value) for part in model.modules() for name, value in vars(part).items())
+    are left out. Rates of 0 cost nothing."""
+    parts = list(model.modules())
+    inside = any(isinstance(part, nn.Dropout) and part.p > 0 for part in parts)
+    return inside or any(_is_rate(name, value) for part in parts for name, value in vars(part).items())
 
 
 def _is_rate(name: str, value: object) -> bool:
-    return isinstance(value, float) and 0 < value < 1 and ("drop" in name or "jitter" in name)
+    return isinstance(value, float) and 0 < value <= 1 and ("drop" in name or "jitter" in name)

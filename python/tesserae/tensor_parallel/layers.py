@@ -157,9 +157,11 @@ def _linear(
 ) -> Change:
     """`by_rows`: of the matrix [out, in]."""
     if not is_linear(layer):
+        adapted = hasattr(layer, "base_layer")  # by PEFT
         raise _C.InvalidArgument(
-            f"[tsm.transform] {name} is a {type(layer).__name__}; only nn.Linear and transformers' Conv1D can be cut "
-            "by columns or rows. Take it out of the plan"
+            f"[tsm.transform] {name} is a {type(layer).__name__}{' with adapters' if adapted else ''}; only nn.Linear "
+            "and transformers' Conv1D can be cut by columns or rows. "
+            + ("Train adapters of it with tensor_parallel_degree 1" if adapted else "Take it out of the plan")
         )
     transposed = _is_conv1d(layer)
     shape = tuple(layer.weight.shape)

@@ -18,6 +18,8 @@ class Stream:
         self.parallel = parallel
         self._length: int | None = None  # of the sequence that is cut; None: nothing is
         self._paused = False  # an evaluation is between a forward and its backward, or after both
+        self._entered: set[int] = set()  # lengths of forwards whose backwards have not begun
+        self._backward_began = False
 
     @property
     def cut(self) -> bool:
@@ -29,17 +31,17 @@ class Stream:
         if self._paused:
             return hidden
         self._length = hidden.shape[SEQUENCE_DIM] if training else None
-        return self.piece_of(hidden) if training else hidden
+        if not training:
+            return hidden
+        self._remember(hidden.shape[SEQUENCE_DIM])
+        piece = self.piece_of(hidden)
+        if piece.requires_grad:
+            piece.register_hook(self._begin_backward)
+        return piece
 
     def put_together(self, piece: Tensor) -> Tensor:
         whole = _C.gather_from(piece, SEQUENCE_DIM, self.parallel)
-        assert self._length is not None
-        if not self._length <= whole.shape[SEQUENCE_DIM] < self._length + self.parallel.size:
-            raise _C.InvalidArgument(
-                f"[tsm.transform] sequence parallelism: activations of {whole.shape[SEQUENCE_DIM]} tokens are computed "
-                f"again after a forward of {self._length}; call backward of a batch before the forward of another one, "
-                "or do without activation checkpointing"
-            )
+        self._check(whole.shape[SEQUENCE_DIM])
         return whole.narrow(SEQUENCE_DIM, 0, self._length).contiguous()  # routers view it as rows
 
     def row_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -50,6 +52,37 @@ class Stream:
 
     def piece_of_sum(self, partial: Tensor) -> Tensor:
         return _C.reduce_scatter_sequence(self._pad(partial), SEQUENCE_DIM, self.parallel)
+
+    def _remember(self, length: int) -> None:
+        if _C.in_backward():
+            return
+        if self._backward_began:
+            self._entered.clear()
+            self._backward_began = False
+        self._entered.add(length)
+
+    def _begin_backward(self, _: Tensor) -> None:
+        self._backward_began = True
+
+    def _check(self, padded: int) -> None:
+        """What a backward computes again has the length of its own forward, which need not be the last one."""
+
+        def fits(length: int) -> bool:
+            return length <= padded < length + self.parallel.size
+
+        assert self._length is not None
+        others: set[int] = set()
+        if _C.in_backward():
+            self._backward_began = True
+            others = {length for length in self._entered if fits(length)} - {self._length}
+        if fits(self._length) and not others:
+            return
+        raise _C.InvalidArgument(
+            f"[tsm.transform] sequence parallelism: activations of {padded} tokens (with padding) are computed again "
+            f"after forwards of {', '.join(map(str, sorted(self._entered | {self._length})))} tokens; call backward of "
+            "a batch before the forward of another one, take use_reentrant=False, or do without activation "
+            "checkpointing"
+        )
 
     def _pad(self, x: Tensor) -> Tensor:
         more = -x.shape[SEQUENCE_DIM] % self.parallel.size
