@@ -10,6 +10,7 @@ What decides and what reads is C++ (tesserae/data/loader.h); this is its shape i
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -84,6 +85,8 @@ class TokenDataset(IterableDataset):
         super().__init__()
         if (rank is None) != (ranks is None):
             raise _C.InvalidArgument(f"[TokenDataset] rank={rank}, ranks={ranks}: give both, or neither")
+        if not 0 <= operator.index(seed) < 2**64:
+            raise _C.InvalidArgument(f"[TokenDataset] seed={seed}: give an integer from 0 to 2^64 - 1")
         weights = paths if isinstance(paths, Mapping) else {_hashable(paths): 1.0}
         self._sources = [(_open(_files(key), format, vocabulary), float(weight)) for key, weight in weights.items()]
         self._options = {

@@ -27,12 +27,16 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 Folder = str | os.PathLike[str]
+_SMALL = 16 << 20  # bytes of a tensor that all ranks of a load may read as a part of `extra`
 Announced = tuple[str, torch.dtype, list[int], Callable[[], torch.Tensor]]
 
 
 def from_dcp(dcp: Folder, folder: Folder, *, step: int = 0) -> Path:
     """Makes a checkpoint of ours in `folder` from what dcp.save() or dcp.async_save() wrote to the directory `dcp`.
     Returns the new checkpoint.
+
+    What is neither of a model nor of an optimizer is load()'s `extra`, but for tensors of more than 16 MiB: they are
+    there as "state/PATH".
 
     DCP's files are pickles: convert only what you trust. Raises InvalidArgument if `dcp` has no complete checkpoint, or
     has values that are neither tensors nor JSON.
@@ -50,7 +54,11 @@ def from_dcp(dcp: Folder, folder: Folder, *, step: int = 0) -> Path:
         stored = metadata.state_dict_metadata[fqn]
         if isinstance(stored, TensorStorageMetadata):
             dtype, size = stored.properties.dtype, list(stored.size)
-            tensors.append((name, dtype, size, functools.partial(_read_tensor, reader, fqn, size, dtype)))
+            read = functools.partial(_read_tensor, reader, fqn, size, dtype)
+            if name.startswith("state/") and stored.size.numel() * dtype.itemsize <= _SMALL:
+                values[path] = read()  # a generator's state, say, which belongs to the values beside it
+            else:
+                tensors.append((name, dtype, size, read))
             continue
         value = _read(reader, fqn, None)
         if name.startswith("optimizer/"):

@@ -21,6 +21,7 @@ from tesserae.checkpoint.pieces import Cut, Pieces, cuts_of_dtensor, whole
 from tesserae.fsdp.instance import Instance, require_root
 from tesserae.fsdp.parameters import find_parameters
 from tesserae.fully_shard.parameters import inner_tensors
+from tesserae.fully_shard.state import ours
 from tesserae.job.fabrics import around_experts, tensor_degree, writes_unsplit
 from tesserae.tensor_parallel.parts import split_of
 from tesserae.torch_compat.compiled import uncompiled
@@ -75,6 +76,8 @@ class ModelState:
         if part in self._seen:
             return
         self._seen.add(part)
+        if (state := ours(part)) is not None:
+            state.show_shards()  # between a forward and its backward it may show what it has gathered
         if isinstance(part, Instance):
             if part._unit.is_root:
                 root = path

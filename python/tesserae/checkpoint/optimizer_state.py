@@ -32,6 +32,7 @@ class OptimizerState:
         self._optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
         self._held = {id(held.parameter): held for held in model.held}
         for each in self._optimizers:
+            _require_state_here(each)
             for parameter in (p for group in each.param_groups for p in group["params"]):
                 if id(parameter) not in self._held:
                     raise _C.InvalidArgument(
@@ -47,26 +48,31 @@ class OptimizerState:
 
     # Saving.
 
-    def save(self, pieces: Pieces) -> dict[str, str]:
-        """Adds this rank's part, and returns of what kind the numbers are in it, for describe()."""
-        numbers: dict[str, str] = {}
+    def save(self, pieces: Pieces) -> list[dict[str, str]]:
+        """Adds this rank's part, and returns of what kind the numbers are in it, group by group, for describe()."""
+        numbers: list[dict[str, str]] = []
         for optimizer, _, held_ones in self.groups():
+            numbers.append({})
             for held in held_ones:
                 if not any(slot.cuts for slot in held.slots):
                     continue
                 for key, value in optimizer.state.get(held.parameter, {}).items():
                     if value is not None:  # as good as missing to torch's optimizers
-                        _save_value(pieces, held, key, value, numbers)
+                        _save_value(pieces, held, key, value, numbers[-1])
         return numbers
 
-    def describe(self, numbers: dict[str, str]) -> dict[str, Any]:
+    def describe(self, kinds_of_numbers: list[dict[str, str]]) -> dict[str, Any]:
         """What goes to the manifest."""
+        numbers = {key: kind for group in kinds_of_numbers for key, kind in group.items()}
         described, kinds = [], []
         for optimizer, group, held_ones in self.groups():
             kinds.append(type(optimizer).__name__)
             names = [slot.names[0] for held in held_ones for slot in held.slots]
             described.append({**encode_options(group), "params": names})
-        return {"param_groups": described, "kinds": kinds, "numbers": numbers}
+        found = {"param_groups": described, "kinds": kinds, "numbers": numbers}
+        if any(group != numbers for group in kinds_of_numbers):
+            found["numbers_of_groups"] = kinds_of_numbers
+        return found
 
     # Loading.
 
@@ -86,7 +92,7 @@ class OptimizerState:
         loading = Loading(self, description, strict)
         for optimizer, group, held_ones in self.groups():
             for held in held_ones:
-                present = [slot for slot in held.slots if slot.cuts]
+                present = _with_state(held)
                 keys = dict.fromkeys(key for slot in present for name in slot.names for key in by_name.get(name, ()))
                 live = optimizer.state.get(held.parameter, {})
                 state = {key: self._load_value(loading, pieces, held, group, key, live.get(key)) for key in keys}
@@ -97,7 +103,7 @@ class OptimizerState:
         self, loading: Loading, pieces: Pieces, held: Held, group: dict[str, Any], key: str, live: Any
     ) -> Callable[[], Any]:
         parameter = held.parameter
-        slots = [slot for slot in held.slots if slot.cuts]
+        slots = _with_state(held)
         names = {id(slot): [f"optimizer/{key}/{name}" for name in slot.names] for slot in slots}
         stored = {id(s): next((pieces.stored[n] for n in names[id(s)] if n in pieces.stored), None) for s in slots}
         shape, dtype = next(entry for entry in stored.values() if entry is not None)
@@ -114,7 +120,8 @@ class OptimizerState:
             for i, slot in enumerate(slots):
                 pieces.add(names[id(slot)], [], [(0, 1, i)], counts, optional=True)
             loading.require_equal(counts, [names[id(slot)][0] for slot in slots])
-            return lambda: _number(counts[0], loading.numbers.get(key), key, parameter, group, live)
+            kind = loading.kind_of_number(key, first)
+            return lambda: _number(counts[0], kind, key, parameter, group, live)
         if held.flat or isinstance(parameter, DTensor):
             raise _C.InvalidArgument(
                 f"[checkpoint.load] {names[id(first)][0]} has shape {shape} and its parameter {list(first.shape)}: "
@@ -130,10 +137,19 @@ class Loading:
 
     def __init__(self, target: OptimizerState, description: dict[str, Any], strict: bool) -> None:
         self.values: list[tuple[Any, Held, dict[str, Callable[[], Any]]]] = []
-        self.numbers: dict[str, str] = description.get("numbers", {})
+        self._numbers: dict[str, str] = description.get("numbers", {})
+        self._numbers_of: dict[str, dict[str, str]] = {}  # by parameter, where groups have other kinds
+        groups = description.get("param_groups", [])
+        for group, numbers in zip(groups, description.get("numbers_of_groups", []), strict=False):
+            self._numbers_of |= dict.fromkeys(group["params"], numbers)
         self._target = target
         self._options = _find_options(target, description, strict)
         self._equal: list[tuple[torch.Tensor, list[str]]] = []
+
+    def kind_of_number(self, key: str, slot: Slot) -> str | None:
+        """Of Python; None: a tensor."""
+        numbers = next((self._numbers_of[name] for name in slot.names if name in self._numbers_of), self._numbers)
+        return numbers.get(key)
 
     def require_equal(self, counts: torch.Tensor, names: list[str]) -> None:
         self._equal.append((counts, names))
@@ -156,10 +172,21 @@ class Loading:
                 states[held.parameter] = {key: value() for key, value in values.items()}
         for (_, group, _), options in zip(self._target.groups(), self._options, strict=True):
             for key, value in options.items():
-                if isinstance(group.get(key), torch.Tensor):
-                    group[key].fill_(value)
-                else:
-                    group[key] = value
+                group[key] = _filled(group.get(key), value)
+
+
+def _require_state_here(optimizer: Any) -> None:
+    if any(cls.__name__ == "ZeroRedundancyOptimizer" for cls in type(optimizer).__mro__):
+        raise _C.InvalidArgument(
+            "[checkpoint] a ZeroRedundancyOptimizer keeps its state in an optimizer of its own, of which a checkpoint "
+            "would have nothing: let Tesserae shard the state (FullyShardedDataParallel with SHARD_GRAD_OP, say), or "
+            "pass what its consolidate_state_dict() and state_dict() give in extra"
+        )
+
+
+def _with_state(held: Held) -> list[Slot]:
+    """Those of which this rank has state: of a DTensor it has also where it has no rows, as torch's optimizers do."""
+    return [slot for slot in held.slots if slot.cuts or isinstance(held.parameter, DTensor)]
 
 
 def _save_value(pieces: Pieces, held: Held, key: str, value: Any, numbers: dict[str, str]) -> None:
@@ -216,9 +243,24 @@ def encode_options(group: dict[str, Any]) -> dict[str, Any]:
     options = {}
     for key, value in group.items():
         if key not in OWN_OPTIONS:
-            number = value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
-            options[key] = tree.encode(number, f"option {key!r} of the optimizer")
+            options[key] = tree.encode(_without_tensors(value), f"option {key!r} of the optimizer")
     return options
+
+
+def _without_tensors(value: Any) -> Any:
+    """Tensors of one number, also in a tuple (betas), as numbers."""
+    if isinstance(value, torch.Tensor) and value.dim() == 0:
+        return value.item()
+    return tuple(map(_without_tensors, value)) if type(value) is tuple else value
+
+
+def _filled(live: Any, value: Any) -> Any:
+    """`value`, in the tensors that an option has already."""
+    if isinstance(live, torch.Tensor):
+        return live.fill_(value)
+    if type(live) is tuple and type(value) is tuple and len(live) == len(value):
+        return tuple(map(_filled, live, value))
+    return value
 
 
 def _find_options(target: OptimizerState, description: dict[str, Any], strict: bool) -> list[dict[str, Any]]:
@@ -237,6 +279,8 @@ def _find_options(target: OptimizerState, description: dict[str, Any], strict: b
                 f"[checkpoint.load] the optimizer's group {index} has {missing[0]}, which no saved group had"
             )
         groups = sorted({group_of[name] for name in names if name in group_of})
+        if not names and index < len(described) and not described[index]["params"]:
+            groups = [index]  # still empty
         kind = type(optimizer).__name__
         others = [kinds[i] for i in groups if kinds[i] not in (kind, None)]
         if others and strict:

@@ -206,7 +206,7 @@ class Content:
             raise _C.InvalidArgument("[checkpoint] an optimizer without its model: parameters have their names there")
         self._of_optimizer = optimizer
         self._optimizer: OptimizerState | None = None
-        self._numbers: dict[str, str] = {}
+        self._numbers: list[dict[str, str]] = []
 
     def add_tensors(self, pieces: Pieces) -> None:
         """Parameters, buffers, and the optimizer's state. Once. No collective."""
