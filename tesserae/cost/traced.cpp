@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int traced_format = 1;
+constexpr int traced_format = 2;
 
 [[noreturn]] void refuse(const std::string& what) {
   throw InvalidArgument("Traced", what);
@@ -30,7 +30,9 @@ Traced::Linear linear_from(const Json& document) {
 }
 
 Traced::Pass pass_from(const Json& document) {
-  Traced::Pass pass{.peak = linear_from(document.at("peak")), .blocks = linear_from(document.at("blocks"))};
+  Traced::Pass pass{.blocks = linear_from(document.at("blocks"))};
+  for (const Json& each : document.at("peak")) pass.moments.push_back(linear_from(each));
+  if (pass.moments.empty()) refuse("peak has no moment in what was traced: trace again");
   for (const Json& each : document.at("products")) {
     pass.products.push_back({.multiplications = number_at(each, "multiplications"),
                              .calls = number_at(each, "calls"),
@@ -43,6 +45,12 @@ Traced::Pass pass_from(const Json& document) {
 }
 
 }  // namespace
+
+double Traced::Pass::peak(double rows) const {
+  double most = 0;
+  for (const Linear& moment : moments) most = std::max(most, moment.at(rows));
+  return most;
+}
 
 Traced::Traced(const Json& document) {
   try {
@@ -96,7 +104,7 @@ void Traced::set_sizes(Facts& facts, int /*tensor*/, int /*expert*/) const {
 
 Activations Traced::activations(const Execution& run) const {
   const auto rows = static_cast<double>(run.micro_batch);
-  const double peak = pass(run).peak.at(rows), blocks = std::min(pass(run).blocks.at(rows), peak);
+  const double peak = pass(run).peak(rows), blocks = std::min(pass(run).blocks.at(rows), peak);
   return {.blocks = blocks, .head = peak - blocks};
 }
 
@@ -116,7 +124,7 @@ ComputeTime Traced::compute_time(const Execution& run, const Machine& machine, c
     time.attention += each.operations * rows / curve.at(static_cast<double>(each.tokens));
   }
   // What is no product passes through memory as often as it does in the blocks that were measured.
-  const double of_units = kept_.blocks.at(rows), elsewhere = std::max(0.0, kept_.peak.at(rows) - of_units);
+  const double of_units = kept_.blocks.at(rows), elsewhere = std::max(0.0, kept_.peak(rows) - of_units);
   if (rates.activations.known() && of_units > 0) {
     time.activations = again * of_units / rates.activations.at(of_units / static_cast<double>(units_.size()));
   }

@@ -30,10 +30,14 @@ class Traced final : public Workload {
   };
   /// A forward and its backward.
   struct Pass {
-    Linear peak;    ///< bytes alive at the fullest moment, beside parameters and their gradients
+    /// Bytes alive at a moment, beside parameters and their gradients: of those moments that are the fullest for some
+    /// number of rows. Not empty.
+    std::vector<Linear> moments;
     Linear blocks;  ///< of these, what units have kept when the forward ends
     std::vector<Products> products = {};
     std::vector<Attention> attention = {};
+
+    double peak(double rows) const;  ///< bytes at the fullest moment
   };
 
   /// Throws InvalidArgument for what the tracer does not write.

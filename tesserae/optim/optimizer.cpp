@@ -17,10 +17,29 @@
 
 namespace tesserae::optim {
 
+namespace {
+
+double checked_lr(double lr) {
+  if (lr >= 0 && std::isfinite(lr)) return lr;
+  throw InvalidArgument("Optimizer", cat("the learning rate is ", lr, "; it must be a finite number >= 0"));
+}
+
+const StepOptions& checked(const StepOptions& options) {
+  if (options.lr) checked_lr(*options.lr);
+  if (options.clip_norm >= 0) return options;
+  throw InvalidArgument("Optimizer", cat("clip_norm is ", options.clip_norm, "; it must be >= 0 (0: no clipping)"));
+}
+
+}  // namespace
+
 Optimizer::Optimizer(std::shared_ptr<Target> target, double lr, DecayPolicy decays)
-    : target_(std::move(target)), lr_(lr), decays_(std::move(decays)), states_(target_->shards().size()) {
+    : target_(std::move(target)), lr_(checked_lr(lr)), decays_(std::move(decays)), states_(target_->shards().size()) {
   if (!decays_) decays_ = decays_if_matrix;
   companion_ = target_->add_companion(*this);
+}
+
+void Optimizer::set_lr(double lr) {
+  lr_ = checked_lr(lr);
 }
 
 void Optimizer::end() noexcept {
@@ -37,6 +56,7 @@ void Optimizer::complete_updates() {
 
 StepResult Optimizer::step(const StepOptions& options) {
   const at::NoGradGuard no_grad;
+  checked(options);
   complete_updates();
   const bool host_decides =
       options.measure_norm || options.scaler != nullptr || options.also_sum != nullptr || options.accept;

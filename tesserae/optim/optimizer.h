@@ -74,8 +74,9 @@ class Optimizer : public shard::Companion {
   /// Forgets all gradients, as Sharded::zero_grad.
   void zero_grad() { target_->zero_grad(); }
 
-  double lr() const { return lr_; }     ///< of steps that are given none
-  void set_lr(double lr) { lr_ = lr; }  ///< from the next step on; the same on all ranks
+  double lr() const { return lr_; }  ///< of steps that are given none
+  /// From the next step on; the same on all ranks. Throws InvalidArgument for one that is negative or no number.
+  void set_lr(double lr);
 
   /// Calls visit for each tensor of state that exists: of the shape of the shard's master, or a scalar (named "step").
   /// `visit` may assign another tensor of that shape.

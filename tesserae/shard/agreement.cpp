@@ -45,9 +45,8 @@ void require_agreement(comm::Fabric& fabric, const std::string& text) {
   const std::string reference = comm::text_of(fabric, text, 0);
   const std::string what =
       mine == reference_value
-          ? cat("rank ", different,
-                " has another model or other degrees than rank 0; its own error names the parameter")
-          : cat("rank ", fabric.rank(), " has another model or other degrees than rank 0. ",
+          ? cat("rank ", different, " has another model or other options than rank 0; its own error names what differs")
+          : cat("rank ", fabric.rank(), " has another model or other options than rank 0. ",
                 first_difference(text, reference));
   throw comm::Mismatch("shard_model", what);
 }
@@ -69,6 +68,19 @@ void over_tensor_ranks(comm::MeshFabric& mesh, std::vector<double>& values, comm
 
 bool on_any_tensor_rank(comm::MeshFabric& mesh, bool flag) {
   return over_tensor_ranks(mesh, flag ? 1 : 0, comm::Reduction::maximum) > 0;
+}
+
+std::string text_of(const Options& options) {
+  const auto name = [](const std::optional<c10::ScalarType>& dtype) {
+    return std::string(dtype ? c10::toString(*dtype) : "the model's");
+  };
+  const Precision& precision = options.precision;
+  return cat("degrees ", to_string(options.strategy.degrees), "\ncomputes in ", name(precision.parameters),
+             ", reduces in ", name(precision.reduce), ", masters in ", name(precision.masters),
+             precision.cast_inputs ? "" : ", inputs are not cast", "\naccumulation ",
+             options.accumulation == Accumulation::local ? "local" : "two_hop", "\ncut by ",
+             options.cut_by == CutBy::elements ? "elements" : "rows", "\nsync_module_states ",
+             options.sync_module_states ? "on" : "off", "\n");
 }
 
 std::string wires_of(const Options& options) {

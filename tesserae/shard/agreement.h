@@ -19,6 +19,9 @@ void over_tensor_ranks(comm::MeshFabric& mesh, std::vector<double>& values, comm
                        comm::Label label = {});
 bool on_any_tensor_rank(comm::MeshFabric& mesh, bool flag);
 
+/// What of the options changes numbers, or who calls what: a line each, for require_agreement.
+std::string text_of(const Options& options);
+
 /// A line about how numbers travel between hosts, for require_agreement; nothing where they travel as they are.
 std::string wires_of(const Options& options);
 

@@ -101,7 +101,7 @@ void Run::meet() {
   listen();
   if (epoch == 0) {
     // Our launcher says the same to all ranks of its host.
-    if (world_.launch().local_size < world_.launch().size) require_same_config(*fabric_, config_);
+    if (world_.launch().local_size < world_.launch().size) require_same_config(*fabric_, config_, setup_);
     return start(resume_);
   }
   end_broken_step();  // 2

@@ -1,6 +1,10 @@
 #include "tesserae/train/same_config.h"
 
+#include <algorithm>
+#include <array>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "tesserae/base/error.h"
 #include "tesserae/comm/agree.h"
@@ -10,20 +14,45 @@
 namespace tesserae::train {
 namespace {
 
-config::Json what_must_be_same(const config::Config& config) {
+/// A host's own affair: where things lie on it, how it is watched, and when it is told to end. Data are compared by
+/// what they are.
+constexpr std::array<std::string_view, 10> of_hosts = {
+    "$comment",  "memory_limit", "run",         "monitor",           "preemption",
+    "data.path", "data.weights", "data.format", "checkpoint.folder", "offload.folder"};
+
+bool may_differ(const std::string& key) {
+  return std::ranges::find(of_hosts, key) != of_hosts.end();
+}
+
+config::Json what_must_be_same(const config::Config& config, const JobSetup& setup) {
   config::Json told;
-  for (const char* section : {"train", "optimizer", "bad_steps", "recovery"}) {
-    const auto found = config.resolved.find(section);
-    if (found == config.resolved.end()) continue;
-    for (const auto& [key, value] : found->items()) told[cat(section, ".", key)] = value;
+  for (const auto& [key, value] : config.resolved.items()) {
+    if (may_differ(key)) continue;
+    if (!value.is_object()) {
+      told[key] = value;
+      continue;
+    }
+    for (const auto& [inner, of_inner] : value.items()) {
+      if (const std::string both = cat(key, ".", inner); !may_differ(both)) told[both] = of_inner;
+    }
+  }
+  const auto dtype = [](const std::optional<c10::ScalarType>& type) {
+    return c10::toString(type.value_or(at::kFloat));
+  };
+  const shard::Precision& precision = setup.precision;  // "auto" is what a host's processors have
+  told["precision"] =
+      cat(dtype(precision.parameters), ", sums ", dtype(precision.reduce), ", masters ", dtype(precision.masters));
+  for (const data::Source& source : setup.sources) {
+    told["data"].push_back(
+        cat(source.weight, " of ", source.stream->size(), " tokens, #", source.stream->fingerprint()));
   }
   return told;
 }
 
 }  // namespace
 
-void require_same_config(comm::Fabric& fabric, const config::Config& config) {
-  const std::string own = what_must_be_same(config).dump(), of_first = comm::text_of(fabric, own, 0);
+void require_same_config(comm::Fabric& fabric, const config::Config& config, const JobSetup& setup) {
+  const std::string own = what_must_be_same(config, setup).dump(), of_first = comm::text_of(fabric, own, 0);
   const int other = comm::lowest_rank_with(fabric, own != of_first);
   if (other < 0) return;
   const config::Json first = config::Json::parse(of_first);

@@ -41,10 +41,11 @@ void Run::check_replicas() {
     throw ReplicasDiffer(
         "train",
         cat(what, found.decided ? ". No rank has all that these lack" : ". Nothing says which are right",
-            ". They agreed ",
-            agreed_ > 0 ? cat("after step ", agreed_, ": go on from a checkpoint of before that step")
-                        : "at the beginning: no checkpoint of this process is known to be right; begin as it did",
-            ", without the hosts of these ranks"));
+            agreed_ > 0
+                ? cat(". They agreed after step ", agreed_, ": go on from a checkpoint of before that step")
+                : ". This process has not seen them agree: begin as it did, on all hosts with the same data and "
+                  "version",
+            ", without the hosts of these ranks if it happens again"));
   }
   if (leads()) {
     log(LogLevel::error,

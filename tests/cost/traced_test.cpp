@@ -15,16 +15,16 @@ using ::testing::HasSubstr;
 
 /// Two units of 30 and 40 elements, a root of 10.
 json document() {
-  const json pass = {{"peak", {{"fixed", 100}, {"row", 50}}},
+  const json pass = {{"peak", {{{"fixed", 140}, {"row", 1}}, {{"fixed", 100}, {"row", 50}}}},
                      {"blocks", {{"fixed", 0}, {"row", 20}}},
                      {"products",
                       {{{"multiplications", 1000}, {"calls", 3}, {"batched", false}},
                        {{"multiplications", 8}, {"calls", 6}, {"batched", true}}}},
                      {"attention", {{{"tokens", 4}, {"operations", 600}}}}};
   json recomputed = pass;
-  recomputed["peak"]["row"] = 30;
+  recomputed["peak"][1]["row"] = 30;
   recomputed["blocks"]["row"] = 5;
-  return {{"traced", 1},       {"name", "Net"}, {"dtype", "bf16"}, {"parameters", 80}, {"trained", 60},
+  return {{"traced", 2},       {"name", "Net"}, {"dtype", "bf16"}, {"parameters", 80}, {"trained", 60},
           {"units", {30, 40}}, {"root", 10},    {"process", 5},    {"kept", pass},     {"recomputed", recomputed}};
 }
 
@@ -94,12 +94,12 @@ TEST(Traced, RefusesWhatNobodyHasTraced) {
     }
   };
   expect_refused([](json& d) { d = json::array(); }, "not what `tesserae plan --script` traces");
-  expect_refused([](json& d) { d["traced"] = 2; }, "not what `tesserae plan --script` traces, format 1");
+  expect_refused([](json& d) { d["traced"] = 1; }, "not what `tesserae plan --script` traces, format 2");
   expect_refused([](json& d) { d.erase("kept"); }, "kept");
   expect_refused([](json& d) { d["name"] = 5; }, "not what");
   expect_refused([](json& d) { d["root"] = 11; }, "11 in the root and 70 in 2 units: that cannot be");
   expect_refused([](json& d) { d["trained"] = 0; }, "(0 trained)");
-  expect_refused([](json& d) { d["kept"]["peak"]["row"] = -1; }, "row is -1");
+  expect_refused([](json& d) { d["kept"]["peak"][0]["row"] = -1; }, "row is -1");
   expect_refused([](json& d) { d["units"] = {-30, 100}; }, "that cannot be");
 }
 

@@ -125,6 +125,32 @@ TEST(Rules, RanksWithDifferentModelsNameTheParameter) {
   EXPECT_THAT(texts[2], HasSubstr("first [29, 13]"));
 }
 
+TEST(Rules, RanksWithDifferentOptionsNameTheOption) {
+  const std::pair<void (*)(Options&), const char*> cases[] = {
+      {[](Options& options) { options.precision = Precision::bf16(); }, "computes in BFloat16, reduces in Float"},
+      {[](Options& options) { options.accumulation = Accumulation::two_hop; }, "accumulation two_hop"},
+      {[](Options& options) { options.cut_by = CutBy::rows; }, "cut by rows"},
+      {[](Options& options) { options.sync_module_states = true; }, "sync_module_states on"}};
+  for (const auto& [change, named] : cases) {
+    std::mutex mutex;
+    std::vector<std::string> texts(2);
+    comm::run_local(2, [&](comm::Fabric& fabric) {
+      Net net{NetOptions{}};
+      fill_all(*net);
+      Options options;  // NO_SHARD: nothing that is gathered would differ in size
+      if (fabric.rank() == 1) change(options);
+      try {
+        shard_model(net, share(fabric), options);
+      } catch (const comm::Mismatch& error) {
+        const std::scoped_lock lock(mutex);
+        texts[static_cast<size_t>(fabric.rank())] = error.what();
+      }
+    });
+    EXPECT_THAT(texts[0], HasSubstr("rank 1 has another model or other options"));
+    EXPECT_THAT(texts[1], HasSubstr(named));
+  }
+}
+
 TEST(Rules, AFrozenParameterCanNotBeUnfrozenAfterwards) {
   NetOptions options;
   options.frozen_block = 1;

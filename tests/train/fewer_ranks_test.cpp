@@ -274,11 +274,16 @@ TEST_F(FewerRanks, ANumberThatCannotBeIsAnErrorThatSaysSo) {
 
 /// Each host's launcher reads a configuration of its own.
 TEST_F(FewerRanks, HostsThatAreToldDifferentThingsAreToldSo) {
-  for (const auto& [first, second] : {std::pair("1", "0"), std::pair("0", "1")}) {
+  const std::array<std::string, 3> cases[] = {{"recovery.min_ranks", "1", "0"},
+                                              {"recovery.min_ranks", "0", "1"},
+                                              {"random_seed", "1", "3"},  // both would train
+                                              {"model.rope_base", "10000.0", "10.0"},
+                                              {"precision", "fp32", "bf16"}};
+  for (const auto& [key, first, second] : cases) {
     const std::string port = std::to_string(os::free_port());
-    const auto start = [&](const char* host, const char* ranks) {
+    const auto start = [&](const char* host, const std::string& value) {
       return job_->start(
-          "told", {"--nproc", "1", "--set", cat("recovery.min_ranks=", ranks)},
+          "told", {"--nproc", "1", "--set", cat(key, "=", value)},
           {{"PET_NNODES", "2"}, {"PET_NODE_RANK", host}, {"MASTER_ADDR", "127.0.0.2"}, {"MASTER_PORT", port}});
     };
     Program one = start("0", first), other = start("1", second);
@@ -286,8 +291,8 @@ TEST_F(FewerRanks, HostsThatAreToldDifferentThingsAreToldSo) {
       const auto exit = program->finish();
       ASSERT_TRUE(exit.has_value()) << program->output << program->errors;
       EXPECT_EQ(exit->code, 2) << program->errors;
-      EXPECT_THAT(program->errors, AllOf(HasSubstr("recovery.min_ranks: host "), HasSubstr(cat("(rank 0) has ", first)),
-                                         HasSubstr(cat("(rank 1) has ", second, ": start all hosts with the same"))));
+      EXPECT_THAT(program->errors, AllOf(HasSubstr(cat(key, ": host ")), HasSubstr(" (rank 0) has "),
+                                         HasSubstr(": start all hosts with the same")));
     }
   }
 }

@@ -41,6 +41,7 @@ class Scaler(Protocol):
 
 _dials: weakref.WeakKeyDictionary[Root, Dial] = weakref.WeakKeyDictionary()
 _scaler: Scaler | None = None
+_steps_before = 0  # of the job, when models were made
 _hook: RemovableHandle | None = None
 # Made since the configuration asked for a dial, in an order that is the same on all ranks.
 _made: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()
@@ -78,6 +79,12 @@ def scales(scaler: Scaler | None) -> None:
 def end_epoch() -> None:
     """The job goes on with other connections, and models of its own."""
     _dials.clear()
+
+
+def go_on_from(step: int) -> None:
+    """Schedules count from the beginning of the job, of which a model that is made now takes up that step."""
+    global _steps_before
+    _steps_before = step
 
 
 def begin_step(root: Root, *_: Any) -> None:
@@ -154,7 +161,7 @@ class Dial:
         seconds = (self._ended if self._ended > begun else time.perf_counter()) - begun
         if self._dial is None:
             self._dial = self._make(root, first=not any(dial._dial is not None for dial in _dials.values()))
-        wanted = self._dial.at_step_edge(steps - self._first_step, seconds)
+        wanted = self._dial.at_step_edge(_steps_before + steps - self._first_step, seconds)
         if _scaler is not None and (scaling := self._dial.scaling) is not None:
             _scaler.scale(self._dial, *scaling)
         if wanted is None:

@@ -14,6 +14,7 @@ from tesserae import _C
 from tesserae.checkpoint import loading, saving
 from tesserae.checkpoint.holding import HeldStep, Holder
 from tesserae.checkpoint.random_state import is_random_state, random_state, set_random_state
+from tesserae.dial import automatic
 from tesserae.dial.replicas import ReplicasDiffer, compare_replicas
 from tesserae.dial.roots import roots_of, unit_of
 from tesserae.elasticity.updates import Updates
@@ -119,6 +120,7 @@ class Job:
                 "[Job.steps] check_replicas_every: there is no module in the model that tesserae has sharded"
             )
         first = self._load(model, optimizer, folder, others)
+        automatic.go_on_from(first)
         self.settled(first, _C.unit_degrees(unit_of(roots[0])) if roots else (1, 1, 1))
         if self.epoch > 0 and self.rank == 0:
             seconds = time.monotonic() - self.began

@@ -9,8 +9,9 @@
    Where nobody replaces the lost ones, those that are left ask for the largest number that the job can have, and 2
    begins anew with these; the others end.
 3. torch's default group is made anew, of as many ranks, through a part of that store.
-4. train(job) is called. It makes model and optimizer; job.steps() fills them with the newest state, in memory or in a
-   checkpoint.
+4. train(job) is called, on each rank with the random numbers that it had when elastic() was called, as new processes
+   have them, and with the degrees to which the dial was turned before. It makes model and optimizer; job.steps() fills
+   them with the newest state, in memory or in a checkpoint.
 5. A rank is lost: operations of the others fail. They give up all connections of the epoch, which aborts what still
    blocks elsewhere, then torch's groups, saves at hand (what goes to memory is written, the rest not), and what the
    frames of train() hold. Of the last step's state they keep what is their part, unless an optimizer has begun to
@@ -41,10 +42,11 @@ import torch.distributed as dist
 
 from tesserae import _C
 from tesserae.checkpoint import saving
+from tesserae.checkpoint.random_state import random_state, set_random_state
 from tesserae.dial import automatic
 from tesserae.elasticity.job import SHARED, Job, Leave, shares_memory
 from tesserae.fully_shard import places
-from tesserae.job import config, fabrics
+from tesserae.job import config, fabrics, preemption
 from tesserae.monitor import watching
 from tesserae.recovery.rank import is_of_communication
 from tesserae.recovery.watcher import say
@@ -116,6 +118,8 @@ class _Loop:
         self._asked: tuple[int, int] | None = None  # ranks, and the client of rank 0's server
         self._scaling: dict[str, Any] = {}  # what the client is told, on rank 0
         self._server: _C.DialServer | None = None
+        self._random = random_state()
+        self._turned: tuple[int, int, int] | None = None  # where the dial was in the last epoch
 
     def run(self) -> None:
         automatic.scales(self if self._membership.served else None)
@@ -143,12 +147,17 @@ class _Loop:
         try:
             self._meet()
             self._begin()
+            set_random_state(self._random)
             self._train(self._job())
             self._end()
             return _End("done")
         except Leave as leaving:
             _clear_frames(leaving)
             return _End("scales")
+        except SystemExit as leaving:
+            if leaving.code not in (None, 0) and not preemption.is_ending():
+                saving.give_up()  # others do not end with this rank: a save that waited for them would
+            raise
         except Exception as error:
             if not self._membership.served or not _comes_of_a_loss(error):
                 raise
@@ -233,8 +242,22 @@ class _Loop:
         dist.init_process_group(
             self._backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=self._deadline)
         )
+        if membership.epoch > 0:
+            self._agree_on_degrees(fabric, ranks)
         fabrics.heed_other_groups()
         sys.excepthook = hook  # torch puts another one around it each time
+
+    def _agree_on_degrees(self, fabric: _C.Fabric, ranks: int) -> None:
+        """Those of before the loss, which new processes do not know; what tsm.init was given, where these do not fit
+        as many ranks."""
+        text = ",".join(map(str, self._turned)) if self._turned is not None else ""
+        told = _C.agree(fabric, text)
+        if told is None:
+            return
+        parameters, gradients, optimizer = map(int, told[1].split(","))
+        config.turn((parameters, gradients, optimizer))
+        if self._why_not(ranks):
+            config.turn_back()
 
     def _job(self) -> Job:
         assert self._fabric is not None
@@ -261,6 +284,9 @@ class _Loop:
             if fabric is not None:
                 fabric.give_up()
         self._held = saving.give_up(self._memory) or self._held
+        self._turned = config.turned_to() or self._turned
+        config.turn_back()
+        preemption.end_epoch()
         automatic.end_epoch()
         watching.end_epoch()
         fabrics.leave()

@@ -194,6 +194,19 @@ def turn(degrees: tuple[int, int, int]) -> None:
     )
 
 
+def turned_to() -> tuple[int, int, int] | None:
+    """The degrees to which the dial was turned; None if it was not."""
+    if _current is None or _asked is None or degrees_of(_current) == degrees_of(_asked):
+        return None
+    return degrees_of(_current)
+
+
+def turn_back() -> None:
+    """What is asked for is what tsm.init was given."""
+    global _current
+    _current = _asked
+
+
 def leaves_degrees() -> bool:
     """Whether it is the script that says over how many ranks it shards."""
     return _current is None or degrees_of(_current) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import weakref
 from types import TracebackType
 from typing import NoReturn
 
@@ -12,6 +13,8 @@ import torch.distributed as dist
 from tesserae import _C
 from tesserae.job import config
 from tesserae.job.fabrics import fabric_of
+
+_listening: weakref.WeakSet[Preemption] = weakref.WeakSet()
 
 
 class Preemption:
@@ -24,6 +27,7 @@ class Preemption:
             file=settings.file, command=settings.command, every_seconds=settings.every_seconds
         )
         atexit.register(self.close)
+        _listening.add(self)
 
     def requested(self) -> bool:
         """Whether any rank of the job was asked to end: the same answer on all of them.
@@ -85,3 +89,14 @@ def preemption(
     """
     given = {"file": file, "command": command, "every_seconds": every_seconds, "exit_code": exit_code}
     return Preemption(config.preemption({key: value for key, value in given.items() if value is not None}))
+
+
+def end_epoch() -> None:
+    """What listens was made by a script's train(), which runs again (tsm.elastic)."""
+    for each in list(_listening):
+        each.close()
+
+
+def is_ending() -> bool:
+    """Whether what listens has said that the job is to end: ranks then end together."""
+    return any(each.reason is not None for each in _listening)

@@ -1,8 +1,10 @@
 """What a model of a script consists of, computes and keeps, for tesserae/cost/traced.h.
 
-1. The model is made of fake tensors; the script's batch is cut, or repeated, to one row, and to two.
+1. The model is made of fake tensors; the script's batch is cut, or repeated, to one row, and to two (two and three for
+   a model that normalises over its batch).
 2. A forward and its backward are traced for each, with units that keep their activations and with ones that run again.
-3. What one row and two rows take gives what is fixed and what each row adds.
+3. What the fewer and the more rows take gives what is fixed and what each row adds. Of memory at each moment, since
+   which one is the fullest depends on the rows: with few it may be the end of the backward, with many the loss.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from tesserae import _C
 from tesserae.planning.batches import call, fake, loss_of, rows_of
 from tesserae.torch_compat import tracing
 
-FORMAT = 1  # of tesserae/cost/traced.cpp
+FORMAT = 2  # of tesserae/cost/traced.cpp
+_MANY = (64, 128)  # rows
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -41,23 +44,32 @@ def trace(
     if dtype not in DTYPES:
         raise _C.InvalidArgument(f"[tsm.plan] dtype {dtype!r}: known are {', '.join(DTYPES)}")
     kinds = None if units is None else set(units)
-    passes: dict[bool, list[_Pass]] = {}
-    for recomputes in (False, True):
-        for rows in (1, 2):
-            if tell is not None:
-                tell(f"a step of {rows} row{'s' * (rows > 1)}, units {'run again' if recomputes else 'keep'}")
-            passes.setdefault(recomputes, []).append(
-                _Pass(model_fn, rows_of(batch, rows), loss, kinds, dtype, recomputes)
-            )
-    first = passes[False][0]
+
+    def run(rows: int, recomputes: bool) -> _Pass:
+        if tell is not None:
+            tell(f"a step of {rows} row{'s' * (rows > 1)}, units {'run again' if recomputes else 'keep'}")
+        return _Pass(model_fn, rows_of(batch, rows), rows, loss, kinds, dtype, recomputes)
+
+    few = 1
+    try:
+        first = run(few, False)
+    except ValueError as error:  # of a BatchNorm
+        if "more than 1 value per channel" not in str(error):
+            raise
+        few = 2
+        first = run(few, False)
+    passes = {False: [first, run(few + 1, False)], True: [run(few, True), run(few + 1, True)]}
+    for recomputes, pair in passes.items():
+        if len(pair[0].levels) != len(pair[1].levels):  # no moment of one is a moment of the other
+            pair += [run(rows, recomputes) for rows in _MANY]
     return {
         "traced": FORMAT,
         "name": first.name,
         "dtype": dtype,
         **first.sizes,
         "process": _anonymous_memory(),
-        "kept": _line_through(*passes[False]),
-        "recomputed": _line_through(*passes[True]),
+        "kept": _facts(passes[False]),
+        "recomputed": _facts(passes[True]),
     }
 
 
@@ -68,11 +80,13 @@ class _Pass:
         self,
         model_fn: Callable[[], nn.Module],
         batch: Any,
+        rows: int,
         loss: Callable[[Any], Tensor] | None,
         kinds: set[str | type[nn.Module]] | None,
         dtype: str,
         recomputes: bool,
     ) -> None:
+        self.rows = rows
         try:
             with tracing.fake_tensors():
                 self._run(_made(model_fn, DTYPES[dtype]), batch, loss, kinds, DTYPES[dtype], recomputes)
@@ -119,8 +133,7 @@ class _Pass:
             value.backward()
             del value
         gc.collect()
-        levels = recorder.record.levels(without=gradients)
-        self.peak = max(levels)
+        self.levels = levels = recorder.record.levels(without=gradients)
         self.blocks = sum(levels[after] - levels[before] for before, after in marks.spans if after <= end)
         self.products, self.attention = recorder.record.products, recorder.record.attention
 
@@ -215,20 +228,53 @@ def _nothing_is_packed() -> Iterator[None]:
         setattr(masks, name, found)
 
 
-def _line_through(one: _Pass, two: _Pass) -> dict[str, Any]:
-    def linear(first: int, second: int) -> dict[str, int]:
-        row = max(0, second - first)
-        return {"fixed": max(0, first - row), "row": row}
+Line = tuple[int, int]  # bytes that are fixed, and that each row adds
 
+
+def _line(few: _Pass, more: _Pass, first: int, second: int) -> Line:
+    row = max(0, (second - first) // (more.rows - few.rows))
+    return max(0, first - few.rows * row), row
+
+
+def _fullest(passes: list[_Pass]) -> list[Line]:
+    """The lines that are the highest somewhere, from the flattest to the steepest."""
+    few, more = passes[:2]
+    if len(passes) == 2:
+        lines = {_line(few, more, *pair) for pair in zip(few.levels, more.levels, strict=True)}
+    else:
+        pairs = (passes[:2], passes[2:])
+        lines = {_line(one, two, max(one.levels), max(two.levels)) for one, two in pairs}
+    found: list[Line] = []
+    for line in sorted(lines, key=lambda line: (line[1], line[0])):
+        # One that is not higher at one row never is beside a steeper one; what lies below two others is left out too.
+        while found and (_at(line, 1) >= _at(found[-1], 1) or (len(found) > 1 and _hides(found[-2], line, found[-1]))):
+            found.pop()
+        found.append(line)
+    return found
+
+
+def _at(line: Line, rows: float) -> float:
+    return line[0] + line[1] * rows
+
+
+def _hides(flatter: Line, steeper: Line, between: Line) -> bool:
+    crossing = (flatter[0] - steeper[0]) / (steeper[1] - flatter[1])
+    return _at(between, crossing) <= _at(flatter, crossing)
+
+
+def _facts(passes: list[_Pass]) -> dict[str, Any]:
+    one, two = passes[:2]
     products: Counter[tuple[int, bool]] = Counter()
     for product, times in one.products.items():
-        products[product.multiplications, product.batched] += times * product.count
+        size = product.multiplications if product.batched else product.multiplications // one.rows
+        products[size, product.batched] += times * product.count // (one.rows if product.batched else 1)
     attention: Counter[int] = Counter()
     for each, times in one.attention.items():
-        attention[each.tokens] += times * each.operations
+        attention[each.tokens] += times * each.operations // one.rows
+    blocks = _line(one, two, one.blocks, two.blocks)
     return {
-        "peak": linear(one.peak, two.peak),
-        "blocks": linear(one.blocks, two.blocks),
+        "peak": [{"fixed": fixed, "row": row} for fixed, row in _fullest(passes)],
+        "blocks": {"fixed": blocks[0], "row": blocks[1]},
         "products": [
             {"multiplications": size, "calls": calls, "batched": batched} for (size, batched), calls in products.items()
         ],

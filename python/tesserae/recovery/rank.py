@@ -130,7 +130,8 @@ def is_of_communication(error: BaseException) -> bool:
     """Whether it says that other ranks were lost, and not that this one has failed."""
     # Gloo's, and ours that have come through a backward of torch, are RuntimeErrors that say where they come from.
     text = str(error)
-    return isinstance(error, (_C.CommError, dist.DistError)) or text.startswith("[Group]") or "gloo/" in text
+    ours = text.startswith(("[Group]", "[Fabric]", "[ProcessGroup]"))
+    return isinstance(error, (_C.CommError, dist.DistError)) or ours or "gloo/" in text
 
 
 @contextmanager
