@@ -20,6 +20,12 @@ std::map<std::string, std::string> rank_environment(const LocalJob& job, const P
   environment["LOCAL_RANK"] = std::to_string(place.local_rank);
   environment["WORLD_SIZE"] = std::to_string(meeting.ranks);
   environment["LOCAL_WORLD_SIZE"] = std::to_string(local_ranks);
+  environment["GROUP_RANK"] = std::to_string(job.host);
+  environment["GROUP_WORLD_SIZE"] = std::to_string(job.hosts);
+  environment["ROLE_NAME"] = "default";
+  environment["ROLE_RANK"] = environment["RANK"];
+  environment["ROLE_WORLD_SIZE"] = environment["WORLD_SIZE"];
+  environment["TORCHELASTIC_RUN_ID"] = "tesserae";  // by which libraries know that a launcher counts hosts
   environment["MASTER_ADDR"] = job.hosts > 1 ? job.address : "127.0.0.1";
   environment["MASTER_PORT"] = std::to_string(meeting.port);
   environment["TORCHELASTIC_USE_AGENT_STORE"] = meeting.epoch ? "True" : "False";

@@ -66,6 +66,12 @@ bool settle(const Command& command, pid_t parent) {
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   if (command.new_group && setpgid(0, 0) != 0) return false;
+  // A group in the background that reads its terminal is stopped, without a word: it reads the end instead.
+  if (command.new_group && isatty(STDIN_FILENO)) {
+    const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (nothing < 0 || dup2(nothing, STDIN_FILENO) < 0) return false;
+    ::close(nothing);
+  }
   if (command.die_with_parent) {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return false;
     if (getppid() != parent) _exit(127);  // it died before the line above: no signal will come

@@ -139,6 +139,7 @@ void Metrics::count(const StepRecord& record) {
   if (last_losses_.size() == averaged_losses) last_losses_.erase(last_losses_.begin());
   last_losses_.push_back(record.loss);
   running_.steps = record.step;
+  running_.tokens += std::llround(times_.back().tokens);
   running_.last_loss = record.loss;
   if (record.val_loss) {
     running_.val_loss = record.val_loss;

@@ -67,6 +67,7 @@ std::vector<std::string> lines_until(const os::Path& file, int64_t step);
 /// where there are more.
 struct RunFigures {
   int64_t steps = 0;
+  int64_t tokens = 0;     ///< of all steps, whatever the number of ranks
   double final_loss = 0;  ///< mean of the last 10 steps: one step's loss is noise
   double last_loss = 0;
   std::optional<double> val_loss, best_val_loss;  ///< the last one; the lowest one

@@ -34,7 +34,7 @@ config::Json make_summary(const RunFigures& figures, const RunFacts& facts) {
       {"hosts", facts.hosts},
       {"device", facts.device},
       {"precision", facts.precision},
-      {"tokens", figures.steps * facts.tokens_per_step},
+      {"tokens", figures.tokens},
       {"seconds", facts.seconds},
       {"bytes_sent", facts.bytes_sent},
       {"engine",

@@ -152,7 +152,9 @@ std::string prometheus(const Json& now, const Json& metrics, const RunFolder::Li
   const Json& ranks = member(now, "ranks");
   Family age = family("tesserae_rank_heard_seconds", "Since the rank was last heard of.");
   for (size_t i = 0; ranks.is_array() && i < ranks.size(); ++i) {
-    age.add(member(ranks[i], "age"), {{"rank", text_of(member(ranks[i], "rank"))}});
+    const Json then = member(ranks[i], "age");  // when rank 0 told it
+    if (!then.is_number()) continue;
+    age.add(then.get<double>() + (life.ended ? 0 : life.silent_seconds), {{"rank", text_of(member(ranks[i], "rank"))}});
   }
   return out;
 }

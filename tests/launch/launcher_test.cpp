@@ -58,13 +58,13 @@ TEST_F(Launcher, RanksThatAreCopiesShareTheProcessors) {
 TEST_F(Launcher, OneOfSeveralHostsCountsItsRanksOn) {
   Program job(
       {LAUNCH_RANKS, "2", "sh", "-c",
-       "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT; "
+       "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT; "
        "[ $RANK != 4 ] || touch $FOLDER/said; [ $RANK != 5 ] || until [ -e $FOLDER/said ]; do sleep 0.01; done; "
        "[ $RANK != 5 ] || exit 7; exec sleep 600"},
       {{"FOLDER", folder_}, {"HOSTS", "3"}, {"HOST", "2"}, {"PORT", "4711"}});
   EXPECT_EQ(job.finish()->code, 7);
-  EXPECT_EQ(job.output, "4/6 0/2 first-host:4711\n");
-  EXPECT_THAT(job.errors, HasSubstr("rank 5: 5/6 1/2 first-host:4711\n"));
+  EXPECT_EQ(job.output, "4/6 0/2 2/3 first-host:4711\n");
+  EXPECT_THAT(job.errors, HasSubstr("rank 5: 5/6 1/2 2/3 first-host:4711\n"));
   EXPECT_THAT(job.errors, HasSubstr("tesserae: rank 5 of 6 exited with code 7; the other ranks were ended"));
 }
 

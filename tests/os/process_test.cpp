@@ -230,6 +230,21 @@ TEST(Process, AGroupIsKilledWithItsChildren) {
   EXPECT_TRUE(grandchild.wait_gone(soon()));
 }
 
+TEST(Process, AGroupOfItsOwnReadsNoTerminal) {
+  const Descriptor terminal(::posix_openpt(O_RDWR | O_NOCTTY));
+  ASSERT_TRUE(terminal && ::grantpt(terminal.get()) == 0 && ::unlockpt(terminal.get()) == 0);
+  const Descriptor other(::open(::ptsname(terminal.get()), O_RDWR | O_NOCTTY));
+  const Descriptor before(::dup(STDIN_FILENO));
+  ASSERT_GE(::dup2(other.get(), STDIN_FILENO), 0);
+  Command command = shell("read line || exit 7");
+  command.new_group = true;
+  Process process = Process::spawn(command);
+  ::dup2(before.get(), STDIN_FILENO);
+  const auto exit = process.wait(soon());
+  ASSERT_TRUE(exit.has_value()) << "it waits for what nobody types";
+  EXPECT_EQ(exit->code, 7);
+}
+
 TEST(Process, DiesWithItsParent) {
   // This process forks a parent, the parent spawns a child and is killed the hard way.
   Pipe pipe = make_pipe();

@@ -113,6 +113,15 @@ def test_a_module_that_nobody_can_initialise_is_named() -> None:
         materialise(model, DelayedParamIniter(model))
 
 
+def test_containers_have_nothing_to_initialise() -> None:
+    """FSDP asks of every module."""
+    model = on_meta(lambda: nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 2)))
+    initialise = DelayedParamIniter(model).get_param_init_fn()
+    for module in model.modules():
+        initialise(module)
+    assert not any(parameter.is_meta for parameter in model.parameters())
+
+
 def test_what_was_left_out_is_named() -> None:
     model = on_meta(lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     delayed = DelayedParamIniter(model)

@@ -41,16 +41,25 @@ def agree(
     """The contents of each tensor's state, on whatever rank it is: scalars and other values as they are, Like for
     tensors of the slice's size. The same on all ranks. Collective. Raises InvalidArgument for state of another size,
     and if ranks differ."""
-    told_by_me: dict[int, tuple[bool, State]] = {}
+    told_by_me: dict[int, tuple[bool, State | None]] = {}
     for i, (parameter, held) in enumerate(keys.held.items()):
         if parameter in mine:
             described = {name: _describe(value, held.numel) for name, value in mine[parameter].items()}
             told_by_me[i] = held.numel > 0, described
+        elif held.numel > 0:
+            told_by_me[i] = True, None
     everyones: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyones, told_by_me, group=group)
     contents: dict[nn.Parameter, State] = {}
     for i, parameter in enumerate(keys.held):
         told = [(rank, *theirs[i]) for rank, theirs in enumerate(everyones) if i in theirs]
+        lacking = [rank for rank, _, state in told if state is None]
+        told = [each for each in told if each[2] is not None]
+        if lacking and any(has_elements and state for _, has_elements, state in told):
+            raise _C.InvalidArgument(
+                f"[{purpose.function}] rank {lacking[0]} holds a part of {keys.names[parameter][0]} and its optimizer "
+                f"has no state of it, but that of rank {told[0][0]} has: give all ranks' optimizers the same parameters"
+            )
         # A rank without elements has no say, unless nobody has any.
         counting = [(rank, state) for rank, has_elements, state in told if has_elements]
         for rank, state in counting or [(rank, state) for rank, _, state in told]:

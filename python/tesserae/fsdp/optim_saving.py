@@ -60,6 +60,7 @@ class _Saving:
     ) -> None:
         if group is None or tensor_degree() > 1:
             group = keys.instances[0]._everyone
+        self._group = group
         self._keys = keys
         self._saved = saved
         self._sharded = sharded
@@ -72,13 +73,16 @@ class _Saving:
         self._by_name: dict[str, State] = {}
 
     def run(self) -> dict[str, Any]:
+        order = self._order()
         for instance in self._keys.instances:
             for flat, members in zip(instance._flats, instance._local):
                 self._gather(instance, flat, members)
         if not self._keep:
             return {}
         state: dict[Key, Any] = {}
-        for key, parameter in self._keys.parameters.items():
+        key_of = {parameter: key for key, parameter in self._keys.parameters.items()}
+        for parameter in order:
+            key = key_of.get(parameter)
             names = self._keys.names[parameter]
             if parameter in self._keys.held:
                 state.update((name, self._by_name[name]) for name in names if name in self._by_name)
@@ -89,6 +93,17 @@ class _Saving:
                 warnings.warn(f"the optimizer's own state {key!r} is saved as this rank has it", stacklevel=4)
                 state[key] = value
         return {"state": state} | self._groups()
+
+    def _order(self) -> list[nn.Parameter]:
+        """Of the first rank's optimizer, on all ranks: who walks over sharded state with collectives meets the others.
+        Collective."""
+        held = list(self._keys.held)
+        number = {parameter: i for i, parameter in enumerate(held)}
+        told: list[Any] = [[number[p] for p in self._keys.parameters.values() if p in number]]
+        dist.broadcast_object_list(told, group=self._group, group_src=0)
+        first = [held[i] for i in told[0]]
+        known = set(first)
+        return first + [p for p in self._keys.parameters.values() if p not in known]
 
     def _groups(self) -> dict[str, Any]:
         if "param_groups" not in self._saved:

@@ -35,9 +35,10 @@ class OptimStateDicts:
         """The state of `optim` (or `optim_state_dict`, which it gave), of the type that was set. Collective."""
         settings = StateDicts.get_state_dict_type(model)
         config = settings.optim_state_dict_config
+        saved = optim.state_dict() if optim_state_dict is None else optim_state_dict
         return save(
-            Keys.of(model, optim, state=optim_state_dict),
-            optim.state_dict() if optim_state_dict is None else optim_state_dict,
+            Keys.of(model, optim, state=saved),
+            saved,
             rank0_only=getattr(config, "rank0_only", False),
             sharded=settings.state_dict_type != StateDictType.FULL_STATE_DICT,
             to_cpu=getattr(config, "offload_to_cpu", True),
@@ -70,6 +71,7 @@ class OptimStateDicts:
         group: dist.ProcessGroup | None = None,
     ) -> dict[str, Any]:
         """Whole state on rank 0, or on all ranks. Use optim_state_dict() in new code."""
+        original("_warn_optim_input")(optim_input, stacklevel=3)
         state = optim.state_dict()
         keys = Keys.of(model, optim, optim_input, state)
         return save(keys, state, rank0_only=rank0_only, sharded=False, to_cpu=True, group=group)
@@ -90,6 +92,7 @@ class OptimStateDicts:
         optim: Optimizer | None = None,
     ) -> dict[str, Any]:
         """What `optim.load_state_dict` takes, from full_optim_state_dict() on every rank."""
+        original("_warn_optim_input")(optim_input, stacklevel=3)
         return load(Keys.of(model, optim, optim_input), full_optim_state_dict, rank0_only=False, group=None)
 
     @staticmethod
@@ -101,6 +104,7 @@ class OptimStateDicts:
         group: dist.ProcessGroup | None = None,
     ) -> dict[str, Any]:
         """The same from rank 0 alone. Collective."""
+        original("_warn_optim_input")(optim_input, stacklevel=3)
         return load(Keys.of(model, optim, optim_input), full_optim_state_dict or {}, rank0_only=True, group=group)
 
     @staticmethod

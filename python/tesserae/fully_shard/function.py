@@ -63,7 +63,7 @@ def fully_shard(
     if axes is not None and _is_number(reshard_after_forward):
         raise NotImplementedError("reshard_after_forward as int is not yet supported with SPMD mesh (dp_mesh_dims)")
     places = find_places(mesh, frees_after_forward(reshard_after_forward), axes)
-    _require_group(reshard_after_forward, places.degree)
+    _require_group(reshard_after_forward, places.given.size(places.given.ndim - 1))
     ignored = ignored_params if ignored_params is not None else set()
     if any(holds_experts(each) for each in modules):
         _require_alone(modules)

@@ -15,6 +15,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Mapping
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -53,6 +54,8 @@ def watch(settings: config.Config) -> None:
     before_training_forward.append(_begin_forward)
     data.watch(_enter)
     atexit.register(_end)
+    # Processes of multiprocessing run no atexit. Above 0: before their queues and pools end.
+    Finalize(None, _end, exitpriority=100)
 
 
 def forget() -> None:

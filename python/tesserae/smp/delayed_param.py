@@ -130,6 +130,8 @@ class DelayedParamIniter:
 
     def _init_like_the_model(self, module: nn.Module) -> None:
         initialise = self._initialisers.get(id(module))
+        if initialise is None and not _own_meta_tensors(module):
+            return  # FSDP asks of containers, too
         if initialise is None:
             raise TypeError(
                 f"[DelayedParamIniter] how to initialise a {type(module).__name__} is not known: it has no "

@@ -53,24 +53,42 @@ def status(model: nn.Module) -> Status:
     """
     if not isinstance(model, nn.Module):
         raise _C.InvalidArgument(f"[tsm.status] {model!r} is a {type(model).__name__}; pass the model")
-    found = Status({})
-    _walk(model, "", Part(NOBODY), found, set())
+    found, nobody = Status({}), Part(NOBODY)
+    _walk(model, "", nobody, nobody, set(), found, set())
     return found
 
 
-def _walk(module: nn.Module, path: str, around: Part, found: Status, seen: set[nn.Parameter]) -> None:
+def _walk(
+    module: nn.Module,
+    path: str,
+    around: Part,
+    nobody: Part,
+    ours_alone: set[tuple[nn.Module, str]],
+    found: Status,
+    seen: set[nn.Parameter],
+) -> None:
+    """`ours_alone`: the entries of modules that units of Tesserae around this module have; they may ignore others."""
     engine, degrees = _engine(module)
     part = around
     if engine is not None:
         part = found.parts.setdefault(engine, Part(engine, degrees=degrees))
         part.units.append(path.removesuffix(".") or "the model")
+        ours_alone = ours_alone | _entries(module)
     for name, parameter in own_parameters(module).items():
         if parameter is not None and parameter not in seen:
             seen.add(parameter)
-            found.parts.setdefault(part.engine, part).parameters.append(path + name)
+            is_ours = (module, name) in ours_alone or getattr(parameter, "_tesserae_managed", False)
+            trains = part if part.degrees is None or is_ours else nobody
+            found.parts.setdefault(trains.engine, trains).parameters.append(path + name)
     for name, child in own_modules(module).items():
         if child is not None:
-            _walk(child, f"{path}{name}.", part, found, seen)
+            _walk(child, f"{path}{name}.", part, nobody, ours_alone, found, seen)
+
+
+def _entries(unit: nn.Module) -> set[tuple[nn.Module, str]]:
+    state = ours(unit)
+    managed = unit._managed if isinstance(unit, Instance) else state.parameters if state is not None else []
+    return {entry for each in managed for entry in each.entries}
 
 
 def _engine(module: nn.Module) -> tuple[str | None, tuple[int, int, int] | None]:
