@@ -29,9 +29,15 @@ std::string written_out(std::string& text) {
   const double value = std::strtod(text.c_str(), &end);
   const bool is_number = end != text.c_str();
   if (is_number && (!std::isfinite(value) || value <= 0)) return cat("must be a positive number, but is ", text);
+  // Nor does it take fractions of a unit.
+  const std::string unit = CLI::detail::to_lower(end), prefixes = "kmgtp";
+  const size_t power = unit.empty() ? 0 : prefixes.find(unit[0]) + 1;
+  const std::string rest = unit.substr(power > 0 ? 1 : 0);
+  const bool is_known = power <= prefixes.size() && (rest.empty() || rest == "b" || (power > 0 && rest == "ib"));
+  const double bytes = value * std::pow(rest == "ib" ? 1024.0 : 1000.0, static_cast<double>(power));
   char digits[64];
-  std::snprintf(digits, sizeof digits, "%.0f", value);
-  if (*end == '\0' && value >= 1 && value < 1e18) text = digits;
+  std::snprintf(digits, sizeof digits, "%.0f", bytes);
+  if (is_number && is_known && bytes >= 1 && bytes < 1e18) text = digits;
   return {};
 }
 

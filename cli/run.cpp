@@ -149,7 +149,8 @@ void add_run(CLI::App& program, int& status) {
       ->check(CLI::Range(1, 255))
       ->type_name("STATUS");
   verb->footer(
-      "tesserae run [OPTIONS] SCRIPT [ITS ARGUMENTS...]: every rank runs SCRIPT with torchrun's variables.\n"
+      "tesserae run [OPTIONS] SCRIPT [ITS ARGUMENTS...]: every rank runs SCRIPT with torchrun's variables\n"
+      "(or -m MODULE, as Python does).\n"
       "A script that trains inside tsm.elastic (docs/python.md) goes on in the same processes when a rank is lost, "
       "and\n"
       "`tesserae scale` changes the number of its ranks.\n"
@@ -162,7 +163,8 @@ void add_run(CLI::App& program, int& status) {
     const std::vector<std::string> words = verb->remaining();
     if (words.empty()) throw config::ConfigError("", "tesserae run needs the script that its ranks run");
     // CLI11 takes an option that it does not know for the script.
-    if (words.front().starts_with("-")) throw CLI::ExtrasError({words.front()});
+    const bool is_module = words.front() == "-m" && words.size() > 1;
+    if (words.front().starts_with("-") && !is_module) throw CLI::ExtrasError({words.front()});
     Script script = python_script("run", words);
     launch::LocalJob job = find_job(*arguments);
     job.command = script.command;

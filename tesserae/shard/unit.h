@@ -21,6 +21,10 @@ namespace tesserae::shard {
 /// from this (Unit<M> arranges it); until the model is sharded, a unit is a plain module.
 class UnitBase : public UnitHandle {
  public:
+  UnitBase() = default;
+  /// Of a sharded module a copy knows no engine, and shares its parameters, which hold memory in its steps alone.
+  UnitBase(const UnitBase& other) : UnitHandle(other), recompute_(other.recompute_) {}
+  UnitBase& operator=(const UnitBase&) = delete;
   /// Recomputes this unit's activations in backward instead of keeping them. May be switched between steps. A forward
   /// whose arguments cannot be copied, or whose tensors for_each_tensor() does not find, throws InvalidArgument then.
   void checkpoint_activations(bool on = true) { recompute_ = on; }

@@ -119,6 +119,14 @@ TEST(Surface, PlanComputes) {
   EXPECT_NEAR(table["model"]["parameters"].get<double>(), 7e9, 0.1e9);
   EXPECT_EQ(table["layouts"].size(), table["layouts_total"]);
   EXPECT_TRUE(table["layouts"][0]["fits"]);
+  for (const auto& [asked, bytes] :
+       {std::pair("1.5TB", 1.5e12), std::pair("0.5GiB", 0.5 * (1 << 30)), std::pair("2k", 2e3)}) {
+    Program part(plan({"--memory", asked, "--json"}));
+    part.finish();
+    EXPECT_EQ(nlohmann::json::parse(part.output)["cluster"]["machine"]["memory"], bytes) << asked;
+  }
+  Program odd(plan({"--memory", "1.5 parsec"}));
+  EXPECT_EQ(odd.finish()->code, 2);
   Program small(plan({"--memory", "1e9"}));
   EXPECT_EQ(small.finish()->code, 1);
   EXPECT_THAT(small.output, HasSubstr("layouts   0 of"));

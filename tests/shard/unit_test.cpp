@@ -52,6 +52,18 @@ TEST(Unit, RecomputesWithTensorsThatAreNotThere) {
   }
 }
 
+TEST(Unit, ACopyKnowsNoEngine) {
+  Unit<MaskedImpl> unit;
+  std::shared_ptr<UnitImpl<MaskedImpl>> copy;
+  const at::Tensor x = at::ones({4}), none;
+  {
+    const Sharded sharded = shard_model(unit.ptr(), comm::Fabric::null(mesh::World::single_host(0, 1)));
+    copy = std::make_shared<UnitImpl<MaskedImpl>>(*unit);
+  }
+  // It shares the parameters of the other, and nothing calls an engine that has gone.
+  EXPECT_THROW(copy->forward(none, x, none), c10::Error);
+}
+
 /// What a forward may return: tensors in all that for_each_tensor() looks into, and what is none.
 struct Found {
   at::Tensor doubled;

@@ -15,13 +15,17 @@ const trouble = (rank) => {  // what is wrong with what a rank does now; empty: 
   if (rank.for > 5 && rank.for > patience()) return `for ${duration(rank.for)} in ${rank.stage}`;
   return "";
 };
+/// What a reader does next; scripts go on as they were written to.
+const goesOn = () => {
+  const { now } = known;
+  return now && now.job && now.job.source === "python" ? "" : " tesserae train CONFIG --resume auto goes on from its last checkpoint.";
+};
 const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1).replace(/\.?$/, ".")}`;
 const ending = () => {
   const { run, now } = known, summary = run.summary || {}, how = String((now && now.how) || ""), step = whole(currentStep());
   const figures = [isNumber(summary.val_loss) ? `validation loss ${summary.val_loss.toPrecision(4)}` : isNumber(summary.last_loss) ? `loss ${summary.last_loss.toPrecision(4)}` : "",
     isNumber(summary.tokens_per_second) ? `${count(summary.tokens_per_second)} tokens/s` : ""].filter(Boolean).join(", ");
-  const last = "What follows is its last step.", script = now && now.job && now.job.source === "python";
-  const after = script ? last : `${last} tesserae train CONFIG --resume auto goes on from its last checkpoint.`;
+  const last = "What follows is its last step.", after = `${last}${goesOn()}`;
   const told = (text) => `${text}${figures ? `: ${figures}` : ""}.`;
   switch (endOf()) {
     case "failed": {
@@ -45,7 +49,7 @@ const blameLines = () => {
   if (!run) return ["", "Connecting …", "", []];
   if (run.ended) return [...ending(), slowLines().map(([head]) => head)];
   if (run.died) {
-    return ["bad", `The job has told nothing for ${duration(run.silent_seconds)}.`, "It died, or its host hangs. What follows is what it said last. Look at the events, at the job's own output, and at monitor/stacks-*.txt; tesserae train CONFIG --resume auto goes on from its last checkpoint.", slowLines().map(([head]) => `At the end: ${head}`)];
+    return ["bad", `The job has told nothing for ${duration(run.silent_seconds)}.`, `It died, or its host hangs. What follows is what it said last. Look at the events, at the job's own output, and at monitor/stacks-*.txt.${goesOn()}`, slowLines().map(([head]) => `At the end: ${head}`)];
   }
   if (!now && known.dial && !known.curve.step.length) return ["", "The run begins.", "Its ranks tell of themselves once they train.", []];
   if (!now) return ["", "This run has no monitor.", "So there is nothing to say about single ranks. tesserae train writes RUN/monitor by itself; in a script tsm.init does, where run.folder is set.", []];
