@@ -9,7 +9,8 @@ from pathlib import Path
 
 from elastic_loop_test import Job, expect_nothing_left, memory  # noqa: F401
 
-# Ranks are lost before anything is saved, after the dial has turned, and while the other computes in its backward.
+# Ranks are lost before anything is saved, after the dial has turned, after it has turned back, and while the other
+# computes in its backward.
 LOSES = textwrap.dedent("""\
     import os, signal, time
     import torch
@@ -32,7 +33,7 @@ LOSES = textwrap.dedent("""\
         now = 0
 
         def lose(*_):
-            if (job.epoch, now) in ((0, 0), (1, 6)):
+            if (job.epoch, now) in ((0, 0), (1, 6), (2, 11)):
                 if job.rank == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(2)  # it hears of that while it computes
@@ -76,12 +77,12 @@ EXITS = textwrap.dedent("""\
 
 def test_what_new_processes_cannot_know_is_the_same_on_all_ranks(tmp_path: Path, memory: set[str]) -> None:  # noqa: F811
     (tmp_path / "script.py").write_text(LOSES)
-    job = Job(tmp_path, ["--nproc=2", "--replacements=2"], tmp_path / "script.py")
+    job = Job(tmp_path, ["--nproc=2", "--replacements=3"], tmp_path / "script.py")
     assert job.status() == 0, job.text()
-    assert job.epoch() == 2
-    assert len({job.ranks(epoch)[0] for epoch in range(3)}) == 1, "rank 0 keeps its process"
+    assert job.epoch() == 3
+    assert len({job.ranks(epoch)[0] for epoch in range(4)}) == 1, "rank 0 keeps its process"
     (tmp_path / "alone").mkdir()
-    undisturbed = LOSES.replace("((0, 0), (1, 6))", "()")
+    undisturbed = LOSES.replace("((0, 0), (1, 6), (2, 11))", "()")
     (tmp_path / "alone/script.py").write_text(undisturbed)
     alone = Job(tmp_path / "alone", ["--nproc=2"], tmp_path / "alone/script.py")
     assert alone.status() == 0, alone.text()

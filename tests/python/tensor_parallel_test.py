@@ -219,6 +219,11 @@ def recomputed_lengths() -> list[str]:
         far = max(distance(ours[name], targets[name]) for name in targets)
         if not far <= TOLERANCE:
             found.append(f"forwards of {lengths} tokens, computed again: gradients differ by {far:.1e}")
+    with torch.no_grad():  # of which no backward comes
+        loss_of("gpt2", models[0], tokens[:, :5])
+    far = max(distance(ours, target) for ours, target in zip(*(gradients(m, 6).values() for m in models), strict=True))
+    if not far <= TOLERANCE:
+        found.append(f"after a forward without gradients: gradients differ by {far:.1e}")
     for lengths in ((6, 5), (5, 6)):
         try:
             gradients(models[0], *lengths)

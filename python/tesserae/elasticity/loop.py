@@ -251,7 +251,7 @@ class _Loop:
         """Those of before the loss, which new processes do not know; what tsm.init was given, where these do not fit
         as many ranks."""
         text = ",".join(map(str, self._turned)) if self._turned is not None else ""
-        told = _C.agree(fabric, text)
+        told, self._turned = _C.agree(fabric, text), None
         if told is None:
             return
         parameters, gradients, optimizer = map(int, told[1].split(","))

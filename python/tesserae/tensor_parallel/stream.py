@@ -33,7 +33,8 @@ class Stream:
         self._length = hidden.shape[SEQUENCE_DIM] if training else None
         if not training:
             return hidden
-        self._remember(hidden.shape[SEQUENCE_DIM])
+        if hidden.requires_grad:  # also where a reentrant checkpoint has switched gradients off; else no backward comes
+            self._remember(hidden.shape[SEQUENCE_DIM])
         piece = self.piece_of(hidden)
         if piece.requires_grad:
             piece.register_hook(self._begin_backward)
