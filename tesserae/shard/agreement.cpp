@@ -75,12 +75,11 @@ std::string text_of(const Options& options) {
     return std::string(dtype ? c10::toString(*dtype) : "the model's");
   };
   const Precision& precision = options.precision;
-  return cat("degrees ", to_string(options.strategy.degrees), "\ncomputes in ", name(precision.parameters),
-             ", reduces in ", name(precision.reduce), ", masters in ", name(precision.masters),
-             precision.cast_inputs ? "" : ", inputs are not cast", "\naccumulation ",
+  return cat("computes in ", name(precision.parameters), ", reduces in ", name(precision.reduce), ", masters in ",
+             name(precision.masters), precision.cast_inputs ? "" : ", inputs are not cast", "\naccumulation ",
              options.accumulation == Accumulation::local ? "local" : "two_hop", "\ncut by ",
              options.cut_by == CutBy::elements ? "elements" : "rows", "\nsync_module_states ",
-             options.sync_module_states ? "on" : "off", "\n");
+             options.sync_module_states ? "on" : "off", "\n", wires_of(options));
 }
 
 std::string wires_of(const Options& options) {

@@ -19,7 +19,8 @@ void over_tensor_ranks(comm::MeshFabric& mesh, std::vector<double>& values, comm
                        comm::Label label = {});
 bool on_any_tensor_rank(comm::MeshFabric& mesh, bool flag);
 
-/// What of the options changes numbers, or who calls what: a line each, for require_agreement.
+/// What of the options changes numbers, or who calls what: a line each, for require_agreement. Without the degrees,
+/// which change.
 std::string text_of(const Options& options);
 
 /// A line about how numbers travel between hosts, for require_agreement; nothing where they travel as they are.

@@ -110,8 +110,8 @@ Sharded shard_model(std::shared_ptr<torch::nn::Module> model, std::shared_ptr<co
   if (model == nullptr) throw InvalidArgument("shard_model", "the model is null");
   if (fabric == nullptr) throw InvalidArgument("shard_model", "the fabric is null; see comm::Fabric::connect");
   auto units = discover_units(*model, options.cut_by);
-  std::string description = cat(wires_of(options), describe(units));
-  require_agreement(*fabric, cat(text_of(options), description));
+  std::string description = cat(text_of(options), describe(units));
+  require_agreement(*fabric, cat(to_string(options.strategy.degrees), "\n", description));
   auto engine = std::make_unique<Engine>(std::move(units), std::move(fabric), std::move(options), std::move(model));
   engine->prepare();
   return Sharded(std::move(engine), std::move(description));
