@@ -13,6 +13,7 @@
 #include "cli/plan_inputs.h"
 #include "cli/verbs.h"
 #include "tesserae/base/error.h"
+#include "tesserae/config/config.h"
 #include "tesserae/config/json.h"
 #include "tesserae/plan/table.h"
 
@@ -23,21 +24,21 @@ int bytes_of(const std::string& dtype) {
   return dtype == "fp32" ? 4 : 2;
 }
 
-/// 80e9 as 80000000000, which is what CLI11 takes as a size; of anything else, what is no size at all is refused.
+/// 80e9 and 1.5TB as 80000000000 and 1500000000000, which is what CLI11 takes as a size; what configurations have no
+/// word for either is left to it, and of anything else, what is no size at all is refused.
 std::string written_out(std::string& text) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
-  const bool is_number = end != text.c_str();
-  if (is_number && (!std::isfinite(value) || value <= 0)) return cat("must be a positive number, but is ", text);
-  // Nor does it take fractions of a unit.
-  const std::string unit = CLI::detail::to_lower(end), prefixes = "kmgtp";
-  const size_t power = unit.empty() ? 0 : prefixes.find(unit[0]) + 1;
-  const std::string rest = unit.substr(power > 0 ? 1 : 0);
-  const bool is_known = power <= prefixes.size() && (rest.empty() || rest == "b" || (power > 0 && rest == "ib"));
-  const double bytes = value * std::pow(rest == "ib" ? 1024.0 : 1000.0, static_cast<double>(power));
-  char digits[64];
-  std::snprintf(digits, sizeof digits, "%.0f", bytes);
-  if (is_number && is_known && bytes >= 1 && bytes < 1e18) text = digits;
+  if (end != text.c_str() && (!std::isfinite(value) || value <= 0)) {
+    return cat("must be a positive number, but is ", text);
+  }
+  for (const char* const rest : {"", "B"}) {  // also 1.5T
+    try {
+      text = std::to_string(config::read_size("--memory", cat(text, rest)));
+      return {};
+    } catch (const config::ConfigError&) {
+    }
+  }
   return {};
 }
 

@@ -24,9 +24,9 @@ double checked_lr(double lr) {
   throw InvalidArgument("Optimizer", cat("the learning rate is ", lr, "; it must be a finite number >= 0"));
 }
 
-const StepOptions& checked(const StepOptions& options) {
+void check(const StepOptions& options) {
   if (options.lr) checked_lr(*options.lr);
-  if (options.clip_norm >= 0) return options;
+  if (options.clip_norm >= 0) return;
   throw InvalidArgument("Optimizer", cat("clip_norm is ", options.clip_norm, "; it must be >= 0 (0: no clipping)"));
 }
 
@@ -56,7 +56,7 @@ void Optimizer::complete_updates() {
 
 StepResult Optimizer::step(const StepOptions& options) {
   const at::NoGradGuard no_grad;
-  checked(options);
+  check(options);
   complete_updates();
   const bool host_decides =
       options.measure_norm || options.scaler != nullptr || options.also_sum != nullptr || options.accept;

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tesserae import _C
 from tesserae.fsdp.instance import Instance
+from tesserae.fsdp.parameters import is_managed
 from tesserae.fully_shard.state import ours
 from tesserae.torch_compat.fsdp2 import state_of
 from tesserae.torch_compat.instance import TorchFSDP
@@ -53,8 +54,8 @@ def status(model: nn.Module) -> Status:
     """
     if not isinstance(model, nn.Module):
         raise _C.InvalidArgument(f"[tsm.status] {model!r} is a {type(model).__name__}; pass the model")
-    found, nobody = Status({}), Part(NOBODY)
-    _walk(model, "", nobody, nobody, set(), found, set())
+    found = Status({})
+    _walk(model, "", Part(NOBODY), _trained_here(model), found, set())
     return found
 
 
@@ -62,33 +63,30 @@ def _walk(
     module: nn.Module,
     path: str,
     around: Part,
-    nobody: Part,
-    ours_alone: set[tuple[nn.Module, str]],
+    trained_here: set[tuple[nn.Module, str]],
     found: Status,
     seen: set[nn.Parameter],
 ) -> None:
-    """`ours_alone`: the entries of modules that units of Tesserae around this module have; they may ignore others."""
     engine, degrees = _engine(module)
     part = around
     if engine is not None:
         part = found.parts.setdefault(engine, Part(engine, degrees=degrees))
         part.units.append(path.removesuffix(".") or "the model")
-        ours_alone = ours_alone | _entries(module)
     for name, parameter in own_parameters(module).items():
         if parameter is not None and parameter not in seen:
             seen.add(parameter)
-            is_ours = (module, name) in ours_alone or getattr(parameter, "_tesserae_managed", False)
-            trains = part if part.degrees is None or is_ours else nobody
+            is_ignored = part.degrees is not None and not (is_managed(parameter) or (module, name) in trained_here)
+            trains = Part(NOBODY) if is_ignored else part
             found.parts.setdefault(trains.engine, trains).parameters.append(path + name)
     for name, child in own_modules(module).items():
         if child is not None:
-            _walk(child, f"{path}{name}.", part, nobody, ours_alone, found, seen)
+            _walk(child, f"{path}{name}.", part, trained_here, found, seen)
 
 
-def _entries(unit: nn.Module) -> set[tuple[nn.Module, str]]:
-    state = ours(unit)
-    managed = unit._managed if isinstance(unit, Instance) else state.parameters if state is not None else []
-    return {entry for each in managed for entry in each.entries}
+def _trained_here(model: nn.Module) -> set[tuple[nn.Module, str]]:
+    """The entries of modules that fully_shard has; FSDP's class marks its parameters."""
+    states = [state for part in model.modules() if (state := ours(part)) is not None]
+    return {entry for state in states for managed in state.parameters for entry in managed.entries}
 
 
 def _engine(module: nn.Module) -> tuple[str | None, tuple[int, int, int] | None]:

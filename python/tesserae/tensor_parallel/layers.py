@@ -152,12 +152,17 @@ def is_linear(layer: nn.Module) -> bool:
     return type(layer) is nn.Linear or _is_conv1d(layer)
 
 
+def has_adapters(layer: nn.Module) -> bool:
+    """Whether it is PEFT's wrapper of a layer, or of a parameter of one."""
+    return hasattr(layer, "get_base_layer") and hasattr(layer, "base_layer")
+
+
 def _linear(
     layer: nn.Module, kind: type[_Linear], name: str, parallel: _C.Parallel, by_rows: bool, blocks: int
 ) -> Change:
     """`by_rows`: of the matrix [out, in]."""
     if not is_linear(layer):
-        adapted = hasattr(layer, "base_layer")  # by PEFT
+        adapted = has_adapters(layer)
         raise _C.InvalidArgument(
             f"[tsm.transform] {name} is a {type(layer).__name__}{' with adapters' if adapted else ''}; only nn.Linear "
             "and transformers' Conv1D can be cut by columns or rows. "
