@@ -3,6 +3,8 @@
 #include <ATen/ops/ones.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "tesserae/base/error.h"
@@ -107,6 +109,13 @@ TEST(AdamW, RefusesImpossibleOptions) {
   EXPECT_THROW(AdamW(target_of(shards), {.beta1 = 1.0}), InvalidArgument);
   EXPECT_THROW(AdamW(target_of(shards), {.beta2 = -0.1}), InvalidArgument);
   EXPECT_THROW(AdamW(target_of(shards), {.weight_decay = -1}), InvalidArgument);
+  for (const double lr : {-1.0, std::nan(""), double{INFINITY}}) {
+    EXPECT_THROW(AdamW(target_of(shards), {.lr = lr}), InvalidArgument);
+    AdamW optimizer(target_of(shards), {});
+    EXPECT_THROW(optimizer.set_lr(lr), InvalidArgument);
+    EXPECT_THROW(optimizer.step({.lr = lr}), InvalidArgument);
+    EXPECT_THROW(optimizer.step({.clip_norm = std::min(lr, -1.0)}), InvalidArgument);
+  }
 }
 
 }  // namespace
