@@ -24,10 +24,6 @@ double owned_elements(const Facts& facts, const mesh::Degrees& degrees) {
   return owned + static_cast<double>(facts.experts.parameters) / mesh::limited(degrees, ranks).optimizer;
 }
 
-bool spans_hosts(const Facts& facts, int first, int last) {
-  return facts.host_of[static_cast<size_t>(first)] != facts.host_of[static_cast<size_t>(last)];
-}
-
 bool shares_gathered(const Facts& facts, const mesh::Degrees& degrees, int rank) {
   const int P = degrees.parameters;
   const int first = rank - rank % P;

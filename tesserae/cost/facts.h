@@ -50,7 +50,9 @@ Facts experts_of(const Facts& facts, int index);
 double owned_elements(const Facts& facts, const mesh::Degrees& degrees);
 
 /// Whether some of these ranks, which follow each other, are on different hosts.
-bool spans_hosts(const Facts& facts, int first, int last);
+inline bool spans_hosts(const Facts& facts, int first, int last) {
+  return facts.host_of[static_cast<size_t>(first)] != facts.host_of[static_cast<size_t>(last)];
+}
 /// Whether the ranks of P with which `rank` gathers see one copy: what is gathered needs no memory of their own, and no
 /// message.
 bool shares_gathered(const Facts& facts, const mesh::Degrees& degrees, int rank);

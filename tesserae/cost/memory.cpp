@@ -95,6 +95,7 @@ RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int 
 }
 
 double memory_of(const Facts& facts, const mesh::Degrees& degrees) {
+  if (!facts.ranks_share_place && !facts.shared_copy) return memory_of_rank(facts, degrees, 0).total();  // all alike
   const int neighbours = facts.ranks_share_place ? facts.tensor : 1, degree = facts.experts.degree;
   std::vector<Facts> experts;
   for (int index = 0; facts.experts.parameters > 0 && index < degree; ++index) {

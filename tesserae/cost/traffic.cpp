@@ -1,5 +1,7 @@
 #include "tesserae/cost/traffic.h"
 
+#include <algorithm>
+
 namespace tesserae::cost {
 namespace {
 
@@ -12,13 +14,17 @@ struct Members {
   int first, stride, members;
 };
 
+/// Of the groups of a hop, the one that sends the most to other hosts counts.
 void find_link(const Facts& facts, const Members& group, Traffic::Hop& hop) {
   if (!spans_hosts(facts, group.first, group.first + (group.members - 1) * group.stride)) return;
   hop.crosses = true;
-  int near = 1;  // members on the host of the first
-  while (!spans_hosts(facts, group.first, group.first + near * group.stride)) ++near;
-  const bool once = facts.two_levels && near > 1;
-  hop.across = once ? hop.bytes * (group.members / near - 1) / (group.members - 1) : hop.bytes;
+  if (hop.across == hop.bytes) return;  // no group sends more
+  int near = 1;                         // members on the host of the first
+  if (facts.two_levels) {
+    while (!spans_hosts(facts, group.first, group.first + near * group.stride)) ++near;
+  }
+  const double across = near > 1 ? hop.bytes * (group.members / near - 1) / (group.members - 1) : hop.bytes;
+  hop.across = std::max(hop.across, across);
 }
 
 /// Of units that are sharded alike.
@@ -49,13 +55,13 @@ Traffic moved_by(const Facts& facts, const mesh::Degrees& degrees) {
   for (int rank = 0; rank < N; ++rank) {
     all_share = all_share && shares_gathered(facts, degrees, rank);
     const auto look = [&](Traffic::Hop& hop, int within, int stride) {
-      find_link(facts, {rank - rank % within + rank % stride, stride, within / stride}, hop);
+      if (rank % within < stride) find_link(facts, {rank, stride, within / stride}, hop);  // once, at its first rank
     };
     look(traffic.gather, P, 1);
     look(traffic.first_hop, G, 1);
     look(traffic.second_hop, O, G);
     look(traffic.refresh, O, P);
-    find_link(facts, {rank % O, O, N / O}, traffic.third_hop);
+    look(traffic.third_hop, N, O);
   }
   if (all_share) traffic.gather = {.bytes = 0, .calls = 2, .crosses = false};  // two meetings a step
   return traffic;
