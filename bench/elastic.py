@@ -137,6 +137,7 @@ def main() -> int:
     parser.add_argument("--calm", type=float, default=0, help="seconds at least before each kill (0)")
     parser.add_argument("--pause", type=float, default=0.1, help="seconds that the script waits before each step")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cold", action="store_true", help="each rank starts a Python of its own")
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -147,6 +148,7 @@ def main() -> int:
     print("|---|--:|--:|--:|--:|--:|", flush=True)
     with tempfile.TemporaryDirectory(prefix="tesserae-elastic-") as name:
         replaced = ["--replacements", "100000", "--spares", str(arguments.spares)]
+        cold = ["--cold"] if arguments.cold else []
         any_kills = int(arguments.kills > 0)
         sides = {
             "replaced, two replicas": (any_kills, arguments.kills, 2, replaced),
@@ -157,7 +159,7 @@ def main() -> int:
             out = Outcome()
             for number in range(jobs):
                 folder = Path(name) / f"{side.replace(', ', '-').replace(' ', '-')}-{number}"
-                job = Job(folder, options, arguments.pause, degree)
+                job = Job(folder, options + cold, arguments.pause, degree)
                 try:
                     dice = random.Random(f"{arguments.seed} {side} {number}")
                     disturb(job, kills, arguments, dice, out)

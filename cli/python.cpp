@@ -95,8 +95,13 @@ Script python_script(const std::string& verb, const std::vector<std::string>& ar
   const std::string python = python_program(), path = python_path();
   require_python(verb, python, path);
   // Unbuffered, as by torchrun: what a rank printed before it was killed is not lost.
-  Script script{.command = {python, "-u"}, .environment = {{"PYTHONPATH", path}}};
+  Script script{.command = {python, "-u"}, .fork_server = {}, .environment = {{"PYTHONPATH", path}}};
   script.command.insert(script.command.end(), arguments.begin(), arguments.end());
+  const bool is_file = arguments.front().ends_with(".py") && os::files().exists(arguments.front());
+  if (arguments.front() != "-m" && !is_file) return script;
+  // -P: what lies in this folder is not what it imports.
+  script.fork_server = {python, "-u", "-P", "-m", "tesserae.fork_server"};
+  script.fork_server.insert(script.fork_server.end(), arguments.begin(), arguments.end());
   return script;
 }
 

@@ -22,6 +22,7 @@ Answer ask_python(const std::string& verb, const std::string& module, const std:
 /// The same Python for a script of the user's: what a process is started with.
 struct Script {
   std::vector<std::string> command;
+  std::vector<std::string> fork_server;  ///< launch::LocalJob's for it; empty: it is no file of Python's
   std::map<std::string, std::string> environment;
 };
 Script python_script(const std::string& verb, const std::vector<std::string>& arguments);

@@ -24,6 +24,7 @@ struct RunArguments {
   int nproc = 0, hosts = 0, host = 0;  // 0 ranks or hosts: not given
   int port = 29500;
   std::string address, shared;
+  bool cold = false;
   int replacements = 0, spares = 0, min_ranks = 0, max_restarts = 0, early_exit = 0;
   double grace_seconds = 20, host_deadline_seconds = 300;
 };
@@ -138,6 +139,9 @@ void add_run(CLI::App& program, int& status) {
       ->check(positive())
       ->type_name("SECONDS")
       ->capture_default_str();
+  verb->add_flag("--cold", arguments->cold,
+                 "Every rank starts a Python of its own, instead of being a copy of one that has imported torch and "
+                 "what else the script says at its beginning");
   verb->add_option("--grace", arguments->grace_seconds, "How long ranks may take to end when this process is asked to")
       ->check(not_negative())
       ->type_name("SECONDS")
@@ -168,6 +172,7 @@ void add_run(CLI::App& program, int& status) {
     Script script = python_script("run", words);
     launch::LocalJob job = find_job(*arguments);
     job.command = script.command;
+    if (!arguments->cold) job.fork_server = script.fork_server;
     job.environment = script.environment;
     if (job.hosts > 1) job.environment["TESSERAE_HOST_DEADLINE"] = cat(arguments->host_deadline_seconds);
     job.environment["TESSERAE_MIN_RANKS"] = std::to_string(arguments->min_ranks);

@@ -18,9 +18,9 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 
 from tesserae.job.config import CONFIG_VARIABLE
+from tesserae.job.main_module import run_as_main
 from tesserae.smp.alias import install_alias
 
 SCRIPT_VARIABLE = "TESSERAE_RUN_SCRIPT"
@@ -34,12 +34,8 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(script)
     with open(script, "rb") as file:
-        code = compile(file.read(), script, "exec")
-    main = ModuleType("__main__")
-    main.__file__ = script
-    main.__spec__ = importlib.util.find_spec("tesserae.run")
-    sys.modules["__main__"] = main
-    exec(code, main.__dict__)
+        code = compile(file.read(), script, "exec", dont_inherit=True)
+    run_as_main(code, script, importlib.util.find_spec("tesserae.run"))
 
 
 def _main(arguments: list[str]) -> None:

@@ -120,7 +120,7 @@ class Follower {
         decider_->give_place(spare->number, order);
         *before = std::move(spare->process);
       } else {
-        *before = start_rank(host_.job, place, host_.meeting, host_.waiting);
+        *before = start_rank(host_.job, place, host_.meeting, host_.sources);
       }
       before->number = order.process;
     } catch (const IoError& error) {

@@ -13,7 +13,7 @@ namespace tesserae::launch {
 namespace {
 
 std::map<std::string, std::string> rank_environment(const LocalJob& job, const Place& place, const Meeting& meeting) {
-  std::map<std::string, std::string> environment = job.environment;
+  std::map<std::string, std::string> environment = environment_of_all(job);
   // Of several hosts none gets more ranks than it began with, and the job may have fewer than that.
   const int local_ranks = job.hosts > 1 ? std::min(job.ranks, meeting.ranks) : meeting.ranks;
   environment["RANK"] = std::to_string(place.rank);
@@ -34,14 +34,19 @@ std::map<std::string, std::string> rank_environment(const LocalJob& job, const P
     environment[configured_ranks_variable] = std::to_string(job.hosts * job.ranks);
     if (!job.succession.empty()) environment[comm::succession_variable] = job.succession;
   }
+  return environment;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> environment_of_all(const LocalJob& job) {
+  std::map<std::string, std::string> environment = job.environment;
   // The same for ranks that come later: who computes the same as others must do it with as many threads.
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
     environment["OMP_NUM_THREADS"] = std::to_string(std::max(1, os::processors() / job.ranks));
   }
   return environment;
 }
-
-}  // namespace
 
 std::vector<std::string> LaunchedRank::read() {
   const std::string bytes = os::read_some(output.get());
@@ -53,7 +58,7 @@ bool LaunchedRank::ended_well(const LocalJob& job) const {
   return exit->success() || (exit->signal == 0 && exit->code == job.early_exit_code);
 }
 
-LaunchedRank start_rank(const LocalJob& job, const Place& place, const Meeting& meeting, WaitingRanks& waiting,
+LaunchedRank start_rank(const LocalJob& job, const Place& place, const Meeting& meeting, const RankSources& sources,
                         std::optional<int64_t> spare) {
   LaunchedRank started;
   started.host = job.host;
@@ -63,18 +68,22 @@ LaunchedRank start_rank(const LocalJob& job, const Place& place, const Meeting& 
   auto environment = rank_environment(job, place, meeting);
   environment[comm::process_variable] = started.name;
   if (spare) environment[comm::spare_variable] = std::to_string(*spare);
-  if (auto copy = waiting.call(environment)) {
+  if (auto copy = sources.waiting.call(environment)) {
     started.process = std::move(copy->process);
     started.output = std::move(copy->output);
     return started;
   }
   os::Pipe pipe = os::make_pipe();
-  started.process = os::Process::spawn({.arguments = job.command,
-                                        .environment = environment,
-                                        .die_with_parent = true,
-                                        .new_group = true,
-                                        .output = place.rank == job.host * job.ranks && !spare ? -1 : pipe.write.get(),
-                                        .errors = pipe.write.get()});
+  const bool writes_ours = place.rank == job.host * job.ranks && !spare;
+  started.process = sources.server.make(environment, pipe.write.get(), !writes_ours);
+  if (!started.process) {
+    started.process = os::Process::spawn({.arguments = job.command,
+                                          .environment = environment,
+                                          .die_with_parent = true,
+                                          .new_group = true,
+                                          .output = writes_ours ? -1 : pipe.write.get(),
+                                          .errors = pipe.write.get()});
+  }
   started.output = std::move(pipe.read);
   return started;
 }

@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "tesserae/launch/fork_server.h"
 #include "tesserae/launch/launcher.h"
 #include "tesserae/launch/line_reader.h"
 #include "tesserae/launch/waiting_ranks.h"
@@ -47,9 +49,18 @@ struct LaunchedRank {
   bool ended_well(const LocalJob& job) const;
 };
 
-/// Starts a rank on this host with the variables that torchrun sets: the next of `waiting`, or the job's command.
-/// `spare`: it has no place yet, and waits for one under this number. Throws IoError.
-LaunchedRank start_rank(const LocalJob& job, const Place& place, const Meeting& meeting, WaitingRanks& waiting,
+/// What ranks of this host are copies of, before they are processes of the job's command.
+struct RankSources {
+  WaitingRanks& waiting;
+  ForkServer& server;
+};
+
+/// Starts a rank on this host with the variables that torchrun sets. `spare`: it has no place yet, and waits for one
+/// under this number. Throws IoError.
+LaunchedRank start_rank(const LocalJob& job, const Place& place, const Meeting& meeting, const RankSources& sources,
                         std::optional<int64_t> spare = std::nullopt);
+
+/// The variables that are the same for all ranks of this host, beside those that it has itself.
+std::map<std::string, std::string> environment_of_all(const LocalJob& job);
 
 }  // namespace tesserae::launch

@@ -19,6 +19,9 @@ struct LocalJob {
   /// is possible (waiting_ranks.h). Empty: they are not, as must be where this process has used an accelerator, whose
   /// drivers do not survive it.
   std::function<int()> body = {};
+  /// The command of a process that makes ranks by copying itself, so that what all of them need is loaded once
+  /// (fork_server.cpp has the protocol). Empty, or where it does not work: each rank is `command`.
+  std::vector<std::string> fork_server = {};
   std::map<std::string, std::string> environment;  ///< for every rank, beside torchrun's variables
   /// Between a rank's failure and the end of the others: they are asked to end (SIGTERM) and then killed.
   std::chrono::milliseconds failure_grace{2000};
@@ -88,5 +91,7 @@ inline constexpr int exit_unusable = 2;
 
 /// In the environment of each rank: with how many ranks the job began.
 inline constexpr const char* configured_ranks_variable = "TESSERAE_CONFIGURED_RANKS";
+/// In that of LocalJob::fork_server: the number of the descriptor from which it reads orders.
+inline constexpr const char* fork_server_variable = "TESSERAE_FORK_SERVER";
 
 }  // namespace tesserae::launch

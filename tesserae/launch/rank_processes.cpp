@@ -110,7 +110,7 @@ LaunchedRank RankProcesses::start_one(int number, int host, const std::vector<La
     return of_another_host(host, place, next_number_++);
   }
   auto spare = host_.spares.take(place);
-  if (!spare) return start_rank(host_.job, place, host_.meeting, host_.waiting);
+  if (!spare) return start_rank(host_.job, place, host_.meeting, host_.sources);
   membership_->give_place(spare->number, number, host_.meeting.ranks);
   return std::move(spare->process);
 }

@@ -13,8 +13,8 @@ constexpr int64_t most_of_a_host = 1 << 20;
 
 }  // namespace
 
-SpareRanks::SpareRanks(const LocalJob& job, const Meeting& meeting, WaitingRanks& waiting)
-    : job_(job), meeting_(meeting), waiting_(waiting), next_number_(job.host * most_of_a_host) {}
+SpareRanks::SpareRanks(const LocalJob& job, const Meeting& meeting, const RankSources& sources)
+    : job_(job), meeting_(meeting), sources_(sources), next_number_(job.host * most_of_a_host) {}
 
 void SpareRanks::keep(int needed) {
   const auto wanted = static_cast<size_t>(std::clamp(needed, 0, job_.spares));
@@ -22,7 +22,7 @@ void SpareRanks::keep(int needed) {
   if (paused_until_ && !paused_until_->passed()) return;
   try {
     while (spares_.size() < wanted) {
-      spares_.push_back({.number = next_number_, .process = start_rank(job_, {}, meeting_, waiting_, next_number_)});
+      spares_.push_back({.number = next_number_, .process = start_rank(job_, {}, meeting_, sources_, next_number_)});
       ++next_number_;
     }
   } catch (const IoError& error) {

@@ -13,8 +13,8 @@ namespace tesserae::launch {
 /// with this object. Used from the launcher's thread.
 class SpareRanks {
  public:
-  /// All three outlive it. Spares know of the meeting only where its store is.
-  SpareRanks(const LocalJob& job, const Meeting& meeting, WaitingRanks& waiting);
+  /// All of it outlives it. Spares know of the meeting only where its store is.
+  SpareRanks(const LocalJob& job, const Meeting& meeting, const RankSources& sources);
 
   /// Starts what is missing of so many, and of LocalJob::spares, once the last pause is over; ends those that are too
   /// many. If one cannot be started it says so, and tries again after a pause.
@@ -36,7 +36,7 @@ class SpareRanks {
  private:
   const LocalJob& job_;
   const Meeting& meeting_;
-  WaitingRanks& waiting_;
+  const RankSources& sources_;
   std::vector<Spare> spares_;  // a few
   int64_t next_number_;
   std::optional<os::Deadline> paused_until_;

@@ -36,10 +36,10 @@ WaitingRanks::WaitingRanks(int count, const std::function<int()>& body) {
     const os::Command command{.die_with_parent = true,
                               .new_group = true,
                               .output = rank == 0 ? -1 : output.write.get(),
-                              .errors = output.write.get()};
-    const int from = orders.read.get();
+                              .errors = output.write.get(),
+                              .kept = orders.read.get()};
     std::optional<os::Process> process =
-        os::Process::copy(command, from, [from, &body] { return take_orders(from) ? body() : 1; });
+        os::Process::copy(command, [from = orders.read.get(), &body] { return take_orders(from) ? body() : 1; });
     if (!process) return;
     waiting_.push_back({{std::move(*process), std::move(output.read)}, std::move(orders)});
   }

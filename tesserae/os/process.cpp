@@ -80,7 +80,8 @@ bool settle(const Command& command, pid_t parent) {
   const int output = command.output < 0 ? -1 : fcntl(command.output, F_DUPFD_CLOEXEC, 3);
   const int errors = command.errors < 0 ? -1 : fcntl(command.errors, F_DUPFD_CLOEXEC, 3);
   return (command.output < 0 || dup2(output, STDOUT_FILENO) >= 0) &&
-         (command.errors < 0 || dup2(errors, STDERR_FILENO) >= 0);
+         (command.errors < 0 || dup2(errors, STDERR_FILENO) >= 0) &&
+         (command.kept < 0 || fcntl(command.kept, F_SETFD, 0) == 0);
 }
 
 /// Returns only on failure, with errno set.
@@ -88,15 +89,15 @@ void become(const Command& command, char* const* arguments, char* const* environ
   if (settle(command, parent)) execvpe(arguments[0], arguments, environment);
 }
 
-/// As an exec does it, but for `kept`.
-void close_ours(int kept) {
+/// As an exec does it.
+void close_ours() {
   std::vector<int> open;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     open.push_back(std::atoi(entry.path().filename().c_str()));
   }
   for (const int number : open) {
     const int flags = fcntl(number, F_GETFD);
-    if (number != kept && flags >= 0 && (flags & FD_CLOEXEC) != 0) close(number);
+    if (flags >= 0 && (flags & FD_CLOEXEC) != 0) close(number);
   }
 }
 
@@ -161,7 +162,7 @@ Process Process::spawn(const Command& command) {
   return child;
 }
 
-std::optional<Process> Process::copy(const Command& command, int kept, const std::function<int()>& body) {
+std::optional<Process> Process::copy(const Command& command, const std::function<int()>& body) {
   if (has_other_threads()) return std::nullopt;
   std::fflush(nullptr);  // what is left in the buffers would be written twice
   const pid_t parent = getpid();
@@ -169,7 +170,7 @@ std::optional<Process> Process::copy(const Command& command, int kept, const std
   if (id < 0) throw failure("Process::copy", "this process", "cannot fork");
   if (id == 0) {
     if (!settle(command, parent)) _exit(127);
-    close_ours(kept);
+    close_ours();
     end_copy(body());
   }
   if (command.new_group) setpgid(id, id);  // so that the group exists when this call returns
@@ -226,6 +227,14 @@ void Process::signal_group(int number) {
   if (::kill(-id_, number) != 0 && errno != ESRCH) {
     throw failure("Process::signal_group", cat("process group ", id_), cat("cannot send ", number));
   }
+}
+
+Orphans::Orphans() {
+  if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw failure("Orphans", "this process", "cannot adopt its descendants");
+}
+
+Orphans::~Orphans() {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
 pid_t process_id() {

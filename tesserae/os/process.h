@@ -22,6 +22,7 @@ struct Command {
   bool new_group = false;  ///< leads a process group of its own: a terminal's Ctrl-C does not reach it
   int output = -1;         ///< descriptor that becomes its standard output; -1: as ours
   int errors = -1;         ///< descriptor that becomes its standard error; -1: as ours
+  int kept = -1;           ///< descriptor that it has under the same number, beside the first three; -1: none
 };
 
 /// How a process ended.
@@ -42,10 +43,12 @@ class Process {
   static Process spawn(const Command& command);
   /// A copy of this process in place of a program, which calls `body` and exits with what that returns: whatever has
   /// been loaded by now is there at once, in memory that both share until one writes to it. It has of this process's
-  /// descriptors what a program would have, and `kept`. Of `command`, arguments and environment say nothing. It ends
+  /// descriptors what a program would have. Of `command`, arguments and environment say nothing. It ends
   /// without exit handlers and destructors of static objects; what it has written to C's streams is written out.
   /// Nothing, and no copy: this process has other threads, whose locks it would find held for ever.
-  static std::optional<Process> copy(const Command& command, int kept, const std::function<int()>& body);
+  static std::optional<Process> copy(const Command& command, const std::function<int()>& body);
+  /// One that a child of ours made for us, and that came to us since its parent ended (Orphans): ours from now on.
+  static Process adopt(pid_t id) { return Process(id); }
 
   ~Process();
   Process(Process&& other) noexcept;
@@ -67,6 +70,17 @@ class Process {
 
   pid_t id_ = -1;
   std::optional<Exit> exit_;
+};
+
+/// While it is there, processes whose parent ends are children of this process instead of the system's first, if they
+/// descend from it.
+class Orphans {
+ public:
+  /// Throws IoError.
+  Orphans();
+  ~Orphans();
+  Orphans(const Orphans&) = delete;
+  Orphans& operator=(const Orphans&) = delete;
 };
 
 pid_t process_id();

@@ -53,7 +53,7 @@ TEST(Surface, Train) {
 TEST(Surface, Run) {
   EXPECT_THAT(entries(help({"run"})), ElementsAre("-h,--help", "--nproc", "--replacements", "--spares", "--min-ranks",
                                                   "--max-restarts", "--hosts", "--host", "--address", "--port",
-                                                  "--shared", "--host-deadline", "--grace", "--early-exit"));
+                                                  "--shared", "--host-deadline", "--cold", "--grace", "--early-exit"));
 }
 
 TEST(Surface, Doctor) {

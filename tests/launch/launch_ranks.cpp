@@ -5,7 +5,8 @@
 // no failure, and how long ranks may take to end. PROGRAMS: ranks are started as programs; else the first ones are
 // copies of this process, which become that command, or, if that is "threads", say with how many they would compute,
 // or, if it is "fail", tell the launcher that an operation failed, in each epoch before that of number FAILURES; with
-// LOSS the last one is lost first. If it is "shrink", rank 0 asks for one rank, and the others hang then.
+// LOSS the last one is lost first. If it is "shrink", rank 0 asks for one rank, and the others hang then. FORK_SERVER:
+// what a Python does that is to make ranks by copying itself.
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
@@ -13,7 +14,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "tesserae/comm/membership.h"
 #include "tesserae/launch/launcher.h"
@@ -58,6 +61,8 @@ int main(int argc, char** argv) {
   std::function<int()> body;
   const char* const address = std::getenv("ADDRESS");
   const char* const shared = std::getenv("SHARED");
+  std::vector<std::string> server;
+  if (const char* const text = std::getenv("FORK_SERVER")) server = {"python3", "-c", text};
   if (std::getenv("PROGRAMS") == nullptr) body = [command = argv + 2] { return become(command); };
   return tesserae::launch::run_local_job({.ranks = std::atoi(argv[1]),
                                           .hosts = number("HOSTS", 1),
@@ -66,6 +71,7 @@ int main(int argc, char** argv) {
                                           .port = static_cast<uint16_t>(number("PORT", 0)),
                                           .command = {argv + 2, argv + argc},
                                           .body = body,
+                                          .fork_server = server,
                                           .environment = {{"FROM_JOB", "yes"}},
                                           .stop_grace = std::chrono::milliseconds(number("STOP_GRACE", 20'000)),
                                           .early_exit_code = number("EARLY_EXIT_CODE", 0),

@@ -55,6 +55,23 @@ TEST_F(Launcher, RanksThatAreCopiesShareTheProcessors) {
   EXPECT_EQ(job.output, "1\n") << "OpenMP was loaded before anybody knew";
 }
 
+TEST_F(Launcher, WhatRanksAreCopiedFromMayFail) {
+  const std::string answers =
+      "import os, socket; orders = socket.socket(fileno=int(os.environ['TESSERAE_FORK_SERVER'])); orders.recv(1); "
+      "orders.send(b'";
+  for (const auto& [server, why] :
+       {std::pair<std::string, std::string>{"import sys; sys.exit(3)", "exited with code 3"},
+        {answers + "it is full')", "it is full"},
+        {answers + "-5')", "-5"}}) {
+    Program job({LAUNCH_RANKS, "2", "sh", "-c", "echo $RANK"},
+                {{"FORK_SERVER", server}, {"PROGRAMS", "1"}, {"TESSERAE_LOG", "info"}});
+    EXPECT_TRUE(job.finish()->success()) << job.errors;
+    EXPECT_EQ(job.output, "0\n");
+    EXPECT_THAT(job.errors, HasSubstr("rank 1: 1\n"));
+    EXPECT_THAT(job.errors, HasSubstr("tesserae: each rank loads what it needs, as by --cold: " + why + "\n"));
+  }
+}
+
 TEST_F(Launcher, OneOfSeveralHostsCountsItsRanksOn) {
   Program job(
       {LAUNCH_RANKS, "2", "sh", "-c",

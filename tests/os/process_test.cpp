@@ -50,7 +50,7 @@ std::string output_of(Command command) {
 std::string output_of_copy(const std::function<int()>& body, int kept = -1) {
   Pipe pipe = make_pipe();
   std::optional<Process> child =
-      Process::copy({.die_with_parent = true, .new_group = true, .output = pipe.write.get()}, kept, body);
+      Process::copy({.die_with_parent = true, .new_group = true, .output = pipe.write.get(), .kept = kept}, body);
   if (!child) return "no copy";
   pipe.write.reset();
   std::string all;
@@ -293,6 +293,18 @@ TEST(Process, StartTimeReadsNamesWithBracketsAndSpaces) {
     return;
   }
   FAIL() << "the child did not rename itself";
+}
+
+TEST(Process, AdoptsWhatAChildHasLeftBehind) {
+  const auto left_behind = [] { return static_cast<pid_t>(std::stoi(output_of(shell("sleep 60 >&- & echo $!")))); };
+  const Orphans orphans;
+  const pid_t id = left_behind();
+  Process mine = Process::adopt(id);
+  EXPECT_FALSE(mine.poll().has_value());
+  mine.signal(SIGTERM);
+  const auto exit = mine.wait(soon());
+  ASSERT_TRUE(exit.has_value());
+  EXPECT_EQ(exit->signal, SIGTERM);
 }
 
 TEST(Process, KnowsItsAge) {

@@ -1,0 +1,263 @@
+"""`tesserae run` makes ranks by copying one Python that has imported torch: a script must not notice, and where copies
+would be unfit there are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tesserae as tsm
+from tesserae import fork_server
+
+PROGRAM = Path(tsm.__file__).absolute().parents[2] / "cli/tesserae"
+SAYS_WHAT_IT_SEES = """\
+    import sys
+    had_torch = "torch" in sys.modules
+    import torch, json, os, pickle, random, numpy
+    from multiprocessing import get_context
+
+    class Point:
+        def __init__(self, x): self.x = x
+
+    def double(point): return Point(2 * point.x)
+
+    def opened():
+        numbers = os.listdir("/proc/self/fd")  # one of them is of this
+        links = [f"/proc/self/fd/{number}" for number in numbers if int(number) > 2]
+        return sorted(os.readlink(link).split(":")[0] for link in links if os.path.lexists(link))
+
+    if __name__ == "__main__":
+        opened_first = opened()
+        if __spec__ is None or not __spec__.name.endswith("__main__"):  # such a one is nothing that workers import
+            with get_context("spawn").Pool(1) as pool:  # which imports this file anew, and pickles what it has
+                doubled = pool.map(double, [Point(4)])[0]
+        else:
+            doubled = Point(8)
+        rank = int(os.environ["RANK"])
+        print(json.dumps({
+            "name": __name__, "file": __file__, "argv": sys.argv, "path": sys.path[0],
+            "spec": __spec__ and __spec__.name,
+            "original": sys.orig_argv[1:], "module": Point.__module__ == "__main__", "doubled": doubled.x,
+            "buffered": not sys.stdout.write_through, "read": sys.stdin.read(), "leads": os.getpgid(0) == os.getpid(),
+            "open": opened_first,
+            "more": sorted(name for name in os.environ if "FORK_SERVER" in name or name == "PYTHONSAFEPATH"),
+            "threads": torch.get_num_threads(),
+            "signals": [str(__import__("signal").getsignal(n)) for n in (2, 10, 13, 15)],
+        }))
+        for line in range(2):
+            drawn = random.random(), float(numpy.random.rand()), float(torch.rand(()))
+            print(json.dumps([had_torch, *drawn, os.getpid(), os.getppid()]))
+"""
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "TESSERAE_PYTHON": sys.executable, "TESSERAE_LOG": "info"}
+
+
+def command(*words: object) -> list[str]:
+    return [str(PROGRAM), "run", *map(str, words)]
+
+
+def run(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*words), capture_output=True, text=True, timeout=100, cwd=folder, env=environment(), input="typed"
+    )
+
+
+def script(folder: Path, text: str, name: str = "script.py") -> Path:
+    file = folder / name
+    file.write_text(textwrap.dedent(text))
+    return file
+
+
+@pytest.mark.parametrize("words", [["script.py", "--lr", "3"], ["-m", "script", "x"], ["-m", "package", "x"]])
+def test_a_script_sees_what_it_sees_without(tmp_path: Path, words: list[str]) -> None:
+    script(tmp_path, SAYS_WHAT_IT_SEES)
+    (tmp_path / "package").mkdir()
+    script(tmp_path / "package", SAYS_WHAT_IT_SEES, "__main__.py")
+    seen = []
+    for options in [], ["--cold"]:
+        done = run(tmp_path, "--nproc", 1, *options, *words)
+        assert done.returncode == 0, done.stderr
+        about, *drawn = map(json.loads, done.stdout.splitlines())
+        assert drawn[0][0] is (not options), "torch is there when the first line runs, or is not"
+        seen.append(about)
+    assert seen[0] == seen[1]
+    assert seen[0]["doubled"] == 8 and not seen[0]["buffered"] and not seen[0]["more"]
+
+
+def test_ranks_share_no_random_numbers_and_no_output(tmp_path: Path) -> None:
+    done = run(tmp_path, "--nproc", 3, script(tmp_path, SAYS_WHAT_IT_SEES))
+    assert done.returncode == 0, done.stderr
+    others = re.findall(r"^rank ([12]): (\[.*\])$", done.stderr, re.MULTILINE)
+    assert sorted(rank for rank, _ in others) == ["1", "1", "2", "2"]
+    drawn = [json.loads(line) for line in [*done.stdout.splitlines()[1:], *(line for _, line in others)]]
+    assert all(loaded for loaded, *_ in drawn)
+    assert len({number for _, *numbers, _, _ in drawn for number in numbers}) == 18
+    assert len({process for *_, process, _ in drawn}) == 3
+    assert len({parent for *_, parent in drawn}) == 1, "all are the launcher's children"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        (
+            "import torch, atexit, sys, threading, time\natexit.register(print, 'last')\n"
+            "threading.Thread(target=lambda: [time.sleep(0.3), print('late')]).start()\nsys.exit(7)",
+            7,
+            "",
+        ),
+        ("import torch\ndef fails(): raise ValueError('too big')\nfails()", 1, "ValueError: too big"),
+        ("import torch\nif True: (", 1, "SyntaxError"),
+    ],
+)
+def test_a_script_ends_as_it_does_without(tmp_path: Path, text: str, status: int, said: str) -> None:
+    ended = [run(tmp_path, "--nproc", 1, *options, script(tmp_path, text)) for options in ([], ["--cold"])]
+    assert [done.returncode for done in ended] == [status, status]
+    copied, cold = (re.sub(r"0x\w+", "", done.stderr) for done in ended)
+    assert copied == cold and said in copied and "fork_server" not in copied
+    assert ended[0].stdout == ended[1].stdout
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    text = "import torch, os, time\nos.write(2, f'process {os.getpid()}\\n'.encode())\ntime.sleep(600)"
+    with subprocess.Popen(
+        command("--nproc", 2, script(tmp_path, text)), stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:  # fmt: skip
+        yield process
+        process.kill()
+
+
+def children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def is_there(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(job: subprocess.Popen[str]) -> None:
+    assert job.stderr
+    ranks = [int(job.stderr.readline().split()[-1]) for _ in range(2)]
+    processes = children(job.pid)
+    assert set(ranks) < set(processes) and len(processes) == 3, "two ranks, and what they were copied from"
+    job.kill()
+    deadline = time.monotonic() + 60
+    while any(map(is_there, processes)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_there, processes))
+
+
+def test_signals_reach_the_ranks(job: subprocess.Popen[str]) -> None:
+    assert job.stderr
+    for _ in range(2):
+        job.stderr.readline()
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(60) == 128 + signal.SIGTERM
+
+
+def test_a_signal_ends_it_while_libraries_are_imported(tmp_path: Path) -> None:
+    script(tmp_path, "import os, time\nos.write(2, b'imports\\n')\ntime.sleep(600)", "peft.py")
+    with subprocess.Popen(
+        command("--nproc", 2, script(tmp_path, "import peft")), stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:  # fmt: skip
+        assert process.stderr and process.stderr.readline() == "imports\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("library", "why"),
+    [
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+            "started 1 threads",
+        ),
+        ("import os\nos._exit(3)", "exited with code 3"),
+    ],
+)  # fmt: skip
+def test_where_copies_would_be_unfit_each_rank_imports(tmp_path: Path, library: str, why: str) -> None:
+    script(tmp_path, f"import os\nif 'RANK' not in os.environ: exec({library!r}, globals())", "peft.py")
+    text = "import peft, os\nprint('trains as', os.environ['RANK'], flush=True)"
+    done = run(tmp_path, "--nproc", 1, script(tmp_path, text))
+    assert (done.returncode, done.stdout) == (0, "trains as 0\n"), done.stderr
+    assert "each rank loads what it needs" in done.stderr and why in done.stderr
+
+
+def test_a_lost_server_is_no_loss(tmp_path: Path) -> None:
+    text = """\
+        import os, signal, time
+        from pathlib import Path
+        import torch
+        import tesserae as tsm
+
+        def train(job):
+            print("epoch", job.epoch, "loaded", loaded, flush=True)
+            model = torch.nn.Linear(4, 4)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in job.steps(model, optimizer, 3):
+                if step == 1 and job.epoch == 0:
+                    launcher = os.getppid()
+                    processes = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+                    for process in sorted(map(int, processes)):  # the server is the eldest
+                        os.kill(process, signal.SIGKILL)
+                model(torch.ones(4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        loaded = "transformers" in __import__("sys").modules
+        tsm.elastic(train, backend="gloo", global_batch=1)
+    """
+    done = run(
+        tmp_path, "--nproc", 1, "--replacements", 1, script(tmp_path, "import transformers\n" + textwrap.dedent(text))
+    )
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1" in done.stdout, done.stdout
+    assert "it takes no orders" in done.stderr or "killed by signal 9" in done.stderr
+
+
+def test_what_a_script_imports_first() -> None:
+    source = textwrap.dedent("""\
+        import os, torch.nn as nn
+        from transformers import Trainer, LlamaConfig
+        if True:
+            import numpy as np
+        try:
+            from torch.distributed.fsdp import fully_shard
+        except ImportError:
+            import peft
+        from . import torch
+        from mine import torch
+        def later(): import accelerate
+    """)
+    assert sorted(fork_server.imports_of(source)) == [
+        ("numpy", []),
+        ("peft", []),
+        ("torch.distributed.fsdp", ["fully_shard"]),
+        ("torch.nn", []),
+        ("transformers", ["Trainer", "LlamaConfig"]),
+    ]
+
+
+def test_devices_that_are_open_are_told_from_harmless_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = fork_server.threads()
+    with open("/dev/null") as _:
+        assert fork_server.unfit(now) == ""
+        monkeypatch.setattr(fork_server, "HARMLESS", ("pts/", "tty"))
+        assert "have opened /dev/null" in fork_server.unfit(now)
+    monkeypatch.undo()
+    assert "started 2 threads" in fork_server.unfit(now - 2)
