@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch.distributed as dist
 from torch import Tensor
@@ -85,7 +85,7 @@ class TokenDataset(IterableDataset):
         super().__init__()
         if (rank is None) != (ranks is None):
             raise _C.InvalidArgument(f"[TokenDataset] rank={rank}, ranks={ranks}: give both, or neither")
-        if not 0 <= operator.index(seed) < 2**64:
+        if not isinstance(seed, SupportsIndex) or not 0 <= operator.index(seed) < 2**64:
             raise _C.InvalidArgument(f"[TokenDataset] seed={seed}: give an integer from 0 to 2^64 - 1")
         weights = paths if isinstance(paths, Mapping) else {_hashable(paths): 1.0}
         self._sources = [(_open(_files(key), format, vocabulary), float(weight)) for key, weight in weights.items()]

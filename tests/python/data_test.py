@@ -247,7 +247,7 @@ def test_a_damaged_block_is_named_with_its_bytes(tmp_path: Path) -> None:
         tsm.data.TokenDataset(path, length=LENGTH, batch=1)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64])
-def test_a_seed_that_is_none_is_named(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "x"])
+def test_a_seed_that_is_none_is_named(seed: object, tmp_path: Path) -> None:
     with pytest.raises(tsm.InvalidArgument, match=f"seed={seed}: give an integer from 0"):
         tsm.data.TokenDataset(counting(tmp_path, "a.bin", 50), length=LENGTH, batch=8, seed=seed)

@@ -79,10 +79,16 @@ def test_spawned_workers_of_a_data_loader_know_the_script(tmp_path: Path) -> Non
             def __getitem__(self, i):
                 return i * i, torch.sagemaker.__name__ == "tesserae"
 
+        class Batch:  # of the script: what sends it back names the module where it is
+            def __init__(self, samples):
+                self.squares, self.known = zip(*samples)
+
         if __name__ == "__main__":
-            loader = DataLoader(Squares(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
-            for squares, known in loader:
-                print(squares.tolist(), known.tolist())
+            loader = DataLoader(
+                Squares(), batch_size=4, num_workers=1, multiprocessing_context="spawn", collate_fn=Batch
+            )
+            for batch in loader:
+                print(list(batch.squares), list(batch.known))
         """)  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "[0, 1, 4, 9] [True, True, True, True]\n"), done.stderr
 
