@@ -12,7 +12,7 @@ DEMO_CONFIG ?= examples/python-source.json
 DEMO_ARGS ?=
 TEST_ARGS ?=
 PYTEST_ARGS ?=
-BENCH ?= compare phases phases_python host_cost growth transport tensor_parallel checkpoint startup
+BENCH ?= compare phases phases_python host_cost growth transport tensor_parallel checkpoint startup script_startup
 BENCH_ARGS ?=
 
 BUILD := build/$(PRESET)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import report
 from cases import ROOT
+from launch import environment
 from memory import family
 
 SCRIPT = ROOT / "examples/python/fully_shard.py"
@@ -59,11 +60,13 @@ def pss(processes: list[int]) -> float:
     return kib * 1024 / 1e6
 
 
-def measure(command: list[str]) -> dict[str, float]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TESSERAE_PYTHON": sys.executable}
+def measure(command: list[str], package: Path) -> dict[str, float]:
+    """`package`: the folder in which ranks find tesserae."""
+    path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
+    variables = environment() | {"OMP_NUM_THREADS": "1", "TESSERAE_PYTHON": sys.executable, "PYTHONPATH": path}
     measured: dict[str, float] = {}
     begin = time.monotonic()
-    with subprocess.Popen([*command, str(SCRIPT)], stdout=subprocess.PIPE, text=True, env=environment) as run:
+    with subprocess.Popen([*command, str(SCRIPT)], stdout=subprocess.PIPE, text=True, env=variables) as run:
         assert run.stdout
         for line in run.stdout:
             if "step   1 " in line:
@@ -104,10 +107,11 @@ def main() -> int:
 
     about, rounds = report.about(), []
     report.warn_if_busy("script_startup", about)
+    package = options.program.resolve().parents[1] / "python"
     ways = commands(options.program, options.ranks)
     for number in range(-1, options.rounds):  # the first reads what the others find in memory
         print(f"script_startup: round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
-        measured = {name: measure(command) for name, command in ways.items()}
+        measured = {name: measure(command, package) for name, command in ways.items()}
         if number >= 0:
             rounds.append(measured)
     text = (
