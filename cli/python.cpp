@@ -21,15 +21,22 @@ std::string python_program() {
   return named != nullptr ? named : "python3";
 }
 
+/// Where the package is that was built or installed beside this program.
+std::vector<os::Path> package_folders() {
+  const os::Path folder = os::Path(os::program_path()).parent_path();
+  std::vector<os::Path> found;
+  for (const os::Path& packages : {folder / "../python", folder / "../.."}) {
+    if (os::files().exists(packages / "tesserae/__init__.py")) found.push_back(packages.lexically_normal());
+  }
+  return found;
+}
+
 /// PYTHONPATH, with the folder of the package that was built or installed beside this program in front. Without an
 /// empty entry, which for Python is the folder where it is started.
 std::string python_path() {
-  const os::Path folder = os::Path(os::program_path()).parent_path();
   std::string path;
   const auto add = [&path](const std::string& more) { path += (path.empty() ? "" : ":") + more; };
-  for (const os::Path& packages : {folder / "../python", folder / "../.."}) {
-    if (os::files().exists(packages / "tesserae/__init__.py")) add(packages.lexically_normal().native());
-  }
+  for (const os::Path& packages : package_folders()) add(packages.native());
   const char* const before = std::getenv("PYTHONPATH");
   if (before != nullptr && *before != '\0') add(before);
   return path;
@@ -98,9 +105,9 @@ Script python_script(const std::string& verb, const std::vector<std::string>& ar
   Script script{.command = {python, "-u"}, .fork_server = {}, .environment = {{"PYTHONPATH", path}}};
   script.command.insert(script.command.end(), arguments.begin(), arguments.end());
   const bool is_file = arguments.front().ends_with(".py") && os::files().exists(arguments.front());
-  if (arguments.front() != "-m" && !is_file) return script;
-  // -P: what lies in this folder is not what it imports.
-  script.fork_server = {python, "-u", "-P", "-m", "tesserae.fork_server"};
+  const std::vector<os::Path> packages = package_folders();
+  if ((arguments.front() != "-m" && !is_file) || packages.empty()) return script;
+  script.fork_server = {python, "-u", packages.front() / "tesserae/launch/fork_server.py"};
   script.fork_server.insert(script.fork_server.end(), arguments.begin(), arguments.end());
   return script;
 }

@@ -140,8 +140,8 @@ void add_run(CLI::App& program, int& status) {
       ->type_name("SECONDS")
       ->capture_default_str();
   verb->add_flag("--cold", arguments->cold,
-                 "Every rank starts a Python of its own, instead of being a copy of one that has imported torch and "
-                 "what else the script says at its beginning");
+                 "Every rank starts a Python of its own, instead of being a copy of one that has done the imports of "
+                 "torch, tesserae and numpy with which the script begins");
   verb->add_option("--grace", arguments->grace_seconds, "How long ranks may take to end when this process is asked to")
       ->check(not_negative())
       ->type_name("SECONDS")
@@ -172,7 +172,6 @@ void add_run(CLI::App& program, int& status) {
     Script script = python_script("run", words);
     launch::LocalJob job = find_job(*arguments);
     job.command = script.command;
-    if (!arguments->cold) job.fork_server = script.fork_server;
     job.environment = script.environment;
     if (job.hosts > 1) job.environment["TESSERAE_HOST_DEADLINE"] = cat(arguments->host_deadline_seconds);
     job.environment["TESSERAE_MIN_RANKS"] = std::to_string(arguments->min_ranks);
@@ -182,6 +181,9 @@ void add_run(CLI::App& program, int& status) {
     job.spares = arguments->spares;
     job.min_ranks = arguments->min_ranks;
     job.host_patience = os::milliseconds(arguments->host_deadline_seconds);
+    // One rank that nobody replaces is not worth a process beside it.
+    const bool makes_several = job.ranks > 1 || job.replacements > 0 || arguments->max_restarts > 0;
+    if (makes_several && !arguments->cold) job.fork_server = script.fork_server;
     share_memory(job, arguments->shared);
     status = launch::run_with_restarts(job, {.most = arguments->max_restarts});
   });

@@ -28,6 +28,7 @@ ROOMS = [
     "monitor",
     "elasticity",
     "smp",
+    "launch",
 ]
 # Folders for the import paths of SMP v2's scripts: re-exports, like the files in the package itself.
 DOORS = ["distributed", "utils"]

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 
 from tesserae.job.config import CONFIG_VARIABLE
-from tesserae.job.main_module import run_as_main
+from tesserae.launch.fork_server import run_as_main
 from tesserae.smp.alias import install_alias
 
 SCRIPT_VARIABLE = "TESSERAE_RUN_SCRIPT"

@@ -453,6 +453,7 @@ JobEnd run_job(const LocalJob& job) {
   os::keep_ended_children();
   HostRanks host(job);
   if (job.hosts == 1 || job.min_ranks == 0) host.job.succession.clear();
+  host.server.start();
   const bool decides = job.hosts == 1 || job.host == 0 || !survives_losses(job);
   if (decides) return Job(host).run();
   auto end = follow_deciding_host(host);

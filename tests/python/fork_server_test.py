@@ -17,13 +17,12 @@ from pathlib import Path
 import pytest
 
 import tesserae as tsm
-from tesserae import fork_server
+from tesserae.launch import fork_server
 
 PROGRAM = Path(tsm.__file__).absolute().parents[2] / "cli/tesserae"
+ONE = ["--nproc", 1, "--max-restarts", 1]  # a rank for which there is a server
 SAYS_WHAT_IT_SEES = """\
-    import sys
-    had_torch = "torch" in sys.modules
-    import torch, json, os, pickle, random, numpy
+    import torch, json, os, pickle, random, numpy, sys
     from multiprocessing import get_context
 
     class Point:
@@ -38,25 +37,22 @@ SAYS_WHAT_IT_SEES = """\
 
     if __name__ == "__main__":
         opened_first = opened()
-        if __spec__ is None or not __spec__.name.endswith("__main__"):  # such a one is nothing that workers import
-            with get_context("spawn").Pool(1) as pool:  # which imports this file anew, and pickles what it has
-                doubled = pool.map(double, [Point(4)])[0]
-        else:
-            doubled = Point(8)
+        with get_context("spawn").Pool(1) as pool:  # which imports this file anew, and pickles what it has
+            doubled = pool.map(double, [Point(4)])[0]
         rank = int(os.environ["RANK"])
         print(json.dumps({
-            "name": __name__, "file": __file__, "argv": sys.argv, "path": sys.path[0],
-            "spec": __spec__ and __spec__.name,
+            "name": __name__, "file": __file__, "argv": sys.argv, "path": sys.path[:2],
+            "loader": type(__loader__).__name__,
+            "spec": __spec__ and __spec__.name, "package": __package__, "safe": sys.flags.safe_path,
             "original": sys.orig_argv[1:], "module": Point.__module__ == "__main__", "doubled": doubled.x,
             "buffered": not sys.stdout.write_through, "read": sys.stdin.read(), "leads": os.getpgid(0) == os.getpid(),
-            "open": opened_first,
-            "more": sorted(name for name in os.environ if "FORK_SERVER" in name or name == "PYTHONSAFEPATH"),
-            "threads": torch.get_num_threads(),
+            "open": opened_first, "variables": sorted(os.environ), "threads": torch.get_num_threads(),
             "signals": [str(__import__("signal").getsignal(n)) for n in (2, 10, 13, 15)],
         }))
+        copied = "fork_server" in open("/proc/self/cmdline").read()
         for line in range(2):
             drawn = random.random(), float(numpy.random.rand()), float(torch.rand(()))
-            print(json.dumps([had_torch, *drawn, os.getpid(), os.getppid()]))
+            print(json.dumps([copied, *drawn, os.getpid(), os.getppid()]))
 """
 
 
@@ -80,20 +76,18 @@ def script(folder: Path, text: str, name: str = "script.py") -> Path:
     return file
 
 
-@pytest.mark.parametrize("words", [["script.py", "--lr", "3"], ["-m", "script", "x"], ["-m", "package", "x"]])
+@pytest.mark.parametrize("words", [["script.py", "--lr", "3"], ["-m", "script", "x"]])
 def test_a_script_sees_what_it_sees_without(tmp_path: Path, words: list[str]) -> None:
     script(tmp_path, SAYS_WHAT_IT_SEES)
-    (tmp_path / "package").mkdir()
-    script(tmp_path / "package", SAYS_WHAT_IT_SEES, "__main__.py")
     seen = []
     for options in [], ["--cold"]:
-        done = run(tmp_path, "--nproc", 1, *options, *words)
+        done = run(tmp_path, *ONE, *options, *words)
         assert done.returncode == 0, done.stderr
         about, *drawn = map(json.loads, done.stdout.splitlines())
-        assert drawn[0][0] is (not options), "torch is there when the first line runs, or is not"
+        assert drawn[0][0] is (not options), "it is a copy, or is not"
         seen.append(about)
     assert seen[0] == seen[1]
-    assert seen[0]["doubled"] == 8 and not seen[0]["buffered"] and not seen[0]["more"]
+    assert seen[0]["doubled"] == 8 and not seen[0]["buffered"]
 
 
 def test_ranks_share_no_random_numbers_and_no_output(tmp_path: Path) -> None:
@@ -102,7 +96,7 @@ def test_ranks_share_no_random_numbers_and_no_output(tmp_path: Path) -> None:
     others = re.findall(r"^rank ([12]): (\[.*\])$", done.stderr, re.MULTILINE)
     assert sorted(rank for rank, _ in others) == ["1", "1", "2", "2"]
     drawn = [json.loads(line) for line in [*done.stdout.splitlines()[1:], *(line for _, line in others)]]
-    assert all(loaded for loaded, *_ in drawn)
+    assert all(copied for copied, *_ in drawn)
     assert len({number for _, *numbers, _, _ in drawn for number in numbers}) == 18
     assert len({process for *_, process, _ in drawn}) == 3
     assert len({parent for *_, parent in drawn}) == 1, "all are the launcher's children"
@@ -122,9 +116,10 @@ def test_ranks_share_no_random_numbers_and_no_output(tmp_path: Path) -> None:
     ],
 )
 def test_a_script_ends_as_it_does_without(tmp_path: Path, text: str, status: int, said: str) -> None:
-    ended = [run(tmp_path, "--nproc", 1, *options, script(tmp_path, text)) for options in ([], ["--cold"])]
+    ended = [run(tmp_path, *ONE, *options, script(tmp_path, text)) for options in ([], ["--cold"])]
     assert [done.returncode for done in ended] == [status, status]
-    copied, cold = (re.sub(r"0x\w+", "", done.stderr) for done in ended)
+    said_why = re.compile(r"^tesserae: each rank loads what it needs.*\n|0x\w+", re.MULTILINE)
+    copied, cold = (said_why.sub("", done.stderr) for done in ended)
     assert copied == cold and said in copied and "fork_server" not in copied
     assert ended[0].stdout == ended[1].stdout
 
@@ -171,9 +166,9 @@ def test_signals_reach_the_ranks(job: subprocess.Popen[str]) -> None:
 
 
 def test_a_signal_ends_it_while_libraries_are_imported(tmp_path: Path) -> None:
-    script(tmp_path, "import os, time\nos.write(2, b'imports\\n')\ntime.sleep(600)", "peft.py")
+    script(tmp_path, "import os, time\nos.write(2, b'imports\\n')\ntime.sleep(600)", "torch.py")
     with subprocess.Popen(
-        command("--nproc", 2, script(tmp_path, "import peft")), stderr=subprocess.PIPE, text=True, env=environment()
+        command("--nproc", 2, script(tmp_path, "import torch")), stderr=subprocess.PIPE, text=True, env=environment()
     ) as process:  # fmt: skip
         assert process.stderr and process.stderr.readline() == "imports\n"
         process.send_signal(signal.SIGTERM)
@@ -185,17 +180,45 @@ def test_a_signal_ends_it_while_libraries_are_imported(tmp_path: Path) -> None:
     [
         (
             "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
-            "started 1 threads",
+            "1 threads run",
         ),
+        ("import subprocess\nchild = subprocess.Popen(['sleep', '600'])", "have started processes"),
+        ("import socket\nends = socket.socketpair()", "have opened socket"),
+        ("raise OSError('no licence')", "what the script imports raises OSError"),
         ("import os\nos._exit(3)", "exited with code 3"),
+        ("default_generator = None", "AttributeError: 'NoneType' object has no attribute 'seed'"),  # in the copy
+        (
+            "import os\nclass default_generator:\n    def seed(): os.kill(os.getpid(), 9)",
+            "a rank was lost before it began",
+        ),
     ],
-)  # fmt: skip
+)
 def test_where_copies_would_be_unfit_each_rank_imports(tmp_path: Path, library: str, why: str) -> None:
-    script(tmp_path, f"import os\nif 'RANK' not in os.environ: exec({library!r}, globals())", "peft.py")
-    text = "import peft, os\nprint('trains as', os.environ['RANK'], flush=True)"
-    done = run(tmp_path, "--nproc", 1, script(tmp_path, text))
+    torch = f"""\
+        import os
+        class accelerator: current_accelerator = staticmethod(lambda check_available: None)
+        if 'RANK' not in os.environ: exec({library!r}, globals())
+    """
+    script(tmp_path, torch, "torch.py")
+    text = "import torch, os\nprint('trains as', os.environ['RANK'], flush=True)"
+    done = run(tmp_path, *ONE, script(tmp_path, text))
     assert (done.returncode, done.stdout) == (0, "trains as 0\n"), done.stderr
     assert "each rank loads what it needs" in done.stderr and why in done.stderr
+
+
+def test_what_a_script_sets_before_it_imports_torch_counts(tmp_path: Path) -> None:
+    (tmp_path / "vendor").mkdir()
+    script(tmp_path / "vendor", "vendored = True", "tqdm.py")
+    text = """\
+        import os, sys
+        os.environ["OMP_NUM_THREADS"] = "2"
+        sys.path.insert(0, os.path.join(os.path.dirname(__file__), "vendor"))
+        import torch, tqdm
+        print(torch.get_num_threads(), tqdm.vendored)
+    """
+    done = run(tmp_path, *ONE, script(tmp_path, text))
+    assert (done.returncode, done.stdout) == (0, "2 True\n"), done.stderr
+    assert "the script does not begin with imports of torch or tesserae" in done.stderr
 
 
 def test_a_lost_server_is_no_loss(tmp_path: Path) -> None:
@@ -206,7 +229,7 @@ def test_a_lost_server_is_no_loss(tmp_path: Path) -> None:
         import tesserae as tsm
 
         def train(job):
-            print("epoch", job.epoch, "loaded", loaded, flush=True)
+            print("epoch", job.epoch, flush=True)
             model = torch.nn.Linear(4, 4)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for step in job.steps(model, optimizer, 3):
@@ -219,45 +242,40 @@ def test_a_lost_server_is_no_loss(tmp_path: Path) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
 
-        loaded = "transformers" in __import__("sys").modules
         tsm.elastic(train, backend="gloo", global_batch=1)
     """
-    done = run(
-        tmp_path, "--nproc", 1, "--replacements", 1, script(tmp_path, "import transformers\n" + textwrap.dedent(text))
-    )
+    done = run(tmp_path, "--nproc", 1, "--replacements", 1, script(tmp_path, text))
     assert done.returncode == 0, done.stderr
     assert "epoch 1" in done.stdout, done.stdout
-    assert "it takes no orders" in done.stderr or "killed by signal 9" in done.stderr
+    assert "as by --cold: it takes no orders" in done.stderr
 
 
-def test_what_a_script_imports_first() -> None:
-    source = textwrap.dedent("""\
-        import os, torch.nn as nn
-        from transformers import Trainer, LlamaConfig
-        if True:
-            import numpy as np
-        try:
-            from torch.distributed.fsdp import fully_shard
-        except ImportError:
-            import peft
-        from . import torch
-        from mine import torch
-        def later(): import accelerate
-    """)
-    assert sorted(fork_server.imports_of(source)) == [
-        ("numpy", []),
-        ("peft", []),
-        ("torch.distributed.fsdp", ["fully_shard"]),
-        ("torch.nn", []),
-        ("transformers", ["Trainer", "LlamaConfig"]),
-    ]
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('"""A script."""\nfrom __future__ import annotations\nimport os, torch.nn as nn', [("torch.nn", [])]),
+        (
+            "import torch\nfrom torch.distributed.fsdp import a, b",
+            [("torch", []), ("torch.distributed.fsdp", ["a", "b"])],
+        ),
+        ("from transformers import Trainer\nimport tesserae as tsm", [("tesserae", [])]),
+        ("import torch, mine, tesserae", [("torch", [])]),
+        ("import mine\nimport torch", []),
+        ("from . import mine\nimport torch", []),
+        ("import os\nos.environ['A'] = 'b'\nimport torch", []),
+        ("import torch\nif True:\n    import numpy\nimport tesserae", [("torch", [])]),
+        ("def later(): import torch", []),
+    ],
+)
+def test_what_a_script_begins_with(source: str, expected: list[tuple[str, list[str]]]) -> None:
+    assert fork_server.first_imports(source) == expected
 
 
-def test_devices_that_are_open_are_told_from_harmless_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = fork_server.threads()
+def test_what_is_left_of_imports_is_told_from_what_was_there() -> None:
+    def why(threads: int) -> str:
+        return fork_server.unfit(fork_server.descriptors(), threads)
+
+    assert "threads run beside" in why(2), "threads that were there before the imports"
+    before = fork_server.descriptors()
     with open("/dev/null") as _:
-        assert fork_server.unfit(now) == ""
-        monkeypatch.setattr(fork_server, "HARMLESS", ("pts/", "tty"))
-        assert "have opened /dev/null" in fork_server.unfit(now)
-    monkeypatch.undo()
-    assert "started 2 threads" in fork_server.unfit(now - 2)
+        assert fork_server.unfit(before, 1) == "the script's imports have opened /dev/null"
