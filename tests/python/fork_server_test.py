@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import tesserae as tsm
+from ranks import free_port
 from tesserae.launch import fork_server
 
 PROGRAM = Path(tsm.__file__).absolute().parents[2] / "cli/tesserae"
@@ -248,6 +249,41 @@ def test_a_lost_server_is_no_loss(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "epoch 1" in done.stdout, done.stdout
     assert "as by --cold: it takes no orders" in done.stderr
+
+
+def test_a_host_whose_imports_take_long_is_not_lost(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        "import sys, time\nif any('fork_server' in word for word in sys.orig_argv): time.sleep(6)",
+        "sitecustomize.py",
+    )
+    file = script(tmp_path, """\
+        import torch
+        import tesserae as tsm
+
+        def train(job):
+            model = torch.nn.Linear(4, 4)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in job.steps(model, optimizer, 2):
+                model(torch.ones(4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            print("trained as", job.rank, "of", job.world_size, flush=True)
+
+        tsm.elastic(train, backend="gloo", global_batch=2)
+        """)  # fmt: skip
+    (tmp_path / "shared").mkdir()
+    options = ["--nproc", 1, "--replacements", 1, "--min-ranks", 1, "--shared", tmp_path / "shared", "--hosts", 2]
+    options += ["--address", "127.0.0.1", "--port", free_port(), "--host-deadline", 2]
+    slow = environment() | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    hosts = [
+        subprocess.Popen(command(*options, "--host", host, file), env=variables, **pipes)
+        for host, variables in enumerate([environment(), slow])
+    ]
+    for host, process in enumerate(hosts):
+        output, errors = process.communicate(timeout=240)
+        assert (process.returncode, output) == (0, f"trained as {host} of 2\n"), errors
 
 
 @pytest.mark.parametrize(
