@@ -28,6 +28,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.run import get_args_parser
@@ -114,8 +115,19 @@ def as_main(rank: int, world_size: int, script: str, arguments: list[str], folde
         try:
             runpy.run_path(script, run_name="__main__")
         except SystemExit as end:
-            output.write(f"\nended with {end.code}" if end.code else "")
+            if end.code:
+                output.write(f"\nended with {end.code}")
+                wait_for_all(world_size)
     return output.getvalue()
+
+
+def wait_for_all(ranks: int) -> None:
+    """One that ends while others still connect to it fails them with another error than its own."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store.add("ended", 1)
+    deadline = time.monotonic() + 10
+    while store.add("ended", 0) < ranks and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def slow_down(until: Path) -> None:
