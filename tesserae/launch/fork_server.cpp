@@ -3,6 +3,7 @@
 #include <charconv>
 #include <chrono>
 #include <utility>
+#include <vector>
 
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
@@ -50,8 +51,7 @@ void ForkServer::start() {
     if (!wait(connection_.get())) return give_up("");
     const std::optional<std::string> told = os::receive_packet(connection_.get());
     if (told == ready) return;
-    const auto exit = process_->wait(os::Deadline(std::chrono::seconds(1)));
-    give_up(told ? *told : exit ? exit->text() : "it says nothing");
+    give_up(told ? *told : how_it_ended());
   } catch (const IoError& error) {
     give_up(error.what());
   }
@@ -70,11 +70,11 @@ std::optional<os::Process> ForkServer::make(const std::map<std::string, std::str
 
 std::optional<os::Process> ForkServer::order(const std::map<std::string, std::string>& environment, int output,
                                              bool all) {
-  std::string order(1, all ? 'o' : 'e');
-  for (const auto& [name, value] : environment) order += cat(name, "=", value) + '\0';
+  std::string words(1, all ? 'o' : 'e');
+  for (const auto& [name, value] : environment) words += cat(name, "=", value) + '\0';
   const os::Orphans orphans;
   os::Pipe answer = os::make_pipe();
-  const bool sent = os::send_packet(connection_.get(), order, {output, answer.write.get()});
+  const bool sent = os::send_packet(connection_.get(), words, {output, answer.write.get()});
   answer.write.reset();
   std::string told;
   while (sent) {
@@ -87,19 +87,24 @@ std::optional<os::Process> ForkServer::order(const std::map<std::string, std::st
   const auto [end, error] = std::from_chars(told.data(), told.data() + told.size(), id);
   std::optional<os::Process> rank;
   if (error == std::errc() && id > 0) rank = os::Process::adopt(id);
-  const std::string rest(rank ? end : told.data());
-  if (rank && rest == cat("\n", done)) return rank;
-  give_up(!sent ? "it takes no orders" : rest.size() > 1 ? rest : "a rank was lost before it began");
+  std::string said = rank ? end : told.data();
+  if (rank && said == cat("\n", done)) return rank;
+  if (said.starts_with('\n')) said.erase(0, 1);
+  if (told.empty()) said = how_it_ended();  // it may have had the order by then, or not
+  give_up(said.empty() ? "a rank was lost before it began" : said);
   return std::nullopt;
+}
+
+std::string ForkServer::how_it_ended() {
+  const auto exit = process_->wait(os::Deadline(std::chrono::seconds(1)));
+  return exit ? exit->text() : "it says nothing";
 }
 
 bool ForkServer::wait(int descriptor) const {
   const int signals = ending_.descriptor();
-  while (true) {
-    for (const int readable : os::wait_readable({descriptor, signals}, os::Deadline(std::chrono::seconds(10)))) {
-      return readable == descriptor;
-    }
-  }
+  std::vector<int> readable;
+  while (readable.empty()) readable = os::wait_readable({descriptor, signals}, os::Deadline(std::chrono::seconds(10)));
+  return readable.front() == descriptor;
 }
 
 void ForkServer::give_up(const std::string& why) {

@@ -32,6 +32,8 @@ class ForkServer {
   std::optional<os::Process> order(const std::map<std::string, std::string>& environment, int output, bool all);
   /// There is something to read, or its other side is gone. False: this process was asked to end before.
   bool wait(int descriptor) const;
+  /// Of one that has said nothing.
+  std::string how_it_ended();
   /// It makes no more ranks. `why`: empty if nobody needs to know.
   void give_up(const std::string& why);
 

@@ -60,15 +60,15 @@ TEST_F(Launcher, WhatRanksAreCopiedFromMayFail) {
       "import os, socket; orders = socket.socket(fileno=int(os.environ['TESSERAE_FORK_SERVER'])); orders.send(b'";
   const std::string answers =
       says + "ready'); _, (output, answer), _, _ = socket.recv_fds(orders, 100000, 2); os.write(answer, b'";
-  const std::string lost = "a rank was lost before it began";
   for (const auto& [server, why] :
        {std::pair<std::string, std::string>{"import sys; sys.exit(3)", "exited with code 3"},
         {says + "it is full')", "it is full"},
-        {says + "ready'); orders.recv(1)", lost},
+        {says + "ready')", "exited with code 0"},
+        {says + "ready'); orders.recv(1)", "exited with code 0"},
         {answers + "it is full')", "it is full"},
         {answers + "-5')", "-5"},
-        {answers + "')", lost},
-        {answers + "999999999\\n')", lost}}) {
+        {answers + "')", "exited with code 0"},
+        {answers + "999999999\\n')", "a rank was lost before it began"}}) {
     Program job({LAUNCH_RANKS, "2", "sh", "-c", "echo $RANK"},
                 {{"FORK_SERVER", server}, {"PROGRAMS", "1"}, {"TESSERAE_LOG", "info"}});
     EXPECT_TRUE(job.finish()->success()) << job.errors;
