@@ -249,8 +249,8 @@ def main() -> None:
         print(f"auto_sweep: {job.name}: best {best}, auto {chosen}, {row['ratio']:.2f} of the best", file=sys.stderr)
     text = markdown(data)
     print(text)
-    if options.update_docs and not report.update_between_markers(ROOT / "docs" / "performance.md", "auto", text):
-        print("auto_sweep: docs/performance.md lacks the markers auto:begin and auto:end", file=sys.stderr)
+    if options.update_docs:
+        report.update_performance("auto", text)
 
 
 if __name__ == "__main__":

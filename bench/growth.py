@@ -163,8 +163,8 @@ def main() -> None:
     (options.out / "growth.json").write_text(json.dumps(data, indent=1) + "\n")
     text = markdown(data)
     print(text)
-    if options.update_docs and not report.update_between_markers(ROOT / "docs" / "performance.md", "growth", text):
-        print("growth: docs/performance.md lacks the markers growth:begin and growth:end", file=sys.stderr)
+    if options.update_docs:
+        report.update_performance("growth", text)
 
 
 if __name__ == "__main__":

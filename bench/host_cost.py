@@ -88,8 +88,8 @@ def main() -> int:
     print(text)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps({"about": about, "rounds": rounds}, indent=1) + "\n")
-    if options.update_docs and not report.update_between_markers(ROOT / "docs/performance.md", "host_cost", text):
-        print("host_cost: docs/performance.md lacks the markers host_cost:begin and host_cost:end", file=sys.stderr)
+    if options.update_docs:
+        report.update_performance("host_cost", text)
     return 0
 
 

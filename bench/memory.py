@@ -35,15 +35,20 @@ def resident(pid: int) -> tuple[int, int]:
     return (whole - shared) * PAGE, shared * PAGE
 
 
+def rollup(pid: int) -> dict[str, int]:
+    """KiB of a process, by the kernel's names (Rss, Pss, ...). Empty: it has ended, or the kernel does not tell."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return {}
+    return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
+
+
 def shared(pid: int) -> tuple[int, int, int]:
     """Bytes in memory that are not private: as PSS counts them, and in full. How much less than in full it counts of
     those that are."""
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:  # ended meanwhile, or no such file on this kernel
-        return 0, 0, 0
-    kib = {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
-    if "Pss_File" not in kib:  # an old kernel
+    kib = rollup(pid)
+    if "Pss_File" not in kib:  # or an old kernel
         return 0, 0, 0
     in_common = kib["Anonymous"] - kib["Pss_Anon"]
     return (kib["Pss_File"] + kib["Pss_Shmem"]) * 1024, (kib["Rss"] - kib["Anonymous"]) * 1024, in_common * 1024

@@ -222,8 +222,8 @@ def main() -> None:
     (options.out / "mixture.json").write_text(json.dumps(result, indent=1))
     text = table(result)
     print(text)
-    if options.update_docs and not report.update_between_markers(ROOT / "docs" / "performance.md", "mixture", text):
-        print("mixture: docs/performance.md lacks the markers mixture:begin and mixture:end", file=sys.stderr)
+    if options.update_docs:
+        report.update_performance("mixture", text)
 
 
 if __name__ == "__main__":

@@ -189,10 +189,8 @@ def main() -> int:
     (options.out / "optimizer_cost.json").write_text(json.dumps({"about": about, "cases": measured}, indent=1) + "\n")
     text = f"{table(measured)}\n{report.describe(about, f'{options.rounds} rounds')}\n"
     print(text)
-    if options.update_docs and not report.update_between_markers(
-        ROOT / "docs" / "performance.md", "optimizer_cost", text
-    ):
-        print("optimizer_cost: docs/performance.md lacks the markers of optimizer_cost", file=sys.stderr)
+    if options.update_docs:
+        report.update_performance("optimizer_cost", text)
     return 0
 
 

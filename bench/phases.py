@@ -62,8 +62,8 @@ def main() -> int:
     (options.out / "phases.json").write_text(json.dumps({"about": about, "cases": measured}, indent=1) + "\n")
     text = f"{table(measured)}\n{report.describe(about, f'{options.steps} steps')}\n"
     print(text)
-    if options.update_docs and not report.update_between_markers(ROOT / "docs" / "performance.md", "phases", text):
-        print("phases: docs/performance.md lacks the markers phases:begin and phases:end", file=sys.stderr)
+    if options.update_docs:
+        report.update_performance("phases", text)
     return 0
 
 

@@ -66,10 +66,8 @@ def main() -> int:
     (options.out / "phases_python.json").write_text(json.dumps({"about": about, "cases": measured}, indent=1) + "\n")
     text = f"{table(measured)}\n{report.describe(about, f'{options.rounds} rounds of {options.steps} steps')}\n"
     print(text)
-    if options.update_docs and not report.update_between_markers(
-        ROOT / "docs" / "performance.md", "phases-python", text
-    ):
-        print("phases_python: docs/performance.md lacks the markers of phases-python", file=sys.stderr)
+    if options.update_docs:
+        report.update_performance("phases-python", text)
     return 0
 
 

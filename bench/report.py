@@ -24,6 +24,7 @@ from cases import (
     MODELS,
     OURS_PYTHON,
     REFERENCE,
+    ROOT,
     Goal,
     title,
 )
@@ -343,6 +344,14 @@ def update_between_markers(file: Path, name: str, text: str) -> bool:
         return False
     file.write_text(f"{before}{begin}\n{text.rstrip()}\n{end}{after}")
     return True
+
+
+def update_performance(name: str, text: str) -> bool:
+    """The same of docs/performance.md, where it says so if one is missing."""
+    updated = update_between_markers(ROOT / "docs" / "performance.md", name, text)
+    if not updated:
+        print(f"{name}: docs/performance.md lacks the markers {name}:begin and {name}:end", file=sys.stderr)
+    return updated
 
 
 def as_json(summaries: list[Summary]) -> list[dict]:

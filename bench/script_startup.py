@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 import report
 from cases import ROOT
 from launch import environment
-from memory import family
+from memory import family, rollup
 
 SCRIPT = ROOT / "examples/python/fully_shard.py"
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -53,11 +52,7 @@ def processor_seconds(processes: list[int]) -> float:
 
 def pss(processes: list[int]) -> float:
     """In MB, all of these together."""
-    kib = 0
-    for process in processes:
-        found = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{process}/smaps_rollup").read_text(), re.MULTILINE)
-        kib += int(found[1]) if found else 0
-    return kib * 1024 / 1e6
+    return sum(rollup(process).get("Pss", 0) for process in processes) * 1024 / 1e6
 
 
 def measure(command: list[str], package: Path) -> dict[str, float]:
@@ -121,12 +116,7 @@ def main() -> int:
     print(text)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps({"about": about, "ranks": options.ranks, "rounds": rounds}, indent=1) + "\n")
-    if options.update_docs and not report.update_between_markers(
-        ROOT / "docs" / "performance.md", "script-startup", text
-    ):
-        print("script_startup: docs/performance.md lacks the markers", file=sys.stderr)
-        return 1
-    return 0
+    return 1 if options.update_docs and not report.update_performance("script-startup", text) else 0
 
 
 if __name__ == "__main__":

@@ -85,8 +85,8 @@ def main() -> int:
     print(text)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps({"about": about, "ranks": options.ranks, "rounds": rounds}, indent=1) + "\n")
-    if options.update_docs and not report.update_between_markers(ROOT / "docs" / "performance.md", "startup", text):
-        print("startup: docs/performance.md lacks the markers startup:begin and startup:end", file=sys.stderr)
+    if options.update_docs:
+        report.update_performance("startup", text)
     return 0
 
 
