@@ -29,6 +29,22 @@ def test_environment_and_init() -> None:
     assert run_ranks(whoami, 2, environment={"MORE": "x"}, init=False) == [("0", "x", False, 1), ("1", "x", False, 1)]
 
 
+def collectives_that_end_together(rank: int, world_size: int) -> None:
+    group = dist.distributed_c10d._get_default_group()
+    results, input = [torch.ones(4) for _ in range(400)], torch.ones(4)
+    for _ in range(200):
+        work = [
+            group.allgather_into_tensor_coalesced([result], [input]) if i % 2 else group.allreduce([result])
+            for i, result in enumerate(results)
+        ]
+        for each in work:
+            each.wait()
+
+
+def test_collectives_that_end_together_leave_the_heap_alone() -> None:
+    run_ranks(collectives_that_end_together, 1)
+
+
 def one_raises(rank: int, world_size: int) -> None:
     treasure = 42 + rank
     print("on my way")
