@@ -422,6 +422,22 @@ def has_parts_of_tensors(rank: int, world_size: int, folder: Path) -> None:
     assert [*(v.tolist() for v in found.extra), found.rank_extra.tolist()] == [whole.tolist()] * 2
 
 
+@pytest.mark.parametrize("lacks", ["checkpoint", "model"])
+def test_extra_state_of_modules_that_is_missing(tmp_path: Path, lacks: str) -> None:
+    class Stateless(Counts):
+        get_extra_state = nn.Module.get_extra_state
+        set_extra_state = nn.Module.set_extra_state
+
+    saved, loaded = (Stateless(), Counts()) if lacks == "checkpoint" else (Counts(), Stateless())
+    loaded.calls = 7
+    save(tmp_path, nn.Sequential(saved), step=0)
+    path = next(tmp_path.glob("step*"))
+    with pytest.raises(tsm.InvalidArgument, match=f"of 1 modules of which the {lacks} has none: 0; pass strict=False"):
+        load(path, nn.Sequential(loaded))
+    assert load(path, nn.Sequential(loaded), strict=False) is not None
+    assert loaded.calls == 7
+
+
 def test_a_part_of_a_tensor_is_no_extra_state(tmp_path: Path) -> None:
     run_ranks(has_parts_of_tensors, 2, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["copied"]

@@ -79,6 +79,7 @@ class _Reading:
     ) -> None:
         self.pieces = Pieces(checkpoint.tensors())
         self._model = model
+        self._strict = strict
         self._optimizer: Loading | None = None
         self._values: dict[str, Any] = {}
         if model is not None:
@@ -101,6 +102,8 @@ class _Reading:
         if self._optimizer is not None:
             self._optimizer.check()
         self._values = {name: value() for name, value in self._deferred.items()}
+        if self._model is not None and self._strict:
+            self._model.require_extra_state(self._values["modules"] or {})
 
     def apply(self, checkpoint: _C.Checkpoint) -> Loaded:
         self.pieces.filled()

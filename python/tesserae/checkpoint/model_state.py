@@ -170,6 +170,17 @@ class ModelState:
             if name in state:
                 module.set_extra_state(state[name])
 
+    def require_extra_state(self, state: dict[str, Any]) -> None:
+        """InvalidArgument unless `state` is of the same modules."""
+        own, saved = {name for name, _ in self._stateful}, state.keys()
+        for whose, lacks, names in (("model", "checkpoint", own - saved), ("checkpoint", "model", saved - own)):
+            if names:
+                few = f"{', '.join(sorted(names)[:5])}{', ...' if len(names) > 5 else ''}"
+                raise _C.InvalidArgument(
+                    f"[checkpoint.load] the {whose} has get_extra_state() of {len(names)} modules of which the {lacks} "
+                    f"has none: {few}; pass strict=False to go on without"
+                )
+
     def publish(self) -> None:
         """Collective: what was loaded is what the next forward computes with."""
         for instance in self.instances:
