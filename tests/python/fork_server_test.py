@@ -114,6 +114,8 @@ def test_ranks_share_no_random_numbers_and_no_output(tmp_path: Path) -> None:
         ),
         ("import torch\ndef fails(): raise ValueError('too big')\nfails()", 1, "ValueError: too big"),
         ("import torch\nif True: (", 1, "SyntaxError"),
+        ("import torch, signal\nsignal.raise_signal(signal.SIGINT)", 130, "KeyboardInterrupt"),
+        ("import torch, sys\nsys.excepthook = lambda *error: print(error[2].tb_lineno)\n\nopen('/nowhere')", 1, ""),
     ],
 )
 def test_a_script_ends_as_it_does_without(tmp_path: Path, text: str, status: int, said: str) -> None:

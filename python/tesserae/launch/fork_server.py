@@ -212,12 +212,16 @@ def run(words: list[str]) -> None:
             run_module(words[1], words[2:])
         else:
             run_file(words)
-    except Exception as error:
-        # As the interpreter does it, without the calls that only a copy has.
-        error.__traceback__ = of_the_script(error.__traceback__)
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(1)
+    except (Exception, KeyboardInterrupt):
+        show = sys.excepthook
+
+        def show_script(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            """Without the calls that only a copy has."""
+            trace = of_the_script(trace)
+            show(kind, error.with_traceback(trace), trace)
+
+        sys.excepthook = show_script
+        raise
 
 
 def run_file(words: list[str]) -> None:
