@@ -52,8 +52,9 @@ std::string mark_of(std::string_view read) {
   return to_hex(checksum(read.substr(read.size() - std::min<size_t>(read.size(), marked_bytes))));
 }
 
+/// A config.json alone says nothing: models of Hugging Face have one.
 bool is_run(const os::Path& folder) {
-  for (const char* name : {now_name, events_name, metrics_name, config_name, summary_name, dial::socket_name}) {
+  for (const char* name : {now_name, events_name, metrics_name, summary_name, dial::socket_name}) {
     if (os::files().exists(folder / name)) return true;
   }
   return os::files().status(folder / "monitor").kind == os::FileKind::directory;
@@ -78,13 +79,13 @@ RunFolder::RunFolder(const os::Path& folder, bool begins) : folder_(folder) {
   if (os::files().status(folder).kind != os::FileKind::directory) {
     throw InvalidArgument(function, cat("there is no folder ", folder.native(),
                                         ": give a run's folder, where its "
-                                        "config.json and metrics.jsonl are (`tesserae train` says it when it begins)"));
+                                        "monitor/ or metrics.jsonl is (`tesserae train` says it when it begins)"));
   }
   if (begins || is_run(folder)) return;
   const std::string below = runs_below(folder);
   throw InvalidArgument(
       function,
-      cat(folder.native(), " is not a run's folder: it has no monitor/, metrics.jsonl or config.json. ",
+      cat(folder.native(), " is not a run's folder: it has no monitor/ and no metrics.jsonl. ",
           below.empty() ? "A script has one where run.folder is set (tsm.init)" : "Below it are runs: " + below));
 }
 

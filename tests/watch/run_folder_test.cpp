@@ -36,6 +36,7 @@ TEST_F(WatchedFolder, MustBeARun) {
   EXPECT_THAT(error_of(folder_ / "nowhere"), HasSubstr("there is no folder"));
   os::files().make_directories(folder_ / "runs/a/monitor");
   os::files().make_directories(folder_ / "runs/b");
+  write("runs/b/config.json", "{}");  // of a model
   EXPECT_THAT(error_of(folder_ / "runs/b"), HasSubstr("run.folder"));
   EXPECT_THAT(error_of(folder_ / "runs"), HasSubstr("Below it are runs: " + (folder_ / "runs/a").native()));
   EXPECT_EQ(error_of(folder_ / "runs/a"), "");
