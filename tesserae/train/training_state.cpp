@@ -11,6 +11,7 @@
 
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
+#include "tesserae/base/pattern.h"
 #include "tesserae/checkpoint/handover.h"
 #include "tesserae/checkpoint/load.h"
 #include "tesserae/checkpoint/model_state.h"
@@ -88,10 +89,26 @@ std::shared_ptr<offload::Disk> make_disk(const config::Config& config, const off
       offload::DiskOptions{.folder = config.offload.folder, .memory = offload::MemoryLimit::at_first});
 }
 
+void require_units(const std::vector<std::string>& patterns, const shard::Engine& engine) {
+  for (const std::string& pattern : patterns) {
+    std::string names;
+    bool fits = false;
+    for (const auto& unit : engine.units()) {
+      fits |= matches(pattern, unit->name());
+      names += (names.empty() ? "" : ", ") + unit->name();
+    }
+    if (!fits) {
+      throw InvalidArgument("train",
+                            cat("offload.activation_units: \"", pattern, "\" fits no unit; there are ", names));
+    }
+  }
+}
+
 std::shared_ptr<offload::Activations> offload_activations(const model::Gpt& model, shard::Sharded& sharded,
                                                           const config::Config& config, const JobSetup& setup) {
   const config::Config::Offload& offload = config.offload;
   if (!offload.activations) return nullptr;
+  if (offload.units) require_units(*offload.units, sharded.engine());
   auto activations =
       offload::Activations::make({.horizon = offload.horizon, .smallest = offload.smallest, .folder = offload.folder});
   // In the first forward, all that units save; that of experts is not known.

@@ -102,6 +102,16 @@ TEST_F(ActivationsJob, AFolderThatCannotBeUsedEndsTheRunBeforeItBegins) {
   EXPECT_THAT(program.output, testing::Not(HasSubstr("step 1/")));
 }
 
+TEST_F(ActivationsJob, NamesThatFitNoUnitEndTheRunBeforeItBegins) {
+  Program program = job_.start(
+      "misnamed", arguments({"offload.activations=true", R"(offload.activation_units=["blocks.0", "layers.*"])"}));
+  const auto exit = program.finish();
+  ASSERT_TRUE(exit && !exit->success());
+  EXPECT_THAT(program.errors,
+              HasSubstr(R"(offload.activation_units: "layers.*" fits no unit; there are root, blocks.0, blocks.1)"));
+  EXPECT_THAT(program.output, testing::Not(HasSubstr("step 1/")));
+}
+
 TEST_F(ActivationsJob, OfSplitLayersAndCutSequences) {
   expect_same_losses("split", {"tensor_parallel_degree=2", "precision=fp32", "model.checkpoint_activations=true"});
   expect_same_losses("cut", {"context_parallel_degree=2", "precision=fp32"});
