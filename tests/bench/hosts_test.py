@@ -178,7 +178,12 @@ class Hosts(unittest.TestCase):
                         time.sleep(0.1)  # a switch, two hosts, two ranks
                     self.assertGreaterEqual(len(started), 5)
                     process.send_signal(how)
-                    process.wait(30)
+                    try:
+                        process.wait(30)
+                    except subprocess.TimeoutExpired:
+                        those = ",".join(map(str, (process.pid, *started)))
+                        states = ["ps", "-o", "pid,ppid,stat,wchan:24,args", "-p", those]
+                        self.fail(f"still runs:\n{subprocess.run(states, capture_output=True, text=True).stdout}")
                     deadline = time.monotonic() + 10
                     while any(map(alive, started)) and time.monotonic() < deadline:
                         time.sleep(0.05)

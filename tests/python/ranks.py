@@ -27,6 +27,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -245,6 +246,7 @@ def _rank_main(
     output: str,
     sender: Connection,
 ) -> None:
+    gc.freeze()  # what the server has imported is no garbage, and its pages stay shared
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
