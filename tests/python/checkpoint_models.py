@@ -114,3 +114,7 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     assert ours.keys() == theirs.keys()
     differing = [name for name in ours if not torch.equal(ours[name], theirs[name])]
     assert not differing
+
+
+def phase() -> Tensor:
+    return torch.tensor([1 + 2j, 3 - 4j])

@@ -175,10 +175,9 @@ class ModelState:
         own, saved = {name for name, _ in self._stateful}, state.keys()
         for whose, lacks, names in (("model", "checkpoint", own - saved), ("checkpoint", "model", saved - own)):
             if names:
-                few = f"{', '.join(sorted(names)[:5])}{', ...' if len(names) > 5 else ''}"
                 raise _C.InvalidArgument(
                     f"[checkpoint.load] the {whose} has get_extra_state() of {len(names)} modules of which the {lacks} "
-                    f"has none: {few}; pass strict=False to go on without"
+                    f"has none: {_few(sorted(names))}; pass strict=False to go on without"
                 )
 
     def publish(self) -> None:
@@ -194,8 +193,12 @@ class ModelState:
         if unknown:
             raise _C.InvalidArgument(
                 f"[checkpoint.load] the checkpoint has {len(unknown)} tensors that the model does not have: "
-                f"{', '.join(unknown[:5])}{', ...' if len(unknown) > 5 else ''}; pass strict=False to leave them"
+                f"{_few(unknown)}; pass strict=False to leave them"
             )
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _require_one_tensor(held: Held) -> None:
