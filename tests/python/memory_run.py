@@ -140,6 +140,7 @@ def main() -> None:
         for dtype in PRECISIONS.values():  # where the processor has bf16, oneDNN makes kernels of its own for it
             peak(wraps[side], "FULL_SHARD", dtype, False)
     strings = fill_interned_strings()
+    gc.freeze()  # what is loaded by now is no garbage: looking through it took a third of the whole time
     report: dict[str, dict[str, int]] = {}
     # Twice: libraries and the interpreter take some megabytes for a moment, now and then.
     for strategy, precision, checkpoint in 2 * cases:
