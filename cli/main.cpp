@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 
 #include "cli/verbs.h"
@@ -19,7 +20,8 @@ constexpr const char* exit_statuses =
 
 int report(const std::exception& error, int status) {
   std::fflush(stdout);
-  std::fprintf(stderr, "tesserae: %s\n", error.what());
+  const char* const frames = std::getenv("TORCH_SHOW_CPP_STACKTRACES");  // as with errors of torch in Python
+  std::fprintf(stderr, "tesserae: %s\n", frames != nullptr ? error.what() : comm::reason_of(error).c_str());
   return status;
 }
 

@@ -1,10 +1,13 @@
 #include "tesserae/train/trainer.h"
 
+#include <c10/util/Exception.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -99,6 +102,26 @@ launch::Restarts restarts(const config::Config& config, const TrainArguments& ar
   return {.most = config.recovery.max_restarts, .prepare = prepare};
 }
 
+/// Memory that ran out, with what needs less of it.
+OutOfMemory out_of_memory(const std::string& what) {
+  return {"train",
+          cat(what, "; a smaller train.batch_per_rank with more train.accumulate, model.checkpoint_activations, ",
+              "a higher hybrid_shard_degree or offload need less: `tesserae plan` says what fits")};
+}
+
+int run_rank(const config::Config& config, const train::JobSetup& setup, const mesh::World& world,
+             const train::Resume& resume) {
+  try {
+    return train::train(config, setup, world, resume);
+  } catch (const c10::OutOfMemoryError& error) {
+    throw out_of_memory(error.what_without_backtrace());
+  } catch (const OutOfMemory& error) {
+    throw out_of_memory(config::without_function(error));
+  } catch (const std::bad_alloc&) {
+    throw out_of_memory("the host has no memory left");
+  }
+}
+
 int run_train(const TrainArguments& arguments) {
   const mesh::Lookup environment = config::sagemaker_environment();
   const config::Config config = config::load_train_config(arguments.config, arguments.assignments, environment);
@@ -133,7 +156,7 @@ int run_train(const TrainArguments& arguments) {
     start.job.host_patience = os::milliseconds(config.run.deadline_seconds);
     return launch::run_with_restarts(start.job, restarts(config, arguments));
   }
-  return train::train(config, setup, start.world, resume);
+  return run_rank(config, setup, start.world, resume);
 }
 
 }  // namespace

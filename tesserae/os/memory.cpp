@@ -51,7 +51,7 @@ uint64_t used_by(const ControlGroup& group) {
   const auto all =
       static_cast<uint64_t>(group.number(group.second ? "memory.current" : "memory.usage_in_bytes").value_or(0));
   if (!files().exists(group.folder / "memory.stat")) return all;
-  const std::string text = "\n" + files().read(group.folder / "memory.stat");
+  const std::string text = cat("\n", files().read(group.folder / "memory.stat"));
   uint64_t of_files = 0;
   for (const std::string_view name : {"active_file", "inactive_file"}) {
     const std::string key = cat("\n", group.second ? "" : "total_", name, " ");

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "tesserae/os/failure.h"
+#include "tesserae/base/error.h"
 
 namespace tesserae::os {
 namespace {
@@ -25,7 +25,7 @@ size_t mapped_bytes(size_t bytes) {
 void* map_pages(size_t bytes) {
   const size_t size = mapped_bytes(bytes);
   void* const start = ::mmap(nullptr, size + huge_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (start == MAP_FAILED) throw failure("map_pages", cat(size, " bytes"), "mmap");
+  if (start == MAP_FAILED) throw OutOfMemory("map_pages", cat("cannot allocate ", size, " bytes of host memory"));
   // Begins on a huge page; what is before and behind goes back.
   auto* const first = static_cast<char*>(start);
   const size_t skipped = round_to(reinterpret_cast<uintptr_t>(first), huge_page) - reinterpret_cast<uintptr_t>(first);

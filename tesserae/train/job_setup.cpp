@@ -70,6 +70,19 @@ data::LoaderOptions loader_options(const config::Config& config, const mesh::Mes
           .validation_fraction = config.data.validation_fraction};
 }
 
+/// So that nothing that counts tokens overflows, over any number of steps that can be trained.
+void check_tokens_per_step(const config::Config& config, const mesh::Mesh& mesh) {
+  constexpr double most = 1e12;
+  const int ranks = mesh.degree(mesh::axes::batch);
+  const double tokens = static_cast<double>(config.train.batch_per_rank) *
+                        static_cast<double>(config.train.accumulate) * ranks *
+                        static_cast<double>(config.data.sequence_length);
+  if (tokens <= most) return;
+  throw config::ConfigError("train.batch_per_rank",
+                            cat("batch_per_rank * accumulate * ", ranks, " ranks * data.sequence_length is ", tokens,
+                                " tokens a step, more than ", most));
+}
+
 void check_backend(const config::Config& config, c10::Device device) {
   const std::string& backend = config.run.backend;
   const bool for_host = backend == "gloo" || backend == "shm";
@@ -150,6 +163,7 @@ JobSetup set_up_job(const config::Config& config, int ranks, c10::Device device)
         cat("is ", setup.model.document_end, ", but the data have the tokens 0 to ", setup.model.vocabulary - 1));
   }
   setup.parameters = model::sizes(setup.model).total;
+  check_tokens_per_step(config, setup.mesh);
   try {
     const data::Loader loader(setup.sources, loader_options(config, setup.mesh, 0));
     setup.training_samples = loader.training_samples();

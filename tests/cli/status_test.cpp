@@ -60,6 +60,27 @@ TEST_F(Status, ConfigurationErrorsAreTwoAndOneLine) {
   expect_refused(train({"--resume", "auto"}), "give checkpoint.every_steps or another key");
 }
 
+TEST_F(Status, SizesThatCannotBeAreNamed) {
+  expect_refused(train({"--set", "model.layers=1000000000"}),
+                 "model.layers: must be at most 100000, but is 1000000000");
+  expect_refused(
+      train({"--set", "train.batch_per_rank=1000000000", "--set", "train.accumulate=1000000000"}),
+      "train.batch_per_rank: batch_per_rank * accumulate * 1 ranks * data.sequence_length is 3.2e+19 tokens");
+}
+
+/// One line, which says what needs less, and not where in torch there was none.
+TEST_F(Status, MemoryThatRunsOut) {
+  Program program({"bash", "-c", R"(ulimit -v 16000000; exec "$0" "$@")", TESSERAE_PROGRAM, "train",
+                   folder_ + "/job.json", "--set", "train.batch_per_rank=1000000000", "--set",
+                   "run.folder=" + folder_ + "/run"});
+  const auto exit = program.finish();
+  ASSERT_TRUE(exit.has_value());
+  EXPECT_EQ(exit->code, 1) << exit->text();
+  EXPECT_THAT(program.errors, HasSubstr("[train] cannot allocate "));
+  EXPECT_THAT(program.errors, HasSubstr("`tesserae plan` says what fits\n"));
+  EXPECT_EQ(program.errors.find("frame #"), std::string::npos) << program.errors;
+}
+
 TEST_F(Status, UsageErrorsAreTwo) {
   for (const std::vector<std::string>& wrong : std::vector<std::vector<std::string>>{
            {}, {"train"}, {"trian"}, {"train", "job.json", "--nproc", "0"}, {"train", "job.json", "--no-such"}}) {

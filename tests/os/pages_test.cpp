@@ -34,7 +34,7 @@ TEST(Pages, GoBackToTheSystem) {
 }
 
 TEST(Pages, MoreThanThereIsIsAnIoError) {
-  EXPECT_THROW(map_pages(SIZE_MAX / 4), IoError);
+  EXPECT_THROW(map_pages(SIZE_MAX / 4), OutOfMemory);
 }
 
 }  // namespace
