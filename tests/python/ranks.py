@@ -231,7 +231,7 @@ class OneWorkerGloo(dist.ProcessGroupGloo):
     waits for a processor where ranks are more than these: it yields to the others (132 tests took 8 % less time).
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, **_of_later_torch: bool) -> None:
         options = dist.ProcessGroupGloo._Options()
         before = set(os.listdir("/proc/self/task"))
         options._devices = [dist.ProcessGroupGloo.create_default_device()]

@@ -9,9 +9,9 @@ import torch
 
 from tesserae import _C
 
-# 2.13: all tests ran with it. 2.12 and 2.15: some of them (tools/other_torch.sh). 2.11: every name is there, and takes
-# the same arguments.
-CHECKED = ("2.11", "2.12", "2.13", "2.15")
+# 2.13: all tests ran with it. 2.12, 2.14 and 2.15: some of them (tools/other_torch.sh). 2.11: every name is there, and
+# takes the same arguments.
+CHECKED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 
 class UnsupportedTorch(_C.Error, ImportError):
