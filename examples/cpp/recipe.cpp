@@ -14,6 +14,7 @@
 #include "tesserae/checkpoint/model_state.h"
 #include "tesserae/checkpoint/saver.h"
 #include "tesserae/dial/dial.h"
+#include "tesserae/dial/facts.h"
 #include "tesserae/dial/protocol.h"
 #include "tesserae/monitor/monitor.h"
 #include "tesserae/tesserae.h"
@@ -72,7 +73,8 @@ void train(const std::string& folder, int64_t steps) {
   tesserae::checkpoint::Saver saver(fabric, {.folder = folder, .keep = 2, .asynchronous = true});
 
   // `tesserae watch FOLDER` and `tesserae dial FOLDER --degree 2` find it there.
-  tesserae::dial::Dial dial(fabric, sharded.setting(), {.folder = folder});
+  tesserae::dial::Dial dial(fabric, sharded.setting(),
+                            {.facts = tesserae::dial::facts_of(sharded.engine()), .folder = folder});
   tesserae::monitor::Monitor monitor(fabric, {.folder = folder, .job = {{"source", "recipe"}, {"steps", steps}}});
   monitor.watch(sharded.engine());
 
@@ -93,8 +95,14 @@ void train(const std::string& folder, int64_t steps) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     if (const auto to = dial.at_step_edge(step, seconds)) {
       saver.wait_copied();
-      dial.changed(sharded.turn(*to));
-      monitor.set_job("degrees", tesserae::dial::to_json(to->degrees));
+      try {
+        dial.changed(sharded.turn(*to));
+        monitor.set_job("degrees", tesserae::dial::to_json(to->degrees));
+      } catch (const tesserae::InvalidArgument& error) {  // of all ranks, and nothing has changed
+        dial.refused(error.what());
+      } catch (const tesserae::OutOfMemory& error) {
+        dial.refused(error.what());
+      }
     }
     if (step % 20 == 0 || step == steps) {
       saver.save({.step = step,

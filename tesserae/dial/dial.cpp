@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <utility>
 
 #include "tesserae/base/log.h"
@@ -42,10 +43,28 @@ std::string in_seconds(double value) {
   return text;
 }
 
+constexpr const char* no_facts = "the tuner would know nothing of this job: give it DialOptions::facts (facts_of())";
+
+DialOptions checked(DialOptions options, int ranks) {
+  if (options.automatic && !options.schedule.empty())
+    throw InvalidArgument("Dial", "automatic beside a schedule; give one of them");
+  if (options.automatic && options.facts.ranks() == 0) throw InvalidArgument("Dial", no_facts);
+  int64_t before = std::numeric_limits<int64_t>::min();
+  for (const auto& [step, degrees] : options.schedule) {
+    (void)mesh::Layout(options.facts.ranks() > 0 ? options.facts.ranks() : ranks, degrees);
+    if (step < before) throw InvalidArgument("Dial", cat("the schedule has step ", step, " after step ", before));
+    before = step;
+  }
+  return options;
+}
+
 }  // namespace
 
 Dial::Dial(std::shared_ptr<comm::Fabric> fabric, const shard::Setting& now, DialOptions options)
-    : fabric_(std::move(fabric)), setting_(now), options_(std::move(options)), automatic_(options_.automatic) {
+    : fabric_(std::move(fabric)),
+      setting_(now),
+      options_(checked(std::move(options), fabric_->size())),
+      automatic_(options_.automatic) {
   tuner_wanted_ = automatic_;
   if (!options_.folder.empty()) {
     open();
@@ -63,6 +82,7 @@ void Dial::open() {
     const int ranks = options_.facts.ranks() > 0 ? options_.facts.ranks() : fabric_->size();
     try {
       server_ = std::move(options_.server);
+      os::files().make_directories(options_.folder);
       if (!server_) server_ = std::make_shared<Server>(options_.folder, ranks);
       server_->set_ranks(ranks);
       server_->set_status(status(0));
@@ -147,6 +167,10 @@ void Dial::take_requests() {
   // What a request does not name stays, or becomes what is scheduled for this edge.
   const shard::Setting from = wanted_ ? wanted_->setting : setting_;
   for (const Server::Asked& asked : server_->take()) {
+    if (asked.request.kind == Request::Kind::automatic && options_.facts.ranks() == 0) {
+      tell(asked.client, error_event(no_facts));
+      continue;
+    }
     if (asked.request.kind == Request::Kind::automatic) {
       const offload::Tiers& tiers = wanted_ ? wanted_->setting.tiers : setting_.tiers;
       if (tiers.uses(offload::Tier::disk)) {

@@ -28,12 +28,13 @@ struct Scheduled {
 };
 
 struct DialOptions {
-  std::vector<Scheduled> schedule;  ///< ascending steps
-  bool automatic = false;           ///< the tuner chooses; not with a schedule
+  std::vector<Scheduled> schedule;  ///< ascending steps, of degrees that the job can have
+  bool automatic = false;           ///< the tuner chooses; not with a schedule, and not without facts
   TunerOptions tuner;
-  cost::Facts facts;                 ///< of the job, for the tuner: facts_of()
+  cost::Facts facts;                 ///< of the job, for the tuner: facts_of(); none: requests for "auto" are refused
   std::optional<cost::Links> links;  ///< unset: measured where they are needed: with a folder, or a tuner
-  os::Path folder;  ///< of the run, for dial.sock and dial.jsonl; empty: no requests from outside, no record
+  /// Of the run, for dial.sock and dial.jsonl; made where it is missing. Empty: no requests from outside, no record.
+  os::Path folder;
   std::function<void(const std::string&)> say;  ///< rank 0's, a line for people; unset: the log
   /// Rank 0's: why the job cannot have so many ranks (empty: it can); unset: it cannot change their number.
   std::function<std::string(int ranks)> cannot_scale = {};
@@ -49,13 +50,20 @@ struct DialOptions {
 /// back.
 ///
 ///   optimizer.step();
-///   if (auto to = dial.at_step_edge(step, seconds)) dial.changed(sharded.turn(*to));
+///   if (auto to = dial.at_step_edge(step, seconds)) {
+///     try {
+///       dial.changed(sharded.turn(*to));
+///     } catch (const InvalidArgument& error) {  // on all ranks, as OutOfMemory: nothing was changed
+///       dial.refused(error.what());
+///     }
+///   }
 ///
 /// Used from the training thread.
 class Dial {
  public:
   /// Collective if there is a folder. `now`: the setting in use. Throws os::AddressInUse on all ranks if a live run
   /// has that folder; a folder where there can be no socket is a warning.
+  /// InvalidArgument for a schedule that cannot be followed.
   Dial(std::shared_ptr<comm::Fabric> fabric, const shard::Setting& now, DialOptions options);
   ~Dial();
 

@@ -339,6 +339,53 @@ TEST_F(DialRequests, TakeTheDialFromTheTunerAndGiveItBack) {
   }
 }
 
+TEST_F(DialRequests, ForTheTunerAreRefusedWhereItKnowsNothingOfTheJob) {
+  comm::run_local(2, [&](comm::Fabric& fabric) {
+    Dial dial(not_owned(fabric), {.degrees = {1, 1, 1}}, options_);
+    if (fabric.rank() == 0) {
+      ask({{"ask", "auto"}});
+      os::sleep_for(std::chrono::milliseconds(50));
+    }
+    for (int64_t step = 1; step <= 4; ++step) EXPECT_FALSE(dial.at_step_edge(step, 0.1));
+    EXPECT_FALSE(dial.automatic());
+  });
+  const Json error = event(*clients_[0]);
+  EXPECT_EQ(error["event"], "error");
+  EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("DialOptions::facts"));
+}
+
+TEST_F(DialRequests, AFolderThatIsMissingIsMade) {
+  options_.folder = folder_ / "runs" / "new";
+  run(2, 1, options_, {1, 1, 1}, [&](int64_t) {
+    Client client(options_.folder, {{"ask", "show"}});
+    EXPECT_EQ(event(client)["event"], "status");
+  });
+}
+
+TEST(Dial, OptionsThatCannotBeFollowedAreRefusedAtOnce) {
+  const auto error_of = [](const DialOptions& options) -> std::string {
+    std::string text = "nothing was thrown";
+    comm::run_local(1, [&](comm::Fabric& fabric) {
+      try {
+        Dial dial(not_owned(fabric), {}, options);
+      } catch (const InvalidArgument& error) {
+        text = error.what();
+      }
+    });
+    return text;
+  };
+  DialOptions automatic, scheduled, descending, both;
+  automatic.automatic = true;
+  EXPECT_THAT(error_of(automatic), HasSubstr("DialOptions::facts"));
+  scheduled.schedule = {{3, {3, 3, 3}}};
+  EXPECT_THAT(error_of(scheduled), HasSubstr("P=3"));
+  descending.schedule = {{3, {1, 1, 1}}, {1, {1, 1, 1}}};
+  EXPECT_THAT(error_of(descending), HasSubstr("step 1 after step 3"));
+  both.automatic = true;
+  both.schedule = {{3, {1, 1, 1}}};
+  EXPECT_THAT(error_of(both), HasSubstr("beside a schedule"));
+}
+
 TEST_F(DialRequests, AFolderOfALiveRunIsAnErrorOnAllRanks) {
   const Server live(folder_, 2);
   std::mutex mutex;
@@ -354,7 +401,8 @@ TEST_F(DialRequests, AFolderOfALiveRunIsAnErrorOnAllRanks) {
 }
 
 TEST_F(DialRequests, AFolderWithoutRoomForASocketIsNoReasonToStop) {
-  options_.folder = folder_ / "missing";
+  os::files().write(folder_ / "file", "");
+  options_.folder = folder_ / "file" / "run";
   options_.schedule = {{2, {2, 2, 2}}};
   EXPECT_THAT(run(2, 3, options_)[0], ElementsAre(Change(2, {2, 2, 2})));
 }

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -94,10 +95,36 @@ def test_the_dial_turns_it_while_it_trains_and_the_monitor_sees_it(ran: tuple[Pa
                 seen |= {found.group(3)} if found else set()
             assert "2" in seen, said
             assert re.search(r"\b2\b", run(show, folder))
-            while (now := json.loads((folder / "runs/recipe/monitor/now.json").read_text()))["step"] == 0:
+            written = folder / "runs/recipe/monitor/now.json"
+            while not written.exists() or (now := json.loads(written.read_text()))["step"] == 0:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             assert now["job"]["source"] == "recipe" and now["job"]["ranks"] == 4
         finally:
             job.send_signal(signal.SIGTERM)
             job.stdout.read()
+
+
+def test_a_request_that_cannot_be_met_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+    command = [*commands("torchrun")[1][:-2], "runs/new", "1000000"]  # whose folder it makes
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        try:
+            assert STEP.match(job.stdout.readline())
+            reading = threading.Thread(target=job.stdout.read, daemon=True)  # or it would wait for a reader
+            reading.start()
+            refused = subprocess.run(
+                [str(PROGRAM), "dial", "runs/new", "--offload", "all=disk"],
+                cwd=tmp_path,
+                env=environment(),
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE,
+            )
+            assert refused.returncode == 1 and "there is no disk" in refused.stderr, refused.stdout + refused.stderr
+            assert "chooses its degrees itself" in run([str(PROGRAM), "dial", "runs/new", "--auto"], tmp_path)
+            assert "P=" in run([str(PROGRAM), "dial", "runs/new"], tmp_path)
+            assert job.poll() is None
+        finally:
+            job.send_signal(signal.SIGTERM)
+            reading.join(DEADLINE)
