@@ -105,7 +105,7 @@ mesh::Mesh Manifest::mesh() const {
 
 std::string defect(const Manifest& manifest, Coverage coverage) {
   const uint64_t block = manifest.block_bytes;
-  if (block < ManifestLimits::smallest_block || block > ManifestLimits::largest_block || (block & (block - 1)) != 0) {
+  if (!ManifestLimits::is_block(block)) {
     return cat("block_bytes ", block, " is no power of two from ", ManifestLimits::smallest_block, " to ",
                ManifestLimits::largest_block);
   }

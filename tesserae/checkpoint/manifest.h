@@ -66,6 +66,9 @@ struct ManifestLimits {
   static constexpr uint64_t text_bytes = uint64_t{1} << 30;
   static constexpr uint64_t smallest_block = 512;
   static constexpr uint64_t largest_block = 64 << 20;
+  static constexpr bool is_block(uint64_t bytes) {
+    return bytes >= smallest_block && bytes <= largest_block && (bytes & (bytes - 1)) == 0;
+  }
   static constexpr size_t dimensions = 64;
   static constexpr int64_t ranks = 1 << 24;
 };

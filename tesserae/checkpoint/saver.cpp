@@ -39,6 +39,12 @@ class Stopwatch {
   os::TimePoint begin_ = os::now();
 };
 
+SaverOptions checked(SaverOptions options) {
+  if (ManifestLimits::is_block(static_cast<uint64_t>(options.block_bytes))) return options;
+  throw InvalidArgument("Saver", cat("block_bytes is ", options.block_bytes, "; it must be a power of two from ",
+                                     ManifestLimits::smallest_block, " to ", ManifestLimits::largest_block));
+}
+
 std::string agree_on_job_name(comm::Fabric& fabric) {
   return comm::text_of(fabric, os::random_name(), 0);
 }
@@ -171,7 +177,7 @@ class Saver::Save {
 };
 
 Saver::Saver(std::shared_ptr<comm::Fabric> fabric, SaverOptions options)
-    : fabric_(std::move(fabric)), options_(std::move(options)), job_(agree_on_job_name(*fabric_)) {}
+    : fabric_(std::move(fabric)), options_(checked(std::move(options))), job_(agree_on_job_name(*fabric_)) {}
 
 Saver::~Saver() {
   if (!save_) return;

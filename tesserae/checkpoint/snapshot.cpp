@@ -20,7 +20,10 @@ namespace {
 constexpr int64_t alignment = 64;
 
 bool written(const Piece& piece) {
-  return piece.written && piece.data.defined();
+  if (!piece.written || piece.data.defined()) return piece.written;
+  if (piece.elements.size() == 0) return false;
+  throw InvalidArgument("Saver::save",
+                        cat("piece of \"", piece.name, "\" has no tensor of its ", piece.elements.size(), " elements"));
 }
 
 Source describe(const Piece& piece) {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "tesserae/base/checked.h"
 #include "tesserae/base/checksum.h"
 #include "tesserae/base/error.h"
 
@@ -30,6 +31,7 @@ LoaderOptions checked(const LoaderOptions& options) {
     throw InvalidArgument("Loader",
                           cat("validation_fraction is ", options.validation_fraction, "; it must lie in [0, 1)"));
   }
+  checked_mul(checked_mul(options.batch_per_rank, options.accumulate), options.ranks);
   return options;
 }
 
@@ -50,6 +52,8 @@ int64_t count_validation(int64_t samples, double fraction) {
 
 std::vector<Source> checked(std::vector<Source> sources) {
   if (sources.empty()) throw InvalidArgument("Loader", "there is no source to read; give one");
+  if (std::ranges::any_of(sources, [](const Source& source) { return source.stream == nullptr; }))
+    throw InvalidArgument("Loader", "a source has no stream");
   const int64_t vocabulary = sources[0].stream->vocabulary();
   for (const Source& source : sources) {
     if (source.stream->vocabulary() == vocabulary) continue;
@@ -113,6 +117,7 @@ Batch Loader::training_batch(const Position& step, int64_t micro) {
 }
 
 Batch Loader::validation_batch(int64_t index) {
+  if (!validation_) throw InvalidArgument("Loader::validation_batch", "validation_fraction is 0: nothing is held out");
   // The same order every time, so that losses of different steps can be compared.
   const int64_t before = (index * options_.ranks + options_.rank) * options_.batch_per_rank;
   return read([&](int64_t i) {

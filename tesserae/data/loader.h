@@ -65,7 +65,7 @@ class Loader {
   Batch training_batch(const Position& step, int64_t micro = 0);
 
   /// This rank's part of validation batch `index`: spread over the validation part, the same at every call. Begins anew
-  /// when there are fewer samples. Needs validation_samples() > 0.
+  /// when there are fewer samples. Throws InvalidArgument where nothing is held out.
   Batch validation_batch(int64_t index);
 
  private:

@@ -11,6 +11,7 @@
 #include <exception>
 #include <utility>
 
+#include "tesserae/autograd/ordinary_tensors.h"
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 #include "tesserae/optim/clip.h"
@@ -30,11 +31,21 @@ void check(const StepOptions& options) {
   throw InvalidArgument("Optimizer", cat("clip_norm is ", options.clip_norm, "; it must be >= 0 (0: no clipping)"));
 }
 
+void require_real(const shard::ShardList& shards) {
+  for (const shard::Shard& shard : shards) {
+    if (!shard.master.is_complex()) continue;
+    throw InvalidArgument("Optimizer",
+                          cat("parameter ", shard.slices.empty() ? "" : shard.slices.front().name,
+                              " is complex, which no optimizer here updates; train its torch::view_as_real"));
+  }
+}
+
 }  // namespace
 
 Optimizer::Optimizer(std::shared_ptr<Target> target, double lr, DecayPolicy decays)
     : target_(std::move(target)), lr_(checked_lr(lr)), decays_(std::move(decays)), states_(target_->shards().size()) {
   if (!decays_) decays_ = decays_if_matrix;
+  require_real(target_->shards());
   companion_ = target_->add_companion(*this);
 }
 
@@ -52,6 +63,11 @@ void Optimizer::end() noexcept {
 
 void Optimizer::complete_updates() {
   if (std::exchange(deferred_, false)) target_->complete_updates();
+}
+
+void Optimizer::keep_up() {
+  complete_updates();  // they read states_ from another thread
+  states_.resize(target_->shards().size());
 }
 
 StepResult Optimizer::step(const StepOptions& options) {
@@ -78,10 +94,6 @@ StepResult Optimizer::finish_step(double norm, const StepOptions& options) {
 }
 
 StepResult Optimizer::finish(double norm, const StepOptions& options, bool publish) {
-  if (states_.size() != target_->shards().size()) {
-    throw InvalidArgument("Optimizer", cat("made for ", states_.size(), " shards, of which there are ",
-                                           target_->shards().size(), " since parameters were unfrozen: make it anew"));
-  }
   ++steps_done_;
   const StepResult result = last_step_ = {.norm = norm, .skipped = !std::isfinite(norm)};
   double divisor = options.scaler != nullptr ? options.scaler->scale() : 1.0;
@@ -116,7 +128,7 @@ Optimizer::Scale Optimizer::scale_by(double divisor) const {
 
 void Optimizer::update_all(const Scale& scale, const StepOptions& options, bool publish) {
   const auto& shards = target_->shards();
-  states_.resize(shards.size());
+  keep_up();
   std::vector<size_t> updated;
   for (size_t i = 0; i < shards.size(); ++i) {
     auto& shard = shards[i];
@@ -199,9 +211,8 @@ offload::Use Optimizer::Run::use(offload::Access gradients) const {
 
 void Optimizer::visit_state(
     const std::function<void(const shard::Shard& shard, std::string_view name, at::Tensor& tensor)>& visit) {
-  complete_updates();
+  keep_up();
   const auto& shards = target_->shards();
-  states_.resize(shards.size());
   for (size_t i = 0; i < shards.size(); ++i) {
     auto& state = states_[i];
     if (!state.step.defined()) continue;
@@ -222,13 +233,14 @@ int64_t Optimizer::state_bytes() const {
 }
 
 std::vector<c10::ScalarType> Optimizer::dtypes(const shard::Shard& shard) {
+  keep_up();
   std::vector<c10::ScalarType> found;
   for (const auto& tensor : states_[static_cast<size_t>(shard.index)].flat) found.push_back(tensor.scalar_type());
   return found;
 }
 
 std::vector<at::Tensor> Optimizer::take(const shard::Shard& shard) {
-  complete_updates();
+  keep_up();
   State& state = states_[static_cast<size_t>(shard.index)];
   state.runs.clear();
   state.places.clear();
@@ -236,6 +248,7 @@ std::vector<at::Tensor> Optimizer::take(const shard::Shard& shard) {
 }
 
 void Optimizer::put(const shard::Shard& shard, std::vector<at::Tensor> tensors) {
+  keep_up();
   State& state = states_[static_cast<size_t>(shard.index)];
   state.flat = std::move(tensors);
   // Where the state has left the device, or come back.
@@ -243,14 +256,15 @@ void Optimizer::put(const shard::Shard& shard, std::vector<at::Tensor> tensors) 
 }
 
 void Optimizer::allocate_state() {
+  keep_up();
   const auto& shards = target_->shards();
-  states_.resize(shards.size());
   for (size_t i = 0; i < shards.size(); ++i) {
     if (!states_[i].step.defined() && shards[i].master.defined()) allocate(shards[i], states_[i]);
   }
 }
 
 void Optimizer::allocate(const shard::Shard& shard, State& state) const {
+  const autograd::OrdinaryTensors ordinary;
   for (size_t k = 0; k < state_names().size(); ++k) state.flat.push_back(target_->new_state(shard));
   state.step = at::zeros({}, shard.master.options().dtype(at::kFloat));
 }

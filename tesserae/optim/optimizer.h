@@ -116,6 +116,8 @@ class Optimizer : public shard::Companion {
   virtual void update(const Views& views, bool decay, double lr, const Scale& scale) = 0;
 
  private:
+  /// Shards are as many as when this was made, or more: parameters that were unfrozen since begin without a state.
+  void keep_up();
   /// What one call of update() works on: all that decays of a shard, or all that does not; where parts of the state are
   /// paged, about a block of that at a time.
   struct Run {

@@ -18,6 +18,16 @@ void require_part_of_this_rank(const Slot& slot, const comm::MeshFabric& mesh) {
   }
 }
 
+/// What Options::initialize has made of the tensor, or put in its place.
+void require_whole(const at::Tensor& values, const Slot& slot) {
+  if (values.defined() && !values.is_meta() && values.sizes() == slot.whole) return;
+  const std::string what = !values.defined()  ? "no tensor"
+                           : values.is_meta() ? "a tensor without values"
+                                              : cat("values of shape ", values.sizes());
+  throw InvalidArgument("shard_model", cat("Options::initialize left ", what, " for parameter ", slot.names.front(),
+                                           " of shape ", at::IntArrayRef(slot.whole)));
+}
+
 }  // namespace
 
 at::Tensor initial_values(const Sharding& sharding, const Slot& slot, const at::Tensor& parameter,
@@ -33,6 +43,7 @@ at::Tensor initial_values(const Sharding& sharding, const Slot& slot, const at::
     if (!wanted && !options.sync_module_states) return {};
     values = at::empty(slot.whole, at::TensorOptions().dtype(master).device(sharding.device));
     options.initialize(slot.names.front(), values);
+    require_whole(values, slot);
     if (!slot.split.whole()) values = tensor::part_of(values, slot.split);
   } else {
     values = parameter.detach().to(sharding.device).contiguous();

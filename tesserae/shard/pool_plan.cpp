@@ -47,7 +47,8 @@ std::vector<PoolPart> plan_pool(const std::vector<UnitNeeds>& units, int limit_a
     }
   }
   const int inner_units = static_cast<int>(units.size()) - 1, nested = nesting(units);
-  const int gathers = std::max(limit_all_gathers, nested), reductions = limit_reductions + nested - 1;
+  const int gathers = std::max(limit_all_gathers, nested),
+            reductions = std::min(limit_reductions, inner_units) + nested - 1;
   for (const int64_t bytes : gather_bytes) parts.push_back({bytes, std::min(gathers, inner_units), nullptr});
   for (const int64_t bytes : reduce_bytes) parts.push_back({bytes, std::min(reductions, inner_units), nullptr});
   return parts;

@@ -22,6 +22,7 @@
 #include <map>
 #include <utility>
 
+#include "tesserae/autograd/ordinary_tensors.h"
 #include "tesserae/base/error.h"
 #include "tesserae/comm/agree.h"
 #include "tesserae/offload/paged_tensor.h"
@@ -56,6 +57,7 @@ Reshard::Reshard(Engine& engine, const Setting& setting, std::shared_ptr<offload
 Resharding Reshard::run() {
   const auto begin = std::chrono::steady_clock::now();
   const at::NoGradGuard no_grad;
+  const autograd::OrdinaryTensors ordinary;
   Resharding result{engine_.setting(), setting_};
   // 1.
   require_agreement();

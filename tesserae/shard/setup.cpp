@@ -11,6 +11,7 @@
 #include <map>
 #include <utility>
 
+#include "tesserae/autograd/ordinary_tensors.h"
 #include "tesserae/base/error.h"
 #include "tesserae/base/log.h"
 #include "tesserae/shard/engine.h"
@@ -75,6 +76,7 @@ Engine::Engine(std::vector<UnitSpec> specs, std::shared_ptr<comm::Fabric> fabric
     : owner_(std::move(owner)), alive_(std::make_shared<Engine*>(this)) {
   require_possible(options, specs);
   const at::NoGradGuard no_grad;
+  const autograd::OrdinaryTensors ordinary;
   workspace_ = std::make_shared<Workspace>(Workspace{Pool(fabric->device(), options.elastic)});
   std::map<mesh::AxisSet, std::shared_ptr<const Sharding>> shardings;  // units over the same ranks share one
   for (const auto& spec : specs) {

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "tesserae/autograd/ordinary_tensors.h"
 #include "tesserae/base/error.h"
 #include "tesserae/comm/agree.h"
 #include "tesserae/shard/agreement.h"
@@ -16,6 +17,7 @@ void visit_parameters(Engine& engine, const std::function<void(const std::string
   engine.require_not_torn();
   engine.complete_updates();
   const at::NoGradGuard no_grad;
+  const autograd::OrdinaryTensors ordinary;
   for (const FlatBuffer* buffer : engine.buffers()) {
     FlatParameter& parameter = buffer->parameter();
     const at::Tensor whole = parameter.whole_values(parameter.local());

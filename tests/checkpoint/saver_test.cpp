@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "tesserae/checkpoint/folder.h"
@@ -227,12 +228,15 @@ TEST_F(SaverTest, AFailureOnOneRankIsThrownOnAllAndTrainingGoesOn) {
 
 // A piece that cannot be saved, on one rank only: nobody is left waiting.
 TEST_F(SaverTest, AMistakeOnOneRankIsThrownOnAll) {
-  for (const bool asynchronous : {false, true}) {
-    comm::run_local(2, [&](comm::Fabric& fabric) {
+  const auto too_short = [](at::Tensor& data) { data = data.narrow(0, 0, 1); };
+  const auto none = [](at::Tensor& data) { data = at::Tensor(); };
+  for (const auto& [asynchronous, mistake] : std::vector<std::pair<bool, std::function<void(at::Tensor&)>>>{
+           {false, too_short}, {true, too_short}, {true, none}}) {
+    comm::run_local(2, [&, asynchronous = asynchronous, mistake = mistake](comm::Fabric& fabric) {
       Trained trained(fabric, testing::NetOptions{}, with_degrees({1, 1, 2}));
       Saver saver(borrowed(fabric), {.folder = "/f", .asynchronous = asynchronous});
       State state = trained.state();
-      if (fabric.rank() == 1) state.pieces[0].data = state.pieces[0].data.narrow(0, 0, 1);
+      if (fabric.rank() == 1) mistake(state.pieces[0].data);
       try {
         saver.save(state);
         saver.finish();
@@ -244,7 +248,15 @@ TEST_F(SaverTest, AMistakeOnOneRankIsThrownOnAll) {
       saver.finish();
     });
   }
-  EXPECT_THAT(saved(), ElementsAre(0, 0));
+  EXPECT_THAT(saved(), ElementsAre(0, 0, 0));
+}
+
+TEST_F(SaverTest, BlocksHaveASizeThatAReaderTakes) {
+  comm::run_local(1, [&](comm::Fabric& fabric) {
+    for (const int64_t bytes : {-1, 0, 1, 3000, 128 << 20}) {
+      EXPECT_THROW(Saver(borrowed(fabric), {.folder = "/f", .block_bytes = bytes}), InvalidArgument) << bytes;
+    }
+  });
 }
 
 TEST_F(SaverTest, FailureShowsBeforeAnyoneWaits) {

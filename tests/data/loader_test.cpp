@@ -231,6 +231,15 @@ TEST(Loader, SourcesThatCannotBeMixed) {
   EXPECT_THROW(Loader({{few}, {more}}, options), InvalidArgument) << "of different vocabularies";
   EXPECT_THROW(Loader({{few, 1}, {few, 0}}, options), InvalidArgument);
   EXPECT_THROW(Loader(std::vector<Source>{}, options), InvalidArgument);
+  EXPECT_THROW(Loader(std::vector<Source>(1), options), InvalidArgument);
+}
+
+TEST(Loader, NumbersThatCannotBe) {
+  const Folder folder;
+  const auto stream = counting_stream(folder, 20);
+  EXPECT_THROW(Loader(stream, {.sequence_length = 2, .accumulate = int64_t{1} << 62}), InvalidArgument);
+  Loader nothing_held_out(stream, {.sequence_length = 2, .validation_fraction = 0});
+  EXPECT_THROW(nothing_held_out.validation_batch(0), InvalidArgument);
 }
 
 TEST(Loader, RealTextComesOutAsItIs) {

@@ -1,5 +1,6 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/randn.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -121,15 +122,34 @@ class GrowingTarget final : public LocalTarget {
   shard::ShardList all = LocalTarget::shards();
 };
 
-TEST(FinishStep, ShardsThatTheOptimizerDoesNotKnowAreAnError) {
+TEST(FinishStep, ShardsThatComeLaterBeginWithoutAState) {
   CutModel model = model_with_gradients();
   const auto target = std::make_shared<GrowingTarget>(model.rank(0));
   AdamW optimizer(target, {.lr = 0.1});
   optimizer.step();
   shard::Shard thawed = target->all[0];
+  thawed.index = static_cast<int>(target->all.size());
   target->all.add(&thawed);
-  EXPECT_THROW(optimizer.step(), InvalidArgument);
-  AdamW(target, {.lr = 0.1}).step();
+  EXPECT_TRUE(optimizer.dtypes(thawed).empty());
+  optimizer.put(thawed, optimizer.take(thawed));
+  optimizer.step();
+  std::vector<double> steps;
+  optimizer.visit_state([&](const shard::Shard&, std::string_view name, at::Tensor& tensor) {
+    if (name == "step") steps.push_back(tensor.item<double>());
+  });
+  ASSERT_EQ(steps.size(), target->all.size());
+  EXPECT_EQ(steps.front(), 2);
+  EXPECT_EQ(steps.back(), 1);
+}
+
+TEST(Optimizer, AComplexParameterIsNamed) {
+  CutModel model = model_with_gradients();
+  const auto target = std::make_shared<GrowingTarget>(model.rank(0));
+  shard::Shard complex = target->all[0];
+  complex.master = complex.master.to(at::kComplexFloat);
+  target->all.add(&complex);
+  EXPECT_THAT([&] { AdamW(target, {.lr = 0.1}); },
+              ::testing::ThrowsMessage<InvalidArgument>(::testing::HasSubstr(complex.slices.front().name)));
 }
 
 }  // namespace

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
+#include "tesserae/shard/pool_plan.h"
+
 namespace tesserae::shard {
 namespace {
 
@@ -87,6 +91,12 @@ TEST(Pool, ViewsHaveTheDtypeAndTheMemoryOfTheBuffer) {
   EXPECT_EQ(view.numel(), 100);
   EXPECT_EQ(view.scalar_type(), at::kBFloat16);
   EXPECT_EQ(view.data_ptr(), pool.bytes(buffer).data_ptr());
+}
+
+TEST(PoolPlan, NoLimitIsAsManyAsThereAreUnits) {
+  const UnitNeeds unit{.name = "", .buffers = {{.gathered = 8, .reduced = 4}}};
+  constexpr int none = std::numeric_limits<int>::max();
+  EXPECT_EQ(plan_pool({unit, unit, unit, unit}, none, none), plan_pool({unit, unit, unit, unit}, 3, 3));
 }
 
 }  // namespace

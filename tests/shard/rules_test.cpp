@@ -1,12 +1,14 @@
 // The rules of docs/design.md that a user can run into.
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
 #include <chrono>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "tesserae/base/error.h"
@@ -102,6 +104,46 @@ TEST(Rules, MetaParametersNeedInitialValues) {
   options.meta = true;
   Net net(options);
   EXPECT_THAT(error_of([&] { shard_model(net, alone()); }), HasSubstr("Options::initialize"));
+}
+
+TEST(Rules, InitialValuesHaveTheShapeOfTheParameter) {
+  NetOptions shape;
+  shape.meta = true;
+  const std::vector<at::Tensor> wrong = {{}, at::zeros({2}), at::empty({2}, at::kMeta)};
+  for (const at::Tensor& values : wrong) {
+    Net net(shape);
+    Options options;
+    options.initialize = [&](const std::string&, at::Tensor& parameter) { parameter = values; };
+    EXPECT_THAT(error_of([&] { shard_model(net, alone(), options); }),
+                ::testing::ContainsRegex("Options::initialize left .* for parameter [a-z0-9.]+ of shape \\["));
+  }
+  Net net(shape);
+  Options options;
+  options.initialize = [](const std::string&, at::Tensor& parameter) {
+    parameter = at::ones(parameter.sizes(), at::kDouble);
+  };
+  auto sharded = shard_model(net, alone(), options);
+  sharded.visit_parameters(
+      [](const std::string& name, const at::Tensor& values) { EXPECT_TRUE(values.eq(1).all().item<bool>()) << name; });
+}
+
+/// All that is made there outlives the mode.
+TEST(Rules, InInferenceModeAModelIsShardedTurnedAndRead) {
+  Net net{NetOptions{}};
+  fill_all(*net);
+  std::optional<Sharded> sharded;
+  {
+    const c10::InferenceMode mode;
+    sharded.emplace(shard_model(net, alone()));
+  }
+  loss_of(net).backward();
+  {
+    const c10::InferenceMode mode;
+    sharded->visit_parameters([](const std::string&, const at::Tensor& values) { values.mul_(2); }, /*writeback=*/true);
+    sharded->reshard({1, 1, 1});
+  }
+  sharded->zero_grad();
+  loss_of(net).backward();
 }
 
 TEST(Rules, RanksWithDifferentModelsNameTheParameter) {
