@@ -4,6 +4,7 @@ several hosts are started by bench/hosts.sh.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,11 +137,20 @@ class Watched:
     usage: list[resource.struct_rusage]
 
 
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """An exit that leaves blocks as an exception does, so that ranks are ended."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def watch(commands: list[list[str]], environments: list[dict[str, str]], log: Path, deadline: float) -> Watched:
     """Runs the commands side by side until all have ended; the memory of what they start counts too."""
     start, memory = time.monotonic(), Memory()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that leaving the block ends the ranks
-    with Ranks(commands, environments, log) as processes:
+    with ended_by_sigterm(), Ranks(commands, environments, log) as processes:
         while processes.alive():
             processes.reap()
             now = time.monotonic()

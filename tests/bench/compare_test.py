@@ -412,6 +412,7 @@ if rank == '0': json.dump({}, open(file, 'w'))
     def test_a_failing_rank_ends_the_others_and_its_output_is_shown(self) -> None:
         with self.assertRaisesRegex(RuntimeError, "ended with 3(.|\n)*no such layer"):
             self.launch("if rank == '1': print('no such layer', flush=True); sys.exit(3)\ntime.sleep(600)")
+        self.assertEqual(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
 
     def test_no_rank_outlives_a_benchmark_that_is_ended(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
