@@ -23,10 +23,11 @@ def run(
 def test_torch_sagemaker_is_tesserae(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("value = 5")
     done = run(tmp_path, """\
-        import sys
+        import os, sys
         import beside
         import torch.sagemaker as tsm
         from torch.sagemaker import transform, state
+        import torch.sagemaker.checkpoint.utils as tsm_checkpoint
         from torch.sagemaker.delayed_param import DelayedParamIniter
         from torch.sagemaker.grad_norm import clip_grad_norm_
         from torch.sagemaker.logger import get_logger
@@ -45,12 +46,23 @@ def test_torch_sagemaker_is_tesserae(tmp_path: Path) -> None:
             import torch.sagemaker.moe.moe_config
         except ModuleNotFoundError as error:
             print(error)
+        for name in ("a-5steps", "a-900steps", "a-1500steps", "a-70steps", "logs9"):
+            os.makedirs(os.path.join("saved", name))
+        for log in (False, True):
+            tsm_checkpoint.limit_num_subdirs("saved", 2, sort_fn=tsm_checkpoint.SORT_BY_LAST_INT,
+                                             regex=r"^.*\\d+steps$", log=log)
+            print(sorted(os.listdir("saved")))
         tsm.init()
         with tsm_utils.timeit(True, "nothing", 0):
             print(tsm.state.hybrid_shard_degree, tsm.state.tensor_parallel_degree, beside.value)
         """, "--lr", "3")  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["[tesserae.run] torch.sagemaker.moe is not available in tesserae", "0 1 5"]
+    assert done.stdout.splitlines() == [
+        "[tesserae.run] torch.sagemaker.moe is not available in tesserae",
+        "['a-1500steps', 'a-5steps', 'a-70steps', 'a-900steps', 'logs9']",
+        "['a-1500steps', 'a-900steps', 'logs9']",
+        "0 1 5",
+    ]
 
 
 def test_the_configuration_comes_from_the_command_line(tmp_path: Path) -> None:

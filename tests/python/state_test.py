@@ -87,6 +87,32 @@ def test_replicas_hold_the_same_shard() -> None:
     ]
 
 
+def ranker(rank: int, world_size: int, document: dict[str, Any]) -> tuple[list[list[int]], list[int]]:
+    state = initialised(document)
+    groups = state.ranker.get_rep_groups()
+    replicas = state.rep_rank_process_group
+    assert ([rank] if replicas is None else dist.get_process_group_ranks(replicas)) in groups
+    with pytest.raises(tsm.InvalidArgument, match="no rank 9"):
+        state.ranker.get_rep_rank(9)
+    return groups, [state.ranker.get_rep_rank(other) for other in range(world_size)]
+
+
+@pytest.mark.parametrize(
+    ("document", "groups", "ranks"),
+    [
+        ({"hybrid_shard_degree": 2}, [[0, 2], [1, 3]], [0, 0, 1, 1]),
+        ({"hybrid_shard_degree": 1}, [[0, 1, 2, 3]], [0, 1, 2, 3]),
+        ({"hybrid_shard_degree": 1, "tensor_parallel_degree": 2}, [[0, 2], [1, 3]], [0, 0, 1, 1]),
+        ({"hybrid_shard_degree": 2, "tensor_parallel_degree": 2}, [[0], [1], [2], [3]], [0, 0, 0, 0]),
+        ({}, [[0], [1], [2], [3]], [0, 0, 0, 0]),
+    ],
+)
+def test_the_ranker_knows_the_replicas_of_all_ranks(
+    document: dict[str, Any], groups: list[list[int]], ranks: list[int]
+) -> None:
+    assert run_ranks(ranker, 4, document) == [(groups, ranks)] * 4
+
+
 def test_replicas_of_raw_degrees_hold_the_same_optimizer_state() -> None:
     document = {"degrees": {"parameters": 1, "gradients": 2, "optimizer": 4}}
     assert run_ranks(groups, 4, document) == [([rank], [rank], float(rank)) for rank in range(4)]

@@ -13,6 +13,7 @@ from tesserae.job import activations, disk
 from tesserae.job import config as configuration
 from tesserae.job.device import default_device
 from tesserae.job.fabrics import state_fabric
+from tesserae.job.ranker import Ranker
 
 
 def _launched() -> tuple[int, int]:
@@ -109,6 +110,12 @@ class State:
         Made at the first access, which all ranks of the job make together.
         """
         return self._group("rep_rank_process_group", self._replicas)
+
+    @property
+    def ranker(self) -> Ranker:
+        """Which ranks hold the same shard, of all ranks of the job."""
+        self._default_group("ranker")
+        return Ranker(self._shards)
 
     # ---- tensor parallelism: what the mesh of the job says (_C.Mesh), with the names of SMP v2 ----
     @property
@@ -226,6 +233,17 @@ class State:
         fabric = state_fabric(default_device())
         ranks = [fabric.joined_rank(rank) for rank in _C.replica_group(fabric.size, degrees, fabric.rank)]
         return ranks if self.tp_size == 1 else [self.dp_ranks()[rank] for rank in ranks]
+
+    def _shards(self) -> tuple[list[list[int]], list[list[int]]]:
+        """For the Ranker: the replicas of each shard, as places in a state group; and all state groups."""
+        mesh = self._mesh()
+        over = {tuple(mesh.members("state", rank)) for rank in range(self.world_size)}
+        size, degrees = mesh.degree("state"), configuration.degrees_of(self._config())
+        if degrees is None:
+            return [[place] for place in range(size)], [list(ranks) for ranks in over]
+        fabric = state_fabric(default_device())
+        replicas = {tuple(_C.replica_group(size, degrees, rank)) for rank in range(size)}
+        return [[fabric.joined_rank(rank) for rank in ranks] for ranks in replicas], [list(ranks) for ranks in over]
 
     def forget_replicas(self) -> None:
         """The degree has changed."""
