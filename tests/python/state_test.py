@@ -6,6 +6,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import StateDictType
 
 import tesserae as tsm
 from ranks import run_ranks
@@ -63,6 +67,26 @@ def test_before_init_process_group_ranks_are_the_launchers(monkeypatch: pytest.M
         _ = state.tp_process_group
 
 
+def test_degrees_that_a_script_assigns_before_init_count() -> None:
+    """As Amazon's example does where a flag says so."""
+    state = tsm.state
+    state.tensor_parallel_degree = 1
+    assert state.tensor_parallel_degree == 1, "before tsm.init, too"
+    with pytest.raises(tsm.InvalidArgument, match="context_parallel_degree: must be at least 1"):
+        state.context_parallel_degree = 0
+    tsm.init({"tensor_parallel_degree": 2, "expert_parallel_degree": 2})
+    try:
+        assert (state.tensor_parallel_degree, state.expert_parallel_degree) == (1, 2)
+        state.tensor_parallel_degree = 1
+        with pytest.raises(tsm.InvalidArgument, match=r"expert_parallel_degree is 2 since tsm.init"):
+            state.expert_parallel_degree = 1
+        tsm.init({"tensor_parallel_degree": 2, "expert_parallel_degree": 2})
+    finally:
+        tsm.uninstall()
+    with pytest.raises(tsm.InvalidArgument, match="call tsm.init"):
+        _ = state.tensor_parallel_degree
+
+
 def groups(rank: int, world_size: int, document: dict[str, Any]) -> tuple[list[int] | None, list[int], float | None]:
     state = initialised(document)
     assert (state.rank, state.world_size) == (rank, world_size)
@@ -87,30 +111,34 @@ def test_replicas_hold_the_same_shard() -> None:
     ]
 
 
-def ranker(rank: int, world_size: int, document: dict[str, Any]) -> tuple[list[list[int]], list[int]]:
-    state = initialised(document)
-    groups = state.ranker.get_rep_groups()
-    replicas = state.rep_rank_process_group
-    assert ([rank] if replicas is None else dist.get_process_group_ranks(replicas)) in groups
-    with pytest.raises(tsm.InvalidArgument, match="no rank 9"):
-        state.ranker.get_rep_rank(9)
-    return groups, [state.ranker.get_rep_rank(other) for other in range(world_size)]
+def saves_as_amazons_example(rank: int, world_size: int, folder: str, degree: int) -> None:
+    """Its ranks of get_rep_rank() 0 save, over the model's group."""
+    tsm.init({"hybrid_shard_degree": degree})
+    torch.manual_seed(0)
+    model = FSDP(nn.Linear(6, 5), device_id=torch.device("cpu"))
+    ranker, group = tsm.state.ranker, model.process_group
+    assert [rank] in ranker.get_rep_groups()
+    with pytest.raises(tsm.InvalidArgument, match="9 is none of the job's 4 ranks"):
+        ranker.get_rep_rank(9)
+    with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+        saved = {"model": model.state_dict()}
+        if ranker.get_rep_rank(rank) == 0:
+            checkpoint.save(saved, checkpoint_id=folder, process_group=group)
+        dist.barrier()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        read = {"model": model.state_dict()}
+        checkpoint.load(read, checkpoint_id=folder, process_group=group)
+        model.load_state_dict(read["model"])
+    with FSDP.summon_full_params(model):
+        torch.manual_seed(0)
+        torch.testing.assert_close(model.weight, nn.Linear(6, 5).weight)
 
 
-@pytest.mark.parametrize(
-    ("document", "groups", "ranks"),
-    [
-        ({"hybrid_shard_degree": 2}, [[0, 2], [1, 3]], [0, 0, 1, 1]),
-        ({"hybrid_shard_degree": 1}, [[0, 1, 2, 3]], [0, 1, 2, 3]),
-        ({"hybrid_shard_degree": 1, "tensor_parallel_degree": 2}, [[0, 2], [1, 3]], [0, 0, 1, 1]),
-        ({"hybrid_shard_degree": 2, "tensor_parallel_degree": 2}, [[0], [1], [2], [3]], [0, 0, 0, 0]),
-        ({}, [[0], [1], [2], [3]], [0, 0, 0, 0]),
-    ],
-)
-def test_the_ranker_knows_the_replicas_of_all_ranks(
-    document: dict[str, Any], groups: list[list[int]], ranks: list[int]
-) -> None:
-    assert run_ranks(ranker, 4, document) == [(groups, ranks)] * 4
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_the_ranks_that_the_ranker_names_save_everything(tmp_path: Path, degree: int) -> None:
+    run_ranks(saves_as_amazons_example, 4, str(tmp_path), degree)
 
 
 def test_replicas_of_raw_degrees_hold_the_same_optimizer_state() -> None:

@@ -92,6 +92,7 @@ class Config:
 
 _asked: Config | None = None
 _current: Config | None = None
+_chosen: dict[str, int] = {}  # degrees that the script has assigned before tsm.init
 
 
 def asked() -> Config | None:
@@ -138,6 +139,28 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
     )
 
 
+def choose(name: str, degree: int) -> None:
+    """Before tsm.init: of this key the configuration's value does not count, as scripts of SMP v2 assign it.
+
+    Raises InvalidArgument for what the key does not take, and afterwards for another value.
+    """
+    if _asked is not None and getattr(_asked, name) != degree:
+        raise _C.InvalidArgument(
+            f"[tsm.state] {name} is {getattr(_asked, name)} since tsm.init; assign it before, or call tsm.uninstall()"
+        )
+    _chosen[name] = json.loads(_C.validate_init_config(_as_json({name: degree})))[name]
+
+
+def chosen(name: str) -> int | None:
+    """What the script has assigned."""
+    return _chosen.get(name)
+
+
+def with_chosen(config: Config) -> Config:
+    """With the degrees that the script has assigned."""
+    return replace(config, **_chosen)  # type: ignore[arg-type]
+
+
 def preemption(changes: dict[str, Any]) -> Preemption:
     """The section `preemption` of tsm.init, or the defaults, with these changes; checked like it."""
     section = {} if _asked is None else asdict(_asked.preemption)
@@ -172,6 +195,8 @@ def set_current(config: Config | None) -> None:
     """For tsm.init and tsm.uninstall."""
     global _asked, _current
     _asked = _current = config
+    if config is None:
+        _chosen.clear()
 
 
 def degrees_of(config: Config) -> tuple[int, int, int] | None:

@@ -1,30 +1,24 @@
-"""tsm.state.ranker: which ranks of the job hold the same shard, by the names of SMP v2."""
+"""tsm.state.ranker: which ranks would write the same into a checkpoint, by the names of SMP v2."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from tesserae import _C
 
 
 class Ranker:
-    """Of tsm.init's degrees, as the dial has them now. Where the script decides on the degree (0), each rank counts as
-    the only one with its shard."""
+    """Scripts of SMP v2 save on ranks of get_rep_rank() 0, over the model's `process_group`. Here a rank's part of a
+    state dict is its own, cut over all ranks of that group whatever the sharding degree is: all of them save. Which
+    ranks hold the same shard says tsm.state.rep_rank_process_group."""
 
-    def __init__(self, shards: Callable[[], tuple[list[list[int]], list[list[int]]]]) -> None:
-        """`shards`: positions among the ranks that share out a state, those that hold the same shard together; and
-        these ranks of the job, for each tensor-parallel index."""
-        self._shards = shards
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
 
     def get_rep_groups(self) -> list[list[int]]:
-        """The ranks of the job, those that hold the same shard together, in the order of rep_rank_process_group. The
-        first call is collective."""
-        replicas, over = self._shards()
-        return sorted([ranks[place] for place in places] for ranks in over for places in replicas)
+        """The ranks of the job, each by itself."""
+        return [[rank] for rank in range(self._ranks)]
 
     def get_rep_rank(self, global_rank: int) -> int:
-        """How many ranks before this one hold the same shard: where it is 0, a checkpoint misses nothing."""
-        for ranks in self.get_rep_groups():
-            if global_rank in ranks:
-                return ranks.index(global_rank)
-        raise _C.InvalidArgument(f"[tsm.state.ranker] the job has no rank {global_rank}")
+        """0. Raises InvalidArgument for a rank that the job does not have."""
+        if not 0 <= global_rank < self._ranks:
+            raise _C.InvalidArgument(f"[tsm.state.ranker] {global_rank} is none of the job's {self._ranks} ranks")
+        return 0

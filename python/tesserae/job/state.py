@@ -25,7 +25,9 @@ def _launched() -> tuple[int, int]:
 
 
 class State:
-    """Read-only. Everything raises InvalidArgument before tsm.init(); groups also before init_process_group()."""
+    """Everything raises InvalidArgument before tsm.init(); groups also before init_process_group(). Read-only, but for
+    tensor_, context_ and expert_parallel_degree: what a script assigns to them before tsm.init() counts instead of the
+    configuration's."""
 
     def __init__(self) -> None:
         # By the default group: a script may end its job and start another.
@@ -41,17 +43,29 @@ class State:
     @property
     def tensor_parallel_degree(self) -> int:
         """T: over how many ranks single layers are split."""
-        return self._config().tensor_parallel_degree
+        return self._degree("tensor_parallel_degree")
+
+    @tensor_parallel_degree.setter
+    def tensor_parallel_degree(self, degree: int) -> None:
+        configuration.choose("tensor_parallel_degree", degree)
 
     @property
     def context_parallel_degree(self) -> int:
         """C: over how many ranks sequences are cut."""
-        return self._config().context_parallel_degree
+        return self._degree("context_parallel_degree")
+
+    @context_parallel_degree.setter
+    def context_parallel_degree(self, degree: int) -> None:
+        configuration.choose("context_parallel_degree", degree)
 
     @property
     def expert_parallel_degree(self) -> int:
         """E: over how many ranks the experts of a layer are shared out."""
-        return self._config().expert_parallel_degree
+        return self._degree("expert_parallel_degree")
+
+    @expert_parallel_degree.setter
+    def expert_parallel_degree(self, degree: int) -> None:
+        configuration.choose("expert_parallel_degree", degree)
 
     @property
     def sm_activation_offloading(self) -> bool:
@@ -113,9 +127,8 @@ class State:
 
     @property
     def ranker(self) -> Ranker:
-        """Which ranks hold the same shard, of all ranks of the job."""
-        self._default_group("ranker")
-        return Ranker(self._shards)
+        """Which ranks save a state dict, for scripts of SMP v2: all."""
+        return Ranker(self.world_size)
 
     # ---- tensor parallelism: what the mesh of the job says (_C.Mesh), with the names of SMP v2 ----
     @property
@@ -203,6 +216,10 @@ class State:
     def _mesh(self) -> _C.Mesh:
         return _C.Mesh(self.world_size, tensor=self.tp_size, context=self.cp_size, expert=self.ep_size)
 
+    def _degree(self, name: str) -> int:
+        assigned = configuration.chosen(name)
+        return assigned if assigned is not None else getattr(self._config(), name)
+
     def _config(self) -> configuration.Config:
         config = configuration.current()
         if config is None:
@@ -233,17 +250,6 @@ class State:
         fabric = state_fabric(default_device())
         ranks = [fabric.joined_rank(rank) for rank in _C.replica_group(fabric.size, degrees, fabric.rank)]
         return ranks if self.tp_size == 1 else [self.dp_ranks()[rank] for rank in ranks]
-
-    def _shards(self) -> tuple[list[list[int]], list[list[int]]]:
-        """For the Ranker: the replicas of each shard, as places in a state group; and all state groups."""
-        mesh = self._mesh()
-        over = {tuple(mesh.members("state", rank)) for rank in range(self.world_size)}
-        size, degrees = mesh.degree("state"), configuration.degrees_of(self._config())
-        if degrees is None:
-            return [[place] for place in range(size)], [list(ranks) for ranks in over]
-        fabric = state_fabric(default_device())
-        replicas = {tuple(_C.replica_group(size, degrees, rank)) for rank in range(size)}
-        return [[fabric.joined_rank(rank) for rank in ranks] for ranks in replicas], [list(ranks) for ranks in over]
 
     def forget_replicas(self) -> None:
         """The degree has changed."""
