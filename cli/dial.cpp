@@ -10,6 +10,7 @@
 #include "tesserae/base/error.h"
 #include "tesserae/config/json.h"
 #include "tesserae/dial/client.h"
+#include "tesserae/os/seconds.h"
 
 namespace tesserae::cli {
 namespace {
@@ -120,7 +121,7 @@ int run_dial(const DialArguments& arguments) {
                               "tesserae dial takes one of --degree, --degrees, --expert, --auto and --show; "
                               "--offload goes alone or with one of the first two");
   }
-  const os::Deadline deadline(std::chrono::nanoseconds(static_cast<int64_t>(arguments.wait_seconds * 1e9)));
+  const os::Deadline deadline(os::milliseconds(arguments.wait_seconds));
   dial::Client client(arguments.folder, request_of(arguments), deadline);
   while (true) {
     const std::optional<Json> event = client.next(deadline);

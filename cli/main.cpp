@@ -25,6 +25,15 @@ int report(const std::exception& error, int status) {
   return status;
 }
 
+/// What a command prints is what it was asked for: where that is lost, on a disk that is full, it has failed. Training
+/// has not.
+int printed(const CLI::App& program, int status) {
+  const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
+  if (!lost || status != 0 || program.got_subcommand("train") || program.got_subcommand("run")) return status;
+  std::fprintf(stderr, "tesserae: what it printed could not be written\n");
+  return cli::exit_failure;
+}
+
 }  // namespace
 
 int tesserae::cli::run_program(int argc, const char* const* argv) {
@@ -52,9 +61,9 @@ int tesserae::cli::run_program(int argc, const char* const* argv) {
   cli::add_doctor(program, status);
   try {
     program.parse(argc, argv);
-    return status;
+    return printed(program, status);
   } catch (const CLI::ParseError& error) {
-    return program.exit(error) == 0 ? 0 : cli::exit_configuration;
+    return program.exit(error) == 0 ? printed(program, 0) : cli::exit_configuration;
   } catch (const config::ConfigError& error) {
     return report(error, cli::exit_configuration);
   } catch (const comm::CommError& error) {

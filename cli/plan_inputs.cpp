@@ -78,6 +78,14 @@ void check_shape(const std::string& path, const nlohmann::json& document) {
            "; the formulas are those of llama, mistral and mixtral (SwiGLU, no biases). For a model of about that size "
            "give --parameters, --layers and --dimension");
   }
+  for (const char* biases : {"attention_bias", "mlp_bias"}) {
+    if (document.value(biases, nlohmann::json()) == true) refuse(biases, " is true; the formulas have no biases");
+  }
+  for (const char* size :
+       {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}) {
+    const nlohmann::json& given = document.at(size);
+    if (!given.is_number_integer() || given.get<int64_t>() < 1) refuse(size, " = ", given.dump(), " is no size");
+  }
   const int64_t dimension = document.at("hidden_size"), heads = document.at("num_attention_heads");
   const nlohmann::json head = document.value("head_dim", nlohmann::json());
   if (!head.is_null() && head.get<int64_t>() * heads != dimension) {

@@ -74,7 +74,12 @@ int run_probe(const ProbeArguments& arguments) {
   if (arguments.out.empty()) {
     std::printf("%s", text.c_str());
   } else {
-    os::files().write(arguments.out, text);
+    try {
+      os::files().write(arguments.out, text);
+    } catch (const IoError&) {
+      std::printf("%s", text.c_str());  // it took a minute of all ranks
+      throw;
+    }
     std::fprintf(stderr, "wrote %s: give it to `tesserae plan --machine`\n", arguments.out.c_str());
   }
   return 0;

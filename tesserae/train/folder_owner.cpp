@@ -72,8 +72,13 @@ FolderOwner::FolderOwner(const os::Path& folder, const std::optional<Lost>& lost
            {"host", os::host_name()},
            {"process", static_cast<int64_t>(os::process_id())}};
   const os::Path draft = folder / cat(owner_name, ".", os::process_id());
-  files.write_synced(draft, owner.dump() + "\n");
-  files.rename(draft, folder / owner_name);
+  try {
+    files.write_synced(draft, owner.dump() + "\n");
+    files.rename(draft, folder / owner_name);
+  } catch (const IoError&) {
+    files.remove_all(draft);
+    throw;
+  }
   files.sync_directory(folder);
 }
 

@@ -188,6 +188,8 @@ TEST_F(PlanOfFile, OtherShapesAreRefused) {
                  "num_experts = 8 with model_type \"qwen3_moe\": of the mixtures of experts mixtral alone");
   expect_refused(hugging_face({{"n_routed_experts", 64}}), "n_routed_experts = 64 with model_type \"llama\"");
   expect_refused(hugging_face({{"model_type", "mixtral"}, {"num_local_experts", 8}}), "num_experts_per_tok");
+  expect_refused(hugging_face({{"attention_bias", true}}), "attention_bias is true; the formulas have no biases");
+  expect_refused(hugging_face({{"hidden_size", 256.7}}), "hidden_size = 256.7 is no size");
   json without = hugging_face();
   without.erase("intermediate_size");
   expect_refused(without, "intermediate_size");

@@ -81,6 +81,14 @@ TEST_F(Status, MemoryThatRunsOut) {
   EXPECT_EQ(program.errors.find("frame #"), std::string::npos) << program.errors;
 }
 
+TEST_F(Status, OutputThatIsLostIsAFailure) {
+  for (const char* words : {"config --schema", "--version", "plan --parameters 1e9 --layers 4 --dimension 1024"}) {
+    Program program({"bash", "-c", cat("\"$0\" ", words, " > /dev/full"), TESSERAE_PROGRAM});
+    EXPECT_EQ(program.finish()->code, 1) << words;
+    EXPECT_THAT(program.errors, HasSubstr("could not be written"));
+  }
+}
+
 TEST_F(Status, UsageErrorsAreTwo) {
   for (const std::vector<std::string>& wrong : std::vector<std::vector<std::string>>{
            {}, {"train"}, {"trian"}, {"train", "job.json", "--nproc", "0"}, {"train", "job.json", "--no-such"}}) {
