@@ -410,9 +410,10 @@ if rank == '0': json.dump({}, open(file, 'w'))
         self.assertLess(looks[1].peak >> 20, 96 + 60)
 
     def test_a_failing_rank_ends_the_others_and_its_output_is_shown(self) -> None:
+        before = signal.getsignal(signal.SIGTERM)
         with self.assertRaisesRegex(RuntimeError, "ended with 3(.|\n)*no such layer"):
             self.launch("if rank == '1': print('no such layer', flush=True); sys.exit(3)\ntime.sleep(600)")
-        self.assertEqual(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
+        self.assertEqual(signal.getsignal(signal.SIGTERM), before)
 
     def test_no_rank_outlives_a_benchmark_that_is_ended(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
