@@ -19,6 +19,7 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import statistics
 import sys
 import time
@@ -26,20 +27,23 @@ from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 MOST_RANKS = 16
 PIECE = 1 << 20  # bytes of a file at a time
 # `how` of now.json begins so where a run is over. After all else it may go on: ranks meet again, and a job that failed
 # may be begun again by its launcher.
 OVER = ("done", "stopped")
+ASKED_TO_STOP = "stopped, asked by"  # and not for its bad numbers
 Scalars = dict[str, float]
+# What became of the run; "killed": it was asked to stop, or this process was.
+Outcome = Literal["finished", "failed", "killed"]
 
 
 class Tracker(Protocol):
     def add(self, step: int, scalars: Scalars) -> None: ...
     def say(self, step: int, text: str) -> None: ...
-    def close(self) -> None: ...
+    def close(self, outcome: Outcome) -> None: ...
 
 
 class TensorBoard:
@@ -57,7 +61,7 @@ class TensorBoard:
     def say(self, step: int, text: str) -> None:
         self._writer.add_text("events", text, step)
 
-    def close(self) -> None:
+    def close(self, outcome: Outcome) -> None:
         self._writer.close()
 
 
@@ -76,8 +80,8 @@ class WeightsAndBiases:
     def say(self, step: int, text: str) -> None:
         self._run.summary["last_event"] = f"step {step}: {text}"
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, outcome: Outcome) -> None:
+        self._run.finish(exit_code=0 if outcome == "finished" else 1)
 
 
 class MLflow:
@@ -96,8 +100,8 @@ class MLflow:
     def say(self, step: int, text: str) -> None:
         self._mlflow.set_tag("last_event", f"step {step}: {text}")
 
-    def close(self) -> None:
-        self._mlflow.end_run()
+    def close(self, outcome: Outcome) -> None:
+        self._mlflow.end_run(status=outcome.upper())
 
 
 TRACKERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
@@ -247,7 +251,16 @@ def is_over(run: Path, now: dict[str, Any]) -> bool:
     return False
 
 
-def follow(run: Path, tracker: Tracker, every: float, patience: float = 60.0) -> None:
+def outcome_of(run: Path) -> Outcome:
+    """Of a run that is followed no longer: one that does not say itself that it is over has died."""
+    now = read_now(run)
+    if not is_over(run, now):
+        return "failed"
+    how = str(now.get("how", "done"))
+    return "finished" if how == "done" else "killed" if how.startswith(ASKED_TO_STOP) else "failed"
+
+
+def follow(run: Path, tracker: Tracker, every: float, patience: float = 60.0) -> Outcome:
     """Until the run is over, or nothing has changed for `patience` seconds: it died, or nobody goes on."""
     metrics, events = Steps(run / "metrics.jsonl"), Follower(run / "monitor/events.jsonl")
     changes = Changes(run)
@@ -263,7 +276,7 @@ def follow(run: Path, tracker: Tracker, every: float, patience: float = 60.0) ->
         for event in events.lines():
             tracker.say(event.get("step", 0), str(event.get("text", "")))
         if over:
-            return
+            return outcome_of(run)
         time.sleep(every)
 
 
@@ -285,12 +298,15 @@ def main(arguments: list[str] | None = None) -> int:
     if not (run / "metrics.jsonl").exists() and not (run / "monitor").exists():
         parser.error(f"{run} holds no run: neither metrics.jsonl nor monitor/ is in it")
     tracker: Tracker = TRACKERS[chosen.to](run, chosen)
+    outcome: Outcome = "killed"
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: trackers hear of the end
     try:
-        follow(run, tracker, chosen.every, chosen.patience)
+        outcome = follow(run, tracker, chosen.every, chosen.patience)
     except KeyboardInterrupt:
         pass
     finally:
-        tracker.close()
+        tracker.close(outcome)
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 

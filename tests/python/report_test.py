@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -82,7 +83,7 @@ class Notes:
     def say(self, step: int, text: str) -> None:
         self.texts.append((step, text))
 
-    def close(self) -> None:
+    def close(self, outcome: report.Outcome) -> None:
         pass
 
 
@@ -287,6 +288,45 @@ def test_what_is_no_run_is_refused(what: str, words: str, tmp_path: Path, capsys
         report.main([str(tmp_path / what)])
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome"),
+    [
+        ("done", "finished"),
+        ("stopped, asked by SIGTERM", "killed"),
+        ("stopped for its bad numbers", "failed"),
+        ("a rank was lost", "failed"),
+    ],
+)
+def test_it_says_what_became_of_the_run(how: str, outcome: str, tmp_path: Path) -> None:
+    assert report.follow(write_run(tmp_path, how=how), Notes(), 0.01, patience=0.1) == outcome
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, "KILLED"), (signal.SIGINT, "KILLED"), (0, "FINISHED")])
+def test_its_end_is_told_to_the_tracker(number: int, status: str, tmp_path: Path) -> None:
+    # What MLflow's client is asked for: an MLflow that is not ended says for ever that the run goes on.
+    (tmp_path / "mlflow.py").write_text(
+        "set_experiment = lambda project: None\n"
+        "start_run = lambda run_name: None\n"
+        "set_tag = lambda key, text: print(text, flush=True)\n"
+        "log_metrics = lambda scalars, step: None\n"
+        "end_run = lambda status: print(status, flush=True)\n"
+    )
+    run = write_run(tmp_path / "run", state="running" if number else "ended")
+    paths = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    with subprocess.Popen(
+        [sys.executable, "-m", "tesserae.report", str(run), "--to", "mlflow"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    ) as follower:
+        assert follower.stdout is not None
+        assert "0.15 s longer" in follower.stdout.readline()  # it looks
+        if number:
+            follower.send_signal(number)
+        assert follower.communicate(timeout=120)[0] == f"{status}\n"
+    assert follower.returncode == 0
 
 
 def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
