@@ -1,6 +1,7 @@
+#include <c10/util/env.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 
 #include "cli/verbs.h"
@@ -20,8 +21,8 @@ constexpr const char* exit_statuses =
 
 int report(const std::exception& error, int status) {
   std::fflush(stdout);
-  const char* const frames = std::getenv("TORCH_SHOW_CPP_STACKTRACES");  // as with errors of torch in Python
-  std::fprintf(stderr, "tesserae: %s\n", frames != nullptr ? error.what() : comm::reason_of(error).c_str());
+  const bool frames = c10::utils::check_env("TORCH_SHOW_CPP_STACKTRACES") == true;  // as errors of torch in Python
+  std::fprintf(stderr, "tesserae: %s\n", frames ? error.what() : comm::reason_of(error).c_str());
   return status;
 }
 

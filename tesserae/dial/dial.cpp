@@ -45,13 +45,18 @@ std::string in_seconds(double value) {
 
 constexpr const char* no_facts = "the tuner would know nothing of this job: give it DialOptions::facts (facts_of())";
 
-DialOptions checked(DialOptions options, int ranks) {
+/// That share out the state: fewer than the fabric's where layers are split.
+int ranks_of(const DialOptions& options, const comm::Fabric& fabric) {
+  return options.facts.ranks() > 0 ? options.facts.ranks() : fabric.size();
+}
+
+DialOptions checked(DialOptions options, const comm::Fabric& fabric) {
   if (options.automatic && !options.schedule.empty())
     throw InvalidArgument("Dial", "automatic beside a schedule; give one of them");
   if (options.automatic && options.facts.ranks() == 0) throw InvalidArgument("Dial", no_facts);
   int64_t before = std::numeric_limits<int64_t>::min();
   for (const auto& [step, degrees] : options.schedule) {
-    (void)mesh::Layout(options.facts.ranks() > 0 ? options.facts.ranks() : ranks, degrees);
+    (void)mesh::Layout(ranks_of(options, fabric), degrees);
     if (step < before) throw InvalidArgument("Dial", cat("the schedule has step ", step, " after step ", before));
     before = step;
   }
@@ -63,7 +68,7 @@ DialOptions checked(DialOptions options, int ranks) {
 Dial::Dial(std::shared_ptr<comm::Fabric> fabric, const shard::Setting& now, DialOptions options)
     : fabric_(std::move(fabric)),
       setting_(now),
-      options_(checked(std::move(options), fabric_->size())),
+      options_(checked(std::move(options), *fabric_)),
       automatic_(options_.automatic) {
   tuner_wanted_ = automatic_;
   if (!options_.folder.empty()) {
@@ -79,7 +84,7 @@ Dial::~Dial() = default;
 void Dial::open() {
   std::string taken;
   if (leads()) {
-    const int ranks = options_.facts.ranks() > 0 ? options_.facts.ranks() : fabric_->size();
+    const int ranks = ranks_of(options_, *fabric_);
     try {
       server_ = std::move(options_.server);
       os::files().make_directories(options_.folder);
@@ -167,20 +172,8 @@ void Dial::take_requests() {
   // What a request does not name stays, or becomes what is scheduled for this edge.
   const shard::Setting from = wanted_ ? wanted_->setting : setting_;
   for (const Server::Asked& asked : server_->take()) {
-    if (asked.request.kind == Request::Kind::automatic && options_.facts.ranks() == 0) {
-      tell(asked.client, error_event(no_facts));
-      continue;
-    }
     if (asked.request.kind == Request::Kind::automatic) {
-      const offload::Tiers& tiers = wanted_ ? wanted_->setting.tiers : setting_.tiers;
-      if (tiers.uses(offload::Tier::disk)) {
-        tell(asked.client, error_event(cat(to_string(tiers), ": \"auto\" does not know what that costs; bring ",
-                                           "the state back into memory first")));
-        continue;
-      }
-      tuner_wanted_ = tuner_wanted_ || !automatic_;
-      automatic_ = true;
-      tell(asked.client, {{"event", "automatic"}});
+      want_tuner(asked.client);
       continue;
     }
     if (asked.request.kind == Request::Kind::scale) {
@@ -202,6 +195,18 @@ void Dial::take_requests() {
       wanted_ = {.setting = to, .why = "as requested", .client = asked.client};
     }
   }
+}
+
+void Dial::want_tuner(int64_t client) {
+  if (options_.facts.ranks() == 0) return tell(client, error_event(no_facts));
+  const offload::Tiers& tiers = wanted_ ? wanted_->setting.tiers : setting_.tiers;
+  if (tiers.uses(offload::Tier::disk)) {
+    return tell(client, error_event(cat(to_string(tiers), ": \"auto\" does not know what that costs; bring ",
+                                        "the state back into memory first")));
+  }
+  tuner_wanted_ = tuner_wanted_ || !automatic_;
+  automatic_ = true;
+  tell(client, {{"event", "automatic"}});
 }
 
 void Dial::want_ranks(const Scaling& asked) {

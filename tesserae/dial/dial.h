@@ -128,6 +128,7 @@ class Dial {
   bool leads() const { return fabric_->rank() == 0; }
   void open();
   void take_requests();
+  void want_tuner(int64_t client);
   void want_ranks(const Scaling& asked);
   void want_experts(const Scaling& asked);
   void want(const Scaling& asked, const std::string& why_not);

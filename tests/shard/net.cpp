@@ -120,6 +120,16 @@ Batch batch_of(const NetOptions& options, int64_t step, int rank, int ranks, int
   return {tokens.narrow(0, rank * share, share), targets.narrow(0, rank * share, share)};
 }
 
+std::shared_ptr<comm::Fabric> alone() {
+  return comm::Fabric::null(mesh::World::single_host(0, 1));
+}
+
+Options fully_sharded(int ranks) {
+  Options options;
+  options.strategy = mesh::preset("FULL_SHARD", ranks);
+  return options;
+}
+
 std::shared_ptr<comm::Fabric> share(comm::Fabric& fabric) {
   return {&fabric, [](comm::Fabric*) {}};
 }

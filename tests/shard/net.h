@@ -87,6 +87,21 @@ using Values = std::map<std::string, at::Tensor>;
 /// For what keeps its fabric: without owning it, as the test does.
 std::shared_ptr<comm::Fabric> share(comm::Fabric& fabric);
 
+/// A job of one rank.
+std::shared_ptr<comm::Fabric> alone();
+Options fully_sharded(int ranks);
+
+/// What a call's exception of that kind says.
+template <class Kind = std::exception, class Call>
+std::string error_of(const Call& call) {
+  try {
+    call();
+  } catch (const Kind& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
 /// `steps` of plain SGD (no momentum) in one process without an engine; `micro` backwards a step over equal parts of
 /// the batch.
 struct Reference {

@@ -18,16 +18,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-template <class Kind, class Call>
-std::string error_of(const Call& call) {
-  try {
-    call();
-  } catch (const Kind& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 struct Trained {
   explicit Trained(comm::Fabric& fabric, const std::string& preset = "FULL_SHARD", Options options = {})
       : rank(fabric.rank()), ranks(fabric.size()) {

@@ -14,7 +14,6 @@
 #include "tesserae/base/error.h"
 #include "tesserae/comm/error.h"
 #include "tesserae/shard/engine.h"
-#include "tesserae/shard/sequential.h"
 #include "tests/shard/net.h"
 
 namespace tesserae::shard::testing {
@@ -22,28 +21,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::shared_ptr<comm::Fabric> alone() {
-  return comm::Fabric::null(mesh::World::single_host(0, 1));
-}
-
 std::shared_ptr<comm::Fabric> null_of(int ranks) {
   return comm::Fabric::null(mesh::World::single_host(0, ranks));
-}
-
-Options fully_sharded(int ranks) {
-  Options options;
-  options.strategy = mesh::preset("FULL_SHARD", ranks);
-  return options;
-}
-
-template <class Call>
-std::string error_of(const Call& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 at::Tensor loss_of(Net& net, int64_t step = 0, int rank = 0, int ranks = 1) {
@@ -97,34 +76,6 @@ TEST(Rules, DegreesThatDoNotDivideNameTheNearest) {
   Options options;
   options.strategy.degrees = {3, 3, 3};
   EXPECT_THAT(error_of([&] { shard_model(net, null_of(4), options); }), HasSubstr("P=2 G=2 O=2"));
-}
-
-TEST(Rules, MetaParametersNeedInitialValues) {
-  NetOptions options;
-  options.meta = true;
-  Net net(options);
-  EXPECT_THAT(error_of([&] { shard_model(net, alone()); }), HasSubstr("Options::initialize"));
-}
-
-TEST(Rules, InitialValuesHaveTheShapeOfTheParameter) {
-  NetOptions shape;
-  shape.meta = true;
-  const std::vector<at::Tensor> wrong = {{}, at::zeros({2}), at::empty({2}, at::kMeta)};
-  for (const at::Tensor& values : wrong) {
-    Net net(shape);
-    Options options;
-    options.initialize = [&](const std::string&, at::Tensor& parameter) { parameter = values; };
-    EXPECT_THAT(error_of([&] { shard_model(net, alone(), options); }),
-                ::testing::ContainsRegex("Options::initialize left .* for parameter [a-z0-9.]+ of shape \\["));
-  }
-  Net net(shape);
-  Options options;
-  options.initialize = [](const std::string&, at::Tensor& parameter) {
-    parameter = at::ones(parameter.sizes(), at::kDouble);
-  };
-  auto sharded = shard_model(net, alone(), options);
-  sharded.visit_parameters(
-      [](const std::string& name, const at::Tensor& values) { EXPECT_TRUE(values.eq(1).all().item<bool>()) << name; });
 }
 
 /// All that is made there outlives the mode.
@@ -398,58 +349,6 @@ TEST(Rules, WritingBackParametersChangesTheModelOnAllRanks) {
       EXPECT_NEAR(net(batch.tokens, batch.targets).item<double>(), batch.targets.square().mean().item<double>(), 1e-6);
     }
   });
-}
-
-TEST(Rules, SyncModuleStatesTakesRankZerosValues) {
-  comm::run_local(4, [&](comm::Fabric& fabric) {
-    Net net{NetOptions{}};
-    fill_all(*net);
-    const at::Tensor wanted = net->embedding.detach().clone();
-    if (fabric.rank() != 0) {
-      const at::NoGradGuard no_grad;
-      for (auto& parameter : net->parameters()) parameter.fill_(fabric.rank());
-    }
-    Options options = fully_sharded(4);
-    options.sync_module_states = true;
-    auto sharded = shard_model(net, share(fabric), options);
-    sharded.visit_parameters([&](const std::string& name, const at::Tensor& value) {
-      if (name == "embedding") {
-        EXPECT_TRUE(at::equal(value, wanted));
-      }
-    });
-  });
-}
-
-TEST(Sequential, PolicyMakesUnitsAndKeepsNamesAndNumbers) {
-  const auto build = [] {
-    torch::nn::Sequential chain(torch::nn::Linear(6, 11), torch::nn::Linear(11, 6), torch::nn::Linear(6, 3));
-    fill_all(*chain);
-    return chain;
-  };
-  const at::Tensor input = at::arange(24, at::kFloat).view({4, 6}).div(10);
-  auto plain = build();
-  plain->forward(input).square().sum().backward();
-  std::map<std::string, at::Tensor> expected;
-  for (const auto& item : plain->named_parameters()) expected[item.key()] = item.value().grad().clone();
-
-  comm::run_local(2, [&](comm::Fabric& fabric) {
-    SequentialUnits model(build(), wrap_larger_than(40));
-    auto sharded = shard_model(model, share(fabric), fully_sharded(2));
-    EXPECT_EQ(sharded.shards().size(), 3U);  // two wrapped linears, and the root with the small one
-    model(input).square().sum().backward();
-    for (const auto& shard : sharded.shards()) {
-      for (const auto& slice : shard.slices) {
-        const at::Tensor want = expected.at(slice.name).view({-1}).narrow(0, slice.offset, slice.end - slice.begin);
-        EXPECT_TRUE(at::allclose(shard.grad.narrow(0, slice.begin, slice.end - slice.begin), want, 1e-5)) << slice.name;
-      }
-    }
-  });
-}
-
-TEST(Sequential, WrapTypesChoosesByType) {
-  torch::nn::Sequential chain(torch::nn::Linear(6, 11), torch::nn::Linear(11, 6));
-  EXPECT_TRUE(wrap_types<torch::nn::Linear>()(0, *chain[0]));
-  EXPECT_FALSE(wrap_types<BlockImpl>()(0, *chain[0]));
 }
 
 class NestedImpl : public torch::nn::Module {

@@ -107,7 +107,8 @@ def current() -> Config | None:
 
 def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Config:
     """The checked configuration: a JSON file's, a dict's, or that of the file in $TESSERAE_CONFIG; else what the
-    estimator of a training job of SageMaker gave as modelparallel parameters; else the defaults.
+    estimator of a training job of SageMaker gave as modelparallel parameters; else the defaults. Degrees that the
+    script has chosen count instead.
 
     Raises InvalidArgument (a ValueError) that names the key, and for an unknown one the nearest known key.
     """
@@ -122,7 +123,7 @@ def read(config: str | os.PathLike[str] | dict[str, Any] | None = None) -> Confi
     if automatic:
         fields["hybrid_shard_degree"] = 0
     return Config(
-        **fields,
+        **fields | _chosen,
         automatic=automatic,
         schedule=tuple((entry["step"], _scheduled(entry)) for entry in resolved["dial"]["schedule"]),
         headroom=float(resolved["dial"]["headroom"]),
@@ -154,11 +155,6 @@ def choose(name: str, degree: int) -> None:
 def chosen(name: str) -> int | None:
     """What the script has assigned."""
     return _chosen.get(name)
-
-
-def with_chosen(config: Config) -> Config:
-    """With the degrees that the script has assigned."""
-    return replace(config, **_chosen)  # type: ignore[arg-type]
 
 
 def preemption(changes: dict[str, Any]) -> Preemption:

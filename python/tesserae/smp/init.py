@@ -22,7 +22,7 @@ from tesserae.offload import optimizers
 
 
 def init(config: str | os.PathLike[str] | dict[str, Any] | None) -> None:
-    wanted = configuration.with_chosen(configuration.read(config))
+    wanted = configuration.read(config)
     current = configuration.asked()
     if current is not None and current != wanted:
         raise _C.InvalidArgument(
