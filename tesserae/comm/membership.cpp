@@ -102,10 +102,10 @@ std::string value_of_remembered(c10d::Store& store, const std::string& key) {
 
 }  // namespace
 
-MembershipServer::MembershipServer(uint16_t port, const Mandate& mandate)
+MembershipServer::MembershipServer(uint16_t port, const Mandate& mandate, Serve to)
     : mandate_(mandate), epoch_(epoch_before(mandate.generation)) {
   try {
-    const auto served = open_store("127.0.0.1", port, patient, /*serves=*/true);
+    const auto served = open_store("127.0.0.1", port, patient, to);
     port_ = served->getPort();
     served_ = served;
     store_ = c10::make_intrusive<c10d::PrefixStore>(prefix, served);

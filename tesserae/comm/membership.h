@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tesserae/comm/liveness/time_limiter.h"
+#include "tesserae/comm/open_store.h"
 #include "tesserae/comm/succession.h"
 #include "tesserae/mesh/world.h"
 #include "tesserae/os/clock.h"
@@ -31,7 +32,7 @@ class MembershipServer {
  public:
   /// Serves the job's store at that port; 0: at a free one. Of a later generation than 0 it waits for the first epoch
   /// of its own to be begun. Throws IoError.
-  explicit MembershipServer(uint16_t port = 0, const Mandate& mandate = {});
+  explicit MembershipServer(uint16_t port = 0, const Mandate& mandate = {}, Serve to = Serve::network);
 
   uint16_t port() const { return port_; }
   const Mandate& mandate() const { return mandate_; }

@@ -1,14 +1,24 @@
 #include "tesserae/comm/open_store.h"
 
+#include "tesserae/os/tcp_listener.h"
+
 namespace tesserae::comm {
 
 c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& address, uint16_t port,
-                                              std::chrono::milliseconds patience, bool serves) {
+                                              std::chrono::milliseconds patience, Serve serve) {
   c10d::TCPStoreOptions options;
   options.port = port;
-  options.isServer = serves;
+  options.isServer = serve != Serve::nobody;
   options.waitWorkers = false;
   options.timeout = patience;
+  if (serve == Serve::this_host) {
+    // Left to itself c10d listens at all addresses of the host: who reaches one of them could read and write the job's
+    // store. And for each connection to those it has the name server say whose it is, and serves nobody meanwhile: one
+    // that does not answer costs 5 s each time. 127.0.0.1 is in /etc/hosts.
+    os::TcpListener listener("127.0.0.1", port);
+    options.port = listener.port();
+    options.masterListenFd = listener.release();
+  }
   return c10::make_intrusive<c10d::TCPStore>(address, options);
 }
 

@@ -62,11 +62,14 @@ Rendezvous::Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store>
 c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve, milliseconds patience) const {
   const auto& launch = world_.launch();
   try {
-    if (serve) return open_store(launch.address, launch.port, patience, /*serves=*/true);
+    if (serve) {
+      return open_store(launch.address, launch.port, patience,
+                        launch.address == "127.0.0.1" ? Serve::this_host : Serve::network);
+    }
     // A process that is stopped takes connections, and answers nothing.
     TimeLimiter limiter;
     const auto open = [address = launch.address, port = launch.port, patience] {
-      return open_store(address, port, patience, /*serves=*/false);
+      return open_store(address, port, patience);
     };
     if (auto store = limiter.call(open, patience + kAnswer)) return *store;
     throw std::runtime_error("it does not answer");

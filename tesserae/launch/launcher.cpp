@@ -51,7 +51,9 @@ class Job {
   explicit Job(HostRanks& host) : host_(host), job_(host.job), ranks_(host.ranks) {
     if (job_.hosts == 1 || survives_losses(job_)) {
       const comm::Mandate mandate{.job = os::random_name()};
-      membership_ = std::make_unique<comm::MembershipServer>(job_.hosts == 1 ? uint16_t{0} : job_.port, mandate);
+      const bool alone = job_.hosts == 1;
+      membership_ = std::make_unique<comm::MembershipServer>(alone ? uint16_t{0} : job_.port, mandate,
+                                                             alone ? comm::Serve::this_host : comm::Serve::network);
     }
     host.meeting = {.port = membership_ ? membership_->port() : job_.port, .ranks = job_.hosts * job_.ranks};
     if (membership_) host.meeting.epoch = 0;

@@ -20,6 +20,8 @@ class TcpListener {
   /// (wait_readable on descriptor()) once there is somebody. Throws IoError: this process has no descriptor left, say.
   Descriptor accept();
   int descriptor() const { return socket_.get(); }
+  /// For somebody else to accept from, and to close.
+  int release() { return socket_.release(); }
 
   uint16_t port() const { return port_; }
   const std::string& address() const { return address_; }  ///< in numbers: "127.0.0.1", "::1"

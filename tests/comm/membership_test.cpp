@@ -1,6 +1,9 @@
 #include "tesserae/comm/membership.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <cstdlib>
 #include <future>
@@ -9,8 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "tesserae/base/error.h"
 #include "tesserae/comm/error.h"
 #include "tesserae/os/clock.h"
+#include "tesserae/os/descriptor.h"
 #include "tests/os/scratch.h"
 
 namespace tesserae::comm {
@@ -18,6 +23,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::HasSubstr;
 
 class MembershipTest : public ::testing::Test {
  protected:
@@ -40,6 +46,31 @@ class MembershipTest : public ::testing::Test {
 
   MembershipServer server_;
 };
+
+/// Whether somebody takes connections at that port of an address that is neither 127.0.0.1 nor another host's.
+bool is_reached_at_another_address(uint16_t port) {
+  const os::Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+  return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+}
+
+TEST_F(MembershipTest, TheStoreOfOneHostIsServedToThatHostOnly) {
+  EXPECT_TRUE(is_reached_at_another_address(server_.port()));
+  const MembershipServer alone(0, {}, Serve::this_host);
+  EXPECT_FALSE(is_reached_at_another_address(alone.port()));
+  mesh::Launch here = launch();
+  here.port = alone.port();
+  EXPECT_TRUE(Membership(here, /*survives=*/true).recovers());
+  try {
+    const MembershipServer second(alone.port(), {}, Serve::this_host);
+    ADD_FAILURE() << "two at one port";
+  } catch (const IoError& error) {
+    EXPECT_THAT(error.what(), HasSubstr(cat("port ", alone.port(), " of 127.0.0.1 is in use")));
+  }
+}
 
 TEST_F(MembershipTest, ARankWaitsForTheNextEpochAndTellsWhoIsSilent) {
   Membership rank(launch(), /*survives=*/true);
