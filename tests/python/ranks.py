@@ -39,6 +39,7 @@ import sys
 import tempfile
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -134,7 +135,7 @@ def run_ranks(
     rank. Raises RankFailed.
     """
     _start_server()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = _serve_store()
     with tempfile.TemporaryDirectory(prefix="tesserae-ranks-") as folder:
         ranks: list[_Rank] = []
         try:
@@ -155,6 +156,16 @@ def run_ranks(
                     rank.kill(signal.SIGKILL)
                 rank.process.join()
                 rank.reports.close()
+
+
+def _serve_store() -> dist.TCPStore:
+    """At 127.0.0.1 only: to whom listens at all addresses that one looks like ::ffff:127.0.0.1, and torch asks the name
+    server whose it is. One launch in twenty waited 5 s for an answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        return dist.TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
 
 
 def _start_server() -> None:
@@ -252,6 +263,9 @@ def _rank_main(
     output: str,
     sender: Connection,
 ) -> None:
+    # What the server's imports would undo at their exit (torch, its 174 libraries of operators: 40 ms) ends with it.
+    for undo in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        undo.atexit = False
     gc.freeze()  # what the server has imported is no garbage, and its pages stay shared
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
