@@ -9,6 +9,7 @@ Facts experts_of(const Facts& facts, int index) {
   part.parameters = parameters;
   part.root_unit = 0;
   part.largest_unit = unit;
+  part.trained_unit = 1;
   part.units = units;
   part.host_of.clear();
   for (int rank = index; rank < facts.ranks(); rank += degree) {

@@ -17,6 +17,8 @@ struct Facts {
   double trained = 1;        ///< share of them that has gradients and optimizer state
   int64_t root_unit = 0;     ///< elements of the root, which is gathered and reduced beside the others
   int64_t largest_unit = 0;  ///< elements of the largest inner unit
+  double trained_root = 1;   ///< share of the root's that has gradients
+  double trained_unit = 1;   ///< elements with gradients of the inner unit that has most of these, over `largest_unit`
   int units = 1;             ///< with the root
   /// Experts, which are units inside these: each of `degree` parts of them is sharded over N / degree ranks, on which
   /// every (P, G, O) is what mesh::limited says.
@@ -43,6 +45,10 @@ struct Facts {
   bool operator==(const Facts&) const = default;
 };
 
+/// 1 where there is nothing to have a part of.
+inline double share_of(int64_t part, int64_t whole) {
+  return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 1;
+}
 /// The same of the ranks with one expert index, 0 <= `index` < E, and their experts alone: as facts of a model without
 /// a root, over N / E ranks. Rank r of the N is its rank r / E for the index r % E.
 Facts experts_of(const Facts& facts, int index);

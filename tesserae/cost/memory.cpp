@@ -64,8 +64,9 @@ RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int 
   RankMemory memory = kept_by_rank(facts, degrees, rank);
   InBuffers gathered = gathered_of(facts, degrees, rank);
   int inner = facts.units - 1, nested = 1;  // units inside others, and how many are in use at once
-  const auto root = static_cast<double>(facts.root_unit);
-  auto largest = static_cast<double>(facts.largest_unit);
+  // What is frozen is in buffers of its own, which nothing reduces.
+  const double root = static_cast<double>(facts.root_unit) * facts.trained_root;
+  double largest = static_cast<double>(facts.largest_unit) * facts.trained_unit;
   if (facts.experts.parameters > 0) {
     const int degree = facts.experts.degree;
     const Facts experts = experts_of(facts, rank % degree);
@@ -77,7 +78,7 @@ RankMemory memory_of_rank(const Facts& facts, const mesh::Degrees& degrees, int 
     memory.gradients += kept.gradients;
     const InBuffers also = gathered_of(experts, limited, rank / degree);
     gathered = {gathered.root, std::max(gathered.largest, also.largest), gathered.all + also.all};
-    largest = std::max(largest, static_cast<double>(experts.largest_unit));
+    largest = std::max(largest, static_cast<double>(experts.largest_unit) * experts.trained_unit);
     inner += experts.units;
     nested = 2;
   }

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int traced_format = 2;
+constexpr int traced_format = 3;
 
 [[noreturn]] void refuse(const std::string& what) {
   throw InvalidArgument("Traced", what);
@@ -63,15 +63,22 @@ Traced::Traced(const Json& document) {
     trained_ = document.at("trained");
     root_ = document.at("root");
     units_ = document.at("units").get<std::vector<int64_t>>();
+    trained_root_ = document.at("trained_root");
+    trained_units_ = document.at("trained_units").get<std::vector<int64_t>>();
     process_ = number_at(document, "process");
     kept_ = pass_from(document.at("kept"));
     recomputed_ = pass_from(document.at("recomputed"));
   } catch (const Json::exception& error) {
     refuse(cat("this is not what `tesserae plan --script` traces: ", error.what()));
   }
-  const int64_t in_units = std::accumulate(units_.begin(), units_.end(), int64_t{0});
+  const auto sum = [](const std::vector<int64_t>& units) {
+    return std::accumulate(units.begin(), units.end(), int64_t{0});
+  };
+  const int64_t in_units = sum(units_);
+  const auto is_part = [](int64_t trained, int64_t all) { return trained >= 0 && trained <= all; };
   if (parameters_ < 1 || trained_ < 1 || trained_ > parameters_ || root_ + in_units != parameters_ ||
-      std::ranges::any_of(units_, [](int64_t unit) { return unit < 0; })) {
+      trained_root_ + sum(trained_units_) != trained_ || !is_part(trained_root_, root_) ||
+      !std::ranges::equal(trained_units_, units_, is_part)) {
     refuse(cat(parameters_, " parameters (", trained_, " trained), ", root_, " in the root and ", in_units, " in ",
                units_.size(), " units: that cannot be"));
   }
@@ -96,9 +103,11 @@ std::string Traced::unit_of_batch(const Execution& /*run*/) const {
 
 void Traced::set_sizes(Facts& facts, int /*tensor*/, int /*expert*/) const {
   facts.parameters = parameters_;
-  facts.trained = static_cast<double>(trained_) / static_cast<double>(parameters_);
+  facts.trained = share_of(trained_, parameters_);
   facts.root_unit = root_;
-  facts.largest_unit = units_.empty() ? 0 : *std::ranges::max_element(units_);
+  facts.largest_unit = units_.empty() ? 0 : std::ranges::max(units_);
+  facts.trained_root = share_of(trained_root_, root_);
+  facts.trained_unit = units_.empty() ? 1 : share_of(std::ranges::max(trained_units_), facts.largest_unit);
   facts.units = static_cast<int>(units_.size()) + 1;
 }
 

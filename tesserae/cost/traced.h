@@ -61,8 +61,8 @@ class Traced final : public Workload {
   const Pass& pass(const Execution& run) const { return run.recompute ? recomputed_ : kept_; }
 
   std::string name_, dtype_;
-  int64_t parameters_ = 0, trained_ = 0, root_ = 0;
-  std::vector<int64_t> units_;  // elements of each but the root
+  int64_t parameters_ = 0, trained_ = 0, root_ = 0, trained_root_ = 0;
+  std::vector<int64_t> units_, trained_units_;  // elements of each but the root; those of them with gradients
   double process_ = 0;
   Pass kept_, recomputed_;
 };

@@ -14,17 +14,39 @@ struct Members {
   int first, stride, members;
 };
 
-/// Of the groups of a hop, the one that sends the most to other hosts counts.
+/// Whether no group of the hop can send more to other hosts.
+bool sends_all_across(const Traffic::Hop& hop) {
+  return hop.crosses && hop.across == hop.bytes;
+}
+
 void find_link(const Facts& facts, const Members& group, Traffic::Hop& hop) {
   if (!spans_hosts(facts, group.first, group.first + (group.members - 1) * group.stride)) return;
   hop.crosses = true;
-  if (hop.across == hop.bytes) return;  // no group sends more
-  int near = 1;                         // members on the host of the first
+  int near = 1;  // members on the host of the first
   if (facts.two_levels) {
     while (!spans_hosts(facts, group.first, group.first + near * group.stride)) ++near;
   }
   const double across = near > 1 ? hop.bytes * (group.members / near - 1) / (group.members - 1) : hop.bytes;
   hop.across = std::max(hop.across, across);
+}
+
+/// Of the groups of a hop, the one that sends the most to other hosts counts. Ranks of a host are consecutive and each
+/// group is a run or a stride of ranks: its ends tell whether it spans hosts.
+void find_links(const Facts& facts, int members, int stride, Traffic::Hop& hop) {
+  if (members == 1) return;
+  for (int block = 0; block < facts.ranks(); block += members * stride) {
+    for (int first = block; first < block + stride; ++first) {
+      if (sends_all_across(hop)) return;
+      find_link(facts, {first, stride, members}, hop);
+    }
+  }
+}
+
+bool all_share_gathered(const Facts& facts, const mesh::Degrees& degrees) {
+  for (int rank = 0; rank < facts.ranks(); ++rank) {
+    if (!shares_gathered(facts, degrees, rank)) return false;
+  }
+  return true;
 }
 
 /// Of units that are sharded alike.
@@ -50,20 +72,14 @@ Traffic moved_by(const Facts& facts, const mesh::Degrees& degrees) {
   count(traffic.third_hop, N / O, 2 * g * trained / O, 1);
   count(traffic.refresh, O / P, c * elements / P, 1);
 
-  // Ranks of a host are consecutive and each group is a run or a stride of ranks: its ends tell whether it spans hosts.
-  bool all_share = P > 1;
-  for (int rank = 0; rank < N; ++rank) {
-    all_share = all_share && shares_gathered(facts, degrees, rank);
-    const auto look = [&](Traffic::Hop& hop, int within, int stride) {
-      if (rank % within < stride) find_link(facts, {rank, stride, within / stride}, hop);  // once, at its first rank
-    };
-    look(traffic.gather, P, 1);
-    look(traffic.first_hop, G, 1);
-    look(traffic.second_hop, O, G);
-    look(traffic.refresh, O, P);
-    look(traffic.third_hop, N, O);
+  find_links(facts, P, 1, traffic.gather);
+  find_links(facts, G, 1, traffic.first_hop);
+  find_links(facts, O / G, G, traffic.second_hop);
+  find_links(facts, O / P, P, traffic.refresh);
+  find_links(facts, N / O, O, traffic.third_hop);
+  if (P > 1 && all_share_gathered(facts, degrees)) {
+    traffic.gather = {.bytes = 0, .calls = 2, .crosses = false};  // two meetings a step
   }
-  if (all_share) traffic.gather = {.bytes = 0, .calls = 2, .crosses = false};  // two meetings a step
   return traffic;
 }
 

@@ -25,17 +25,18 @@ cost::Facts facts_of(shard::Engine& engine, double state_per_master, int micro_b
   cost::Facts facts = cost::facts_of(*sharding.fabric);
   facts.tensor = cost::tensor_ranks_of_host(*sharding.mesh);
   facts.units = 0;
-  int64_t all = 0, trained = 0;
+  int64_t all = 0, trained = 0, trained_root = 0, trained_unit = 0;
   for (const auto& unit : engine.units()) {
-    int64_t elements = 0;
+    int64_t elements = 0, reduced = 0;
     for (const auto& buffer : unit->buffers()) {
       elements += buffer->flat().parameter_elements();
-      if (buffer->flat().trainable()) trained += buffer->flat().parameter_elements();
+      if (buffer->flat().trainable()) reduced += buffer->flat().parameter_elements();
       facts.compute_bytes = static_cast<int>(c10::elementSize(buffer->flat().dtypes().compute));
       facts.reduce_bytes = static_cast<int>(c10::elementSize(buffer->flat().dtypes().reduce));
       facts.master_bytes = static_cast<int>(c10::elementSize(buffer->flat().dtypes().master));
     }
     all += elements;
+    trained += reduced;
     const int degree = sharding.fabric->size() / unit->sharding().fabric->size();
     if (degree > 1 || (unit.get() != &engine.root() && is_inside(*unit, engine))) {
       facts.experts = {.degree = std::max(facts.experts.degree, degree),
@@ -48,8 +49,11 @@ cost::Facts facts_of(shard::Engine& engine, double state_per_master, int micro_b
     facts.parameters += elements;
     const bool root = unit.get() == &engine.root();
     (root ? facts.root_unit : facts.largest_unit) = root ? elements : std::max(facts.largest_unit, elements);
+    (root ? trained_root : trained_unit) = root ? reduced : std::max(trained_unit, reduced);
   }
-  if (all > 0) facts.trained = static_cast<double>(trained) / static_cast<double>(all);
+  facts.trained_root = cost::share_of(trained_root, facts.root_unit);
+  facts.trained_unit = cost::share_of(trained_unit, facts.largest_unit);
+  facts.trained = cost::share_of(trained, all);
   facts.state_bytes = state_per_master * facts.master_bytes;
   cost::set_options(facts, sharding.options);
   facts.micro_batches = micro_batches;

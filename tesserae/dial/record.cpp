@@ -15,6 +15,8 @@ void fields_of(F& facts, const Visit& visit, const cost::Facts* /*of*/) {
   visit("trained", facts.trained);
   visit("root_unit", facts.root_unit);
   visit("largest_unit", facts.largest_unit);
+  visit("trained_root", facts.trained_root);
+  visit("trained_unit", facts.trained_unit);
   visit("units", facts.units);
   visit("compute_bytes", facts.compute_bytes);
   visit("reduce_bytes", facts.reduce_bytes);

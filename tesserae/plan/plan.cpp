@@ -13,6 +13,7 @@ namespace tesserae::plan {
 namespace {
 
 constexpr int64_t largest_batch = 1 << 30;
+constexpr int most_devices = 1 << 18;  // each is looked at, for every layout: half a minute
 constexpr int64_t largest_micro_batch = 256;
 // Of what blocks keep: what the C library's heap, where ranks compute on the host, holds between its pieces. Found in
 // 48 measured jobs (docs/plan.md); the logits are too large for that heap.
@@ -23,6 +24,7 @@ void check(const Training& training, const Cluster& cluster) {
   auto refuse = [](const std::string& what) { throw InvalidArgument("make_plan", what); };
   if (cluster.devices < 1 || cluster.per_host < 1)
     refuse(cat(cluster.devices, " devices, ", cluster.per_host, " a host"));
+  if (cluster.devices > most_devices) refuse(cat(cluster.devices, " devices: a plan is of at most ", most_devices));
   if (cluster.devices > cluster.per_host && cluster.devices % cluster.per_host != 0) {
     refuse(cat(cluster.devices, " devices do not fill hosts of ", cluster.per_host));
   }

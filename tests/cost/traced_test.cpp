@@ -24,8 +24,18 @@ json document() {
   json recomputed = pass;
   recomputed["peak"][1]["row"] = 30;
   recomputed["blocks"]["row"] = 5;
-  return {{"traced", 2},       {"name", "Net"}, {"dtype", "bf16"}, {"parameters", 80}, {"trained", 60},
-          {"units", {30, 40}}, {"root", 10},    {"process", 5},    {"kept", pass},     {"recomputed", recomputed}};
+  return {{"traced", 3},
+          {"name", "Net"},
+          {"dtype", "bf16"},
+          {"parameters", 80},
+          {"trained", 60},
+          {"units", {30, 40}},
+          {"trained_units", {30, 25}},
+          {"root", 10},
+          {"trained_root", 5},
+          {"process", 5},
+          {"kept", pass},
+          {"recomputed", recomputed}};
 }
 
 Machine machine() {
@@ -47,6 +57,8 @@ TEST(Traced, SizesAreThoseOfItsUnits) {
   EXPECT_EQ(facts.trained, 0.75);
   EXPECT_EQ(facts.root_unit, 10);
   EXPECT_EQ(facts.largest_unit, 40);
+  EXPECT_EQ(facts.trained_root, 0.5);
+  EXPECT_EQ(facts.trained_unit, 0.75) << "the other unit has more that is trained";
   EXPECT_EQ(facts.units, 3);
   EXPECT_TRUE(traced.can_split(1) && traced.can_cut(1));
   EXPECT_FALSE(traced.can_split(2) || traced.can_cut(2));
@@ -94,12 +106,15 @@ TEST(Traced, RefusesWhatNobodyHasTraced) {
     }
   };
   expect_refused([](json& d) { d = json::array(); }, "not what `tesserae plan --script` traces");
-  expect_refused([](json& d) { d["traced"] = 1; }, "not what `tesserae plan --script` traces, format 2");
+  expect_refused([](json& d) { d["traced"] = 2; }, "not what `tesserae plan --script` traces, format 3");
   expect_refused([](json& d) { d.erase("kept"); }, "kept");
   expect_refused([](json& d) { d["name"] = 5; }, "not what");
   expect_refused([](json& d) { d["root"] = 11; }, "11 in the root and 70 in 2 units: that cannot be");
   expect_refused([](json& d) { d["trained"] = 0; }, "(0 trained)");
   expect_refused([](json& d) { d["kept"]["peak"][0]["row"] = -1; }, "row is -1");
+  expect_refused([](json& d) { d["trained_root"] = 4; }, "that cannot be");
+  expect_refused([](json& d) { d["trained_units"] = {55}; }, "that cannot be");
+  expect_refused([](json& d) { d["trained_units"] = {31, 24}; }, "that cannot be");
   expect_refused([](json& d) { d["units"] = {-30, 100}; }, "that cannot be");
 }
 

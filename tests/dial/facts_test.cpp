@@ -31,5 +31,21 @@ TEST(DialFacts, WhatIsFrozenHasNoStateAndNoGradients) {
   });
 }
 
+TEST(DialFacts, WhatIsFrozenIsGatheredAndNotReduced) {
+  comm::run_local(2, [](comm::Fabric& fabric) {
+    shard::testing::Net net(shard::testing::NetOptions{.dimension = 128, .hidden = 512, .frozen_matrix = true});
+    shard::testing::fill_all(*net);
+    shard::Sharded sharded = shard::shard_model(net, shard::testing::share(fabric), shard::testing::fully_sharded(2));
+    const cost::Facts facts = facts_of(sharded.engine(), 2, 1);
+    EXPECT_EQ(facts.trained_root, 1);
+    EXPECT_NEAR(facts.trained_unit, 0.5, 0.01);
+    const auto batch = shard::testing::batch_of(net->options, 0, fabric.rank(), 2);
+    net(batch.tokens, batch.targets).backward();
+    const cost::RankMemory planned = cost::memory_of_rank(facts, {2, 2, 2}, fabric.rank());
+    const auto buffers = static_cast<double>(sharded.statistics().pool_reserved_bytes);
+    EXPECT_NEAR(buffers, planned.gathered + planned.reductions, 0.02 * buffers);  // chunks are padded
+  });
+}
+
 }  // namespace
 }  // namespace tesserae::dial

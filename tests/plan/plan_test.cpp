@@ -266,6 +266,8 @@ TEST(Plan, RefusesWhatCanNotBe) {
   Cluster cluster = small_cluster();
   cluster.devices = 5;
   EXPECT_THAT(refusal(step_of(5), cluster), HasSubstr("do not fill hosts of 2"));
+  cluster.devices = 1'000'000;
+  EXPECT_THAT(refusal(step_of(5), cluster), HasSubstr("1000000 devices: a plan is of at most 262144"));
   cluster = small_cluster();
   cluster.machine.knows_network = false;
   EXPECT_THAT(refusal(step_of(4), cluster), HasSubstr("\"small\" was measured on one"));

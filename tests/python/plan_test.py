@@ -177,6 +177,19 @@ def test_frozen_parameters_have_no_gradients_and_no_state() -> None:
         assert one == pytest.approx(other * (1 if name == "masters" else share))
 
 
+def test_adapters_alone_are_reduced() -> None:
+    def model() -> nn.Module:
+        made = Layers()
+        for name, parameter in made.named_parameters():
+            parameter.requires_grad_("bias" in name)
+        return made
+
+    adapters, whole = (tsm.plan(m, LAYERS[1], loss=mean, devices=4, step_batch=8) for m in (model, Layers))
+    one, other = (next(e for e in plan.layouts if e["gradients"] == 4)["memory_of_rank"] for plan in (adapters, whole))
+    assert 0 < one["reductions"] < 0.1 * other["reductions"]
+    assert one["gathered"] == other["gathered"]
+
+
 def test_a_plan_has_the_table_of_the_program(traced: dict[str, Any]) -> None:
     plan = Plan(traced, ["--devices", "8", "--machine", "h100", "--batch", "64", "--keep-activations"])
     assert plan.fits

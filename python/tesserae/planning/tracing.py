@@ -24,7 +24,7 @@ from tesserae import _C
 from tesserae.planning.batches import call, fake, loss_of, rows_of
 from tesserae.torch_compat import tracing
 
-FORMAT = 2  # of tesserae/cost/traced.cpp
+FORMAT = 3  # of tesserae/cost/traced.cpp
 _MANY = (64, 128)  # rows
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -202,13 +202,18 @@ def _sizes(model: nn.Module, units: list[nn.Module]) -> dict[str, Any]:
         for parameter in unit.parameters():
             owner.setdefault(parameter, unit)
     elements: Counter[nn.Module] = Counter()
+    trained: Counter[nn.Module] = Counter()
     for parameter in model.parameters():
-        elements[owner.get(parameter, model)] += parameter.numel()
+        unit = owner.get(parameter, model)
+        elements[unit] += parameter.numel()
+        trained[unit] += parameter.numel() if parameter.requires_grad else 0
     return {
         "parameters": elements.total(),
-        "trained": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        "trained": trained.total(),
         "root": elements[model],
+        "trained_root": trained[model],
         "units": [elements[unit] for unit in units],
+        "trained_units": [trained[unit] for unit in units],
     }
 
 
