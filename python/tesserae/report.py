@@ -36,7 +36,7 @@ PIECE = 1 << 20  # bytes of a file at a time
 OVER = ("done", "stopped")
 ASKED_TO_STOP = "stopped, asked by"  # and not for its bad numbers
 Scalars = dict[str, float]
-# What became of the run; "killed": it was asked to stop, or this process was.
+# What became of the run; "killed": `tesserae train` was asked to stop, or this process was.
 Outcome = Literal["finished", "failed", "killed"]
 
 
@@ -81,7 +81,7 @@ class WeightsAndBiases:
         self._run.summary["last_event"] = f"step {step}: {text}"
 
     def close(self, outcome: Outcome) -> None:
-        self._run.finish(exit_code=0 if outcome == "finished" else 1)
+        self._run.finish(exit_code={"finished": 0, "failed": 1, "killed": 255}[outcome])
 
 
 class MLflow:
@@ -234,12 +234,16 @@ def of_ranks(now: dict[str, Any]) -> Scalars:
     return scalars
 
 
-def read_now(run: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
-        now = json.loads((run / "monitor/now.json").read_text())
+        read = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}  # not there, or not now
-    return now if isinstance(now, dict) else {}
+    return read if isinstance(read, dict) else {}
+
+
+def read_now(run: Path) -> dict[str, Any]:
+    return read_json(run / "monitor/now.json")
 
 
 def is_over(run: Path, now: dict[str, Any]) -> bool:
@@ -252,12 +256,15 @@ def is_over(run: Path, now: dict[str, Any]) -> bool:
 
 
 def outcome_of(run: Path) -> Outcome:
-    """Of a run that is followed no longer: one that does not say itself that it is over has died."""
+    """Of a run that is followed no longer: one that does not say itself that it is over counts as failed."""
     now = read_now(run)
     if not is_over(run, now):
         return "failed"
+    summary = read_json(run / "summary.json")
     how = str(now.get("how", "done"))
-    return "finished" if how == "done" else "killed" if how.startswith(ASKED_TO_STOP) else "failed"
+    if how.startswith(ASKED_TO_STOP) or "stopped_by_signal" in summary:
+        return "killed"
+    return "finished" if how == "done" and "broken_off" not in summary else "failed"
 
 
 def follow(run: Path, tracker: Tracker, every: float, patience: float = 60.0) -> Outcome:
@@ -297,16 +304,15 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"there is no run folder {run}")
     if not (run / "metrics.jsonl").exists() and not (run / "monitor").exists():
         parser.error(f"{run} holds no run: neither metrics.jsonl nor monitor/ is in it")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: trackers hear of the end
     tracker: Tracker = TRACKERS[chosen.to](run, chosen)
-    outcome: Outcome = "killed"
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: trackers hear of the end
+    outcome: Outcome = "failed"
     try:
         outcome = follow(run, tracker, chosen.every, chosen.patience)
     except KeyboardInterrupt:
-        pass
+        outcome = "killed"
     finally:
         tracker.close(outcome)
-        signal.signal(signal.SIGTERM, before)
     return 0
 
 

@@ -13,8 +13,8 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& address, uint16
   options.timeout = patience;
   if (serve == Serve::this_host) {
     // Left to itself c10d listens at all addresses of the host: who reaches one of them could read and write the job's
-    // store. And for each connection to those it has the name server say whose it is, and serves nobody meanwhile: one
-    // that does not answer costs 5 s each time. 127.0.0.1 is in /etc/hosts.
+    // store. And it looks up whose each connection to those is (::ffff:127.0.0.1 is not in /etc/hosts), and serves
+    // nobody until the name server has answered, or 5 s have passed.
     os::TcpListener listener("127.0.0.1", port);
     options.port = listener.port();
     options.masterListenFd = listener.release();

@@ -11,9 +11,9 @@ namespace tesserae::comm {
 /// Whom this process serves a store to.
 enum class Serve { nobody, this_host, network };
 
-/// A connection to the store at that address, which this process serves itself if somebody is to be served; it waits
-/// for no other process. `patience`: for the connection, and for keys until setTimeout() says otherwise. Throws what
-/// c10d throws, and IoError where the port cannot be had.
+/// A connection to the store at that address; it waits for no other process. `serve`: whom, if anybody, this process
+/// serves it to. `patience`: for the connection, and for keys until setTimeout() says otherwise. Throws what c10d
+/// throws, and what os::TcpListener throws where it is served to this host.
 c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& address, uint16_t port,
                                               std::chrono::milliseconds patience, Serve serve = Serve::nobody);
 

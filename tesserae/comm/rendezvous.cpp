@@ -10,6 +10,7 @@
 #include "tesserae/comm/liveness/watched_store.h"
 #include "tesserae/comm/open_store.h"
 #include "tesserae/os/clock.h"
+#include "tesserae/os/local_socket.h"
 
 namespace tesserae::comm {
 
@@ -63,8 +64,8 @@ c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve, milliseconds pat
   const auto& launch = world_.launch();
   try {
     if (serve) {
-      return open_store(launch.address, launch.port, patience,
-                        launch.address == "127.0.0.1" ? Serve::this_host : Serve::network);
+      const bool alone = launch.address == "127.0.0.1" && launch.local_size == launch.size;
+      return open_store(launch.address, launch.port, patience, alone ? Serve::this_host : Serve::network);
     }
     // A process that is stopped takes connections, and answers nothing.
     TimeLimiter limiter;
@@ -73,6 +74,9 @@ c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve, milliseconds pat
     };
     if (auto store = limiter.call(open, patience + kAnswer)) return *store;
     throw std::runtime_error("it does not answer");
+  } catch (const os::AddressInUse&) {
+    throw CommError("Fabric::connect", cat("the store at ", launch.address, ":", launch.port,
+                                           " cannot be served: the port is in use; set another MASTER_PORT"));
   } catch (const std::exception& failure) {
     const std::string where = cat("the store at ", launch.address, ":", launch.port);
     if (serve) throw CommError("Fabric::connect", cat(where, " cannot be served: ", reason_of(failure)));

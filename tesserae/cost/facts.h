@@ -18,7 +18,8 @@ struct Facts {
   int64_t root_unit = 0;     ///< elements of the root, which is gathered and reduced beside the others
   int64_t largest_unit = 0;  ///< elements of the largest inner unit
   double trained_root = 1;   ///< share of the root's that has gradients
-  double trained_unit = 1;   ///< elements with gradients of the inner unit that has most of these, over `largest_unit`
+  double trained_unit = 1;   ///< elements with gradients of the inner unit that has most of these, over `largest_unit`.
+                             ///< Experts count as trained
   int units = 1;             ///< with the root
   /// Experts, which are units inside these: each of `degree` parts of them is sharded over N / degree ranks, on which
   /// every (P, G, O) is what mesh::limited says.

@@ -80,7 +80,8 @@ Traced::Traced(const Json& document) {
       trained_root_ + sum(trained_units_) != trained_ || !is_part(trained_root_, root_) ||
       !std::ranges::equal(trained_units_, units_, is_part)) {
     refuse(cat(parameters_, " parameters (", trained_, " trained), ", root_, " in the root and ", in_units, " in ",
-               units_.size(), " units: that cannot be"));
+               units_.size(), " units (trained: ", trained_root_, " and ", sum(trained_units_), " in ",
+               trained_units_.size(), "): that cannot be"));
   }
 }
 

@@ -47,7 +47,7 @@ class MembershipTest : public ::testing::Test {
   MembershipServer server_;
 };
 
-/// Whether somebody takes connections at that port of an address that is neither 127.0.0.1 nor another host's.
+/// Whether somebody takes connections at that port of another address of this host (127.0.0.2).
 bool is_reached_at_another_address(uint16_t port) {
   const os::Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};

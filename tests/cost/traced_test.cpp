@@ -109,7 +109,8 @@ TEST(Traced, RefusesWhatNobodyHasTraced) {
   expect_refused([](json& d) { d["traced"] = 2; }, "not what `tesserae plan --script` traces, format 3");
   expect_refused([](json& d) { d.erase("kept"); }, "kept");
   expect_refused([](json& d) { d["name"] = 5; }, "not what");
-  expect_refused([](json& d) { d["root"] = 11; }, "11 in the root and 70 in 2 units: that cannot be");
+  expect_refused([](json& d) { d["root"] = 11; },
+                 "11 in the root and 70 in 2 units (trained: 5 and 55 in 2): that cannot be");
   expect_refused([](json& d) { d["trained"] = 0; }, "(0 trained)");
   expect_refused([](json& d) { d["kept"]["peak"][0]["row"] = -1; }, "row is -1");
   expect_refused([](json& d) { d["trained_root"] = 4; }, "that cannot be");

@@ -159,8 +159,8 @@ def run_ranks(
 
 
 def _serve_store() -> dist.TCPStore:
-    """At 127.0.0.1 only: to whom listens at all addresses that one looks like ::ffff:127.0.0.1, and torch asks the name
-    server whose it is. One launch in twenty waited 5 s for an answer."""
+    """At 127.0.0.1 only: a server that listens at all addresses sees it as ::ffff:127.0.0.1, and torch's serves nobody
+    until the name server has said whose that is. One launch in twenty waited 5 s for an answer."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         return dist.TCPStore(
@@ -263,7 +263,7 @@ def _rank_main(
     output: str,
     sender: Connection,
 ) -> None:
-    # What the server's imports would undo at their exit (torch, its 174 libraries of operators: 40 ms) ends with it.
+    # What the imports of the server would undo at their exit (of torch 174 libraries: 40 ms) ends with the process.
     for undo in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         undo.atexit = False
     gc.freeze()  # what the server has imported is no garbage, and its pages stay shared
