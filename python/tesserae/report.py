@@ -255,9 +255,8 @@ def is_over(run: Path, now: dict[str, Any]) -> bool:
     return False
 
 
-def outcome_of(run: Path) -> Outcome:
+def outcome_of(run: Path, now: dict[str, Any]) -> Outcome:
     """Of a run that is followed no longer: one that does not say itself that it is over counts as failed."""
-    now = read_now(run)
     if not is_over(run, now):
         return "failed"
     summary = read_json(run / "summary.json")
@@ -283,7 +282,7 @@ def follow(run: Path, tracker: Tracker, every: float, patience: float = 60.0) ->
         for event in events.lines():
             tracker.say(event.get("step", 0), str(event.get("text", "")))
         if over:
-            return outcome_of(run)
+            return outcome_of(run, now)
         time.sleep(every)
 
 

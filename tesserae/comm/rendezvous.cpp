@@ -62,6 +62,7 @@ Rendezvous::Rendezvous(const mesh::World& world, c10::intrusive_ptr<c10d::Store>
 
 c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve, milliseconds patience) const {
   const auto& launch = world_.launch();
+  const std::string where = cat("the store at ", launch.address, ":", launch.port);
   try {
     if (serve) {
       const bool alone = launch.address == "127.0.0.1" && launch.local_size == launch.size;
@@ -75,10 +76,8 @@ c10::intrusive_ptr<c10d::Store> Rendezvous::connect(bool serve, milliseconds pat
     if (auto store = limiter.call(open, patience + kAnswer)) return *store;
     throw std::runtime_error("it does not answer");
   } catch (const os::AddressInUse&) {
-    throw CommError("Fabric::connect", cat("the store at ", launch.address, ":", launch.port,
-                                           " cannot be served: the port is in use; set another MASTER_PORT"));
+    throw CommError("Fabric::connect", cat(where, " cannot be served: the port is in use; set another MASTER_PORT"));
   } catch (const std::exception& failure) {
-    const std::string where = cat("the store at ", launch.address, ":", launch.port);
     if (serve) throw CommError("Fabric::connect", cat(where, " cannot be served: ", reason_of(failure)));
     throw Timeout("Fabric::connect",
                   cat(where, " was not reached within ", deadline_.count(), " ms; it is served by ", server_name(),
